@@ -1,0 +1,259 @@
+"""What a trial is made of: frozen dataclasses, and the checks that a schema cannot make.
+
+Hydra and OmegaConf stop at `run.py`; everything below it reads these values and nobody writes to them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be run: names the field, the value, and what was expected."""
+
+    def __init__(self, name: str, value: object, expected: str) -> None:
+        super().__init__(f"{name}={value}: expected {expected}")
+        self.field = name
+
+
+class Data(StrEnum):
+    digits = "digits"
+    mnist = "mnist"
+    cifar10 = "cifar10"
+    text = "text"
+
+
+class Model(StrEnum):
+    conv = "conv"
+    mlp = "mlp"
+    resnet18 = "resnet18"
+    transformer = "transformer"
+
+
+class Norm(StrEnum):
+    none = "none"
+    batch = "batch"
+    group = "group"
+    layer = "layer"
+
+
+class OptimizerName(StrEnum):
+    sgd = "sgd"
+    momentum = "momentum"
+    nesterov = "nesterov"
+    adam = "adam"
+    adamw = "adamw"
+
+
+class ScheduleName(StrEnum):
+    constant = "constant"
+    cosine = "cosine"
+
+
+class Precision(StrEnum):
+    float64 = "float64"
+    float32 = "float32"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+
+
+class Split(StrEnum):
+    even = "even"
+    ragged = "ragged"
+
+
+class LastWindow(StrEnum):
+    keep = "keep"
+    drop = "drop"
+
+
+class Device(StrEnum):
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class TrackingMode(StrEnum):
+    offline = "offline"
+    online = "online"
+    disabled = "disabled"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkloadConfig:
+    """Data, model and the size of the model."""
+
+    data: Data = Data.digits
+    model: Model = Model.conv
+    width: int = 8  # channels of the first layer (conv), hidden units (mlp), embedding size (transformer)
+    depth: int = 2  # transformer blocks; the image models have a fixed depth
+    dropout: float = 0.0
+
+    @property
+    def label(self) -> str:
+        """The name in tables: the data, and the model where it is not the usual one for that data."""
+        usual = {Data.digits: Model.conv, Data.mnist: Model.conv, Data.cifar10: Model.resnet18, Data.text: Model.transformer}
+        return str(self.data) if usual[self.data] == self.model else f"{self.data}_{self.model}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Where samples come from; `root` is a local folder, never an address."""
+
+    root: str | None = None
+    last_window: LastWindow = LastWindow.keep  # the epoch's remainder: a short window, or left out
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    name: OptimizerName = OptimizerName.sgd
+    lr: float = 0.1
+    momentum: float = 0.9  # momentum and nesterov
+    beta1: float = 0.9  # adam and adamw
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """Learning-rate factor by optimizer step."""
+
+    name: ScheduleName = ScheduleName.constant
+    warmup_steps: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackingConfig:
+    mode: TrackingMode = TrackingMode.offline
+    project: str = "accumulation-harness"
+    entity: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialConfig:
+    """Everything that can change a number of a trial, and nothing else: its hash is the trial's identity."""
+
+    experiment: str = "single"
+    workload: WorkloadConfig = field(default_factory=WorkloadConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    norm: Norm = Norm.none
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    clip_norm: float | None = None
+    precision: Precision = Precision.float32
+    # 2**12, not PyTorch's 2**16: gradients of small nets come near 1, and 2**16 would overflow float16 at the first step.
+    loss_scale: float = 4096.0
+    device: Device = Device.auto
+    effective_batch: int = 64
+    accumulation_steps: tuple[int, ...] = (2, 4, 8, 16)
+    split: Split = Split.even
+    steps: int = 60
+    algebra_steps: int = 200  # length of the float64 trajectory
+    probe_every: int = 20
+    permutations: int = 30  # K of the rounding test
+    nulls: int = 5  # permuted full-batch runs of the null band, beside one run moved by one ulp
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class HarnessConfig(TrialConfig):
+    """A trial, and where and how it runs."""
+
+    results: str = "results"
+    workers: int = 0  # parallel trials of a sweep; 0: one per core
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+    @property
+    def trial(self) -> TrialConfig:
+        """The part that decides the numbers."""
+        return TrialConfig(**{f.name: getattr(self, f.name) for f in dataclasses.fields(TrialConfig)})
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Plain JSON types, nested, in field order."""
+    plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
+    return plain
+
+
+def identity(config: TrialConfig) -> str:
+    """Name of a trial: what a reader wants to see, then 10 hex digits of the SHA-256 of the whole configuration."""
+    digest = hashlib.sha256(json.dumps(to_dict(config), sort_keys=True).encode()).hexdigest()[:10]
+    return f"{config.workload.label}-{config.norm}-{config.optimizer.name}-{config.precision}-seed{config.seed}-{digest}"
+
+
+def validate(config: TrialConfig) -> None:
+    """Raise `ConfigError` at the first setting that cannot be run.
+
+    What depends on the data (a micro-batch of one sample under BatchNorm, say) is checked where the data is known.
+    """
+    _check_workload(config)
+    _check_optimizer(config.optimizer)
+    _check_sizes(config)
+
+
+def _check_workload(config: TrialConfig) -> None:
+    workload = config.workload
+    if (workload.model == Model.transformer) != (workload.data == Data.text):
+        raise ConfigError("workload.model", workload.model, f"a model for {workload.data} data")
+    if workload.data == Data.text and config.norm not in (Norm.layer, Norm.none):
+        raise ConfigError("norm", config.norm, "layer or none with workload=text")
+    if workload.data == Data.digits and config.data.root is not None:
+        raise ConfigError("data.root", config.data.root, "null with workload.data=digits, which is embedded")
+    if workload.data in (Data.mnist, Data.cifar10) and config.data.root is None:
+        raise ConfigError("data.root", "null", f"a local folder that holds {workload.data}")
+    for name, value in (("workload.width", workload.width), ("workload.depth", workload.depth)):
+        _at_least(name, value, 1)
+    if not 0 <= workload.dropout < 1:
+        raise ConfigError("workload.dropout", workload.dropout, "a probability in [0, 1)")
+
+
+def _check_optimizer(optimizer: OptimizerConfig) -> None:
+    for name in ("lr", "eps"):
+        _positive(f"optimizer.{name}", getattr(optimizer, name))
+    for name in ("momentum", "beta1", "beta2"):
+        if not 0 <= getattr(optimizer, name) < 1:
+            raise ConfigError(f"optimizer.{name}", getattr(optimizer, name), "a number in [0, 1)")
+    if optimizer.name == OptimizerName.nesterov and optimizer.momentum == 0:
+        raise ConfigError("optimizer.momentum", 0, "a positive momentum with nesterov")
+    if not (math.isfinite(optimizer.weight_decay) and optimizer.weight_decay >= 0):
+        raise ConfigError("optimizer.weight_decay", optimizer.weight_decay, "a number of 0 or more")
+
+
+def _check_sizes(config: TrialConfig) -> None:
+    for name in ("effective_batch", "steps", "algebra_steps", "probe_every"):
+        _at_least(name, getattr(config, name), 1)
+    # K >= 30 and five null runs: EQUIVALENCE.md, L1 and L3.
+    _at_least("permutations", config.permutations, 30)
+    _at_least("nulls", config.nulls, 5)
+    _at_least("seed", config.seed, 0)
+    _at_least("schedule.warmup_steps", config.schedule.warmup_steps, 0)
+    _positive("loss_scale", config.loss_scale)
+    if config.clip_norm is not None:
+        _positive("clip_norm", config.clip_norm)
+    if not config.accumulation_steps:
+        raise ConfigError("accumulation_steps", "[]", "at least one number of micro-batches")
+    if len(set(config.accumulation_steps)) != len(config.accumulation_steps):
+        raise ConfigError("accumulation_steps", list(config.accumulation_steps), "each number once")
+    for steps in config.accumulation_steps:
+        _at_least("accumulation_steps", steps, 1)
+        if steps > config.effective_batch:
+            raise ConfigError("accumulation_steps", steps, f"at most effective_batch={config.effective_batch}: b would be below 1")
+        if config.split == Split.even and config.effective_batch % steps:
+            raise ConfigError("accumulation_steps", steps, f"a divisor of effective_batch={config.effective_batch}, or split=ragged")
+
+
+def _positive(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise ConfigError(name, value, "a positive number")
+
+
+def _at_least(name: str, value: int, smallest: int) -> None:
+    if value < smallest:
+        raise ConfigError(name, value, f"{smallest} or more")

@@ -1,0 +1,55 @@
+"""What is trained: data, model and per-sample loss, behind one small interface."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Samples that go through the model together; row i of every tensor is the same sample."""
+
+    ids: Tensor  # [n] int64, position in the training set, on the CPU
+    inputs: Tensor  # [n, ...]
+    targets: Tensor  # [n, ...]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def rows(self, index: Tensor | slice) -> Batch:
+        """The chosen rows, in the order of `index` (a CPU index tensor or a slice)."""
+        on_device = index if isinstance(index, slice) else index.to(self.inputs.device)
+        return Batch(ids=self.ids[index], inputs=self.inputs[on_device], targets=self.targets[on_device])
+
+
+class Workload(Protocol):
+    """Data, model and loss of one problem.
+
+    A window's loss is `losses(...).sum() / num_terms(...).sum()`: the mean over its loss terms (samples or tokens).
+    """
+
+    num_samples: int
+    held_out: Batch
+
+    def make_model(self) -> nn.Module:
+        """A fresh float32 model on the CPU, drawn from torch's global generator."""
+        ...
+
+    def batch(self, ids: Tensor) -> Batch:
+        """The samples `ids` ([n] int64) on the workload's device; floating inputs in the workload's dtype."""
+        ...
+
+    def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """[n] per-sample loss, *summed* over the sample's terms; float32 or wider."""
+        ...
+
+    def num_terms(self, batch: Batch) -> Tensor:
+        """[n] int64 number of loss terms of each sample: 1 for images, the predicted characters for text."""
+        ...
+
+    def correct(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """[n] number of loss terms whose most likely class is the target."""
+        ...
