@@ -1,0 +1,46 @@
+"""Randomness: seeded, and put back where measuring has drawn from it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from harness.config import ConfigError, Device
+
+
+def choose_device(device: Device) -> torch.device:
+    """`auto` is the GPU where there is one. Raises `ConfigError` for `cuda` without a GPU."""
+    if device == Device.cuda and not torch.cuda.is_available():
+        raise ConfigError("device", device, "cpu or auto: this machine shows no CUDA device")
+    if device == Device.cpu or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """Deterministic algorithms and IEEE float32 products (no TF32) inside; the caller's settings afterwards."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it; read when its handle is made
+    before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        torch.backends.cudnn.benchmark = before[1]
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32
+
+
+@contextmanager
+def fixed_randomness(seed: int, device: torch.device) -> Iterator[None]:
+    """Draws inside start from `seed`; the generators are put back afterwards, whatever happened inside."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield

@@ -1,0 +1,88 @@
+"""Distances between gradients, and the decomposition of one gradient into others. All sums are float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A gradient a beside a reference g."""
+
+    distance: float  # ||a - g|| / ||g||
+    scale: float  # ||a|| / ||g||
+    cosine: float  # <a, g> / (||a|| ||g||)
+
+    @property
+    def projection(self) -> float:
+        """alpha = <a, g> / ||g||^2, the least-squares factor of a on g."""
+        return self.scale * self.cosine
+
+
+@dataclass(frozen=True)
+class Decomposition:
+    """a = sum_k weights[k] / N * parts[k] + rest, by least squares."""
+
+    weights: tuple[float, ...]  # times N: all 1 when equal micro-batches are averaged
+    residual: float  # ||rest|| / ||a||
+    condition: float  # of the matrix of parts scaled to unit columns; the weights mean nothing when it is huge
+
+
+def flatten(tensors: Iterable[Tensor]) -> Tensor:
+    """One float64 vector of all elements, in the order given."""
+    return torch.cat([tensor.detach().reshape(-1).double() for tensor in tensors])
+
+
+def moments(a: Tensor, g: Tensor) -> Tensor:
+    """[4] float64 on the device: ||a - g||^2, ||a||^2, ||g||^2, <a, g>; no synchronisation with the host."""
+    difference = a - g
+    return torch.stack([difference @ difference, a @ a, g @ g, a @ g])
+
+
+def comparison(four: Sequence[float]) -> Comparison:
+    """`Comparison` from `moments`; a zero or non-finite reference gives NaN, never a pass."""
+    difference, a, g, product = four
+    if not g > 0:
+        return Comparison(math.nan, math.nan, math.nan)
+    cosine = product / math.sqrt(a * g) if a > 0 else math.nan
+    return Comparison(math.sqrt(difference / g), math.sqrt(a / g), cosine)
+
+
+def compare(a: Tensor, g: Tensor) -> Comparison:
+    """`Comparison` of two float64 vectors."""
+    return comparison(moments(a, g).tolist())
+
+
+def relative_distance(a: Tensor, g: Tensor) -> float:
+    """||a - g|| / ||g||; 0 when both are zero, infinite when only g is."""
+    scale = torch.linalg.vector_norm(g).item()
+    distance = torch.linalg.vector_norm(a - g).item()
+    if scale == 0:
+        return 0.0 if distance == 0 else math.inf
+    return distance / scale
+
+
+def decompose(a: Tensor, parts: Sequence[Tensor]) -> Decomposition:
+    """Least squares of a ([P]) on the micro-batch gradients `parts` (N of [P]), by a QR factorisation in float64.
+
+    Columns are scaled to unit length first, so that the condition number speaks of directions and not of sizes.
+    """
+    matrix = torch.stack(list(parts), dim=1)
+    lengths = torch.linalg.vector_norm(matrix, dim=0)
+    lengths = torch.where(lengths > 0, lengths, torch.ones_like(lengths))
+    q, r = torch.linalg.qr(matrix / lengths)
+    singular = torch.linalg.svdvals(r)
+    smallest = singular[-1].item()
+    condition = singular[0].item() / smallest if smallest > 0 else math.inf
+    coordinates = q.T @ a
+    rest = a - q @ coordinates
+    # least squares through the pseudo-inverse of the small r: it also answers for collinear parts
+    weights = (torch.linalg.pinv(r) @ coordinates) / lengths * len(parts)
+    norm = torch.linalg.vector_norm(a).item()
+    residual = torch.linalg.vector_norm(rest).item() / norm if norm > 0 else math.nan
+    return Decomposition(tuple(weights.tolist()), residual, condition)

@@ -1,0 +1,39 @@
+"""Floating-point formats: parameters, autocast, and the loss scaler of float16."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from harness.config import ConfigError, Precision
+
+UNIT_ROUNDOFF = {Precision.float64: 2.0**-53, Precision.float32: 2.0**-24, Precision.float16: 2.0**-11, Precision.bfloat16: 2.0**-8}
+HALF = {Precision.float16: torch.float16, Precision.bfloat16: torch.bfloat16}
+
+
+def parameter_dtype(precision: Precision) -> torch.dtype:
+    """float64 for float64; float32 otherwise: under autocast the parameters and their gradients stay float32."""
+    return torch.float64 if precision == Precision.float64 else torch.float32
+
+
+def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
+    """The forward pass's context: autocast for the 16-bit formats, nothing for the others."""
+    if precision not in HALF:
+        return nullcontext()
+    return torch.autocast(device.type, dtype=HALF[precision])
+
+
+def make_scaler(precision: Precision, device: torch.device, loss_scale: float) -> torch.amp.GradScaler:
+    """PyTorch's GradScaler, which does nothing unless the precision is float16."""
+    return torch.amp.GradScaler(device.type, init_scale=loss_scale, enabled=precision == Precision.float16)
+
+
+def check_available(precision: Precision, device: torch.device) -> None:
+    """Raise `ConfigError` when `device` cannot multiply matrices in `precision`."""
+    dtype = HALF.get(precision, parameter_dtype(precision))
+    try:
+        ones = torch.ones(2, 2, device=device, dtype=dtype)
+        (ones @ ones).sum().item()
+    except (RuntimeError, NotImplementedError) as error:
+        raise ConfigError("precision", precision, f"a precision that device={device} can compute ({error})") from error

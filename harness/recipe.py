@@ -1,0 +1,146 @@
+"""How a window becomes one optimizer step: the loop under test, which is the loop everyone writes.
+
+A recipe is a value: how the window is cut, what the loss is divided by, and which stages run after each backward and at the
+window's boundary. The right recipe runs nothing after a backward; a wrong one moves, drops or repeats a stage.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor, nn
+
+from harness import precision
+from harness.config import OptimizerConfig, OptimizerName, Precision, ScheduleConfig, ScheduleName
+from harness.micro_batch import SplitPlan
+from harness.workloads import Batch, Workload
+
+Stage = Callable[["Arm"], None]
+Normalise = Callable[[Sequence[Tensor], int], Sequence[Tensor]]
+
+
+def window_total(terms: Sequence[Tensor], accumulation_steps: int) -> Sequence[Tensor]:
+    """Every micro-batch's summed loss is divided by the loss terms of the whole window (C3): the correct normaliser."""
+    return [torch.stack(list(terms)).sum()] * len(terms)
+
+
+def unscale(arm: Arm) -> None:
+    arm.scaler.unscale_(arm.optimizer)
+
+
+def clip(arm: Arm) -> None:
+    if arm.clip_norm is not None:
+        norm = torch.nn.utils.clip_grad_norm_(arm.model.parameters(), arm.clip_norm)
+        arm.clipped.append(norm > arm.clip_norm)
+
+
+def step(arm: Arm) -> None:
+    arm.scaler.step(arm.optimizer)
+
+
+def update_scale(arm: Arm) -> None:
+    arm.scaler.update()
+
+
+def tick(arm: Arm) -> None:
+    arm.schedule.step()
+
+
+def clear(arm: Arm) -> None:
+    arm.optimizer.zero_grad(set_to_none=True)
+
+
+BOUNDARY: tuple[Stage, ...] = (unscale, clip, step, update_scale, tick, clear)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How a window becomes one optimizer step."""
+
+    accumulation_steps: int
+    split: SplitPlan
+    arrange: Callable[[Batch, int], Batch] | None = None  # (window, optimizer step) -> the window in another order
+    normalise: Normalise = window_total
+    after_backward: tuple[Stage, ...] = ()
+    at_boundary: tuple[Stage, ...] = BOUNDARY
+
+
+@dataclass(kw_only=True, eq=False)
+class Arm:
+    """A model with its optimizer, trained by one recipe."""
+
+    recipe: Recipe
+    workload: Workload
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    schedule: torch.optim.lr_scheduler.LRScheduler
+    scaler: torch.amp.GradScaler
+    precision: Precision
+    device: torch.device
+    clip_norm: float | None
+    windows: int = 0  # taken so far
+    seen: list[Tensor] = field(default_factory=list)  # sample ids of the micro-batches of the last window
+    clipped: list[Tensor] = field(default_factory=list)  # whether clipping was active, one flag per call
+
+    def micro_batches(self, window: Batch) -> Iterator[tuple[Batch, Tensor]]:
+        """The window's micro-batches in order, each with the number its summed loss is divided by."""
+        if self.recipe.arrange is not None:
+            window = self.recipe.arrange(window, self.windows)
+        edges = accumulate(self.recipe.split(len(window)), initial=0)
+        parts = [window.rows(slice(start, end)) for start, end in pairwise(edges)]
+        terms = [self.workload.num_terms(part).sum() for part in parts]
+        self.seen = [part.ids for part in parts]
+        yield from zip(parts, self.recipe.normalise(terms, self.recipe.accumulation_steps), strict=True)
+
+
+def take_step(arm: Arm, window: Batch) -> Tensor:
+    """One optimizer step; returns the window's loss (0-dim, detached, on the device)."""
+    window_loss = torch.zeros((), device=arm.device, dtype=torch.float64)
+    for micro_batch, normaliser in arm.micro_batches(window):
+        with precision.autocast(arm.precision, arm.device):
+            outputs = arm.model(micro_batch.inputs)
+            loss = arm.workload.losses(outputs, micro_batch).sum() / normaliser
+        arm.scaler.scale(loss).backward()  # gradients add up in .grad
+        for stage in arm.recipe.after_backward:
+            stage(arm)
+        window_loss += loss.detach()
+    for stage in arm.recipe.at_boundary:
+        stage(arm)
+    arm.windows += 1
+    return window_loss
+
+
+def make_optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
+    """The `torch.optim` optimizer of that name over all parameters, in PyTorch's default implementation."""
+    parameters, decay = model.parameters(), config.weight_decay
+    betas = (config.beta1, config.beta2)
+    match config.name:
+        case OptimizerName.sgd:
+            return torch.optim.SGD(parameters, lr=config.lr, weight_decay=decay)
+        case OptimizerName.momentum | OptimizerName.nesterov:
+            nesterov = config.name == OptimizerName.nesterov
+            return torch.optim.SGD(parameters, lr=config.lr, momentum=config.momentum, nesterov=nesterov, weight_decay=decay)
+        case OptimizerName.adam:
+            return torch.optim.Adam(parameters, lr=config.lr, betas=betas, eps=config.eps, weight_decay=decay)
+        case OptimizerName.adamw:
+            return torch.optim.AdamW(parameters, lr=config.lr, betas=betas, eps=config.eps, weight_decay=decay)
+
+
+def make_schedule(
+    config: ScheduleConfig, optimizer: torch.optim.Optimizer, total_steps: int
+) -> torch.optim.lr_scheduler.LambdaLR:
+    """Learning-rate factor by optimizer step t: linear warm-up (t + 1) / (warm-up + 1), then constant or half a cosine to 0."""
+
+    def factor(t: int) -> float:
+        if t < config.warmup_steps:
+            return (t + 1) / (config.warmup_steps + 1)
+        if config.name == ScheduleName.constant:
+            return 1.0
+        progress = (t - config.warmup_steps) / max(1, total_steps - config.warmup_steps)
+        return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)

@@ -1,0 +1,99 @@
+"""Resampling and tests on small samples; numpy and scipy only, every draw from a generator that is passed in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Interval:
+    estimate: float
+    low: float
+    high: float
+
+
+def ratio_of_medians(top: Sequence[float], bottom: Sequence[float], *, seed: int, draws: int = 2000) -> Interval:
+    """median(top) / median(bottom) with its percentile-bootstrap 95 % interval; the two samples are drawn independently."""
+    rng = np.random.default_rng(seed)
+    above, below = np.asarray(top, dtype=np.float64), np.asarray(bottom, dtype=np.float64)
+    tops = np.median(rng.choice(above, (draws, len(above))), axis=1)
+    bottoms = np.median(rng.choice(below, (draws, len(below))), axis=1)
+    low, high = np.quantile(tops / bottoms, (0.025, 0.975))
+    return Interval(float(np.median(above) / np.median(below)), float(low), float(high))
+
+
+def permutation_rank(observed: float, null: Sequence[float]) -> float:
+    """p = (1 + #{null >= observed}) / (K + 1); its smallest value is 1 / (K + 1), so 0.01 needs K >= 99."""
+    return (1 + sum(value >= observed for value in null)) / (len(null) + 1)
+
+
+def mean_interval(differences: Sequence[float], *, level: float = 0.95) -> Interval:
+    """Mean and its Student t interval; NaN limits below two values."""
+    values = np.asarray(differences, dtype=np.float64)
+    mean = float(values.mean()) if len(values) else float("nan")
+    if len(values) < 2:
+        return Interval(mean, float("nan"), float("nan"))
+    half = float(stats.t.ppf((1 + level) / 2, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values)))
+    return Interval(mean, mean - half, mean + half)
+
+
+def equivalence_p(differences: Sequence[float], margin: float) -> float:
+    """TOST p value of |mean difference| < margin for paired differences (Lakens 2017): the larger of two one-sided t tests.
+
+    NaN below two pairs; 0 or 1 when all differences are the same.
+    """
+    values = np.asarray(differences, dtype=np.float64)
+    if len(values) < 2:
+        return float("nan")
+    error = values.std(ddof=1) / np.sqrt(len(values))
+    if error == 0:
+        return 0.0 if abs(values.mean()) < margin else 1.0
+    freedom = len(values) - 1
+    below = stats.t.sf((values.mean() + margin) / error, freedom)
+    above = stats.t.cdf((values.mean() - margin) / error, freedom)
+    return float(max(below, above))
+
+
+def dispersion_ratio(differences: Sequence[float], null: Sequence[float]) -> tuple[float, float]:
+    """F = s^2(differences) / s^2(null) and its one-sided p value under equal variances (F distribution, n - 1 degrees each).
+
+    Both samples are paired differences against the same full batch; a null without spread gives (inf or NaN, NaN).
+    """
+    a, b = np.asarray(differences, dtype=np.float64), np.asarray(null, dtype=np.float64)
+    if len(a) < 2 or len(b) < 2:
+        return float("nan"), float("nan")
+    above, below = a.var(ddof=1), b.var(ddof=1)
+    if below == 0:
+        return (float("inf") if above > 0 else float("nan")), float("nan")
+    ratio = float(above / below)
+    return ratio, float(stats.f.sf(ratio, len(a) - 1, len(b) - 1))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's step-down adjusted p values, in the order given."""
+    order = np.argsort(p_values)
+    adjusted = np.empty(len(p_values))
+    running = 0.0
+    for rank, index in enumerate(order):
+        running = max(running, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = running
+    return [float(p) for p in adjusted]
+
+
+def bca_interval(values: Sequence[float], *, seed: int, level: float = 0.95) -> Interval:
+    """Mean with its bias-corrected and accelerated bootstrap interval (Efron 1987); NaN limits where it is undefined."""
+    sample = np.asarray(values, dtype=np.float64)
+    mean = float(sample.mean()) if len(sample) else float("nan")
+    if len(sample) < 2 or sample.std() == 0:
+        return Interval(mean, mean if len(sample) > 1 else float("nan"), mean if len(sample) > 1 else float("nan"))
+    result = stats.bootstrap(
+        (sample,), np.mean, confidence_level=level, method="BCa", n_resamples=4999, rng=np.random.default_rng(seed)
+    )
+    return Interval(mean, float(result.confidence_interval.low), float(result.confidence_interval.high))
