@@ -11,10 +11,9 @@
     wandb/          the W&B mirror of the trial (tracking.py)
 ```
 
-Numbers: Python's shortest repr, which reads back to the same double; NaN and the infinities are the tokens `NaN`, `Infinity` and
-`-Infinity`, which `json.loads` reads back (the payload of a NaN is not kept). pandas' own JSON reader is not exact.
+Numbers are exact, NaN and the infinities included: rows.py says how.
 
-`trial.json` is plain JSON whose first member is the SHA-256 of every byte after the first line; `steps_sha256` is that of `steps.parquet`.
+`trial.json` carries its own checksum (record.py) and that of `steps.parquet`: a damaged file is told from a good one.
 
 A trial that was killed starts over: its partial files are replaced. What is damaged or not ours is never deleted or overwritten:
 the folder is renamed to `<trial>.set-aside-<n>` and a `StoreWarning` names the reason.
@@ -30,42 +29,41 @@ import os
 import re
 import shutil
 import tempfile
-import time
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from harness.config import ConfigError
+from harness.record import (
+    FORMAT,
+    PARTIAL,
+    StoredTrial,
+    StoreError,
+    damage,
+    read_steps,
+    read_trial,
+    write_failed,
+    write_record,
+    write_whole,
+)
+from harness.rows import Row, RowFile, from_parquet, read_rows, to_parquet
 
 if TYPE_CHECKING:
     import pandas as pd
-    import pyarrow as pa
 
-FORMAT = 1
-PARTIAL = ".partial"  # suffix of a file that is being written aside
-_TEMPORARY = (
-    "steps.jsonl",
-    "steps.parquet",
-    "failed.json",
-    "wandb",
-    *(f"{n}.json{PARTIAL}" for n in ("config", "trial", "failed")),
-)
-_OWN = frozenset({"config.json", "trial.json", "lock", f"steps.parquet{PARTIAL}", *_TEMPORARY})
+__all__ = ["State", "Status", "Store", "StoreError", "StoreWarning", "StoredTrial", "TrialTaken", "TrialWriter", "read_rows"]
+
+_ATTEMPT = ("steps.jsonl", "steps.parquet", "failed.json")  # what an attempt that did not finish may leave
+_FILES = ("config.json", "trial.json", *_ATTEMPT)
+_MIRROR = "wandb"
 _RESERVED = ("sha256", "format", "experiment", "trial", "config", "steps", "steps_sha256")
 _SET_ASIDE = re.compile(r"\.set-aside-\d+$")
-_EXACT_INTEGERS = 2**53  # every integer up to this one is a double
-
-Scalar = str | int | float | bool | None
-
-
-class StoreError(RuntimeError):
-    """A result that cannot be read or written; the message names the file."""
 
 
 class StoreWarning(UserWarning):
@@ -86,47 +84,6 @@ class State(StrEnum):
     failed = "failed"
     unfinished = "unfinished"  # killed, interrupted, or about to start
     damaged = "damaged"  # has a trial.json that cannot be trusted; the next run sets it aside
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredTrial:
-    """A finished trial as `trial.json` tells it; `record` is that file, with whatever else the engine put into it."""
-
-    folder: Path
-    record: dict[str, Any] = field(repr=False)
-
-    @property
-    def experiment(self) -> str:
-        return str(self.record["experiment"])
-
-    @property
-    def trial(self) -> str:
-        return str(self.record["trial"])
-
-    @property
-    def config(self) -> dict[str, Any]:
-        config: dict[str, Any] = self.record["config"]
-        return config
-
-    @property
-    def arms(self) -> list[dict[str, Any]]:
-        """One verdict row per arm: the columns of `verdicts.csv`, and `evidence`."""
-        arms: list[dict[str, Any]] = self.record["arms"]
-        return arms
-
-    @property
-    def environment(self) -> dict[str, Any]:
-        environment: dict[str, Any] = self.record["environment"]
-        return environment
-
-    @property
-    def seconds(self) -> float:
-        return float(self.record["seconds"])
-
-    @property
-    def num_steps(self) -> int:
-        """Number of step rows."""
-        return int(self.record["steps"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,10 +126,10 @@ class Store:
         """
         folder = self.folder(experiment, trial)
         try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
+            self.root.mkdir(parents=True, exist_ok=True)
             with self._root_lock():
                 lock = self._claim(folder)
-        except (PermissionError, NotADirectoryError, FileExistsError) as error:
+        except OSError as error:
             raise ConfigError(
                 "results", self.root, f"a folder that can be written ({error.strerror}: {error.filename})"
             ) from error
@@ -181,16 +138,16 @@ class Store:
     def finished(self, experiment: str, trial: str) -> bool:
         """Whether the trial has a good `trial.json` and the `steps.parquet` that belongs to it."""
         folder = self.folder(experiment, trial)
-        return (folder / "trial.json").exists() and _damage(folder) is None
+        return (folder / "trial.json").exists() and damage(folder) is None
 
     def trials(self, experiment: str | None = None) -> Iterator[StoredTrial]:
         """Finished trials in the order of their names, from `trial.json` alone; damaged ones are skipped with a warning."""
         for folder in self._folders(experiment):
             try:
-                yield StoredTrial(folder=folder, record=_read_record(folder))
+                yield read_trial(folder)
             except FileNotFoundError:
                 continue
-            except (OSError, StoreError) as error:
+            except StoreError as error:
                 warnings.warn(f"skipped: {error}", StoreWarning, stacklevel=2)
 
     def status(self, experiment: str | None = None) -> Iterator[Status]:
@@ -202,20 +159,7 @@ class Store:
 
     def steps(self, trial: StoredTrial) -> pd.DataFrame:
         """The step rows of a finished trial, in the order they were written; StoreError when the file is not the one written."""
-        import pandas as pd
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        path = trial.folder / "steps.parquet"
-        content = _read(path)
-        if hashlib.sha256(content).hexdigest() != trial.record["steps_sha256"]:
-            raise StoreError(f"{path}: checksum does not match trial.json")
-        table = pq.read_table(pa.BufferReader(content))
-        frame: pd.DataFrame = table.to_pandas()
-        for name in table.column_names:  # pandas would turn integers with gaps into doubles, which is inexact above 2**53
-            if pa.types.is_integer(table.schema.field(name).type) and table.column(name).null_count:
-                frame[name] = pd.array(table.column(name).to_pylist(), dtype="Int64")
-        return frame
+        return from_parquet(read_steps(trial))
 
     def mark_failed(self, experiment: str, trial: str, error: str) -> bool:
         """Write `failed.json` for a trial whose process died; `error` is its last line or whole traceback.
@@ -223,15 +167,17 @@ class Store:
         False, and nothing written, when the trial is finished or another process has taken it up.
         """
         folder = self.folder(experiment, trial)
-        folder.mkdir(parents=True, exist_ok=True)
+        self.root.mkdir(parents=True, exist_ok=True)
         with self._root_lock():
+            _make_folder(folder.parent)
+            _make_folder(folder)
             lock = _try_lock(folder / "lock")
             if lock is None:
                 return False
             try:
                 if self.finished(experiment, trial):
                     return False
-                _write_failed(folder, error)
+                write_failed(folder, error)
                 return True
             finally:
                 _release(folder / "lock", lock)
@@ -248,29 +194,24 @@ class Store:
 
     def _claim(self, folder: Path) -> int:
         """Lock descriptor of a folder that holds nothing but its lock."""
-        if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-            _set_aside(folder, "is not a folder")
-        folder.mkdir(exist_ok=True)
+        _make_folder(folder.parent)
+        _make_folder(folder)
+        if (folder / "lock").exists() and not (folder / "lock").is_file():
+            _set_aside(folder, f"{folder / 'lock'} is not a file of this store")
+            folder.mkdir()
         lock = _try_lock(folder / "lock")
         if lock is None:
             raise TrialTaken(folder, State.running)
-        try:
-            if self.finished(folder.parent.name, folder.name):
-                _release(folder / "lock", lock)
-                raise TrialTaken(folder, State.finished)
-            problem = _damage(folder) or _foreign(folder)
-            if problem is None:
-                _clear(folder)
-                return lock
-            _set_aside(folder, problem)
-        except OSError:
-            os.close(lock)
-            raise
-        os.close(lock)
-        folder.mkdir()
-        fresh = _try_lock(folder / "lock")
-        assert fresh is not None, "the folder was made under the root lock"
-        return fresh
+        if self.finished(folder.parent.name, folder.name):
+            _release(folder / "lock", lock)
+            raise TrialTaken(folder, State.finished)
+        problem = damage(folder) or _foreign(folder)
+        if problem is None:
+            _clear(folder)
+            return lock
+        os.close(lock)  # nobody can take it up: that needs the root lock
+        _set_aside(folder, problem)
+        return self._claim(folder)
 
     def _folders(self, experiment: str | None) -> Iterator[Path]:
         experiments = [self.folder(experiment, "any").parent] if experiment is not None else _names(self.root)
@@ -279,11 +220,11 @@ class Store:
 
     def _state(self, folder: Path) -> tuple[State, str]:
         try:
-            _read_record(folder)
+            read_trial(folder)
             return State.finished, ""
         except FileNotFoundError:
             pass
-        except (OSError, StoreError) as error:
+        except StoreError as error:
             return State.damaged, str(error)
         if self._is_running(folder):
             return State.running, ""
@@ -321,48 +262,40 @@ class TrialWriter:
         self.folder = folder
         self._config = config
         self._lock: int | None = lock
-        self._kinds: dict[str, str] = {}
-        self._num_rows = 0
         try:
-            _write_whole(folder / "config.json", (json.dumps(config, indent=1) + "\n").encode())
-            self._file = open(folder / "steps.jsonl", "xb", buffering=0)  # noqa: SIM115 - closed in `close`
+            write_whole(folder / "config.json", (json.dumps(config, indent=1) + "\n").encode())
+            self._rows = RowFile(folder / "steps.jsonl")
         except OSError as error:
             self._release()
             raise _explained(error, folder) from error
 
-    def row(self, row: Mapping[str, Scalar]) -> None:
+    def row(self, row: Row) -> None:
         """Append one row of plain scalars; once this returns, the death of the process does not lose it.
 
-        ValueError when a value is no scalar or a column changes between number, text and truth value.
+        RowError when a value is no scalar or a column changes its type, StoreError when it cannot be written.
         """
-        for name, value in row.items():
-            self._check_kind(name, value)
-        line = json.dumps(dict(row)).encode() + b"\n"
         try:
-            written = self._file.write(line)
-            if written != len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._rows.append(row)
         except OSError as error:
-            self._file.close()  # a row after a torn one would make the damage look like a row of its own
             raise _explained(error, self.folder / "steps.jsonl") from error
-        self._num_rows += 1
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Make the trial finished: `summary` holds `arms`, `environment`, `seconds` and whatever else is to be kept, as plain JSON types.
+        """Make the trial finished: `summary` holds `arms`, `environment`, `seconds` and whatever else is to be kept.
 
+        Plain JSON types only; `arms` has one verdict row per arm: the columns of `verdicts.csv`, and `evidence`.
         All or nothing: `trial.json` appears last, and only when everything before it is on disk.
         """
         missing = {"arms", "environment", "seconds"} - summary.keys()
         reserved = summary.keys() & set(_RESERVED)
         if missing or reserved:
-            raise ValueError(
-                f"expected arms, environment and seconds in the summary; missing {missing or 'none'}, reserved {reserved or 'none'}"
-            )
+            raise ValueError(f"expected arms, environment, seconds and free names, got missing {missing}, reserved {reserved}")
         try:
-            self._file.close()
+            self._rows.close()
             rows = read_rows(self.folder / "steps.jsonl")
-            if len(rows) != self._num_rows:
-                raise StoreError(f"{self.folder / 'steps.jsonl'}: {self._num_rows} rows were written, {len(rows)} are there")
+            if len(rows) != self._rows.num_rows:
+                raise StoreError(f"{self.folder}/steps.jsonl: {self._rows.num_rows} rows were written, {len(rows)} are there")
+            steps = to_parquet(rows)
+            write_whole(self.folder / "steps.parquet", steps)
             record = {
                 "format": FORMAT,
                 "experiment": self.folder.parent.name,
@@ -370,9 +303,9 @@ class TrialWriter:
                 "config": self._config,
                 **summary,
                 "steps": len(rows),
-                "steps_sha256": _write_parquet(self.folder / "steps.parquet", rows),
+                "steps_sha256": hashlib.sha256(steps).hexdigest(),
             }
-            _write_whole(self.folder / "trial.json", _encode_record(record))
+            write_record(self.folder, record)
         except OSError as error:
             raise _explained(error, self.folder) from error
         (self.folder / "steps.jsonl").unlink()
@@ -380,26 +313,8 @@ class TrialWriter:
 
     def close(self) -> None:
         """Give the trial up, unfinished; nothing happens after `finish`."""
-        self._file.close()
+        self._rows.close()
         self._release()
-
-    def _check_kind(self, name: str, value: Scalar) -> None:
-        if value is None:
-            return
-        kind = _kind(value)
-        if kind is None:
-            raise ValueError(
-                f"expected a number that fits in 64 bits, text, bool or None in column {name!r}, got {type(value).__name__} {value!r}"
-            )
-        known = self._kinds.setdefault(name, kind)
-        if kind == known:
-            return
-        if {kind, known} == {"small integer", "double"}:
-            self._kinds[name] = "double"
-        elif {kind, known} == {"small integer", "large integer"}:
-            self._kinds[name] = "large integer"
-        else:
-            raise ValueError(f"expected one type in column {name!r}, got {kind} after {known}")
 
     def _release(self) -> None:
         if self._lock is not None:
@@ -412,134 +327,38 @@ class TrialWriter:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._lock is not None and error is not None and not isinstance(error, KeyboardInterrupt):
             try:
-                _write_failed(self.folder, "".join(traceback.format_exception(kind, error, trace)))
+                write_failed(self.folder, "".join(traceback.format_exception(kind, error, trace)))
             except OSError as second:  # a full disk, most likely: the error itself goes on to the caller
                 warnings.warn(f"{self.folder}: failed.json could not be written ({second})", StoreWarning, stacklevel=2)
         self.close()
 
 
-def read_rows(path: Path) -> list[dict[str, Scalar]]:
-    """Rows of a `steps.jsonl`, also of one that is being written. A last line without newline is dropped.
-
-    Any other line that is not a JSON object raises StoreError with file and line.
-    """
-    *lines, _torn = _read(path).split(b"\n")
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise StoreError(f"{path}, line {number}: not JSON ({error})") from error
-        if not isinstance(row, dict):
-            raise StoreError(f"{path}, line {number}: expected an object, got {type(row).__name__}")
-        rows.append(row)
-    return rows
-
-
-def _kind(value: object) -> str | None:
-    match value:
-        case bool():
-            return "bool"
-        case int() if abs(value) <= _EXACT_INTEGERS:
-            return "small integer"
-        case int() if -(2**63) <= value < 2**63:
-            return "large integer"
-        case float():
-            return "double"
-        case str():
-            return "text"
-        case _:
-            return None
-
-
-def _column(values: Sequence[Scalar]) -> pa.Array:
-    """One type per column, chosen from all values: integers become doubles where doubles are among them."""
-    import pyarrow as pa
-
-    kinds = {type(value) for value in values} - {type(None)}
-    if float in kinds:
-        # from_pandas=False: a NaN is a value, not a gap.
-        return pa.array([None if value is None else float(value) for value in values], pa.float64(), from_pandas=False)
-    for kind, arrow in ((bool, pa.bool_()), (int, pa.int64()), (str, pa.string())):
-        if kind in kinds:
-            return pa.array(values, arrow)
-    return pa.nulls(len(values), pa.float64())
-
-
-def _write_parquet(path: Path, rows: Sequence[Mapping[str, Scalar]]) -> str:
-    """Write the rows, columns in the order of first appearance, and return the file's SHA-256."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    table = pa.table({name: _column([row.get(name) for row in rows]) for name in names})
-    texts = [name for name in names if pa.types.is_string(table.schema.field(name).type)]
-    sink = pa.BufferOutputStream()
-    # Dictionaries compare values, and -0.0 == 0.0: only text may be stored through one.
-    pq.write_table(table, sink, use_dictionary=texts or False)
-    content = sink.getvalue().to_pybytes()
-    _write_whole(path, content)
-    return hashlib.sha256(content).hexdigest()
-
-
-def _encode_record(record: Mapping[str, Any]) -> bytes:
-    body = ",\n".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in record.items()) + "}\n"
-    return b'{"sha256": "%s",\n%s' % (hashlib.sha256(body.encode()).hexdigest().encode(), body.encode())
-
-
-def _read_record(folder: Path) -> dict[str, Any]:
-    """The content of `trial.json`; FileNotFoundError when there is none, StoreError when it is not what was written."""
-    path = folder / "trial.json"
-    try:
-        content = path.read_bytes()
-    except NotADirectoryError as error:
-        raise FileNotFoundError(path) from error
-    head, _, body = content.partition(b"\n")
-    if head != b'{"sha256": "%s",' % hashlib.sha256(body).hexdigest().encode():
-        raise StoreError(f"{path}: checksum does not match its content")
-    record: dict[str, Any] = json.loads(content)
-    if record["format"] != FORMAT:
-        raise StoreError(f"{path}: format {record['format']}, this version reads {FORMAT}")
-    if (record["experiment"], record["trial"]) != (folder.parent.name, folder.name):
-        raise StoreError(f"{path}: belongs to {record['experiment']}/{record['trial']}")
-    return record
-
-
-def _damage(folder: Path) -> str | None:
-    """Why a `trial.json` and its `steps.parquet` cannot be trusted; None when they can, or when there is no `trial.json`."""
-    try:
-        record = _read_record(folder)
-    except FileNotFoundError:
-        return None
-    except (OSError, StoreError) as error:
-        return str(error)
-    path = folder / "steps.parquet"
-    try:
-        return (
-            None
-            if hashlib.sha256(path.read_bytes()).hexdigest() == record["steps_sha256"]
-            else f"{path}: checksum does not match trial.json"
-        )
-    except OSError as error:
-        return f"{path}: {error.strerror}"
-
-
 def _foreign(folder: Path) -> str | None:
     """Names what is in a trial's folder and is not ours."""
+    ours = {"lock", *_FILES, *(name + PARTIAL for name in _FILES)}
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-        expected_folder = entry.name == "wandb"
-        if entry.name not in _OWN or entry.is_symlink() or entry.is_dir() != expected_folder:
+        if not (
+            entry.is_dir(follow_symlinks=False)
+            if entry.name == _MIRROR
+            else entry.name in ours and entry.is_file(follow_symlinks=False)
+        ):
             return f"{entry.path} is not a file of this store"
     return None
 
 
 def _clear(folder: Path) -> None:
     """Remove what an attempt that did not finish has left."""
-    for name in (*_TEMPORARY, f"steps.parquet{PARTIAL}"):
-        if name == "wandb":
-            shutil.rmtree(folder / name, ignore_errors=True)
-        else:
-            (folder / name).unlink(missing_ok=True)
+    for name in (*_ATTEMPT, *(name + PARTIAL for name in _FILES)):
+        (folder / name).unlink(missing_ok=True)
+    if (folder / _MIRROR).exists():
+        shutil.rmtree(folder / _MIRROR)
+
+
+def _make_folder(path: Path) -> None:
+    """A folder at `path`, in place of anything else that was there; the caller holds the root lock."""
+    if os.path.lexists(path) and not path.is_dir():
+        _set_aside(path, "is not a folder")
+    path.mkdir(exist_ok=True)
 
 
 def _set_aside(path: Path, reason: str) -> None:
@@ -569,40 +388,6 @@ def _try_lock(path: Path) -> int | None:
 def _release(path: Path, descriptor: int) -> None:
     path.unlink(missing_ok=True)
     os.close(descriptor)
-
-
-def _write_failed(folder: Path, error: str) -> None:
-    record = {
-        "format": FORMAT,
-        "experiment": folder.parent.name,
-        "trial": folder.name,
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "error": (error.strip().splitlines() or ["unknown"])[-1],
-        "traceback": error,
-    }
-    _write_whole(folder / "failed.json", (json.dumps(record, indent=1) + "\n").encode())
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    """Write aside, sync, and move into place: readers see the old file or the new one, also after a loss of power."""
-    aside = path.with_name(path.name + PARTIAL)
-    with open(aside, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise StoreError(f"{path}: {error.strerror}") from error
 
 
 def _explained(error: OSError, path: Path) -> StoreError:
