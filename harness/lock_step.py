@@ -1,0 +1,188 @@
+"""Arms trained side by side on the same windows, and what is seen of them.
+
+Measuring leaves no trace: gradients are read in the optimizer's own hook, parameters are copied, generators are put back.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from harness import precision
+from harness.config import OptimizerConfig, Precision, TrialConfig
+from harness.determinism import fixed_randomness
+from harness.gradients import Comparison, comparison, flatten, moments
+from harness.micro_batch import hash_seed
+from harness.oracle import Referee
+from harness.recipe import Arm, Recipe, make_optimizer, make_schedule, take_step
+from harness.workloads import Workload
+from harness.workloads.build import make_workload
+
+REFERENCE = "full"
+
+
+class Setting:
+    """What all arms of a trial share: the data in both widths, the device, and the weights they start from."""
+
+    def __init__(self, config: TrialConfig, device: torch.device) -> None:
+        self.config, self.device = config, device
+        self.workloads: dict[torch.dtype, Workload] = {
+            dtype: make_workload(config, device=device, dtype=dtype)
+            for dtype in {torch.float64, precision.parameter_dtype(config.precision)}
+        }
+        with fixed_randomness(config.seed, torch.device("cpu")):
+            self.initial = self.exact.make_model().train()
+
+    @property
+    def exact(self) -> Workload:
+        """The workload in float64."""
+        return self.workloads[torch.float64]
+
+    def referee(self, *, dropout: bool = True) -> Referee:
+        return Referee(self.exact, self._model(torch.float64, dropout))
+
+    def arm(
+        self,
+        recipe: Recipe,
+        width: Precision,
+        *,
+        total_steps: int,
+        clip_norm: float | None = None,
+        optimizer: OptimizerConfig | None = None,
+        dropout: bool = True,
+    ) -> Arm:
+        """A fresh arm at the initial weights; with the configured optimizer unless another is given."""
+        dtype = precision.parameter_dtype(width)
+        model = self._model(dtype, dropout)
+        made = make_optimizer(optimizer or self.config.optimizer, model)
+        return Arm(
+            recipe=recipe,
+            workload=self.workloads[dtype],
+            model=model,
+            optimizer=made,
+            schedule=make_schedule(self.config.schedule, made, total_steps),
+            scaler=precision.make_scaler(width, self.device, self.config.loss_scale),
+            precision=width,
+            device=self.device,
+            clip_norm=clip_norm,
+        )
+
+    def _model(self, dtype: torch.dtype, dropout: bool) -> nn.Module:
+        model = copy.deepcopy(self.initial).to(self.device, dtype)
+        for layer in model.modules():
+            if isinstance(layer, nn.Dropout) and not dropout:
+                layer.p = 0.0
+        return model
+
+
+class Watch:
+    """Sees what an arm's optimizer consumes, each time it steps."""
+
+    def __init__(self, arm: Arm) -> None:
+        self.gradient: Tensor | None = None  # [P] float64, of the last optimizer step; None when the scaler skipped it
+        self.steps = 0
+        self._parameters = list(arm.model.parameters())
+        arm.optimizer.register_step_pre_hook(self._see)
+
+    def _see(self, *_: object) -> None:
+        self.steps += 1
+        self.gradient = flatten(torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters)
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One arm's optimizer step beside the reference's, each at its own parameters."""
+
+    loss: float
+    gradient: Comparison  # NaN when one of the two steps was skipped
+    parameter_distance: float  # ||theta_arm - theta_full|| / ||theta_full - theta_0||
+
+
+class LockStep:
+    """One reference arm and its candidates, stepped together."""
+
+    def __init__(self, arms: Mapping[str, Arm], seed: int) -> None:
+        """`arms` by label; the one labelled `full` is the reference and comes first."""
+        assert next(iter(arms)) == REFERENCE
+        self.arms, self.seed, self.steps = dict(arms), seed, 0
+        self.watches = {label: Watch(arm) for label, arm in arms.items()}
+        self.start = flatten(arms[REFERENCE].model.parameters())
+        self.foreign_windows = dict.fromkeys(arms, 0)  # windows whose samples were not the window's
+        self.dirty_starts = dict.fromkeys(arms, 0)  # windows that began with gradients left over
+
+    def step(self, ids: Tensor) -> dict[str, StepRecord]:
+        """All arms take the window `ids`; one transfer from the device at the end."""
+        wanted = ids.sort().values
+        window = self.arms[REFERENCE].workload.batch(ids)
+        reference_gradient, reference_parameters, rows = None, self.start, []
+        for label, arm in self.arms.items():
+            watch = self.watches[label]
+            watch.gradient = None
+            self.dirty_starts[label] += any(p.grad is not None for p in arm.model.parameters())
+            with self.randomness(self.steps):
+                loss = take_step(arm, window)
+            self.foreign_windows[label] += not torch.equal(torch.cat(arm.seen).sort().values, wanted)
+            parameters = flatten(arm.model.parameters())
+            if label == REFERENCE:
+                reference_gradient, reference_parameters = watch.gradient, parameters
+            distance = torch.linalg.vector_norm(parameters - reference_parameters)
+            rows.append(torch.cat([loss.reshape(1), _moments(watch.gradient, reference_gradient, arm.device), distance.reshape(1)]))
+        movement = torch.linalg.vector_norm(reference_parameters - self.start).reshape(1)
+        self.steps += 1
+        table = torch.cat([movement, *rows]).tolist()
+        return {label: _record(table[1 + 6 * i : 7 + 6 * i], table[0]) for i, label in enumerate(self.arms)}
+
+    def randomness(self, step: int) -> AbstractContextManager[None]:
+        """The draws (dropout) of a step: every arm, and the referee, starts it from the same generator state."""
+        return fixed_randomness(hash_seed(self.seed, step), self.arms[REFERENCE].device)
+
+    def counters(self, label: str) -> dict[str, float]:
+        """L2: what must be the same as the reference's, exactly."""
+        arm, watch = self.arms[label], self.watches[label]
+        buffers = dict(arm.model.named_buffers())
+        tracked = [float(value) for name, value in buffers.items() if name.endswith("num_batches_tracked")]
+        state_steps = [float(state["step"]) for state in arm.optimizer.state.values() if "step" in state]
+        return {
+            "windows": arm.windows,
+            "optimizer steps": watch.steps,
+            "optimizer state's step": max(state_steps, default=0.0),
+            "schedule index": arm.schedule.last_epoch,
+            "learning rate": arm.optimizer.param_groups[0]["lr"],
+            "BatchNorm num_batches_tracked": max(tracked, default=0.0),
+            "loss scale": arm.scaler.get_scale(),
+            "windows with other samples": self.foreign_windows[label],
+            "windows begun with gradients": self.dirty_starts[label],
+        }
+
+    def differing_counters(self, label: str) -> dict[str, tuple[float, float]]:
+        """Counters of an arm that are not the reference's, as (arm, reference)."""
+        reference = self.counters(REFERENCE)
+        return {name: (value, reference[name]) for name, value in self.counters(label).items() if value != reference[name]}
+
+
+def _moments(a: Tensor | None, g: Tensor | None, device: torch.device) -> Tensor:
+    if a is None or g is None:
+        return torch.full((4,), math.nan, dtype=torch.float64, device=device)
+    return moments(a, g)
+
+
+def _record(row: list[float], movement: float) -> StepRecord:
+    loss, *four, distance = row
+    relative = distance / movement if movement > 0 else (0.0 if distance == 0 else math.inf)
+    return StepRecord(loss, comparison(four), relative)
+
+
+def optimizer_state(arm: Arm) -> dict[str, Tensor]:
+    """The optimizer's tensors by entry name (`exp_avg`, ...), each flattened over all parameters; counters left out."""
+    entries: dict[str, list[Tensor]] = {}
+    for state in arm.optimizer.state.values():
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.dim() > 0:
+                entries.setdefault(name, []).append(value)
+    return {name: flatten(values) for name, values in entries.items()}

@@ -1,0 +1,97 @@
+"""L1, the rounding in the target precision: is the accumulated gradient less accurate than the full batch's?
+
+All gradients are taken at the initial weights on the first window and judged by their distance to the float64 referee, never by
+their distance to each other: in 16-bit formats permuting a full batch moves almost nothing while correct accumulation does.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from harness.config import OptimizerConfig, OptimizerName, Precision
+from harness.gradients import Comparison, Decomposition, compare, decompose, relative_distance
+from harness.lock_step import REFERENCE, LockStep, Setting
+from harness.micro_batch import hash_seed
+from harness.oracle import snapshot
+from harness.recipe import Recipe
+from harness.statistics import permutation_rank, ratio_of_medians
+from harness.verdict import Rounding
+
+# An arm that goes through all its motions and stays where it is: one point, many permutations.
+STILL = OptimizerConfig(name=OptimizerName.sgd, lr=0.0)
+PERMUTATION_STREAM = 1  # of the trial's seed
+
+
+def measure(setting: Setting, recipes: Mapping[str, Recipe], ids: Tensor) -> dict[str, Rounding]:
+    """L1 of every arm but the reference on the window `ids`, over K permutations of its rows. Dropout and clipping are off."""
+    config = setting.config
+    referee = setting.referee(dropout=False)
+    state, window = snapshot(referee.model), setting.exact.batch(ids)
+    exact = referee.gradient(state, window)
+    lock = LockStep(
+        {
+            label: setting.arm(recipe, config.precision, total_steps=1, optimizer=STILL, dropout=False)
+            for label, recipe in recipes.items()
+        },
+        config.seed,
+    )
+    lock.step(ids)
+    natural = {label: _judged(watch.gradient, exact) for label, watch in lock.watches.items()}
+    apart = {
+        label: _apart(lock, label, referee.parts(state, window, recipe.split(len(window))).parts) for label, recipe in recipes.items()
+    }
+    generator = torch.Generator().manual_seed(hash_seed(config.seed, PERMUTATION_STREAM))
+    errors: dict[str, list[float]] = {label: [] for label in recipes}
+    for _ in range(config.permutations):
+        lock.step(ids[torch.randperm(len(ids), generator=generator)])
+        for label, watch in lock.watches.items():
+            if watch.gradient is not None:
+                errors[label].append(relative_distance(watch.gradient, exact))
+    return {
+        label: _rounding(setting, natural[label], apart[label], errors[label], errors[REFERENCE])
+        for label in recipes
+        if label != REFERENCE
+    }
+
+
+def _judged(gradient: Tensor | None, exact: Tensor) -> Comparison:
+    return Comparison(math.nan, math.nan, math.nan) if gradient is None else compare(gradient, exact)
+
+
+def _apart(lock: LockStep, label: str, parts: tuple[Tensor, ...]) -> Decomposition:
+    gradient = lock.watches[label].gradient
+    if gradient is None or not bool(torch.isfinite(gradient).all()):
+        return Decomposition((), math.nan, math.nan)
+    return decompose(gradient, parts)
+
+
+def _rounding(
+    setting: Setting, natural: Comparison, apart: Decomposition, errors: list[float], full_errors: list[float]
+) -> Rounding:
+    config = setting.config
+    usable = len(errors) > 0 and len(full_errors) > 0 and statistics.median(full_errors) > 0
+    ratio = low = high = rank = math.nan
+    if usable and config.precision != Precision.float64:
+        interval = ratio_of_medians(errors, full_errors, seed=config.seed)
+        ratio, low, high = interval.estimate, interval.low, interval.high
+        rank = permutation_rank(natural.distance, full_errors)
+    return Rounding(
+        ratio=ratio,
+        low=low,
+        high=high,
+        full_error=statistics.median(full_errors) if full_errors else math.nan,
+        arm_error=statistics.median(errors) if errors else math.nan,
+        rank_p=rank,
+        permutations=config.permutations,
+        scale=natural.scale,
+        cosine=natural.cosine,
+        residual=apart.residual,
+        weights=apart.weights,
+        condition=apart.condition,
+        skipped=2 * config.permutations - len(errors) - len(full_errors),
+    )

@@ -1,0 +1,299 @@
+"""One trial: a full-batch reference and its candidate arms, in lock-step on the same windows from the same weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from harness import algebra, precision, rounding
+from harness.algebra import AlgebraResult, is_probe
+from harness.config import ConfigError, Split, TrialConfig, identity, validate
+from harness.determinism import choose_device, deterministic
+from harness.environment import describe
+from harness.gradients import relative_distance
+from harness.lock_step import REFERENCE, LockStep, Setting
+from harness.micro_batch import Even, Ragged, SplitPlan, hash_seed, windows
+from harness.oracle import clipped, snapshot
+from harness.recipe import Arm, Recipe
+from harness.verdict import Evidence, Rounding, Trajectory, judge
+from harness.workloads import Batch
+from harness.workloads.build import smallest_micro_batch
+
+Row = dict[str, Any]
+OnStep = Callable[[int, list[Row]], None]
+
+PERMUTED = "permuted"
+JUMP = 100.0  # the null band has jumped when it is this many times its first value: some ReLU flipped
+HELD_OUT_BATCH = 512
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A recipe to be judged, under the name it has in the tables."""
+
+    arm: str
+    recipe: Recipe
+
+    @property
+    def label(self) -> str:
+        return f"{self.arm}/{self.recipe.accumulation_steps}"
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """All that a trial found; plain JSON types inside."""
+
+    arms: list[Row]  # the columns of verdicts.csv, and "evidence", "outcome", "reasons"
+    summary: Row  # the reference's outcome, the null band's, environment, seconds by phase
+
+
+@dataclass(frozen=True)
+class Permuted:
+    """Rows of a window in another order: the null of every comparison, since it changes rounding and nothing else."""
+
+    seed: int
+
+    def __call__(self, window: Batch, step: int) -> Batch:
+        generator = torch.Generator().manual_seed(hash_seed(self.seed, step))
+        return window.rows(torch.randperm(len(window), generator=generator))
+
+
+def split_plan(config: TrialConfig, accumulation_steps: int) -> SplitPlan:
+    """How `accumulation_steps` micro-batches cut a window."""
+    if accumulation_steps == 1 or config.split == Split.even:
+        return Even(config.effective_batch // accumulation_steps)
+    return Ragged(accumulation_steps, config.effective_batch)
+
+
+def full_batch(config: TrialConfig) -> Recipe:
+    return Recipe(accumulation_steps=1, split=split_plan(config, 1))
+
+
+def permuted(config: TrialConfig, stream: int) -> Recipe:
+    """The full batch with its rows in another order; every `stream` is another sequence of orders."""
+    return dataclasses.replace(full_batch(config), arrange=Permuted(hash_seed(config.seed, 2, stream)))
+
+
+def standard_candidates(config: TrialConfig) -> list[Candidate]:
+    """Every N of the configuration, and one permuted full batch: the A/A test beside the A/B tests."""
+    accumulated = (Recipe(accumulation_steps=n, split=split_plan(config, n)) for n in config.accumulation_steps)
+    return [*(Candidate("accumulated", recipe) for recipe in accumulated), Candidate(PERMUTED, permuted(config, 0))]
+
+
+def run_trial(config: TrialConfig, on_step: OnStep, candidates: Sequence[Candidate] | None = None) -> TrialResult:
+    """Measure L0 to L3 of every candidate and judge it.
+
+    `on_step(step, rows)` receives one row per arm after each optimizer step of the target-precision run. Raises `ConfigError`
+    for what cannot be run on this machine or with this data.
+    """
+    validate(config)
+    device = choose_device(config.device)
+    precision.check_available(config.precision, device)
+    chosen = standard_candidates(config) if candidates is None else list(candidates)
+    with deterministic():
+        setting = Setting(config, device)
+        check_splits(setting, chosen)
+        recipes = {REFERENCE: full_batch(config)} | {candidate.label: candidate.recipe for candidate in chosen}
+        assert len(recipes) == len(chosen) + 1, "candidates need distinct names"
+        stream = list(itertools.islice(_windows(setting), max(config.steps, config.algebra_steps)))
+        clock = Clock()
+        floor_arm = next(candidate.label for candidate in chosen if candidate.arm == PERMUTED)
+        exact = algebra.measure(setting, recipes, stream[: config.algebra_steps], floor_arm)
+        clock.lap("algebra")
+        rounded = rounding.measure(setting, recipes, stream[0])
+        clock.lap("rounding")
+        lock, distances = _train(setting, recipes, stream[: config.steps], on_step)
+        clock.lap("training")
+        arms = [_arm_row(setting, candidate, exact[candidate.label], rounded[candidate.label], lock, distances)
+                for candidate in chosen]  # fmt: skip
+        summary = {
+            "reference": outcome(setting, lock.arms[REFERENCE], distances.losses[REFERENCE]),
+            "nulls": [outcome(setting, lock.arms[label], distances.losses[label]) for label in distances.null_labels],
+            "environment": describe(device),
+            "seconds": clock.laps,
+        }
+    return TrialResult(arms, summary)
+
+
+def check_splits(setting: Setting, candidates: Sequence[Candidate]) -> None:
+    """Raise `ConfigError` where a micro-batch would be too small to train on, or a window larger than the data."""
+    config, num_samples = setting.config, setting.exact.num_samples
+    if config.effective_batch > num_samples:
+        raise ConfigError("effective_batch", config.effective_batch, f"at most the {num_samples} training samples")
+    smallest = smallest_micro_batch(config)
+    remainder = num_samples % config.effective_batch if config.data.last_window == "keep" else 0
+    for candidate in candidates:
+        for size in filter(None, (config.effective_batch, remainder)):
+            if min(candidate.recipe.split(size)) < smallest:
+                raise ConfigError(
+                    "accumulation_steps",
+                    candidate.recipe.accumulation_steps,
+                    f"micro-batches of at least {smallest} samples with norm={config.norm} and model={config.workload.model}: "
+                    f"a window of {size} has one of {min(candidate.recipe.split(size))} "
+                    "(fewer accumulation steps, or data.last_window=drop)",
+                )
+
+
+def _windows(setting: Setting) -> Iterator[Tensor]:
+    config = setting.config
+    return windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window)
+
+
+class Clock:
+    """Seconds by phase."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[name], self._last = now - self._last, now
+
+
+@dataclass
+class Distances:
+    """The target-precision run, by label: losses and d_t by step, and whether everything stayed finite."""
+
+    losses: dict[str, list[float]]
+    parameters: dict[str, list[float]]
+    null_labels: tuple[str, ...]
+
+    def trajectory(self, label: str) -> Trajectory:
+        """L3: d_t against the null band, up to the band's first jump; steps where the whole band is at zero say nothing."""
+        band = [max(values) for values in zip(*(self.parameters[null] for null in self.null_labels), strict=True)]
+        own = self.parameters[label]
+        first = next((value for value in band if value > 0), math.nan)
+        jump = next((t for t, value in enumerate(band) if value > JUMP * first), None)
+        ratios = [d / null for d, null in zip(own[:jump], band[:jump], strict=True) if null > 0]
+        return Trajectory(ratio=max(ratios, default=math.nan), jump_step=jump, final_distance=own[-1])
+
+
+def _train(
+    setting: Setting, recipes: Mapping[str, Recipe], stream: Sequence[Tensor], on_step: OnStep
+) -> tuple[LockStep, Distances]:
+    """All arms and the nulls in the target precision, one row per arm and step."""
+    config = setting.config
+    nulls = {f"null/{i}": permuted(config, 1 + i) for i in range(config.nulls)} | {"ulp/0": full_batch(config)}
+    lock = LockStep(
+        {
+            label: setting.arm(recipe, config.precision, total_steps=config.steps, clip_norm=config.clip_norm)
+            for label, recipe in (recipes | nulls).items()
+        },
+        config.seed,
+    )
+    move_one_ulp(lock.arms["ulp/0"].model)
+    labels = list(lock.arms)
+    distances = Distances({label: [] for label in labels}, {label: [] for label in labels}, tuple(nulls))
+    referee = setting.referee()
+    for t, ids in enumerate(stream):
+        probe = is_probe(t, ids, config.probe_every, config.effective_batch)
+        before = {label: snapshot(lock.arms[label].model) for label in recipes} if probe else {}
+        records = lock.step(ids)
+        rows = []
+        for label, record in records.items():
+            distances.losses[label].append(record.loss)
+            distances.parameters[label].append(record.parameter_distance)
+            rows.append(
+                {
+                    "step": t,
+                    "arm": label.partition("/")[0],
+                    "accumulation_steps": lock.arms[label].recipe.accumulation_steps,
+                    "replicate": int(label.rpartition("/")[2]) if label in nulls else 0,
+                    "loss": record.loss,
+                    "gradient_distance": record.gradient.distance,
+                    "scale": record.gradient.scale,
+                    "cosine": record.gradient.cosine,
+                    "parameter_distance": record.parameter_distance,
+                    "gradient_error": math.nan,
+                }
+            )
+        for row, label in zip(rows, before, strict=False):  # recipes come first in both
+            consumed = lock.watches[label].gradient
+            if consumed is not None:
+                with lock.randomness(t):
+                    exact = referee.gradient(before[label], setting.exact.batch(ids))
+                row["gradient_error"] = relative_distance(consumed, clipped(exact, config.clip_norm))
+        on_step(t, rows)
+    return lock, distances
+
+
+def move_one_ulp(model: nn.Module) -> None:
+    """Move the first weight by one unit in the last place: the smallest perturbation there is."""
+    with torch.no_grad():
+        first = next(model.parameters()).reshape(-1)[:1]
+        first.copy_(torch.nextafter(first, torch.full_like(first, math.inf)))
+
+
+def outcome(setting: Setting, arm: Arm, losses: Sequence[float]) -> Row:
+    """Where the training ended: last loss, mean loss of the last tenth, held-out loss and accuracy (per loss term)."""
+    tail = losses[-max(1, len(losses) // 10) :]
+    arm.model.eval()
+    held_out, loss, correct, terms = arm.workload.held_out, 0.0, 0.0, 0
+    with torch.no_grad(), precision.autocast(arm.precision, arm.device):
+        for start in range(0, len(held_out), HELD_OUT_BATCH):
+            batch = held_out.rows(slice(start, start + HELD_OUT_BATCH))
+            outputs = arm.model(batch.inputs)
+            loss += float(arm.workload.losses(outputs, batch).double().sum())
+            correct += float(arm.workload.correct(outputs, batch).sum())
+            terms += int(arm.workload.num_terms(batch).sum())
+    arm.model.train()
+    return {
+        "final_loss": losses[-1],
+        "tail_loss": sum(tail) / len(tail),
+        "held_out_loss": loss / terms,
+        "held_out_accuracy": correct / terms,
+    }
+
+
+def _arm_row(
+    setting: Setting, candidate: Candidate, exact: AlgebraResult, rounded: Rounding, lock: LockStep, distances: Distances
+) -> Row:
+    """One row of `verdicts.csv`, with the evidence it rests on."""
+    config, label = setting.config, candidate.label
+    counters = {**exact.counters, **lock.differing_counters(label)}
+    finite = all(math.isfinite(x) for key in (REFERENCE, label) for x in distances.losses[key] + distances.parameters[key])
+    evidence = Evidence(
+        precision=config.precision,
+        algebra=exact.algebra,
+        rounding=rounded,
+        trajectory=distances.trajectory(label),
+        counters=counters,
+        explanations=exact.explanations,
+        finite=finite,
+    )
+    verdict = judge(evidence)
+    return {
+        "experiment": config.experiment,
+        "trial": identity(config),
+        "workload": config.workload.label,
+        "norm": str(config.norm),
+        "optimizer": str(config.optimizer.name),
+        "precision": str(config.precision),
+        "seed": config.seed,
+        "effective_batch": config.effective_batch,
+        "accumulation_steps": candidate.recipe.accumulation_steps,
+        "micro_batch": max(candidate.recipe.split(config.effective_batch)),
+        "arm": candidate.arm,
+        "algebra_error": exact.algebra.error,
+        "rounding_ratio": rounded.ratio,
+        "scale": rounded.scale,
+        "cosine": rounded.cosine,
+        "residual": rounded.residual,
+        "counters_ok": not counters,
+        "trajectory_ratio": evidence.trajectory.ratio,
+        "verdict": str(verdict.verdict),
+        "cause": verdict.cause,
+        "explained": verdict.explained,
+        "reasons": list(verdict.reasons),
+        "evidence": dataclasses.asdict(evidence),
+        "outcome": outcome(setting, lock.arms[label], distances.losses[label]),
+    }
