@@ -1,0 +1,67 @@
+"""From a configuration to its workload, by a plain registry."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from harness.config import ConfigError, Data, Model, Norm, TrialConfig
+from harness.workloads import Workload
+from harness.workloads.image_models import make_conv, make_mlp, make_resnet18
+from harness.workloads.images import ImageSet, ImageWorkload
+from harness.workloads.text import MAX_CHARACTERS, PADDING, TextWorkload, read_corpus
+from harness.workloads.transformer import Transformer
+
+IMAGE_MODELS = {Model.conv: make_conv, Model.mlp: make_mlp, Model.resnet18: make_resnet18}
+
+
+def make_workload(config: TrialConfig, *, device: torch.device, dtype: torch.dtype) -> Workload:
+    """The configured data, model and loss; `dtype` is that of floating inputs. Depends on no seed.
+
+    Raises `ConfigError` where files under `data.root` are missing or damaged.
+    """
+    if config.workload.data == Data.text:
+        return _text(config, device)
+    return _images(config, device, dtype)
+
+
+def smallest_micro_batch(config: TrialConfig) -> int:
+    """Fewest samples that can be a micro-batch: 2 where BatchNorm has one value per sample and channel, else 1.
+
+    That is the perceptron; the feature maps of the convolutional models are 4x4 or larger wherever they are normalised.
+    """
+    return 2 if config.norm == Norm.batch and config.workload.model == Model.mlp else 1
+
+
+def _images(config: TrialConfig, device: torch.device, dtype: torch.dtype) -> ImageWorkload:
+    workload = config.workload
+    data = _read_images(config)
+    if workload.model == Model.resnet18 and workload.data == Data.digits:
+        data = data.resized(32)
+    make_model = partial(IMAGE_MODELS[workload.model], width=workload.width, norm=config.norm, dropout=workload.dropout)
+    return ImageWorkload(data, make_model, device=device, dtype=dtype)
+
+
+def _read_images(config: TrialConfig) -> ImageSet:
+    match config.workload.data:
+        case Data.digits:
+            from harness.workloads.digits import read_digits  # scikit-learn takes a second to import
+
+            return read_digits()
+        case data:
+            raise ConfigError("workload.data", data, "digits or text")
+
+
+def _text(config: TrialConfig, device: torch.device) -> TextWorkload:
+    workload = config.workload
+    make_model = partial(
+        Transformer,
+        max_length=MAX_CHARACTERS - 1,
+        padding=PADDING,
+        width=workload.width,
+        depth=workload.depth,
+        norm=config.norm,
+        dropout=workload.dropout,
+    )
+    return TextWorkload(read_corpus(config.data.root), make_model, device=device)

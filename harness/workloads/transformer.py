@@ -1,0 +1,87 @@
+"""A small pre-norm transformer that predicts the next character."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from harness.config import Norm
+from harness.workloads.image_models import dropping
+
+HEAD_SIZE = 12
+
+
+def make_feature_norm(norm: Norm, features: int) -> nn.Module:
+    """LayerNorm or nothing; the other normalisations have no usual meaning over characters."""
+    match norm:
+        case Norm.layer:
+            return nn.LayerNorm(features)
+        case Norm.none:
+            return nn.Identity()
+        case _:
+            raise ValueError(f"expected norm layer or none for a transformer, got {norm}")
+
+
+class CausalAttention(nn.Module):
+    """Self-attention in which position t sees positions 1 to t: softmax(q k^T / sqrt(d)) v per head, d = 12.
+
+    No biases on queries, keys and values: a key bias shifts all scores of a query alike, so its true gradient is zero.
+    Written as plain products so that every precision, `vmap` and deterministic mode take the same path.
+    """
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.num_heads = max(1, features // HEAD_SIZE)
+        self.project = nn.Linear(features, 3 * features, bias=False)
+        self.combine = nn.Linear(features, features)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        n, length, features = hidden.shape
+        size = features // self.num_heads
+        projected = self.project(hidden).view(n, length, 3, self.num_heads, size).permute(2, 0, 3, 1, 4)
+        query, key, value = projected.unbind(0)  # [n, heads, T, size] each
+        scores = (query / math.sqrt(size)) @ key.transpose(2, 3)
+        future = torch.full((length, length), -math.inf, dtype=scores.dtype, device=scores.device).triu(1)
+        weights = (scores + future).softmax(3)  # adding costs half of what masked_fill does
+        combined: Tensor = self.combine((weights @ value).transpose(1, 2).reshape(n, length, features))
+        return combined
+
+
+class TransformerBlock(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)); the hidden layer of the mlp is twice as wide."""
+
+    def __init__(self, features: int, *, norm: Norm) -> None:
+        super().__init__()
+        self.attention = nn.Sequential(make_feature_norm(norm, features), CausalAttention(features))
+        self.mlp = nn.Sequential(
+            make_feature_norm(norm, features), nn.Linear(features, 2 * features), nn.GELU(), nn.Linear(2 * features, features)
+        )
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        hidden = hidden + self.attention(hidden)
+        out: Tensor = hidden + self.mlp(hidden)
+        return out
+
+
+class Transformer(nn.Module):
+    """[n, T] character indices -> [n, T, V] scores of the next character, with 3 * width features.
+
+    Padding at the end of a sequence cannot reach its earlier positions, because attention is causal.
+    """
+
+    def __init__(
+        self, vocabulary_size: int, *, max_length: int, padding: int, width: int, depth: int, norm: Norm, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        features = 3 * width
+        self.characters = nn.Embedding(vocabulary_size, features, padding_idx=padding)
+        self.positions = nn.Parameter(torch.randn(max_length, features))
+        self.blocks = nn.Sequential(*(TransformerBlock(features, norm=norm) for _ in range(depth)))
+        self.predict = nn.Sequential(make_feature_norm(norm, features), *dropping(dropout), nn.Linear(features, vocabulary_size))
+
+    def forward(self, characters: Tensor) -> Tensor:
+        hidden = self.characters(characters) + self.positions[: characters.shape[1]]
+        scores: Tensor = self.predict(self.blocks(hidden))
+        return scores
