@@ -1,0 +1,46 @@
+# Every target sets up what it needs: type `make help`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+RESULTS ?= results
+REPORTS ?= reports
+# Without a GPU the constraints pin the versions the tests were run with; with one, pip chooses the build for it.
+CONSTRAINTS ?= $(if $(shell command -v nvidia-smi),,-c constraints-cpu.txt)
+
+.DEFAULT_GOAL := help
+.PHONY: help report test test-slow check format gpu clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(VENV)/.ready: pyproject.toml constraints-cpu.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]' $(CONSTRAINTS)
+	touch $@
+
+report: $(VENV)/.ready  ## run the default experiments and write reports/index.html (resumes what was stopped)
+	@$(BIN)/python -m harness +experiment=equivalence results=$(RESULTS); status=$$?; \
+	case $$status in 0|1) $(BIN)/python -m analysis.report --results $(RESULTS) --out $(REPORTS) || exit $$?;; esac; exit $$status
+
+test: $(VENV)/.ready  ## run the tests (under 12 minutes on 2 cores)
+	$(BIN)/python -m pytest -q -n 2
+
+test-slow: $(VENV)/.ready  ## run the long tests too
+	$(BIN)/python -m pytest -q -n 2 -m ""
+
+check: $(VENV)/.ready  ## lint, format, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.ready  ## let ruff mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+gpu: $(VENV)/.ready  ## on a CUDA machine: GPU tests, ResNet-18 and the language model; summary in results/gpu/
+	$(BIN)/python -m pytest -q -m gpu tests
+	$(BIN)/python -m harness +experiment=gpu device=cuda results=results/gpu-trials
+	$(BIN)/python -m analysis.summary --results results/gpu-trials --out results/gpu
+
+clean:  ## remove the environment and caches; results and reports stay
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -1,0 +1,48 @@
+"""Independent oracles: numpy in float64, written from the textbook formulas; nothing here imports the code under test."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+def softmax_regression_gradients(weights: Array, bias: Array, x: Array, y: NDArray[np.int64]) -> Array:
+    """[n, P] per-sample gradients of -log softmax(W x + c)[y], flattened as (W, c)."""
+    logits = x @ weights.T + bias
+    p = np.exp(logits - logits.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    p[np.arange(len(y)), y] -= 1
+    return np.concatenate([(p[:, :, None] * x[:, None, :]).reshape(len(y), -1), p], axis=1)
+
+
+def sgd(theta: Array, gradients: list[Array], lr: float, momentum: float = 0.0, nesterov: bool = False) -> Array:
+    """Parameters after the gradients, PyTorch's convention: m <- mu m + g (m_0 = g_0); step m, or g + mu m with Nesterov."""
+    velocity = None
+    for g in gradients:
+        velocity = g.copy() if velocity is None else momentum * velocity + g
+        theta = theta - lr * (g + momentum * velocity if nesterov else (velocity if momentum else g))
+    return theta
+
+
+def adam(theta: Array, gradients: list[Array], lr: float, beta1: float, beta2: float, eps: float, decay: float = 0.0) -> Array:
+    """Parameters after the gradients (Kingma & Ba, algorithm 1); `decay` is AdamW's decoupled weight decay."""
+    m, v = np.zeros_like(theta), np.zeros_like(theta)
+    for t, g in enumerate(gradients, 1):
+        theta = theta * (1 - lr * decay)
+        m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
+        theta = theta - lr * (m / (1 - beta1**t)) / (np.sqrt(v / (1 - beta2**t)) + eps)
+    return theta
+
+
+def batch_norm_chunks(x: Array, sizes: list[int], eps: float, momentum: float) -> tuple[Array, Array, Array]:
+    """Ghost BatchNorm of x [n, C]: outputs, running mean and running variance after all chunks (unbiased variance)."""
+    outputs, mean, variance, start = [], np.zeros(x.shape[1]), np.ones(x.shape[1]), 0
+    for size in sizes:
+        chunk = x[start : start + size]
+        outputs.append((chunk - chunk.mean(0)) / np.sqrt(chunk.var(0) + eps))
+        mean = (1 - momentum) * mean + momentum * chunk.mean(0)
+        variance = (1 - momentum) * variance + momentum * chunk.var(0, ddof=1)
+        start += size
+    return np.concatenate(outputs), mean, variance

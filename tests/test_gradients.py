@@ -1,0 +1,58 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from harness.gradients import compare, decompose, flatten, relative_distance
+
+ROUNDING = 1e-13  # float64 sums of a few hundred terms
+
+A = torch.linspace(-1, 2, 301, dtype=torch.float64) ** 3
+G = torch.cos(torch.arange(301, dtype=torch.float64))
+
+
+def test_comparison_against_numpy() -> None:
+    a, g, result = A.numpy(), G.numpy(), compare(A, G)
+    assert result.distance == pytest.approx(np.linalg.norm(a - g) / np.linalg.norm(g), rel=ROUNDING)
+    assert result.scale == pytest.approx(np.linalg.norm(a) / np.linalg.norm(g), rel=ROUNDING)
+    assert result.cosine == pytest.approx(np.dot(a, g) / np.linalg.norm(a) / np.linalg.norm(g), rel=ROUNDING)
+    assert result.projection == pytest.approx(np.dot(a, g) / np.dot(g, g), rel=ROUNDING)
+
+
+@pytest.mark.parametrize("factor", [0.25, 1.0, 4.0])
+def test_a_scaled_gradient_has_that_scale_and_the_same_direction(factor: float) -> None:
+    result = compare(factor * G, G)
+    assert result.scale == pytest.approx(factor, rel=ROUNDING)
+    assert result.cosine == pytest.approx(1, abs=ROUNDING)
+    assert result.distance == pytest.approx(abs(factor - 1), abs=ROUNDING)
+
+
+def test_nothing_is_equal_to_a_zero_or_broken_reference() -> None:
+    for reference in (torch.zeros(301, dtype=torch.float64), torch.full((301,), math.nan, dtype=torch.float64)):
+        assert math.isnan(compare(A, reference).distance)
+    assert relative_distance(A, torch.zeros_like(A)) == math.inf
+    assert relative_distance(torch.zeros_like(A), torch.zeros_like(A)) == 0
+
+
+@pytest.mark.parametrize("weights", [(1.0, 1.0, 1.0, 1.0), (4.0, 4.0, 4.0, 4.0), (0.0, 0.0, 0.0, 1.0), (0.19, 1.25, 0.56, 2.0)])
+def test_weights_are_recovered(weights: tuple[float, ...]) -> None:
+    parts = [torch.randn(50, dtype=torch.float64, generator=torch.Generator().manual_seed(k)) for k in range(4)]
+    found = decompose(sum((w / 4 * part for w, part in zip(weights, parts, strict=True)), torch.zeros(50)), parts)
+    assert found.weights == pytest.approx(weights, abs=1e-12)
+    assert found.residual < 1e-14 and found.condition < 10
+
+
+def test_residual_is_the_share_outside_the_span() -> None:
+    e = torch.eye(5, dtype=torch.float64)
+    assert decompose(3 * e[0] + 4 * e[4], [e[0], e[1]]).residual == pytest.approx(0.8, rel=ROUNDING)
+
+
+def test_collinear_parts_show_in_the_condition() -> None:
+    assert decompose(G, [G, G * (1 + 1e-13) + 1e-14 * A]).condition > 1e10
+    assert decompose(G, [G, A]).condition < 10
+
+
+def test_flatten_is_float64_and_in_order() -> None:
+    flat = flatten([torch.ones(2, 3, dtype=torch.float16), torch.zeros((), dtype=torch.float32)])
+    assert flat.dtype == torch.float64 and flat.tolist() == [1.0] * 6 + [0.0]

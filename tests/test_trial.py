@@ -1,0 +1,179 @@
+"""Whole trials on real data: what must be equivalent is, what must differ does, and measuring changes nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from harness.config import ConfigError, Data, Model, Norm, OptimizerConfig, OptimizerName, Precision, Split, TrialConfig, WorkloadConfig
+from harness.lock_step import Setting
+from harness.micro_batch import hash_seed, windows
+from harness.recipe import BOUNDARY, Recipe, clear, take_step, tick
+from harness.trial import Candidate, Row, full_batch, permuted, run_trial, split_plan, standard_candidates
+
+ADAM = OptimizerConfig(name=OptimizerName.adam, lr=3e-3)
+MOMENTUM = OptimizerConfig(name=OptimizerName.momentum, lr=0.05)
+# 31 steps of 49: an epoch of 1,500 ends in a short window of 30.
+SHORT = TrialConfig(effective_batch=49, accumulation_steps=(7,), steps=31, algebra_steps=31, probe_every=10)
+TEXT = WorkloadConfig(data=Data.text, model=Model.transformer)
+
+
+def run(config: TrialConfig, candidates: list[Candidate] | None = None) -> dict[str, Row]:
+    """Verdict rows by `arm/N`."""
+    result = run_trial(config, lambda step, rows: None, candidates)
+    return {f"{row['arm']}/{row['accumulation_steps']}": row for row in result.arms}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"norm": Norm.none},
+        {"norm": Norm.group, "optimizer": ADAM},
+        {"norm": Norm.layer, "optimizer": MOMENTUM, "precision": Precision.float16},
+        {"norm": Norm.group, "precision": Precision.bfloat16},
+        {"norm": Norm.none, "precision": Precision.float64, "optimizer": ADAM},
+        {"norm": Norm.group, "split": Split.ragged, "accumulation_steps": (2, 5, 16)},
+        {"workload": WorkloadConfig(model=Model.mlp), "norm": Norm.layer, "optimizer": ADAM},
+        {"workload": TEXT, "norm": Norm.layer, "split": Split.ragged, "accumulation_steps": (3,), "steps": 5, "algebra_steps": 5},
+        {"clip_norm": 0.1, "optimizer": dataclasses.replace(ADAM, weight_decay=0.1)},
+    ],
+    ids=str,
+)
+def test_correct_accumulation_is_equivalent(changes: dict[str, Any]) -> None:
+    for name, row in run(dataclasses.replace(SHORT, **changes)).items():
+        assert (row["verdict"], row["cause"], row["reasons"]) == ("equivalent", "", []), name
+        assert row["algebra_error"] <= 1e-12 and row["counters_ok"]
+
+
+@pytest.mark.parametrize("precision", [Precision.float32, Precision.float16])
+@pytest.mark.parametrize("split", list(Split))
+def test_batch_norm_differs_and_the_ghost_oracle_explains_it(precision: Precision, split: Split) -> None:
+    rows = run(dataclasses.replace(SHORT, norm=Norm.batch, optimizer=ADAM, precision=precision, split=split))
+    accumulated, null = rows["accumulated/7"], rows["permuted/1"]
+    assert (accumulated["verdict"], accumulated["cause"], accumulated["explained"]) == ("different", "batch_statistics", True)
+    assert accumulated["algebra_error"] > 1e-2 and not accumulated["counters_ok"] and accumulated["residual"] > 1e-2
+    assert null["verdict"] == "equivalent"
+
+
+def mean_of_means(terms: list[torch.Tensor], num: int) -> list[torch.Tensor]:
+    return [n * num for n in terms]
+
+
+def not_divided(terms: list[torch.Tensor], num: int) -> list[torch.Tensor]:
+    return list(terms)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"normalise": mean_of_means},  # shows in the short window only
+        {"normalise": not_divided},
+        {"after_backward": (clear,)},
+        {"after_backward": (tick,)},
+        {"at_boundary": tuple(stage for stage in BOUNDARY if stage is not clear)},
+    ],
+    ids=str,
+)
+def test_wrong_recipes_are_different_and_not_called_batch_statistics(changes: dict[str, Any]) -> None:
+    config = dataclasses.replace(SHORT, optimizer=ADAM)
+    wrong = Recipe(accumulation_steps=7, split=split_plan(config, 7), **changes)
+    row = run(config, [Candidate("wrong", wrong), *standard_candidates(config)])["wrong/7"]
+    assert row["verdict"] == "different" and row["cause"] != "batch_statistics" and row["reasons"]
+
+
+def test_a_fault_of_short_windows_is_invisible_where_there_are_none() -> None:
+    config = dataclasses.replace(SHORT, steps=30, algebra_steps=30)
+    wrong = Recipe(accumulation_steps=7, split=split_plan(config, 7), normalise=mean_of_means)
+    row = run(config, [Candidate("wrong", wrong), *standard_candidates(config)])["wrong/7"]
+    assert row["verdict"] == "equivalent" and row["evidence"]["algebra"]["short_windows"] == 0
+
+
+def test_dropout_differs_and_its_removal_explains_it() -> None:
+    rows = run(dataclasses.replace(SHORT, workload=WorkloadConfig(dropout=0.2)))
+    row = rows["permuted/1"]  # other rows get the masks
+    assert (row["verdict"], row["cause"], row["explained"]) == ("different", "stochastic_layers", True)
+    # One dropout layer on a CPU draws its masks row by row, so micro-batches in order get the full batch's masks: really equal.
+    assert rows["accumulated/7"]["verdict"] == "equivalent"
+
+
+def test_low_precision_accumulators_are_degraded() -> None:
+    def accumulate_in_bfloat16(arm: Any) -> None:
+        if arm.precision != Precision.float64:
+            for p in arm.model.parameters():
+                p.grad = p.grad.bfloat16().float()
+
+    config = dataclasses.replace(SHORT, effective_batch=64, accumulation_steps=(16,))
+    wrong = Recipe(accumulation_steps=16, split=split_plan(config, 16), after_backward=(accumulate_in_bfloat16,))
+    rows = run(config, [Candidate("wrong", wrong), *standard_candidates(config)])
+    assert rows["wrong/16"]["verdict"] == "degraded" and rows["wrong/16"]["rounding_ratio"] > 100
+    assert rows["accumulated/16"]["verdict"] == "equivalent"
+
+
+def test_training_that_explodes_is_inconclusive() -> None:
+    row = run(dataclasses.replace(SHORT, optimizer=OptimizerConfig(lr=1e18)))["accumulated/7"]
+    assert row["verdict"] == "inconclusive" and "non-finite" in row["reasons"][0]
+
+
+@pytest.mark.parametrize("workload", [WorkloadConfig(), WorkloadConfig(dropout=0.2)], ids=["plain", "dropout"])
+@pytest.mark.parametrize("precision", [Precision.float32, Precision.float16])
+def test_measuring_changes_no_bit(workload: WorkloadConfig, precision: Precision) -> None:
+    """A probed trial and bare loops over the same arms see the same losses, step by step, and the same generator afterwards."""
+    config = dataclasses.replace(SHORT, norm=Norm.batch, workload=workload, precision=precision, optimizer=ADAM, probe_every=1, steps=9)
+    measured: dict[str, list[float]] = {"full/1": [], "accumulated/7": [], "permuted/1": []}
+
+    def keep(step: int, rows: list[Row]) -> None:
+        for row in rows:
+            if row["arm"] in ("full", "accumulated", "permuted"):
+                measured[f"{row['arm']}/{row['accumulation_steps']}"].append(row["loss"])
+
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    run_trial(config, keep)
+    assert torch.equal(torch.get_rng_state(), before), "a trial leaves the caller's generator alone"
+
+    setting = Setting(config, torch.device("cpu"))
+    recipes = {"full/1": full_batch(config), "accumulated/7": standard_candidates(config)[0].recipe, "permuted/1": permuted(config, 0)}
+    stream = list(itertools.islice(windows(1500, 49, config.seed, config.data.last_window), config.steps))
+    for name, recipe in recipes.items():
+        arm, bare = setting.arm(recipe, precision, total_steps=config.steps), []
+        for t, ids in enumerate(stream):
+            torch.manual_seed(hash_seed(config.seed, t))
+            bare.append(float(take_step(arm, arm.workload.batch(ids))))
+        assert bare == measured[name], name
+    assert measured["full/1"] != measured["accumulated/7"]
+
+
+def test_rows_of_every_step_and_arm() -> None:
+    seen: list[tuple[int, list[Row]]] = []
+    config = dataclasses.replace(SHORT, steps=3, algebra_steps=2, probe_every=2)
+    run_trial(config, lambda step, rows: seen.append((step, rows)))
+    assert [step for step, _ in seen] == [0, 1, 2]
+    for step, rows in seen:
+        names = [(row["arm"], row["accumulation_steps"], row["replicate"]) for row in rows]
+        nulls = [("null", 1, i) for i in range(config.nulls)] + [("ulp", 1, 0)]
+        assert names == [("full", 1, 0), ("accumulated", 7, 0), ("permuted", 1, 0), *nulls]
+        assert all(math.isfinite(row["gradient_error"]) == (step % 2 == 0 and row["arm"] not in ("null", "ulp")) for row in rows)
+        assert all(0 < row["parameter_distance"] < 1e-3 for row in rows[1:-1]) and rows[0]["parameter_distance"] == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"workload": WorkloadConfig(model=Model.mlp), "norm": Norm.batch, "accumulation_steps": (49,)}, "accumulation_steps"),
+        ({"effective_batch": 1501, "accumulation_steps": (1501,)}, "effective_batch"),
+        ({"accumulation_steps": (5,)}, "accumulation_steps"),
+        ({"accumulation_steps": (0,)}, "accumulation_steps"),
+        ({"optimizer": OptimizerConfig(lr=-1.0)}, "optimizer.lr"),
+        ({"precision": Precision.float32, "clip_norm": -1.0}, "clip_norm"),
+    ],
+    ids=str,
+)
+def test_what_cannot_run_names_its_field(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        run(dataclasses.replace(SHORT, **changes))
+    assert raised.value.field == field
