@@ -8,8 +8,10 @@ import torch
 
 from harness.config import ConfigError, Data, Model, Norm, TrialConfig
 from harness.workloads import Workload
+from harness.workloads.cifar10 import read_cifar10
 from harness.workloads.image_models import make_conv, make_mlp, make_resnet18
 from harness.workloads.images import ImageSet, ImageWorkload
+from harness.workloads.mnist import read_mnist
 from harness.workloads.text import MAX_CHARACTERS, PADDING, TextWorkload, read_corpus
 from harness.workloads.transformer import Transformer
 
@@ -44,13 +46,14 @@ def _images(config: TrialConfig, device: torch.device, dtype: torch.dtype) -> Im
 
 
 def _read_images(config: TrialConfig) -> ImageSet:
-    match config.workload.data:
-        case Data.digits:
-            from harness.workloads.digits import read_digits  # scikit-learn takes a second to import
+    root = config.data.root
+    if config.workload.data == Data.digits:
+        from harness.workloads.digits import read_digits  # scikit-learn takes a second to import
 
-            return read_digits()
-        case data:
-            raise ConfigError("workload.data", data, "digits or text")
+        return read_digits()
+    if root is None:
+        raise ConfigError("data.root", "null", f"a local folder that holds {config.workload.data}")
+    return read_mnist(root) if config.workload.data == Data.mnist else read_cifar10(root)
 
 
 def _text(config: TrialConfig, device: torch.device) -> TextWorkload:

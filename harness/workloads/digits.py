@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+from sklearn.datasets import load_digits
 
 from harness.workloads.images import ImageSet
 
