@@ -1,0 +1,421 @@
+"""Many trials: in parallel, each in a child process of its own; finished ones are skipped, so the same command resumes.
+
+Children come from a forkserver that has torch imported: about 0.05 s each, no state of the parent, and a trial that raises,
+exits, crashes or is killed takes nothing with it. The parent does not import torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess, parent_process
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+from harness.config import ConfigError, Device, HarnessConfig, identity, to_dict
+from harness.progress import Progress, open_progress
+from harness.store import State, Store, TrialTaken
+
+TrialFunction = Callable[[HarnessConfig], None]
+
+# Imported once, before the first child. wandb and pyarrow would otherwise cost every trial half a second.
+PRELOAD = ("torch", "wandb", "pyarrow.parquet", "harness.trial", "harness.tracking", "harness.store")
+GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
+RETRY_SECONDS = 2.0  # how often a trial that another process runs is looked at
+OUTPUT_TAIL = 4096  # characters of a dead child's output that are kept
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A trial that did not finish: `summary` in one line, `details` the traceback or the last output."""
+
+    trial: str
+    summary: str
+    details: str
+    is_bad_input: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of the trials that were asked for."""
+
+    done: int  # run to their end now
+    skipped: int  # were finished before, or by another process meanwhile
+    failures: tuple[Failure, ...] = ()
+
+    @property
+    def is_bad_input(self) -> bool:
+        """Whether every failure was a setting that only the data could refute."""
+        return bool(self.failures) and all(failure.is_bad_input for failure in self.failures)
+
+    def raise_failures(self) -> None:
+        if self.failures:
+            raise TrialsFailed(self)
+
+
+class TrialsFailed(RuntimeError):
+    """Some trials failed; each has been reported, and the others are done."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(f"{len(outcome.failures)} trials failed")
+        self.outcome = outcome
+
+
+class Interrupted(KeyboardInterrupt):
+    """SIGINT or SIGTERM: the children are stopped, finished trials are safe."""
+
+    def __init__(self, number: int, done: int, total: int) -> None:
+        super().__init__(f"Stopped: {done} of {total} trials are done; the same command resumes.")
+        self.signal = number
+
+
+def run_one(config: HarnessConfig) -> None:
+    """Run a trial into the store and its mirror. TrialTaken when there is nothing to do."""
+    from harness.trial import run_trial
+
+    trial = config.trial
+    started = time.monotonic()
+    with Store(config.results).open_trial(trial.experiment, identity(trial), to_dict(trial)) as writer:
+
+        def on_step(_step: int, rows: list[dict[str, Any]]) -> None:
+            for row in rows:
+                writer.row(row)
+
+        result = run_trial(trial, on_step)
+        writer.finish({**result.summary, "arms": result.arms, "seconds": time.monotonic() - started})
+
+
+# Parent ------------------------------------------------------------------------------------------------------------------------
+
+
+class Cell(NamedTuple):
+    config: HarnessConfig
+    store: Store
+    trial: str
+
+    @property
+    def folder(self) -> Path:
+        return self.store.folder(self.config.experiment, self.trial)
+
+    def is_finished(self) -> bool:
+        return self.store.finished(self.config.experiment, self.trial)
+
+
+def run_many(configs: Sequence[HarnessConfig], run: TrialFunction | None = None, preload: Sequence[str] = PRELOAD) -> Outcome:
+    """Run each distinct trial that is not finished, `run` (a module-level function) in a child process each.
+
+    Returns when all have ended, also those that another process on the same store runs. ConfigError before the first starts when
+    the results cannot be written; Interrupted on SIGINT and SIGTERM, with the children stopped.
+    """
+    cells = _distinct(configs)
+    todo = [cell for cell in cells if not cell.is_finished()]
+    skipped = len(cells) - len(todo)
+    if not todo:
+        print(f"Nothing to do: all {len(cells)} trials are finished.")
+        return Outcome(done=0, skipped=skipped)
+    workers = _num_workers(configs[0])
+    # All trials of a sweep decide, not those left: a resumed trial computes with as many threads as it would have had.
+    threads = 1 if min(workers, len(cells)) > 1 else _num_cores()
+    with _caught_signals() as caught, open_progress(total=len(cells), skipped=skipped) as progress:
+        _start_forkserver(preload)
+        pool = _Pool(run=run or run_one, workers=workers, threads=threads, progress=progress, todo=deque(todo))
+        try:
+            while pool.is_busy and not caught.signals:
+                pool.start_children()
+                pool.wait(caught.readable)
+        finally:
+            pool.stop()
+    if caught.signals:
+        raise Interrupted(caught.signals[0], skipped + pool.skipped + pool.done, len(cells))
+    outcome = Outcome(done=pool.done, skipped=skipped + pool.skipped, failures=tuple(pool.failures))
+    print(f"{outcome.done} trials done, {outcome.skipped} were finished already, {len(outcome.failures)} failed.")
+    return outcome
+
+
+def _distinct(configs: Sequence[HarnessConfig]) -> list[Cell]:
+    """One cell per identity and store, in order; ConfigError when a store cannot be written."""
+    stores = {root: Store(root) for root in dict.fromkeys(config.results for config in configs)}
+    for store in stores.values():
+        store.check_writable()
+    cells: dict[Path, Cell] = {}
+    for config in configs:
+        cell = Cell(config, stores[config.results], identity(config.trial))
+        try:
+            cells.setdefault(cell.folder, cell)
+        except ValueError as error:
+            raise ConfigError("experiment", config.experiment, "the name of a folder") from error
+    return list(cells.values())
+
+
+@dataclass(kw_only=True)
+class _Pool:
+    """The trials under way, and the counts of those that have ended."""
+
+    run: TrialFunction
+    workers: int
+    threads: int
+    progress: Progress
+    todo: deque[Cell]
+    children: list[_Child] = field(default_factory=list)
+    taken: deque[tuple[float, Cell]] = field(default_factory=deque)  # run by another process; when to look again
+    done: int = 0
+    skipped: int = 0
+    failures: list[Failure] = field(default_factory=list)
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self.todo or self.children or self.taken)
+
+    def start_children(self) -> None:
+        while self.taken and self.taken[0][0] <= time.monotonic():
+            self.todo.append(self.taken.popleft()[1])
+        while self.todo and len(self.children) < self.workers:
+            cell = self.todo.popleft()
+            if cell.is_finished():  # by another process, since the first look
+                self.skipped += 1
+            else:
+                self.children.append(_Child.start(cell, self.run, self.threads))
+        self._show()
+
+    def wait(self, wakeup: int) -> None:
+        """Until a child ends, a signal comes, or a second has passed."""
+        by_output = {child.output.fileno(): child for child in self.children if not child.output.closed}
+        sentinels = [child.process.sentinel for child in self.children]
+        for ready in wait([wakeup, *by_output, *sentinels], timeout=1.0):
+            if isinstance(ready, int) and ready in by_output:
+                by_output[ready].read_output()
+        for child in [child for child in self.children if not child.process.is_alive()]:
+            self.children.remove(child)
+            self._account(child)
+        self._show()
+
+    def stop(self) -> None:
+        """End what still runs: SIGTERM, and SIGKILL for what does not go."""
+        for child in self.children:
+            child.process.terminate()
+        deadline = time.monotonic() + GRACE_SECONDS
+        for child in self.children:
+            child.process.join(max(0.0, deadline - time.monotonic()))
+            if child.process.exitcode is None:
+                child.process.kill()
+                child.process.join()
+            child.close()
+        self.children.clear()
+
+    def _account(self, child: _Child) -> None:
+        match child.end():
+            case _Done():
+                self.done += 1
+            case _Taken(state=State.finished):
+                self.skipped += 1
+            case _Taken():
+                self.taken.append((time.monotonic() + RETRY_SECONDS, child.cell))
+            case Failure() as failure:
+                self.failures.append(failure)
+                self.progress.note(_tell(failure, _mark_failed(child.cell, failure)))
+
+    def _show(self) -> None:
+        self.progress.show(
+            done=self.done + self.skipped, running=len(self.children), failed=len(self.failures), elsewhere=len(self.taken)
+        )
+
+
+def _mark_failed(cell: Cell, failure: Failure) -> Path | None:
+    """`failed.json` of a failure, or None when it could not be written: a full disk must not stop the others."""
+    with contextlib.suppress(OSError):
+        if cell.store.mark_failed(cell.config.experiment, cell.trial, f"{failure.details}\n{failure.summary}"):
+            return cell.folder / "failed.json"
+    return None
+
+
+def _tell(failure: Failure, record: Path | None) -> str:
+    tail = [] if failure.is_bad_input else [f"    {line}" for line in failure.details.strip().splitlines()[-6:]]
+    where = [f"    all of it: {record}"] if record and not failure.is_bad_input else []
+    return "\n".join([f"failed: {failure.trial}: {failure.summary}", *tail, *where])
+
+
+# Children ----------------------------------------------------------------------------------------------------------------------
+
+
+class _Done(NamedTuple):
+    pass
+
+
+class _Taken(NamedTuple):
+    state: State
+
+
+@dataclass(kw_only=True)
+class _Child:
+    """One trial's process, the pipe of its report and the pipe of what it prints."""
+
+    cell: Cell
+    process: BaseProcess
+    report: Connection
+    output: Connection
+    tail: bytes = b""
+
+    @classmethod
+    def start(cls, cell: Cell, run: TrialFunction, threads: int) -> _Child:
+        report, child_report = multiprocessing.Pipe(duplex=False)
+        output, child_output = multiprocessing.Pipe(duplex=False)
+        process = multiprocessing.get_context("forkserver").Process(
+            target=_child_main, args=(run, cell.config, threads, child_report, child_output), name=cell.trial
+        )
+        process.start()
+        child_report.close()
+        child_output.close()
+        return cls(cell=cell, process=process, report=report, output=output)
+
+    def read_output(self) -> None:
+        """Take what the child has printed, keep the end of it."""
+        chunk = os.read(self.output.fileno(), 65536)
+        if not chunk:
+            self.output.close()
+        self.tail = (self.tail + chunk)[-OUTPUT_TAIL:]
+
+    def end(self) -> _Done | _Taken | Failure:
+        """What became of a process that is no longer alive."""
+        self.process.join()
+        while not self.output.closed and self.output.poll():
+            self.read_output()
+        try:
+            report = self.report.recv() if self.report.poll() else None
+        except EOFError:
+            report = None
+        self.close()
+        if isinstance(report, (_Done, _Taken, Failure)):
+            return report
+        code = self.process.exitcode
+        summary = _describe_exit(code if code is not None else 255)
+        return Failure(trial=self.cell.trial, summary=summary, details=self.tail.decode(errors="replace"))
+
+    def close(self) -> None:
+        self.report.close()
+        self.output.close()
+
+
+def _describe_exit(code: int) -> str:
+    if code == -signal.SIGKILL:
+        return "killed by SIGKILL (by hand, or out of memory)"
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    return f"left with exit code {code} before it was finished"
+
+
+def _child_main(run: TrialFunction, config: HarnessConfig, threads: int, report: Connection, output: Connection) -> None:
+    """Run one trial and report how it ended; a crash shows as a process that ends without a report."""
+    for descriptor in (1, 2):  # also what libraries print; the parent's terminal belongs to the progress bar
+        os.dup2(output.fileno(), descriptor)
+    output.close()
+    faulthandler.enable()
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    if torch := sys.modules.get("torch"):  # preloaded
+        torch.set_num_threads(threads)
+    report.send(_attempt(run, config))
+
+
+def _attempt(run: TrialFunction, config: HarnessConfig) -> _Done | _Taken | Failure:
+    trial = identity(config.trial)
+    try:
+        run(config)
+        return _Done()
+    except TrialTaken as taken:
+        return _Taken(taken.state)
+    except ConfigError as error:
+        return Failure(trial=trial, summary=str(error), details=traceback.format_exc(), is_bad_input=True)
+    except SystemExit as error:
+        return Failure(trial=trial, summary=f"called sys.exit({error.code!r})", details=_short_traceback())
+    except BaseException as error:
+        return Failure(trial=trial, summary=f"{type(error).__name__}: {error}".splitlines()[0], details=_short_traceback())
+
+
+def _short_traceback() -> str:
+    """The end of the traceback. A report must fit into a pipe that nobody reads before the child ends."""
+    return traceback.format_exc()[-8 * OUTPUT_TAIL :]
+
+
+def _die_with_parent() -> None:
+    """Without this, the children of a killed parent would go on, and the next call would find their trials taken."""
+    parent = parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)
+
+
+# Surroundings ------------------------------------------------------------------------------------------------------------------
+
+
+def _start_forkserver(preload: Sequence[str]) -> None:
+    """Start it with SIGINT blocked, which children inherit: Ctrl-C reaches all processes of a terminal, only the parent acts."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(preload))
+    resource_tracker.ensure_running()  # else `ensure_running` below does, and that unblocks SIGINT
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+
+
+@dataclass(kw_only=True)
+class _Signals:
+    readable: int  # becomes ready when a signal has come
+    signals: list[int] = field(default_factory=list)
+
+
+@contextlib.contextmanager
+def _caught_signals() -> Iterator[_Signals]:
+    """Collects SIGINT and SIGTERM, instead of an exception at any point: no child is started and then forgotten.
+
+    Outside the main thread, where Python has no signal handlers, nothing is caught.
+    """
+    readable, writable = os.pipe()
+    caught = _Signals(readable=readable)
+
+    def handler(number: int, _frame: FrameType | None) -> None:
+        caught.signals.append(number)
+        os.write(writable, b"x")
+
+    previous: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        previous = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield caught
+    finally:
+        for number, old in previous.items():
+            signal.signal(number, old)
+        os.close(readable)
+        os.close(writable)
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _num_workers(config: HarnessConfig) -> int:
+    """Parallel trials: as configured, else one on a GPU, else one per core."""
+    return config.workers or (1 if _uses_cuda(config.device) else _num_cores())
+
+
+def _uses_cuda(device: Device) -> bool:
+    if device != Device.auto:
+        return device == Device.cuda
+    if not any(os.path.exists(path) for path in ("/dev/nvidiactl", "/dev/dxg")):
+        return False  # no driver: not worth a second for importing torch
+    import torch
+
+    return torch.cuda.is_available()

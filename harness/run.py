@@ -1,0 +1,303 @@
+"""The command line: Hydra composes, this file turns the result into frozen dataclasses, `experiment.py` runs them.
+
+Hydra and OmegaConf stop here. Nothing below imports torch, wandb or pandas: `--help` answers in well under a second.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import difflib
+import enum
+import functools
+import os
+import sys
+import traceback
+import types
+import typing
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+
+from harness import experiment
+from harness.config import ConfigError, HarnessConfig, validate
+
+BAD_INPUT = 2  # exit code, as argparse has it
+
+
+class BadInput(ValueError):
+    """Input that cannot be run, told in one line."""
+
+
+def conf_dir() -> Path:
+    """The folder of the YAML files: inside the package when installed from a wheel, else beside it."""
+    package = Path(__file__).resolve().parent
+    installed = package / "conf"
+    return installed if installed.is_dir() else package.parent / "conf"
+
+
+def main() -> int:
+    """Run the command line of this process and return its exit code: 0 done, 1 failed, 2 bad input, 128 + n for signal n."""
+    wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
+    # Hydra then hands exceptions on, instead of printing them in its own way and leaving with 1.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    sys.argv[0] = "python -m harness"  # the name in usage messages
+    _register_schema()
+    try:
+        hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(_run_composed)()
+    except _Stop as stop:
+        error: BaseException = stop.error
+    except (Exception, KeyboardInterrupt) as caught:
+        error = caught
+    else:
+        return 0
+    return _report(error, wants_traceback)
+
+
+def _report(error: BaseException, wants_traceback: bool) -> int:
+    """Print what stopped the command, and return the exit code."""
+    match error:
+        case experiment.TrialsFailed():
+            return BAD_INPUT if error.outcome.is_bad_input else 1  # `run_many` has reported every failure
+        case experiment.Interrupted():
+            print(error, file=sys.stderr)
+            return 128 + error.signal
+        case KeyboardInterrupt():
+            print("Stopped before the first trial.", file=sys.stderr)
+            return 130
+        case _ if is_bad_input(error) and not wants_traceback:
+            print(explain(error), file=sys.stderr)
+            return BAD_INPUT
+        case _:
+            raise error
+
+
+class _Stop(BaseException):
+    """Carries an error past Hydra's `run_job`, which would print a line of its own about it."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+def _run_composed(composed: DictConfig) -> None:
+    """Hydra's task function: one trial, in its own child process."""
+    try:
+        experiment.run_many([to_config(composed)]).raise_failures()
+    except Exception as error:
+        if HydraConfig.get().mode == RunMode.RUN:
+            raise _Stop(error) from error
+        raise  # under hydra/launcher=basic the other trials go on
+
+
+# Composition -------------------------------------------------------------------------------------------------------------------
+
+
+def _register_schema() -> None:
+    schema = OmegaConf.structured(HarnessConfig)
+    # OmegaConf makes frozen dataclasses read-only, and then no YAML file or override could be merged into them.
+    for node in (schema, *(schema[key] for key in schema if isinstance(schema[key], DictConfig))):
+        OmegaConf.set_readonly(node, None)
+    ConfigStore.instance().store(name="schema", node=schema)
+
+
+def to_config(composed: DictConfig) -> HarnessConfig:
+    """The frozen, validated configuration; ConfigError names a setting that is unknown or cannot be run."""
+    values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+    assert isinstance(values, dict)
+    config: HarnessConfig = _build(HarnessConfig, {str(k): v for k, v in values.items() if k != "hydra"}, "")
+    validate(config)
+    if config.workers < 0:
+        raise ConfigError("workers", config.workers, "0 (one per core) or more")
+    if not config.results:
+        raise ConfigError("results", "''", "a folder")
+    return config
+
+
+def _build(kind: Any, values: Mapping[str, Any], prefix: str) -> Any:
+    """`kind` from plain values. OmegaConf has checked the types; keys added with `+` are only seen here."""
+    fields = _field_types(kind)
+    for key, value in values.items():
+        if key not in fields:
+            raise ConfigError(prefix + key, value, _known_names(key, list(fields)))
+    return kind(**{key: _convert(fields[key], value, f"{prefix}{key}.") for key, value in values.items()})
+
+
+def _convert(kind: Any, value: Any, prefix: str) -> Any:
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        if not isinstance(value, dict):
+            raise ConfigError(prefix[:-1], value, f"settings of {prefix[:-1]}, as in {prefix}key=value")
+        return _build(kind, value, prefix)
+    return tuple(value) if isinstance(value, list) else value
+
+
+@functools.cache
+def _field_types(kind: Hashable) -> dict[str, Any]:
+    assert isinstance(kind, type) and dataclasses.is_dataclass(kind)
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+
+
+def _known_names(name: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"a known setting; did you mean {close[0]}?" if close else f"one of {', '.join(known)}"
+
+
+class Composer:
+    """Configurations of a sweep's cells.
+
+    Hydra's own composition costs 40 ms or more. Only the choice of groups needs it, and cells share those: each distinct choice
+    is composed once, and `key=value` overrides are set on a copy, with the type checks that Hydra's composition makes.
+    """
+
+    def __init__(self, loader: ConfigLoader, master: DictConfig) -> None:
+        self._loader = loader
+        self._master = master
+        self._parser = OverridesParser.create(config_loader=loader)
+        self._parse = functools.cache(self._parser.parse_override)
+        self._is_group = functools.cache(lambda key: bool(loader.get_group_options(key)))
+        self._bases: dict[tuple[str, ...], DictConfig] = {}
+
+    def cells(self, cells: Sequence[Sequence[str]]) -> list[HarnessConfig]:
+        """All cells, or BadInput about the first that cannot be run."""
+        configs = []
+        for number, overrides in enumerate(cells, start=1):
+            try:
+                configs.append(to_config(self._compose(overrides)))
+            except (ConfigError, HydraException, OmegaConfBaseException) as error:
+                where = f" (trial {number} of {len(cells)}: {' '.join(overrides)})"
+                raise BadInput(explain(error) + (where if len(cells) > 1 else "")) from error
+        return configs
+
+    def _compose(self, overrides: Sequence[str]) -> DictConfig:
+        parsed = [self._parse(text) for text in overrides]
+        values = [override for override in parsed if self._is_value(override)]
+        others = [text for text, override in zip(overrides, parsed, strict=True) if not self._is_value(override)]
+        composed = copy.deepcopy(self._base(tuple(others)))
+        for override in values:
+            _set(composed, override)
+        return composed
+
+    def _base(self, overrides: tuple[str, ...]) -> DictConfig:
+        if overrides not in self._bases:
+            base = self._loader.load_sweep_config(self._master, list(overrides))
+            OmegaConf.set_struct(base, False)
+            del base["hydra"]  # the larger part by far, and constant in a sweep
+            OmegaConf.set_struct(base, True)
+            self._bases[overrides] = base
+        return self._bases[overrides]
+
+    def _is_value(self, override: Override) -> bool:
+        """Whether it sets a known key to a value, which no other override's composition can depend on."""
+        return (
+            override.type == OverrideType.CHANGE
+            and override.package is None
+            and not override.is_hydra_override()
+            and not self._is_group(override.key_or_group)
+        )
+
+
+def _set(composed: DictConfig, override: Override) -> None:
+    """As Hydra sets `key=value` after composition, with its error messages."""
+    key = override.key_or_group
+    try:
+        OmegaConf.update(composed, key, override.value(), merge=True)
+    except (ConfigAttributeError, ConfigKeyError) as error:
+        raise ConfigCompositionException(f"Could not override '{key}'.") from error
+    except OmegaConfBaseException as error:
+        raise ConfigCompositionException(f"Error merging override {override.input_line}") from error
+
+
+# Messages ----------------------------------------------------------------------------------------------------------------------
+
+
+def is_bad_input(error: BaseException) -> bool:
+    """Whether the input is to blame: an error of the configuration, or one that Hydra stumbled over (`optimizer=[1]`: TypeError)."""
+    if isinstance(error, (BadInput, ConfigError, HydraException, OmegaConfBaseException)):
+        return True
+    frames = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return isinstance(error, Exception) and bool(frames) and frames[-1].partition(".")[0] in ("hydra", "omegaconf", "antlr4")
+
+
+def explain(error: BaseException) -> str:
+    """One line for a user: the setting, the value, and what was expected."""
+    match error:
+        case BadInput() | ConfigError():
+            return str(error)
+        case MissingConfigException(missing_cfg_file=str(path), options=[*options]) if "/" in path:
+            group, _, option = path.rpartition("/")
+            return f"{group}={option}: expected one of {', '.join(str(name) for name in options)}"
+        case OverrideParseException():
+            return f"{error.override}: expected key=value ({_first_line(error)})"
+        case ConfigCompositionException():
+            return _explain_composition(error)
+        case OmegaConfBaseException(full_key=str(key)) if key:
+            return f"{key}: {_expected(key) or _first_line(error)}"
+        case HydraException():
+            return " ".join(str(error).split())
+        case _:
+            return f"{' '.join(sys.argv[1:])}: {' '.join(str(error).split())}"
+
+
+def _explain_composition(error: ConfigCompositionException) -> str:
+    text = _first_line(error)
+    cause = error.__cause__
+    if text.startswith("Could not override"):
+        key = text.split("'")[1]
+        known_group = key in _field_types(HarnessConfig) and "defaults list" in text
+        return f"{key}: expected " + (f"+{key}=NAME" if known_group else _nearest_setting(key))
+    if text.startswith("Ambiguous value for argument"):
+        override = text.split("'")[1]
+        name, _, values = override.partition("=")
+        return f"{override}: expected one value; add -m to sweep over several, or write {name}=[{values}] for a list"
+    if text.startswith("Error merging override") and cause is not None:
+        override = text.removeprefix("Error merging override ")
+        return f"{override}: {_expected(override.partition('=')[0].lstrip('+')) or _first_line(cause)}"
+    if not text and isinstance(cause, OmegaConfBaseException):  # a value in a YAML file
+        return explain(cause)
+    return " ".join(str(error).split())
+
+
+def _expected(key: str) -> str | None:
+    """What a value of the setting `key` looks like; None for a name that is no setting."""
+    kind: Any = HarnessConfig
+    for part in key.split("."):
+        kind = _field_types(kind).get(part) if dataclasses.is_dataclass(kind) else None
+    described = _describe_kind(kind)
+    return described and f"expected {described}"
+
+
+def _describe_kind(kind: Any) -> str | None:
+    if isinstance(kind, types.UnionType):
+        return " or ".join(filter(None, map(_describe_kind, typing.get_args(kind))))
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return f"one of {', '.join(member.name for member in kind)}"
+    if dataclasses.is_dataclass(kind):
+        return f"its settings: {', '.join(_field_types(kind))}"
+    known = {int: "an integer", float: "a number", str: "text", types.NoneType: "null"}
+    return "a list of integers, as in [2,4]" if typing.get_origin(kind) is tuple else known.get(kind)
+
+
+def _nearest_setting(key: str) -> str:
+    """What a mistyped key may have meant: looked up where its part before the last dot leads."""
+    *path, name = key.split(".")
+    kind: Any = HarnessConfig
+    for part in path:
+        kind = _field_types(kind).get(part)
+        if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+            return _known_names(key, list(_field_types(HarnessConfig)))
+    return _known_names(name, list(_field_types(kind)))
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), "")

@@ -1,0 +1,97 @@
+"""Hydra sweeper `grids`: a union of cartesian grids, where the basic sweeper has one.
+
+`hydra.sweeper.grids` is a list of mappings from an axis to its values, written as on the command line (`"a,b,c"`).
+Without it, this is the basic sweeper.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import ConfigCompositionException
+
+
+@dataclass
+class GridsSweeperConf:
+    _target_: str = "hydra_plugins.harness_sweeper.GridsSweeper"
+    params: dict[str, Any] | None = None  # axes of every grid, as in the basic sweeper
+    grids: list[dict[str, Any]] = field(default_factory=list)
+
+
+ConfigStore.instance().store(group="hydra/sweeper", name="grids", node=GridsSweeperConf, provider="harness")
+
+Grid = dict[str, list[str]]  # axis: its overrides, one per value
+
+
+class GridsSweeper(BasicSweeper):
+    """Every cell of every grid, once, in order.
+
+    The command line wins over the grids. Where some grid lists each of the values it gives for an axis, it restricts: grids keep
+    the values they share with it, and a grid of that axis that shares none is left out. Otherwise it replaces the axis in all
+    grids (`optimizer=adamw`). A grid that does not name the axis takes the values given.
+    """
+
+    def __init__(self, params: Mapping[str, Any] | None = None, grids: Sequence[Mapping[str, Any]] = ()) -> None:
+        super().__init__(max_batch_size=None, params={key: str(value) for key, value in (params or {}).items()})
+        self.grids = [{key: str(value) for key, value in grid.items()} for grid in grids]
+
+    def sweep(self, arguments: list[str]) -> Any:
+        from harness.run import Composer
+        from hydra_plugins.harness_launcher import ForkserverLauncher
+
+        assert self.config is not None and self.launcher is not None and self.hydra_context is not None
+        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
+        given = _axes(parser.parse_overrides(arguments))
+        grids = [
+            _axes(parser.parse_overrides([f"{key}={value}" for key, value in (self.params | grid).items()]))
+            for grid in self.grids or [{}]
+        ]
+        cells = union(restrict(grids, given))
+        if not isinstance(self.launcher, ForkserverLauncher):  # the others compose one by one, or on another machine
+            Composer(self.hydra_context.config_loader, self.config).cells(cells)
+        return self.launcher.launch(cells, initial_job_idx=0)
+
+
+def _axes(overrides: Sequence[Override]) -> Grid:
+    axes: Grid = {}
+    for override in overrides:
+        key = override.get_key_element()
+        if key.lstrip("+") == "experiment" and override.is_sweep_override():
+            raise ConfigCompositionException(f"{override.input_line}: expected one experiment")
+        if override.is_sweep_override() and not override.is_discrete_sweep():
+            raise ConfigCompositionException(f"{override.input_line}: expected a list of values or a range to sweep over")
+        values = override.sweep_string_iterator() if override.is_sweep_override() else [override.get_value_element_as_str()]
+        axes[key] = list(dict.fromkeys(_text(override, key, value) for value in values))
+    return axes
+
+
+def _text(override: Override, key: str, value: str) -> str:
+    """`key=value`, or `~key` for a deletion without a value."""
+    return key if override.is_delete() and override.value() is None else f"{key}={value}"
+
+
+def restrict(grids: Sequence[Grid], given: Grid) -> list[Grid]:
+    """The grids under the command line's axes; see `GridsSweeper`."""
+    restricting = {
+        axis for axis, values in given.items() if set(values) <= {value for grid in grids for value in grid.get(axis, [])}
+    }
+    restricted = []
+    for grid in grids:
+        shared = {axis: [v for v in grid[axis] if v in given[axis]] for axis in restricting if axis in grid}
+        if all(shared.values()):
+            restricted.append(grid | given | shared)
+    return restricted
+
+
+def union(grids: Sequence[Grid]) -> list[list[str]]:
+    """The cells of all grids; a cell that several grids hold comes once, where it comes first."""
+    cells: dict[frozenset[str], list[str]] = {}
+    for grid in grids:
+        for cell in product(*grid.values()):
+            cells.setdefault(frozenset(cell), list(cell))
+    return list(cells.values())
