@@ -1,7 +1,7 @@
 """Step rows: flat records of plain scalars, appended as JSON lines while a trial runs, one parquet table at the end.
 
 Numbers are kept bit for bit on both ways. In JSON a double is Python's shortest repr, which reads back to the same double;
-NaN and the infinities are the tokens `NaN`, `Infinity` and `-Infinity`, which `json.loads` reads back (a NaN loses sign and payload).
+NaN and the infinities are the tokens `NaN`, `Infinity` and `-Infinity`, which `json.loads` reads back (NaN without its payload).
 pandas' own JSON reader is not exact.
 """
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import pandas as pd
-    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow as pa
 
 Scalar = str | int | float | bool | None
 Row = Mapping[str, Scalar]
@@ -75,7 +75,7 @@ def read_rows(path: Path) -> list[dict[str, Scalar]]:
 def to_parquet(rows: Sequence[Row]) -> bytes:
     """One table, columns in the order of their first appearance; a column that a row does not have is a gap there."""
     import pyarrow as pa
-    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+    import pyarrow.parquet as pq
 
     names = list(dict.fromkeys(name for row in rows for name in row))
     table = pa.table({name: _column([row.get(name) for row in rows]) for name in names})
