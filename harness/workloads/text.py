@@ -112,7 +112,8 @@ class TextWorkload:
         """The lines `ids`, padded to the longest of them."""
         rows = self._characters[ids.to(self._characters.device), : int(self._lengths[ids].max())]
         targets = rows[:, 1:]
-        return Batch(ids=ids, inputs=rows[:, :-1], targets=targets.masked_fill(targets == PADDING, IGNORED))
+        padded = targets == PADDING
+        return Batch(ids=ids, inputs=rows[:, :-1].masked_fill(padded, PADDING), targets=targets.masked_fill(padded, IGNORED))
 
     def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
         """[n] sum over a line's characters of the cross-entropy of `outputs` [n, T, V], in float32 or float64."""

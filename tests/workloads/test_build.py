@@ -1,0 +1,206 @@
+"""Every model with every normalisation: trains in every precision, and couples samples under BatchNorm only."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from harness.config import ConfigError, Data, DataConfig, Model, Norm, TrialConfig, WorkloadConfig
+from harness.workloads import Workload
+from harness.workloads.build import make_workload, smallest_micro_batch
+from harness.workloads.image_models import make_resnet18, pooling
+from harness.workloads.norms import make_norm
+
+CPU = torch.device("cpu")
+PAIRS = [(model, norm) for model in (Model.conv, Model.mlp, Model.resnet18) for norm in Norm] + [
+    (Model.transformer, Norm.layer),
+    (Model.transformer, Norm.none),
+]
+PRECISIONS = {
+    "float64": (torch.float64, None),
+    "float32": (torch.float32, None),
+    "float16": (torch.float32, torch.float16),
+    "bfloat16": (torch.float32, torch.bfloat16),
+}
+# Rounding of float64 in a net of twenty layers stays below the first; coupling through batch statistics is far above the second.
+ROUNDING, COUPLED = 1e-11, 1e-4
+
+
+def trial(model: Model, norm: Norm, *, dropout: float = 0.0) -> TrialConfig:
+    data = Data.text if model == Model.transformer else Data.digits
+    width = 1 if model == Model.resnet18 else 8
+    return TrialConfig(workload=WorkloadConfig(data=data, model=model, width=width, dropout=dropout), norm=norm)
+
+
+def build(model: Model, norm: Norm, dtype: torch.dtype = torch.float64, *, dropout: float = 0.0) -> tuple[Workload, nn.Module]:
+    workload = make_workload(trial(model, norm, dropout=dropout), device=CPU, dtype=dtype)
+    torch.manual_seed(0)
+    return workload, workload.make_model().to(dtype)
+
+
+def gradients(workload: Workload, model: nn.Module, ids: Tensor) -> list[Tensor]:
+    """Gradient of the summed loss of `ids`, all in one batch."""
+    batch = workload.batch(ids)
+    return list(torch.autograd.grad(workload.losses(model(batch.inputs), batch).sum(), list(model.parameters())))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(("model", "norm"), PAIRS)
+def test_trains_in_every_precision(model: Model, norm: Norm, precision: str) -> None:
+    dtype, autocast = PRECISIONS[precision]
+    workload, net = build(model, norm, dtype)
+    batch = workload.batch(torch.arange(4))
+    with torch.autocast("cpu", autocast) if autocast else contextlib.nullcontext():
+        outputs = net(batch.inputs)
+    losses = workload.losses(outputs, batch)
+    torch.autograd.backward(losses.sum())
+    assert outputs.dtype == (autocast or dtype)
+    assert losses.dtype == dtype
+    assert losses.shape == (4,)
+    for name, parameter in net.named_parameters():
+        assert parameter.grad is not None and parameter.grad.isfinite().all(), name
+        assert parameter.grad.abs().max() > 0, f"{name} is not trained"
+
+
+@pytest.mark.parametrize("norm", [Norm.layer, Norm.none])
+def test_low_precision_text_is_near_float64(norm: Norm) -> None:
+    losses = {}
+    for name, (dtype, autocast) in PRECISIONS.items():
+        workload, net = build(Model.transformer, norm, dtype)
+        batch = workload.batch(torch.arange(16))
+        with torch.autocast("cpu", autocast) if autocast else contextlib.nullcontext():
+            losses[name] = workload.losses(net(batch.inputs), batch).detach().double()
+    errors = {name: float((loss / losses["float64"] - 1).abs().max()) for name, loss in losses.items()}
+    # Roundings average out over a line: 0.02 to 0.04 eps measured. The limit of float16 rejects bfloat16.
+    limits = {
+        name: 0.1 * torch.finfo(torch.float16 if name == "float16" else torch.bfloat16).eps for name in ("float16", "bfloat16")
+    }
+    assert 0 < errors["float32"] < errors["float16"] < limits["float16"] < errors["bfloat16"] < limits["bfloat16"]
+
+
+@pytest.mark.parametrize(("model", "norm"), PAIRS)
+def test_batch_norm_couples_samples_and_nothing_else_does(model: Model, norm: Norm) -> None:
+    workload, net = build(model, norm)
+    ids = torch.arange(8)
+    whole = gradients(workload, net, ids)
+    parts = [gradients(workload, net, half) for half in (ids[:4], ids[4:])]
+    distance = torch.stack([(w - a - b).norm() for w, a, b in zip(whole, *parts, strict=True)]).norm()
+    relative = float(distance / torch.stack([w.norm() for w in whole]).norm())
+    if norm == Norm.batch:
+        assert relative > COUPLED
+    else:
+        assert relative < ROUNDING
+
+
+@pytest.mark.parametrize(("model", "norm"), [pair for pair in PAIRS if pair[1] != Norm.batch])
+def test_per_sample_gradients_by_vmap_add_up(model: Model, norm: Norm) -> None:
+    workload, net = build(model, norm)
+    batch = workload.batch(torch.arange(3))
+    parameters = {name: p.detach() for name, p in net.named_parameters()}
+
+    def loss(weights: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
+        outputs = functional_call(net, weights, (inputs.unsqueeze(0),)).flatten(0, -2)
+        return nn.functional.cross_entropy(outputs, targets.view(-1), ignore_index=-100, reduction="sum")
+
+    per_sample = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, batch.inputs, batch.targets)
+    for whole, rows in zip(gradients(workload, net, batch.ids), per_sample.values(), strict=True):
+        assert (rows.sum(0) - whole).norm() <= ROUNDING * whole.norm()
+
+
+@pytest.mark.parametrize(("model", "norm"), PAIRS)
+def test_a_model_is_decided_by_the_global_seed(model: Model, norm: Norm) -> None:
+    workload, first = build(model, norm, torch.float32)
+    torch.manual_seed(0)
+    second = workload.make_model().state_dict()
+    torch.manual_seed(1)
+    third = workload.make_model().state_dict()
+    assert all(torch.equal(tensor, second[name]) for name, tensor in first.state_dict().items())
+    assert any(not torch.equal(tensor, third[name]) for name, tensor in first.state_dict().items())
+
+
+@pytest.mark.parametrize("model", [Model.conv, Model.transformer])
+def test_dropout_draws_only_where_it_is_asked_for(model: Model) -> None:
+    norm = Norm.none
+    for dropout, same in ((0.0, True), (0.5, False)):
+        workload, net = build(model, norm, dropout=dropout)
+        inputs = workload.batch(torch.arange(4)).inputs
+        state = torch.get_rng_state()
+        assert torch.equal(net(inputs), net(inputs)) is same
+        assert torch.equal(torch.get_rng_state(), state) is same
+        net.eval()
+        assert torch.equal(net(inputs), net(inputs))
+
+
+@pytest.mark.parametrize(("model", "norm"), PAIRS)
+def test_smallest_micro_batch_trains_and_a_smaller_one_does_not(model: Model, norm: Norm) -> None:
+    workload, net = build(model, norm)
+    smallest = smallest_micro_batch(trial(model, norm))
+    assert net(workload.batch(torch.arange(smallest)).inputs).isfinite().all()
+    assert smallest == (2 if (model, norm) == (Model.mlp, Norm.batch) else 1)
+    if smallest > 1:
+        with pytest.raises(ValueError, match="more than 1 value per channel"):
+            net(workload.batch(torch.arange(smallest - 1)).inputs)
+
+
+def parameter_count(net: nn.Module) -> int:
+    return sum(p.numel() for p in net.parameters())
+
+
+def test_sizes() -> None:
+    # The published CIFAR form of ResNet-18 has 11,173,962 parameters.
+    assert parameter_count(make_resnet18((3, 32, 32), width=8, norm=Norm.batch)) == 11_173_962
+    _, conv = build(Model.conv, Norm.batch)
+    assert parameter_count(conv) == 9 * 8 + 2 * 8 + 9 * 8 * 16 + 2 * 16 + 256 * 10 + 10
+    _, transformer = build(Model.transformer, Norm.layer)
+    assert 15_000 < parameter_count(transformer) < 25_000
+
+
+def convolutions(net: nn.Module) -> Iterator[nn.Conv2d]:
+    return (module for module in net.modules() if isinstance(module, nn.Conv2d))
+
+
+@pytest.mark.parametrize("model", [Model.conv, Model.resnet18])
+def test_convolutions_have_a_bias_without_normalisation_only(model: Model) -> None:
+    for norm in Norm:
+        assert all((conv.bias is not None) == (norm == Norm.none) for conv in convolutions(build(model, norm)[1]))
+
+
+GROUPS = [(8, 4, 4), (6, 4, 3), (7, 4, 1), (1, 4, 1), (64, 32, 32), (24, 32, 24), (40, 32, 20)]
+
+
+@pytest.mark.parametrize(("channels", "most", "groups"), GROUPS)
+def test_group_norm_takes_the_largest_divisor(channels: int, most: int, groups: int) -> None:
+    norm = make_norm(Norm.group, channels, 2, max_groups=most)
+    assert isinstance(norm, nn.GroupNorm)
+    assert norm.num_groups == groups
+
+
+def test_layer_norm_of_maps_is_over_channels_and_places() -> None:
+    maps = torch.randn(3, 4, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    mean, variance = maps.mean((1, 2, 3), keepdim=True), maps.var((1, 2, 3), correction=0, keepdim=True)
+    assert torch.allclose(make_norm(Norm.layer, 4, 2).double()(maps), (maps - mean) / (variance + 1e-5).sqrt(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("side", [4, 8, 14, 16, 31])
+def test_pooling_gives_four_by_four_and_sees_every_pixel(side: int) -> None:
+    maps = torch.ones(1, 1, side, side, requires_grad=True)
+    pooled = nn.Sequential(*pooling(side))(maps)
+    assert pooled.shape == (1, 1, 4, 4)
+    assert (torch.autograd.grad(pooled.sum(), maps)[0] > 0).all()
+    if side % 4 == 0:
+        random = torch.randn(2, 3, side, side)
+        assert torch.allclose(nn.Sequential(*pooling(side))(random), nn.functional.adaptive_avg_pool2d(random, 4), atol=1e-6)
+
+
+@pytest.mark.parametrize("data", [Data.mnist, Data.cifar10])
+def test_file_data_needs_a_folder(data: Data, tmp_path: Path) -> None:
+    for root in (None, str(tmp_path)):
+        config = TrialConfig(workload=WorkloadConfig(data=data, model=Model.conv), data=DataConfig(root=root))
+        with pytest.raises(ConfigError, match=r"data\.root"):
+            make_workload(config, device=CPU, dtype=torch.float32)
