@@ -79,10 +79,8 @@ def to_parquet(rows: Sequence[Row]) -> bytes:
 
     names = list(dict.fromkeys(name for row in rows for name in row))
     table = pa.table({name: _column([row.get(name) for row in rows]) for name in names})
-    texts = [name for name in names if pa.types.is_string(table.schema.field(name).type)]
     sink = pa.BufferOutputStream()
-    # Dictionaries compare values, and -0.0 == 0.0: only text may be stored through one.
-    pq.write_table(table, sink, use_dictionary=texts or False)
+    pq.write_table(table, sink)
     content: bytes = sink.getvalue().to_pybytes()
     return content
 

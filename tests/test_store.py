@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import math
 import multiprocessing
@@ -27,7 +28,7 @@ from hypothesis import strategies as st
 from harness import record
 from harness.config import ConfigError
 from harness.rows import RowError, RowFile, from_parquet, read_rows, to_parquet
-from harness.store import State, Store, StoredTrial, StoreError, StoreWarning, TrialTaken
+from harness.store import State, Store, StoredTrial, StoreError, StoreWarning, TrialTaken, _try_lock
 
 DOUBLES = st.floats(allow_subnormal=True, allow_nan=True, allow_infinity=True)
 SUMMARY: dict[str, Any] = {"arms": [{"arm": "accumulated", "scale": 1.0}], "environment": {"torch": "2.13.0"}, "seconds": 1.5}
@@ -501,12 +502,45 @@ def test_killed_at_random_moments_nothing_is_lost_or_repeated(store: Store, pipe
 
 
 def test_many_writers_share_the_work_without_doing_any_twice(store: Store, pipe: tuple[int, int]) -> None:
-    crowd = [start(store.root, pipe[1], pause=0) for _ in range(4)]
+    crowd = [start(store.root, pipe[1], pause=0.001) for _ in range(4)]
     for process in crowd:
         process.join()
+    assert [process.exitcode for process in crowd] == [0] * 4
     done = [trial for trial, word in acknowledged(pipe[0]) if word == "finished"]
     assert len(done) == len(set(done)) == NUM_TRIALS
     assert len(list(store.trials())) == NUM_TRIALS
+
+
+def test_file_is_whole_before_it_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "trial.json"
+    path.write_bytes(b"old")
+    replace, seen = os.replace, []
+
+    def watched(source: Path, target: Path) -> None:
+        seen.append((source.read_bytes(), target.read_bytes()))
+        replace(source, target)
+
+    monkeypatch.setattr("harness.record.os.replace", watched)
+    record.write_whole(path, b"new")
+    assert seen == [(b"new", b"old")]
+    assert path.read_bytes() == b"new"
+
+
+def test_lock_file_removed_by_its_last_holder_is_no_lock(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between our open and our flock the holder finishes and a third process takes the trial up."""
+    holder = store.open_trial("e", "t", {})
+    flock, others = fcntl.flock, []
+
+    def late(descriptor: int, operation: int) -> None:
+        monkeypatch.setattr("harness.store.fcntl.flock", flock)
+        holder.close()
+        others.append(os.open(holder.folder / "lock", os.O_RDWR | os.O_CREAT))
+        flock(others[0], fcntl.LOCK_EX)
+        flock(descriptor, operation)
+
+    monkeypatch.setattr("harness.store.fcntl.flock", late)
+    assert _try_lock(holder.folder / "lock") is None
+    os.close(others[0])
 
 
 def test_ten_thousand_trials_are_listed_in_seconds(store: Store) -> None:
