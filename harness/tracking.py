@@ -1,0 +1,252 @@
+"""W&B, the mirror of a trial: the only file that imports wandb, and only when a run is opened.
+
+The store holds everything. Whatever happens here (no server, a full disk, a killed upload) becomes a `TrackingWarning`, and
+training goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from harness.config import ConfigError, TrackingConfig, TrackingMode
+
+if TYPE_CHECKING:
+    import wandb
+
+CHECK_SECONDS = 15.0  # how long a server may take to say who we are
+INIT_SECONDS = 20.0
+FINISH_SECONDS = 60.0  # how long the last rows may take; wandb's default is for ever
+
+_WAY_OUT = "`wandb login`, WANDB_API_KEY=…, or tracking=offline (upload later with `wandb sync`)"
+# A process of its own, because wandb's own timeouts do not bound a server that accepts the connection and stays silent.
+_CHECK = """
+import sys, wandb
+try:
+    wandb.Api(timeout=10)  # asks the server who the key belongs to
+except Exception as error:
+    sys.exit(" ".join(f"{type(error).__name__}: {error}".split()))
+"""
+
+
+class TrackingWarning(UserWarning):
+    """Something was not mirrored to W&B; the store is not affected."""
+
+
+def check(config: TrackingConfig) -> None:
+    """Before a sweep: raise ConfigError within 20 s when mode is online and there is no valid key or no server that answers."""
+    if config.mode != TrackingMode.online:
+        return
+    try:
+        child = subprocess.run(
+            [sys.executable, "-c", _CHECK],
+            env=_environment(),
+            stdin=subprocess.DEVNULL,  # never ask for a key
+            capture_output=True,
+            text=True,
+            timeout=CHECK_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise _offline_advice(f"no answer in {CHECK_SECONDS:.0f} s") from None
+    if child.returncode != 0:
+        raise _offline_advice((child.stderr.strip().splitlines() or ["the check died"])[-1])
+
+
+def open_run(
+    config: TrackingConfig, trial: Mapping[str, Any], *, experiment: str, trial_id: str, folder: Path, tags: Sequence[str] = ()
+) -> Run:
+    """The W&B run of one trial, logged under `folder`/wandb: group is the experiment, name the trial, config all of `trial`.
+
+    Mode online falls back to offline, with a warning, when the server does not take the run.
+    """
+    if config.mode == TrackingMode.disabled:
+        return Run(None)
+    modes = [TrackingMode.online, TrackingMode.offline] if config.mode == TrackingMode.online else [TrackingMode.offline]
+    for mode in modes:
+        try:
+            return Run(_init(config, mode, trial, experiment=experiment, trial_id=trial_id, folder=folder, tags=tags))
+        except Exception as error:  # wandb's errors have no common base
+            _warn(f"{experiment}/{trial_id}: no {mode} run ({error})")
+    return Run(None)
+
+
+class Run:
+    """One trial's run; without a wandb run inside it does nothing.
+
+    As a context manager it finishes, as failed after an exception.
+    """
+
+    def __init__(self, inner: wandb.Run | None) -> None:
+        self._inner = inner
+        self._step = -1
+        self._num_lost = 0
+        self.path = Path(inner.settings.sync_file) if inner is not None else None  # the local log; `wandb sync` takes its folder
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """All metrics of one optimizer step; steps ascend, because W&B drops a step that goes backwards."""
+        assert step > self._step, f"expected a step after {self._step}, got {step}"
+        self._step = step
+        # commit: without it the row waits in wandb's process for the next one, and dies with us.
+        self._guarded(lambda run: run.log(dict(metrics), step=step, commit=True), f"the rows from step {step} on")
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Add the summary and close the run, in at most FINISH_SECONDS; a second call does nothing."""
+        self._guarded(lambda run: run.summary.update(_spelled(summary)), "the summary")
+        self._close(exit_code=0)
+
+    def _close(self, exit_code: int) -> None:
+        self._guarded(lambda run: run.finish(exit_code=exit_code), "the end of the run")
+        self._inner = None
+
+    def _guarded(self, call: Callable[[wandb.Run], None], what: str) -> None:
+        """Call wandb; its first error ends the mirror, not the training."""
+        if self._inner is None:
+            return
+        try:
+            call(self._inner)
+        except Exception as error:  # whatever wandb raises
+            self._inner = None
+            _warn(f"{what} may be missing ({error}); what reached the local log can be uploaded: wandb sync {self._folder()}")
+
+    def _folder(self) -> Path | None:
+        return self.path.parent if self.path is not None else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._close(exit_code=0 if error is None else 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfflineRun:
+    """An offline log read back: `rows` are the logged metrics with `step`; `summary` also holds the last value of each metric."""
+
+    name: str
+    group: str
+    tags: tuple[str, ...]
+    config: dict[str, Any]
+    rows: list[dict[str, float]]
+    summary: dict[str, Any]
+
+
+def read_offline(path: Path) -> OfflineRun:
+    """Read the one `.wandb` log at or under `path`, also of a run that was killed; ValueError when there is not exactly one.
+
+    Numbers are those that were logged, except that -0.0 reads as 0.0.
+    """
+    logs = [path] if path.is_file() else sorted(path.rglob("*.wandb"))
+    if len(logs) != 1:
+        raise ValueError(f"expected one .wandb file under {path}, got {len(logs)}")
+    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(logs[0])]
+    output = subprocess.run(
+        command, env=_environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True
+    ).stdout
+    records = [json.loads(line) for line in output.splitlines()]
+    run = next(record["run"] for record in records if record["type"] == "run")
+    summary: dict[str, Any] = {}
+    for record in records:
+        if record["type"] == "summary":
+            summary |= _parsed(record["summary"].get("update", {}))
+    return OfflineRun(
+        name=run.get("display_name", ""),
+        group=run.get("run_group", ""),
+        tags=tuple(run.get("tags", ())),
+        config=_own(_parsed(run["config"]["update"])),
+        rows=[_row(record["history"]) for record in records if record["type"] == "history"],
+        summary=_own(summary),
+    )
+
+
+def _init(
+    config: TrackingConfig,
+    mode: TrackingMode,
+    trial: Mapping[str, Any],
+    *,
+    experiment: str,
+    trial_id: str,
+    folder: Path,
+    tags: Sequence[str],
+) -> wandb.Run:
+    os.environ.update(_environment())  # read when wandb is imported and when it starts its own process
+    import wandb
+
+    return wandb.init(
+        mode=mode.value,
+        project=config.project,
+        entity=config.entity,
+        group=experiment,
+        name=trial_id,
+        tags=list(tags),
+        config=dict(trial),
+        dir=folder,
+        reinit="create_new",  # else a second trial of this process would get the first one's run
+        settings=wandb.Settings(
+            init_timeout=INIT_SECONDS,
+            finish_timeout=FINISH_SECONDS,
+            finish_timeout_raises=True,
+            x_transaction_log_flush_interval=1,  # 15 s by default: what a killed process would lose
+            x_disable_stats=True,
+            x_disable_meta=True,
+            x_disable_machine_info=True,
+            x_save_requirements=False,
+            disable_code=True,
+            disable_git=True,
+            console="off",
+            silent=True,
+            symlink=False,
+        ),
+    )
+
+
+def _environment() -> dict[str, str]:
+    """Ours, with wandb kept quiet and its crash reports off: they look up a DNS name even when offline."""
+    return {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true", **os.environ}
+
+
+def _offline_advice(reason: str) -> ConfigError:
+    return ConfigError("tracking.mode", "online", f"a W&B server that knows us ({reason}); the way out: {_WAY_OUT}")
+
+
+def _warn(message: str) -> None:
+    warnings.warn(f"W&B mirror: {message}. The store holds everything", TrackingWarning, stacklevel=3)
+
+
+_SPELLINGS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def _spelled(value: Any) -> Any:
+    """NaN as wandb spells it in its history: in a summary it would become null."""
+    if isinstance(value, Mapping):
+        return {name: _spelled(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_spelled(item) for item in value]
+    return "NaN" if isinstance(value, float) and math.isnan(value) else value
+
+
+def _parsed(value: Any) -> Any:
+    """The inverse of how wandb spells numbers that JSON has not."""
+    if isinstance(value, dict):
+        return {name: _parsed(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_parsed(item) for item in value]
+    return _SPELLINGS.get(value, value) if isinstance(value, str) else value
+
+
+def _own(items: dict[str, Any]) -> dict[str, Any]:
+    """Without what wandb adds."""
+    return {name: value for name, value in items.items() if not name.startswith("_")}
+
+
+def _row(history: dict[str, Any]) -> dict[str, float]:
+    return {"step": history["step"].get("num", 0), **_own(_parsed(history["item"]))}

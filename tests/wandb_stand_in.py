@@ -1,0 +1,133 @@
+"""A W&B server for tests: HTTP on loopback, enough GraphQL for `wandb.init`, `log` and `finish`, and the file stream.
+
+It proves what our calls send, not that W&B accepts it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+API_KEY = "0123456789abcdef" * 2 + "01234567"  # any 40 characters
+
+
+class StandIn(ThreadingHTTPServer):
+    """Remembers what was sent: `operations` (GraphQL names with variables), `history` (rows), `summary` (the last line sent)."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.operations: list[tuple[str, dict[str, Any]]] = []
+        self.history: list[dict[str, Any]] = []
+        self.summary: dict[str, Any] = {}
+        self.completed: list[int] = []  # exit codes of the runs that said good-bye
+        self.silent = threading.Event()  # set: accept, read, never answer
+        self.knows_key = True
+        self.closing = threading.Event()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def kill(self) -> None:
+        """From now on connections are refused."""
+        self.closing.set()
+        self.shutdown()
+        self.server_close()
+
+    def variables(self, operation: str) -> dict[str, Any]:
+        """Variables of the last call of a GraphQL operation."""
+        return [variables for name, variables in self.operations if name == operation][-1]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: StandIn
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.headers.get("Content-Encoding") == "gzip":
+            body = gzip.decompress(body)
+        if self.server.silent.is_set() or self.server.closing.is_set():
+            self.server.closing.wait()
+            self.close_connection = True
+            return
+        if self.path == "/graphql":
+            self._answer({"data": self._graphql(json.loads(body))})
+        elif self.path.endswith("/file_stream"):
+            self._file_stream(json.loads(body))
+            self._answer({"exitcode": None, "limits": {}})
+        else:
+            self._answer({})
+
+    def do_PUT(self) -> None:
+        self.do_POST()
+
+    def do_GET(self) -> None:
+        self._answer({})
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet."""
+
+    def _answer(self, content: dict[str, Any]) -> None:
+        body = json.dumps(content).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _graphql(self, request: dict[str, Any]) -> dict[str, Any]:
+        name = request.get("operationName") or request["query"].split("(")[0].split("{")[0].split()[-1]
+        variables = request.get("variables") or {}
+        self.server.operations.append((name, variables))
+        return {"viewer": None} if name == "Viewer" and not self.server.knows_key else _graphql_data(name, variables)
+
+    def _file_stream(self, request: dict[str, Any]) -> None:
+        for name, chunk in (request.get("files") or {}).items():
+            rows = [json.loads(line) for line in chunk["content"]]
+            if name == "wandb-history.jsonl":
+                self.server.history += rows
+            elif name == "wandb-summary.json" and rows:
+                self.server.summary = rows[-1]
+        if request.get("complete"):
+            self.server.completed.append(request["exitcode"])
+
+
+def _graphql_data(operation: str, variables: dict[str, Any]) -> dict[str, Any]:
+    entity = {"id": "entity", "name": "tester"}
+    project = {"id": "project", "name": variables.get("project", "project"), "entity": entity}
+    match operation:
+        case "Viewer":
+            return {"viewer": {"id": "user", "username": "tester", "entity": "tester", "email": "", "flags": "{}", "admin": False,
+                               "apiKeys": {"edges": []}, "teams": {"edges": []}}}  # fmt: skip
+        case "UpsertBucket":
+            name = variables.get("name") or "run"
+            bucket = {"id": "bucket", "name": name, "displayName": variables.get("displayName"), "description": None,
+                      "config": "{}", "sweepName": None, "project": project, "historyLineCount": 0}  # fmt: skip
+            return {"upsertBucket": {"bucket": bucket, "inserted": True}}
+        case "CreateRunFiles":
+            return {"createRunFiles": {"runID": "bucket", "uploadHeaders": [], "files": []}}
+        case "RunResumeStatus":
+            return {"model": None}
+        case _:
+            return {}
+
+
+@contextmanager
+def stand_in() -> Iterator[StandIn]:
+    """A server that runs until the block ends, or until `kill`."""
+    server = StandIn()
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        if not server.closing.is_set():
+            server.kill()
+        thread.join()
