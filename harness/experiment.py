@@ -25,17 +25,19 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
+from harness import tracking
 from harness.config import ConfigError, Device, HarnessConfig, identity, to_dict
 from harness.progress import Progress, open_progress
 from harness.store import State, Store, TrialTaken
 
 TrialFunction = Callable[[HarnessConfig], None]
 
-# Imported once, before the first child. wandb and pyarrow would otherwise cost every trial half a second.
-PRELOAD = ("torch", "wandb", "pyarrow.parquet", "harness.trial", "harness.tracking", "harness.store")
+# Imported once, before the first child: wandb and pyarrow alone would cost every trial half a second.
+PRELOAD = ("torch", "wandb", "pyarrow.parquet", "harness.trial", "harness.tracking")
 GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
 RETRY_SECONDS = 2.0  # how often a trial that another process runs is looked at
-OUTPUT_TAIL = 4096  # characters of a dead child's output that are kept
+OUTPUT_TAIL = 8192  # characters of a traceback, or of a dead child's output, that are kept
+LINE_LENGTH = 300  # characters of a line of either in the terminal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,19 +85,39 @@ class Interrupted(KeyboardInterrupt):
 
 
 def run_one(config: HarnessConfig) -> None:
-    """Run a trial into the store and its mirror. TrialTaken when there is nothing to do."""
+    """Run a trial into the store and its W&B mirror. TrialTaken when another process has it, or it is finished."""
     from harness.trial import run_trial
 
-    trial = config.trial
-    started = time.monotonic()
-    with Store(config.results).open_trial(trial.experiment, identity(trial), to_dict(trial)) as writer:
+    trial, name, started = config.trial, identity(config.trial), time.monotonic()
+    with (
+        Store(config.results).open_trial(trial.experiment, name, to_dict(trial)) as writer,
+        tracking.open_run(
+            config.tracking, to_dict(trial), experiment=trial.experiment, trial_id=name, folder=writer.folder
+        ) as mirror,
+    ):
 
-        def on_step(_step: int, rows: list[dict[str, Any]]) -> None:
+        def on_step(step: int, rows: list[dict[str, Any]]) -> None:
             for row in rows:
                 writer.row(row)
+            mirror.log(step, flat_metrics(rows))
 
         result = run_trial(trial, on_step)
         writer.finish({**result.summary, "arms": result.arms, "seconds": time.monotonic() - started})
+        mirror.finish({f"verdict/{arm['arm']}-{arm['accumulation_steps']}": arm["verdict"] for arm in result.arms})
+
+
+def flat_metrics(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """One step's rows as W&B has them: `metric/arm-N`, with the replicate's number for repeated arms.
+
+    >>> flat_metrics([{"step": 3, "arm": "null", "accumulation_steps": 1, "replicate": 2, "loss": 0.5}])
+    {'loss/null-1.2': 0.5}
+    """
+    about = ("step", "arm", "accumulation_steps", "replicate")
+    metrics: dict[str, float] = {}
+    for row in rows:
+        arm = f"{row['arm']}-{row['accumulation_steps']}" + (f".{row['replicate']}" if row["replicate"] else "")
+        metrics |= {f"{name}/{arm}": value for name, value in row.items() if name not in about}
+    return metrics
 
 
 # Parent ------------------------------------------------------------------------------------------------------------------------
@@ -114,24 +136,26 @@ class Cell(NamedTuple):
         return self.store.finished(self.config.experiment, self.trial)
 
 
-def run_many(configs: Sequence[HarnessConfig], run: TrialFunction | None = None, preload: Sequence[str] = PRELOAD) -> Outcome:
+def run_many(configs: Sequence[HarnessConfig], run: TrialFunction | None = None) -> Outcome:
     """Run each distinct trial that is not finished, `run` (a module-level function) in a child process each.
 
     Returns when all have ended, also those that another process on the same store runs. ConfigError before the first starts when
-    the results cannot be written; Interrupted on SIGINT and SIGTERM, with the children stopped.
+    the results cannot be written or W&B is not reachable; Interrupted on SIGINT and SIGTERM, with the children stopped.
     """
     cells = _distinct(configs)
     todo = [cell for cell in cells if not cell.is_finished()]
     skipped = len(cells) - len(todo)
     if not todo:
-        print(f"Nothing to do: all {len(cells)} trials are finished.")
+        print(f"Nothing to do: {_trials(len(cells))} finished already.")
         return Outcome(done=0, skipped=skipped)
+    for tracking_config in dict.fromkeys(cell.config.tracking for cell in todo):
+        tracking.check(tracking_config)
     workers = _num_workers(configs[0])
     # All trials of a sweep decide, not those left: a resumed trial computes with as many threads as it would have had.
     threads = 1 if min(workers, len(cells)) > 1 else _num_cores()
     with _caught_signals() as caught, open_progress(total=len(cells), skipped=skipped) as progress:
-        _start_forkserver(preload)
-        pool = _Pool(run=run or run_one, workers=workers, threads=threads, progress=progress, todo=deque(todo))
+        _start_forkserver()
+        pool = _Pool(run=run or run_one, workers=workers, threads=threads, progress=progress, todo=deque(todo), skipped=skipped)
         try:
             while pool.is_busy and not caught.signals:
                 pool.start_children()
@@ -139,10 +163,14 @@ def run_many(configs: Sequence[HarnessConfig], run: TrialFunction | None = None,
         finally:
             pool.stop()
     if caught.signals:
-        raise Interrupted(caught.signals[0], skipped + pool.skipped + pool.done, len(cells))
-    outcome = Outcome(done=pool.done, skipped=skipped + pool.skipped, failures=tuple(pool.failures))
-    print(f"{outcome.done} trials done, {outcome.skipped} were finished already, {len(outcome.failures)} failed.")
+        raise Interrupted(caught.signals[0], pool.skipped + pool.done, len(cells))
+    outcome = Outcome(done=pool.done, skipped=pool.skipped, failures=tuple(pool.failures))
+    print(f"{_trials(outcome.done)} done, {outcome.skipped} finished already, {len(outcome.failures)} failed.")
     return outcome
+
+
+def _trials(number: int) -> str:
+    return f"{number} trial" + ("" if number == 1 else "s")
 
 
 def _distinct(configs: Sequence[HarnessConfig]) -> list[Cell]:
@@ -172,7 +200,7 @@ class _Pool:
     children: list[_Child] = field(default_factory=list)
     taken: deque[tuple[float, Cell]] = field(default_factory=deque)  # run by another process; when to look again
     done: int = 0
-    skipped: int = 0
+    skipped: int  # finished before we could start them
     failures: list[Failure] = field(default_factory=list)
 
     @property
@@ -223,6 +251,9 @@ class _Pool:
                 self.skipped += 1
             case _Taken():
                 self.taken.append((time.monotonic() + RETRY_SECONDS, child.cell))
+            case Failure() as failure if child.cell.is_finished():  # the end of the mirror, after the results were safe
+                self.done += 1
+                self.progress.note(f"{failure.trial}: finished, but then: {failure.summary}")
             case Failure() as failure:
                 self.failures.append(failure)
                 self.progress.note(_tell(failure, _mark_failed(child.cell, failure)))
@@ -242,7 +273,7 @@ def _mark_failed(cell: Cell, failure: Failure) -> Path | None:
 
 
 def _tell(failure: Failure, record: Path | None) -> str:
-    tail = [] if failure.is_bad_input else [f"    {line}" for line in failure.details.strip().splitlines()[-6:]]
+    tail = [] if failure.is_bad_input else [f"    {line[:LINE_LENGTH]}" for line in failure.details.strip().splitlines()[-6:]]
     where = [f"    all of it: {record}"] if record and not failure.is_bad_input else []
     return "\n".join([f"failed: {failure.trial}: {failure.summary}", *tail, *where])
 
@@ -329,23 +360,27 @@ def _child_main(run: TrialFunction, config: HarnessConfig, threads: int, report:
 
 
 def _attempt(run: TrialFunction, config: HarnessConfig) -> _Done | _Taken | Failure:
-    trial = identity(config.trial)
     try:
         run(config)
         return _Done()
     except TrialTaken as taken:
         return _Taken(taken.state)
     except ConfigError as error:
-        return Failure(trial=trial, summary=str(error), details=traceback.format_exc(), is_bad_input=True)
+        return _failure(config, str(error), is_bad_input=True)
     except SystemExit as error:
-        return Failure(trial=trial, summary=f"called sys.exit({error.code!r})", details=_short_traceback())
+        return _failure(config, f"called sys.exit({error.code!r})")
     except BaseException as error:
-        return Failure(trial=trial, summary=f"{type(error).__name__}: {error}".splitlines()[0], details=_short_traceback())
+        return _failure(config, f"{type(error).__name__}: {error}")
 
 
-def _short_traceback() -> str:
-    """The end of the traceback. A report must fit into a pipe that nobody reads before the child ends."""
-    return traceback.format_exc()[-8 * OUTPUT_TAIL :]
+def _failure(config: HarnessConfig, summary: str, is_bad_input: bool = False) -> Failure:
+    """About the exception in flight, cut to what fits into a pipe: the parent reads the report after the child has ended."""
+    return Failure(
+        trial=identity(config.trial),
+        summary=next(iter(summary.splitlines()), "")[:LINE_LENGTH],
+        details=traceback.format_exc()[-OUTPUT_TAIL:],
+        is_bad_input=is_bad_input,
+    )
 
 
 def _die_with_parent() -> None:
@@ -359,10 +394,10 @@ def _die_with_parent() -> None:
 # Surroundings ------------------------------------------------------------------------------------------------------------------
 
 
-def _start_forkserver(preload: Sequence[str]) -> None:
+def _start_forkserver() -> None:
     """Start it with SIGINT blocked, which children inherit: Ctrl-C reaches all processes of a terminal, only the parent acts."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(preload))
+    context.set_forkserver_preload(list(PRELOAD))
     resource_tracker.ensure_running()  # else `ensure_running` below does, and that unblocks SIGINT
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:

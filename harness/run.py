@@ -134,11 +134,15 @@ def _build(kind: Any, values: Mapping[str, Any], prefix: str) -> Any:
 
 
 def _convert(kind: Any, value: Any, prefix: str) -> Any:
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+    if _has_fields(kind):
         if not isinstance(value, dict):
             raise ConfigError(prefix[:-1], value, f"settings of {prefix[:-1]}, as in {prefix}key=value")
         return _build(kind, value, prefix)
     return tuple(value) if isinstance(value, list) else value
+
+
+def _has_fields(kind: object) -> bool:
+    return isinstance(kind, type) and dataclasses.is_dataclass(kind)
 
 
 @functools.cache
@@ -222,7 +226,7 @@ def _set(composed: DictConfig, override: Override) -> None:
 
 
 def is_bad_input(error: BaseException) -> bool:
-    """Whether the input is to blame: an error of the configuration, or one that Hydra stumbled over (`optimizer=[1]`: TypeError)."""
+    """Whether the input is to blame: an error of the configuration, or one that Hydra stumbled over, as over `optimizer=[1]`."""
     if isinstance(error, (BadInput, ConfigError, HydraException, OmegaConfBaseException)):
         return True
     frames = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -272,7 +276,7 @@ def _expected(key: str) -> str | None:
     """What a value of the setting `key` looks like; None for a name that is no setting."""
     kind: Any = HarnessConfig
     for part in key.split("."):
-        kind = _field_types(kind).get(part) if dataclasses.is_dataclass(kind) else None
+        kind = _field_types(kind).get(part) if _has_fields(kind) else None
     described = _describe_kind(kind)
     return described and f"expected {described}"
 
@@ -282,7 +286,7 @@ def _describe_kind(kind: Any) -> str | None:
         return " or ".join(filter(None, map(_describe_kind, typing.get_args(kind))))
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return f"one of {', '.join(member.name for member in kind)}"
-    if dataclasses.is_dataclass(kind):
+    if _has_fields(kind):
         return f"its settings: {', '.join(_field_types(kind))}"
     known = {int: "an integer", float: "a number", str: "text", types.NoneType: "null"}
     return "a list of integers, as in [2,4]" if typing.get_origin(kind) is tuple else known.get(kind)
@@ -294,7 +298,7 @@ def _nearest_setting(key: str) -> str:
     kind: Any = HarnessConfig
     for part in path:
         kind = _field_types(kind).get(part)
-        if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+        if not _has_fields(kind):
             return _known_names(key, list(_field_types(HarnessConfig)))
     return _known_names(name, list(_field_types(kind)))
 

@@ -1,0 +1,271 @@
+"""Real Hydra command lines; `run_many` is replaced where only the composition matters."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from harness import experiment, run
+from harness.config import (
+    HarnessConfig,
+    Norm,
+    OptimizerConfig,
+    OptimizerName,
+    Precision,
+    ScheduleConfig,
+    ScheduleName,
+    Split,
+    TrackingConfig,
+    TrackingMode,
+    identity,
+)
+
+Command = Callable[..., tuple[int, list[HarnessConfig]]]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
+    """Runs a command line in this process and returns its exit code and the configurations that would be run."""
+    configs: list[HarnessConfig] = []
+
+    def remember(given: Sequence[HarnessConfig]) -> experiment.Outcome:
+        configs.extend(given)
+        return experiment.Outcome(done=len(given), skipped=0)
+
+    def run_command(*arguments: str) -> tuple[int, list[HarnessConfig]]:
+        configs.clear()
+        monkeypatch.setattr(sys, "argv", ["harness", *arguments])
+        return run.main(), list(configs)
+
+    monkeypatch.setattr(experiment, "run_many", remember)
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return run_command
+
+
+def test_the_command_alone_runs_the_defaults_of_the_dataclasses(command: Command, tmp_path: Path) -> None:
+    assert command() == (0, [HarnessConfig()])
+    assert os.listdir(tmp_path) == [], "Hydra made folders"
+
+
+GROUPS = {
+    "optimizer=sgd": OptimizerConfig(name=OptimizerName.sgd, lr=0.1),
+    "optimizer=momentum": OptimizerConfig(name=OptimizerName.momentum, lr=0.05),
+    "optimizer=nesterov": OptimizerConfig(name=OptimizerName.nesterov, lr=0.05),
+    "optimizer=adam": OptimizerConfig(name=OptimizerName.adam, lr=0.003),
+    "optimizer=adamw": OptimizerConfig(name=OptimizerName.adamw, lr=0.003, weight_decay=0.01),
+    "schedule=cosine": ScheduleConfig(name=ScheduleName.cosine),
+    "tracking=disabled": TrackingConfig(mode=TrackingMode.disabled),
+    "tracking=online": TrackingConfig(mode=TrackingMode.online),
+}
+
+
+@pytest.mark.parametrize("choice", GROUPS)
+def test_a_group_is_chosen_by_name(command: Command, choice: str) -> None:
+    code, (config,) = command(choice)
+    assert (code, getattr(config, choice.split("=")[0])) == (0, GROUPS[choice])
+
+
+@pytest.mark.parametrize("name", ["digits", "digits_mlp", "digits_resnet18", "mnist", "cifar10", "text"])
+def test_the_name_of_a_workload_is_its_label(command: Command, name: str) -> None:
+    root = ["data.root=/data"] if name in ("mnist", "cifar10") else []
+    code, (config,) = command(f"workload={name}", *root)
+    assert (code, config.workload.label) == (0, name)
+
+
+def test_values_keep_their_types(command: Command) -> None:
+    _, (config,) = command("accumulation_steps=[4,2]", "clip_norm=1", "precision=float16", "optimizer.lr=1e-2", "results=out")
+    expected = dataclasses.replace(
+        HarnessConfig(), accumulation_steps=(4, 2), clip_norm=1.0, precision=Precision.float16, results="out",
+        optimizer=OptimizerConfig(lr=0.01),
+    )  # fmt: skip
+    assert config == expected
+    assert type(config.clip_norm) is float and type(config.precision) is Precision
+    hash(config)
+
+
+# Command line: what the one line on stderr says.
+BAD_INPUT = {
+    "precision=float33": "precision=float33: expected one of float64, float32, float16, bfloat16",
+    "optimizer=adma": "optimizer=adma: expected one of adam, adamw, momentum, nesterov, sgd",
+    "optimzer=adam": "optimzer: expected a known setting; did you mean optimizer?",
+    "optimizer.momentm=1": "optimizer.momentm: expected a known setting; did you mean momentum?",
+    "+optimizer.momentm=0.9": "optimizer.momentm=0.9: expected a known setting; did you mean momentum?",
+    "+zzz=1": "zzz=1: expected one of experiment, workload, data,",
+    "optimizer@other=adam": "optimizer@other: expected a known setting; did you mean optimizer?",
+    "optimizer.lr=-1": "optimizer.lr=-1.0: expected a positive number",
+    "optimizer.lr=nan": "optimizer.lr=nan: expected a positive number",
+    "optimizer.lr=fast": "optimizer.lr=fast: expected a number",
+    "optimizer.lr={a:1}": "optimizer.lr={a:1}: expected a number",
+    "clip_norm=a": "clip_norm=a: expected a number or null",
+    "seed=1.5": "seed=1.5: expected an integer",
+    "seed=": "seed=: expected an integer",
+    "seed=1,2": "seed=1,2: expected one value; add -m to sweep over several, or write seed=[1,2] for a list",
+    "accumulation_steps=4": "accumulation_steps=4: expected a list of integers, as in [2,4]",
+    "accumulation_steps=[2,x]": "accumulation_steps=[2,x]: expected a list of integers, as in [2,4]",
+    "accumulation_steps=[2,4": "accumulation_steps=[2,4: expected key=value",
+    "accumulation_steps=[2,3]": "accumulation_steps=3: expected a divisor of effective_batch=64, or split=ragged",
+    "workload=text norm=batch": "norm=batch: expected layer or none with workload=text",
+    "workload=mnist": "data.root=null: expected a local folder that holds mnist",
+    "data=3": "data=3: expected its settings: root, last_window",
+    "tracking.mode=loud": "tracking.mode=loud: expected one of offline, online, disabled",
+    "precision=${foo}": "precision: expected one of float64,",
+    "workers=-1": "workers=-1: expected 0 (one per core) or more",
+    "results=": "results='': expected a folder",
+    "seed": "seed: expected key=value",
+    "=3": "=3: ",
+    "optimizer=[1]": "optimizer=[1]: ",
+    "experiment=equivalence": "experiment: expected +experiment=NAME",
+    "+experiment=nope": "experiment=nope: expected one of equivalence",
+    "-m +experiment=equivalence,equivalence": "+experiment=equivalence,equivalence: expected one experiment",
+    "-m optimizer.lr=interval(1,2)": "optimizer.lr=interval(1,2): expected a list of values or a range to sweep over",
+    "-m seed=0,x": "seed=x: expected an integer (trial 2 of 2: seed=x)",
+    "-m workload=digits,text norm=batch": "norm=batch: expected layer or none with workload=text (trial 2 of 2: ",
+    "-m optimizer=sgd,adma": "optimizer=adma: expected one of adam, adamw, momentum, nesterov, sgd (trial 2 of 2: ",
+    "-m hydra/launcher=basic seed=0,-1": "seed=-1: expected 0 or more (trial 2 of 2: ",
+    "+experiment=equivalence precison=float32": "precison: expected a known setting; did you mean precision?",
+    "+experiment=equivalence steps=0": "steps=0: expected 1 or more (trial 1 of 74: ",
+    "hydra/launcher=nope": "hydra/launcher=nope: expected one of basic, forkserver",
+    "-m --cfg job": "-m --cfg job: ",
+}
+
+
+@pytest.mark.parametrize("arguments", BAD_INPUT)
+def test_bad_input_is_one_clear_line(command: Command, capfd: pytest.CaptureFixture[str], arguments: str) -> None:
+    assert command(*arguments.split()) == (2, [])
+    output, errors = capfd.readouterr()
+    assert output == ""
+    assert errors.startswith(BAD_INPUT[arguments]) and errors.count("\n") == 1, errors
+
+
+def test_a_traceback_on_request(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    with pytest.raises(ValueError, match="workers"):
+        command("workers=-1")
+
+
+def test_a_bug_is_no_bad_input(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: object) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(experiment, "run_many", broken)
+    with pytest.raises(ValueError, match="a bug"):
+        command()
+
+
+def test_a_sweep_takes_lists_and_ranges(command: Command) -> None:
+    _, configs = command("-m", "seed=range(3)", "norm=none,group", "accumulation_steps=[2],[2,4]")
+    assert len(configs) == len({identity(config.trial) for config in configs}) == 12
+
+
+EQUIVALENCE = {
+    "": 74,
+    "seed=0 optimizer=adam": 10,
+    "workload=text": 18,
+    "workload=digits": 56,
+    "norm=layer": 20,
+    "norm=batch": 18,
+    "seed=7": 54 // 3 + 18 // 3 + 2,
+    "optimizer=adamw": 54 // 3 + 18 // 3 + 2,
+    "optimizer=adam,adamw seed=0": 12 + 4 + 4,
+    "norm=layer workload=digits": 2,
+    "accumulation_steps=[2]": 74,
+    "steps=10,20": 148,
+}
+
+
+@pytest.mark.parametrize("arguments", EQUIVALENCE)
+def test_the_command_line_restricts_or_replaces_axes_of_a_named_grid(command: Command, arguments: str) -> None:
+    code, configs = command("+experiment=equivalence", *arguments.split())
+    assert (code, len(configs)) == (0, EQUIVALENCE[arguments])
+    assert len({identity(config.trial) for config in configs}) == len(configs)
+
+
+def test_the_equivalence_grid(command: Command) -> None:
+    _, configs = command("+experiment=equivalence")
+    by_grid = Counter((config.workload.label, config.norm == Norm.layer, config.split) for config in configs)
+    assert by_grid == {
+        ("digits", False, Split.even): 54,
+        ("text", True, Split.ragged): 18,
+        ("digits", True, Split.even): 2,
+    }
+    assert {config.experiment for config in configs} == {"equivalence"}
+    assert {config.accumulation_steps for config in configs} == {(2, 4, 8, 16)}
+
+
+def test_fast_composition_is_hydras_composition(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ["-m", "optimizer=adam,nesterov", "optimizer.lr=0.5,0.25", "norm=none,layer", "accumulation_steps=[2,4],[8]",
+                 "data.root=null", "++clip_norm=1.0"]  # fmt: skip
+    _, fast = command(*arguments)
+    monkeypatch.setattr(run.Composer, "_is_value", lambda _self, _override: False)
+    _, slow = command(*arguments)
+    assert len(fast) == 16 and fast == slow
+
+
+def test_hundreds_of_cells_compose_in_seconds(command: Command) -> None:
+    started = time.monotonic()
+    _, configs = command("-m", "seed=range(300)")
+    assert len(configs) == 300
+    assert time.monotonic() - started < 10, "Hydra's own composition would take about 15 s"
+
+
+def test_every_launcher_of_hydra_can_be_used(command: Command) -> None:
+    code, configs = command("-m", "hydra/launcher=basic", "seed=0,1")
+    assert (code, [config.seed for config in configs]) == (0, [0, 1])
+
+
+def test_the_exit_code_tells_failures(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = experiment.Failure(trial="t", summary="s", details="")
+    refuted = dataclasses.replace(failed, is_bad_input=True)
+    for failures, code in [((failed,), 1), ((failed, refuted), 1), ((refuted,), 2)]:
+        outcome = experiment.Outcome(done=1, skipped=0, failures=failures)
+        monkeypatch.setattr(experiment, "run_many", lambda _, outcome=outcome: outcome)
+        assert command()[0] == command("-m", "seed=0,1")[0] == code
+
+
+def test_help_is_quick_and_loads_nothing_heavy() -> None:
+    program = "import sys; sys.argv = ['harness', '--help']\nfrom harness.run import main\n" + (
+        "try: main()\nexcept SystemExit: print({'torch', 'wandb', 'pandas', 'pyarrow', 'numpy'} & sys.modules.keys())"
+    )
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1]
+    )
+    assert done.stdout.endswith("set()\n") and "+experiment=NAME" in done.stdout
+    assert time.monotonic() - started < 3, "it takes 0.5 s on an idle machine"
+
+
+@pytest.mark.slow
+def test_a_real_trial_runs_resumes_and_agrees_with_itself_in_a_sweep(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "harness", "steps=3", "algebra_steps=3", "probe_every=3", "accumulation_steps=[2]"]
+    run_it = [*command, "tracking=disabled", f"results={tmp_path}"]
+    outputs = [subprocess.run(run_it, capture_output=True, text=True, check=True).stdout for _ in range(2)]
+    assert "1 trial done" in outputs[0] and "Nothing to do" in outputs[1]
+    assert len(list(tmp_path.rglob("trial.json"))) == 1
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_conf_and_the_plugins(tmp_path: Path) -> None:
+    """Run from the wheel's content alone, away from the source tree."""
+    root = Path(__file__).parents[1]
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", tmp_path / "wheels", root], check=True)
+    (wheel,) = (tmp_path / "wheels").iterdir()
+    subprocess.run([*pip, "install", "--no-deps", "--target", tmp_path / "site", wheel], check=True)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    command = [sys.executable, "-m", "harness", "--cfg", "job", "optimizer=adam"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=tmp_path)
+    assert "name: adam" in done.stdout
+    where = subprocess.run(
+        [sys.executable, "-c", "from harness.run import conf_dir; print(conf_dir())"],
+        capture_output=True, text=True, check=True, env=environment, cwd=tmp_path,
+    )  # fmt: skip
+    assert where.stdout.strip() == str(tmp_path / "site" / "harness" / "conf")
