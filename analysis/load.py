@@ -1,0 +1,202 @@
+"""From the store to tables: one row per arm, one per trial, and the trials that have no result."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from harness.record import StoredTrial, StoreError, read_trial
+from harness.store import State, Store
+
+# The columns of `verdicts.csv`, in their order (DESIGN.md).
+VERDICT_COLUMNS = (
+    "experiment", "trial", "workload", "norm", "optimizer", "precision", "seed", "effective_batch", "accumulation_steps",
+    "micro_batch", "arm", "algebra_error", "rounding_ratio", "scale", "cosine", "residual", "counters_ok", "trajectory_ratio",
+    "verdict", "cause", "explained",
+)  # fmt: skip
+
+# Evidence that tables and figures use: column -> where it lies in an arm's evidence, and what stands for "absent".
+EVIDENCE: dict[str, tuple[str, str, Any]] = {
+    "gradient_error": ("algebra", "gradient_error", math.nan),
+    "state_error": ("algebra", "state_error", math.nan),
+    "trajectory_error": ("algebra", "trajectory_error", math.nan),
+    "algebra_steps": ("algebra", "steps", 0),
+    "algebra_floor": ("algebra", "floor", math.nan),
+    "clipping_active": ("algebra", "clipping_active", False),
+    "short_windows": ("algebra", "short_windows", 0),
+    "unequal_terms": ("algebra", "unequal_terms", False),
+    "rounding_high": ("rounding", "high", math.nan),
+    "full_error": ("rounding", "full_error", math.nan),
+    "arm_error": ("rounding", "arm_error", math.nan),
+    "rank_p": ("rounding", "rank_p", math.nan),
+    "permutations": ("rounding", "permutations", 0),
+    "skipped": ("rounding", "skipped", 0),
+    "final_distance": ("trajectory", "final_distance", math.nan),
+}
+OUTCOMES = ("final_loss", "tail_loss", "held_out_loss", "held_out_accuracy")
+STEP_COLUMNS = ("step", "arm", "accumulation_steps", "replicate", "loss", "gradient_distance", "scale", "cosine",
+                "parameter_distance", "gradient_error")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A trial without a usable result."""
+
+    experiment: str
+    trial: str
+    state: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Results:
+    """Everything the small files of a store say."""
+
+    arms: (
+        pd.DataFrame
+    )  # one row per trial and arm: the verdict columns, evidence, outcomes of the arm and (full_*) of the full batch
+    trials: pd.DataFrame  # one row per finished trial: names, group, versions, seconds by phase
+    missing: tuple[Missing, ...]  # running, unfinished, failed and damaged trials
+
+    def of(self, experiment: str) -> Results:
+        """The part that belongs to one experiment."""
+        return Results(
+            self.arms[self.arms["experiment"] == experiment].reset_index(drop=True),
+            self.trials[self.trials["experiment"] == experiment].reset_index(drop=True),
+            tuple(one for one in self.missing if one.experiment == experiment),
+        )
+
+    @property
+    def experiments(self) -> list[str]:
+        """Names of the experiments that have at least one finished trial."""
+        return sorted(set(self.trials["experiment"]))
+
+
+def read(results: Path | str, experiment: str | None = None) -> Results:
+    """Read every `trial.json` once; step rows stay on disk. Sorted by experiment, trial, arm and accumulation steps."""
+    arms, trials, missing = Columns(), Columns(), []
+    for status in Store(results).status(experiment):
+        detail = status.detail
+        if status.state == State.finished:
+            try:
+                trial = read_trial(status.folder)
+                rows = [_arm(trial, arm) for arm in trial.arms]
+            except (StoreError, OSError, KeyError, TypeError) as error:  # changed meanwhile, or not written by this engine
+                missing.append(Missing(status.experiment, status.trial, str(State.damaged), _one_line(error)))
+                continue
+            arms.extend(rows)
+            trials.extend([_trial(trial)])
+        else:
+            missing.append(Missing(status.experiment, status.trial, str(status.state), detail))
+    order = ["experiment", "trial", "arm", "accumulation_steps"]
+    return Results(arms.frame(VERDICT_COLUMNS, order), trials.frame(("experiment", "trial"), order[:2]), tuple(missing))
+
+
+def from_store(results: Path | str, experiment: str | None = None) -> pd.DataFrame:
+    """One row per arm of every finished trial."""
+    return read(results, experiment).arms
+
+
+def steps(results: Path | str, experiment: str, trials: Iterable[str]) -> tuple[pd.DataFrame, tuple[Missing, ...]]:
+    """Step rows of the trials named, with a column `trial`; and the trials whose rows cannot be read."""
+    store, frames, missing = Store(results), [], []
+    for name in trials:
+        try:
+            frames.append(store.steps(read_trial(store.folder(experiment, name))).assign(trial=name))
+        except (StoreError, FileNotFoundError) as error:
+            missing.append(Missing(experiment, name, str(State.damaged), _one_line(error)))
+    rows = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=[*STEP_COLUMNS, "trial"])
+    return rows, tuple(missing)
+
+
+class Columns:
+    """Rows collected by column: a tenth of the memory of as many dictionaries."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, list[Any]] = {}
+        self._length = 0
+
+    def extend(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        for row in rows:
+            for name, value in row.items():
+                self._values.setdefault(name, [None] * self._length).append(value)
+            self._length += 1
+            for values in self._values.values():
+                if len(values) < self._length:
+                    values.append(None)
+
+    def frame(self, columns: Iterable[str], order: list[str]) -> pd.DataFrame:
+        """Sorted; `columns` come first, and exist also when there are no rows."""
+        names = dict.fromkeys((*columns, *self._values))
+        frame = pd.DataFrame({name: self._values.get(name, []) for name in names})
+        return frame.sort_values(order, kind="stable", ignore_index=True)
+
+
+def _arm(trial: StoredTrial, arm: Mapping[str, Any]) -> dict[str, Any]:
+    """A flat row; KeyError when a verdict column is missing."""
+    evidence = arm.get("evidence", {})
+    explanations = evidence.get("explanations", {})
+    return {
+        **{name: arm[name] for name in VERDICT_COLUMNS},
+        "group": group(trial.config),
+        "model": f"{arm['workload']} {arm['norm']}",
+        **{column: evidence.get(part, {}).get(name, absent) for column, (part, name, absent) in EVIDENCE.items()},
+        "jump_step": _number(evidence.get("trajectory", {}).get("jump_step")),
+        "oracle_error": min(explanations.values(), default=math.nan),
+        "counters": ", ".join(sorted(evidence.get("counters", {}))),
+        "reasons": "; ".join(arm.get("reasons", ())),
+        "steps": int(trial.config.get("steps", 0)),
+        "clip_norm": _number(trial.config.get("clip_norm")),
+        **{name: _number(arm.get("outcome", {}).get(name)) for name in OUTCOMES},
+        **{f"full_{name}": _number(trial.record.get("reference", {}).get(name)) for name in OUTCOMES},
+    }
+
+
+def _trial(trial: StoredTrial) -> dict[str, Any]:
+    environment, phases = trial.environment, dict(_phases(trial.record["seconds"]))
+    return {
+        "experiment": trial.experiment,
+        "trial": trial.trial,
+        "rows": trial.num_rows,
+        "seconds": math.fsum(phases.values()),
+        "device": str(environment.get("device", "unknown")),
+        "environment": " · ".join(_versions(environment)),
+        **{f"seconds_{name}": value for name, value in phases.items()},
+    }
+
+
+def _phases(seconds: Any) -> Iterator[tuple[str, float]]:
+    """Seconds by phase, whether they were stored so or as one number."""
+    if isinstance(seconds, Mapping):
+        yield from ((str(name), float(value)) for name, value in seconds.items() if name != "total")
+    else:
+        yield "trial", float(seconds)
+
+
+def _versions(environment: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in environment.items():
+        if isinstance(value, Mapping):
+            yield from (f"{package} {version}" for package, version in value.items())
+        else:
+            yield f"{name} {value}"
+
+
+def group(config: Mapping[str, Any]) -> str:
+    """Name of the trials that differ only in their seed."""
+    shared = {name: value for name, value in config.items() if name != "seed"}
+    return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:10]
+
+
+def _number(value: Any) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -1,0 +1,174 @@
+"""`python -m analysis.report [--results DIR] [--out DIR]`: the page, the verdicts and the figures, from the store alone."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pandas as pd
+from markupsafe import Markup
+
+from analysis import load, sections, style, tables
+from analysis.content import Material, Picture, Section, Text, number
+from experiments import Answer, Experiment, registered
+from harness.record import write_whole
+from harness.verdict import ALGEBRA_GATE, RANK_LEVEL, ROUNDING_GATE, TRAJECTORY_GATE
+
+MAX_LISTED = 50
+
+
+@dataclass(frozen=True)
+class Article:
+    """An experiment on the page."""
+
+    experiment: Experiment
+    answer: Answer
+    sections: tuple[Section, ...]
+    results: load.Results
+
+
+class NothingToReport(RuntimeError):
+    """No finished trial in the store."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m analysis.report", description=__doc__)
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the store (default: results)")
+    parser.add_argument("--out", type=Path, default=Path("reports"), help="folder to write to (default: reports)")
+    options = parser.parse_args(arguments)
+    try:
+        written = write(options.results, options.out)
+    except (NothingToReport, OSError) as error:
+        print(f"analysis.report: {error}", file=sys.stderr)
+        return 1
+    print(f"{written}")
+    return 0
+
+
+def write(results: Path, out: Path) -> Path:
+    """Write figures, `verdicts.csv` and, last, `index.html`, each whole or not at all; NothingToReport without trials."""
+    loaded = load.read(results)
+    if loaded.trials.empty:
+        raise NothingToReport(_nothing(results, loaded.missing))
+    articles = list(_articles(results, loaded))
+    pictures = {
+        f"{article.experiment.name}-{block.name}": (block, style.to_svg(block.figure))
+        for article in articles
+        for section in article.sections
+        for block in section.blocks
+        if isinstance(block, Picture)
+    }
+    page = _page(loaded, articles, {name: style.inline(svg, name, picture.alt) for name, (picture, svg) in pictures.items()})
+    (out / "figures").mkdir(parents=True, exist_ok=True)
+    for name, (_, svg) in pictures.items():
+        write_whole(out / "figures" / f"{name}.svg", svg)
+    write_whole(out / "verdicts.csv", tables.to_csv(tables.verdicts(loaded.arms)))
+    write_whole(out / "index.html", page.encode())
+    return out / "index.html"
+
+
+def _nothing(results: Path, missing: Sequence[load.Missing]) -> str:
+    if not missing:
+        return f"no trials in {results}: run some first, for example `python -m harness +experiment=equivalence`"
+    states = ", ".join(f"{count} {state}" for state, count in sorted(Counter(one.state for one in missing).items()))
+    first = next((f"; {one.experiment}/{one.trial}: {one.detail}" for one in missing if one.detail), "")
+    return f"no finished trial in {results} ({states}{first})"
+
+
+def _articles(results: Path, loaded: load.Results) -> Iterator[Article]:
+    known = registered()
+    for name in sorted(loaded.experiments, key=lambda name: (name not in known, name)):
+        yield _article(results, loaded.of(name), known.get(name) or _unregistered(name))
+
+
+def _article(results: Path, own: load.Results, experiment: Experiment) -> Article:
+    chosen = tables.drawn(own.arms)
+    rows, damaged = load.steps(results, experiment.name, chosen["trial"])
+    labels = chosen[["trial", "model", "workload", "norm", "optimizer", "precision", "seed"]]
+    material = Material(
+        experiment=experiment,
+        results=own,
+        steps=rows.merge(labels, on="trial"),
+        l4=tables.convergence(own.arms, experiment.margin),
+    )
+    shown = tuple(section for make in experiment.sections if (section := make(material)) is not None)
+    if damaged:
+        lost = "; ".join(f"{one.trial} ({one.detail})" for one in damaged)
+        shown = (*shown, Section("Curves that are missing", (Text(f"The step rows of these trials cannot be read: {lost}."),)))
+    return Article(experiment, experiment.answer(own.arms), shown, own)
+
+
+def _unregistered(name: str) -> Experiment:
+    """Trials that belong to no question of this project are shown all the same."""
+
+    def count(arms: pd.DataFrame) -> Answer:
+        counts = ", ".join(f"{number} {verdict}" for verdict, number in tables.verdict_counts(arms).items())
+        return Answer((f"{len(arms)} arms: {counts}.",), None)
+
+    return Experiment(
+        name=name,
+        title=f"Trials of “{name}”",
+        question="Single trials, without a question fixed beforehand.",
+        prediction="",
+        rule="",
+        margin=0.02,
+        margin_reason="0.02 nats of loss is a change of perplexity of 2 %",
+        answer=count,
+        sections=(sections.verdict_matrix, sections.gradient_error, sections.algebra, sections.losses, sections.unjudged),
+    )
+
+
+def _page(loaded: load.Results, articles: Sequence[Article], figures: dict[str, str]) -> str:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    gates = {"algebra": ALGEBRA_GATE, "trajectory": TRAJECTORY_GATE, "rounding": ROUNDING_GATE, "rank": RANK_LEVEL}
+    return environment.get_template("report.html.j2").render(
+        articles=articles,
+        figures={name: Markup(svg) for name, svg in figures.items()},
+        meanings=[(state, sections.SYMBOLS[state], words) for state, words in sections.MEANINGS.items()],
+        gates={name: f"{gate:g}" for name, gate in gates.items()},
+        missing=loaded.missing[:MAX_LISTED],
+        num_missing=len(loaded.missing),
+        facts=_facts(loaded),
+        environments=_environments(loaded.trials),
+    )
+
+
+def _facts(loaded: load.Results) -> list[tuple[str, str]]:
+    """What identifies the results of a page, and what they took."""
+    names = "".join(f"{e}/{t}\n" for e, t in zip(loaded.trials["experiment"], loaded.trials["trial"], strict=True))
+    spent = tables.seconds(loaded.trials)
+    phases = ", ".join(f"{name} {_duration(value)}" for name, value in spent.drop("total").items())
+    return [
+        ("Trials", f"{len(loaded.trials)} finished, {len(loaded.missing)} without a result"),
+        ("Arms", f"{len(loaded.arms)}, and {int(loaded.trials['rows'].sum()):,} rows of steps"),
+        ("Configurations", f"SHA-256 {hashlib.sha256(names.encode()).hexdigest()} (over the sorted names of the trials)"),
+        ("Time", f"{_duration(spent['total'])} of computing, summed over trials ({phases})"),
+    ]  # fmt: skip
+
+
+def _environments(trials: pd.DataFrame) -> list[tuple[str, int]]:
+    counts: dict[Any, int] = trials["environment"].value_counts().to_dict()
+    return sorted(((str(name), count) for name, count in counts.items()), key=lambda pair: (-pair[1], pair[0]))[:10]
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{number(round(seconds, 1))} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,290 @@
+"""The sections of the page: from the material of an experiment to what is shown of it, or None where there is nothing to show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis import figures, tables
+from analysis.content import Block, Cell, Material, Matrix, Picture, Section, Table, Text, number, share
+from harness.verdict import ALGEBRA_GATE, ROUNDING_GATE
+
+SYMBOLS = {"equivalent": "=", "degraded": "≈", "explained": "≠", "different": "≠!", "inconclusive": "?"}
+MEANINGS = {
+    "equivalent": "equivalent",
+    "degraded": "degraded: the algebra holds, the rounding is worse than the full batch's",
+    "explained": "different, and an exact oracle of its cause reproduces it",
+    "different": "different, and nothing explains it",
+    "inconclusive": "inconclusive: could not be judged",
+}
+MAX_LISTED = 20
+TRAJECTORY_FACTOR = 10.0  # L3: d_t against the null
+
+
+def verdict_matrix(material: Material) -> Section | None:
+    cells = tables.matrix(material.arms)
+    if cells.empty:
+        return None
+    columns = cells.groupby("precision")[["arm", "accumulation_steps"]].apply(_columns)
+    precisions = [name for name in tables.PRECISIONS if name in columns.index]
+    keys = [(name, *key) for name in precisions for key in columns[name]]
+    by_key = {
+        tuple(row[:6]): row
+        for row in cells[[*tables.CELL, "verdict", "agreeing", "n", "explained", "cause"]].itertuples(index=False)
+    }
+    bodies = []
+    for workload, rows in cells.groupby("workload", sort=False):
+        names = list(dict.fromkeys(zip(rows["norm"], rows["optimizer"], strict=True)))
+        bodies.append(
+            (str(workload), tuple((n, o, tuple(_cell(by_key.get((workload, n, o, *key))) for key in keys)) for n, o in names))
+        )
+    matrix = Matrix(
+        precisions=tuple((name, len(columns[name])) for name in precisions),
+        columns=tuple("null" if arm == "permuted" else f"N={n}" for _, arm, n in keys),
+        bodies=tuple(bodies),
+        caption=f"{_batches(material.arms)} The fraction: trials (seeds) with that verdict over all of the cell; where they "
+        "disagree the worst is shown. null: a permuted full batch, which has to be equivalent, or the test itself is wrong.",
+    )
+    return Section("Verdicts", (matrix,))
+
+
+def _columns(cells: pd.DataFrame) -> list[tuple[str, int]]:
+    """Arms of one precision: every N, then the null."""
+    return sorted({(str(arm), int(n)) for arm, n in zip(cells["arm"], cells["accumulation_steps"], strict=True)})
+
+
+def _cell(row: tuple[object, ...] | None) -> Cell | None:
+    if row is None:
+        return None
+    verdict, agreeing, n, explained, cause = row[len(tables.CELL) :]
+    state = "explained" if verdict == "different" and explained else str(verdict)
+    words = f"{MEANINGS[state]}; {agreeing} of {n} trials" + (f"; cause: {cause}" if cause else "")
+    return Cell(state, SYMBOLS[state], f"{agreeing}/{n}", words)
+
+
+def _batches(arms: pd.DataFrame) -> str:
+    sizes = sorted(set(arms["effective_batch"]))
+    return f"Effective batch B = {', '.join(map(str, sizes))}, micro-batches of b = B/N."
+
+
+def gradient_error(material: Material) -> Section | None:
+    arms = material.arms[np.isfinite(material.arms["arm_error"])]
+    if arms.empty:
+        return None
+    good = arms[(arms["arm"] == "accumulated") & (arms["verdict"] == "equivalent")]
+    ratios = good["rounding_ratio"].dropna()
+    summary = (
+        f"In {len(ratios)} equivalent arms the error is {number(ratios.min())} to {number(ratios.max())} times the full batch's "
+        f"(median {number(ratios.median())}; gate {ROUNDING_GATE:g}). Below 1, accumulation is the more accurate of the two."
+    )
+    picture = Picture(
+        "gradient-error",
+        figures.figure_gradient_error(arms),
+        "Relative error of the gradient against float64 over the number of accumulation steps, per model and precision, with "
+        "the full batch's own error as a band.",
+        "Error of the gradient against float64 at the initial weights, in the precision of the run, over N. Points inside or "
+        "below the grey band round no worse than the full batch does; points decades above it compute something else.",
+    )
+    return Section("Error of the gradient", (Text(summary), picture) if len(ratios) else (picture,))
+
+
+def algebra(material: Material) -> Section | None:
+    arms = material.arms
+    if arms["algebra_error"].notna().sum() == 0:
+        return None
+    errors = arms.loc[arms["arm"] == "accumulated", "algebra_error"]
+    good, bad = errors[errors <= ALGEBRA_GATE], errors[errors > ALGEBRA_GATE]
+    text = f"{share(len(good), len(errors))} accumulated arms pass" + (
+        f", the worst of them at {number(good.max())}." if len(good) else "."
+    )
+    if len(bad) and good.max() > 0:
+        decades = np.log10(bad.min() / good.max())
+        text += (
+            f" The nearest that fails is at {number(bad.min())}: {decades:.0f} decades lie between, so no statistics are needed."
+        )
+    picture = Picture(
+        "algebra",
+        figures.figure_algebra(arms),
+        "Strip of float64 differences to the full batch per normalisation on a logarithmic axis, with the gate at 1e-12.",
+        "The same training in float64, where rounding cannot hide anything. Blue dots left of the gate: the same computation. "
+        "Red crosses: another one. Green diamonds: what is left of BatchNorm's difference once the full batch uses its chunks.",
+    )
+    return Section("The algebra, in float64", (Text(text), picture))
+
+
+def losses(material: Material) -> Section | None:
+    pictures: list[Block] = []
+    for precision in tables.PRECISIONS:
+        rows = material.steps[material.steps["precision"] == precision]
+        if len(rows):
+            pictures.append(
+                Picture(
+                    f"loss-{precision}",
+                    figures.figure_losses(rows),
+                    f"Training loss in {precision} per model, and its distance to the full batch's over the band of null runs.",
+                    f"{precision}, one trial per model. Above: the losses; curves of equivalent arms lie on one another. Below: "
+                    "their distance to the full batch's loss. In the grey band, an arm differs no more than a full batch whose "
+                    "rows were permuted; gaps are steps without any difference.",
+                )
+            )
+    return Section("Loss curves", tuple(pictures)) if pictures else None
+
+
+def distances(material: Material) -> Section | None:
+    if material.steps.empty:
+        return None
+    arms = material.arms
+    good = arms[(arms["arm"] == "accumulated") & (arms["verdict"] == "equivalent") & arms["trajectory_ratio"].notna()]
+    inside = int((good["trajectory_ratio"] <= TRAJECTORY_FACTOR).sum())
+    text = (
+        f"{share(inside, len(good))} equivalent arms stay within {TRAJECTORY_FACTOR:g} times the largest null until the null's "
+        "own first jump. Reported, never a gate: rounding that flips one ReLU parts two correct runs by decades, in the null as well."
+    )
+    picture = Picture(
+        "distance",
+        figures.figure_distances(material.steps),
+        "Relative distance of the parameters to the full batch's over the optimizer steps, per model and precision.",
+        "d = ‖θ_acc - θ_full‖ / ‖θ_full - θ_0‖. The grey band is reached by five full batches with permuted rows and one with a "
+        "single weight moved by one unit in the last place. In 16-bit formats permuting moves almost nothing, so that arms above "
+        "the band there are no sign of a fault: their rounding is judged against float64.",
+    )
+    return Section("Distance of the parameters", (Text(text), picture))
+
+
+def batch_norm(material: Material) -> Section | None:
+    arms = material.arms[material.arms["norm"] == "batch"]
+    accumulated = arms[(arms["arm"] == "accumulated") & arms["oracle_error"].notna()]
+    if accumulated.empty:
+        return None
+    l4 = material.l4[(material.l4["norm"] == "batch") & (material.l4["measure"] == "held_out_loss")]
+    rows = []
+    for n, group in accumulated.groupby("accumulation_steps"):
+        means = l4.loc[(l4["arm"] == "accumulated") & (l4["accumulation_steps"] == n), "mean"]
+        errors = (number(group["gradient_error"].median()), number(group["oracle_error"].max()))
+        counts = (str(n), str(group["micro_batch"].iloc[0]), str(len(group)))
+        rows.append((*counts, *errors, f"{number(means.min())} to {number(means.max())}"))
+    text = (
+        f"BatchNorm normalises with the statistics of the micro-batch: its {len(accumulated)} arms compute another function. A "
+        "full batch that normalises in chunks of b (Ghost BatchNorm) gives their gradients and running statistics back to "
+        f"{number(accumulated['oracle_error'].max())} at worst: batch statistics are the whole of the difference."
+    )
+    if (accumulated["oracle_error"] > ALGEBRA_GATE).any():
+        left = number(accumulated["oracle_error"].max())
+        text = f"Batch statistics do not explain every arm: Ghost BatchNorm, the same chunks in one batch, leaves up to {left}."
+    picture = Picture(
+        "batch-norm",
+        figures.figure_batch_norm(arms, l4),
+        "Left: difference of BatchNorm's gradient to the full batch's and to its oracle's over N. Right: held-out loss "
+        "difference to the full batch by N.",
+        "Left, float64: crosses, the distance to the full batch; diamonds, the distance to the oracle (medians and ranges). "
+        "Right: what it does to the held-out loss; below zero the accumulated run is the better one. These runs are short: "
+        "they show that training differs, not which batch size is best.",
+    )
+    head = ("N", "b", "arms", "gradient difference, median", "oracle error, worst", "held-out loss - full batch's, means")
+    table = Table(head, tuple(rows), "The same in numbers; means over seeds, from the lowest configuration to the highest.")
+    return Section("BatchNorm", (Text(text), picture, table))
+
+
+def convergence(material: Material) -> Section | None:
+    margin, l4 = material.experiment.margin, material.l4
+    cells = l4[(l4["measure"] == "held_out_loss") & (l4["arm"] == "accumulated") & (l4["n"] >= 2)]
+    if cells.empty:
+        return None
+    table = Table(
+        (
+            "workload",
+            "norm",
+            "optimizer",
+            "precision",
+            "arm",
+            "measure",
+            "n",
+            "mean",
+            "95% interval",
+            "TOST p",
+            "F",
+            "F p",
+            "F p (Holm)",
+        ),
+        tuple(_l4_row(row) for row in l4.to_dict("records")),
+        "Paired differences to the full batch, all arms and both measures. tail: mean loss of the last tenth of the run.",
+        folded=True,
+    )
+    picture = Picture(
+        "convergence",
+        figures.figure_convergence(l4, margin),
+        "Mean held-out loss difference to the full batch with its 95% interval per configuration, with the margin shaded.",
+        f"Mean over seeds and 95% t interval; shaded: the margin of ±{margin:g} nats, fixed beforehand "
+        f"({material.experiment.margin_reason}). The axis is linear near zero and logarithmic beyond.",
+    )
+    return Section("Convergence over seeds", (*(Text(line) for line in _l4_text(cells, margin)), picture, table))
+
+
+def _l4_text(cells: pd.DataFrame, margin: float) -> tuple[str, str]:
+    seeds = f"{cells['n'].min()}" if cells["n"].nunique() == 1 else f"{cells['n'].min()} to {cells['n'].max()}"
+    inside, wide = cells[cells["tost_p"] < tables.LEVEL], cells[cells["f_holm"] < tables.LEVEL]
+    scattered = ", ".join(f"{count} with norm {norm}" for norm, count in wide["norm"].value_counts().sort_index().items())
+    found = (
+        f"{share(len(inside), len(cells))} configurations have a held-out loss within ±{margin:g} nats of the full batch's (TOST, "
+        f"5%). {share(len(wide), len(cells))} scatter more than the permuted full batch does (F test, Holm, 5%)"
+        f"{': ' + scattered if scattered else ''}."
+    )
+    unable = int((cells["detectable"] > margin).sum())
+    power = (
+        f"With {seeds} seeds the power is small. The smallest difference that a paired t test would have found (5%, power 80%) "
+        f"is {number(cells['detectable'].median())} nats at the median and {number(cells['detectable'].max())} at worst; for "
+        f"{unable} of {len(cells)} it is above the margin. This level certifies nothing alone: arms whose gradients are 10% off "
+        "can pass it."
+    )
+    return found, power
+
+
+def _l4_row(row: Mapping[Any, Any]) -> tuple[str, ...]:
+    names = [str(row[name]) for name in ("workload", "norm", "optimizer", "precision")]
+    interval = f"{number(row['low'])} to {number(row['high'])}"
+    measure = str(row["measure"]).removesuffix("_loss").replace("_", "-")
+    rest = (number(row[name]) for name in ("tost_p", "f", "f_p", "f_holm"))
+    return (*names, _arm_name(row), measure, str(row["n"]), number(row["mean"]), interval, *rest)
+
+
+def unjudged(material: Material) -> Section:
+    """Arms without a clear verdict, and why."""
+    arms = material.arms
+    unclear = arms[arms["verdict"].isin(["inconclusive", "degraded"]) | (arms["verdict"].eq("different") & ~arms["explained"])]
+    title = "What could not be judged or explained"
+    if unclear.empty:
+        return Section(title, (Text(f"Nothing: all {len(arms)} arms have a verdict, and every difference a cause."),))
+    rows = tuple(
+        (str(row["trial"]), _arm_name(row), str(row["verdict"]), str(row["reasons"]))
+        for row in tables.in_order(unclear).head(MAX_LISTED).to_dict("records")
+    )
+    more = f" The first {MAX_LISTED} are listed; verdicts.csv has all." if len(unclear) > MAX_LISTED else ""
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in tables.verdict_counts(unclear).items())
+    table = Table(("trial", "arm", "verdict", "reason"), rows, f"{len(unclear)} of {len(arms)} arms: {counts}.{more}")
+    return Section(title, (table,))
+
+
+def _arm_name(row: Mapping[Any, Any]) -> str:
+    return "permuted" if row["arm"] == "permuted" else f"{row['arm']} N={row['accumulation_steps']}"
+
+
+def vacuity(material: Material) -> Section | None:
+    """Whether the conditions under which faults show were there."""
+    table = tables.vacuity(material.arms)
+    if table.empty:
+        return None
+    rows = tuple(
+        (f"{row['workload']} {row['norm']}", str(row["n"]), share(row["clipped"], row["arms"]), share(row["short"], row["arms"]),
+         share(row["unequal"], row["arms"]), str(row["fewest_steps"]), number(row["floor"]))
+        for row in table.to_dict("records")
+    )  # fmt: skip
+    head = ("model", "trials", "clipping active", "short windows", "unequal terms", "float64 steps, at least", "float64 floor")
+    caption = (
+        "In how many accumulated arms the float64 test met what reveals faults: a window that was clipped, a window shorter than "
+        "B, micro-batches with unequal numbers of loss terms. A zero means that the verdicts say nothing about that case. "
+        "Floor: the difference of a permuted full batch, the least that can be told apart."
+    )
+    return Section("Was the test able to fail?", (Table(head, rows, caption),))

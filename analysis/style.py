@@ -1,0 +1,112 @@
+"""How figures look and become SVG: few colours that colour-blind readers can tell apart, the same bytes from the same numbers."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+# Okabe and Ito's palette.
+BLUE, ORANGE, GREEN, VERMILLION, INK, GREY, BAND = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#22272e", "#7a828c", "#c9ced6"
+SERIES = (BLUE, ORANGE, GREEN, VERMILLION, "#CC79A7", "#56B4E9")
+_SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+_SETTINGS: dict[Any, Any] = {
+    "svg.fonttype": "none",  # text stays text: sharp, searchable, in the reader's font
+    "svg.hashsalt": "accumulation-harness",
+    "font.size": 9.0,
+    "font.family": "sans-serif",
+    "axes.edgecolor": GREY,
+    "axes.labelcolor": INK,
+    "axes.titlesize": 9.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e7eaee",
+    "grid.linewidth": 0.7,
+    "text.color": INK,
+    "xtick.color": "#4a515a",
+    "ytick.color": "#4a515a",
+    "legend.frameon": False,
+    "lines.linewidth": 1.3,
+}
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """The look of every figure, while it is made and while it is written."""
+    with matplotlib.rc_context(_SETTINGS):
+        yield
+
+
+def new_figure(width: float, height: float) -> Figure:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasSVG(figure)
+    return figure
+
+
+def to_svg(figure: Figure) -> bytes:
+    """A whole SVG file without date, creator, or anything else that changes from run to run."""
+    target = io.BytesIO()
+    with style():
+        figure.savefig(target, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    return target.getvalue()
+
+
+def inline(svg: bytes, prefix: str, alt: str) -> str:
+    """The same figure as an element of a page: no prolog, ids that are its own, a description for those who cannot see it."""
+    text = svg.decode()
+    text = text[text.index("<svg") :]
+    text = re.sub(r'\bid="', f'id="{prefix}-', text)
+    text = re.sub(r'(xlink:href="#|url\(#)', rf"\1{prefix}-", text)
+    head, _, body = text.partition(">")
+    head = re.sub(r'\s(width|height)="[^"]*"', "", head)
+    return f'{head} role="img" aria-label="{_escaped(alt)}">{body}'
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
+
+
+def by_steps(values: Sequence[int]) -> dict[int, str]:
+    """A colour per number of accumulation steps, light to dark with N."""
+    chosen = sorted(set(values))
+    shades = matplotlib.colormaps["viridis"](np.linspace(0.85, 0.12, max(2, len(chosen))))
+    return {n: matplotlib.colors.to_hex(shade) for n, shade in zip(chosen, shades, strict=False)}
+
+
+def log_axis(axes: Axes, which: str, most: int = 6) -> None:
+    """A logarithmic axis with at most `most` labels at whole decades, written 10⁻⁶."""
+    axes.set_xscale("log") if which == "x" else axes.set_yscale("log")
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_locator(LogLocator(base=10, numticks=most))
+    axis.set_major_formatter(FuncFormatter(power_of_ten))
+    axis.set_minor_locator(NullLocator())
+
+
+def power_of_ten(value: float, _position: int | None = None) -> str:
+    """10⁻⁶, or -10⁻⁶; 0 for zero."""
+    if value == 0:
+        return "0"
+    exponent = str(round(math.log10(abs(value)))).translate(_SUPERSCRIPT)
+    return f"{'-' if value < 0 else ''}10{exponent}"
+
+
+def steps_axis(axes: Axes, values: Sequence[int]) -> None:
+    """An axis of accumulation steps: evenly spaced in log N, labelled with every N."""
+    chosen = sorted(set(values))
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(chosen, [str(n) for n in chosen])
+    axes.minorticks_off()
+    if chosen:
+        axes.set_xlim(chosen[0] / 1.4, chosen[-1] * 1.4)

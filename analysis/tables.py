@@ -1,0 +1,174 @@
+"""From rows of arms to the tables of the report: pure functions, DataFrame in, DataFrame out."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from analysis.load import VERDICT_COLUMNS
+from harness import statistics
+
+WORST_FIRST = ("different", "degraded", "inconclusive", "equivalent")
+PRECISIONS = ("float64", "float32", "float16", "bfloat16")
+OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam", "adamw")
+NORMS = ("none", "group", "layer", "batch")  # BatchNorm last: the exception beside the rule
+ROW = ["workload", "norm", "optimizer"]
+CELL = [*ROW, "precision", "arm", "accumulation_steps"]
+MEASURES = ("held_out_loss", "tail_loss")
+MAX_FACETS = 6
+LEVEL = 0.05
+POWER = 0.8
+
+
+def verdicts(arms: pd.DataFrame) -> pd.DataFrame:
+    """`verdicts.csv`: its columns, in its order."""
+    return arms[list(VERDICT_COLUMNS)]
+
+
+def to_csv(frame: pd.DataFrame) -> bytes:
+    """Exact: a double is its shortest repr, which reads back to the same double; NaN is `nan`, truth `True` or `False`."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(frame.columns)
+    writer.writerows(zip(*(frame[name].tolist() for name in frame.columns), strict=True))
+    return text.getvalue().encode()
+
+
+def verdict_counts(arms: pd.DataFrame) -> pd.Series[int]:
+    """How many arms have each verdict, worst first; verdicts that do not occur are left out."""
+    counts = arms["verdict"].value_counts()
+    return counts.reindex([verdict for verdict in WORST_FIRST if verdict in counts])
+
+
+def in_order(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rows by workload, norm, optimizer, precision and N, each in its customary order."""
+    customary = {"norm": NORMS, "optimizer": OPTIMIZERS, "precision": PRECISIONS}
+    by = [name for name in CELL if name in frame]
+
+    def rank(column: pd.Series[Any]) -> pd.Series[Any]:
+        known = customary.get(str(column.name))
+        return column if known is None else column.map({value: place for place, value in enumerate(known)}).fillna(len(known))
+
+    return frame.sort_values(by, key=rank, kind="stable", ignore_index=True)
+
+
+def matrix(arms: pd.DataFrame) -> pd.DataFrame:
+    """One row per cell of the verdict matrix: its worst verdict, how many arms have it (`agreeing`), how many there are (`n`)."""
+    chosen = arms[arms["arm"].isin(["accumulated", "permuted"])].copy()
+    chosen["rank"] = chosen["verdict"].map({verdict: place for place, verdict in enumerate(WORST_FIRST)})
+    cells = chosen.groupby(CELL, as_index=False).agg(rank=("rank", "min"), n=("verdict", "size"))
+    joined = chosen.merge(cells, on=[*CELL, "rank"])
+    agreeing = joined.groupby(CELL, as_index=False).agg(
+        agreeing=("verdict", "size"),
+        explained=("explained", "all"),
+        cause=("cause", lambda causes: ", ".join(sorted(set(causes)))),
+    )
+    cells = cells.merge(agreeing, on=CELL)
+    cells["verdict"] = cells.pop("rank").map(dict(enumerate(WORST_FIRST)))
+    return in_order(cells)
+
+
+def _joined(names: pd.Series[str]) -> str:
+    return ", ".join(sorted(set(names) - {""}))
+
+
+def facets(frame: pd.DataFrame) -> list[str]:
+    """Models (workload and norm) in their customary order, the first MAX_FACETS of them: the columns of a figure."""
+    return list(dict.fromkeys(in_order(frame)["model"]))[:MAX_FACETS]
+
+
+def drawn(arms: pd.DataFrame) -> pd.DataFrame:
+    """The trials whose step rows are drawn: one per model and precision, the lowest seed of the optimizer most models share."""
+    trials = arms[arms["model"].isin(facets(arms))].drop_duplicates("trial")
+    spread = trials.groupby("optimizer")["model"].nunique()
+    usual = sorted(spread.index, key=lambda name: (-spread[name], name))
+    best = trials.assign(choice=trials["optimizer"].map(usual.index)).sort_values(["choice", "seed", "trial"], kind="stable")
+    return in_order(best.drop_duplicates(["model", "precision"])).drop(columns="choice")
+
+
+def convergence(arms: pd.DataFrame, margin: float) -> pd.DataFrame:
+    """L4, one row per configuration, arm and measure: the differences arm - full, paired by seed; NaN where n is too small.
+
+    `mean`, `low`, `high`: Student t, 95 %. `tost_p`: of |mean| < margin. `provable`: the smallest margin these differences would
+    have passed at 5 %. `detectable`: the smallest difference a paired t test would have found with 80 % power. `f`, `f_p`:
+    dispersion over that of the permuted full batch; `f_holm`: `f_p` after Holm over the accumulated arms of the measure.
+    """
+    rows = []
+    for _, members in arms[arms["arm"].isin(["accumulated", "permuted"])].groupby("group", sort=True):
+        null = members[members["arm"] == "permuted"]
+        for _, arm in members.groupby(["arm", "accumulation_steps"], sort=True):
+            rows += [_paired(arm, null, measure, margin) for measure in MEASURES]
+    frame = pd.DataFrame(rows, columns=L4_COLUMNS)
+    for _, cells in frame[frame["f_p"].notna() & (frame["arm"] == "accumulated")].groupby("measure"):
+        frame.loc[cells.index, "f_holm"] = statistics.holm(cells["f_p"].tolist())
+    return in_order(frame)
+
+
+L4_COLUMNS = [*CELL, "measure", "n", "mean", "low", "high", "tost_p", "provable", "detectable", "f", "f_p", "f_holm"]
+
+
+def _paired(arm: pd.DataFrame, null: pd.DataFrame, measure: str, margin: float) -> dict[str, Any]:
+    differences = paired_differences(arm, measure)
+    interval = statistics.mean_interval(differences)
+    provable, detectable = resolution(differences)
+    is_null = bool((arm["arm"] == "permuted").all())
+    f, f_p = (math.nan, math.nan) if is_null else statistics.dispersion_ratio(differences, paired_differences(null, measure))
+    return {
+        **{name: arm[name].iloc[0] for name in CELL},
+        "measure": measure,
+        "n": len(differences),
+        "mean": interval.estimate,
+        "low": interval.low,
+        "high": interval.high,
+        "tost_p": statistics.equivalence_p(differences, margin),
+        "provable": provable,
+        "detectable": detectable,
+        "f": f,
+        "f_p": f_p,
+        "f_holm": math.nan,
+    }
+
+
+def paired_differences(arm: pd.DataFrame, measure: str) -> list[float]:
+    """arm - full by seed; pairs that are not finite are left out."""
+    values = (arm[measure] - arm[f"full_{measure}"]).to_numpy(dtype=np.float64)
+    return [float(value) for value in values[np.isfinite(values)]]
+
+
+def resolution(differences: Sequence[float]) -> tuple[float, float]:
+    """What n pairs could show: the smallest TOST margin that passes at 5 %, the difference found with 80 % power; NaN below 2."""
+    if len(differences) < 2:
+        return math.nan, math.nan
+    values, freedom = np.asarray(differences), len(differences) - 1
+    error = float(values.std(ddof=1)) / math.sqrt(len(values))
+    one_sided, two_sided, power = (float(t) for t in stats.t.ppf([1 - LEVEL, 1 - LEVEL / 2, POWER], freedom))
+    return abs(float(values.mean())) + one_sided * error, (two_sided + power) * error
+
+
+def vacuity(arms: pd.DataFrame) -> pd.DataFrame:
+    """Per model: whether what can reveal a fault was there: active clipping, short windows, unequal numbers of terms, steps."""
+    accumulated = arms[arms["arm"] == "accumulated"]
+    table = accumulated.groupby(["workload", "norm"], as_index=False).agg(
+        n=("trial", "nunique"),
+        arms=("trial", "size"),
+        clipped=("clipping_active", "sum"),
+        short=("short_windows", lambda windows: int((windows > 0).sum())),
+        unequal=("unequal_terms", "sum"),
+        fewest_steps=("algebra_steps", "min"),
+        floor=("algebra_floor", "max"),
+    )
+    return in_order(table)
+
+
+def seconds(trials: pd.DataFrame) -> pd.Series[float]:
+    """Sum of trial seconds by phase, then in total."""
+    phases = [name for name in trials if str(name).startswith("seconds_")]
+    sums = {str(name).removeprefix("seconds_"): math.fsum(trials[name].dropna()) for name in phases}
+    return pd.Series({**sums, "total": math.fsum(trials["seconds"])}, dtype=float)
