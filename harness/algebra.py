@@ -1,19 +1,23 @@
-"""L0, the algebra in float64: the same gradients, the same optimizer state, the same trajectory."""
+"""L0, the algebra in float64: the same gradients, the same optimizer state, the same trajectory; and what is wrong if not."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from harness.causes import WindowFacts, hypotheses
 from harness.config import Norm, Precision
-from harness.gradients import relative_distance
-from harness.lock_step import REFERENCE, LockStep, Setting, optimizer_state
-from harness.oracle import Referee, State, clipped, running_statistics, snapshot
-from harness.recipe import Recipe
+from harness.diagnosis import BATCH, GATE, Signature, WrongWindow, explanations
+from harness.gradients import compare, decompose, flatten, relative_distance
+from harness.lock_step import REFERENCE, LockStep, Setting, arm_state, optimizer_state
+from harness.oracle import Parts, Referee, State, clipped, running_statistics, snapshot
+from harness.recipe import Arm, Recipe, make_optimizer, make_schedule
 from harness.verdict import Algebra, worst
+from harness.workloads import Batch
 
 ACTIVE = 0.5  # the clipping test's threshold, as a fraction of the first gradient's norm: active by construction
 
@@ -27,58 +31,104 @@ class Findings:
     trajectory_error: float = 0.0
     clipping_active: bool = False
     unequal_terms: bool = False
-    explanations: dict[str, float] = field(default_factory=dict)
+    probes: int = 0
+    worst: WrongWindow | None = None
+    errors: list[dict[str, float]] = field(default_factory=list)  # of every wrong window: cause -> error of its oracle
+    loss_error: float = 0.0
+    moved: tuple[float, float] = (0.0, 0.0)  # how far inside a window, and its cosine with the weights
+    steps_in_window: int = 1
+    update: tuple[float, float] = (0.0, 0.0)
+    own_state_errors: dict[str, float] = field(default_factory=dict)
+    samples: tuple[int, int, int] = (0, 0, 0)  # repeated, missing, foreign
 
 
 @dataclass(frozen=True)
 class AlgebraResult:
     algebra: Algebra
-    explanations: Mapping[str, float]  # cause -> error of its exact oracle, see diagnosis
+    signature: Signature
     counters: Mapping[str, tuple[float, float]]  # those that differ from the reference's, (arm, reference)
 
 
-def measure(setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[Tensor], floor_arm: str) -> dict[str, AlgebraResult]:
+def measure(
+    setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[Tensor], floor_arm: str
+) -> dict[str, AlgebraResult]:
     """L0 of every arm but the reference. `windows`: sample ids per step; `floor_arm`: the permuted full batch.
 
-    The whole trajectory runs as configured; one more step has clipping the other way round (off, or certainly active), and one
-    has dropout off where the model has dropout.
+    The whole trajectory runs as configured. A few more windows (the first two, a short one and the one after it) have clipping
+    the other way round, off or certainly active, and dropout off where the model has dropout.
     """
     config, findings = setting.config, {label: Findings() for label in recipes}
     lock = _run(setting, recipes, windows, findings, clip_norm=config.clip_norm)
-    first_norm = _first_norm(setting, windows[0])
-    other_clip = ACTIVE * first_norm if config.clip_norm is None else None
+    other_clip = ACTIVE * _first_norm(setting, windows[0]) if config.clip_norm is None else None
     plain = {label: Findings() for label in recipes}
-    _run(setting, recipes, windows[:1], plain, clip_norm=other_clip, dropout=False)
-    stochastic = config.workload.dropout > 0
-    for label, found in findings.items():
-        if stochastic:  # the exact test of this cause is its removal: the gap closes when nothing is drawn
-            found.explanations["stochastic_layers"] = worst(plain[label].gradient_error, plain[label].state_error)
-        else:
-            found.gradient_error = worst(found.gradient_error, plain[label].gradient_error)
-            found.state_error = worst(found.state_error, plain[label].state_error)
+    _run(setting, recipes, _few(windows), plain, clip_norm=other_clip, dropout=False)
     return {
-        label: AlgebraResult(
-            Algebra(
-                gradient_error=found.gradient_error,
-                state_error=found.state_error,
-                trajectory_error=found.trajectory_error,
-                steps=len(windows),
-                floor=plain[floor_arm].gradient_error,
-                clipping_active=found.clipping_active or plain[label].clipping_active,
-                short_windows=sum(len(ids) < config.effective_batch for ids in windows),
-                unequal_terms=found.unequal_terms,
-            ),
-            found.explanations,
-            lock.differing_counters(label),
-        )
-        for label, found in findings.items()
+        label: _result(setting, findings[label], plain[label], plain[floor_arm], lock.differing_counters(label), windows)
+        for label in recipes
         if label != REFERENCE
     }
+
+
+def is_probe(step: int, ids: Tensor, probe_every: int, effective_batch: int) -> bool:
+    """The first two steps, every `probe_every` steps, and every short window: a divisible data set would hide its faults."""
+    return step == 1 or step % probe_every == 0 or len(ids) < effective_batch
+
+
+def _few(windows: Sequence[Tensor]) -> list[Tensor]:
+    """The first two windows, and where there is one the first short window and its successor."""
+    short = next((t for t, ids in enumerate(windows) if len(ids) < len(windows[0])), len(windows))
+    return [windows[t] for t in sorted({0, 1, short, short + 1}) if t < len(windows)]
 
 
 def _first_norm(setting: Setting, ids: Tensor) -> float:
     referee = setting.referee(dropout=False)
     return float(torch.linalg.vector_norm(referee.gradient(snapshot(referee.model), setting.exact.batch(ids))))
+
+
+def _result(
+    setting: Setting,
+    found: Findings,
+    plain: Findings,
+    floor: Findings,
+    counters: Mapping[str, tuple[float, float]],
+    windows: Sequence[Tensor],
+) -> AlgebraResult:
+    gap = worst(plain.gradient_error, plain.state_error)
+    stochastic = setting.config.workload.dropout > 0
+    runs = [found] if stochastic else [found, plain]
+    moved, update = max((run.moved for run in runs), key=_size), max((run.update for run in runs), key=_size)
+    algebra = Algebra(
+        gradient_error=worst(*(run.gradient_error for run in runs)),
+        state_error=worst(*(run.state_error for run in runs)),
+        trajectory_error=found.trajectory_error,
+        steps=len(windows),
+        floor=floor.gradient_error,
+        clipping_active=found.clipping_active or plain.clipping_active,
+        short_windows=sum(len(ids) < setting.config.effective_batch for ids in windows),
+        unequal_terms=found.unequal_terms,
+    )
+    signature = Signature(
+        probes=sum(run.probes for run in runs),
+        wrong=sum(len(run.errors) for run in runs),
+        worst=max((run.worst for run in runs if run.worst), key=lambda window: window.distance, default=None),
+        explanations=explanations([errors for run in runs for errors in run.errors]),
+        resolved={"stochastic_layers": gap} if stochastic else {},
+        moved_in_window=moved[0],
+        moved_along_weights=moved[1],
+        steps_in_window=max(run.steps_in_window for run in runs),
+        update_error=update[0],
+        update_along_weights=update[1],
+        state_errors={name: worst(*(run.own_state_errors.get(name, 0.0) for run in runs)) for name in found.own_state_errors},
+        loss_error=worst(*(run.loss_error for run in runs)),
+        repeated_samples=max(run.samples[0] for run in runs),
+        missing_samples=max(run.samples[1] for run in runs),
+        foreign_samples=max(run.samples[2] for run in runs),
+    )
+    return AlgebraResult(algebra, signature, counters)
+
+
+def _size(pair: tuple[float, float]) -> float:
+    return math.inf if math.isnan(pair[0]) else pair[0]
 
 
 def _run(
@@ -99,57 +149,172 @@ def _run(
         },
         config.seed,
     )
-    referee = setting.referee(dropout=dropout)
+    probe = Probe(setting, lock, setting.referee(dropout=dropout))
     for t, ids in enumerate(windows):
-        probe = is_probe(t, ids, config.probe_every, config.effective_batch)
-        before = {label: snapshot(arm.model) for label, arm in lock.arms.items()} if probe else {}
+        watched = is_probe(t, ids, config.probe_every, config.effective_batch)
+        if watched:
+            probe.before()
         records = lock.step(ids)
-        for label, state in before.items():
-            _probe(setting, lock, referee, label, state, ids, t, findings[label])
         for label, found in findings.items():
             found.trajectory_error = worst(found.trajectory_error, records[label].parameter_distance)
+            if watched:
+                probe.after(label, ids, t, records[label].loss, found)
         if t == 0:
-            reference = optimizer_state(lock.arms[REFERENCE])
+            reference = arm_state(lock.arms[REFERENCE])
             for label, found in findings.items():
-                found.state_error = _state_error(optimizer_state(lock.arms[label]), reference)
+                state = arm_state(lock.arms[label])
+                found.state_error = worst(0.0, *_entry_errors(state, reference).values())
+                _check_update(setting, lock, label, state, found)
     for label, found in findings.items():
         found.clipping_active = any(bool(flag) for flag in lock.arms[label].clipped)
     return lock
 
 
-def is_probe(step: int, ids: Tensor, probe_every: int, effective_batch: int) -> bool:
-    """The first step, every `probe_every` steps, and every short window: a divisible data set would hide its faults."""
-    return step % probe_every == 0 or len(ids) < effective_batch
+class Probe:
+    """Compares what each optimizer consumed with the referee's gradient at the very parameters it was computed at."""
 
+    def __init__(self, setting: Setting, lock: LockStep, referee: Referee) -> None:
+        self.setting, self.lock, self.referee = setting, lock, referee
+        self.states: dict[str, State] = {}
+        self.left_over: dict[str, Tensor | None] = {}
+        self.consumed_before: dict[str, Tensor | None] = {}
 
-def _probe(
-    setting: Setting, lock: LockStep, referee: Referee, label: str, before: State, ids: Tensor, step: int, found: Findings
-) -> None:
-    """Compare what the optimizer consumed with the referee's gradient at the very parameters it was computed at."""
-    arm, consumed = lock.arms[label], lock.watches[label].gradient
-    window = setting.exact.batch(ids)
-    if consumed is None:
-        found.gradient_error = float("nan")
-        return
-    with lock.randomness(step):
-        exact = clipped(referee.gradient(before, window), arm.clip_norm)
-    found.gradient_error = worst(found.gradient_error, relative_distance(consumed, exact))
-    sizes = arm.recipe.split(len(window))
-    terms = [int(n.sum()) for n in setting.exact.num_terms(window).split(sizes)]
-    found.unequal_terms = found.unequal_terms or len(set(terms)) > 1
-    if setting.config.norm == Norm.batch and len(sizes) > 1:
-        arranged = window if arm.recipe.arrange is None else arm.recipe.arrange(window, step)
-        with lock.randomness(step):
-            ghost, after = referee.ghost(before, arranged, sizes)
-        error = worst(
-            relative_distance(consumed, clipped(ghost, arm.clip_norm)),
-            relative_distance(running_statistics(snapshot(arm.model)), running_statistics(after)),
+    def before(self) -> None:
+        """Remember every arm's parameters, buffers and gradients at the window's start."""
+        for label, arm in self.lock.arms.items():
+            self.states[label] = snapshot(arm.model)
+            gradients = [p.grad for p in arm.model.parameters()]
+            self.left_over[label] = None if None in gradients else flatten(g for g in gradients if g is not None)
+            self.consumed_before[label] = self.lock.watches[label].gradient
+        self.lock.watch_forwards(True)
+
+    def after(self, label: str, ids: Tensor, step: int, loss: float, found: Findings) -> None:
+        """Add what the arm did with the window `ids` to its findings."""
+        arm, watch, state = self.lock.arms[label], self.lock.watches[label], self.states[label]
+        self.lock.watch_forwards(False)
+        window = self.setting.exact.batch(ids)
+        found.probes += 1
+        found.steps_in_window = max(found.steps_in_window, watch.steps_in_window)
+        found.samples = _more(found.samples, _sample_counts(torch.cat(arm.seen), ids))
+        start = flatten(state[name] for name in self.referee.names)
+        if watch.last_forward is not None:
+            found.moved = max(
+                found.moved, _movement(watch.last_forward - start, start, torch.linalg.vector_norm(start)), key=_size
+            )
+        if watch.gradient is None:
+            found.gradient_error = math.nan
+            return
+        with self.lock.randomness(step):
+            exact_loss, gradient = self.referee.loss_and_gradient(state, window)
+        exact = clipped(gradient, arm.clip_norm)
+        error = relative_distance(watch.gradient, exact)
+        found.gradient_error = worst(found.gradient_error, error)
+        found.loss_error = worst(found.loss_error, abs(loss - exact_loss) / abs(exact_loss))
+        sizes = arm.recipe.split(len(window))
+        terms = [int(n.sum()) for n in self.setting.exact.num_terms(window).split(sizes)]
+        found.unequal_terms = found.unequal_terms or len(set(terms)) > 1
+        if not error <= GATE:
+            arranged = window if arm.recipe.arrange is None else arm.recipe.arrange(window, step)
+            if len(arranged) == len(window):
+                found.errors.append(self._errors(label, arm, arranged, sizes, step, watch.gradient))
+                if found.worst is None or not error <= found.worst.distance:
+                    found.worst = self._wrong_window(label, arm, arranged, sizes, step, watch.gradient, exact)
+
+    def _wrong_window(
+        self, label: str, arm: Arm, window: Batch, sizes: list[int], step: int, consumed: Tensor, exact: Tensor
+    ) -> WrongWindow:
+        with self.lock.randomness(step):
+            parts = self.referee.parts(self.states[label], window, sizes)
+        compared = compare(consumed, exact)
+        apart = decompose(consumed, parts.parts)
+        rightful = [n * len(sizes) / max(1, sum(parts.terms)) for n in parts.terms]
+        weights = [w / right if right else math.nan for w, right in zip(apart.weights, rightful, strict=True)]
+        return WrongWindow(
+            step=step,
+            samples=len(window),
+            micro_batches=len(sizes),
+            clip_norm=arm.clip_norm,
+            distance=compared.distance,
+            scale=compared.scale,
+            cosine=compared.cosine,
+            weights=tuple(weights),
+            residual=apart.residual,
+            condition=apart.condition,
         )
-        found.explanations["batch_statistics"] = worst(found.explanations.get("batch_statistics", 0.0), error)
+
+    def _errors(self, label: str, arm: Arm, window: Batch, sizes: list[int], step: int, consumed: Tensor) -> dict[str, float]:
+        """Cause -> error of its best variant, with BatchNorm also beside its statistics."""
+        smallest: dict[str, float] = {}
+        if not bool(torch.isfinite(consumed).all()):
+            return smallest
+
+        def consider(prefix: str, of: Parts) -> None:
+            facts = WindowFacts(
+                parts=of,
+                configured_steps=arm.recipe.accumulation_steps,
+                configured_terms=sum(of.terms) / len(window) * self.setting.config.effective_batch,
+                max_norm=arm.clip_norm,
+                loss_scale=arm.scaler.get_scale(),
+                left_over=self.left_over[label],
+                consumed_before=self.consumed_before[label],
+            )
+            for name, gradient in hypotheses(facts):
+                cause = prefix + name.partition("#")[0]
+                smallest[cause] = min(smallest.get(cause, math.inf), relative_distance(consumed, gradient))
+
+        if self.setting.config.norm == Norm.batch and len(sizes) > 1:
+            with self.lock.randomness(step):
+                ghost, after = self.referee.ghost(self.states[label], window, sizes)
+            smallest[BATCH] = worst(
+                relative_distance(consumed, clipped(ghost, arm.clip_norm)),
+                relative_distance(running_statistics(snapshot(arm.model)), running_statistics(after)),
+            )
+            if smallest[BATCH] <= GATE:
+                return smallest
+            with self.lock.randomness(step):
+                consider(BATCH + "+", self.referee.parts(self.states[label], window, sizes, ghost=True))
+        with self.lock.randomness(step):
+            consider("", self.referee.parts(self.states[label], window, sizes))
+        return smallest
 
 
-def _state_error(state: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> float:
-    """Largest relative distance over the entries of the optimizer's state; 0 for an optimizer without state."""
-    if state.keys() != reference.keys():
-        return float("inf")
-    return worst(0.0, *(relative_distance(state[name], reference[name]) for name in reference))
+def _check_update(setting: Setting, lock: LockStep, label: str, state: Mapping[str, Tensor], found: Findings) -> None:
+    """The first step's outcome against a fresh optimizer that is given the same gradient at the same start."""
+    arm, watch, config = lock.arms[label], lock.watches[label], setting.config
+    if watch.gradient is None or watch.steps_in_window != 1:
+        return
+    twin = torch.nn.Parameter(lock.start.clone())
+    optimizer = make_optimizer(config.optimizer, [twin])
+    make_schedule(config.schedule, optimizer, config.steps)  # sets the first learning rate
+    twin.grad = watch.gradient.clone()
+    optimizer.step()
+    expected = twin.detach()
+    moved = torch.linalg.vector_norm(expected - lock.start)
+    found.update = _movement(flatten(arm.model.parameters()) - expected, lock.start, moved)
+    found.own_state_errors = _entry_errors(state, optimizer_state(optimizer))
+
+
+def _movement(difference: Tensor, along: Tensor, unit: Tensor) -> tuple[float, float]:
+    """(||difference|| / unit, cosine of the difference with `along`)."""
+    size = torch.linalg.vector_norm(difference)
+    if size == 0:
+        return 0.0, 0.0
+    return float(size / unit), float(difference @ along / size / torch.linalg.vector_norm(along))
+
+
+def _entry_errors(state: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> dict[str, float]:
+    """Relative distance of each entry of the optimizer's state; infinite where one of the two lacks it."""
+    return {
+        name: relative_distance(state[name], reference[name]) if name in state and name in reference else math.inf
+        for name in state.keys() | reference.keys()
+    }
+
+
+def _sample_counts(seen: Tensor, wanted: Tensor) -> tuple[int, int, int]:
+    """(samples used more than once, samples of the window not seen, samples seen that are not the window's)."""
+    used, counts = seen.unique(return_counts=True)
+    return int((counts - 1).sum()), int((~torch.isin(wanted, seen)).sum()), int((~torch.isin(used, wanted)).sum())
+
+
+def _more(a: tuple[int, int, int], b: tuple[int, int, int]) -> tuple[int, int, int]:
+    return max(a[0], b[0]), max(a[1], b[1]), max(a[2], b[2])

@@ -60,7 +60,7 @@ class Setting:
         """A fresh arm at the initial weights; with the configured optimizer unless another is given."""
         dtype = precision.parameter_dtype(width)
         model = self._model(dtype, dropout)
-        made = make_optimizer(optimizer or self.config.optimizer, model)
+        made = make_optimizer(optimizer or self.config.optimizer, model.parameters())
         return Arm(
             recipe=recipe,
             workload=self.workloads[dtype],
@@ -82,17 +82,29 @@ class Setting:
 
 
 class Watch:
-    """Sees what an arm's optimizer consumes, each time it steps."""
+    """Sees what an arm's optimizer consumes, each time it steps, and where the weights are at each forward."""
 
     def __init__(self, arm: Arm) -> None:
         self.gradient: Tensor | None = None  # [P] float64, of the last optimizer step; None when the scaler skipped it
-        self.steps = 0
+        self.last_forward: Tensor | None = None  # [P] float64, the weights at the window's last forward, where watched
+        self.steps = self.steps_in_window = 0
+        self.sees_forwards = False
         self._parameters = list(arm.model.parameters())
-        arm.optimizer.register_step_pre_hook(self._see)
+        arm.optimizer.register_step_pre_hook(self._see_step)
+        arm.model.register_forward_pre_hook(self._see_forward)
 
-    def _see(self, *_: object) -> None:
+    def start_window(self) -> None:
+        self.gradient = self.last_forward = None
+        self.steps_in_window = 0
+
+    def _see_step(self, *_: object) -> None:
         self.steps += 1
+        self.steps_in_window += 1
         self.gradient = flatten(torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters)
+
+    def _see_forward(self, *_: object) -> None:
+        if self.sees_forwards:
+            self.last_forward = flatten(self._parameters)
 
 
 @dataclass(frozen=True)
@@ -123,7 +135,7 @@ class LockStep:
         reference_gradient, reference_parameters, rows = None, self.start, []
         for label, arm in self.arms.items():
             watch = self.watches[label]
-            watch.gradient = None
+            watch.start_window()
             self.dirty_starts[label] += any(p.grad is not None for p in arm.model.parameters())
             with self.randomness(self.steps):
                 loss = take_step(arm, window)
@@ -132,11 +144,18 @@ class LockStep:
             if label == REFERENCE:
                 reference_gradient, reference_parameters = watch.gradient, parameters
             distance = torch.linalg.vector_norm(parameters - reference_parameters)
-            rows.append(torch.cat([loss.reshape(1), _moments(watch.gradient, reference_gradient, arm.device), distance.reshape(1)]))
+            rows.append(
+                torch.cat([loss.reshape(1), _moments(watch.gradient, reference_gradient, arm.device), distance.reshape(1)])
+            )
         movement = torch.linalg.vector_norm(reference_parameters - self.start).reshape(1)
         self.steps += 1
         table = torch.cat([movement, *rows]).tolist()
         return {label: _record(table[1 + 6 * i : 7 + 6 * i], table[0]) for i, label in enumerate(self.arms)}
+
+    def watch_forwards(self, on: bool) -> None:
+        """Copy the weights at every forward from now on, or stop: a probe's business."""
+        for watch in self.watches.values():
+            watch.sees_forwards = on
 
     def randomness(self, step: int) -> AbstractContextManager[None]:
         """The draws (dropout) of a step: every arm, and the referee, starts it from the same generator state."""
@@ -150,6 +169,7 @@ class LockStep:
         state_steps = [float(state["step"]) for state in arm.optimizer.state.values() if "step" in state]
         return {
             "windows": arm.windows,
+            "samples counted": arm.samples,
             "optimizer steps": watch.steps,
             "optimizer state's step": max(state_steps, default=0.0),
             "schedule index": arm.schedule.last_epoch,
@@ -178,11 +198,16 @@ def _record(row: list[float], movement: float) -> StepRecord:
     return StepRecord(loss, comparison(four), relative)
 
 
-def optimizer_state(arm: Arm) -> dict[str, Tensor]:
+def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The optimizer's tensors by entry name (`exp_avg`, ...), each flattened over all parameters; counters left out."""
     entries: dict[str, list[Tensor]] = {}
-    for state in arm.optimizer.state.values():
+    for state in optimizer.state.values():
         for name, value in state.items():
             if isinstance(value, Tensor) and value.dim() > 0:
                 entries.setdefault(name, []).append(value)
     return {name: flatten(values) for name, values in entries.items()}
+
+
+def arm_state(arm: Arm) -> dict[str, Tensor]:
+    """What an arm carries from step to step beside its weights: the optimizer's state."""
+    return optimizer_state(arm.optimizer)

@@ -1,7 +1,7 @@
 """The float64 referee: gradients by a path that shares nothing with the loop under test.
 
 One functional forward over the whole window, per-sample losses, explicit weights and `torch.autograd.grad`: no `.grad`
-accumulation, no optimizer, no autocast, no module state. Exact oracles of causes live here too.
+accumulation, no optimizer, no autocast, no module state.
 """
 
 from __future__ import annotations
@@ -58,16 +58,22 @@ class Referee:
 
     def gradient(self, state: State, window: Batch) -> Tensor:
         """[P] gradient of sum_i l_i / sum_i n_i over the whole window, in one forward."""
-        losses, parameters, _ = self._losses(self.model, state, window)
-        total = self.workload.num_terms(window).sum()
-        return flatten(torch.autograd.grad((losses / total).sum(), parameters, materialize_grads=True))
+        return self.loss_and_gradient(state, window)[1]
 
-    def parts(self, state: State, window: Batch, sizes: Sequence[int]) -> Parts:
+    def loss_and_gradient(self, state: State, window: Batch) -> tuple[float, Tensor]:
+        """The window's mean loss, and its gradient [P]."""
+        losses, parameters, _ = self._losses(self.model, state, window)
+        mean = (losses / self.workload.num_terms(window).sum()).sum()
+        return float(mean.detach()), flatten(torch.autograd.grad(mean, parameters, materialize_grads=True))
+
+    def parts(self, state: State, window: Batch, sizes: Sequence[int], *, ghost: bool = False) -> Parts:
         """The full-batch gradient by micro-batches of `sizes`: one forward of the whole window, one backward each.
 
-        With BatchNorm the parts keep the full batch's statistics, so an accumulated gradient leaves their span.
+        With BatchNorm the parts keep the full batch's statistics, so an accumulated gradient leaves their span, unless `ghost`:
+        then each micro-batch is normalised by its own.
         """
-        losses, parameters, _ = self._losses(self.model, state, window)
+        model = ghost_model(self.model, sizes) if ghost else self.model
+        losses, parameters, _ = self._losses(model, state, window)
         terms = [int(n.sum()) for n in self.workload.num_terms(window).split(list(sizes))]
         means = [loss.sum() / max(n, 1) for loss, n in zip(losses.split(list(sizes)), terms, strict=True)]
         grads = (torch.autograd.grad(mean, parameters, retain_graph=True, materialize_grads=True) for mean in means)

@@ -7,7 +7,7 @@ window's boundary. The right recipe runs nothing after a backward; a wrong one m
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
@@ -83,6 +83,7 @@ class Arm:
     device: torch.device
     clip_norm: float | None
     windows: int = 0  # taken so far
+    samples: int = 0  # counted so far, as a trainer's progress line would
     seen: list[Tensor] = field(default_factory=list)  # sample ids of the micro-batches of the last window
     clipped: list[Tensor] = field(default_factory=list)  # whether clipping was active, one flag per call
 
@@ -111,12 +112,13 @@ def take_step(arm: Arm, window: Batch) -> Tensor:
     for stage in arm.recipe.at_boundary:
         stage(arm)
     arm.windows += 1
+    arm.samples += len(window)
     return window_loss
 
 
-def make_optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """The `torch.optim` optimizer of that name over all parameters, in PyTorch's default implementation."""
-    parameters, decay = model.parameters(), config.weight_decay
+def make_optimizer(config: OptimizerConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """The `torch.optim` optimizer of that name, in PyTorch's default implementation."""
+    decay = config.weight_decay
     betas = (config.beta1, config.beta2)
     match config.name:
         case OptimizerName.sgd:

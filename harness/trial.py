@@ -267,7 +267,7 @@ def _arm_row(
         rounding=rounded,
         trajectory=distances.trajectory(label),
         counters=counters,
-        explanations=exact.explanations,
+        signature=exact.signature,
         finite=finite,
     )
     verdict = judge(evidence)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from harness.config import Precision
+from harness.diagnosis import Signature, diagnose
 
 ALGEBRA_GATE = 1e-12  # L0, relative, gradients and optimizer state in float64: correct code is near 1e-15, faults above 1e-3
 TRAJECTORY_GATE = 1e-9  # L0, relative, parameters over the float64 trajectory
@@ -82,7 +83,7 @@ class Evidence:
     rounding: Rounding
     trajectory: Trajectory
     counters: Mapping[str, tuple[float, float]]  # L2: those that differ, (arm, reference)
-    explanations: Mapping[str, float] = field(default_factory=dict)  # cause -> error of the exact oracle of that cause
+    signature: Signature = field(default_factory=Signature)
     finite: bool = True  # losses and parameters stayed finite
 
 
@@ -101,8 +102,13 @@ def judge(evidence: Evidence) -> Verdict:
         return Verdict(verdict=Outcome.inconclusive, cause="", explained=False, reasons=(doubt,))
     wrong = (*algebra_failures(evidence.algebra), *counter_failures(evidence.counters))
     if wrong:
-        cause, explained = explain(evidence)
-        return Verdict(verdict=Outcome.different, cause=cause, explained=explained, reasons=wrong)
+        diagnosis = diagnose(evidence.signature, evidence.counters)
+        return Verdict(
+            verdict=Outcome.different,
+            cause=diagnosis.cause,
+            explained=diagnosis.explained,
+            reasons=(*diagnosis.sentences, *wrong),
+        )
     rough = rounding_failures(evidence)
     if rough:
         return Verdict(verdict=Outcome.degraded, cause="", explained=False, reasons=rough)
@@ -129,7 +135,9 @@ def algebra_failures(algebra: Algebra) -> tuple[str, ...]:
         ("optimizer state after one step", algebra.state_error, ALGEBRA_GATE),
         (f"parameters over {algebra.steps} steps", algebra.trajectory_error, TRAJECTORY_GATE),
     )
-    return tuple(f"{what} differ by {error:.1e} in float64 (gate {gate:.0e})" for what, error, gate in checks if not error <= gate)
+    return tuple(
+        f"{what} differ by {error:.1e} in float64 (gate {gate:.0e})" for what, error, gate in checks if not error <= gate
+    )
 
 
 def counter_failures(counters: Mapping[str, tuple[float, float]]) -> tuple[str, ...]:
@@ -150,14 +158,6 @@ def rounding_failures(evidence: Evidence) -> tuple[str, ...]:
     if evidence.precision == Precision.float32 and rounding.rank_p <= RANK_LEVEL:
         failures.append(f"error ranks above the permuted full batches (p = {rounding.rank_p:.3f})")
     return tuple(failures)
-
-
-def explain(evidence: Evidence) -> tuple[str, bool]:
-    """The cause whose exact oracle reproduces the arm within the gate of L0, else `unexplained`."""
-    for cause, error in sorted(evidence.explanations.items(), key=lambda item: item[1]):
-        if error <= ALGEBRA_GATE:
-            return cause, True
-    return "unexplained", False
 
 
 def worst(*errors: float) -> float:

@@ -29,11 +29,14 @@ class Sweep:
         self.results = folder / "results"
         self.started: list[subprocess.Popen[str]] = []
 
-    def start(self, *kinds: str, workers: int = 2, preload: str = "", stdout: int = subprocess.PIPE) -> subprocess.Popen[str]:
+    def start(
+        self, *kinds: str, workers: int = 2, preload: str = "", launcher: str = "forkserver", stdout: int = subprocess.PIPE
+    ) -> subprocess.Popen[str]:
         seeds = ",".join(str(seed) for seed in range(len(kinds)))
         environment = {"TINY_KINDS": ",".join(kinds), "TINY_DIR": str(self.folder), "TINY_PRELOAD": preload}
         process = subprocess.Popen(
-            [sys.executable, str(PROGRAM), "-m", f"seed={seeds}", f"workers={workers}", f"results={self.results}"],
+            [sys.executable, str(PROGRAM), "-m", f"seed={seeds}", f"workers={workers}", f"results={self.results}"]
+            + [f"hydra/launcher={launcher}"],
             env={**os.environ, **environment, "PYTHONPATH": f"{PROGRAM.parent}{os.pathsep}{PROGRAM.parents[1]}"},
             stdout=stdout,
             stderr=subprocess.PIPE,
@@ -127,6 +130,13 @@ def test_a_failure_is_reported_and_the_others_go_on(sweep: Sweep, kind: str) -> 
     (record,) = sweep.results.rglob("failed.json")
     assert str(record) in errors
     assert detail in json.loads(record.read_text())["traceback"]
+
+
+def test_a_failure_under_another_launcher_is_seen_too(sweep: Sweep) -> None:
+    process = sweep.start("raise", "ok", launcher="basic")
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 1 and "no such luck" in errors and "Traceback (most recent call last):\n  File" not in errors
+    assert sweep.states() == {0: State.failed, 1: State.finished}
 
 
 def test_a_failed_trial_runs_again_the_others_do_not(sweep: Sweep) -> None:

@@ -7,7 +7,18 @@ from typing import Any
 import pytest
 import torch
 
-from harness.config import Data, Device, Model, Norm, OptimizerConfig, OptimizerName, Precision, Split, TrialConfig, WorkloadConfig
+from harness.config import (
+    Data,
+    Device,
+    Model,
+    Norm,
+    OptimizerConfig,
+    OptimizerName,
+    Precision,
+    Split,
+    TrialConfig,
+    WorkloadConfig,
+)
 from harness.trial import run_trial
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

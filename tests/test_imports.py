@@ -10,17 +10,18 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LEVELS = [
     {"config"},
-    {"environment", "workloads", "micro_batch", "precision", "determinism", "gradients", "statistics", "verdict", "rows"},
-    {"recipe", "oracle", "record", "tracking", "progress"},
-    {"store"},
+    {"environment", "workloads", "micro_batch", "precision", "determinism", "gradients", "statistics", "diagnosis", "rows"},
+    {"recipe", "oracle", "record", "tracking", "progress", "verdict"},
+    {"store", "causes"},
     {"lock_step"},
     {"algebra", "rounding"},
-    {"trial"},
+    {"trial", "audit"},
     {"experiment"},
-    {"run", "__main__"},
+    {"run"},
+    {"__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
-WITHOUT_TORCH = {"config", "statistics", "verdict", "store", "tracking", "run", "__main__", "experiment"}
+WITHOUT_TORCH = {"config", "statistics", "diagnosis", "verdict", "store", "tracking", "run", "__main__", "experiment"}
 
 
 def module_imports(path: Path, *, top_only: bool = False) -> set[str]:
@@ -64,7 +65,7 @@ def test_these_do_not_load_torch(name: str) -> None:
 
 @pytest.mark.parametrize("path", files("analysis") + files("experiments"), ids=lambda path: str(path.relative_to(ROOT)))
 def test_analysis_reads_results_and_never_trains(path: Path) -> None:
-    allowed = {"config", "statistics", "verdict", "store", "tracking"}
+    allowed = {"config", "statistics", "diagnosis", "verdict", "record", "store", "tracking"}
     for name in module_imports(path):
         assert name.split(".")[0] != "torch"
         assert not name.startswith("harness.") or name.split(".")[1] in allowed

@@ -27,6 +27,7 @@ from harness.config import (
     TrackingMode,
     identity,
 )
+from harness.store import Store
 
 Command = Callable[..., tuple[int, list[HarnessConfig]]]
 
@@ -243,13 +244,15 @@ def test_help_is_quick_and_loads_nothing_heavy() -> None:
     assert time.monotonic() - started < 3, "it takes 0.5 s on an idle machine"
 
 
-@pytest.mark.slow
-def test_a_real_trial_runs_resumes_and_agrees_with_itself_in_a_sweep(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "harness", "steps=3", "algebra_steps=3", "probe_every=3", "accumulation_steps=[2]"]
-    run_it = [*command, "tracking=disabled", f"results={tmp_path}"]
-    outputs = [subprocess.run(run_it, capture_output=True, text=True, check=True).stdout for _ in range(2)]
-    assert "1 trial done" in outputs[0] and "Nothing to do" in outputs[1]
-    assert len(list(tmp_path.rglob("trial.json"))) == 1
+def test_real_trials_run_in_parallel_with_one_thread_each(tmp_path: Path) -> None:
+    tiny = ["steps=2", "algebra_steps=2", "probe_every=2", "accumulation_steps=[2]", "tracking=disabled", "workers=2"]
+    command = [sys.executable, "-m", "harness", "-m", "seed=0,1", *tiny, f"results={tmp_path}"]
+    outputs = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2)]
+    assert "2 trials done, 0 finished already, 0 failed." in outputs[0]
+    assert outputs[1] == "Nothing to do: 2 trials finished already.\n"
+    trials = list(Store(tmp_path).trials())
+    assert [trial.environment["threads"] for trial in trials] == [1, 1]
+    assert all(trial.num_rows > 0 and trial.arms for trial in trials)
 
 
 @pytest.mark.slow

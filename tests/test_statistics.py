@@ -2,7 +2,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from harness.statistics import bca_interval, dispersion_ratio, equivalence_p, holm, mean_interval, permutation_rank, ratio_of_medians
+from harness.statistics import (
+    bca_interval,
+    dispersion_ratio,
+    equivalence_p,
+    holm,
+    mean_interval,
+    permutation_rank,
+    ratio_of_medians,
+)
 
 RNG = np.random.default_rng(0)
 SMALL = list(RNG.normal(0.0, 0.01, 12))

@@ -67,21 +67,6 @@ def test_gates(changes: dict[str, Any], outcome: Outcome) -> None:
     assert bool(verdict.reasons) == (outcome != Outcome.equivalent)
 
 
-@pytest.mark.parametrize(
-    ("explanations", "cause", "explained"),
-    [
-        ({}, "unexplained", False),
-        ({"batch_statistics": 1e-14}, "batch_statistics", True),
-        ({"batch_statistics": 1e-11}, "unexplained", False),
-        ({"batch_statistics": 0.3, "stochastic_layers": 1e-15}, "stochastic_layers", True),
-        ({"batch_statistics": math.nan}, "unexplained", False),
-    ],
-)
-def test_only_an_exact_oracle_names_a_cause(explanations: dict[str, float], cause: str, explained: bool) -> None:
-    verdict = judge(changed(algebra__gradient_error=0.1, explanations=explanations))
-    assert (verdict.cause, verdict.explained) == (cause, explained)
-
-
 def test_a_failed_measure_is_the_worst() -> None:
     assert math.isnan(worst(1.0, math.nan)) and math.isnan(worst(math.nan, 1.0))
     assert worst(1.0, 3.0, 2.0) == 3.0

@@ -55,7 +55,7 @@ def make_arm(
     workload = Toy(parameter_dtype(precision))
     torch.manual_seed(0)
     model = workload.make_model().to(parameter_dtype(precision))
-    made = make_optimizer(optimizer or OptimizerConfig(), model)
+    made = make_optimizer(optimizer or OptimizerConfig(), model.parameters())
     return Arm(
         recipe=Recipe(accumulation_steps=len(split(24)), split=split, **recipe),  # type: ignore[arg-type]
         workload=workload,

@@ -1,0 +1,114 @@
+"""Exact oracles of causes: what the consumed gradient would be if a known fault were there.
+
+Each hypothesis is the textbook description of a fault, evaluated in float64 on the referee's micro-batch gradients; nothing here
+runs the loop under test. A cause may have several variants (`cause#variant`) and explains an arm when, in *every* probed window
+where the arm is wrong, one of them reproduces the consumed gradient within the gate of L0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from harness.gradients import relative_distance
+from harness.oracle import Parts, clipped
+
+SAME = 1e-12
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowFacts:
+    """What a hypothesis may know of a window."""
+
+    parts: Parts  # the referee's micro-batch gradients: means over each micro-batch's loss terms
+    configured_steps: int  # N; a short window has fewer parts
+    configured_terms: (
+        float  # loss terms a full window would have (exact for images, the window's mean per sample times B for text)
+    )
+    max_norm: float | None  # of clipping
+    loss_scale: float  # of the scaler; 1 without one
+    left_over: Tensor | None  # gradients that were there before the first backward
+    consumed_before: Tensor | None  # what the optimizer consumed in the window before this one
+
+
+def hypotheses(facts: WindowFacts) -> Iterator[tuple[str, Tensor]]:
+    """(name, consumed gradient) of every hypothesis that says something of this window."""
+    for name, gradient in unclipped(facts):
+        yield name, clipped(gradient, facts.max_norm)
+    if facts.max_norm is not None:
+        yield from clipping(facts, facts.max_norm)
+
+
+def unclipped(facts: WindowFacts) -> Iterator[tuple[str, Tensor]]:
+    """Hypotheses of the accumulated gradient before a correct clip. g_k: mean gradients, n_k: loss terms, W their sum."""
+    g, n, num = facts.parts.parts, facts.parts.terms, facts.configured_steps
+    total = sum(n)
+    shares = [part * (terms / total) for part, terms in zip(g, n, strict=True)]  # what each micro-batch rightly contributes
+    means = torch.stack(g).sum(0)
+    right = torch.stack(shares).sum(0)
+    yield "loss_not_divided#means", means
+    yield "loss_not_divided#sums", right * total
+    yield "loss_not_divided#weighted", right * num
+    yield "loss_divided_twice#means", means / num**2
+    yield "loss_divided_twice#weighted", right / num
+    yield "mean_of_means#real", means / len(g)
+    if len(g) < num:
+        yield "short_window_divided_by_n#means", means / num
+        yield "short_window_divided_by_n#terms", right * (total / facts.configured_terms)
+    for cause, kept in (("gradients_cleared_in_window", -1), ("accumulator_overwritten", 0)):
+        yield f"{cause}#shares", shares[kept]
+        yield f"{cause}#means", g[kept] / num
+        yield f"{cause}#undivided", g[kept]
+    for lost in range(1, len(g) - 1):
+        yield f"resume_in_window#lost_first_{lost}", torch.stack(shares[lost:]).sum(0)
+    if facts.left_over is not None:
+        yield f"{_origin(facts.left_over, facts.consumed_before)}#added", right + facts.left_over
+    yield from doubled_scale(shares)
+    yield from low_precision(shares)
+
+
+def _origin(left_over: Tensor, consumed_before: Tensor | None) -> str:
+    """Gradients left over are the last window's, or somebody else's."""
+    stale = consumed_before is not None and relative_distance(left_over, consumed_before) < SAME
+    return "gradients_not_cleared" if stale else "foreign_gradients"
+
+
+def clipping(facts: WindowFacts, max_norm: float) -> Iterator[tuple[str, Tensor]]:
+    """Hypotheses of clipping at the wrong place or on the wrong scale."""
+    shares = [part * (n / sum(facts.parts.terms)) for part, n in zip(facts.parts.parts, facts.parts.terms, strict=True)]
+    right, num = torch.stack(shares).sum(0), facts.configured_steps
+    running = torch.zeros_like(right)
+    for share in shares:
+        running = clipped(running + share, max_norm)
+    yield "clip_per_micro_batch#running", running
+    yield "clip_per_micro_batch#running_then_window", clipped(running, max_norm)
+    each = torch.stack([clipped(share, max_norm) for share in shares]).sum(0)
+    yield "clip_per_micro_batch#each", each
+    yield "clip_per_micro_batch#each_then_window", clipped(each, max_norm)
+    undivided = torch.stack([clipped(part, max_norm) for part in facts.parts.parts]).sum(0) / num
+    yield "clip_per_micro_batch#each_undivided", undivided
+    yield "clip_before_unscale#scaled", clipped(right * facts.loss_scale, max_norm) / facts.loss_scale
+    yield "clip_before_unscale#undivided", clipped(right * num, max_norm) / num
+    yield "clip_before_unscale#undivided_sum", clipped(right * num, max_norm)
+
+
+def doubled_scale(shares: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """The loss scale doubled (or halved) once inside the window, after micro-batch k; the sum is divided by the last scale."""
+    for k in range(1, len(shares)):
+        early, late = torch.stack(list(shares[:k])).sum(0), torch.stack(list(shares[k:])).sum(0)
+        yield f"scaler_updated_in_window#doubled_after_{k}", early / 2 + late
+        yield f"scaler_updated_in_window#halved_after_{k}", early * 2 + late
+    growing = [share * 2.0 ** (k + 1 - len(shares)) for k, share in enumerate(shares)]
+    yield "scaler_updated_in_window#doubled_each", torch.stack(growing).sum(0)
+
+
+def low_precision(shares: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """The running sum is kept in a narrow format: rounded after every addition."""
+    for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16), ("float16", torch.float16)):
+        running = torch.zeros_like(shares[0])
+        for share in shares:
+            running = (running + share).to(dtype).double()
+        yield f"low_precision_accumulator#{name}", running

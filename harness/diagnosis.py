@@ -1,0 +1,223 @@
+"""From what an arm showed to the names of what is wrong with it. Plain numbers; no torch, and never the fault's own name.
+
+Gradient faults are named by exact oracles (`causes.py`), the others by what moved when nothing should have. Two faults at once
+give two causes, or `unexplained`; nothing is named that does not fit every window.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+GATE = 1e-12  # relative, float64: as the gate of L0
+PARALLEL = 0.999  # cosine beyond which a movement counts as along the weights
+UNEXPLAINED = "unexplained"
+BATCH = "batch_statistics"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrongWindow:
+    """A probed window whose consumed gradient was not the referee's."""
+
+    step: int
+    samples: int
+    micro_batches: int
+    clip_norm: float | None
+    distance: float  # ||a - g|| / ||g||
+    scale: float
+    cosine: float
+    weights: tuple[float, ...]  # of a on the micro-batch gradients, times their number, relative to what they should be
+    residual: float  # ||part of a outside their span|| / ||a||
+    condition: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signature:
+    """Everything the diagnosis looks at."""
+
+    probes: int = 0
+    wrong: int = 0  # probed windows whose gradient was wrong
+    worst: WrongWindow | None = None  # the one with the largest distance
+    explanations: Mapping[str, float] = field(default_factory=dict)  # cause -> largest error of its oracle over the wrong windows
+    resolved: Mapping[str, float] = field(default_factory=dict)  # cause -> gap that is left when its factor is removed
+    moved_in_window: float = 0.0  # largest ||theta(last forward) - theta(start)|| / ||theta(start)||
+    moved_along_weights: float = 0.0  # cosine of that movement with theta
+    steps_in_window: int = 1  # most optimizer steps seen in one window
+    update_error: float = 0.0  # first step's parameters against a fresh optimizer given the same gradient
+    update_along_weights: float = 0.0  # cosine of that error with theta
+    state_errors: Mapping[str, float] = field(default_factory=dict)  # the same for the entries of the optimizer's state
+    loss_error: float = 0.0  # reported loss against the referee's, relative, largest over the probes
+    repeated_samples: int = 0
+    missing_samples: int = 0
+    foreign_samples: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    causes: tuple[str, ...]
+    explained: bool  # every gradient is reproduced exactly, and every other cause is an exact count
+    sentences: tuple[str, ...]
+
+    @property
+    def cause(self) -> str:
+        """As in the tables: several causes joined by `+`."""
+        return "+".join(self.causes)
+
+
+def diagnose(signature: Signature, counters: Mapping[str, tuple[float, float]]) -> Diagnosis:
+    """Name the causes of an arm that is `different`. `counters`: those that differ, (arm, reference)."""
+    found: dict[str, str] = {}
+    exact = True
+    found |= _samples(signature)
+    found |= _inside_the_window(signature)
+    disturbed = bool(found)  # gradients of these windows are wrong for a reason that is already named
+    if signature.wrong and not disturbed:
+        causes, exact = _gradients(signature)
+        found |= causes
+    if not disturbed:
+        found |= _update(signature, counters)
+    found |= _counters(signature, counters, found)
+    if not found:
+        found[UNEXPLAINED] = _evidence(signature, counters)
+        exact = False
+    return Diagnosis(causes=tuple(found), explained=exact and UNEXPLAINED not in found, sentences=tuple(found.values()))
+
+
+def explanations(windows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Cause -> its largest error over the wrong windows, for the causes that say something of every one of them.
+
+    Each window maps a cause to the smallest error of its variants. A second cause beside BatchNorm may be at rest in a window
+    (a short-window fault in a full one), where BatchNorm alone explains it.
+    """
+
+    def error(window: Mapping[str, float], cause: str) -> float:
+        alone = window.get(BATCH, math.inf) if cause.startswith(BATCH + "+") else math.inf
+        return min(window.get(cause, math.inf), alone)
+
+    causes = sorted(set().union(*windows))
+    worst = {cause: max(error(window, cause) for window in windows) for cause in causes}
+    return {cause: value for cause, value in worst.items() if math.isfinite(value)}
+
+
+def _samples(signature: Signature) -> dict[str, str]:
+    if signature.repeated_samples:
+        return {"samples_repeated": f"{signature.repeated_samples} samples were used twice within a window"}
+    if signature.missing_samples or signature.foreign_samples:
+        return {
+            "window_misplaced": f"windows lacked {signature.missing_samples} of their samples and held "
+            f"{signature.foreign_samples} of other windows"
+        }
+    return {}
+
+
+def _inside_the_window(signature: Signature) -> dict[str, str]:
+    if signature.steps_in_window > 1:
+        return {"step_every_micro_batch": f"the optimizer stepped {signature.steps_in_window} times inside one window"}
+    if signature.moved_in_window > GATE:
+        if signature.moved_along_weights < -PARALLEL:
+            return {"weight_decay_per_micro_batch": f"the weights shrank by {signature.moved_in_window:.1e} inside the window"}
+        return {UNEXPLAINED: f"the parameters moved by {signature.moved_in_window:.1e} inside the window"}
+    return {}
+
+
+def _gradients(signature: Signature) -> tuple[dict[str, str], bool]:
+    """Causes of wrong gradients, and whether they are exact."""
+    assert signature.worst is not None
+    worst = signature.worst
+    for cause, gap in signature.resolved.items():
+        if gap <= GATE:
+            return {cause: f"{describe(worst)}; without that factor the gap closes to {gap:.0e}"}, True
+    fitting = {cause: error for cause, error in signature.explanations.items() if error <= GATE}
+    if not fitting:
+        return {UNEXPLAINED: describe(worst)}, False
+    chosen = _simplest(fitting, signature)
+    return {cause: f"{describe(worst)}: {SENTENCES.get(cause, cause)}" for cause in chosen.split("+")}, True
+
+
+def _simplest(fitting: Mapping[str, float], signature: Signature) -> str:
+    """The cause to name where several reproduce the gradients: one cause before two, then the order of `SENTENCES`."""
+    order = list(SENTENCES)
+    always = signature.wrong == signature.probes
+    names = [cause for cause in fitting if not (cause == "resume_in_window" and always and len(fitting) > 1)]
+    return min(names, key=lambda cause: (cause.count("+"), order.index(cause.split("+")[-1])))
+
+
+def _update(signature: Signature, counters: Mapping[str, tuple[float, float]]) -> dict[str, str]:
+    """The gradient was consumed and something else happened than one plain optimizer step."""
+    found = {}
+    wrong_entries = {name: error for name, error in signature.state_errors.items() if not error <= GATE}
+    if "ema" in wrong_entries:
+        found["ema_per_micro_batch"] = (
+            f"the moving average of the weights is off by {wrong_entries.pop('ema'):.1e} after one step"
+        )
+    state_step = counters.get("optimizer state's step")
+    if wrong_entries or state_step:
+        entries = ", ".join(f"{name} by {error:.1e}" for name, error in wrong_entries.items())
+        count = f"; its step is {state_step[0]:g} instead of {state_step[1]:g}" if state_step else ""
+        found["optimizer_state_per_micro_batch"] = (
+            f"the optimizer's state is off after one step given its gradient: {entries}{count}"
+        )
+    elif not signature.update_error <= GATE:
+        if abs(signature.update_along_weights) > PARALLEL:
+            found["weight_decay_per_micro_batch"] = (
+                f"after one step the parameters are off by {signature.update_error:.1e} of the update, along the weights themselves"
+            )
+        else:
+            found[UNEXPLAINED] = f"after one step the parameters are off by {signature.update_error:.1e} of the update"
+    return found
+
+
+def _counters(signature: Signature, counters: Mapping[str, tuple[float, float]], found: Mapping[str, str]) -> dict[str, str]:
+    causes = {}
+    schedule = counters.get("schedule index")
+    if schedule and "step_every_micro_batch" not in found:
+        causes["schedule_per_micro_batch"] = f"the schedule ticked {schedule[0]:g} times, not {schedule[1]:g}"
+    steps = counters.get("optimizer steps")
+    if steps and not found:
+        causes["window_misplaced"] = f"the optimizer stepped {steps[0]:g} times, not {steps[1]:g}"
+    samples = counters.get("samples counted")
+    if samples:
+        causes["counter_wrong"] = f"{samples[0]:g} samples were counted, {samples[1]:g} were seen"
+    if not signature.wrong and not found and not signature.loss_error <= GATE:
+        causes["loss_report_differs"] = f"the reported loss is off by {signature.loss_error:.1e}, the gradient is not"
+    return causes
+
+
+def describe(window: WrongWindow) -> str:
+    """The evidence of one window in a sentence."""
+    parallel = 1 - window.cosine
+    if abs(parallel) < 1e-9:
+        return f"the accumulated gradient is {window.scale:.6g} times the full batch's in the same direction"
+    shown = ", ".join(f"{w:.3g}" for w in window.weights[:6]) + (", ..." if len(window.weights) > 6 else "")
+    outside = f", {window.residual:.1e} of it outside their span" if window.residual > 1e-9 else ""
+    return (
+        f"the accumulated gradient differs by {window.distance:.1e} (scale {window.scale:.4g}, 1 - cosine {parallel:.1e}); the "
+        f"micro-batches enter with {shown} of their right weights{outside}"
+    )
+
+
+def _evidence(signature: Signature, counters: Mapping[str, tuple[float, float]]) -> str:
+    if signature.worst is not None:
+        return describe(signature.worst)
+    differing = "; ".join(f"{name} is {arm:g}, full batch {reference:g}" for name, (arm, reference) in counters.items())
+    return differing or "the trajectories part although the probed gradients agree"
+
+
+# Order matters where two causes reproduce the same gradient (equal lengths, N = 2): the commoner fault is named.
+SENTENCES = {
+    "loss_not_divided": "the loss is not divided by the number of micro-batches",
+    "loss_divided_twice": "the loss is divided twice by the number of micro-batches",
+    "mean_of_means": "means over micro-batches are averaged although their numbers of loss terms differ",
+    "short_window_divided_by_n": "a short window is divided by the configured number of micro-batches",
+    "gradients_cleared_in_window": "gradients are cleared inside the window: only the last micro-batch counts",
+    "accumulator_overwritten": "only the first micro-batch's gradient is kept",
+    "gradients_not_cleared": "the gradients of the window before were not cleared",
+    "foreign_gradients": "gradients of something else were there before the first backward",
+    "clip_before_unscale": "gradients are clipped on the wrong scale, before unscaling or dividing",
+    "clip_per_micro_batch": "clipping acts inside the window",
+    "scaler_updated_in_window": "the loss scale changed inside the window",
+    "low_precision_accumulator": "the running sum is rounded to a narrow format",
+    "resume_in_window": "the first micro-batches of a window were lost",
+    "batch_statistics": "BatchNorm normalises by the micro-batch's statistics, as Ghost BatchNorm in the full batch does",
+}
