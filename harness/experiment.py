@@ -33,7 +33,7 @@ from harness.store import State, Store, TrialTaken
 TrialFunction = Callable[[HarnessConfig], None]
 
 # Imported once, before the first child: wandb and pyarrow alone would cost every trial half a second.
-PRELOAD = ("torch", "wandb", "pyarrow.parquet", "harness.trial", "harness.tracking")
+PRELOAD: tuple[str, ...] = ("torch", "wandb", "pyarrow.parquet", "harness.trial", "harness.tracking")
 GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
 RETRY_SECONDS = 2.0  # how often a trial that another process runs is looked at
 OUTPUT_TAIL = 8192  # characters of a traceback, or of a dead child's output, that are kept

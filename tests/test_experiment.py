@@ -34,9 +34,9 @@ class Sweep:
     ) -> subprocess.Popen[str]:
         seeds = ",".join(str(seed) for seed in range(len(kinds)))
         environment = {"TINY_KINDS": ",".join(kinds), "TINY_DIR": str(self.folder), "TINY_PRELOAD": preload}
+        settings = [f"seed={seeds}", f"workers={workers}", f"results={self.results}", f"hydra/launcher={launcher}"]
         process = subprocess.Popen(
-            [sys.executable, str(PROGRAM), "-m", f"seed={seeds}", f"workers={workers}", f"results={self.results}"]
-            + [f"hydra/launcher={launcher}"],
+            [sys.executable, str(PROGRAM), "-m", *settings],
             env={**os.environ, **environment, "PYTHONPATH": f"{PROGRAM.parent}{os.pathsep}{PROGRAM.parents[1]}"},
             stdout=stdout,
             stderr=subprocess.PIPE,

@@ -54,7 +54,10 @@ class GridsSweeper(BasicSweeper):
         cells = union(restrict(grids, given))
         if not isinstance(self.launcher, ForkserverLauncher):  # the others compose one by one, or on another machine
             Composer(self.hydra_context.config_loader, self.config).cells(cells)
-        return self.launcher.launch(cells, initial_job_idx=0)
+        results = self.launcher.launch(cells, initial_job_idx=0)
+        for result in results:
+            _ = result.return_value  # raises what the job raised
+        return results
 
 
 def _axes(overrides: Sequence[Override]) -> Grid:
