@@ -52,6 +52,10 @@ class GridsSweeper(BasicSweeper):
             for grid in self.grids or [{}]
         ]
         cells = union(restrict(grids, given))
+        if not cells:
+            raise ConfigCompositionException(
+                f"{' '.join(arguments)}: expected values that one grid of the experiment has together"
+            )
         if not isinstance(self.launcher, ForkserverLauncher):  # the others compose one by one, or on another machine
             Composer(self.hydra_context.config_loader, self.config).cells(cells)
         results = self.launcher.launch(cells, initial_job_idx=0)
