@@ -134,7 +134,7 @@ BAD_INPUT = {
     "-m hydra/launcher=basic seed=0,-1": "seed=-1: expected 0 or more (trial 2 of 2: ",
     "+experiment=equivalence precison=float32": "precison: expected a known setting; did you mean precision?",
     "+experiment=equivalence steps=0": "steps=0: expected 1 or more (trial 1 of 74: ",
-    "+experiment=equivalence workload=text norm=batch": "+experiment=equivalence workload=text norm=batch: expected values that one",
+    "+experiment=equivalence workload=text norm=batch": "+experiment=equivalence workload=text norm=batch: expected ",
     "hydra/launcher=nope": "hydra/launcher=nope: expected one of basic, forkserver",
     "-m --cfg job": "-m --cfg job: ",
 }
