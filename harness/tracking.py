@@ -89,7 +89,6 @@ class Run:
     def __init__(self, inner: wandb.Run | None) -> None:
         self._inner = inner
         self._step = -1
-        self._num_lost = 0
         self.path = Path(inner.settings.sync_file) if inner is not None else None  # the local log; `wandb sync` takes its folder
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:

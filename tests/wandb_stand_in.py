@@ -42,8 +42,8 @@ class StandIn(ThreadingHTTPServer):
         self.server_close()
 
     def variables(self, operation: str) -> dict[str, Any]:
-        """Variables of the last call of a GraphQL operation."""
-        return [variables for name, variables in self.operations if name == operation][-1]
+        """Variables of the first call of a GraphQL operation."""
+        return next(variables for name, variables in self.operations if name == operation)
 
 
 class _Handler(BaseHTTPRequestHandler):
