@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,17 +124,17 @@ class Columns:
         self._length = 0
 
     def extend(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Append rows; what a row lacks is None."""
         for row in rows:
-            for name, value in row.items():
-                self._values.setdefault(name, [None] * self._length).append(value)
+            for name in row.keys() - self._values.keys():
+                self._values[name] = [None] * self._length
+            for name, values in self._values.items():
+                values.append(row.get(name))
             self._length += 1
-            for values in self._values.values():
-                if len(values) < self._length:
-                    values.append(None)
 
-    def frame(self, columns: Iterable[str], order: list[str]) -> pd.DataFrame:
+    def frame(self, columns: Sequence[str], order: list[str]) -> pd.DataFrame:
         """Sorted; `columns` come first, and exist also when there are no rows."""
-        names = dict.fromkeys((*columns, *self._values))
+        names = (*columns, *sorted(self._values.keys() - set(columns)))
         frame = pd.DataFrame({name: self._values.get(name, []) for name in names})
         return frame.sort_values(order, kind="stable", ignore_index=True)
 

@@ -21,6 +21,22 @@ MEANINGS = {
     "inconclusive": "inconclusive: could not be judged",
 }
 MAX_LISTED = 20
+MAX_FOLDED = 400
+L4_HEAD = (
+    "workload",
+    "norm",
+    "optimizer",
+    "precision",
+    "arm",
+    "measure",
+    "n",
+    "mean",
+    "95% interval",
+    "TOST p",
+    "F",
+    "F p",
+    "Holm",
+)
 TRAJECTORY_FACTOR = 10.0  # L3: d_t against the null
 
 
@@ -141,7 +157,7 @@ def distances(material: Material) -> Section | None:
     inside = int((good["trajectory_ratio"] <= TRAJECTORY_FACTOR).sum())
     text = (
         f"{share(inside, len(good))} equivalent arms stay within {TRAJECTORY_FACTOR:g} times the largest null until the null's "
-        "own first jump. Reported, never a gate: rounding that flips one ReLU parts two correct runs by decades, in the null as well."
+        "own first jump. Reported, never a gate: rounding that flips one ReLU parts correct runs by decades, in the null as well."
     )
     picture = Picture(
         "distance",
@@ -194,23 +210,10 @@ def convergence(material: Material) -> Section | None:
     if cells.empty:
         return None
     table = Table(
-        (
-            "workload",
-            "norm",
-            "optimizer",
-            "precision",
-            "arm",
-            "measure",
-            "n",
-            "mean",
-            "95% interval",
-            "TOST p",
-            "F",
-            "F p",
-            "F p (Holm)",
-        ),
-        tuple(_l4_row(row) for row in l4.to_dict("records")),
-        "Paired differences to the full batch, all arms and both measures. tail: mean loss of the last tenth of the run.",
+        L4_HEAD,
+        tuple(_l4_row(row) for row in l4.head(MAX_FOLDED).to_dict("records")),
+        f"Paired differences to the full batch; the first {min(MAX_FOLDED, len(l4))} of {len(l4)} rows. tail: mean loss of the "
+        "last tenth of the run.",
         folded=True,
     )
     picture = Picture(
@@ -228,8 +231,8 @@ def _l4_text(cells: pd.DataFrame, margin: float) -> tuple[str, str]:
     inside, wide = cells[cells["tost_p"] < tables.LEVEL], cells[cells["f_holm"] < tables.LEVEL]
     scattered = ", ".join(f"{count} with norm {norm}" for norm, count in wide["norm"].value_counts().sort_index().items())
     found = (
-        f"{share(len(inside), len(cells))} configurations have a held-out loss within ±{margin:g} nats of the full batch's (TOST, "
-        f"5%). {share(len(wide), len(cells))} scatter more than the permuted full batch does (F test, Holm, 5%)"
+        f"{share(len(inside), len(cells))} configurations have a held-out loss within ±{margin:g} nats of the full "
+        f"batch's (TOST, 5%). {share(len(wide), len(cells))} scatter more than the permuted full batch does (F test, Holm, 5%)"
         f"{': ' + scattered if scattered else ''}."
     )
     unable = int((cells["detectable"] > margin).sum())

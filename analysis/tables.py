@@ -6,10 +6,11 @@ import csv
 import io
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 from scipy import stats
 
 from analysis.load import VERDICT_COLUMNS
@@ -25,6 +26,7 @@ MEASURES = ("held_out_loss", "tail_loss")
 MAX_FACETS = 6
 LEVEL = 0.05
 POWER = 0.8
+Places = NDArray[np.int64]
 
 
 def verdicts(arms: pd.DataFrame) -> pd.DataFrame:
@@ -100,29 +102,31 @@ def convergence(arms: pd.DataFrame, margin: float) -> pd.DataFrame:
     have passed at 5 %. `detectable`: the smallest difference a paired t test would have found with 80 % power. `f`, `f_p`:
     dispersion over that of the permuted full batch; `f_holm`: `f_p` after Holm over the accumulated arms of the measure.
     """
-    rows = []
-    for _, members in arms[arms["arm"].isin(["accumulated", "permuted"])].groupby("group", sort=True):
-        null = members[members["arm"] == "permuted"]
-        for _, arm in members.groupby(["arm", "accumulation_steps"], sort=True):
-            rows += [_paired(arm, null, measure, margin) for measure in MEASURES]
-    frame = pd.DataFrame(rows, columns=L4_COLUMNS)
+    arms = arms[arms["arm"].isin(["accumulated", "permuted"])].reset_index(drop=True)
+    places = cast(dict[tuple[str, str, int], Places], arms.groupby(["group", "arm", "accumulation_steps"]).indices)
+    rows: list[dict[str, Any]] = []
+    for measure in MEASURES:
+        paired = (arms[measure] - arms[f"full_{measure}"]).to_numpy(dtype=np.float64)
+        differences = {key: _finite(paired[own]) for key, own in places.items()}
+        for (group, arm, _), own in differences.items():
+            null = differences.get((group, "permuted", 1), []) if arm == "accumulated" else []
+            rows.append({"measure": measure, **paired_comparison(own, null, margin)})
+    labels = arms.loc[[own[0] for own in places.values()], CELL]
+    frame = pd.concat([pd.concat([labels] * len(MEASURES), ignore_index=True), pd.DataFrame(rows, columns=L4_COLUMNS)], axis=1)
     for _, cells in frame[frame["f_p"].notna() & (frame["arm"] == "accumulated")].groupby("measure"):
         frame.loc[cells.index, "f_holm"] = statistics.holm(cells["f_p"].tolist())
     return in_order(frame)
 
 
-L4_COLUMNS = [*CELL, "measure", "n", "mean", "low", "high", "tost_p", "provable", "detectable", "f", "f_p", "f_holm"]
+L4_COLUMNS = ["measure", "n", "mean", "low", "high", "tost_p", "provable", "detectable", "f", "f_p", "f_holm"]
 
 
-def _paired(arm: pd.DataFrame, null: pd.DataFrame, measure: str, margin: float) -> dict[str, Any]:
-    differences = paired_differences(arm, measure)
+def paired_comparison(differences: Sequence[float], null: Sequence[float], margin: float) -> dict[str, Any]:
+    """The numbers of one row of `convergence`, from paired differences and those of the permuted full batch."""
     interval = statistics.mean_interval(differences)
     provable, detectable = resolution(differences)
-    is_null = bool((arm["arm"] == "permuted").all())
-    f, f_p = (math.nan, math.nan) if is_null else statistics.dispersion_ratio(differences, paired_differences(null, measure))
+    f, f_p = statistics.dispersion_ratio(differences, null)
     return {
-        **{name: arm[name].iloc[0] for name in CELL},
-        "measure": measure,
         "n": len(differences),
         "mean": interval.estimate,
         "low": interval.low,
@@ -136,9 +140,7 @@ def _paired(arm: pd.DataFrame, null: pd.DataFrame, measure: str, margin: float) 
     }
 
 
-def paired_differences(arm: pd.DataFrame, measure: str) -> list[float]:
-    """arm - full by seed; pairs that are not finite are left out."""
-    values = (arm[measure] - arm[f"full_{measure}"]).to_numpy(dtype=np.float64)
+def _finite(values: NDArray[np.float64]) -> list[float]:
     return [float(value) for value in values[np.isfinite(values)]]
 
 

@@ -39,7 +39,8 @@ class Experiment:
 
 
 def registered() -> dict[str, Experiment]:
-    """Every experiment of this folder by its name."""
-    modules = (importlib.import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__))
+    """Every experiment of this folder by its name; folders hold what experiments use."""
+    names = [found.name for found in pkgutil.iter_modules(__path__) if not found.ispkg]
+    modules = (importlib.import_module(f"{__name__}.{name}") for name in names)
     experiments: list[Experiment] = [module.EXPERIMENT for module in modules]
     return {experiment.name: experiment for experiment in experiments}

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from analysis import load
+from harness.store import Store
+
+
+def test_one_row_per_trial_and_arm(results: Path, grid: list[str]) -> None:
+    arms = load.from_store(results)
+    assert len(arms) == 3 * len(grid)
+    assert list(arms.columns[: len(load.VERDICT_COLUMNS)]) == list(load.VERDICT_COLUMNS)
+    assert arms["full_held_out_loss"].eq(0.5).all()
+    assert arms.equals(load.from_store(results, "equivalence"))
+    assert load.from_store(results, "another").empty
+
+
+def test_group_joins_trials_that_differ_only_in_seed(results: Path, grid: list[str]) -> None:
+    arms = load.from_store(results)
+    groups = arms.groupby("group")
+    assert (groups[["norm", "optimizer", "precision"]].nunique() == 1).all(axis=None)
+    assert len(groups) == 6
+    assert groups["seed"].nunique().max() == 3
+
+
+@pytest.mark.parametrize(("seconds", "total"), [(7.25, 7.25), ({"algebra": 1.0, "training": 2.0}, 3.0)])
+def test_seconds_as_a_number_or_by_phase(results: Path, make_trial, seconds: object, total: float) -> None:
+    make_trial(seconds=seconds)
+    assert load.read(results).trials["seconds"].tolist() == [total]
+
+
+def test_trials_without_result_are_named(results: Path, make_trial) -> None:
+    good, torn, changed = make_trial(seed=0), make_trial(seed=1), make_trial(seed=2)
+    store = Store(results)
+    (store.folder("equivalence", torn) / "trial.json").write_text("{")
+    file = store.folder("equivalence", changed) / "trial.json"
+    file.write_text(file.read_text().replace('"equivalent"', '"different"', 1))
+    with pytest.raises(ZeroDivisionError), store.open_trial("equivalence", "raised", {}):
+        raise ZeroDivisionError("of all things")
+    store.open_trial("equivalence", "left", {}).close()
+    with store.open_trial("equivalence", "now", {}):
+        found = load.read(results)
+    assert set(found.arms["trial"]) == {good}
+    assert {one.trial: one.state for one in found.missing} == {
+        torn: "damaged",
+        changed: "damaged",
+        "raised": "failed",
+        "left": "unfinished",
+        "now": "running",
+    }
+    assert any("of all things" in one.detail for one in found.missing)
+
+
+def test_a_trial_without_verdicts_is_damaged_and_not_fatal(results: Path) -> None:
+    with Store(results).open_trial("equivalence", "foreign", {}) as writer:
+        writer.finish({"arms": [{"arm": "accumulated"}], "environment": {}, "seconds": 1.0})
+    found = load.read(results)
+    assert found.arms.empty
+    assert [(one.trial, one.state) for one in found.missing] == [("foreign", "damaged")]
+
+
+def test_step_rows_of_chosen_trials_and_damage(results: Path, grid: list[str]) -> None:
+    rows, missing = load.steps(results, "equivalence", grid[:2])
+    assert set(rows["trial"]) == set(grid[:2])
+    assert not missing
+    Store(results).folder("equivalence", grid[0]).joinpath("steps.parquet").write_bytes(b"no")
+    rows, missing = load.steps(results, "equivalence", grid[:2])
+    assert set(rows["trial"]) == {grid[1]}
+    assert [one.trial for one in missing] == [grid[0]]
+
+
+def test_columns_keep_gaps() -> None:
+    columns = load.Columns()
+    columns.extend([{"b": 1, "a": "x"}, {"b": 2, "c": 0.5}])
+    frame = columns.frame(("a",), ["b"])
+    assert list(frame) == ["a", "b", "c"]
+    assert frame["b"].tolist() == [1, 2]
+    assert math.isnan(frame["c"][0])
+
+
+def test_analysis_imports_no_torch() -> None:
+    code = "import sys, analysis.report, experiments.equivalence; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=Path(__file__).parents[2]).returncode == 0

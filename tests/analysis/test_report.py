@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import re
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from analysis import report
+from harness.store import Store
+
+CHROMIUM = Path("/usr/bin/chromium")
+FETCHED = {"src", "href", "xlink:href", "srcset", "data", "poster", "action"}
+
+
+class Page(HTMLParser):
+    """What a browser would fetch or run, the text, and the cells of the matrix."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.fetched: list[str] = []
+        self.tags: list[str] = []
+        self.cells: list[str] = []
+        self.text = ""
+        self.ids: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        values = {name: value or "" for name, value in attrs}
+        self.fetched += [value for name, value in values.items() if name in FETCHED and not value.startswith(("#", "data:"))]
+        self.ids += [values["id"]] if "id" in values else []
+        assert not any(name.startswith("on") for name in values)
+        if tag == "td" and "title" in values:
+            self.cells.append(values["class"].split()[0])
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "reports"
+
+
+def make(results: Path, out: Path) -> Page:
+    assert report.main(["--results", str(results), "--out", str(out)]) == 0
+    return Page((out / "index.html").read_text())
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_the_page_answers_in_numbers(results: Path, out: Path, grid: list[str]) -> None:
+    page = make(results, out)
+    assert "16 of 16 accumulated arms without BatchNorm are equivalent" in page.text
+    assert (
+        "8 of 8 BatchNorm arms are different, all explained exactly by batch statistics (largest oracle error 4e-15)" in page.text
+    )
+    assert "equivalent 12 of 12 times" in page.text
+    assert "The prediction held." in page.text
+    # none, group, batch under adam and none under sgd in float32; none and batch in float16; N = 2, 4 and the null
+    assert len(page.cells) == 6 * 3
+    assert page.cells.count("explained") == 2 * 2
+    assert page.cells.count("equivalent") == 18 - 4
+
+
+def test_a_different_arm_changes_headline_and_matrix(results: Path, out: Path, make_trial) -> None:
+    wrong = {"verdict": "different", "cause": "unexplained", "explained": False, "algebra_error": 0.3}
+    make_trial(norm="group", change={("accumulated", 4): wrong})
+    make_trial(norm="batch")
+    page = make(results, out)
+    assert "1 of 2 accumulated arms without BatchNorm are equivalent" in page.text
+    assert "; 1 different." in page.text
+    assert "The prediction did not hold." in page.text
+    assert page.cells.count("different") == 1
+    assert "gradients differ" in page.text  # among what could not be explained
+
+
+@pytest.mark.parametrize("norm", ["none", "batch"])
+def test_a_null_that_fails_refutes_the_prediction(results: Path, out: Path, make_trial, norm: str) -> None:
+    make_trial(norm="none")
+    make_trial(norm="batch")
+    make_trial(norm=norm, seed=1, change={("permuted", 1): {"verdict": "degraded"}})
+    assert "The prediction did not hold." in make(results, out).text
+
+
+def test_an_unexplained_batch_norm_arm_refutes_the_prediction(results: Path, out: Path, make_trial) -> None:
+    make_trial(norm="none")
+    make_trial(norm="batch", change={("accumulated", 2): {"cause": "unexplained", "explained": False}})
+    page = make(results, out)
+    assert "1 of them explained exactly" in page.text
+    assert "The prediction did not hold." in page.text
+
+
+def test_nothing_is_decided_without_both_kinds_of_arms(results: Path, out: Path, make_trial) -> None:
+    make_trial(norm="none")
+    assert "The prediction" not in make(results, out).text
+
+
+def test_the_page_fetches_and_runs_nothing(results: Path, out: Path, grid: list[str]) -> None:
+    page = make(results, out)
+    html = (out / "index.html").read_text()
+    assert page.fetched == []
+    assert not {"script", "iframe", "object", "embed", "base"} & set(page.tags)
+    assert not re.search(r"@import|url\((?!#|[\'\"]?data:)", html)
+    assert len(page.ids) == len(set(page.ids))
+
+
+def test_every_figure_is_a_file_and_on_the_page(results: Path, out: Path, grid: list[str]) -> None:
+    page = make(results, out)
+    figures = sorted(path.name for path in (out / "figures").iterdir())
+    assert len(figures) == page.tags.count("svg") == 7
+    for name in figures:
+        ElementTree.parse(out / "figures" / name)
+    assert (out / "index.html").read_text().count('role="img" aria-label="') == len(figures)
+
+
+def test_same_store_same_bytes(results: Path, tmp_path: Path, grid: list[str]) -> None:
+    make(results, tmp_path / "first")
+    make(results, tmp_path / "second")
+    first, second = contents(tmp_path / "first"), contents(tmp_path / "second")
+    assert first.keys() == second.keys()
+    assert [name for name in first if first[name] != second[name]] == []
+
+
+def test_empty_store(results: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report.main(["--results", str(results), "--out", str(out)]) == 1
+    assert "no trials in" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_store_of_failures_says_why(results: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ZeroDivisionError), Store(results).open_trial("equivalence", "raised", {}):
+        raise ZeroDivisionError("of all things")
+    assert report.main(["--results", str(results), "--out", str(out)]) == 1
+    assert "1 failed" in (message := capsys.readouterr().err)
+    assert "of all things" in message
+    assert not out.exists()
+
+
+def test_trials_without_result_are_on_the_page(results: Path, out: Path, make_trial) -> None:
+    make_trial()
+    store = Store(results)
+    store.open_trial("equivalence", "left-half", {}).close()
+    with pytest.raises(ZeroDivisionError), store.open_trial("equivalence", "raised", {}):
+        raise ZeroDivisionError("<b>bold</b>")
+    page = make(results, out)
+    assert "2 trials without a result" in page.text
+    assert "left-half" in page.text
+    assert "<b>bold</b>" in page.text  # as text: nothing of a store is markup
+    assert "2 trials of this experiment have no result" in page.text
+
+
+def test_lost_step_rows_cost_a_curve_and_not_the_page(results: Path, out: Path, grid: list[str]) -> None:
+    Store(results).folder("equivalence", grid[0]).joinpath("steps.parquet").unlink()
+    assert "cannot be read" in make(results, out).text
+
+
+def test_experiments_without_a_question_are_shown(results: Path, out: Path, make_trial) -> None:
+    make_trial(experiment="single")
+    page = make(results, out)
+    assert "Trials of “single”" in page.text
+    assert page.cells == ["equivalent"] * 3
+    assert "single," in (out / "verdicts.csv").read_text()
+
+
+def test_one_seed_float64_and_one_n(results: Path, out: Path, make_trial) -> None:
+    make_trial(precision="float64", norm="batch")
+    assert make(results, out).cells.count("explained") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CHROMIUM.exists(), reason="no chromium")
+@pytest.mark.parametrize("width", [1200, 500])  # chromium has no narrower window
+def test_in_a_real_browser(results: Path, out: Path, tmp_path: Path, grid: list[str], width: int) -> None:
+    """The browser draws every figure, no wider than the window."""
+    make(results, out)
+    probe = """<script>addEventListener("load", () => {
+        const boxes = [...document.querySelectorAll("svg")].map(svg => svg.getBoundingClientRect());
+        const drawn = boxes.filter(box => box.width > 300 && box.height > 100).length;
+        document.title = `drawn ${drawn} page ${document.documentElement.scrollWidth}`})</script>"""
+    measured = tmp_path / "measured.html"
+    measured.write_text((out / "index.html").read_text().replace("</body>", probe + "</body>"))
+    quiet = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run")
+    where = (f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},2000")
+    command = [str(CHROMIUM), *quiet, *where, "--dump-dom", measured.as_uri()]
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    found = re.search(r"<title>drawn (\d+) page (\d+)</title>", dom)
+    assert found is not None
+    assert int(found[1]) == 7
+    assert int(found[2]) <= width

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import csv
+import io
+import math
+import struct
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from analysis import load, tables
+from harness.store import Store
+
+MARGIN = 0.02
+
+
+def bits(value: float) -> bytes:
+    return struct.pack("d", value)
+
+
+def test_csv_gives_every_double_back(results: Path, grid: list[str]) -> None:
+    arms = load.from_store(results)
+    header, *rows = csv.reader(io.StringIO(tables.to_csv(tables.verdicts(arms)).decode()))
+    assert tuple(header) == load.VERDICT_COLUMNS
+    assert len(rows) == len(arms)
+    for name in ("algebra_error", "rounding_ratio", "scale", "cosine", "residual"):
+        at = header.index(name)
+        assert [bits(float(row[at])) for row in rows] == [bits(value) for value in arms[name]]
+    assert {row[header.index("explained")] for row in rows} == {"True", "False"}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -0.0, 5e-324, 0.1 + 0.2])
+def test_csv_keeps_odd_numbers(value: float) -> None:
+    line = tables.to_csv(pd.DataFrame({"x": [value]})).decode().splitlines()[1]
+    assert bits(abs(float(line))) == bits(abs(value)) if math.isnan(value) else bits(float(line)) == bits(value)
+
+
+def test_matrix_counts_what_the_trials_say(results: Path, make_trial) -> None:
+    for seed in range(3):
+        wrong = {("accumulated", 4): {"verdict": "different", "cause": "unexplained", "explained": False}} if seed == 1 else {}
+        make_trial(norm="group", seed=seed, change=wrong)
+        make_trial(norm="batch", seed=seed)
+    counts: Counter[tuple[str, str, int, str]] = Counter()
+    for trial in Store(results).trials():  # independent of load and pandas
+        counts.update((one["norm"], one["arm"], one["accumulation_steps"], one["verdict"]) for one in trial.arms)
+    matrix = tables.matrix(load.from_store(results))
+    cells = {(row.norm, row.arm, row.accumulation_steps): row for row in matrix.itertuples()}
+    assert len(cells) == 6
+    for key, row in cells.items():
+        assert row.n == sum(count for (*other, _), count in counts.items() if tuple(other) == key)
+        assert row.agreeing == counts[*key, row.verdict]
+    odd = cells["group", "accumulated", 4]
+    assert (odd.verdict, odd.agreeing, odd.n, odd.explained, odd.cause) == ("different", 1, 3, False, "unexplained")
+    assert cells["group", "accumulated", 2].verdict == "equivalent"
+    assert cells["batch", "accumulated", 2].explained
+    assert cells["batch", "permuted", 1].verdict == "equivalent"
+
+
+def test_matrix_shows_the_worst_verdict(results: Path, make_trial) -> None:
+    for seed, verdict in enumerate(("equivalent", "inconclusive", "degraded")):
+        make_trial(seed=seed, change={("accumulated", 2): {"verdict": verdict}})
+    cell = tables.matrix(load.from_store(results)).query("arm == 'accumulated' and accumulation_steps == 2").iloc[0]
+    assert (cell["verdict"], cell["agreeing"], cell["n"]) == ("degraded", 1, 3)
+
+
+def test_convergence_against_numpy(results: Path, make_trial) -> None:
+    for seed in range(4):
+        make_trial(seed=seed)
+    losses = {
+        (one["accumulation_steps"], trial.config["seed"]): one["outcome"]["held_out_loss"] - 0.5
+        for trial in Store(results).trials()
+        for one in trial.arms
+    }
+    difference = np.array([losses[2, seed] for seed in range(4)])
+    null = np.array([losses[1, seed] for seed in range(4)])
+    l4 = tables.convergence(load.from_store(results), MARGIN)
+    row = l4.query("measure == 'held_out_loss' and arm == 'accumulated' and accumulation_steps == 2").iloc[0]
+    error = difference.std(ddof=1) / 2
+    assert row["n"] == 4
+    assert row["mean"] == pytest.approx(difference.mean(), rel=1e-12)
+    assert (row["low"], row["high"]) == pytest.approx(stats.ttest_1samp(difference, 0).confidence_interval(0.95), rel=1e-9)
+    below = stats.ttest_1samp(difference, -MARGIN, alternative="greater").pvalue
+    above = stats.ttest_1samp(difference, MARGIN, alternative="less").pvalue
+    assert row["tost_p"] == pytest.approx(max(below, above), rel=1e-9)
+    assert row["f"] == pytest.approx(difference.var(ddof=1) / null.var(ddof=1), rel=1e-9)
+    assert row["f_p"] == pytest.approx(stats.f.sf(row["f"], 3, 3), rel=1e-9)
+    assert row["detectable"] == pytest.approx((stats.t.ppf(0.975, 3) + stats.t.ppf(0.8, 3)) * error, rel=1e-9)
+    # the provable margin is the one at which the test is exactly at 5 %
+    provable = row["provable"]
+    assert max(
+        stats.ttest_1samp(difference, -provable, alternative="greater").pvalue,
+        stats.ttest_1samp(difference, provable, alternative="less").pvalue,
+    ) == pytest.approx(0.05, rel=1e-6)
+
+
+def test_convergence_must_differ(results: Path, make_trial) -> None:
+    """A margin below the measured difference fails; without a second seed nothing is concluded."""
+    for seed in range(3):
+        make_trial(norm="group", seed=seed)
+    make_trial(norm="none")
+    arms = load.from_store(results)
+    group = (tables.convergence(arms, margin).query("norm == 'group' and arm == 'accumulated'") for margin in (1.0, 1e-6))
+    wide, narrow = (rows["tost_p"].max() for rows in group)
+    assert wide < 0.05 < narrow
+    alone = tables.convergence(arms, 1.0).query("norm == 'none'")
+    assert alone["n"].eq(1).all()
+    assert alone[["tost_p", "low", "detectable", "f_p"]].isna().all(axis=None)
+
+
+def test_pairs_that_are_not_finite_are_left_out(results: Path, make_trial) -> None:
+    outcome = dict.fromkeys(("final_loss", "tail_loss", "held_out_loss"), math.nan)
+    for seed in range(3):
+        make_trial(seed=seed, change={("accumulated", 2): {"outcome": outcome}} if seed == 0 else {})
+    l4 = tables.convergence(load.from_store(results), MARGIN).query("arm == 'accumulated' and measure == 'held_out_loss'")
+    assert dict(zip(l4["accumulation_steps"], l4["n"], strict=True)) == {2: 2, 4: 3}
+    assert l4["mean"].notna().all()
+
+
+def test_holm_over_the_accumulated_arms(results: Path, grid: list[str]) -> None:
+    l4 = tables.convergence(load.from_store(results), MARGIN)
+    judged = l4[l4["f_p"].notna()]
+    assert set(judged["arm"]) == {"accumulated"}
+    assert (judged["f_holm"] >= judged["f_p"]).all()
+    first = judged.groupby("measure")["f_p"].idxmin()
+    sizes = judged.groupby("measure").size()
+    for measure, at in first.items():
+        assert judged.loc[at, "f_holm"] == pytest.approx(min(1.0, sizes[measure] * judged.loc[at, "f_p"]))
+
+
+def test_drawn_trials_are_few_and_share_an_optimizer(results: Path, grid: list[str]) -> None:
+    chosen = tables.drawn(load.from_store(results))
+    assert chosen["optimizer"].eq("adam").all()
+    assert chosen["seed"].eq(0).all()
+    assert not chosen.duplicated(["model", "precision"]).any()
+    assert len(chosen) == 5
+
+
+def test_vacuity_says_where_nothing_was_tested(results: Path, grid: list[str]) -> None:
+    table = tables.vacuity(load.from_store(results)).set_index("norm")
+    assert table.loc["group", "n"] == 3
+    assert table.loc["group", "arms"] == 6
+    assert table.loc["group", "unequal"] == 3
+    assert table["clipped"].eq(table["arms"]).all()
