@@ -119,7 +119,7 @@ def _unregistered(name: str) -> Experiment:
         prediction="",
         rule="",
         margin=0.02,
-        margin_reason="0.02 nats of loss is a change of perplexity of 2 %",
+        margin_reason="0.02 nats of loss is a change of perplexity of 2%",
         answer=count,
         sections=(sections.verdict_matrix, sections.gradient_error, sections.algebra, sections.losses, sections.unjudged),
     )

@@ -98,7 +98,15 @@ def test_an_unexplained_batch_norm_arm_refutes_the_prediction(results: Path, out
 
 def test_nothing_is_decided_without_both_kinds_of_arms(results: Path, out: Path, make_trial) -> None:
     make_trial(norm="none")
-    assert "The prediction" not in make(results, out).text
+    assert "The prediction is not decided" in make(results, out).text
+
+
+def test_an_arm_that_could_not_be_judged_leaves_the_prediction_open(results: Path, out: Path, make_trial) -> None:
+    make_trial(norm="batch")
+    make_trial(norm="none", change={("accumulated", 2): {"verdict": "inconclusive"}})
+    assert "The prediction is not decided" in make(results, out).text
+    make_trial(norm="group", change={("accumulated", 2): {"verdict": "degraded"}})
+    assert "The prediction did not hold." in make(results, out).text
 
 
 def test_the_page_fetches_and_runs_nothing(results: Path, out: Path, grid: list[str]) -> None:
@@ -149,10 +157,10 @@ def test_trials_without_result_are_on_the_page(results: Path, out: Path, make_tr
     with pytest.raises(ZeroDivisionError), store.open_trial("equivalence", "raised", {}):
         raise ZeroDivisionError("<b>bold</b>")
     page = make(results, out)
-    assert "2 trials without a result" in page.text
+    assert "Trials without a result: 2" in page.text
     assert "left-half" in page.text
     assert "<b>bold</b>" in page.text  # as text: nothing of a store is markup
-    assert "2 trials of this experiment have no result" in page.text
+    assert "in no number here: 2 of 3 trials" in page.text
 
 
 def test_lost_step_rows_cost_a_curve_and_not_the_page(results: Path, out: Path, grid: list[str]) -> None:
