@@ -163,9 +163,9 @@ def distances(material: Material) -> Section | None:
         "distance",
         figures.figure_distances(material.steps),
         "Relative distance of the parameters to the full batch's over the optimizer steps, per model and precision.",
-        "One trial per model, d = ‖θ_acc - θ_full‖ / ‖θ_full - θ_0‖. The grey band is reached by five full batches in another order "
-        "and one with a single weight moved by one unit in the last place. In 16-bit formats reordering moves almost nothing: "
-        "arms above the band are no sign of a fault there, their rounding is judged against float64.",
+        "One trial per model, d = ‖θ_acc - θ_full‖ / ‖θ_full - θ_0‖. The grey band is reached by five full batches in another "
+        "order and one with a single weight moved by one unit in the last place. In 16-bit formats reordering moves almost "
+        "nothing: arms above the band are no sign of a fault there, their rounding is judged against float64.",
     )
     return Section("Distance of the parameters", (Text(text), picture))
 
