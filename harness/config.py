@@ -91,7 +91,7 @@ class WorkloadConfig:
 
     data: Data = Data.digits
     model: Model = Model.conv
-    width: int = 8  # channels of the first layer (conv), hidden units (mlp), embedding size (transformer)
+    width: int = 8  # channels of the first layer (conv), hidden units (mlp), a third of the embedding (transformer)
     depth: int = 2  # transformer blocks; the image models have a fixed depth
     dropout: float = 0.0
 
@@ -232,7 +232,8 @@ def _check_sizes(config: TrialConfig) -> None:
     # K >= 30 and five null runs: EQUIVALENCE.md, L1 and L3.
     _at_least("permutations", config.permutations, 30)
     _at_least("nulls", config.nulls, 5)
-    _at_least("seed", config.seed, 0)
+    if not 0 <= config.seed < 2**63:
+        raise ConfigError("seed", config.seed, "0 to 2**63 - 1, what a generator takes")
     _at_least("schedule.warmup_steps", config.schedule.warmup_steps, 0)
     _positive("loss_scale", config.loss_scale)
     if config.clip_norm is not None:
@@ -244,9 +245,13 @@ def _check_sizes(config: TrialConfig) -> None:
     for steps in config.accumulation_steps:
         _at_least("accumulation_steps", steps, 1)
         if steps > config.effective_batch:
-            raise ConfigError("accumulation_steps", steps, f"at most effective_batch={config.effective_batch}: b would be below 1")
+            raise ConfigError(
+                "accumulation_steps", steps, f"at most effective_batch={config.effective_batch}: b would be below 1"
+            )
         if config.split == Split.even and config.effective_batch % steps:
-            raise ConfigError("accumulation_steps", steps, f"a divisor of effective_batch={config.effective_batch}, or split=ragged")
+            raise ConfigError(
+                "accumulation_steps", steps, f"a divisor of effective_batch={config.effective_batch}, or split=ragged"
+            )
 
 
 def _positive(name: str, value: float) -> None:

@@ -42,5 +42,7 @@ def fixed_randomness(seed: int, device: torch.device) -> Iterator[None]:
     """Draws inside start from `seed`; the generators are put back afterwards, whatever happened inside."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed formats a stack trace for every absent accelerator
+        if device.type == "cuda":
+            torch.cuda.manual_seed(seed)
         yield

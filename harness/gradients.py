@@ -60,8 +60,8 @@ def compare(a: Tensor, g: Tensor) -> Comparison:
 
 def relative_distance(a: Tensor, g: Tensor) -> float:
     """||a - g|| / ||g||; 0 when both are zero, infinite when only g is."""
-    scale = torch.linalg.vector_norm(g).item()
-    distance = torch.linalg.vector_norm(a - g).item()
+    scale = float(torch.linalg.vector_norm(g))
+    distance = float(torch.linalg.vector_norm(a - g))
     if scale == 0:
         return 0.0 if distance == 0 else math.inf
     return distance / scale

@@ -8,7 +8,6 @@ import torch
 
 from harness.config import ConfigError, Precision
 
-UNIT_ROUNDOFF = {Precision.float64: 2.0**-53, Precision.float32: 2.0**-24, Precision.float16: 2.0**-11, Precision.bfloat16: 2.0**-8}
 HALF = {Precision.float16: torch.float16, Precision.bfloat16: torch.bfloat16}
 
 

@@ -43,7 +43,8 @@ def measure(setting: Setting, recipes: Mapping[str, Recipe], ids: Tensor) -> dic
     lock.step(ids)
     natural = {label: _judged(watch.gradient, exact) for label, watch in lock.watches.items()}
     apart = {
-        label: _apart(lock, label, referee.parts(state, window, recipe.split(len(window))).parts) for label, recipe in recipes.items()
+        label: _apart(lock, label, referee.parts(state, window, recipe.split(len(window))).parts)
+        for label, recipe in recipes.items()
     }
     generator = torch.Generator().manual_seed(hash_seed(config.seed, PERMUTATION_STREAM))
     errors: dict[str, list[float]] = {label: [] for label in recipes}

@@ -186,7 +186,7 @@ def _train(
     lock = LockStep(
         {
             label: setting.arm(recipe, config.precision, total_steps=config.steps, clip_norm=config.clip_norm)
-            for label, recipe in (recipes | nulls).items()
+            for label, recipe in {**recipes, **nulls}.items()
         },
         config.seed,
     )

@@ -131,9 +131,9 @@ BAD_INPUT = {
     "-m seed=0,x": "seed=x: expected an integer (trial 2 of 2: seed=x)",
     "-m workload=digits,text norm=batch": "norm=batch: expected layer or none with workload=text (trial 2 of 2: ",
     "-m optimizer=sgd,adma": "optimizer=adma: expected one of adam, adamw, momentum, nesterov, sgd (trial 2 of 2: ",
-    "-m hydra/launcher=basic seed=0,-1": "seed=-1: expected 0 or more (trial 2 of 2: ",
+    "-m hydra/launcher=basic seed=0,-1": "seed=-1: expected 0 to 2**63 - 1, what a generator takes (trial 2 of 2: ",
     "+experiment=equivalence precison=float32": "precison: expected a known setting; did you mean precision?",
-    "+experiment=equivalence steps=0": "steps=0: expected 1 or more (trial 1 of 74: ",
+    "+experiment=equivalence steps=0": "steps=0: expected 1 or more (trial 1 of 68: ",
     "+experiment=equivalence workload=text norm=batch": "+experiment=equivalence workload=text norm=batch: expected ",
     "hydra/launcher=nope": "hydra/launcher=nope: expected one of basic, forkserver",
     "-m --cfg job": "-m --cfg job: ",
@@ -169,18 +169,18 @@ def test_a_sweep_takes_lists_and_ranges(command: Command) -> None:
 
 
 EQUIVALENCE = {
-    "": 74,
+    "": 68,
     "seed=0 optimizer=adam": 10,
-    "workload=text": 18,
+    "workload=text": 12,
     "workload=digits": 56,
-    "norm=layer": 20,
+    "norm=layer": 14,
     "norm=batch": 18,
-    "seed=7": 54 // 3 + 18 // 3 + 2,
-    "optimizer=adamw": 54 // 3 + 18 // 3 + 2,
+    "seed=7": 54 // 3 + 12 // 3 + 2,
+    "optimizer=adamw": 54 // 3 + 12 // 2 + 2,
     "optimizer=adam,adamw seed=0": 12 + 4 + 4,
     "norm=layer workload=digits": 2,
-    "accumulation_steps=[2]": 74,
-    "steps=10,20": 148,
+    "accumulation_steps=[2]": 68,
+    "steps=10,20": 136,
 }
 
 
@@ -196,7 +196,7 @@ def test_the_equivalence_grid(command: Command) -> None:
     by_grid = Counter((config.workload.label, config.norm == Norm.layer, config.split) for config in configs)
     assert by_grid == {
         ("digits", False, Split.even): 54,
-        ("text", True, Split.ragged): 18,
+        ("text", True, Split.ragged): 12,
         ("digits", True, Split.even): 2,
     }
     assert {config.experiment for config in configs} == {"equivalence"}

@@ -16,7 +16,7 @@ from harness.workloads import Batch
 
 PADDING = 0  # index in the vocabulary; no character has it
 IGNORED = -100  # target at padded positions
-MIN_CHARACTERS, MAX_CHARACTERS = 4, 64
+MIN_CHARACTERS, MAX_CHARACTERS = 4, 32
 MAX_TRAIN, MAX_HELD_OUT = 2000, 300
 PERMUTATION_SEED = 20240601  # of the split; never a trial's seed: all trials train on the same samples
 
