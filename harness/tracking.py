@@ -11,6 +11,7 @@ import math
 import os
 import subprocess
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 CHECK_SECONDS = 15.0  # how long a server may take to say who we are
 INIT_SECONDS = 20.0
 FINISH_SECONDS = 60.0  # how long the last rows may take; wandb's default is for ever
+# What the log of a killed process may lack at its end; 15 s by default. Not 0: that lost rows more than a second old.
+FLUSH_SECONDS = 0.1
 
 _WAY_OUT = "`wandb login`, WANDB_API_KEY=…, or tracking=offline (upload later with `wandb sync`)"
 # A process of its own, because wandb's own timeouts do not bound a server that accepts the connection and stays silent.
@@ -147,11 +150,7 @@ def read_offline(path: Path) -> OfflineRun:
     logs = [path] if path.is_file() else sorted(path.rglob("*.wandb"))
     if len(logs) != 1:
         raise ValueError(f"expected one .wandb file under {path}, got {len(logs)}")
-    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(logs[0])]
-    output = subprocess.run(
-        command, env=_environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True
-    ).stdout
-    records = [json.loads(line) for line in output.splitlines()]
+    records = _inspect(logs[0])
     run = next(record["run"] for record in records if record["type"] == "run")
     summary: dict[str, Any] = {}
     for record in records:
@@ -194,7 +193,7 @@ def _init(
             init_timeout=INIT_SECONDS,
             finish_timeout=FINISH_SECONDS,
             finish_timeout_raises=True,
-            x_transaction_log_flush_interval=1,  # 15 s by default: what a killed process would lose
+            x_transaction_log_flush_interval=FLUSH_SECONDS,
             x_disable_stats=True,
             x_disable_meta=True,
             x_disable_machine_info=True,
@@ -206,6 +205,16 @@ def _init(
             symlink=False,
         ),
     )
+
+
+def _inspect(log: Path) -> list[dict[str, Any]]:
+    """The records of a `.wandb` file."""
+    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(log.resolve())]
+    with tempfile.TemporaryDirectory() as scratch:  # wandb's commands leave a log folder where they are called
+        output = subprocess.run(
+            command, env=_environment(), cwd=scratch, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True
+        ).stdout
+    return [json.loads(line) for line in output.splitlines()]
 
 
 def _environment() -> dict[str, str]:
