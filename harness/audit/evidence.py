@@ -1,0 +1,123 @@
+"""What one run of a training function showed: plain numbers and NumPy vectors, no torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Vector = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backward:
+    """One backward pass that reached the parameters of an optimizer."""
+
+    loss: float  # as differentiated, loss scale taken out; NaN when unknown
+    scale: float  # loss scale of a GradScaler, 1 without one
+    start: str  # the gradients it found: empty, kept, scaled, changed; `empty` where an earlier backward had filled them: cleared
+    contribution: Vector  # [P] its increment of .grad, loss scale taken out
+    rows: tuple[str, ...] | None  # fingerprints of the rows of the forward before it; None when no module was called
+    lengths: int  # different lengths among these rows, padding left out
+    forwards: int  # training forwards since the backward before
+    broken_forwards: int  # of these, with non-finite input or output
+    draws: bool  # whether random numbers were drawn inside a forward
+    outside: bool  # whether random numbers were drawn since the step or backward before, but not inside a forward
+    moved: Vector | None  # [P] movement of the parameters since the backward or step before, if any
+    lrs: tuple[float, ...]
+    shadows: tuple[float, ...] = ()  # checksums of the EMA copies
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clip:
+    """One call that clips gradients."""
+
+    after: int  # backwards of the window before it
+    before: Vector  # [P] gradients it was given, loss scale left in
+    active: bool
+    limit: float
+    scale: float  # loss scale still in the gradients: 1 when there is none or it has been taken out
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One optimizer step, and the window before it."""
+
+    gradient: Vector  # [P] as the optimizer left it
+    lrs: tuple[float, ...]
+    decays: tuple[float, ...]
+    before: Vector  # [P] parameters
+    after: Vector
+    state: dict[str, Vector]
+    state_step: float | None
+    moved: Vector | None  # [P] movement between the last backward (or step) and this step
+    skipped: bool  # by a GradScaler, on non-finite gradients
+    backwards: tuple[Backward, ...]
+    clips: tuple[Clip, ...]
+    calls: tuple[str, ...]  # the order of calls in the window
+    norm_updates: int  # BatchNorm `num_batches_tracked`, summed, so far
+    shadows: tuple[Vector, ...] = ()  # EMA copies when the next window's first backward begins (or the run ends)
+    shadow_updates: int = 0  # times they changed in this window
+
+    @property
+    def rows(self) -> Counter[str] | None:
+        """The rows of the window; None where they were not seen."""
+        if any(b.rows is None for b in self.backwards) or not self.backwards:
+            return None
+        return Counter(row for b in self.backwards for row in b.rows or ())
+
+    @property
+    def effective(self) -> bool:
+        """Whether the step could move the parameters and did; a step at learning rate 0 counts."""
+        return self.skipped or bool((self.after != self.before).any()) or not any(self.lrs) or not self.gradient.any()
+
+
+@dataclass(kw_only=True)
+class Track:
+    """One optimizer."""
+
+    name: str
+    tensors: tuple[tuple[str, int], ...]  # (name, number of elements) in the order of the vectors
+    steps: list[Step] = field(default_factory=list)
+    pending: list[Backward] = field(default_factory=list)  # after the last step
+
+    def slices(self) -> dict[str, slice]:
+        edges = np.cumsum([0, *(count for _, count in self.tensors)])
+        return {name: slice(int(a), int(b)) for (name, _), a, b in zip(self.tensors, edges[:-1], edges[1:], strict=True)}
+
+
+@dataclass(kw_only=True)
+class Run:
+    """One call of a training function."""
+
+    batch_size: int
+    accumulation_steps: int
+    tracks: list[Track] = field(default_factory=list)
+    reported: tuple[float, ...] | None = None  # losses the function returned
+    error: str | None = None
+    accumulator_roundoff: float = 0.0  # of the narrowest .grad
+    roundoff: float = 0.0  # of the coarsest arithmetic seen (autocast, 16-bit parameters)
+    dropout_calls: int = 0
+    norm_calls: int = 0
+    forwards: int = 0
+    coupled: bool = False  # whether the loss of one row depends on the outputs of another; only known after a probe
+    ranks: int = 1
+    rank_distances: tuple[float, ...] = ()  # per optimizer step, between the gradients of the ranks
+
+    @property
+    def num_steps(self) -> int:
+        return max((len(track.steps) for track in self.tracks), default=0)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that accumulation changed, with the evidence for it."""
+
+    accumulation_steps: int
+    optimizer_step: int | None  # the first one, from 0; None when it concerns the whole run
+    cause: str
+    evidence: dict[str, Any]
+    message: str

@@ -1,0 +1,100 @@
+"""What a candidate's run shows beside the reference's, in plain numbers: all that the rules of `findings` read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepFacts:
+    """One optimizer step of a candidate beside the reference's."""
+
+    accumulation_steps: int
+    ranks: int = 1
+    track: str
+    step: int
+    gate: float  # largest relative distance of gradients that rounding explains
+    distance: float  # of the gradients consumed
+    scale: float
+    cosine: float
+    raw_distance: float  # of the gradients before clipping
+    raw_scale: float
+    raw_cosine: float
+    clipped: bool  # clipping at the boundary changed the gradients (of either arm)
+    backwards: int
+    reference_backwards: int
+    rows: str  # same, different, unknown
+    fits: Mapping[str, float] = field(default_factory=dict)  # cause's prediction -> relative distance from what was seen
+    weights: tuple[float, ...] = ()  # of the reference gradient on the micro-batch gradients
+    condition: float = math.inf
+    cleared_inside: int = 0
+    stale: bool = False
+    active_clips_inside: int = 0
+    clips_scaled: bool = False  # clipped with the loss scale still inside
+    loss_scales: int = 1  # different ones in the window
+    broken_forwards: int = 0
+    non_finite: bool = False
+    reference_non_finite: bool = False
+    moves_inside: int = 0  # times the parameters moved between the backwards of the window
+    reference_moves_inside: int = 0
+    move_along_weights: float = math.nan  # cosine of that movement with the parameters
+    low_precision: str | None = None  # format every element of the accumulated gradient fits in, unlike the reference's
+    draws: bool = False
+    outside_draws: bool = False
+    dropout: bool = False
+    batch_norm: bool = False
+    coupled: bool = False  # in the reference, the loss of one row depends on the outputs of another (seen in second derivatives)
+    update_distance: float = 0.0
+    update_gate: float = math.inf
+    update_along_weights: float = math.nan  # residual of the difference of updates outside the direction of the parameters
+    state_distance: float = 0.0
+    state_gate: float = math.inf
+    tensors: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)  # name -> distance, scale, cosine
+
+    @property
+    def gradients_agree(self) -> bool:
+        """Before clipping as well: a fault that clipping hides is still one."""
+        return self.distance <= self.gate and self.raw_distance <= self.gate
+
+    @property
+    def agrees(self) -> bool:
+        return self.gradients_agree and self.update_distance <= self.update_gate and self.state_distance <= self.state_gate
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """One optimizer's run of a candidate beside the reference's."""
+
+    accumulation_steps: int
+    track: str
+    steps: int
+    reference_steps: int
+    idle_steps: int  # optimizer steps that moved nothing
+    reference_idle_steps: int
+    backwards: tuple[int, ...]  # per optimizer step
+    reference_backwards: tuple[int, ...]
+    pending: int  # backwards after the last step
+    reference_pending: int
+    windows: tuple[str, ...]  # per aligned step: same, different, unknown
+    repeated: tuple[int, ...]  # rows more often in the window than in the reference's run, per step
+    never: int  # rows of the reference's run that the candidate never saw
+    foreign: int  # rows of the candidate that the reference never saw
+    lrs: tuple[tuple[float, ...], ...]
+    reference_lrs: tuple[tuple[float, ...], ...]
+    schedule_calls: tuple[int, ...]
+    reference_schedule_calls: tuple[int, ...]
+    lr_moves_inside: bool
+    state_steps: tuple[float | None, ...]
+    reference_state_steps: tuple[float | None, ...]
+    shadow_distances: tuple[float, ...] = ()
+    shadow_gates: tuple[float, ...] = ()
+    shadow_updates: tuple[int, ...] = ()
+    reference_shadow_updates: tuple[int, ...] = ()
+    reported: tuple[float, ...] | None = None
+    reference_reported: tuple[float, ...] | None = None
+    losses: tuple[float, ...] = ()  # differentiated, summed over the window
+    reference_losses: tuple[float, ...] = ()
+    broken_windows: tuple[int, ...] = ()  # steps whose window had a non-finite forward or gradient
+    reference_broken: int = 0

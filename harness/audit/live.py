@@ -1,0 +1,253 @@
+"""One optimizer being watched: its gradients, parameters and state as they change."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from harness.audit.evidence import Backward, Clip, Run, Step, Track, Vector
+from harness.audit.forwards import Forwards
+from harness.audit.intervention import Intervention
+from harness.audit.tensors import gradients, roundoff, vector
+
+LONGEST = 400  # calls kept per window
+COLLINEAR = 1e-6  # 1 - cosine below which a gradient was only scaled
+
+
+class LiveTrack:
+    """Collects a `Track`."""
+
+    def __init__(self, optimizer: Optimizer, run: Run, forwards: Forwards) -> None:
+        self.optimizer, self.run, self.forwards = optimizer, run, forwards
+        self.track = Track(name=type(optimizer).__name__, tensors=())
+        self.parameters: list[Tensor] = []
+        self.inner_stepped = False
+        self.num_effective = 0
+        self.shadows: list[list[Tensor]] = []
+        self.last_shadows: tuple[float, ...] = ()
+        self.shadow_updates = 0
+        self.last_gradient: Vector | None = None
+        self.started: tuple[str, Vector, Vector | None, list[Any]] | None = None  # of the backward under way
+        self.before: Vector | None = None
+        self.unscaled = False
+        self.refresh()
+        self.clear_window()
+
+    def clear_window(self) -> None:
+        self.backwards: list[Backward] = []
+        self.clips: list[Clip] = []
+        self.calls: list[str] = []
+        self.filled = False
+        self.unscaled = False
+
+    def refresh(self) -> None:
+        """Look the parameters up again: frameworks replace them when they shard or move a model."""
+        found = [p for group in self.optimizer.param_groups for p in group["params"]]
+        if [id(p) for p in found] != [id(p) for p in self.parameters]:
+            self.parameters = found
+            self.last_parameters: Vector | None = None
+            self.last_gradient = None
+        names = self.forwards.names
+        self.track.tensors = tuple((names.get(id(p), f"parameter {i}"), p.numel()) for i, p in enumerate(self.parameters))
+
+    def note(self, call: str) -> None:
+        if len(self.calls) < LONGEST:
+            self.calls.append(call)
+
+    def shares(self, other: LiveTrack) -> bool:
+        mine = {id(p) for p in self.parameters}
+        return any(id(p) in mine for p in other.parameters)
+
+    def own_tensors(self) -> list[Tensor]:
+        """Tensors of the optimizer, and gradients: none of these is an average of weights."""
+        state = [t for values in self.optimizer.state.values() for t in values.values() if isinstance(t, Tensor)]
+        return state + [p.grad for p in self.parameters if p.grad is not None]
+
+    # -- one backward -----------------------------------------------------------------------------------------------
+
+    def before_backward(self) -> None:
+        self.refresh()
+        start = gradients(self.parameters)
+        empty = not start.any()
+        if empty:
+            kind = "cleared" if self.filled else "empty"
+        elif self.last_gradient is not None and np.array_equal(start, self.last_gradient, equal_nan=True):
+            kind = "kept"
+        else:
+            kind = "scaled" if self.last_gradient is not None and _parallel(start, self.last_gradient) else "changed"
+        self._see_shadows()
+        self.started = (kind, start, self._movement(), [_mark(p) for p in self.parameters])
+
+    def after_backward(self, loss: float, scale: float, manual: Vector | None = None) -> None:
+        """The gradients have been added; `manual` is the gradient when it was returned instead of added."""
+        if self.started is None:
+            return
+        kind, start, moved, marks = self.started
+        self.started = None
+        if manual is None and marks == [_mark(p) for p in self.parameters]:
+            return  # this backward did not reach this optimizer
+        forwards, end = self.forwards, gradients(self.parameters)
+        contribution = manual if manual is not None else end - start
+        self.backwards.append(
+            Backward(
+                loss=loss / scale,
+                scale=scale,
+                start="manual" if manual is not None else kind,
+                contribution=contribution / scale,
+                rows=tuple(row for row, _ in forwards.rows) if self.run.forwards else None,
+                lengths=len({length for _, length in forwards.rows}),
+                forwards=forwards.count,
+                broken_forwards=forwards.broken,
+                draws=forwards.draws,
+                outside=forwards.outside,
+                moved=moved,
+                lrs=self.lrs,
+                shadows=self.last_shadows,
+            )
+        )
+        self.filled = self.filled or manual is None
+        self.last_gradient = end
+        self.note("backward")
+
+    # -- one optimizer step ----------------------------------------------------------------------------------------
+
+    @property
+    def lrs(self) -> tuple[float, ...]:
+        return tuple(float(group.get("lr", 1.0)) for group in self.optimizer.param_groups)
+
+    def before_step(self) -> None:
+        self.refresh()
+        self.moved = self._movement()
+        self._see_shadows()
+        self.before = vector(self.parameters)
+        self.last_parameters = self.before
+
+    def after_step(self, *, in_backward: bool, loss_scale: float) -> None:
+        if self.before is None:
+            return
+        if in_backward:
+            self.after_backward(float("nan"), loss_scale)
+        found_inf = getattr(self.optimizer, "found_inf", None)
+        self._close(gradients(self.parameters), skipped=found_inf is not None and bool(found_inf))
+
+    def skip(self) -> None:
+        """A GradScaler left the step out."""
+        self.before_step()
+        self._close(gradients(self.parameters), skipped=True)
+
+    def _close(self, gradient: Vector, *, skipped: bool) -> None:
+        assert self.before is not None
+        coarsest = max((roundoff(p.dtype) for p in self.parameters), default=0.0)
+        self.run.accumulator_roundoff = max(self.run.accumulator_roundoff, coarsest)
+        self.run.roundoff = max(self.run.roundoff, coarsest)
+        after = vector(self.parameters)
+        state, state_step = self._state()
+        self.note("step")
+        self.track.steps.append(
+            Step(
+                gradient=gradient,
+                lrs=self.lrs,
+                decays=tuple(float(group.get("weight_decay") or 0.0) for group in self.optimizer.param_groups),
+                before=self.before,
+                after=after,
+                state=state,
+                state_step=state_step,
+                moved=self.moved,
+                skipped=skipped,
+                backwards=tuple(self.backwards),
+                clips=tuple(self.clips),
+                calls=tuple(self.calls),
+                norm_updates=sum(
+                    int(n.num_batches_tracked) for n in self.forwards.norms.values() if n.num_batches_tracked is not None
+                ),
+            )
+        )
+        self.num_effective += self.track.steps[-1].effective
+        self.before, self.last_parameters, self.last_gradient = None, after, gradient
+        self.clear_window()
+
+    def _state(self) -> tuple[dict[str, Vector], float | None]:
+        states = [self.optimizer.state.get(p, {}) for p in self.parameters]
+        first: dict[str, Any] = next((s for s in states if s), {})
+        kept = {}
+        for key, value in first.items():
+            if isinstance(value, Tensor) and value.ndim and all(isinstance(s.get(key), Tensor) for s in states if s):
+                kept[str(key)] = vector(s[key] for s in states if s)
+        step = first.get("step")
+        return kept, None if step is None else float(step)
+
+    # -- between them ----------------------------------------------------------------------------------------------
+
+    def clipped(self, before: Vector, limit: float, scale: float) -> None:
+        after = gradients(self.parameters)
+        scale = 1.0 if self.unscaled else scale
+        active = not np.array_equal(before, after, equal_nan=True)
+        self.clips.append(Clip(after=len(self.backwards), before=before, active=active, limit=limit, scale=scale))
+        self.note("clip")
+
+    def _movement(self) -> Vector | None:
+        """How far the parameters went since the last look, unless they stayed; None before the first window as well."""
+        now = vector(self.parameters)
+        last, self.last_parameters = self.last_parameters, now
+        if last is None or last.shape != now.shape or (not self.track.steps and not self.backwards):
+            return None
+        return None if np.array_equal(last, now, equal_nan=True) else now - last
+
+    def _see_shadows(self) -> None:
+        if not self.shadows:
+            return
+        vectors = tuple(vector(tensors) for tensors in self.shadows)
+        sums = tuple(float(v.sum()) for v in vectors)
+        if self.track.steps and not self.backwards and not self.track.steps[-1].shadows:
+            self.track.steps[-1] = dataclasses.replace(self.track.steps[-1], shadows=vectors)
+        if self.last_shadows and sums != self.last_shadows and self.track.steps:
+            last = self.track.steps[-1]
+            self.track.steps[-1] = dataclasses.replace(last, shadow_updates=last.shadow_updates + 1)
+        self.last_shadows = sums
+
+    def finish(self) -> None:
+        """The function has returned."""
+        self._see_shadows()
+        self.track.pending = self.backwards
+
+    # -- what the audit changes in an extra run ----------------------------------------------------------------------
+
+    def intervene(self, what: Intervention, index: int, step: int) -> None:
+        """Put the followed run's parameters after its step `step` (-1: at its start), then perturb them."""
+        followed = what.follow.tracks[index] if what.follow is not None and index < len(what.follow.tracks) else None
+        if followed is not None and step < len(followed.steps):
+            wanted = followed.steps[step].after if step >= 0 else followed.steps[0].before
+            if wanted.size == sum(p.numel() for p in self.parameters):
+                self._put(wanted)
+        if what.perturb:
+            now = vector(self.parameters)
+            signs = np.random.default_rng(step + 1).choice((-1.0, 1.0), size=now.shape)
+            self._put(now * (1 + what.perturb * signs))
+        self.last_parameters = vector(self.parameters)
+
+    @torch.no_grad()
+    def _put(self, values: Vector) -> None:
+        start = 0
+        for p in self.parameters:
+            value = torch.from_numpy(values[start : start + p.numel()]).reshape(p.shape).to(p.device, p.dtype)
+            start += p.numel()
+            if hasattr(p, "device_mesh"):
+                from torch.distributed.tensor import distribute_tensor
+
+                value = distribute_tensor(value, p.device_mesh, p.placements)  # type: ignore[attr-defined]
+            p.copy_(value)
+
+
+def _mark(parameter: Tensor) -> tuple[int, int]:
+    grad = parameter.grad
+    return (0, 0) if grad is None else (id(grad), grad._version)
+
+
+def _parallel(a: Vector, b: Vector) -> bool:
+    sizes = float(np.linalg.norm(a) * np.linalg.norm(b))
+    return sizes > 0 and float(a @ b) / sizes > 1 - COLLINEAR

@@ -1,0 +1,130 @@
+"""Watching a training function: hooks and wrappers that read and never change, and are taken away afterwards."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable
+from typing import Any, Self
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from harness.audit import shadows
+from harness.audit.calls import Calls
+from harness.audit.evidence import Run
+from harness.audit.forwards import Forwards
+from harness.audit.intervention import WATCH, Intervention
+from harness.audit.live import LiveTrack
+from harness.audit.patches import Patches
+
+SHADOW_SEARCH = 2  # optimizer steps after which averaged copies are looked for (once: it looks at every object)
+
+
+class Recorder:
+    """Context in which one run is watched; `run` holds the evidence afterwards."""
+
+    def __init__(self, run: Run, intervention: Intervention = WATCH, namespaces: Iterable[dict[str, Any]] = ()) -> None:
+        self.run, self.intervention = run, intervention
+        self.forwards = Forwards(run, keep_outputs=intervention.probe)
+        self.live: dict[int, LiveTrack] = {}
+        self.stepping: list[Optimizer] = []
+        self.backward_depth = 0
+        self.prepared = False
+        self.searched = 0
+        self.scanned = False
+        self.loss_scale = 1.0
+        self._namespaces = list(namespaces)
+        self._patches = Patches()
+        self._calls = Calls(self)
+
+    def __enter__(self) -> Self:
+        patches = self._patches
+        try:
+            patches.removing(register_optimizer_step_pre_hook(self._before_step))
+            patches.removing(register_optimizer_step_post_hook(self._after_step))
+            patches.removing(register_module_forward_pre_hook(self._enter))
+            patches.removing(register_module_forward_hook(self._leave, with_kwargs=True, always_call=True))
+            patches.methods(self._calls.methods())
+            patches.functions(self._calls.functions(), self._namespaces)
+        except BaseException:
+            patches.restore()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._patches.restore()
+        for live in self.live.values():
+            live.finish()
+        tracks = [live.track for live in self.live.values() if live.track.steps]
+        self.run.tracks = tracks or [live.track for live in self.live.values() if live.track.pending]
+        self.live.clear()
+
+    def add(self, optimizer: Optimizer) -> LiveTrack:
+        """The track of an optimizer, made when first seen; its parameters are looked up again until it steps."""
+        live = self.live.get(id(optimizer))
+        if live is None:
+            live = self.live[id(optimizer)] = LiveTrack(optimizer, self.run, self.forwards)
+        return live
+
+    def note(self, call: str) -> None:
+        """Add to the order of calls of every optimizer's window."""
+        for live in self.live.values():
+            live.note(call)
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if self.forwards.depth == 0 and torch.is_grad_enabled():
+            self.prepare()
+            self.note("forward")
+        self.forwards.enter(module, args)
+
+    def _leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        self.forwards.leave(module, args, kwargs, output)
+
+    def prepare(self) -> None:
+        """Before the first forward: put the starting weights the intervention asks for."""
+        if self.prepared:
+            return
+        self.prepared = True
+        self.find_optimizers()
+        for index, live in enumerate(self.live.values()):
+            live.refresh()
+            live.intervene(self.intervention, index, -1)
+
+    def find_optimizers(self) -> None:
+        """Optimizers made before the function was called (once: it looks at every object)."""
+        if self.scanned:
+            return
+        self.scanned = True
+        if not self.live:
+            for item in gc.get_objects():
+                if issubclass(type(item), Optimizer) and getattr(item, "param_groups", None):
+                    self.add(item)
+
+    def _before_step(self, optimizer: Optimizer, *_: object) -> None:
+        self.stepping.append(optimizer)
+        if not getattr(optimizer, "param_groups", None):
+            return
+        self.add(optimizer).before_step()
+
+    def _after_step(self, optimizer: Optimizer, *_: object) -> None:
+        while self.stepping and self.stepping.pop() is not optimizer:
+            pass
+        live = self.live.get(id(optimizer))
+        if live is None:
+            return
+        if live.inner_stepped:  # a wrapper around another optimizer of the same parameters: the inner one is the one to watch
+            del self.live[id(optimizer)]
+            return
+        for outer in self.stepping:
+            if id(outer) in self.live and self.live[id(outer)].shares(live):
+                self.live[id(outer)].inner_stepped = True
+        live.after_step(in_backward=self.backward_depth > 0, loss_scale=self.loss_scale)
+        self._look_for_shadows(live)
+        index = [*self.live].index(id(optimizer))
+        live.intervene(self.intervention, index, live.num_effective - 1)
+
+    def _look_for_shadows(self, live: LiveTrack) -> None:
+        if len(live.track.steps) == SHADOW_SEARCH:
+            live.shadows = shadows.find(live.parameters, live.own_tensors())

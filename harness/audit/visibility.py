@@ -1,0 +1,66 @@
+"""What an audit could not see, and what to change so that it can."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from harness.audit.evidence import Run, Step, Track
+
+if TYPE_CHECKING:
+    from harness.audit.report import ArmResult
+
+ADAPTIVE = ("Adam", "RMSprop", "Adagrad", "Rprop", "Muon", "Lion", "Adafactor", "Adamax")
+
+
+def hidden(reference: Run, candidates: Mapping[int, Run], results: Sequence[ArmResult]) -> Iterator[str]:
+    """One statement each; empty when every class of fault would have shown."""
+    steps = [step for track in reference.tracks for step in track.steps]
+    arms = {n: run.tracks for n, run in candidates.items()}
+    if not steps:
+        return
+    yield from _windows(steps, arms)
+    yield from _clipping(steps)
+    yield from _schedules(steps)
+    if reference.roundoff > 2.0**-20:
+        yield (
+            f"arithmetic is rounded to {reference.roundoff:.1e}: smaller differences than the measured floor cannot be seen; "
+            "give the function a `dtype` parameter to judge the algebra in float64"
+        )
+    if len(steps) < 3:
+        yield f"only {len(steps)} optimizer steps: stale gradients, schedules and short windows need at least three"
+    if all(not any(step.decays) for step in steps):
+        yield "weight decay is 0: set it to see whether it is applied per micro-batch"
+
+
+def _windows(steps: Sequence[Step], arms: Mapping[int, list[Track]]) -> Iterator[str]:
+    short = any(len(s.backwards) < n for n, tracks in arms.items() for track in tracks for s in track.steps)
+    sizes = {sum(step.rows.values()) for step in steps if step.rows}
+    if not sizes:
+        yield "rows were not seen (no module was called): dropped or repeated rows show only in the number of steps"
+    if arms and not short and len(sizes) <= 1:
+        yield "every window is full: short windows cannot show; take data that the window does not divide, for two epochs"
+    if arms and _equal_weights(arms):
+        yield "every micro-batch weighs the same: a mean of means cannot show; use sequences of unequal length"
+
+
+def _equal_weights(arms: Mapping[int, list[Track]]) -> bool:
+    """Whether all micro-batches had one number of rows and rows of one length, as far as the model's input shows."""
+    backwards = [b for tracks in arms.values() for track in tracks for step in track.steps for b in step.backwards]
+    sizes = {
+        (n, len(b.rows)) for n, tracks in arms.items() for t in tracks for s in t.steps for b in s.backwards if b.rows is not None
+    }
+    return len(sizes) <= len(arms) and all(b.lengths <= 1 for b in backwards)
+
+
+def _clipping(steps: Sequence[Step]) -> Iterator[str]:
+    calls = [clip for step in steps for clip in step.clips]
+    if calls and all(clip.active for clip in calls):
+        yield "clipping was active at every step: scale faults are hidden from the update (and judged before it)"
+    elif calls and not any(clip.active for clip in calls):
+        yield "clipping was never active: faults of where it is applied cannot show; lower its limit"
+
+
+def _schedules(steps: Sequence[Step]) -> Iterator[str]:
+    if len({step.lrs for step in steps}) == 1:
+        yield "the learning rate is constant: a schedule that advances per micro-batch cannot show"

@@ -1,0 +1,51 @@
+"""The audit of hand-written loops: every right one is equivalent, every wrong one has its cause."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from experiments.trainers.right_loops import RIGHT
+from experiments.trainers.wrong_loops import WRONG
+from harness.audit import audit
+
+
+def name(function: Any) -> str:
+    return str(getattr(function, "__name__", function))
+
+
+@pytest.mark.parametrize("train", RIGHT, ids=name)
+def test_a_right_loop_is_equivalent(train: Callable[..., Any]) -> None:
+    report = audit(train, batch_size=16, accumulation_steps=(4,))
+    assert report.equivalent, str(report)
+    assert report.exit_code == 0
+    gradients = report.frame[report.frame.tensor == "all"]
+    assert (gradients.distance <= gradients.gate).all() and (gradients.gate < 0.2).all()
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+@pytest.mark.parametrize(("train", "causes"), WRONG.items(), ids=map(name, WRONG))
+def test_a_wrong_loop_has_its_cause_and_no_other(train: Callable[..., Any], causes: set[str]) -> None:
+    report = audit(train, batch_size=16, accumulation_steps=(4,))
+    assert {finding.cause for finding in report.findings} == causes, str(report)
+    assert not report.equivalent and report.exit_code == 1
+    assert all(finding.message and finding.evidence for finding in report.findings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("train", [loop for loop in RIGHT if loop.__name__ != "ghost_batch_norm"], ids=name)
+def test_a_right_loop_is_equivalent_with_one_row_each(train: Callable[..., Any]) -> None:
+    report = audit(train, batch_size=16, accumulation_steps=(2, 8, 16))
+    assert report.equivalent, str(report)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+@pytest.mark.parametrize("train", [loop for loop in WRONG if "norm" not in loop.__name__], ids=name)
+def test_a_wrong_loop_has_its_cause_with_other_splits(train: Callable[..., Any]) -> None:
+    causes = WRONG[train]
+    report = audit(train, batch_size=16, accumulation_steps=(2, 8, 16))
+    for n in (2, 8, 16):
+        assert {f.cause for f in report.findings if f.accumulation_steps == n} == causes, str(report)
