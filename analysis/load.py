@@ -142,7 +142,7 @@ class Columns:
 def _arm(trial: StoredTrial, arm: Mapping[str, Any]) -> dict[str, Any]:
     """A flat row; KeyError when a verdict column is missing."""
     evidence = arm.get("evidence", {})
-    explanations = evidence.get("explanations", {})
+    explanations = evidence.get("signature", {}).get("explanations", {})
     return {
         **{name: arm[name] for name in VERDICT_COLUMNS},
         "group": group(trial.config),

@@ -15,7 +15,7 @@ from harness.diagnosis import BATCH, GATE, Signature, WrongWindow, explanations
 from harness.gradients import compare, decompose, flatten, relative_distance
 from harness.lock_step import REFERENCE, LockStep, Setting, arm_state, optimizer_state
 from harness.oracle import Parts, Referee, State, clipped, running_statistics, snapshot
-from harness.recipe import Arm, Recipe, make_optimizer, make_schedule
+from harness.recipe import Arm, Recipe, make_optimizer
 from harness.verdict import Algebra, worst
 from harness.workloads import Batch
 
@@ -102,6 +102,7 @@ def _result(
         state_error=worst(*(run.state_error for run in runs)),
         trajectory_error=found.trajectory_error,
         steps=len(windows),
+        loss_error=worst(*(run.loss_error for run in runs)),
         floor=floor.gradient_error,
         clipping_active=found.clipping_active or plain.clipping_active,
         short_windows=sum(len(ids) < setting.config.effective_batch for ids in windows),
@@ -119,7 +120,7 @@ def _result(
         update_error=update[0],
         update_along_weights=update[1],
         state_errors={name: worst(*(run.own_state_errors.get(name, 0.0) for run in runs)) for name in found.own_state_errors},
-        loss_error=worst(*(run.loss_error for run in runs)),
+        loss_error=algebra.loss_error,
         repeated_samples=max(run.samples[0] for run in runs),
         missing_samples=max(run.samples[1] for run in runs),
         foreign_samples=max(run.samples[2] for run in runs),
@@ -164,7 +165,6 @@ def _run(
             for label, found in findings.items():
                 state = arm_state(lock.arms[label])
                 found.state_error = worst(0.0, *_entry_errors(state, reference).values())
-                _check_update(setting, lock, label, state, found)
     for label, found in findings.items():
         found.clipping_active = any(bool(flag) for flag in lock.arms[label].clipped)
     return lock
@@ -178,6 +178,7 @@ class Probe:
         self.states: dict[str, State] = {}
         self.left_over: dict[str, Tensor | None] = {}
         self.consumed_before: dict[str, Tensor | None] = {}
+        self.carried: dict[str, Before] = {}
 
     def before(self) -> None:
         """Remember every arm's parameters, buffers and gradients at the window's start."""
@@ -186,6 +187,7 @@ class Probe:
             gradients = [p.grad for p in arm.model.parameters()]
             self.left_over[label] = None if None in gradients else flatten(g for g in gradients if g is not None)
             self.consumed_before[label] = self.lock.watches[label].gradient
+            self.carried[label] = Before.of(arm)
         self.lock.watch_forwards(True)
 
     def after(self, label: str, ids: Tensor, step: int, loss: float, found: Findings) -> None:
@@ -207,16 +209,19 @@ class Probe:
         with self.lock.randomness(step):
             exact_loss, gradient = self.referee.loss_and_gradient(state, window)
         exact = clipped(gradient, arm.clip_norm)
+        if watch.steps_in_window == 1:
+            _check_update(self.setting, arm, watch.gradient, start, self.carried[label], found)
         error = relative_distance(watch.gradient, exact)
         found.gradient_error = worst(found.gradient_error, error)
-        found.loss_error = worst(found.loss_error, abs(loss - exact_loss) / abs(exact_loss))
         sizes = arm.recipe.split(len(window))
         terms = [int(n.sum()) for n in self.setting.exact.num_terms(window).split(sizes)]
         found.unequal_terms = found.unequal_terms or len(set(terms)) > 1
-        if not error <= GATE:
+        if error <= GATE:
+            found.loss_error = worst(found.loss_error, abs(loss / exact_loss - 1))
+        else:
             arranged = window if arm.recipe.arrange is None else arm.recipe.arrange(window, step)
             if len(arranged) == len(window):
-                found.errors.append(self._errors(label, arm, arranged, sizes, step, watch.gradient))
+                found.errors.append(self._errors(label, arm, arranged, sizes, step, watch.gradient, loss, found))
                 if found.worst is None or not error <= found.worst.distance:
                     found.worst = self._wrong_window(label, arm, arranged, sizes, step, watch.gradient, exact)
 
@@ -242,7 +247,9 @@ class Probe:
             condition=apart.condition,
         )
 
-    def _errors(self, label: str, arm: Arm, window: Batch, sizes: list[int], step: int, consumed: Tensor) -> dict[str, float]:
+    def _errors(
+        self, label: str, arm: Arm, window: Batch, sizes: list[int], step: int, consumed: Tensor, loss: float, found: Findings
+    ) -> dict[str, float]:
         """Cause -> error of its best variant, with BatchNorm also beside its statistics."""
         smallest: dict[str, float] = {}
         if not bool(torch.isfinite(consumed).all()):
@@ -264,12 +271,13 @@ class Probe:
 
         if self.setting.config.norm == Norm.batch and len(sizes) > 1:
             with self.lock.randomness(step):
-                ghost, after = self.referee.ghost(self.states[label], window, sizes)
+                ghost_loss, ghost, after = self.referee.ghost(self.states[label], window, sizes)
             smallest[BATCH] = worst(
                 relative_distance(consumed, clipped(ghost, arm.clip_norm)),
                 relative_distance(running_statistics(snapshot(arm.model)), running_statistics(after)),
             )
             if smallest[BATCH] <= GATE:
+                found.loss_error = worst(found.loss_error, abs(loss / ghost_loss - 1))
                 return smallest
             with self.lock.randomness(step):
                 consider(BATCH + "+", self.referee.parts(self.states[label], window, sizes, ghost=True))
@@ -278,20 +286,47 @@ class Probe:
         return smallest
 
 
-def _check_update(setting: Setting, lock: LockStep, label: str, state: Mapping[str, Tensor], found: Findings) -> None:
-    """The first step's outcome against a fresh optimizer that is given the same gradient at the same start."""
-    arm, watch, config = lock.arms[label], lock.watches[label], setting.config
-    if watch.gradient is None or watch.steps_in_window != 1:
-        return
-    twin = torch.nn.Parameter(lock.start.clone())
-    optimizer = make_optimizer(config.optimizer, [twin])
-    make_schedule(config.schedule, optimizer, config.steps)  # sets the first learning rate
-    twin.grad = watch.gradient.clone()
+@dataclass(frozen=True)
+class Before:
+    """What an arm's optimizer and moving average carried when a window began."""
+
+    entries: Mapping[str, Tensor]  # the optimizer's state, flat
+    step: Tensor | None  # its own counter
+    learning_rate: float
+    ema: Tensor | None  # None before the first average
+
+    @staticmethod
+    def of(arm: Arm) -> Before:
+        counters = [state["step"] for state in arm.optimizer.state.values() if "step" in state]
+        started = arm.ema is not None and int(arm.ema.n_averaged) > 0
+        return Before(
+            entries=optimizer_state(arm.optimizer),
+            step=counters[0].clone() if counters else None,
+            learning_rate=arm.optimizer.param_groups[0]["lr"],
+            ema=flatten(arm.ema.module.parameters()) if arm.ema is not None and started else None,
+        )
+
+
+def _check_update(setting: Setting, arm: Arm, consumed: Tensor, start: Tensor, before: Before, found: Findings) -> None:
+    """The step's outcome against a twin optimizer in the same state that is given the same gradient at the same weights."""
+    twin = torch.nn.Parameter(start.clone())
+    optimizer = make_optimizer(setting.config.optimizer, [twin])
+    optimizer.param_groups[0]["lr"] = before.learning_rate
+    if before.entries or before.step is not None:
+        optimizer.state[twin] = {name: value.clone() for name, value in before.entries.items()}
+        if before.step is not None:
+            optimizer.state[twin]["step"] = before.step.clone()
+    twin.grad = consumed.clone()
     optimizer.step()
-    expected = twin.detach()
-    moved = torch.linalg.vector_norm(expected - lock.start)
-    found.update = _movement(flatten(arm.model.parameters()) - expected, lock.start, moved)
-    found.own_state_errors = _entry_errors(state, optimizer_state(optimizer))
+    expected, reached = twin.detach(), flatten(arm.model.parameters())
+    moved = torch.linalg.vector_norm(expected - start)
+    found.update = max(found.update, _movement(reached - expected, start, moved), key=_size)
+    states = optimizer_state(optimizer)
+    if arm.ema is not None and setting.config.ema_decay is not None:
+        decay = setting.config.ema_decay
+        states["ema"] = reached if before.ema is None else decay * before.ema + (1 - decay) * reached
+    for name, error in _entry_errors(arm_state(arm), states).items():
+        found.own_state_errors[name] = worst(found.own_state_errors.get(name, 0.0), error)
 
 
 def _movement(difference: Tensor, along: Tensor, unit: Tensor) -> tuple[float, float]:

@@ -57,15 +57,19 @@ def unclipped(facts: WindowFacts) -> Iterator[tuple[str, Tensor]]:
     yield "mean_of_means#real", means / len(g)
     if len(g) < num:
         yield "short_window_divided_by_n#means", means / num
+        yield "short_window_divided_by_n#weighted", right * (len(g) / num)
         yield "short_window_divided_by_n#terms", right * (total / facts.configured_terms)
     for cause, kept in (("gradients_cleared_in_window", -1), ("accumulator_overwritten", 0)):
         yield f"{cause}#shares", shares[kept]
         yield f"{cause}#means", g[kept] / num
         yield f"{cause}#undivided", g[kept]
+    yield "gradients_cleared_in_window#all", torch.zeros_like(right)
     for lost in range(1, len(g) - 1):
         yield f"resume_in_window#lost_first_{lost}", torch.stack(shares[lost:]).sum(0)
     if facts.left_over is not None:
-        yield f"{_origin(facts.left_over, facts.consumed_before)}#added", right + facts.left_over
+        origin = _origin(facts.left_over, facts.consumed_before)
+        yield f"{origin}#added", right + facts.left_over
+        yield f"{origin}#added_before_unscaling", right + facts.left_over / facts.loss_scale
     yield from doubled_scale(shares)
     yield from low_precision(shares)
 
@@ -80,11 +84,12 @@ def clipping(facts: WindowFacts, max_norm: float) -> Iterator[tuple[str, Tensor]
     """Hypotheses of clipping at the wrong place or on the wrong scale."""
     shares = [part * (n / sum(facts.parts.terms)) for part, n in zip(facts.parts.parts, facts.parts.terms, strict=True)]
     right, num = torch.stack(shares).sum(0), facts.configured_steps
-    running = torch.zeros_like(right)
-    for share in shares:
-        running = clipped(running + share, max_norm)
-    yield "clip_per_micro_batch#running", running
-    yield "clip_per_micro_batch#running_then_window", clipped(running, max_norm)
+    for name, scale in (("", 1.0), ("_scaled", facts.loss_scale)):
+        running = torch.zeros_like(right)
+        for share in shares:
+            running = clipped(running + scale * share, max_norm)
+        yield f"clip_per_micro_batch#running{name}", running / scale
+        yield f"clip_per_micro_batch#running{name}_then_window", clipped(running / scale, max_norm)
     each = torch.stack([clipped(share, max_norm) for share in shares]).sum(0)
     yield "clip_per_micro_batch#each", each
     yield "clip_per_micro_batch#each_then_window", clipped(each, max_norm)

@@ -147,6 +147,7 @@ class TrialConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     clip_norm: float | None = None
+    ema_decay: float | None = None  # of a moving average of the weights
     precision: Precision = Precision.float32
     # 2**12, not PyTorch's 2**16: gradients of small nets come near 1, and 2**16 would overflow float16 at the first step.
     loss_scale: float = 4096.0
@@ -238,6 +239,8 @@ def _check_sizes(config: TrialConfig) -> None:
     _positive("loss_scale", config.loss_scale)
     if config.clip_norm is not None:
         _positive("clip_norm", config.clip_norm)
+    if config.ema_decay is not None and not 0 < config.ema_decay < 1:
+        raise ConfigError("ema_decay", config.ema_decay, "a number between 0 and 1, or null")
     if not config.accumulation_steps:
         raise ConfigError("accumulation_steps", "[]", "at least one number of micro-batches")
     if len(set(config.accumulation_steps)) != len(config.accumulation_steps):

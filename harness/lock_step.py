@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from harness import precision
 from harness.config import OptimizerConfig, Precision, TrialConfig
@@ -60,6 +61,7 @@ class Setting:
         """A fresh arm at the initial weights; with the configured optimizer unless another is given."""
         dtype = precision.parameter_dtype(width)
         model = self._model(dtype, dropout)
+        decay = self.config.ema_decay
         made = make_optimizer(optimizer or self.config.optimizer, model.parameters())
         return Arm(
             recipe=recipe,
@@ -67,10 +69,11 @@ class Setting:
             model=model,
             optimizer=made,
             schedule=make_schedule(self.config.schedule, made, total_steps),
-            scaler=precision.make_scaler(width, self.device, self.config.loss_scale),
+            scaler=precision.make_scaler(self.config.precision, self.device, self.config.loss_scale),
             precision=width,
             device=self.device,
             clip_norm=clip_norm,
+            ema=None if decay is None else AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay)),
         )
 
     def _model(self, dtype: torch.dtype, dropout: bool) -> nn.Module:
@@ -209,5 +212,6 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def arm_state(arm: Arm) -> dict[str, Tensor]:
-    """What an arm carries from step to step beside its weights: the optimizer's state."""
-    return optimizer_state(arm.optimizer)
+    """What an arm carries from step to step beside its weights: the optimizer's state and the moving average."""
+    ema = {} if arm.ema is None else {"ema": flatten(arm.ema.module.parameters())}
+    return optimizer_state(arm.optimizer) | ema

@@ -79,15 +79,15 @@ class Referee:
         grads = (torch.autograd.grad(mean, parameters, retain_graph=True, materialize_grads=True) for mean in means)
         return Parts(tuple(flatten(grad) for grad in grads), tuple(terms))
 
-    def ghost(self, state: State, window: Batch, sizes: Sequence[int]) -> tuple[Tensor, State]:
-        """Gradient of the *full batch* under Ghost BatchNorm with virtual batches of `sizes`, and the state after it.
+    def ghost(self, state: State, window: Batch, sizes: Sequence[int]) -> tuple[float, Tensor, State]:
+        """Loss and gradient of the *full batch* under Ghost BatchNorm with virtual batches of `sizes`, and the state after it.
 
         Hoffer et al. 2017: chunk k is normalised by its own statistics and moves the running statistics in turn.
         Accumulation over micro-batches of the same sizes is this computation exactly.
         """
         losses, parameters, after = self._losses(ghost_model(self.model, sizes), state, window)
-        total = self.workload.num_terms(window).sum()
-        return flatten(torch.autograd.grad((losses / total).sum(), parameters, materialize_grads=True)), after
+        mean = (losses / self.workload.num_terms(window).sum()).sum()
+        return float(mean.detach()), flatten(torch.autograd.grad(mean, parameters, materialize_grads=True)), after
 
     def _losses(self, model: nn.Module, state: State, window: Batch) -> tuple[Tensor, list[Tensor], State]:
         """[n] per-sample losses, the leaf parameters they hang on, and the state with its buffers moved on."""

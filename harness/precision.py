@@ -24,7 +24,10 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
 
 
 def make_scaler(precision: Precision, device: torch.device, loss_scale: float) -> torch.amp.GradScaler:
-    """PyTorch's GradScaler, which does nothing unless the precision is float16."""
+    """PyTorch's GradScaler, which does nothing unless `precision`, the trial's, is float16.
+
+    The float64 arms of a float16 trial scale too: by a power of two, so exactly, and the order of clipping and unscaling shows.
+    """
     return torch.amp.GradScaler(device.type, init_scale=loss_scale, enabled=precision == Precision.float16)
 
 

@@ -1,7 +1,7 @@
 """How a window becomes one optimizer step: the loop under test, which is the loop everyone writes.
 
-A recipe is a value: how the window is cut, what the loss is divided by, and which stages run after each backward and at the
-window's boundary. The right recipe runs nothing after a backward; a wrong one moves, drops or repeats a stage.
+A recipe is a value: how the window is cut, what the loss is divided by, and which stages run around each micro-batch and at the
+window's boundary. The right recipe runs none around a micro-batch; a wrong one moves, drops or repeats a stage.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from harness import precision
 from harness.config import OptimizerConfig, OptimizerName, Precision, ScheduleConfig, ScheduleName
@@ -26,6 +27,11 @@ Normalise = Callable[[Sequence[Tensor], int], Sequence[Tensor]]
 def window_total(terms: Sequence[Tensor], accumulation_steps: int) -> Sequence[Tensor]:
     """Every micro-batch's summed loss is divided by the loss terms of the whole window (C3): the correct normaliser."""
     return [torch.stack(list(terms)).sum()] * len(terms)
+
+
+def total_loss(contributions: Sequence[Tensor]) -> Tensor:
+    """The window's loss is the sum of what its micro-batches contributed."""
+    return torch.stack(list(contributions)).sum()
 
 
 def unscale(arm: Arm) -> None:
@@ -46,6 +52,12 @@ def update_scale(arm: Arm) -> None:
     arm.scaler.update()
 
 
+def average(arm: Arm) -> None:
+    """Move the exponential moving average of the weights, where the trial keeps one."""
+    if arm.ema is not None:
+        arm.ema.update_parameters(arm.model)
+
+
 def tick(arm: Arm) -> None:
     arm.schedule.step()
 
@@ -54,7 +66,7 @@ def clear(arm: Arm) -> None:
     arm.optimizer.zero_grad(set_to_none=True)
 
 
-BOUNDARY: tuple[Stage, ...] = (unscale, clip, step, update_scale, tick, clear)
+BOUNDARY: tuple[Stage, ...] = (unscale, clip, step, update_scale, average, tick, clear)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +77,8 @@ class Recipe:
     split: SplitPlan
     arrange: Callable[[Batch, int], Batch] | None = None  # (window, optimizer step) -> the window in another order
     normalise: Normalise = window_total
+    report: Callable[[Sequence[Tensor]], Tensor] = total_loss
+    before_micro_batch: tuple[Stage, ...] = ()
     after_backward: tuple[Stage, ...] = ()
     at_boundary: tuple[Stage, ...] = BOUNDARY
 
@@ -82,7 +96,9 @@ class Arm:
     precision: Precision
     device: torch.device
     clip_norm: float | None
+    ema: AveragedModel | None = None
     windows: int = 0  # taken so far
+    position: int = 0  # of the micro-batch within its window
     samples: int = 0  # counted so far, as a trainer's progress line would
     seen: list[Tensor] = field(default_factory=list)  # sample ids of the micro-batches of the last window
     clipped: list[Tensor] = field(default_factory=list)  # whether clipping was active, one flag per call
@@ -100,20 +116,23 @@ class Arm:
 
 def take_step(arm: Arm, window: Batch) -> Tensor:
     """One optimizer step; returns the window's loss (0-dim, detached, on the device)."""
-    window_loss = torch.zeros((), device=arm.device, dtype=torch.float64)
-    for micro_batch, normaliser in arm.micro_batches(window):
+    contributions = []
+    for position, (micro_batch, normaliser) in enumerate(arm.micro_batches(window)):
+        arm.position = position
+        for stage in arm.recipe.before_micro_batch:
+            stage(arm)
         with precision.autocast(arm.precision, arm.device):
             outputs = arm.model(micro_batch.inputs)
             loss = arm.workload.losses(outputs, micro_batch).sum() / normaliser
         arm.scaler.scale(loss).backward()  # gradients add up in .grad
         for stage in arm.recipe.after_backward:
             stage(arm)
-        window_loss += loss.detach()
+        contributions.append(loss.detach().double())
     for stage in arm.recipe.at_boundary:
         stage(arm)
     arm.windows += 1
     arm.samples += len(window)
-    return window_loss
+    return arm.recipe.report(contributions)
 
 
 def make_optimizer(config: OptimizerConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:

@@ -34,6 +34,7 @@ class Algebra:
     gradient_error: float  # largest over the probes, clipping as configured, off and active
     state_error: float  # optimizer state after the first step, largest over its entries
     trajectory_error: float  # largest ||theta_acc - theta_full|| / ||theta_full - theta_0||
+    loss_error: float  # reported loss against the loss whose gradient was consumed, relative, where that gradient is exact
     steps: int
     floor: float  # the gradient error of a permuted full batch: what this model can resolve
     clipping_active: bool  # some window was really clipped: otherwise the clipping test was vacuous
@@ -48,7 +49,7 @@ class Algebra:
 
 @dataclass(frozen=True, kw_only=True)
 class Rounding:
-    """L1: in the target precision, at the first window's parameters, against float64. NaN in float64, which is its own referee."""
+    """L1: in the target precision, at the first weights, against float64. NaN in float64, which is its own referee."""
 
     ratio: float  # median error of the arm over median error of the full batch
     low: float  # 95 % bootstrap interval
@@ -133,6 +134,7 @@ def algebra_failures(algebra: Algebra) -> tuple[str, ...]:
     checks = (
         ("gradients", algebra.gradient_error, ALGEBRA_GATE),
         ("optimizer state after one step", algebra.state_error, ALGEBRA_GATE),
+        ("reported loss", algebra.loss_error, ALGEBRA_GATE),
         (f"parameters over {algebra.steps} steps", algebra.trajectory_error, TRAJECTORY_GATE),
     )
     return tuple(

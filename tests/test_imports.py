@@ -12,7 +12,7 @@ LEVELS = [
     {"config"},
     {"environment", "workloads", "micro_batch", "precision", "determinism", "gradients", "statistics", "diagnosis", "rows"},
     {"recipe", "oracle", "record", "tracking", "progress", "verdict"},
-    {"store", "causes"},
+    {"store", "causes", "faults"},
     {"lock_step"},
     {"algebra", "rounding"},
     {"trial", "audit"},
@@ -63,7 +63,9 @@ def test_these_do_not_load_torch(name: str) -> None:
     assert not any(n.split(".")[0] == "torch" for n in module_imports(ROOT / "harness" / f"{name}.py", top_only=True))
 
 
-@pytest.mark.parametrize("path", files("analysis") + files("experiments"), ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "path", files("analysis") + sorted((ROOT / "experiments").glob("*.py")), ids=lambda path: str(path.relative_to(ROOT))
+)
 def test_analysis_reads_results_and_never_trains(path: Path) -> None:
     allowed = {"config", "statistics", "diagnosis", "verdict", "record", "store", "tracking"}
     for name in module_imports(path):

@@ -73,7 +73,7 @@ def test_one_ghost_chunk_is_torchs_batch_norm(momentum: float | None) -> None:
 def test_ghost_gradients_are_accumulated_gradients_and_not_the_full_batchs() -> None:
     judge = referee(Norm.batch)
     window, state = judge.workload.batch(IDS), snapshot(judge.model)
-    ghost, after = judge.ghost(state, window, SIZES)
+    _, ghost, after = judge.ghost(state, window, SIZES)
     model, total = judge.model, torch.zeros(sum(p.numel() for p in judge.model.parameters()), dtype=torch.float64)
     for rows in torch.arange(23).split(SIZES):
         part = window.rows(rows)

@@ -8,7 +8,7 @@ from harness.config import Precision
 from harness.verdict import Algebra, Evidence, Outcome, Rounding, Trajectory, judge, worst
 
 ALGEBRA = Algebra(
-    gradient_error=1e-15, state_error=1e-15, trajectory_error=1e-14, steps=200, floor=1e-15,
+    gradient_error=1e-15, state_error=1e-15, trajectory_error=1e-14, loss_error=1e-16, steps=200, floor=1e-15,
     clipping_active=True, short_windows=8, unequal_terms=True,
 )  # fmt: skip
 ROUNDING = Rounding(
@@ -43,6 +43,7 @@ def changed(**changes: Any) -> Evidence:
         ({"algebra__gradient_error": 1.01e-12}, Outcome.different),
         ({"algebra__state_error": 1.01e-12}, Outcome.different),
         ({"algebra__trajectory_error": 1.01e-9}, Outcome.different),
+        ({"algebra__loss_error": 1.01e-12}, Outcome.different),
         ({"algebra__gradient_error": math.nan}, Outcome.different),
         ({"algebra__floor": 1e-7}, Outcome.inconclusive),
         ({"algebra__floor": 1e-7, "algebra__gradient_error": 1e-7}, Outcome.inconclusive),

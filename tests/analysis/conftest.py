@@ -70,7 +70,7 @@ def arm(config: TrialConfig, name: str, n: int, shift: float, **changes: Any) ->
             "rounding": rounding,
             "trajectory": {"ratio": verdict["trajectory_ratio"], "jump_step": None, "final_distance": 1e-7},
             "counters": {},
-            "explanations": {"batch_statistics": 4e-15} if apart else {},
+            "signature": {"explanations": {"batch_statistics": 4e-15} if apart else {}},
         },
         "outcome": {"final_loss": loss, "tail_loss": loss, "held_out_loss": loss, "held_out_accuracy": 0.9},
         **changes,

@@ -1,0 +1,318 @@
+"""The catalogue of faults: each a function from a right recipe to a wrong one. The engine knows none of them.
+
+Ids and causes: F1 to F32 of the project's catalogue; the threads named are where real projects shipped the fault.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from harness.config import OptimizerName, Precision, Split, TrialConfig
+from harness.recipe import BOUNDARY, Arm, Recipe, Stage, average, clear, clip, step, tick, unscale, update_scale
+from harness.workloads import Batch
+
+Transform = Callable[[Recipe], Recipe]
+STATELESS = {OptimizerName.sgd}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A wrong way to accumulate."""
+
+    id: str
+    cause: str  # what a diagnosis should call it
+    apply: Transform
+    changes: Callable[[TrialConfig], bool]  # whether it changes the computation of such a trial at all
+
+    @property
+    def summary(self) -> str:
+        return (self.apply.__doc__ or "").strip().splitlines()[0]
+
+
+def boundary_without(*dropped: Stage) -> tuple[Stage, ...]:
+    return tuple(stage for stage in BOUNDARY if stage not in dropped)
+
+
+def loss_not_divided(recipe: Recipe) -> Recipe:
+    """Sum of the micro-batches' mean losses, without 1/N (nanoGPT#168, XLM#217)."""
+
+    def own_terms(terms: Sequence[Tensor], num: int) -> Sequence[Tensor]:
+        return terms
+
+    return dataclasses.replace(recipe, normalise=own_terms)
+
+
+def loss_divided_twice(recipe: Recipe) -> Recipe:
+    """Divided by N in the trainer and again in the library below it (accelerate#3533, transformers#40052)."""
+
+    def too_often(terms: Sequence[Tensor], num: int) -> Sequence[Tensor]:
+        return [total * num for total in recipe.normalise(terms, num)]
+
+    return dataclasses.replace(recipe, normalise=too_often)
+
+
+def mean_of_means(recipe: Recipe) -> Recipe:
+    """Means over micro-batches averaged although their numbers of loss terms differ (transformers#34191, torchtune#1842)."""
+
+    def own_terms_times_number(terms: Sequence[Tensor], num: int) -> Sequence[Tensor]:
+        return [n * len(terms) for n in terms]
+
+    return dataclasses.replace(recipe, normalise=own_terms_times_number)
+
+
+def short_window_divided_by_n(recipe: Recipe) -> Recipe:
+    """Sums divided by the terms of a full window, also where the epoch's last window is short (transformers#39659)."""
+
+    def as_if_full(terms: Sequence[Tensor], num: int) -> Sequence[Tensor]:
+        return [total * num / len(terms) for total in recipe.normalise(terms, num)]
+
+    def own_terms_times_n(terms: Sequence[Tensor], num: int) -> Sequence[Tensor]:
+        return as_if_full(terms, num) if len(terms) < num else recipe.normalise(terms, num)
+
+    return dataclasses.replace(recipe, normalise=own_terms_times_n)
+
+
+def window_misplaced(recipe: Recipe) -> Recipe:
+    """The last samples of a window never reach the step (burn#5695, Swin-Transformer#185)."""
+
+    def lose_the_tail(window: Batch, _step: int) -> Batch:
+        return window.rows(slice(0, max(1, len(window) - len(window) // 8 - 1)))
+
+    return dataclasses.replace(recipe, arrange=lose_the_tail)
+
+
+def gradients_cleared_in_window(recipe: Recipe) -> Recipe:
+    """`zero_grad` before every micro-batch: only the last one counts (accelerate#1299, opacus#93)."""
+    return dataclasses.replace(recipe, before_micro_batch=(clear,))
+
+
+def gradients_not_cleared(recipe: Recipe) -> Recipe:
+    """No `zero_grad` at the boundary: stale gradients stay in the sum (tez#38, pytorch#47175)."""
+    return dataclasses.replace(recipe, at_boundary=boundary_without(clear))
+
+
+def step_every_micro_batch(recipe: Recipe) -> Recipe:
+    """The optimizer steps after every backward (Lightning#21808)."""
+    return dataclasses.replace(recipe, after_backward=(unscale, clip, step, update_scale, clear), at_boundary=(average, tick))
+
+
+def schedule_per_micro_batch(recipe: Recipe) -> Recipe:
+    """The learning-rate schedule ticks N times per optimizer step (accelerate#963, diffusers#2632)."""
+    return dataclasses.replace(recipe, after_backward=(tick,), at_boundary=boundary_without(tick))
+
+
+def clip_per_micro_batch(recipe: Recipe) -> Recipe:
+    """The running sum is clipped after every backward (transformers#986, accelerate#641)."""
+    return dataclasses.replace(recipe, after_backward=(clip,))
+
+
+def clip_before_unscale(recipe: Recipe) -> Recipe:
+    """Clipping sees the scaled gradients (TorchSSL#59, transformers#40799)."""
+    return dataclasses.replace(recipe, at_boundary=(clip, unscale, *boundary_without(clip, unscale)))
+
+
+def scaler_updated_in_window(recipe: Recipe) -> Recipe:
+    """The loss scale grows after the window's first backward (pytorch#36601, accelerate#2866)."""
+
+    def grow_once(arm: Arm) -> None:
+        if arm.scaler.is_enabled() and arm.position == 0:
+            arm.scaler.update(new_scale=2 * arm.scaler.get_scale())
+
+    def back(arm: Arm) -> None:
+        if arm.scaler.is_enabled():
+            arm.scaler.update(new_scale=arm.scaler.get_scale() / 2)
+
+    wrong = tuple(back if stage is update_scale else stage for stage in BOUNDARY)
+    return dataclasses.replace(recipe, after_backward=(grow_once,), at_boundary=wrong)
+
+
+def accumulator_overwritten(recipe: Recipe) -> Recipe:
+    """A fused buffer keeps the first micro-batch's gradient (DeepSpeed#6550, open-instruct#1498)."""
+    kept: dict[int, Tensor] = {}
+
+    def keep_the_first(arm: Arm) -> None:
+        for p in arm.model.parameters():
+            if p.grad is not None and arm.position == 0:
+                kept[id(p)] = p.grad.clone()
+            elif p.grad is not None:
+                p.grad.copy_(kept[id(p)])
+
+    return dataclasses.replace(recipe, after_backward=(keep_the_first,))
+
+
+def low_precision_accumulator(recipe: Recipe) -> Recipe:
+    """The sum is kept in bfloat16 (DeepSpeed#2768, mxnet#17703)."""
+
+    def round_the_sum(arm: Arm) -> None:
+        for p in arm.model.parameters():
+            if p.grad is not None:
+                p.grad = p.grad.bfloat16().to(p.dtype)
+
+    return dataclasses.replace(recipe, after_backward=(round_the_sum,))
+
+
+def loss_report_differs(recipe: Recipe) -> Recipe:
+    """The last micro-batch's loss is reported as the window's (transformers#35207, allennlp#4706)."""
+
+    def last_alone(contributions: Sequence[Tensor]) -> Tensor:
+        return contributions[-1] * len(contributions)
+
+    return dataclasses.replace(recipe, report=last_alone)
+
+
+def weight_decay_per_micro_batch(recipe: Recipe) -> Recipe:
+    """Decoupled weight decay acts after every backward (keras#19990)."""
+
+    def decay(arm: Arm) -> None:
+        group = arm.optimizer.param_groups[0]
+        if arm.position > 0:  # the optimizer's own decay is the first
+            with torch.no_grad():
+                for p in arm.model.parameters():
+                    p.mul_(1 - group["lr"] * group["weight_decay"])
+
+    return dataclasses.replace(recipe, after_backward=(decay,))
+
+
+def optimizer_state_per_micro_batch(recipe: Recipe) -> Recipe:
+    """Momentum, second moment and bias correction advance with every backward (DeepSpeed#8443)."""
+
+    def advance(arm: Arm) -> None:
+        group = arm.optimizer.param_groups[0]
+        beta1, beta2 = group.get("betas", (group.get("momentum", 0.0), 1.0))
+        decays = {"momentum_buffer": beta1, "exp_avg": beta1, "exp_avg_sq": beta2}
+        for state in arm.optimizer.state.values() if arm.position > 0 else ():
+            for name, decay in decays.items():
+                if state.get(name) is not None:
+                    state[name].mul_(decay)
+            if "step" in state:
+                state["step"] += 1
+
+    return dataclasses.replace(recipe, after_backward=(advance,))
+
+
+def ema_per_micro_batch(recipe: Recipe) -> Recipe:
+    """The moving average of the weights moves with every backward (F5-TTS#631, Lightning#11688)."""
+    return dataclasses.replace(recipe, after_backward=(average,))
+
+
+def resume_in_window(recipe: Recipe) -> Recipe:
+    """A checkpoint inside a window forgets the gradients so far (transformers#22143)."""
+
+    def forget_once(arm: Arm) -> None:
+        if arm.windows == 1 and arm.position == 1:
+            clear(arm)
+
+    return dataclasses.replace(recipe, before_micro_batch=(forget_once,))
+
+
+def counter_wrong(recipe: Recipe) -> Recipe:
+    """Samples are counted once more for every micro-batch (nanochat#177)."""
+
+    def count(arm: Arm) -> None:
+        arm.samples += len(arm.seen[arm.position])
+
+    return dataclasses.replace(recipe, after_backward=(count,))
+
+
+def samples_repeated(recipe: Recipe) -> Recipe:
+    """A sample is used twice in a window and another never (stylegan2#9, gpt-neox#308)."""
+
+    def repeat_the_first(window: Batch, _step: int) -> Batch:
+        return window.rows(torch.cat([torch.arange(len(window) - 1), torch.zeros(1, dtype=torch.long)]))
+
+    return dataclasses.replace(recipe, arrange=repeat_the_first)
+
+
+def foreign_gradients(recipe: Recipe) -> Recipe:
+    """Another loss has left its gradients behind before the window begins (Lightning#8284)."""
+
+    def leave_something(arm: Arm) -> None:
+        for p in arm.model.parameters():
+            p.grad = torch.full_like(p, 1e-3)
+
+    return dataclasses.replace(recipe, at_boundary=(*BOUNDARY, leave_something))
+
+
+def always(config: TrialConfig) -> bool:
+    return True
+
+
+def _several(config: TrialConfig) -> bool:
+    return max(config.accumulation_steps) > 1
+
+
+def _unequal_terms(config: TrialConfig) -> bool:
+    """Some micro-batches of some window have different numbers of loss terms: text, ragged splits, or a remainder."""
+    return config.split == Split.ragged or config.workload.data == "text" or _short_windows(config)
+
+
+def _short_windows(config: TrialConfig) -> bool:
+    return config.data.last_window == "keep" and NUM_DIGITS % config.effective_batch > 0
+
+
+def _clipped(config: TrialConfig) -> bool:
+    """L0 always tests one step with active clipping, so these show whatever the trial's own clipping."""
+    return True
+
+
+def _scaled(config: TrialConfig) -> bool:
+    return config.precision == Precision.float16
+
+
+def _decayed(config: TrialConfig) -> bool:
+    return config.optimizer.weight_decay > 0
+
+
+def _stateful(config: TrialConfig) -> bool:
+    return config.optimizer.name not in STATELESS
+
+
+def _averaged(config: TrialConfig) -> bool:
+    return config.ema_decay is not None
+
+
+NUM_DIGITS = 1500  # training samples of the digits, on which the matrix runs
+
+FAULTS = (
+    Fault("F1", "loss_not_divided", loss_not_divided, _several),
+    Fault("F2", "loss_divided_twice", loss_divided_twice, _several),
+    Fault("F3", "mean_of_means", mean_of_means, _unequal_terms),
+    Fault("F4", "short_window_divided_by_n", short_window_divided_by_n, _short_windows),
+    Fault("F5", "window_misplaced", window_misplaced, always),
+    Fault("F6", "gradients_cleared_in_window", gradients_cleared_in_window, _several),
+    Fault("F7", "gradients_not_cleared", gradients_not_cleared, always),
+    Fault("F8", "step_every_micro_batch", step_every_micro_batch, _several),
+    Fault("F9", "schedule_per_micro_batch", schedule_per_micro_batch, _several),
+    Fault("F10", "clip_per_micro_batch", clip_per_micro_batch, _clipped),
+    Fault("F11", "clip_before_unscale", clip_before_unscale, _scaled),
+    Fault("F12", "scaler_updated_in_window", scaler_updated_in_window, _scaled),
+    Fault("F17", "accumulator_overwritten", accumulator_overwritten, _several),
+    Fault("F18", "low_precision_accumulator", low_precision_accumulator, always),
+    Fault("F20", "loss_report_differs", loss_report_differs, _several),
+    Fault("F21", "weight_decay_per_micro_batch", weight_decay_per_micro_batch, _decayed),
+    Fault("F22", "optimizer_state_per_micro_batch", optimizer_state_per_micro_batch, _stateful),
+    Fault("F23", "ema_per_micro_batch", ema_per_micro_batch, _averaged),
+    Fault("F28", "resume_in_window", resume_in_window, _several),
+    Fault("F29", "counter_wrong", counter_wrong, always),
+    Fault("F30", "samples_repeated", samples_repeated, always),
+    Fault("F31", "foreign_gradients", foreign_gradients, always),
+)
+
+# Inherent rather than faulty: a setting of the trial, and diagnosed as such.
+INHERENT = {"F13": "batch_statistics", "F14": "stochastic_layers"}
+# Not modelled here, with the reason.
+UNMODELLED = {
+    "F15": "replica_scale: needs two ranks",
+    "F16": "replicas_not_synchronised: needs two ranks",
+    "F19": "underflow_from_division: exists in float16 only, where the referee's algebra cannot see it; L1 calls it degraded",
+    "F24": "auxiliary_loss_scale: no workload has an auxiliary loss yet",
+    "F25": "non_separable_loss: needs the contrastive workload",
+    "F26": "cached_weights_stale: needs a library that caches low-precision weights across micro-batches",
+    "F27": "non_finite_micro_batch: needs a poisoned window in the reference as well",
+    "F32": "normaliser_depends_on_split: needs a loss with a sequence- or group-level normaliser",
+}
