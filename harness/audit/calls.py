@@ -65,6 +65,7 @@ class Calls:
         if recorder.backward_depth:  # checkpointing runs backward inside backward
             return original(*args, **kwargs)
         recorder.find_optimizers()
+        recorder.run.backwards += 1
         if recorder.intervention.probe and args:
             recorder.run.coupled |= _coupled(args[0], recorder.forwards.outputs)
         for live in recorder.live.values():

@@ -360,7 +360,6 @@ def _run_facts(pair: Pair, candidate: Run, reference: Run, track: Track, other: 
     aligned = list(zip(pair.mine, pair.theirs, strict=False))
     known = _all_rows(track), _all_rows(other)
     repeated, never, foreign = _ledger(pair, *known)
-    distances, gates = _shadow_distances(pair)
     return RunFacts(
         accumulation_steps=candidate.accumulation_steps,
         track=track.name,
@@ -383,8 +382,7 @@ def _run_facts(pair: Pair, candidate: Run, reference: Run, track: Track, other: 
         lr_moves_inside=any(len({b.lrs for b in s.backwards} | {s.lrs}) > 1 for s in pair.mine),
         state_steps=tuple(s.state_step for s in pair.mine),
         reference_state_steps=tuple(s.state_step for s in pair.theirs),
-        shadow_distances=distances,
-        shadow_gates=gates,
+        shadow_distances=_shadow_distances(pair),
         shadow_updates=tuple(s.shadow_updates for s in pair.mine),
         reference_shadow_updates=tuple(s.shadow_updates for s in pair.theirs),
         reported=candidate.reported,
@@ -428,10 +426,10 @@ def _ledger(pair: Pair, mine: Counter[str], theirs: Counter[str]) -> tuple[tuple
     return tuple(repeated), sum(row not in mine for row in theirs), sum(row not in theirs for row in mine)
 
 
-def _shadow_distances(pair: Pair) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Distance of the averaged copies, in units of how far the reference's have moved from where they were first seen."""
+def _shadow_distances(pair: Pair) -> tuple[tuple[int, float, float], ...]:
+    """(step, distance, gate) of the averaged copies, relative to how far the reference's have moved."""
     seen = [t for t, step in enumerate(pair.theirs) if step.shadows]
-    distances, gates = [], []
+    found = []
     for t in seen:
         theirs = pair.theirs[t]
         mine = pair.mine[t] if t < len(pair.mine) else None
@@ -439,13 +437,13 @@ def _shadow_distances(pair: Pair) -> tuple[tuple[float, ...], tuple[float, ...]]
             continue
         start = [pair.theirs[0].before] * len(theirs.shadows)
         scale = [float(np.linalg.norm(b - a)) or math.inf for a, b in zip(start, theirs.shadows, strict=True)]
-        distances.append(max(_apart(a, b) / s for a, b, s in zip(mine.shadows, theirs.shadows, scale, strict=True)))
+        distance = max(_apart(a, b) / s for a, b, s in zip(mine.shadows, theirs.shadows, scale, strict=True))
         nulls = [n[t] for n in pair.nulls if t < len(n) and [s.shape for s in n[t].shadows] == [s.shape for s in theirs.shadows]]
         null = max(
             (_apart(a, b) / s for n in nulls for a, b, s in zip(n.shadows, theirs.shadows, scale, strict=True)), default=0.0
         )
-        gates.append(max(FACTOR * null, 1 / NOISE))
-    return tuple(distances), tuple(gates)
+        found.append((t, distance, max(FACTOR * null, 1 / NOISE)))
+    return tuple(found)
 
 
 def _apart(a: Vector, b: Vector) -> float:

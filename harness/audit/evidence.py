@@ -103,6 +103,7 @@ class Run:
     dropout_calls: int = 0
     norm_calls: int = 0
     forwards: int = 0
+    backwards: int = 0
     coupled: bool = False  # whether the loss of one row depends on the outputs of another; only known after a probe
     ranks: int = 1
     rank_distances: tuple[float, ...] = ()  # per optimizer step, between the gradients of the ranks

@@ -88,8 +88,7 @@ class RunFacts:
     lr_moves_inside: bool
     state_steps: tuple[float | None, ...]
     reference_state_steps: tuple[float | None, ...]
-    shadow_distances: tuple[float, ...] = ()
-    shadow_gates: tuple[float, ...] = ()
+    shadow_distances: tuple[tuple[int, float, float], ...] = ()  # (step, distance, gate) of averaged copies of the weights
     shadow_updates: tuple[int, ...] = ()
     reference_shadow_updates: tuple[int, ...] = ()
     reported: tuple[float, ...] | None = None

@@ -36,7 +36,8 @@ def explain(run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
 
 def _told_apart(found: list[Finding], run: RunFacts) -> list[Finding]:
     """K/N and 1/N are one number in a window of one micro-batch: the full windows say which of the two divides."""
-    full = {f.cause for f in found if f.optimizer_step is not None and run.backwards[f.optimizer_step] == run.accumulation_steps}
+    whole = [t for t, count in enumerate(run.backwards) if count == run.accumulation_steps]
+    full = {f.cause for f in found if f.optimizer_step in whole}
     other = {"short_window_divided_by_n": "loss_divided_twice"}
     one = 1 / run.accumulation_steps
     return [f for f in found if not (f.evidence.get("factor") == one and other.get(f.cause) in full)]
@@ -263,7 +264,7 @@ def _weighted(facts: StepFacts) -> list[Finding]:
         (n, "loss_divided_twice"),
     ):
         if n > 1 and factor and abs(mean / factor - 1) <= max(facts.gate, 1e-3):
-            message = f"and the whole is off by {1 / mean:.4g}"
+            message = f"besides, the gradient as a whole is {1 / mean:.4g} times what it should be"
             found.append(_finding(facts, facts.step, cause, {"factor": 1 / mean, "right_weights": weights}, message))
     return found
 
@@ -386,13 +387,13 @@ def _counters(run: RunFacts) -> list[Finding]:
 
 
 def _shadows(run: RunFacts) -> list[Finding]:
-    pairs = zip(run.shadow_distances, run.shadow_gates, strict=True)
-    first = next((i for i, (distance, gate) in enumerate(pairs) if distance > gate), None)
-    if first is None:
+    off = next((seen for seen in run.shadow_distances if seen[1] > seen[2]), None)
+    if off is None:
         return []
+    first, distance, gate = off
     evidence = {
-        "distance": run.shadow_distances[first],
-        "gate": run.shadow_gates[first],
+        "distance": distance,
+        "gate": gate,
         "updates_per_step": list(run.shadow_updates),
         "reference_updates_per_step": list(run.reference_shadow_updates),
     }

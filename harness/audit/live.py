@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
+from harness.audit.adapters import Foreign
 from harness.audit.evidence import Backward, Clip, Run, Step, Track, Vector
 from harness.audit.forwards import Forwards
 from harness.audit.intervention import Intervention
@@ -22,9 +23,9 @@ COLLINEAR = 1e-6  # 1 - cosine below which a gradient was only scaled
 class LiveTrack:
     """Collects a `Track`."""
 
-    def __init__(self, optimizer: Optimizer, run: Run, forwards: Forwards) -> None:
+    def __init__(self, optimizer: Optimizer | Foreign, run: Run, forwards: Forwards) -> None:
         self.optimizer, self.run, self.forwards = optimizer, run, forwards
-        self.track = Track(name=type(optimizer).__name__, tensors=())
+        self.track = Track(name=getattr(optimizer, "name", type(optimizer).__name__), tensors=())
         self.parameters: list[Tensor] = []
         self.inner_stepped = False
         self.num_effective = 0
@@ -133,14 +134,15 @@ class LiveTrack:
         if in_backward:
             self.after_backward(float("nan"), loss_scale)
         found_inf = getattr(self.optimizer, "found_inf", None)
-        self._close(gradients(self.parameters), skipped=found_inf is not None and bool(found_inf))
+        self.close(gradients(self.parameters), skipped=found_inf is not None and bool(found_inf))
 
     def skip(self) -> None:
         """A GradScaler left the step out."""
         self.before_step()
-        self._close(gradients(self.parameters), skipped=True)
+        self.close(gradients(self.parameters), skipped=True)
 
-    def _close(self, gradient: Vector, *, skipped: bool) -> None:
+    def close(self, gradient: Vector, *, skipped: bool = False) -> None:
+        """The step is over: it took `gradient`."""
         assert self.before is not None
         coarsest = max((roundoff(p.dtype) for p in self.parameters), default=0.0)
         self.run.accumulator_roundoff = max(self.run.accumulator_roundoff, coarsest)

@@ -42,10 +42,12 @@ class Patches:
 
     def methods(self, wraps: dict[str, Wrap]) -> None:
         for key, wrap in wraps.items():
-            owner, name = METHODS[key]
-            original = getattr(owner, name)
-            setattr(owner, name, _wrapper(original, wrap))
-            self._undo.append(lambda owner=owner, name=name, original=original: setattr(owner, name, original))  # type: ignore[misc]
+            self.method(*METHODS[key], wrap)
+
+    def method(self, owner: type, name: str, wrap: Wrap) -> None:
+        original = getattr(owner, name)
+        setattr(owner, name, _wrapper(original, wrap))
+        self._undo.append(lambda owner=owner, name=name, original=original: setattr(owner, name, original))  # type: ignore[misc]
 
     def functions(self, wraps: dict[str, Wrap], namespaces: Iterable[dict[str, Any]]) -> None:
         """Also under the names by which other modules imported them (`from torch.nn.utils import clip_grad_norm_`)."""

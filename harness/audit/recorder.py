@@ -12,12 +12,13 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from harness.audit import shadows
+from harness.audit.adapters import Foreign, KerasAdapter
 from harness.audit.calls import Calls
 from harness.audit.evidence import Run
 from harness.audit.forwards import Forwards
 from harness.audit.intervention import WATCH, Intervention
 from harness.audit.live import LiveTrack
-from harness.audit.patches import Patches
+from harness.audit.patches import Patches, Wrap
 
 SHADOW_SEARCH = 2  # optimizer steps after which averaged copies are looked for (once: it looks at every object)
 
@@ -38,6 +39,7 @@ class Recorder:
         self._namespaces = list(namespaces)
         self._patches = Patches()
         self._calls = Calls(self)
+        self._keras = KerasAdapter(self)
 
     def __enter__(self) -> Self:
         patches = self._patches
@@ -61,7 +63,7 @@ class Recorder:
         self.run.tracks = tracks or [live.track for live in self.live.values() if live.track.pending]
         self.live.clear()
 
-    def add(self, optimizer: Optimizer) -> LiveTrack:
+    def add(self, optimizer: Optimizer | Foreign) -> LiveTrack:
         """The track of an optimizer, made when first seen; its parameters are looked up again until it steps."""
         live = self.live.get(id(optimizer))
         if live is None:
@@ -94,6 +96,7 @@ class Recorder:
 
     def find_optimizers(self) -> None:
         """Optimizers made before the function was called (once: it looks at every object)."""
+        self._keras.look()
         if self.scanned:
             return
         self.scanned = True
@@ -122,8 +125,16 @@ class Recorder:
                 self.live[id(outer)].inner_stepped = True
         live.after_step(in_backward=self.backward_depth > 0, loss_scale=self.loss_scale)
         self._look_for_shadows(live)
-        index = [*self.live].index(id(optimizer))
+        self.settle(live)
+
+    def settle(self, live: LiveTrack) -> None:
+        """After a step: put the weights the intervention asks for."""
+        index = [*self.live].index(id(live.optimizer))
         live.intervene(self.intervention, index, live.num_effective - 1)
+
+    def patch(self, owner: type, name: str, wrap: Wrap) -> None:
+        """Replace one more method until the end of the run."""
+        self._patches.method(owner, name, wrap)
 
     def _look_for_shadows(self, live: LiveTrack) -> None:
         if len(live.track.steps) == SHADOW_SEARCH:

@@ -53,7 +53,7 @@ def tensors_in(values: Any, depth: int = 3) -> Iterator[Tensor]:
 def fingerprints(args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[str, int]]:
     """(hash, length) per row of the first tensor with rows; padding at the ends of integer rows does not count."""
     first = next((t for t in tensors_in([*args, kwargs]) if t.ndim >= 1 and t.shape[0] > 0), None)
-    if first is None:
+    if first is None or first.is_meta:
         return []
     mask = kwargs.get("attention_mask")
     rows = dense(first).cpu()
@@ -73,7 +73,7 @@ def fingerprints(args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[str,
 
 def broken(values: Any) -> bool:
     """Whether a floating tensor in there holds a non-finite number (masks of -inf are common in inputs: only NaN counts)."""
-    return any(t.is_floating_point() and bool(dense(t).isnan().any()) for t in tensors_in(values))
+    return any(t.is_floating_point() and not t.is_meta and bool(dense(t).isnan().any()) for t in tensors_in(values))
 
 
 def losses_in(value: Any) -> tuple[float, ...] | None:

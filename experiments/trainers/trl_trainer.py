@@ -1,0 +1,63 @@
+"""trl `SFTTrainer` and `DPOTrainer` on tiny random models with token ids given, so that nothing is downloaded."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import warnings
+from typing import Any
+
+import datasets
+import torch
+import transformers
+from trl import SFTConfig, SFTTrainer
+
+from experiments.trainers import text
+from experiments.trainers.transformers_trainer import _gpt2
+
+logging.disable(logging.WARNING)
+warnings.simplefilter("ignore")
+datasets.disable_progress_bars()
+
+
+class Ordered(SFTTrainer):
+    def _get_train_sampler(self, *_: Any) -> Any:
+        return torch.utils.data.SequentialSampler(self.train_dataset)
+
+
+def _tokenizer() -> Any:
+    from tokenizers import Tokenizer, models
+
+    vocabulary = {"<pad>": 0, **{f"t{i}": i for i in range(1, text.VOCABULARY)}}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token="t1"))
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="t1", unk_token="t1")
+
+
+def sft(batch_size: int, accumulation_steps: int, **settings: Any) -> list[float]:
+    rows = [{"input_ids": row.tolist()} for row in text.rows()]
+    with tempfile.TemporaryDirectory() as folder:
+        config = SFTConfig(
+            output_dir=folder,
+            per_device_train_batch_size=batch_size,
+            gradient_accumulation_steps=accumulation_steps,
+            num_train_epochs=2,
+            **{"optim": "sgd", "learning_rate": 0.1, "max_grad_norm": 0.0, **settings},
+            report_to=[],
+            save_strategy="no",
+            use_cpu=True,
+            bf16=False,
+            gradient_checkpointing=False,
+            disable_tqdm=True,
+            logging_steps=1,
+            seed=0,
+        )
+        trainer = Ordered(
+            model=_gpt2(), args=config, train_dataset=datasets.Dataset.from_list(rows), processing_class=_tokenizer()
+        )
+        trainer.remove_callback(transformers.PrinterCallback)
+        trainer.train()
+        return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def sft_adamw(batch_size: int, accumulation_steps: int) -> list[float]:
+    return sft(batch_size, accumulation_steps, optim="adamw_torch", learning_rate=1e-3, max_grad_norm=1.0)

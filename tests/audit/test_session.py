@@ -1,0 +1,230 @@
+"""Watching changes nothing, bad input is told plainly, and the optional parameters do what they promise."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from experiments.trainers import data
+from experiments.trainers.right_loops import RIGHT, adamw_clipped, grad_scaler, sgd_mean_over_window, tokens_weighted
+from experiments.trainers.wrong_loops import bfloat16_buffer, dropout, non_finite, not_divided
+from harness.audit import audit
+from harness.audit.evidence import Run
+from harness.audit.patches import FUNCTIONS, METHODS
+from harness.audit.recorder import Recorder
+from harness.audit.session import Job, watch
+
+
+def hooks() -> list[Any]:
+    """Everything that watching replaces or adds, as it is now."""
+    from torch.nn.modules import module
+    from torch.optim import optimizer
+
+    functions = [getattr(owner, name) for owner, name in FUNCTIONS.values()]
+    methods = [getattr(owner, name) for owner, name in METHODS.values()]
+    imported = [sys.modules["experiments.trainers.right_loops"].__dict__["clip_grad_norm_"]]
+    counts = [len(module._global_forward_hooks), len(module._global_forward_pre_hooks)]
+    counts += [len(optimizer._global_optimizer_pre_hooks), len(optimizer._global_optimizer_post_hooks)]
+    return [*functions, *methods, *imported, *counts]
+
+
+def final_weights(train: Any) -> list[Tensor]:
+    """Bits of all parameters that an optimizer of this call ever held, after it."""
+    kept: list[Tensor] = []
+    original = torch.optim.Optimizer.add_param_group
+
+    def keep(optimizer: Any, group: dict[str, Any]) -> None:
+        original(optimizer, group)
+        kept.extend(optimizer.param_groups[-1]["params"])
+
+    torch.optim.Optimizer.add_param_group = keep  # type: ignore[method-assign]
+    try:
+        with torch.random.fork_rng():
+            train()
+    finally:
+        torch.optim.Optimizer.add_param_group = original  # type: ignore[method-assign]
+    return [p.detach().clone() for p in kept]
+
+
+@pytest.mark.parametrize("train", [*RIGHT, dropout, not_divided], ids=lambda f: f.__name__)
+def test_a_watched_run_is_bit_identical_to_an_unwatched_one(train: Any) -> None:
+    plain = final_weights(lambda: train(batch_size=4, accumulation_steps=4))
+    run = Run(batch_size=4, accumulation_steps=4)
+
+    def watched() -> None:
+        with Recorder(run, namespaces=[train.__globals__]):
+            train(batch_size=4, accumulation_steps=4)
+
+    seen = final_weights(watched)
+    assert len(plain) == len(seen) > 0
+    assert all(torch.equal(a, b) for a, b in zip(plain, seen, strict=True))
+    assert run.num_steps > 0
+
+
+def test_watching_draws_no_random_numbers() -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    audit(sgd_mean_over_window, batch_size=8, accumulation_steps=(2,))
+    assert torch.equal(torch.rand(4), expected)
+
+
+def test_hooks_are_taken_away_afterwards_also_after_an_exception() -> None:
+    before = hooks()
+    audit(adamw_clipped, batch_size=8, accumulation_steps=(2,))
+    assert hooks() == before
+
+    def fails(batch_size: int, accumulation_steps: int) -> None:
+        adamw_clipped(batch_size, accumulation_steps)
+        raise KeyError("no such thing")
+
+    report = audit(fails, batch_size=8, accumulation_steps=(2,))
+    assert hooks() == before
+    assert "KeyError" in report.problems[0] and report.status == "inconclusive"
+    with pytest.raises(KeyboardInterrupt):
+        audit(_interrupts, batch_size=8, accumulation_steps=(2,))
+    assert hooks() == before
+
+
+def _interrupts(batch_size: int, accumulation_steps: int) -> None:
+    raise KeyboardInterrupt
+
+
+# -- bad input --------------------------------------------------------------------------------------------------------
+
+
+def _never_steps(batch_size: int, accumulation_steps: int) -> None:
+    model = data.model()
+    x, _ = data.images()
+    model(x).sum().backward()
+
+
+def _does_nothing(batch_size: int, accumulation_steps: int) -> None:
+    """As a function that trains in another process looks from here."""
+
+
+def _random(batch_size: int, accumulation_steps: int) -> None:
+    _random.seed = getattr(_random, "seed", 0) + 1  # type: ignore[attr-defined]
+    x, y = data.images()
+    torch.manual_seed(_random.seed)  # type: ignore[attr-defined]
+    model = nn.Linear(data.FEATURES, data.CLASSES)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+
+
+def _shape_depends(batch_size: int, accumulation_steps: int) -> None:
+    x, _ = data.images()
+    model = nn.Linear(data.FEATURES, batch_size)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(x).square().sum().backward()
+    optimizer.step()
+
+
+def _raises_late(batch_size: int, accumulation_steps: int) -> None:
+    x, y = data.images()
+    model = data.model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step, window in enumerate(data.windows(16)):
+        if step == 3 and accumulation_steps > 1:
+            raise RuntimeError("out of luck")
+        for ids in window.split(batch_size):
+            nn.functional.cross_entropy(model(x[ids]), y[ids], reduction="sum").backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize(
+    ("train", "words"),
+    [
+        (_never_steps, "no step of a torch.optim optimizer"),
+        (_does_nothing, "in the calling process"),
+        (_random, "not deterministic"),
+        (_shape_depends, "must not depend on the arguments"),
+        (_raises_late, "RuntimeError: out of luck"),
+    ],
+    ids=lambda item: getattr(item, "__name__", ""),
+)
+def test_bad_input_is_told_plainly(train: Any, words: str) -> None:
+    report = audit(train, batch_size=16, accumulation_steps=(4,))
+    assert any(words in problem for problem in report.problems), report.problems
+    assert not report.equivalent and report.exit_code != 0
+    assert words in " ".join(str(report).split())
+
+
+def test_evidence_of_a_run_that_raised_is_kept() -> None:
+    report = audit(_raises_late, batch_size=16, accumulation_steps=(4,))
+    assert report.status == "inconclusive" and "after 3 optimizer steps" in report.problems[0]
+    assert sorted(report.frame.optimizer_step.unique()) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"batch_size": 16, "accumulation_steps": (3,)}, "divide batch_size=16, got 3"),
+        ({"batch_size": 16, "accumulation_steps": ()}, "got none"),
+        ({"batch_size": 0, "accumulation_steps": (1,)}, "got 0"),
+        ({"batch_size": 16, "accumulation_steps": (4,), "processes": 0}, "got 0"),
+    ],
+)
+def test_arguments_that_cannot_be_run_raise(options: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        audit(sgd_mean_over_window, **options)
+
+
+# -- optional parameters ------------------------------------------------------------------------------------------------
+
+
+def test_float64_has_a_floor_of_its_own() -> None:
+    report = audit(sgd_mean_over_window, batch_size=16, accumulation_steps=(4,))
+    assert report.equivalent
+    gates = report.frame.groupby("arithmetic").gate.max()
+    assert set(gates.index) == {"as trained", "float64"}
+    assert gates["float64"] < 1e-13 < 1e-7 < gates["as trained"] < 1e-4
+
+
+def _miscounts(batch_size: int, accumulation_steps: int) -> None:
+    """Padding counts as tokens, at every N alike."""
+    tokens = data.sentences()
+    model = data.language_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for window in data.windows(batch_size * accumulation_steps):
+        total = tokens[window][:, 1:].numel()
+        for ids in window.split(batch_size):
+            (data.token_loss(model(tokens[ids]), tokens[ids]) / total).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_a_fault_that_is_the_same_at_every_n_shows_against_a_reference() -> None:
+    assert audit(_miscounts, batch_size=16, accumulation_steps=(4,)).equivalent
+    report = audit(_miscounts, batch_size=16, accumulation_steps=(4,), reference=tokens_weighted)
+    assert {f.accumulation_steps for f in report.findings} == {1, 4}
+    assert not report.equivalent
+    assert audit(tokens_weighted, batch_size=16, accumulation_steps=(4,), reference=tokens_weighted).equivalent
+
+
+def test_what_could_not_be_seen_is_said() -> None:
+    hidden = " ".join(audit(not_divided, batch_size=16, accumulation_steps=(4,)).hidden)
+    assert "every window is full" in hidden and "weighs the same" in hidden and "constant" in hidden
+    seen = " ".join(audit(tokens_weighted, batch_size=16, accumulation_steps=(4,)).hidden)
+    assert "every window is full" not in seen and "weighs the same" not in seen
+
+
+def test_evidence_of_a_run() -> None:
+    run = watch(grad_scaler, Job(batch_size=4, accumulation_steps=4))
+    window = run.tracks[0].steps[0]
+    assert len(window.backwards) == 4 and [b.start for b in window.backwards] == ["empty", "kept", "kept", "kept"]
+    assert [call for call in window.calls if call not in ("forward", "backward")] == ["unscale", "clip", "step"]
+    assert window.rows is not None and sum(window.rows.values()) == 16
+    assert all(b.scale == 1024 for b in window.backwards) and window.clips[0].scale == 1
+    broken = watch(non_finite, Job(batch_size=4, accumulation_steps=4))
+    assert sum(b.broken_forwards for b in broken.tracks[0].steps[0].backwards) == 1
+    buffer = watch(bfloat16_buffer, Job(batch_size=4, accumulation_steps=4))
+    assert [b.start for b in buffer.tracks[0].steps[0].backwards] == ["empty", *["cleared"] * 3]
+    gc.collect()
