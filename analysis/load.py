@@ -149,7 +149,7 @@ def _arm(trial: StoredTrial, arm: Mapping[str, Any]) -> dict[str, Any]:
         "model": f"{arm['workload']} {arm['norm']}",
         **{column: evidence.get(part, {}).get(name, absent) for column, (part, name, absent) in EVIDENCE.items()},
         "jump_step": _number(evidence.get("trajectory", {}).get("jump_step")),
-        "oracle_error": min(explanations.values(), default=math.nan),
+        "oracle_error": explanations.get("batch_statistics", math.nan),
         "counters": ", ".join(sorted(evidence.get("counters", {}))),
         "reasons": "; ".join(arm.get("reasons", ())),
         "steps": int(trial.config.get("steps", 0)),

@@ -29,7 +29,7 @@ class Findings:
     gradient_error: float = 0.0
     state_error: float = 0.0
     trajectory_error: float = 0.0
-    clipping_active: bool = False
+    clipped_share: float = 0.0
     unequal_terms: bool = False
     probes: int = 0
     worst: WrongWindow | None = None
@@ -104,7 +104,8 @@ def _result(
         steps=len(windows),
         loss_error=worst(*(run.loss_error for run in runs)),
         floor=floor.gradient_error,
-        clipping_active=found.clipping_active or plain.clipping_active,
+        clipping_active=found.clipped_share > 0 or plain.clipped_share > 0,
+        clipped_share=found.clipped_share,
         short_windows=sum(len(ids) < setting.config.effective_batch for ids in windows),
         unequal_terms=found.unequal_terms,
     )
@@ -166,7 +167,8 @@ def _run(
                 state = arm_state(lock.arms[label])
                 found.state_error = worst(0.0, *_entry_errors(state, reference).values())
     for label, found in findings.items():
-        found.clipping_active = any(bool(flag) for flag in lock.arms[label].clipped)
+        flags = [bool(flag) for flag in lock.arms[label].clipped]
+        found.clipped_share = sum(flags) / max(1, len(flags))
     return lock
 
 

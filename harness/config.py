@@ -160,6 +160,9 @@ class TrialConfig:
     probe_every: int = 20
     permutations: int = 30  # K of the rounding test
     nulls: int = 5  # permuted full-batch runs of the null band, beside one run moved by one ulp
+    faults: tuple[
+        str, ...
+    ] = ()  # arms that are wrong on purpose: causes of `faults.py`, `all`, or `scale@1e-6` (a planted error)
     seed: int = 0
 
 

@@ -26,7 +26,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from harness import tracking
-from harness.config import ConfigError, Device, HarnessConfig, identity, to_dict
+from harness.config import ConfigError, Device, HarnessConfig, TrialConfig, identity, to_dict
 from harness.progress import Progress, open_progress
 from harness.store import State, Store, TrialTaken
 
@@ -86,13 +86,15 @@ class Interrupted(KeyboardInterrupt):
 
 def run_one(config: HarnessConfig) -> None:
     """Run a trial into the store and its W&B mirror. TrialTaken when another process has it, or it is finished."""
-    from harness.trial import run_trial
+    from harness import faults
+    from harness.trial import run_trial, with_faults
 
     trial, name, started = config.trial, identity(config.trial), time.monotonic()
+    candidates = with_faults(trial, {fault: faults.named(fault, trial.precision) for fault in faults.names(trial)})
     with (
         Store(config.results).open_trial(trial.experiment, name, to_dict(trial)) as writer,
         tracking.open_run(
-            config.tracking, to_dict(trial), experiment=trial.experiment, trial_id=name, folder=writer.folder
+            config.tracking, to_dict(trial), experiment=trial.experiment, trial_id=name, folder=writer.folder, tags=_tags(trial)
         ) as mirror,
     ):
 
@@ -101,9 +103,15 @@ def run_one(config: HarnessConfig) -> None:
                 writer.row(row)
             mirror.log(step, flat_metrics(rows))
 
-        result = run_trial(trial, on_step)
-        writer.finish({**result.summary, "arms": result.arms, "seconds": time.monotonic() - started})
+        result = run_trial(trial, on_step, candidates)
+        phases = result.summary["seconds"]
+        phases["other"] = time.monotonic() - started - sum(phases.values())
+        writer.finish({**result.summary, "arms": result.arms, "faults": faults.expected(trial)})
         mirror.finish({f"verdict/{arm['arm']}-{arm['accumulation_steps']}": arm["verdict"] for arm in result.arms})
+
+
+def _tags(trial: TrialConfig) -> list[str]:
+    return [trial.workload.label, f"norm-{trial.norm}", str(trial.optimizer.name), str(trial.precision)]
 
 
 def flat_metrics(rows: Sequence[dict[str, Any]]) -> dict[str, float]:

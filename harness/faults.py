@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.config import OptimizerName, Precision, Split, TrialConfig
+from harness.config import ConfigError, OptimizerName, Precision, Split, TrialConfig
+from harness.gradients import flatten
 from harness.recipe import BOUNDARY, Arm, Recipe, Stage, average, clear, clip, step, tick, unscale, update_scale
 from harness.workloads import Batch
 
@@ -302,6 +303,66 @@ FAULTS = (
     Fault("F30", "samples_repeated", samples_repeated, always),
     Fault("F31", "foreign_gradients", foreign_gradients, always),
 )
+
+PLANTED = ("scale", "direction", "tensor")
+
+
+def planted(kind: str, size: float, precision: Precision) -> Transform:
+    """A relative error ||a' - a|| / ||a|| = `size` in the accumulated gradient: in its scale, in a random direction, or in the
+    first tensor alone. Planted in arms of `precision` only: a float64 arm would show it to L0 at once.
+    """
+
+    def plant(arm: Arm) -> None:
+        if arm.precision != precision:
+            return
+        gradients = [p.grad for p in arm.model.parameters() if p.grad is not None]
+        norm = torch.linalg.vector_norm(flatten(gradients))
+        if kind == "scale":
+            errors = [g.clone() for g in gradients]
+        elif kind == "direction":
+            generator = torch.Generator().manual_seed(arm.windows)
+            errors = [torch.randn(g.shape, generator=generator, dtype=torch.float64).to(g) for g in gradients]
+        else:
+            errors = [gradients[0].clone(), *(torch.zeros_like(g) for g in gradients[1:])]
+        length = torch.linalg.vector_norm(flatten(errors))
+        for g, error in zip(gradients, errors, strict=True):
+            g.add_((error.double() * (size * norm / length)).to(g))
+
+    def apply(recipe: Recipe) -> Recipe:
+        return dataclasses.replace(recipe, at_boundary=(plant, *recipe.at_boundary))
+
+    return apply
+
+
+def named(name: str, precision: Precision) -> Transform:
+    """The transform of a cause of the catalogue or of a planted error (`direction@1e-6`). Raises `ConfigError`."""
+    kind, _, size = name.partition("@")
+    if kind in PLANTED and _is_positive(size):
+        return planted(kind, float(size), precision)
+    for fault in FAULTS:
+        if fault.cause == name:
+            return fault.apply
+    known = ", ".join(fault.cause for fault in FAULTS)
+    raise ConfigError("faults", name, f"all, {', '.join(f'{kind}@SIZE' for kind in PLANTED)}, or one of {known}")
+
+
+def _is_positive(text: str) -> bool:
+    try:
+        return float(text) > 0
+    except ValueError:
+        return False
+
+
+def names(config: TrialConfig) -> list[str]:
+    """The faults that a trial asks for; `all` stands for the catalogue."""
+    return [cause for name in config.faults for cause in ([fault.cause for fault in FAULTS] if name == "all" else [name])]
+
+
+def expected(config: TrialConfig) -> dict[str, bool]:
+    """For each fault a trial asks for: whether it changes the computation there, so that missing it would be a miss."""
+    by_cause = {fault.cause: fault for fault in FAULTS}
+    return {name: name not in by_cause or by_cause[name].changes(config) for name in names(config)}
+
 
 # Inherent rather than faulty: a setting of the trial, and diagnosed as such.
 INHERENT = {"F13": "batch_statistics", "F14": "stochastic_layers"}

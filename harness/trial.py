@@ -30,6 +30,7 @@ from harness.workloads.build import smallest_micro_batch
 Row = dict[str, Any]
 OnStep = Callable[[int, list[Row]], None]
 
+ACCUMULATED = "accumulated"
 PERMUTED = "permuted"
 JUMP = 100.0  # the null band has jumped when it is this many times its first value: some ReLU flipped
 HELD_OUT_BATCH = 512
@@ -85,7 +86,14 @@ def permuted(config: TrialConfig, stream: int) -> Recipe:
 def standard_candidates(config: TrialConfig) -> list[Candidate]:
     """Every N of the configuration, and one permuted full batch: the A/A test beside the A/B tests."""
     accumulated = (Recipe(accumulation_steps=n, split=split_plan(config, n)) for n in config.accumulation_steps)
-    return [*(Candidate("accumulated", recipe) for recipe in accumulated), Candidate(PERMUTED, permuted(config, 0))]
+    return [*(Candidate(ACCUMULATED, recipe) for recipe in accumulated), Candidate(PERMUTED, permuted(config, 0))]
+
+
+def with_faults(config: TrialConfig, faults: Mapping[str, Callable[[Recipe], Recipe]]) -> list[Candidate]:
+    """The standard candidates, and for every N each fault applied to the right recipe, under the fault's name."""
+    standard = standard_candidates(config)
+    right = [candidate.recipe for candidate in standard if candidate.arm == ACCUMULATED]
+    return [*standard, *(Candidate(name, apply(recipe)) for name, apply in faults.items() for recipe in right)]
 
 
 def run_trial(config: TrialConfig, on_step: OnStep, candidates: Sequence[Candidate] | None = None) -> TrialResult:

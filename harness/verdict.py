@@ -38,6 +38,7 @@ class Algebra:
     steps: int
     floor: float  # the gradient error of a permuted full batch: what this model can resolve
     clipping_active: bool  # some window was really clipped: otherwise the clipping test was vacuous
+    clipped_share: float  # of the windows of the configured run
     short_windows: int  # windows smaller than the effective batch
     unequal_terms: bool  # some micro-batches of a window had different numbers of loss terms
 

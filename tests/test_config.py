@@ -5,8 +5,21 @@ from typing import Any
 import pytest
 
 from harness.config import (
-    ConfigError, Data, DataConfig, HarnessConfig, Model, Norm, OptimizerConfig, OptimizerName, ScheduleConfig, Split, TrialConfig,
-    WorkloadConfig, identity, to_dict, validate,
+    ConfigError,
+    Data,
+    DataConfig,
+    HarnessConfig,
+    Model,
+    Norm,
+    OptimizerConfig,
+    OptimizerName,
+    ScheduleConfig,
+    Split,
+    TrialConfig,
+    WorkloadConfig,
+    identity,
+    to_dict,
+    validate,
 )  # fmt: skip
 
 

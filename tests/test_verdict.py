@@ -9,7 +9,7 @@ from harness.verdict import Algebra, Evidence, Outcome, Rounding, Trajectory, ju
 
 ALGEBRA = Algebra(
     gradient_error=1e-15, state_error=1e-15, trajectory_error=1e-14, loss_error=1e-16, steps=200, floor=1e-15,
-    clipping_active=True, short_windows=8, unequal_terms=True,
+    clipping_active=True, clipped_share=0.5, short_windows=8, unequal_terms=True,
 )  # fmt: skip
 ROUNDING = Rounding(
     ratio=0.5, low=0.4, high=0.6, full_error=2e-7, arm_error=1e-7, rank_p=1.0, permutations=99, scale=1.0, cosine=1.0,
