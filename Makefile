@@ -8,7 +8,7 @@ REPORTS ?= reports
 CONSTRAINTS ?= $(if $(shell command -v nvidia-smi),,-c constraints-cpu.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help report test test-slow check format gpu clean
+.PHONY: help report report-full test test-slow check format gpu clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,6 +21,11 @@ $(VENV)/.ready: pyproject.toml constraints-cpu.txt
 report: $(VENV)/.ready  ## run the default experiments and write reports/index.html (resumes what was stopped)
 	@$(BIN)/python -m harness +experiment=equivalence results=$(RESULTS); status=$$?; \
 	case $$status in 0|1) $(BIN)/python -m analysis.report --results $(RESULTS) --out $(REPORTS) || exit $$?;; esac; exit $$status
+
+report-full: $(VENV)/.ready  ## the same, and the faults, their calibration and sensitivity (half an hour; resumes)
+	@for name in equivalence fault_matrix sensitivity; do $(BIN)/python -m harness +experiment=$$name results=$(RESULTS) || exit $$?; done
+	@$(BIN)/python -m harness +experiment=calibration tracking=disabled results=$(RESULTS)
+	$(BIN)/python -m analysis.report --results $(RESULTS) --out $(REPORTS)
 
 test: $(VENV)/.ready  ## run the tests (under 12 minutes on 2 cores)
 	$(BIN)/python -m pytest -q -n 2
