@@ -12,7 +12,7 @@ from torch import Tensor
 from harness.causes import WindowFacts, hypotheses
 from harness.config import Norm, Precision
 from harness.diagnosis import BATCH, GATE, Signature, WrongWindow, explanations
-from harness.gradients import compare, decompose, flatten, relative_distance
+from harness.gradients import by_tensor, compare, decompose, flatten, relative_distance
 from harness.lock_step import REFERENCE, LockStep, Setting, arm_state, optimizer_state
 from harness.oracle import Parts, Referee, State, clipped, running_statistics, snapshot
 from harness.recipe import Arm, Recipe, make_optimizer
@@ -236,6 +236,11 @@ class Probe:
         apart = decompose(consumed, parts.parts)
         rightful = [n * len(sizes) / max(1, sum(parts.terms)) for n in parts.terms]
         weights = [w / right if right else math.nan for w, right in zip(apart.weights, rightful, strict=True)]
+        sizes_by_name = {name: parameter.numel() for name, parameter in self.referee.model.named_parameters()}
+        tensors = {
+            name: (near.distance, near.scale, near.cosine, own.residual)
+            for name, (near, own) in by_tensor(sizes_by_name, consumed, exact, parts.parts).items()
+        }
         return WrongWindow(
             step=step,
             samples=len(window),
@@ -247,6 +252,7 @@ class Probe:
             weights=tuple(weights),
             residual=apart.residual,
             condition=apart.condition,
+            tensors=tensors,
         )
 
     def _errors(

@@ -30,6 +30,7 @@ class WrongWindow:
     weights: tuple[float, ...]  # of a on the micro-batch gradients, times their number, relative to what they should be
     residual: float  # ||part of a outside their span|| / ||a||
     condition: float
+    tensors: Mapping[str, tuple[float, float, float, float]] = field(default_factory=dict)  # distance, scale, cosine, residual
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,10 +189,12 @@ def describe(window: WrongWindow) -> str:
     if abs(parallel) < 1e-9:
         return f"the accumulated gradient is {window.scale:.6g} times the full batch's in the same direction"
     shown = ", ".join(f"{w:.3g}" for w in window.weights[:6]) + (", ..." if len(window.weights) > 6 else "")
+    wrong = [name for name, (distance, *_) in window.tensors.items() if not distance <= GATE]
+    where = f", in {', '.join(wrong)} alone" if 0 < len(wrong) < len(window.tensors) else ""
     outside = f", {window.residual:.1e} of it outside their span" if window.residual > 1e-9 else ""
     return (
-        f"the accumulated gradient differs by {window.distance:.1e} (scale {window.scale:.4g}, 1 - cosine {parallel:.1e}); the "
-        f"micro-batches enter with {shown} of their right weights{outside}"
+        f"the accumulated gradient differs by {window.distance:.1e}{where} "
+        f"(scale {window.scale:.4g}, 1 - cosine {parallel:.1e}); the micro-batches enter with {shown} of their right weights{outside}"
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -86,3 +86,15 @@ def decompose(a: Tensor, parts: Sequence[Tensor]) -> Decomposition:
     norm = torch.linalg.vector_norm(a).item()
     residual = torch.linalg.vector_norm(rest).item() / norm if norm > 0 else math.nan
     return Decomposition(tuple(weights.tolist()), residual, condition)
+
+
+def by_tensor(
+    sizes: Mapping[str, int], a: Tensor, g: Tensor, parts: Sequence[Tensor]
+) -> dict[str, tuple[Comparison, Decomposition]]:
+    """`compare` and `decompose` of every slice of the flat vectors; `sizes` names the slices, in order and without gaps."""
+    found, start = {}, 0
+    for name, size in sizes.items():
+        part = slice(start, start + size)
+        found[name] = compare(a[part], g[part]), decompose(a[part], [p[part] for p in parts])
+        start += size
+    return found

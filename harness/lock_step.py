@@ -45,6 +45,10 @@ class Setting:
         """The workload in float64."""
         return self.workloads[torch.float64]
 
+    def randomness(self) -> AbstractContextManager[None]:
+        """The draws of a single window, the same whenever it is run again."""
+        return fixed_randomness(self.config.seed, self.device)
+
     def referee(self, *, dropout: bool = True) -> Referee:
         return Referee(self.exact, self._model(torch.float64, dropout))
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from harness import algebra, precision, rounding
+from harness.ablation import attribute
 from harness.algebra import AlgebraResult, is_probe
 from harness.config import ConfigError, Split, TrialConfig, identity, validate
 from harness.determinism import choose_device, deterministic
@@ -23,7 +24,7 @@ from harness.lock_step import REFERENCE, LockStep, Setting
 from harness.micro_batch import Even, Ragged, SplitPlan, hash_seed, windows
 from harness.oracle import clipped, snapshot
 from harness.recipe import Arm, Recipe
-from harness.verdict import Evidence, Rounding, Trajectory, judge
+from harness.verdict import Evidence, Outcome, Rounding, Trajectory, judge
 from harness.workloads import Batch
 from harness.workloads.build import smallest_micro_batch
 
@@ -120,8 +121,13 @@ def run_trial(config: TrialConfig, on_step: OnStep, candidates: Sequence[Candida
         clock.lap("rounding")
         lock, distances = _train(setting, recipes, stream[: config.steps], on_step)
         clock.lap("training")
-        arms = [_arm_row(setting, candidate, exact[candidate.label], rounded[candidate.label], lock, distances)
-                for candidate in chosen]  # fmt: skip
+        short = [ids for ids in stream if len(ids) < config.effective_batch]
+        arms = [
+            _arm_row(
+                setting, candidate, exact[candidate.label], rounded[candidate.label], lock, distances, [stream[0], *short[:1]]
+            )
+            for candidate in chosen
+        ]
         summary = {
             "reference": outcome(setting, lock.arms[REFERENCE], distances.losses[REFERENCE]),
             "nulls": [outcome(setting, lock.arms[label], distances.losses[label]) for label in distances.null_labels],
@@ -263,9 +269,15 @@ def outcome(setting: Setting, arm: Arm, losses: Sequence[float]) -> Row:
 
 
 def _arm_row(
-    setting: Setting, candidate: Candidate, exact: AlgebraResult, rounded: Rounding, lock: LockStep, distances: Distances
+    setting: Setting,
+    candidate: Candidate,
+    exact: AlgebraResult,
+    rounded: Rounding,
+    lock: LockStep,
+    distances: Distances,
+    telling: Sequence[Tensor],
 ) -> Row:
-    """One row of `verdicts.csv`, with the evidence it rests on."""
+    """One row of `verdicts.csv`, with the evidence it rests on. `telling`: windows on which a gap may be taken apart."""
     config, label = setting.config, candidate.label
     counters = {**exact.counters, **lock.differing_counters(label)}
     finite = all(math.isfinite(x) for key in (REFERENCE, label) for x in distances.losses[key] + distances.parameters[key])
@@ -279,6 +291,9 @@ def _arm_row(
         finite=finite,
     )
     verdict = judge(evidence)
+    if finite and verdict.verdict in (Outcome.different, Outcome.degraded):
+        evidence = dataclasses.replace(evidence, ablation=attribute(setting, candidate.recipe, telling))
+        verdict = judge(evidence)
     return {
         "experiment": config.experiment,
         "trial": identity(config),

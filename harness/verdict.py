@@ -17,6 +17,7 @@ ALGEBRA_GATE = 1e-12  # L0, relative, gradients and optimizer state in float64: 
 TRAJECTORY_GATE = 1e-9  # L0, relative, parameters over the float64 trajectory
 ROUNDING_GATE = 2.0  # L1, upper end of the interval of the error ratio
 SCALE_FACTOR = 10.0  # L1, |alpha - 1| in units of the accumulated gradient's usual error
+CLOSES = 0.5  # of the gap: a factor is named when its removal closes more than that
 RANK_LEVEL = 0.01  # L1, float32: can reject only from K = 99 permutations on
 
 
@@ -86,6 +87,7 @@ class Evidence:
     trajectory: Trajectory
     counters: Mapping[str, tuple[float, float]]  # L2: those that differ, (arm, reference)
     signature: Signature = field(default_factory=Signature)
+    ablation: Mapping[str, float] = field(default_factory=dict)  # factor -> share of the gap that its removal closes
     finite: bool = True  # losses and parameters stayed finite
 
 
@@ -113,7 +115,7 @@ def judge(evidence: Evidence) -> Verdict:
         )
     rough = rounding_failures(evidence)
     if rough:
-        return Verdict(verdict=Outcome.degraded, cause="", explained=False, reasons=rough)
+        return Verdict(verdict=Outcome.degraded, cause="", explained=False, reasons=(*rough, *attribution(evidence.ablation)))
     return Verdict(verdict=Outcome.equivalent, cause="", explained=False, reasons=())
 
 
@@ -161,6 +163,12 @@ def rounding_failures(evidence: Evidence) -> tuple[str, ...]:
     if evidence.precision == Precision.float32 and rounding.rank_p <= RANK_LEVEL:
         failures.append(f"error ranks above the permuted full batches (p = {rounding.rank_p:.3f})")
     return tuple(failures)
+
+
+def attribution(ablation: Mapping[str, float]) -> tuple[str, ...]:
+    """The factors whose removal closes at least half of the gap, in words."""
+    closing = sorted(((share, factor) for factor, share in ablation.items() if share >= CLOSES), reverse=True)
+    return tuple(f"without {factor} {share:.0%} of the gap closes" for share, factor in closing)
 
 
 def worst(*errors: float) -> float:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from harness.gradients import compare, decompose, flatten, relative_distance
+from harness.gradients import by_tensor, compare, decompose, flatten, relative_distance
 
 ROUNDING = 1e-13  # float64 sums of a few hundred terms
 
@@ -56,3 +56,12 @@ def test_collinear_parts_show_in_the_condition() -> None:
 def test_flatten_is_float64_and_in_order() -> None:
     flat = flatten([torch.ones(2, 3, dtype=torch.float16), torch.zeros((), dtype=torch.float32)])
     assert flat.dtype == torch.float64 and flat.tolist() == [1.0] * 6 + [0.0]
+
+
+def test_each_tensor_is_compared_by_itself() -> None:
+    sizes, wrong = {"first": 100, "second": 201}, G.clone()
+    wrong[:100] *= 3
+    found = by_tensor(sizes, wrong, G, [G / 2, A])
+    assert found["first"][0].scale == pytest.approx(3, rel=ROUNDING) and found["second"][0].distance == 0
+    alone = decompose(wrong[:100], [G[:100] / 2, A[:100]])
+    assert found["first"][1].weights == pytest.approx(alone.weights, rel=1e-9) and found["second"][1].residual < 1e-14

@@ -15,6 +15,7 @@ LEVELS = [
     {"store", "causes", "faults"},
     {"lock_step"},
     {"algebra", "rounding"},
+    {"ablation"},
     {"trial", "audit"},
     {"experiment"},
     {"run"},
