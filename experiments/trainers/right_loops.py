@@ -343,6 +343,78 @@ class GhostBatchNorm(nn.BatchNorm1d):
         return torch.cat([super(GhostBatchNorm, self).forward(part) for part in input.split(self.chunk)])
 
 
+def group_norm(batch_size: int, accumulation_steps: int) -> None:
+    """Statistics of each row alone, in place of the batch's."""
+    x, y = data.images()
+    model = data.model(torch.float32, nn.GroupNorm(4, 16))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for window in data.windows(batch_size * accumulation_steps):
+        for ids in window.split(batch_size):
+            (ce(model(x[ids]), y[ids], reduction="sum") / len(window)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def dropout_by_row(batch_size: int, accumulation_steps: int) -> None:
+    """Masks belong to (step, row), not to the order in which rows are computed."""
+    x, y = data.images()
+    model = data.model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step, window in enumerate(data.windows(batch_size * accumulation_steps)):
+        for ids in window.split(batch_size):
+            hidden = torch.tanh(model[0](x[ids]))
+            seeds = [torch.Generator().manual_seed(1000 * step + int(row)) for row in ids]
+            keep = torch.stack([torch.rand(16, generator=seed) > 0.2 for seed in seeds])
+            (ce(model[2](hidden * keep / 0.8), y[ids], reduction="sum") / len(window)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def penalty_once(batch_size: int, accumulation_steps: int) -> None:
+    """A regulariser is added once per window: its backward is one more."""
+    x, y = data.images()
+    model = data.model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for window in data.windows(batch_size * accumulation_steps):
+        for ids in window.split(batch_size):
+            (ce(model(x[ids]), y[ids], reduction="sum") / len(window)).backward()
+        (1e-3 * torch.stack([p.square().sum() for p in model.parameters()]).sum()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def broken_window_skipped(batch_size: int, accumulation_steps: int) -> None:
+    """One row is NaN: the whole window is left out, whatever the split."""
+    x, y = data.images()
+    x[5] = torch.nan
+    model = data.model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for window in data.windows(batch_size * accumulation_steps):
+        for ids in window.split(batch_size):
+            (ce(model(x[ids]), y[ids], reduction="sum") / len(window)).backward()
+        if all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters()):
+            optimizer.step()
+        optimizer.zero_grad()
+
+
+def contrastive_cached(batch_size: int, accumulation_steps: int) -> None:
+    """In-batch negatives over the whole window: representations first, then their gradients passed back in parts (GradCache)."""
+    x, _ = data.images()
+    model = data.model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for window in data.windows(batch_size * accumulation_steps, keep=False):
+        with torch.no_grad():
+            parts = [model(torch.cat([x[ids], x[ids] + 0.1])).view(2, len(ids), -1) for ids in window.split(batch_size)]
+            cached = torch.cat(parts, dim=1)
+        cached.requires_grad_()
+        z = functional.normalize(cached, dim=2)
+        (slope,) = torch.autograd.grad(ce(z[0] @ z[1].T / 0.1, torch.arange(len(window))), cached)
+        for part, ids in zip(slope.split(batch_size, dim=1), window.split(batch_size), strict=True):
+            model(torch.cat([x[ids], x[ids] + 0.1])).backward(part.flatten(0, 1))
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def optimizer_wrapper(batch_size: int, accumulation_steps: int) -> None:
     """An optimizer around another one, both of `torch.optim`."""
     x, y = data.images()
@@ -385,4 +457,9 @@ RIGHT: tuple[Callable[..., Any], ...] = (
     frozen_batch_norm,
     ghost_batch_norm,
     optimizer_wrapper,
+    group_norm,
+    dropout_by_row,
+    penalty_once,
+    broken_window_skipped,
+    contrastive_cached,
 )

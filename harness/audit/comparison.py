@@ -165,6 +165,8 @@ def raw(step: Step) -> Vector:
 def _distance(a: Vector, b: Vector) -> float:
     if a.shape != b.shape:
         return math.inf
+    if np.array_equal(a, b, equal_nan=True):
+        return 0.0
     size = float(np.linalg.norm(b))
     distance = float(np.linalg.norm(a - b))
     if size == 0:
@@ -179,6 +181,8 @@ def _step_facts(pair: Pair, candidate: Run, t: int, gates: Gates) -> StepFacts:
     consumed = compare(torch.from_numpy(mine.gradient), torch.from_numpy(theirs.gradient))
     before = compare(torch.from_numpy(a), torch.from_numpy(g))
     distance, raw_distance = _distance(mine.gradient, theirs.gradient), _distance(a, g)
+    if mine.skipped and theirs.skipped:
+        distance = raw_distance = 0.0  # a GradScaler left both out
     gate, keep = gates.gradient[t], ~pair.noise[t]
     wrong = not (distance <= gate and raw_distance <= gate)
     fits, weights, condition = _fits(pair, t, a, g, candidate) if wrong else ({}, (), math.inf)

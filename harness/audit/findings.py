@@ -50,10 +50,10 @@ def first_of_each(findings: Sequence[Finding]) -> list[Finding]:
     for finding in findings:
         key = (finding.accumulation_steps, finding.cause)
         kept.setdefault(key, finding)
-        if finding.optimizer_step is not None and finding.optimizer_step not in steps.setdefault(key, []):
-            steps[key].append(finding.optimizer_step)
-    for key, seen in steps.items():
-        kept[key].evidence["steps"] = seen
+        seen = [] if finding.optimizer_step is None else finding.evidence.get("steps", [finding.optimizer_step])
+        steps[key] = sorted({*steps.get(key, []), *seen})
+    for key, finding in kept.items():
+        finding.evidence["steps"] = steps[key]
     explained = {key[0] for key, finding in kept.items() if finding.cause != UNEXPLAINED}
     return [f for f in kept.values() if f.cause != UNEXPLAINED or f.accumulation_steps not in explained or _own_kind(f)]
 
@@ -80,8 +80,8 @@ def _structure(run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
         return []
     place = first if first is not None else min(run.steps, run.reference_steps)
     evidence = {
-        "steps": run.steps,
-        "reference_steps": run.reference_steps,
+        "optimizer_steps": run.steps,
+        "reference_optimizer_steps": run.reference_steps,
         "backwards_per_step": list(run.backwards),
         "reference_backwards_per_step": list(run.reference_backwards),
         "backwards_after_last_step": run.pending,
@@ -115,13 +115,17 @@ def _one_backward_each(run: RunFacts) -> bool:
 
 
 def _every_micro_batch(run: RunFacts) -> Finding:
-    evidence = {"steps": run.steps, "reference_steps": run.reference_steps, "backwards_per_step": list(run.backwards)}
+    evidence = {
+        "optimizer_steps": run.steps,
+        "reference_optimizer_steps": run.reference_steps,
+        "backwards_per_step": list(run.backwards),
+    }
     message = f"the optimizer steps after every micro-batch: {run.steps} steps instead of {run.reference_steps}"
     return _finding(run, 0, "step_every_micro_batch", evidence, message)
 
 
 def _idle(run: RunFacts) -> Finding:
-    evidence = {"steps_that_moved_nothing": run.idle_steps, "steps": run.steps, "state_steps": list(run.state_steps)}
+    evidence = {"steps_that_moved_nothing": run.idle_steps, "optimizer_steps": run.steps, "state_steps": list(run.state_steps)}
     message = f"{run.idle_steps} optimizer steps inside windows move no parameter but advance the optimizer's state"
     return _finding(run, 0, "optimizer_state_per_micro_batch", evidence, message)
 
@@ -131,8 +135,8 @@ def _non_finite(run: RunFacts) -> Finding:
     evidence = {
         "windows_with_non_finite_values": list(run.broken_windows),
         "reference_windows_with_non_finite_values": run.reference_broken,
-        "steps": run.steps,
-        "reference_steps": run.reference_steps,
+        "optimizer_steps": run.steps,
+        "reference_optimizer_steps": run.reference_steps,
         "backwards_per_step": list(run.backwards),
     }
     message = "a micro-batch with non-finite values is left out or passed on by itself; the full batch goes as a whole"
@@ -378,7 +382,7 @@ def _first(lrs: Sequence[Sequence[float]], index: int) -> float:
 
 def _counters(run: RunFacts) -> list[Finding]:
     pairs = list(zip(run.state_steps, run.reference_state_steps, strict=False))
-    first = next((i for i, (mine, theirs) in enumerate(pairs) if mine != theirs), None)
+    first = next((i for i, (a, b) in enumerate(pairs) if a is not None and b is not None and a != b), None)
     if first is None:
         return []
     evidence = {"state_steps": list(run.state_steps), "reference_state_steps": list(run.reference_state_steps)}

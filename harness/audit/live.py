@@ -90,9 +90,10 @@ class LiveTrack:
             return
         kind, start, moved, marks = self.started
         self.started = None
-        if manual is None and marks == [_mark(p) for p in self.parameters]:
-            return  # this backward did not reach this optimizer
         forwards, end = self.forwards, gradients(self.parameters)
+        same = marks == [_mark(p) for p in self.parameters] and np.array_equal(start, end, equal_nan=True)
+        if manual is None and same:  # marks alone do not tell: sharded gradients are added to behind their wrapper
+            return  # this backward did not reach this optimizer
         contribution = manual if manual is not None else end - start
         self.backwards.append(
             Backward(

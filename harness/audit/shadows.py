@@ -17,6 +17,8 @@ NEAR = 0.5  # an average of weights stays within this relative distance of them;
 
 def find(parameters: Sequence[Tensor], excluded: Iterable[Tensor]) -> list[list[Tensor]]:
     """Containers (modules, dicts, lists) of tensors shaped like `parameters`, near them in value, and none of them."""
+    if any(hasattr(p, "full_tensor") for p in parameters):
+        return []  # reading a sharded tensor is a collective, and every rank finds objects in an order of its own
     taken = {_storage(tensor) for tensor in [*parameters, *excluded]}
     shapes = [tuple(p.shape) for p in parameters]
     found: dict[tuple[int, ...], list[Tensor]] = {}
@@ -31,7 +33,10 @@ def find(parameters: Sequence[Tensor], excluded: Iterable[Tensor]) -> list[list[
 
 
 def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else id(tensor)
+    """Identity of the memory; tensors without memory of their own (sparse, wrapped) stand for themselves."""
+    if tensor.layout != torch.strided or type(tensor) not in (Tensor, nn.Parameter):
+        return id(tensor)
+    return tensor.untyped_storage().data_ptr()
 
 
 def _tensors(item: Any, count: int) -> list[Tensor] | None:

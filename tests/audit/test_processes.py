@@ -22,7 +22,9 @@ def test_two_ranks(train: Any, causes: set[str]) -> None:
 def test_sum_over_replicas_shows_against_one_process() -> None:
     report = audit(replicas.ddp_summed, batch_size=8, accumulation_steps=(4,), processes=2, reference=replicas.one_process)
     assert {(f.accumulation_steps, f.cause) for f in report.findings} == {(1, "replica_scale"), (4, "replica_scale")}, str(report)
-    assert audit(replicas.ddp, batch_size=8, accumulation_steps=(4,), processes=2, reference=replicas.one_process).equivalent
+    assert audit(
+        replicas.ddp_every_backward, batch_size=8, accumulation_steps=(4,), processes=2, reference=replicas.one_process
+    ).equivalent
 
 
 @pytest.mark.slow

@@ -1,0 +1,128 @@
+"""The rules alone, on plain numbers: each speaks when its prediction fits, and only then."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from harness.audit.facts import RunFacts, StepFacts
+from harness.audit.findings import explain, explain_step
+
+GATE = 1e-6
+EQUAL = StepFacts(
+    accumulation_steps=4,
+    track="SGD",
+    step=0,
+    gate=GATE,
+    distance=0.0,
+    scale=1.0,
+    cosine=1.0,
+    raw_distance=0.0,
+    raw_scale=1.0,
+    raw_cosine=1.0,
+    clipped=False,
+    backwards=4,
+    reference_backwards=1,
+    rows="same",
+)
+OFF = replace(EQUAL, distance=0.5, raw_distance=0.5)
+RUN = RunFacts(
+    accumulation_steps=4,
+    track="SGD",
+    steps=3,
+    reference_steps=3,
+    idle_steps=0,
+    reference_idle_steps=0,
+    backwards=(4, 4, 4),
+    reference_backwards=(1, 1, 1),
+    pending=0,
+    reference_pending=0,
+    windows=("same",) * 3,
+    repeated=(0, 0, 0),
+    never=0,
+    foreign=0,
+    lrs=((0.1,),) * 3,
+    reference_lrs=((0.1,),) * 3,
+    schedule_calls=(1, 1, 1),
+    reference_schedule_calls=(1, 1, 1),
+    lr_moves_inside=False,
+    state_steps=(1.0, 2.0, 3.0),
+    reference_state_steps=(1.0, 2.0, 3.0),
+)
+
+STEPS: list[tuple[str, dict[str, Any], str]] = [
+    ("sum of losses", {"fits": {"N": 1e-8}}, "loss_not_divided"),
+    ("one N too many", {"fits": {"1/N": 1e-8}}, "loss_divided_twice"),
+    ("short window", {"backwards": 2, "fits": {"K/N": 1e-8}}, "short_window_divided_by_n"),
+    ("other weights", {"fits": {"span": 1e-8, "plain_sum": 1e-8}, "weights": (0.5, 1.5), "condition": 2.0}, "mean_of_means"),
+    ("cleared", {"cleared_inside": 3, "fits": {"since_clear": 1e-8}}, "gradients_cleared_in_window"),
+    ("first kept", {"fits": {"first": 1e-8, "sum*1": 1e-8}}, "accumulator_overwritten"),
+    ("stale", {"stale": True, "fits": {"stale": 1e-8}}, "gradients_not_cleared"),
+    ("16 bits", {"low_precision": "bfloat16", "fits": {"sum*1": 1e-8}}, "low_precision_accumulator"),
+    ("clipped inside", {"active_clips_inside": 3, "fits": {"sum*1": 1e-8}}, "clip_per_micro_batch"),
+    ("scale moves", {"loss_scales": 2}, "scaler_updated_in_window"),
+    ("coupled", {"coupled": True, "fits": {"span": 0.3}}, "non_separable_loss"),
+    ("drawn inside", {"draws": True, "fits": {"span": 0.3}}, "stochastic_layers"),
+    ("on all ranks", {"ranks": 2, "fits": {"W": 1e-8}}, "replica_scale"),
+]
+
+
+@pytest.mark.parametrize(("changes", "cause"), [case[1:] for case in STEPS], ids=[case[0] for case in STEPS])
+def test_a_rule_speaks_when_its_prediction_fits_and_only_then(changes: dict[str, Any], cause: str) -> None:
+    assert [f.cause for f in explain_step(replace(OFF, **changes))] == [cause]
+    far = {**changes, "fits": {name: 0.2 for name in changes.get("fits", {})}}
+    if cause not in ("scaler_updated_in_window", "non_separable_loss", "stochastic_layers"):
+        assert cause not in [f.cause for f in explain_step(replace(OFF, **far))]
+    if cause != "gradients_not_cleared":  # carried gradients are wrong at every N alike
+        assert explain_step(replace(EQUAL, **changes)) == []
+
+
+def test_what_no_rule_fits_is_unexplained_with_evidence() -> None:
+    (finding,) = explain_step(replace(OFF, fits={"N": 0.3, "span": 0.4}))
+    assert finding.cause == "unexplained" and finding.evidence["residual"] == 0.4 and finding.evidence["distance"] == 0.5
+
+
+def test_weights_of_collinear_micro_batches_mean_nothing() -> None:
+    facts = replace(OFF, fits={"span": 1e-8, "plain_sum": 1e-8}, weights=(0.5, 1.5), condition=1e9)
+    assert [f.cause for f in explain_step(facts)] == ["unexplained"]
+
+
+RUNS: list[tuple[str, dict[str, Any], str]] = [
+    ("tail dropped", {"steps": 2}, "window_misplaced"),
+    ("steps inside", {"steps": 12, "backwards": (1,) * 12}, "step_every_micro_batch"),
+    ("state inside", {"idle_steps": 9}, "optimizer_state_per_micro_batch"),
+    ("counter", {"state_steps": (4.0, 8.0, 12.0)}, "optimizer_state_per_micro_batch"),
+    ("schedule", {"lrs": ((0.1,), (0.06,), (0.03,)), "schedule_calls": (4, 4, 4)}, "schedule_per_micro_batch"),
+    ("rates", {"lrs": ((0.1,), (0.2,), (0.3,))}, "unexplained"),
+    ("average", {"shadow_distances": ((1, 0.5, 1e-3),), "shadow_updates": (4, 4, 4)}, "ema_per_micro_batch"),
+    ("report", {"reported": (1.0, 2.0, 3.0), "reference_reported": (1.0, 2.0, 12.0)}, "loss_report_differs"),
+]
+
+
+@pytest.mark.parametrize(("changes", "cause"), [case[1:] for case in RUNS], ids=[case[0] for case in RUNS])
+def test_counters_speak_when_gradients_agree(changes: dict[str, Any], cause: str) -> None:
+    steps = [replace(EQUAL, step=t) for t in range(3)]
+    assert explain(RUN, steps) == []
+    assert [f.cause for f in explain(replace(RUN, **changes), steps)] == [cause]
+
+
+def test_rows_decide_only_where_gradients_differ() -> None:
+    wrong = replace(RUN, windows=("same", "different", "different"))
+    assert explain(wrong, [replace(EQUAL, step=t) for t in range(3)]) == []
+    found = explain(wrong, [EQUAL, replace(OFF, step=1), replace(OFF, step=2)])
+    assert [(f.cause, f.optimizer_step) for f in found] == [("window_misplaced", 1)]
+    found = explain(replace(wrong, repeated=(0, 8, 8)), [EQUAL, replace(OFF, step=1), replace(OFF, step=2)])
+    assert [f.cause for f in found] == ["samples_repeated"]
+
+
+def test_one_finding_per_cause_lists_its_steps() -> None:
+    (finding,) = explain(RUN, [replace(OFF, step=t, fits={"N": 1e-8}) for t in range(3)])
+    assert finding.optimizer_step == 0 and finding.evidence["steps"] == [0, 1, 2]
+
+
+def test_a_number_that_failed_never_passes() -> None:
+    assert not replace(EQUAL, raw_distance=math.nan).gradients_agree
+    assert [f.cause for f in explain_step(replace(EQUAL, distance=math.nan))] == ["unexplained"]
