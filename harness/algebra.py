@@ -11,7 +11,7 @@ from torch import Tensor
 
 from harness.causes import WindowFacts, hypotheses
 from harness.config import Norm, Precision
-from harness.diagnosis import BATCH, GATE, Signature, WrongWindow, explanations
+from harness.diagnosis import BATCH, GATE, Signature, WrongWindow, explanations, telling
 from harness.gradients import by_tensor, compare, decompose, flatten, relative_distance
 from harness.lock_step import REFERENCE, LockStep, Setting, arm_state, optimizer_state
 from harness.oracle import Parts, Referee, State, clipped, running_statistics, snapshot
@@ -223,7 +223,8 @@ class Probe:
         else:
             arranged = window if arm.recipe.arrange is None else arm.recipe.arrange(window, step)
             if len(arranged) == len(window):
-                found.errors.append(self._errors(label, arm, arranged, sizes, step, watch.gradient, loss, found))
+                errors = self._errors(label, arm, arranged, sizes, step, watch.gradient, loss, found)
+                found.errors.append(telling(errors, error))
                 if found.worst is None or not error <= found.worst.distance:
                     found.worst = self._wrong_window(label, arm, arranged, sizes, step, watch.gradient, exact)
 
