@@ -123,6 +123,8 @@ def _gates(pair: Pair, candidate: Run, reference: Run, floor: Floor) -> Gates:
 def _summing(mine: Step, theirs: Step, candidate: Run, reference: Run) -> float:
     """Rounding of the sum itself: (terms) * u * ||sum_k |c_k|| / ||g||, u of the accumulator (Higham 1993)."""
     size = float(np.linalg.norm(raw(theirs)))
+    if not mine.backwards and not theirs.backwards:  # weights were handed over: float32 weights, and an update seen through them
+        return max(1 / NOISE, FACTOR * 2.0**-23 * float(np.linalg.norm(theirs.before)) / size) if size else 0.0
     parts = [np.abs(b.contribution) for b in mine.backwards]
     if not size or not parts or not math.isfinite(size):
         return 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
 import torch
@@ -16,6 +16,7 @@ from harness.audit.adapters import Foreign, KerasAdapter
 from harness.audit.calls import Calls
 from harness.audit.evidence import Run
 from harness.audit.forwards import Forwards
+from harness.audit.handed import HandedWeights
 from harness.audit.intervention import WATCH, Intervention
 from harness.audit.live import LiveTrack
 from harness.audit.patches import Patches, Wrap
@@ -40,6 +41,7 @@ class Recorder:
         self._patches = Patches()
         self._calls = Calls(self)
         self._keras = KerasAdapter(self)
+        self.handed = HandedWeights()
 
     def __enter__(self) -> Self:
         patches = self._patches
@@ -60,6 +62,8 @@ class Recorder:
         for live in self.live.values():
             live.finish()
         tracks = [live.track for live in self.live.values() if live.track.steps]
+        if self.handed.track.steps:
+            tracks.append(self.handed.track)
         self.run.tracks = tracks or [live.track for live in self.live.values() if live.track.pending]
         self.live.clear()
 
@@ -69,6 +73,10 @@ class Recorder:
         if live is None:
             live = self.live[id(optimizer)] = LiveTrack(optimizer, self.run, self.forwards)
         return live
+
+    def hand_over(self, weights: Mapping[str, Any]) -> None:
+        """Take the weights of a framework that is not torch: its starting weights first, then those after each step."""
+        self.handed.take(weights)
 
     def note(self, call: str) -> None:
         """Add to the order of calls of every optimizer's window."""

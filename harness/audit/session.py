@@ -38,12 +38,16 @@ def audit(
     """Is `train(batch_size // N, N)` the same computation as `train(batch_size, 1)`, for each N; where not, why?
 
     `train` gets the micro-batch and the number of them per optimizer step; it must seed itself, take its samples in a fixed order
-    and take a handful of optimizer steps. With `reference`, every arm (N=1 as well) is compared with `reference(batch_size, 1)`.
-    `processes` runs it on that many ranks with `torch.distributed` initialised. Nothing raised by `train` escapes: see
+    and take a handful of optimizer steps. Keyword parameters it may have: `dtype`; `order_seed`; and, for frameworks that are not
+    torch, `weights`, a callback that takes the named arrays of all weights, once before training and after each optimizer step.
+    With `reference`, every arm (N=1 as well) is compared with `reference(batch_size, 1)`. `processes` runs it on that many ranks
+    with `torch.distributed` initialised; the reference then runs on one, with all rows. Nothing raised by `train` escapes: see
     `Report.problems`. Raises ValueError for arguments that cannot be run.
     """
     steps = _checked(batch_size, accumulation_steps, processes)
     arms = ([1] if reference is not None else []) + [n for n in steps if n != 1]
+    if not arms:
+        raise ValueError("expected accumulation_steps above 1, or a reference to compare N=1 with, got 1 alone")
     if processes > 1:
         from harness.audit.processes import Ranks
 
@@ -105,9 +109,8 @@ def watch(train: Train, job: Job) -> Run:
     numpy_state = np.random.get_state()
     with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
         try:
-            with Recorder(run, job.intervention, namespaces):
-                options = dict(job.options)
-                result = train(batch_size=job.batch_size, accumulation_steps=job.accumulation_steps, **options)
+            with Recorder(run, job.intervention, namespaces) as recorder:
+                result = _call(train, job, recorder)
             run.reported = losses_in(result)
         except KeyboardInterrupt:
             raise
@@ -116,6 +119,18 @@ def watch(train: Train, job: Job) -> Run:
         finally:
             np.random.set_state(numpy_state)
     return run
+
+
+def _call(train: Train, job: Job, recorder: Recorder) -> Any:
+    """By name where the function has these names, by position where it has others."""
+    options = dict(job.options)
+    if accepts(train, "weights"):
+        options["weights"] = recorder.hand_over
+    sizes = {"batch_size": job.batch_size, "accumulation_steps": job.accumulation_steps}
+    parameters = inspect.signature(train).parameters.values()
+    if all(accepts(train, name) for name in sizes) or any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return train(**sizes, **options)
+    return train(*sizes.values(), **options)
 
 
 def _place(error: BaseException) -> str:

@@ -1,0 +1,32 @@
+# Audits of released trainers, each in an environment of its own outside the repository.
+# Included by the Makefile; every target prints the findings of every function of its file.
+TRAINERS ?= /tmp/trainer-envs
+AUDIT_SIZES ?= --batch-size 16 --accumulation-steps 4,16
+
+$(TRAINERS)/%/.ready: experiments/trainers/requirements/%.txt
+	$(PYTHON) -m venv $(TRAINERS)/$*
+	$(TRAINERS)/$*/bin/pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+
+# $(call audit,environment,file,functions): exit code 1 (different) is an answer, 2 is not
+audit = @for f in $(3); do echo "== $(2):$$f"; \
+	PYTHONPATH=. OMP_NUM_THREADS=1 $(TRAINERS)/$(1)/bin/python -W ignore -m harness.audit experiments/trainers/$(2).py:$$f $(AUDIT_SIZES) \
+	|| [ $$? -eq 1 ] || exit 2; done
+CAUSAL := causal_sgd causal_divisible causal_equal_lengths causal_adamw_clipped
+HEADS := masked_sgd tokens_sgd sequences_sgd
+
+.PHONY: audit-transformers audit-transformers-old audit-accelerate audit-trl audit-lightning audit-keras audit-replicas
+audit-transformers: $(TRAINERS)/transformers/.ready  ## audit the newest pinned transformers Trainer
+	$(call audit,transformers,transformers_trainer,$(CAUSAL) $(HEADS))
+audit-transformers-old: $(TRAINERS)/transformers-old/.ready  ## audit transformers 4.45.2
+	$(call audit,transformers-old,transformers_trainer,$(CAUSAL) $(HEADS))
+audit-accelerate: $(TRAINERS)/transformers/.ready  ## audit accelerate
+	$(call audit,transformers,accelerate_loops,naive documented documented_without_factor)
+audit-trl: $(TRAINERS)/transformers/.ready  ## audit trl
+	$(call audit,transformers,trl_trainer,sft sft_adamw)
+audit-lightning: $(TRAINERS)/lightning/.ready  ## audit lightning
+	$(call audit,lightning,lightning_trainer,equal_divisible equal_clipped_scheduled equal_short_window unequal_divisible unequal_short_window)
+audit-keras: $(TRAINERS)/keras/.ready  ## audit keras (torch backend)
+	$(call audit,keras,keras_fit,sgd_divisible sgd_remainder adamw_decay adam_ema)
+audit-replicas: $(VENV)/.ready  ## audit DDP and FSDP2 on two gloo ranks
+	$(BIN)/python -m pytest -q -m "" tests/audit/test_processes.py
