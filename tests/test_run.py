@@ -125,7 +125,7 @@ BAD_INPUT = {
     "=3": "=3: ",
     "optimizer=[1]": "optimizer=[1]: ",
     "experiment=equivalence": "experiment: expected +experiment=NAME",
-    "+experiment=nope": "experiment=nope: expected one of equivalence",
+    "+experiment=nope": "experiment=nope: expected one of ",
     "-m +experiment=equivalence,equivalence": "+experiment=equivalence,equivalence: expected one experiment",
     "-m optimizer.lr=interval(1,2)": "optimizer.lr=interval(1,2): expected a list of values or a range to sweep over",
     "-m seed=0,x": "seed=x: expected an integer (trial 2 of 2: seed=x)",

@@ -365,7 +365,7 @@ def test_root_without_the_right_to_write(store: Store, tmp_path: Path) -> None:
     run_trial(store)
     for path in (store.root / ".lock", store.root / "e", store.root):
         path.chmod(0o555)
-    for path in (tmp_path, *tmp_path.parents[:2]):  # pytest's own folders are closed to others; root becomes nobody in the child
+    for path in (tmp_path, *tmp_path.parents[:3]):  # pytest's own folders are closed to others; root becomes nobody in the child
         path.chmod(path.stat().st_mode | 0o011)
     result = subprocess.run([sys.executable, "-c", READ_ONLY, str(store.root)], capture_output=True, text=True, check=False)
     store.root.chmod(0o755)
