@@ -15,7 +15,7 @@ audit = @for f in $(3); do echo "== $(2):$$f"; \
 CAUSAL := causal_sgd causal_divisible causal_equal_lengths causal_adamw_clipped
 HEADS := masked_sgd tokens_sgd sequences_sgd
 
-.PHONY: audit-transformers audit-transformers-old audit-accelerate audit-trl audit-lightning audit-keras audit-replicas
+.PHONY: audit-transformers audit-transformers-old audit-accelerate audit-trl audit-lightning audit-keras audit-keras-tensorflow audit-replicas
 audit-transformers: $(TRAINERS)/transformers/.ready  ## audit the newest pinned transformers Trainer
 	$(call audit,transformers,transformers_trainer,$(CAUSAL) $(HEADS))
 audit-transformers-old: $(TRAINERS)/transformers-old/.ready  ## audit transformers 4.45.2
@@ -28,5 +28,7 @@ audit-lightning: $(TRAINERS)/lightning/.ready  ## audit lightning
 	$(call audit,lightning,lightning_trainer,equal_divisible equal_clipped_scheduled equal_short_window unequal_divisible unequal_short_window)
 audit-keras: $(TRAINERS)/keras/.ready  ## audit keras (torch backend)
 	$(call audit,keras,keras_fit,sgd_divisible sgd_remainder adamw_decay adam_ema)
+audit-keras-tensorflow: $(TRAINERS)/keras-tensorflow/.ready  ## audit keras (TensorFlow backend) by its weights
+	$(call audit,keras-tensorflow,keras_weights,sgd_divisible sgd_remainder)
 audit-replicas: $(VENV)/.ready  ## audit DDP and FSDP2 on two gloo ranks
 	$(BIN)/python -m pytest -q -m "" tests/audit/test_processes.py

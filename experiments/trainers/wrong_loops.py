@@ -502,6 +502,79 @@ def contrastive(batch_size: int, accumulation_steps: int) -> None:
         optimizer.zero_grad()
 
 
+def float16_buffer(batch_size: int, accumulation_steps: int) -> None:
+    """The buffer is as narrow at N=1: both arms round, and only sums of parts lose more."""
+    x, y = data.images()
+    model = data.model()
+    optimizer = _sgd(model)
+    for window in data.windows(batch_size * accumulation_steps):
+        buffer = [torch.zeros_like(p, dtype=torch.float16) for p in model.parameters()]
+        for ids in window.split(batch_size):
+            model.zero_grad()
+            (ce(model(x[ids]), y[ids], reduction="sum") / len(window)).backward()
+            for kept, p in zip(buffer, model.parameters(), strict=True):
+                assert p.grad is not None
+                kept += p.grad.half()
+        for kept, p in zip(buffer, model.parameters(), strict=True):
+            p.grad = kept.float()
+        optimizer.step()
+
+
+def one_cycle_inside(batch_size: int, accumulation_steps: int) -> None:
+    """OneCycleLR moves Adam's betas as well: another update, and yet one cause."""
+    x, y = data.images()
+    model = data.model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=200)
+    for window in data.windows(batch_size * accumulation_steps):
+        parts = window.split(batch_size)
+        for k, ids in enumerate(parts):
+            (ce(model(x[ids]), y[ids], reduction="sum") / len(window)).backward()
+            if k == len(parts) - 1:
+                optimizer.step()
+                optimizer.zero_grad()
+            schedule.step()
+
+
+def short_window_adamw(batch_size: int, accumulation_steps: int) -> None:
+    """The windows after the short one start from another optimizer state: a consequence, not a cause."""
+    x, y = data.images()
+    model = data.model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
+    for window in data.windows(batch_size * accumulation_steps):
+        for ids in window.split(batch_size):
+            (ce(model(x[ids]), y[ids]) / accumulation_steps).backward()
+        clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def drawn_rows(batch_size: int, accumulation_steps: int) -> None:
+    """Noise is added to the rows before the model, drawn per micro-batch."""
+    x, y = data.images()
+    model = data.model()
+    optimizer = _sgd(model)
+    torch.manual_seed(4)
+    for window in data.windows(batch_size * accumulation_steps):
+        for ids in window.split(batch_size):
+            rows = x[ids] + 0.1 * torch.randn(data.FEATURES, len(ids)).T
+            (ce(model(rows), y[ids], reduction="sum") / len(window)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def wrong_labels(batch_size: int, accumulation_steps: int) -> None:
+    """Labels are taken from the start of the data: nothing that the audit has a name for."""
+    x, y = data.images()
+    model = data.model()
+    optimizer = _sgd(model)
+    for window in data.windows(batch_size * accumulation_steps):
+        for ids in window.split(batch_size):
+            (ce(model(x[ids]), y[: len(ids)], reduction="sum") / len(window)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def dead_end(batch_size: int, accumulation_steps: int) -> None:
     """Something the catalogue does not know: every second micro-batch's gradient is turned by its sign."""
     x, y = data.images()
@@ -553,4 +626,9 @@ WRONG: dict[Callable[..., Any], set[str]] = {
     penalty: {"auxiliary_loss_scale"},
     contrastive: {"non_separable_loss"},
     dead_end: {"unexplained"},
+    float16_buffer: {"low_precision_accumulator"},
+    one_cycle_inside: {"schedule_per_micro_batch"},
+    short_window_adamw: {"short_window_divided_by_n"},
+    drawn_rows: {"stochastic_layers"},
+    wrong_labels: {"unexplained"},
 }

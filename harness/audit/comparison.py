@@ -220,7 +220,7 @@ def _step_facts(pair: Pair, candidate: Run, t: int, gates: Gates) -> StepFacts:
         moves_inside=len(inside),
         reference_moves_inside=sum(b.moved is not None for b in theirs.backwards[1:]) + (theirs.moved is not None),
         move_along_weights=_cosine(np.sum(inside, axis=0), mine.before) if inside else math.nan,
-        low_precision=_low_precision(a, g) if wrong else None,
+        low_precision=_low_precision(a, _total(mine, g)) if wrong else None,
         draws=any(b.draws for b in mine.backwards),
         outside_draws=any(b.outside for b in mine.backwards),
         dropout=candidate.dropout_calls > 0,
@@ -286,6 +286,11 @@ def _cosine(a: Vector, b: Vector) -> float:
     return float(a @ b) / sizes if sizes else math.nan
 
 
+def _total(step: Step, otherwise: Vector) -> Vector:
+    """The sum of the window's contributions, as wide as it can be had."""
+    return np.sum([b.contribution for b in step.backwards], axis=0) if step.backwards else otherwise
+
+
 def _low_precision(a: Vector, g: Vector) -> str | None:
     """The 16-bit format that holds every element of `a` while it does not hold those of `g`."""
     for dtype in (torch.bfloat16, torch.float16):
@@ -329,6 +334,7 @@ def _fits(pair: Pair, t: int, a: Vector, g: Vector, candidate: Run) -> tuple[dic
         f"sum*{name}": _distance(f * total, whole) for name, f in (("1", 1.0), ("1/N", 1 / n), ("1/K", 1 / k), ("N", float(n)))
     }
     fits["plain_sum"] = _off_line(a, total)
+    fits["own_sum"], fits["sums"] = _distance(a, total), _distance(total, _total(pair.theirs[t], g))
     fits["first"], fits["last"] = _off_line(a, parts[0]), _off_line(a, parts[-1])
     cleared = [i for i, b in enumerate(mine.backwards) if b.start == "cleared"]
     if cleared:

@@ -23,10 +23,13 @@ def explain(run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
     found = _structure(run, steps)
     limit = min((f.optimizer_step for f in found if f.optimizer_step is not None), default=math.inf)
     broken_off = bool(found)
+    pure = True  # nothing before this step made state or rate another
     for facts in steps:
         if facts.step >= limit and broken_off:
             break
-        said = explain_step(facts)
+        pure = pure and _same(run.lrs[facts.step], run.reference_lrs[facts.step])
+        said = explain_step(facts, judge_update=pure)
+        pure = pure and facts.gradients_agree
         if broken_off and facts.rows == "unknown":  # a misplaced window explains it as well
             said = [finding for finding in said if finding.cause != UNEXPLAINED]
         found += said
@@ -151,11 +154,11 @@ def _non_finite(run: RunFacts) -> Finding:
 # -- one step ---------------------------------------------------------------------------------------------------------
 
 
-def explain_step(facts: StepFacts) -> list[Finding]:
+def explain_step(facts: StepFacts, *, judge_update: bool = True) -> list[Finding]:
     """What the gradient of this step says; when it agrees, what the update and the state say."""
     found = _seen_directly(facts)
     if facts.gradients_agree:
-        return found or _update(facts)
+        return found or (_update(facts) if judge_update else [])
     if found:
         return found
     for rule in (_replicas, _last_only, _scaled, _rounded, _weighted, _overwritten, _regulariser):
@@ -243,10 +246,14 @@ def _scaled(facts: StepFacts) -> list[Finding]:
 
 
 def _rounded(facts: StepFacts) -> list[Finding]:
-    if facts.low_precision is None or not facts.fits.get("sum*1", math.inf) <= facts.gate:
+    if facts.low_precision is None:
+        return []
+    rounding = {"bfloat16": 2.0**-8, "float16": 2.0**-11}[facts.low_precision] * (facts.backwards + 1)
+    right = min(facts.fits.get(name, math.inf) for name in ("sum*1", "sums")) <= facts.gate
+    if not right or not facts.fits.get("own_sum", math.inf) <= rounding:
         return []
     evidence = {"format": facts.low_precision, "distance": facts.raw_distance, "gate": facts.gate}
-    message = f"the accumulated gradient is held in {facts.low_precision}: every element fits in it, the full batch's do not"
+    message = f"the accumulated gradient is held in {facts.low_precision}: all its elements fit in it"
     return [_finding(facts, facts.step, "low_precision_accumulator", evidence, message)]
 
 

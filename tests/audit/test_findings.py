@@ -61,7 +61,7 @@ STEPS: list[tuple[str, dict[str, Any], str]] = [
     ("cleared", {"cleared_inside": 3, "fits": {"since_clear": 1e-8}}, "gradients_cleared_in_window"),
     ("first kept", {"fits": {"first": 1e-8, "sum*1": 1e-8}}, "accumulator_overwritten"),
     ("stale", {"stale": True, "fits": {"stale": 1e-8}}, "gradients_not_cleared"),
-    ("16 bits", {"low_precision": "bfloat16", "fits": {"sum*1": 1e-8}}, "low_precision_accumulator"),
+    ("16 bits", {"low_precision": "bfloat16", "fits": {"sum*1": 1e-8, "own_sum": 1e-3}}, "low_precision_accumulator"),
     ("clipped inside", {"active_clips_inside": 3, "fits": {"sum*1": 1e-8}}, "clip_per_micro_batch"),
     ("scale moves", {"loss_scales": 2}, "scaler_updated_in_window"),
     ("coupled", {"coupled": True, "fits": {"span": 0.3}}, "non_separable_loss"),
