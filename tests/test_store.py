@@ -498,7 +498,9 @@ def test_killed_at_random_moments_nothing_is_lost_or_repeated(store: Store, pipe
     assert len(trials) == NUM_TRIALS
     for stored in trials:
         assert store.steps(stored).to_dict("records") == expected_rows(stored.trial)
-        assert sorted(os.listdir(stored.folder)) == ["config.json", "steps.parquet", "trial.json"]
+        # a kill between the appearance of trial.json and the clean-up leaves the finished trial's own files behind
+        left_over = set(os.listdir(stored.folder)) - {"config.json", "steps.parquet", "trial.json"}
+        assert left_over <= {"lock", "steps.jsonl"}
 
 
 def test_many_writers_share_the_work_without_doing_any_twice(store: Store, pipe: tuple[int, int]) -> None:
