@@ -27,9 +27,11 @@ EVIDENCE: dict[str, tuple[str, str, Any]] = {
     "gradient_error": ("algebra", "gradient_error", math.nan),
     "state_error": ("algebra", "state_error", math.nan),
     "trajectory_error": ("algebra", "trajectory_error", math.nan),
+    "loss_error": ("algebra", "loss_error", 0.0),
     "algebra_steps": ("algebra", "steps", 0),
     "algebra_floor": ("algebra", "floor", math.nan),
     "clipping_active": ("algebra", "clipping_active", False),
+    "clipped_share": ("algebra", "clipped_share", 0.0),
     "short_windows": ("algebra", "short_windows", 0),
     "unequal_terms": ("algebra", "unequal_terms", False),
     "rounding_high": ("rounding", "high", math.nan),
@@ -143,11 +145,15 @@ def _arm(trial: StoredTrial, arm: Mapping[str, Any]) -> dict[str, Any]:
     """A flat row; KeyError when a verdict column is missing."""
     evidence = arm.get("evidence", {})
     explanations = evidence.get("signature", {}).get("explanations", {})
+    planted: Mapping[str, bool] = trial.record.get("faults", {})  # fault arm -> whether it changes this trial's computation
     return {
         **{name: arm[name] for name in VERDICT_COLUMNS},
         "group": group(trial.config),
         "model": f"{arm['workload']} {arm['norm']}",
         **{column: evidence.get(part, {}).get(name, absent) for column, (part, name, absent) in EVIDENCE.items()},
+        "fault": arm["arm"] in planted,
+        "changes": planted.get(arm["arm"], False),
+        "ragged": trial.config.get("split") == "ragged" or trial.config.get("workload", {}).get("data") == "text",
         "jump_step": _number(evidence.get("trajectory", {}).get("jump_step")),
         "oracle_error": explanations.get("batch_statistics", math.nan),
         "counters": ", ".join(sorted(evidence.get("counters", {}))),

@@ -15,13 +15,14 @@ import jinja2
 import pandas as pd
 from markupsafe import Markup
 
-from analysis import load, sections, style, tables
+from analysis import faults, load, sections, style, tables
 from analysis.content import Material, Picture, Section, Text, number
 from experiments import Answer, Experiment, registered
 from harness.record import write_whole
 from harness.verdict import ALGEBRA_GATE, RANK_LEVEL, ROUNDING_GATE, TRAJECTORY_GATE
 
 MAX_LISTED = 50
+FIRST = ("equivalence", "fault_matrix", "calibration", "sensitivity")  # the question, then whether its answer can be trusted
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def write(results: Path, out: Path) -> Path:
-    """Write figures, `verdicts.csv` and, last, `index.html`, each whole or not at all; NothingToReport without trials."""
+    """Write figures, `verdicts.csv`, `faults.csv` and, last, `index.html`, each whole or not at all.
+
+    Raises NothingToReport without trials. A store without faults of the catalogue has no `faults.csv`: one that an earlier
+    report left there is removed.
+    """
     loaded = load.read(results)
+    if not loaded.trials.empty:
+        loaded = faults.with_visibility(results, loaded)
     if loaded.trials.empty:
         raise NothingToReport(_nothing(results, loaded.missing))
     articles = list(_articles(results, loaded))
@@ -70,8 +77,17 @@ def write(results: Path, out: Path) -> Path:
     for name, (_, svg) in pictures.items():
         write_whole(out / "figures" / f"{name}.svg", svg)
     write_whole(out / "verdicts.csv", tables.to_csv(tables.verdicts(loaded.arms)))
+    _write_faults(loaded.arms, out / "faults.csv")
     write_whole(out / "index.html", page.encode())
     return out / "index.html"
+
+
+def _write_faults(arms: pd.DataFrame, path: Path) -> None:
+    table = faults.to_table(arms)
+    if table.empty:
+        path.unlink(missing_ok=True)
+    else:
+        write_whole(path, tables.to_csv(table))
 
 
 def _nothing(results: Path, missing: Sequence[load.Missing]) -> str:
@@ -84,7 +100,8 @@ def _nothing(results: Path, missing: Sequence[load.Missing]) -> str:
 
 def _articles(results: Path, loaded: load.Results) -> Iterator[Article]:
     known = registered()
-    for name in sorted(loaded.experiments, key=lambda name: (name not in known, name)):
+    places = {name: place for place, name in enumerate(FIRST)}
+    for name in sorted(loaded.experiments, key=lambda name: (name not in known, places.get(name, len(FIRST)), name)):
         yield _article(results, loaded.of(name), known.get(name) or _unregistered(name))
 
 
@@ -109,8 +126,10 @@ def _unregistered(name: str) -> Experiment:
     """Trials that belong to no question of this project are shown all the same."""
 
     def count(arms: pd.DataFrame) -> Answer:
-        counts = ", ".join(f"{number} {verdict}" for verdict, number in tables.verdict_counts(arms).items())
-        return Answer((f"{len(arms)} arms: {counts}.",), None)
+        right, wrong = arms[~arms["fault"]], faults.judged(arms)
+        counts = ", ".join(f"{number} {verdict}" for verdict, number in tables.verdict_counts(right).items())
+        found = f"Of {len(wrong)} arms that are wrong on purpose, {int(wrong['detected'].sum())} are found." if len(wrong) else ""
+        return Answer((f"{len(right)} arms: {counts}.", *filter(None, [found])), None)
 
     return Experiment(
         name=name,

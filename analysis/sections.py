@@ -254,8 +254,8 @@ def _l4_row(row: Mapping[Any, Any]) -> tuple[str, ...]:
 
 
 def unjudged(material: Material) -> Section:
-    """Arms without a clear verdict, and why."""
-    arms = material.arms
+    """Arms without a clear verdict, and why; those that are wrong on purpose are another matter."""
+    arms = material.arms[~material.arms["fault"]]
     unclear = arms[arms["verdict"].isin(["inconclusive", "degraded"]) | (arms["verdict"].eq("different") & ~arms["explained"])]
     title = "What could not be judged or explained"
     if unclear.empty:

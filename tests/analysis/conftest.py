@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.config import Norm, OptimizerConfig, OptimizerName, Precision, TrialConfig, identity, to_dict
+from harness.config import Norm, OptimizerConfig, OptimizerName, Precision, Split, TrialConfig, identity, to_dict
 from harness.store import Store
 
 STEPS = 12
@@ -82,7 +82,8 @@ def shift(seed: int, n: int) -> float:
     return float(np.random.default_rng(1000 * seed + n).normal(1e-3 * n, 1e-3))
 
 
-def step_rows(config: TrialConfig) -> Iterator[dict[str, Any]]:
+def step_rows(config: TrialConfig, losses: dict[str, list[float]]) -> Iterator[dict[str, Any]]:
+    """`losses`: of further arms, over the loss of the correct arm of the same N."""
     accumulated = [("accumulated", n, 0) for n in config.accumulation_steps]
     arms = [("full", 1, 0), *accumulated, ("permuted", 1, 0), ("null", 1, 0), ("ulp", 1, 0)]
     for step in range(STEPS):
@@ -96,6 +97,10 @@ def step_rows(config: TrialConfig) -> Iterator[dict[str, Any]]:
                 "loss": 2.0 / (1 + step) + distance,
                 "parameter_distance": distance,
             }
+        for name, n in ((name, n) for name in losses for n in config.accumulation_steps):
+            right = 2.0 / (1 + step) + 1e-7 * (1 + n + step)
+            yield {"step": step, "arm": name, "accumulation_steps": n, "replicate": 0, "loss": right * losses[name][step],
+                   "parameter_distance": 0.1}  # fmt: skip
 
 
 @pytest.fixture
@@ -105,7 +110,11 @@ def results(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def make_trial(results: Path) -> MakeTrial:
-    """Store one finished trial and give its name; `change` maps an arm's (name, N) to columns that are to be otherwise."""
+    """Store one finished trial and give its name; `change` maps an arm's (name, N) to columns that are to be otherwise.
+
+    `faults`: arms that are wrong on purpose, and whether that changes anything; `losses`: of such arms, relative to the correct
+    arm's.
+    """
 
     def make(
         *,
@@ -116,20 +125,26 @@ def make_trial(results: Path) -> MakeTrial:
         experiment: str = "equivalence",
         change: dict[tuple[str, int], dict[str, Any]] | None = None,
         seconds: Any = None,
+        faults: dict[str, bool] | None = None,
+        losses: dict[str, list[float]] | None = None,
+        split: str = "even",
     ) -> str:
         config = TrialConfig(
             experiment=experiment, norm=Norm(norm), optimizer=OptimizerConfig(name=OptimizerName(optimizer)),
             precision=Precision(precision), seed=seed, accumulation_steps=(2, 4),
+            split=Split(split),
         )  # fmt: skip
         names = [*(("accumulated", n) for n in config.accumulation_steps), ("permuted", 1)]
+        names += [(fault, n) for fault in faults or {} for n in config.accumulation_steps]
         arms = [arm(config, name, n, shift(seed, n), **(change or {}).get((name, n), {})) for name, n in names]
         with Store(results).open_trial(experiment, identity(config), to_dict(config)) as writer:
-            for row in step_rows(config):
+            for row in step_rows(config, losses or {}):
                 writer.row(row)
             reference = {"final_loss": 0.5, "tail_loss": 0.5, "held_out_loss": 0.5, "held_out_accuracy": 0.9}
             environment = {"python": "3.11.7", "device": "cpu", "packages": {"torch": "2.13.0"}}
             phases = {"algebra": 1.0, "training": 2.5} if seconds is None else seconds
-            writer.finish({"arms": arms, "reference": reference, "nulls": [], "environment": environment, "seconds": phases})
+            summary = {"reference": reference, "nulls": [], "environment": environment, "seconds": phases}
+            writer.finish({**summary, "arms": arms, "faults": faults or {}})
         return identity(config)
 
     return make

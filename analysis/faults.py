@@ -1,0 +1,173 @@
+"""Arms that are wrong on purpose: which were found, which were named, and from when on the loss curve shows them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis import load
+from harness.diagnosis import UNEXPLAINED
+from harness.verdict import ALGEBRA_GATE, RANK_LEVEL, ROUNDING_GATE, SCALE_FACTOR, TRAJECTORY_GATE
+
+# The columns of `faults.csv`, in their order (DESIGN.md).
+COLUMNS = ("fault", "optimizer", "norm", "precision", "clipping", "lengths", "detected", "cause_named",
+           "steps_until_visible_in_loss")  # fmt: skip
+VISIBLE = 0.05  # of the correct arm's loss: what a reader of a loss curve would notice
+IN_A_ROW = 3  # steps; one alone may be an accident of its window
+CLIPPINGS = ("off", "sometimes", "always")
+# The checks behind a verdict; the keys are columns of `by_check`.
+CHECKS = {
+    "gradient": "L0 gradients",
+    "state": "L0 optimizer state",
+    "reported": "L0 reported loss",
+    "trajectory": "L0 parameters",
+    "counted": "L2 counters",
+    "rounding": "L1 rounding",
+}
+Losses = NDArray[np.float64]
+_PAIR = ["experiment", "trial", "accumulation_steps"]
+
+
+def planted(arms: pd.DataFrame) -> pd.Series[bool]:
+    """Errors of a chosen size (`scale@1e-6`), in distinction from the faults of the catalogue."""
+    return arms["fault"] & arms["arm"].str.contains("@", regex=False)
+
+
+def judged(arms: pd.DataFrame) -> pd.DataFrame:
+    """The fault arms, each beside the correct arm of its trial and N.
+
+    `detected`: judged `different` or `degraded`, and otherwise than the correct arm, in its verdict or in the set of its causes
+    (BatchNorm is the correct arm's own cause). An arm that could not be judged is not detected. `named`: detected, and the fault
+    is among the causes. `wrong`: causes that are neither the fault's nor the correct arm's; `confidently_wrong`: detected, with
+    such a cause and no `unexplained` beside it. `clipping`, `lengths`: of the trial, from the correct arm.
+    """
+    correct = arms[arms["arm"] == "accumulated"]
+    beside = correct[[*_PAIR, "verdict", "cause", "clipped_share", "short_windows"]]
+    joined = arms[arms["fault"]].merge(beside, on=_PAIR, suffixes=("", "_correct"), validate="many_to_one")
+    causes, own = (joined[name].map(causes_of) for name in ("cause", "cause_correct"))
+    judgements = zip(joined["verdict"], causes, joined["verdict_correct"], own, strict=True)
+    detected = [v in ("different", "degraded") and (v, c) != (vc, cc) for v, c, vc, cc in judgements]
+    wrong = [c - cc - {fault, UNEXPLAINED} for fault, c, cc in zip(joined["arm"], causes, own, strict=True)]
+    sure = [UNEXPLAINED not in c for c in causes]
+    return joined.assign(
+        detected=pd.Series(detected, dtype=bool),
+        named=pd.Series([d and fault in c for d, fault, c in zip(detected, joined["arm"], causes, strict=True)], dtype=bool),
+        confidently_wrong=pd.Series([d and s and bool(w) for d, s, w in zip(detected, sure, wrong, strict=True)], dtype=bool),
+        wrong=pd.Series(["+".join(sorted(w)) for w in wrong], dtype=object),
+        clipping=joined["clipped_share_correct"].map(clipping),
+        lengths=[lengths(*pair) for pair in zip(joined["ragged"], joined["short_windows_correct"], strict=True)],
+    )
+
+
+def catalogue(arms: pd.DataFrame) -> pd.DataFrame:
+    """`judged` of the catalogue's faults, without planted errors."""
+    rows = judged(arms)
+    return rows[~planted(rows)].reset_index(drop=True)
+
+
+def causes_of(cause: str) -> frozenset[str]:
+    return frozenset(cause.split("+")) - {""}
+
+
+def clipping(share: float) -> str:
+    """From the share of the windows that were clipped."""
+    return "always" if share == 1 else "sometimes" if share > 0 else "off"
+
+
+def lengths(ragged: bool, short_windows: int) -> str:
+    """Whether micro-batches were of equal length, and whether there were windows shorter than B."""
+    return ("ragged" if ragged else "equal") + ("+remainder" if short_windows else "")
+
+
+def first_visible(losses: Sequence[float] | Losses, correct: Sequence[float] | Losses) -> float:
+    """The first optimizer step (0-based) from which a loss differs by more than VISIBLE of the correct arm's at IN_A_ROW steps
+    in a row; NaN if there is none. A loss that is not finite differs.
+    """
+    loss, right = np.asarray(losses, dtype=np.float64), np.asarray(correct, dtype=np.float64)
+    assert loss.shape == right.shape
+    with np.errstate(invalid="ignore"):
+        apart = ~(np.abs(loss - right) <= VISIBLE * np.abs(right))
+    if len(apart) < IN_A_ROW:
+        return math.nan
+    starts = np.flatnonzero(np.lib.stride_tricks.sliding_window_view(apart, IN_A_ROW).all(axis=1))
+    return float(starts[0]) if len(starts) else math.nan
+
+
+def visibility(steps: pd.DataFrame) -> pd.DataFrame:
+    """`visible_at` of every arm with accumulation, by trial, arm and N, against the correct arm of the same N."""
+    rows = []
+    chosen = steps[steps["replicate"] == 0].sort_values("step", kind="stable")
+    for (trial, n), own in chosen.groupby(["trial", "accumulation_steps"]):
+        curves = {str(arm): losses.to_numpy(dtype=np.float64) for arm, losses in own.groupby("arm")["loss"]}
+        correct = curves.pop("accumulated", None)
+        if correct is not None:
+            rows += [(trial, arm, n, first_visible(losses, correct)) for arm, losses in curves.items()]
+    return pd.DataFrame(rows, columns=["trial", "arm", "accumulation_steps", "visible_at"])
+
+
+def with_visibility(results: Path, loaded: load.Results) -> load.Results:
+    """Add `visible_at` to the arms (NaN: never, or not asked). A trial with faults whose step rows cannot be read is damaged: it
+    leaves the results and is listed among those without one.
+    """
+    arms = loaded.arms
+    asked = arms[arms["fault"] & ~planted(arms)]
+    frames: list[pd.DataFrame] = []
+    missing: list[load.Missing] = []
+    for experiment, trial in asked[["experiment", "trial"]].drop_duplicates().itertuples(index=False):
+        rows, unread = load.steps(results, experiment, [trial])
+        missing += unread
+        if not unread:
+            frames.append(visibility(rows).assign(experiment=experiment))
+    lost = {(one.experiment, one.trial) for one in missing}
+    arms, trials = (_without(frame, lost) for frame in (arms, loaded.trials))
+    if frames:
+        arms = arms.merge(pd.concat(frames, ignore_index=True), on=[*_PAIR, "arm"], how="left", validate="one_to_one")
+    else:
+        arms = arms.assign(visible_at=math.nan)
+    return replace(loaded, arms=arms, trials=trials, missing=(*loaded.missing, *missing))
+
+
+def _without(frame: pd.DataFrame, lost: set[tuple[str, str]]) -> pd.DataFrame:
+    keys = zip(frame["experiment"], frame["trial"], strict=True)
+    return frame[[key not in lost for key in keys]].reset_index(drop=True)
+
+
+def to_table(arms: pd.DataFrame) -> pd.DataFrame:
+    """`faults.csv`: a row per fault of the catalogue, N and trial that it changes, in any experiment; sorted by its columns."""
+    rows = catalogue(arms)
+    rows = rows[rows["changes"]]
+    never = rows["visible_at"].isna()
+    table = rows.assign(
+        fault=rows["arm"],
+        cause_named=rows["named"],
+        steps_until_visible_in_loss=rows["visible_at"].where(~never, 0).astype(int).astype(object).where(~never, ""),
+    )
+    return table.sort_values([*COLUMNS[:6], "experiment", "trial", "accumulation_steps"], kind="stable")[list(COLUMNS)]
+
+
+def by_check(arms: pd.DataFrame) -> pd.DataFrame:
+    """Which check rejects each of these arms: a column of truth values per check."""
+    return pd.DataFrame(
+        {
+            "gradient": ~(arms["gradient_error"] <= ALGEBRA_GATE),
+            "state": ~(arms["state_error"] <= ALGEBRA_GATE),
+            "reported": ~(arms["loss_error"] <= ALGEBRA_GATE),
+            "trajectory": ~(arms["trajectory_error"] <= TRAJECTORY_GATE),
+            "counted": arms["counters"] != "",
+            "rounding": rounding_fails(arms),
+        }
+    )
+
+
+def rounding_fails(arms: pd.DataFrame) -> pd.Series[bool]:
+    """L1 by column, as `harness.verdict.rounding_failures` has it."""
+    allowed = SCALE_FACTOR * arms["rounding_ratio"] * arms["full_error"]
+    rough = ~(arms["rounding_high"] <= ROUNDING_GATE) | ~((arms["scale"] * arms["cosine"] - 1).abs() <= allowed)
+    ranked = (arms["precision"] == "float32") & (arms["rank_p"] <= RANK_LEVEL)
+    return (rough | ranked) & (arms["precision"] != "float64")

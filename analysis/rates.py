@@ -1,0 +1,55 @@
+"""Shares of counts with their exact intervals."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import pandas as pd
+from scipy import stats
+
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Rate:
+    """k of n, with its exact 95 % interval (Clopper and Pearson 1934); NaN for n = 0."""
+
+    k: int
+    n: int
+
+    @property
+    def share(self) -> float:
+        return self.k / self.n if self.n else math.nan
+
+    @property
+    def low(self) -> float:
+        """beta quantile of k, n - k + 1."""
+        if not self.n:
+            return math.nan
+        return float(stats.beta.ppf((1 - LEVEL) / 2, self.k, self.n - self.k + 1)) if self.k else 0.0
+
+    @property
+    def high(self) -> float:
+        """beta quantile of k + 1, n - k."""
+        if not self.n:
+            return math.nan
+        return float(stats.beta.ppf((1 + LEVEL) / 2, self.k + 1, self.n - self.k)) if self.k < self.n else 1.0
+
+    @property
+    def interval(self) -> str:
+        return f"{percent(self.low)} to {percent(self.high)}" if self.n else "-"
+
+    def __str__(self) -> str:
+        return f"{self.k} of {self.n} ({percent(self.share)}, 95% interval {self.interval})" if self.n else "0 of 0"
+
+
+def rate(flags: pd.Series[bool]) -> Rate:
+    """The share of flags that are true."""
+    return Rate(int(flags.sum()), len(flags))
+
+
+def percent(value: float) -> str:
+    """Three digits: 99.2%, 0.341%; nothing but exactly 1 is 100%."""
+    shown = f"{100 * value:.3g}"
+    return f"{'99.9' if shown == '100' and value < 1 else shown}%"

@@ -1,0 +1,103 @@
+"""Which relative error in the accumulated gradient is the smallest that is found?"""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+
+from analysis import fault_figures, faults, tables
+from analysis.content import Material, Picture, Section, Table, number, share
+from analysis.rates import Rate, percent
+from experiments import Answer, Experiment
+
+WANTED = 0.95  # share that has to be found
+TARGETS = {"float64": 1e-11, "float32": 1e-5}
+KINDS = ("scale", "direction", "tensor")
+
+
+def rates(arms: pd.DataFrame) -> pd.DataFrame:
+    """One row per precision, kind and planted size: `k` of `n` found; sorted."""
+    rows = faults.judged(arms)
+    rows = rows[faults.planted(rows)]
+    parts = rows["arm"].str.partition("@")
+    rows = rows.assign(kind=parts[0], size=pd.to_numeric(parts[2]))
+    counted = rows.groupby(["precision", "kind", "size"], as_index=False).agg(k=("detected", "sum"), n=("detected", "size"))
+    order = counted["precision"].map(tables.PRECISIONS.index), counted["kind"].map(KINDS.index), counted["size"]
+    places = pd.concat(order, axis=1, keys=["precision", "kind", "size"]).sort_values(["precision", "kind", "size"]).index
+    return counted.loc[places].reset_index(drop=True)
+
+
+def smallest(own: pd.DataFrame) -> float:
+    """The smallest size of one precision and kind from which on every size is found in at least WANTED; NaN if none is."""
+    found = math.nan
+    for size, k, n in own.sort_values("size", ascending=False)[["size", "k", "n"]].itertuples(index=False):
+        if k < WANTED * n:
+            break
+        found = float(size)
+    return found
+
+
+def answer(arms: pd.DataFrame) -> Answer:
+    """Held when in both precisions with a target every kind is found at the target's size."""
+    table = rates(arms)
+    if table.empty:
+        return Answer(("No error was planted in these trials.",), None)
+    sentences, decided = [], {}
+    for precision, own in table.groupby("precision", sort=False):
+        sizes = {str(kind): smallest(rows) for kind, rows in own.groupby("kind", sort=False)}
+        words = ", ".join(f"{_size(size, own)} in {'one tensor' if kind == 'tensor' else kind}" for kind, size in sizes.items())
+        target = TARGETS.get(str(precision))
+        sentences.append(
+            f"{precision}: found in at least {percent(WANTED)} of the trials from {words}"
+            + (f" (target {target:g})." if target else ".")
+        )
+        if target is not None:
+            decided[precision] = len(sizes) == len(KINDS) and all(size <= target for size in sizes.values())
+    least = int(table["n"].min())
+    sentences.append(f"Each size was planted in {least} trials or more: {Rate(least, least)} is the most that so many can show.")
+    if not all(decided.values()):
+        return Answer(tuple(sentences), False)
+    return Answer(tuple(sentences), True if len(decided) == len(TARGETS) else None)
+
+
+def _size(size: float, own: pd.DataFrame) -> str:
+    return f"{size:g}" if size == size else f"no size up to {own['size'].max():g}"
+
+
+def curves(material: Material) -> Section | None:
+    table = rates(material.arms)
+    if table.empty:
+        return None
+    picture = Picture(
+        "rates",
+        fault_figures.figure_sensitivity(table, TARGETS, WANTED),
+        "Share of planted errors found over their relative size, one panel per precision, one line per kind of error.",
+        "An error of a relative size was planted in the accumulated gradient, in the precision of the run alone: in its scale, "
+        "in a random direction, or in the first tensor. Bars: exact 95% intervals. Points are set apart sideways to be seen.",
+    )
+    return Section("What is found", (picture, _numbers(table)))
+
+
+def _numbers(table: pd.DataFrame) -> Table:
+    rows = []
+    for row in table.to_dict("records"):
+        one = Rate(row["k"], row["n"])
+        rows.append((row["precision"], row["kind"], number(row["size"]), share(one.k, one.n), percent(one.share), one.interval))
+    head = ("precision", "kind", "planted", "found", "share", "95% interval")
+    return Table(head, tuple(rows), "Found: judged different or degraded where the correct arm is not.", folded=True)
+
+
+EXPERIMENT = Experiment(
+    name="sensitivity",
+    title="How small an error is found?",
+    question="Which relative error of the accumulated gradient is the smallest that the verdict finds in 95% of the trials?",
+    prediction="In float64 one of 1e-11 is found, in float32 one of 1e-5, whether it lies in the scale of the gradient, in "
+    "its direction, or in one tensor alone. In 16-bit formats the sizes are measured, without a target.",
+    rule="The smallest planted size from which on every larger one is found in at least 95% of the trials, per precision and"
+    " kind. The prediction holds when it is at most the target for all three kinds in both precisions.",
+    margin=0.02,
+    margin_reason="0.02 nats of loss is a change of perplexity of 2%",
+    answer=answer,
+    sections=(curves,),
+)

@@ -1,0 +1,306 @@
+from __future__ import annotations
+
+import csv
+import io
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis import faults, load, report, tables
+from experiments import fault_matrix
+from harness import verdict
+from harness.config import Precision
+from harness.store import Store
+from harness.verdict import Algebra, Evidence, Rounding, Trajectory
+
+FAULT = "mean_of_means"
+SAME = [1.0] * 12
+LATE = [1.0] * 5 + [1.2] * 7  # visible from step 5 on
+BATCH = "batch_statistics"
+
+
+def different(cause: str, **more: Any) -> dict[str, Any]:
+    return {"verdict": "different", "cause": cause, "explained": "unexplained" not in cause, **more}
+
+
+def both(changes: dict[str, Any], fault: str = FAULT) -> dict[tuple[str, int], dict[str, Any]]:
+    """The same for both N."""
+    return {(fault, n): changes for n in (2, 4)}
+
+
+@pytest.mark.parametrize(
+    ("norm", "judgement", "detected", "named", "confidently_wrong"),
+    [
+        ("none", different(FAULT), True, True, False),
+        ("none", {"verdict": "equivalent"}, False, False, False),  # missed
+        ("none", {"verdict": "degraded"}, True, False, False),
+        ("none", {"verdict": "inconclusive"}, False, False, False),  # nobody has found anything
+        ("none", different("loss_not_divided"), True, False, True),  # a wrong name
+        ("none", different("unexplained"), True, False, False),
+        ("none", different("loss_not_divided+unexplained"), True, False, False),  # a guess, but with doubt
+        ("none", different(f"{FAULT}+loss_not_divided"), True, True, True),  # one too many
+        ("none", different(f"loss_not_divided_{FAULT}"), True, False, True),  # names are compared whole
+        ("none", different(BATCH), True, False, True),  # without BatchNorm this is a wrong name
+        ("batch", different(BATCH), False, False, False),  # what the correct arm shows as well
+        ("batch", {"verdict": "equivalent", "cause": "", "explained": False}, False, False, False),
+        ("batch", different(f"{BATCH}+{FAULT}"), True, True, False),
+        ("batch", different(f"{FAULT}+{BATCH}"), True, True, False),
+        ("batch", different(FAULT), True, True, False),
+        ("batch", different(f"{BATCH}+loss_not_divided"), True, False, True),
+        ("batch", different("unexplained"), True, False, False),
+    ],
+)
+def test_detection_and_naming(
+    results: Path, make_trial, norm: str, judgement: dict[str, Any], detected: bool, named: bool, confidently_wrong: bool
+) -> None:
+    make_trial(norm=norm, faults={FAULT: True}, change=both(judgement))
+    rows = faults.judged(load.from_store(results))
+    assert len(rows) == 2
+    assert rows["detected"].tolist() == [detected] * 2
+    assert rows["named"].tolist() == [named] * 2
+    assert rows["confidently_wrong"].tolist() == [confidently_wrong] * 2
+
+
+def test_the_correct_arm_is_that_of_the_same_n(results: Path, make_trial) -> None:
+    """A cause that the correct arm of another N has is none of this one's."""
+    odd = {("accumulated", 4): different(BATCH)}
+    make_trial(faults={FAULT: True}, change={**both(different(BATCH)), **odd})
+    rows = faults.judged(load.from_store(results)).set_index("accumulation_steps")
+    assert rows["detected"].to_dict() == {2: True, 4: False}
+
+
+def reference_first_visible(losses: list[float], correct: list[float]) -> float:
+    """Slow, in plain words."""
+    for start in range(len(losses)):
+        run = range(start, start + 3)
+        if run[-1] < len(losses) and all(
+            not math.isfinite(losses[t]) or abs(losses[t] - correct[t]) > correct[t] / 20 for t in run
+        ):
+            return start
+    return math.nan
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_visibility_against_an_independent_computation(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    correct = rng.uniform(0.5, 2, 30).tolist()
+    losses = [c * (1 + d) for c, d in zip(correct, rng.normal(0, 0.06, 30), strict=True)]
+    if seed % 4 == 0:
+        losses[rng.integers(30)] = math.nan
+    found, expected = faults.first_visible(losses, correct), reference_first_visible(losses, correct)
+    assert found == expected or (math.isnan(found) and math.isnan(expected))
+
+
+@pytest.mark.parametrize(
+    ("ratios", "first"),
+    [
+        (SAME, math.nan),
+        (LATE, 5),
+        ([0.5] * 12, 0),
+        ([1.04] * 12, math.nan),  # too little
+        ([1.0, 2.0, 2.0, 1.0] * 3, math.nan),  # never three in a row
+        ([1.0] * 10 + [2.0] * 2, math.nan),  # the run ends too early
+        ([1.0] * 9 + [2.0] * 3, 9),
+        ([1.0] * 3 + [math.nan] * 9, 3),
+        ([1.0, 1.2, 0.8, 1.2] + [1.0] * 8, 1),  # to either side
+        ([2.0] * 2, math.nan),
+    ],
+)
+def test_visible_from_which_step(ratios: list[float], first: float) -> None:
+    found = faults.first_visible([2 * ratio for ratio in ratios], [2.0] * len(ratios))
+    assert found == first or (math.isnan(found) and math.isnan(first))
+
+
+def write_report(results: Path, out: Path) -> list[dict[str, str]]:
+    assert report.main(["--results", str(results), "--out", str(out)]) == 0
+    return list(csv.DictReader(io.StringIO((out / "faults.csv").read_text())))
+
+
+def test_faults_csv(results: Path, tmp_path: Path, make_trial) -> None:
+    always = {("accumulated", n): {} for n in (2, 4)}
+    make_trial(
+        experiment="fault_matrix",
+        split="ragged",
+        faults={FAULT: True, "resume_in_window": True, "clip_before_unscale": False, "scale@1e-6": True},
+        losses={FAULT: LATE, "resume_in_window": SAME, "clip_before_unscale": SAME, "scale@1e-6": SAME},
+        change={**always, **both(different(FAULT))},
+    )
+    rows = write_report(results, tmp_path)
+    assert (tmp_path / "faults.csv").read_text().splitlines()[0] == (
+        "fault,optimizer,norm,precision,clipping,lengths,detected,cause_named,steps_until_visible_in_loss"
+    )
+    setting = {"optimizer": "adam", "norm": "none", "precision": "float32", "clipping": "off", "lengths": "ragged+remainder"}
+    found = {"fault": FAULT, **setting, "detected": "True", "cause_named": "True", "steps_until_visible_in_loss": "5"}
+    missed = {
+        "fault": "resume_in_window",
+        **setting,
+        "detected": "False",
+        "cause_named": "False",
+        "steps_until_visible_in_loss": "",
+    }
+    assert rows == [found, found, missed, missed]  # two N; nothing at rest, no planted error
+    arms = {row["arm"] for row in csv.DictReader(io.StringIO((tmp_path / "verdicts.csv").read_text()))}
+    assert arms == {"accumulated", "permuted", FAULT, "resume_in_window", "clip_before_unscale", "scale@1e-6"}
+
+
+@pytest.mark.parametrize(("share", "word"), [(0.0, "off"), (1 / 24, "sometimes"), (23 / 24, "sometimes"), (1.0, "always")])
+def test_clipping_in_a_word(share: float, word: str) -> None:
+    assert faults.clipping(share) == word
+
+
+@pytest.mark.parametrize(
+    ("ragged", "short", "word"),
+    [(False, 0, "equal"), (False, 2, "equal+remainder"), (True, 0, "ragged"), (True, 1, "ragged+remainder")],
+)
+def test_lengths_in_a_word(ragged: bool, short: int, word: str) -> None:
+    assert faults.lengths(ragged, short) == word
+
+
+def test_without_faults_no_file_and_no_old_one(results: Path, tmp_path: Path, make_trial) -> None:
+    make_trial()
+    (tmp_path / "faults.csv").write_text("of yesterday")
+    assert report.main(["--results", str(results), "--out", str(tmp_path)]) == 0
+    assert not (tmp_path / "faults.csv").exists()
+    assert (tmp_path / "verdicts.csv").exists()
+
+
+def test_a_trial_with_lost_steps_is_in_no_number(results: Path, tmp_path: Path, make_trial) -> None:
+    """Without its loss curve a fault would look as if it never showed."""
+    trials = [
+        make_trial(
+            experiment="fault_matrix", seed=seed, faults={FAULT: True}, losses={FAULT: LATE}, change=both(different(FAULT))
+        )
+        for seed in (0, 1)
+    ]
+    Store(results).folder("fault_matrix", trials[0]).joinpath("steps.parquet").unlink()
+    assert len(write_report(results, tmp_path)) == 2
+    page = (tmp_path / "index.html").read_text()
+    assert trials[0] in page
+    assert "1 faults in 1 trials" in page
+
+
+def answer(results: Path) -> Any:
+    arms = faults.with_visibility(results, load.read(results)).arms
+    return fault_matrix.answer(arms[arms["experiment"] == "fault_matrix"])
+
+
+def matrix_trials(make_trial, odd: dict[str, Any], num: int = 50) -> None:
+    for seed in range(num):
+        change = both(different(FAULT)) | ({(FAULT, 4): odd} if seed == 0 else {})
+        make_trial(experiment="fault_matrix", seed=seed, faults={FAULT: True}, losses={FAULT: LATE}, change=change)
+
+
+@pytest.mark.parametrize(
+    ("odd", "holds"),
+    [
+        (different(FAULT), True),
+        ({"verdict": "equivalent"}, False),  # one of a hundred missed
+        (different("unexplained"), True),  # 99 % named
+        (different("loss_not_divided"), True),  # 1 % confidently wrong
+    ],
+)
+def test_the_prediction_of_the_matrix(results: Path, make_trial, odd: dict[str, Any], holds: bool) -> None:
+    matrix_trials(make_trial, odd)
+    found = answer(results)
+    assert found.holds is holds
+    assert ("99 of 100 (99%, 95% interval 94.6% to 99.9%)" in " ".join(found.sentences)) is (odd.get("cause") != FAULT)
+
+
+def test_too_many_wrong_names_refute(results: Path, make_trial) -> None:
+    matrix_trials(make_trial, different("loss_not_divided"), num=10)  # 5 %
+    assert answer(results).holds is False
+
+
+def test_nothing_decides_without_faults(results: Path, make_trial) -> None:
+    make_trial(experiment="fault_matrix", faults={FAULT: False}, losses={FAULT: SAME})
+    assert answer(results).holds is None
+
+
+def test_the_page_lists_what_was_missed(results: Path, tmp_path: Path, make_trial) -> None:
+    matrix_trials(make_trial, different("loss_not_divided"), num=2)
+    write_report(results, tmp_path)
+    page = (tmp_path / "index.html").read_text()
+    assert "wrong name: loss_not_divided" in page
+    assert "1 of 4 arms." in page
+
+
+def test_faults_do_not_enter_the_question_of_equivalence(results: Path, tmp_path: Path, make_trial) -> None:
+    """Also where somebody put fault arms into its trials."""
+    for norm in ("none", "batch"):
+        make_trial(norm=norm, faults={FAULT: True}, losses={FAULT: LATE}, change=both(different("unexplained")))
+    arms = load.from_store(results)
+    right = arms[~arms["fault"]].reset_index(drop=True)
+    for table in (tables.matrix, tables.vacuity):
+        pd.testing.assert_frame_equal(table(arms), table(right))
+    pd.testing.assert_frame_equal(tables.convergence(arms, 0.02), tables.convergence(right, 0.02))
+    write_report(results, tmp_path)
+    page = (tmp_path / "index.html").read_text()
+    assert "The prediction held." in page
+    assert "2 of 2 accumulated arms without BatchNorm are equivalent" in page
+    assert "all 6 arms have a verdict" in page
+
+
+def test_trials_without_a_question_count_faults_apart(results: Path, tmp_path: Path, make_trial) -> None:
+    make_trial(experiment="single", faults={FAULT: True}, losses={FAULT: LATE}, change=both(different(FAULT)))
+    write_report(results, tmp_path)
+    page = (tmp_path / "index.html").read_text()
+    assert "3 arms: 3 equivalent." in page
+    assert "Of 2 arms that are wrong on purpose, 2 are found." in page
+
+
+ROUND = Rounding(
+    ratio=1.0, low=0.9, high=1.1, full_error=1e-7, arm_error=1e-7, rank_p=0.5, permutations=99, scale=1.0, cosine=1.0,
+    residual=0.0, weights=(), condition=1.0, skipped=0,
+)  # fmt: skip
+RIGHT = Algebra(
+    gradient_error=1e-15, state_error=1e-15, trajectory_error=1e-15, loss_error=1e-16, steps=4, floor=1e-16, clipping_active=True,
+    clipped_share=0.0, short_windows=1, unequal_terms=True,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("precision", ["float64", "float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"high": 2.5}, {"scale": 1 + 1e-5}, {"rank_p": 0.01}, {"high": math.nan}, {"rank_p": 0.011, "scale": 1 + 9e-7}],
+)
+def test_rounding_as_the_verdict_has_it(precision: str, changes: dict[str, float]) -> None:
+    rounding = replace(ROUND, **changes)
+    evidence = Evidence(
+        precision=Precision(precision), algebra=RIGHT, rounding=rounding,
+        trajectory=Trajectory(ratio=1, jump_step=None, final_distance=0),
+        counters={},
+    )  # fmt: skip
+    row = {"precision": precision, "rounding_ratio": rounding.ratio, "rounding_high": rounding.high} | {
+        name: getattr(rounding, name) for name in ("full_error", "scale", "cosine", "rank_p")
+    }
+    assert faults.rounding_fails(pd.DataFrame([row])).tolist() == [bool(verdict.rounding_failures(evidence))]
+
+
+@pytest.mark.parametrize("name", ["gradient_error", "state_error", "loss_error", "trajectory_error"])
+@pytest.mark.parametrize("value", [1e-15, 1.1e-12, 1.1e-9, math.nan])
+def test_algebra_as_the_verdict_has_it(name: str, value: float) -> None:
+    algebra = replace(RIGHT, **{name: value})
+    row = {key: getattr(algebra, key) for key in ("gradient_error", "state_error", "loss_error", "trajectory_error")}
+    row |= {"precision": "float64", "counters": "", "rounding_ratio": 1.0, "rounding_high": 1.0, "rank_p": 1.0}
+    checks = faults.by_check(pd.DataFrame([row | {"full_error": 1.0, "scale": 1.0, "cosine": 1.0}]))
+    assert list(checks) == list(faults.CHECKS)
+    assert int(checks.sum(axis=1).iloc[0]) == len(verdict.algebra_failures(algebra))
+
+
+def test_the_list_of_what_is_not_modelled_is_the_catalogues() -> None:
+    from harness import faults as catalogue
+
+    assert fault_matrix.INHERENT == catalogue.INHERENT
+    assert fault_matrix.UNMODELLED == catalogue.UNMODELLED
+
+
+def test_these_experiments_import_no_torch() -> None:
+    code = "import sys, experiments; experiments.registered(); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=Path(__file__).parents[2]).returncode == 0

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from scipy import stats
+
+from analysis.rates import Rate, percent
+
+
+@pytest.mark.parametrize(("k", "n"), [(0, 1), (1, 1), (0, 1080), (3, 20), (19, 20), (20, 20), (137, 289)])
+def test_interval_against_scipy(k: int, n: int) -> None:
+    exact = stats.binomtest(k, n).proportion_ci(0.95, method="exact")
+    assert (Rate(k, n).low, Rate(k, n).high) == pytest.approx((exact.low, exact.high), rel=1e-9)
+
+
+def test_nothing_counted_says_nothing() -> None:
+    empty = Rate(0, 0)
+    assert all(math.isnan(value) for value in (empty.share, empty.low, empty.high))
+    assert str(empty) == "0 of 0"
+
+
+@pytest.mark.parametrize(
+    ("value", "words"), [(1, "100%"), (0.99999, "99.9%"), (0.9915, "99.2%"), (0.00341, "0.341%"), (0, "0%"), (0.5, "50%")]
+)
+def test_percent(value: float, words: str) -> None:
+    assert percent(value) == words
+
+
+def test_a_rate_in_words() -> None:
+    assert str(Rate(289, 289)) == "289 of 289 (100%, 95% interval 98.7% to 100%)"
