@@ -154,6 +154,7 @@ class Session:
     def __init__(self, runner: Any, batch_size: int, arms: Sequence[int], independent: bool) -> None:
         self.runner, self.batch_size, self.arms, self.independent = runner, batch_size, arms, independent
         self.problems: list[str] = []
+        self.repeatable = True  # causes are named only for a function that does the same twice
         self.results: list[ArmResult] = []
 
     def report(self) -> Report:
@@ -218,6 +219,7 @@ class Session:
         try:
             same = facts(again, reference, Floor([], drift=True))
         except ShapeError as error:
+            self.repeatable = False
             self.problems.append(f"the function is not deterministic: run twice, it makes {error}")
             return
         for item in same:
@@ -225,6 +227,7 @@ class Session:
             off = next((s for s in item.steps if s.distance > max(s.gate, allowed)), None)
             if off is not None or item.run.steps != item.run.reference_steps:
                 where = f"gradients {off.distance:.2g} apart at step {off.step}" if off else "another number of steps"
+                self.repeatable = False
                 self.problems.append(
                     f"the function is not deterministic: run twice with the same arguments, {where}; it must seed everything, "
                     "take samples in a fixed order and build its model and optimizer anew"
@@ -249,8 +252,8 @@ class Session:
         except ShapeError as error:
             self.problems.append(f"N={n}: the model is not the one of N=1: {error}; it must not depend on the arguments")
             return
-        found = _explain(compared)
-        if any(not step.agrees or step.gate > COARSE for item in compared for step in item.steps):
+        found = _explain(compared) if self.repeatable else []
+        if self.repeatable and any(not step.agrees or step.gate > COARSE for item in compared for step in item.steps):
             compared, found = self._diagnose(family, n, compared, found)
         split = disagreement(candidate, max((s.gate for item in compared for s in item.steps), default=0.0))
         if split:  # what one rank's gradient looks like then says nothing of the window
