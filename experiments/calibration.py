@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis import faults, tables
-from analysis.content import Material, Section, Table, Text, share
+from analysis.content import Material, Section, Table, Text
 from analysis.rates import percent, rate
 from experiments import Answer, Experiment
 
@@ -45,10 +45,10 @@ def answer(arms: pd.DataFrame) -> Answer:
     ]
     exact, narrow = right[right["exact"]], right[~right["exact"]]
     if len(exact):
-        sentences.append(f"False alarms in float64 and float32: {rate(exact['alarm'])} arms, {_trials(exact)} trials.")
+        sentences.append(f"False alarms in float64 and float32: {rate(exact['alarm'])} arms; in {_trials(exact)} trials.")
     shares = []
     for precision, own in narrow.groupby("precision"):
-        sentences.append(f"In {precision}: {rate(own['alarm'])} arms, {_trials(own)} trials.")
+        sentences.append(f"In {precision}: {rate(own['alarm'])} arms; in {_trials(own)} trials.")
         shares.append(rate(own["alarm"]).share)
     if exact["alarm"].any() or any(value > TOLERATED for value in shares):
         return Answer(tuple(sentences), False)
@@ -57,7 +57,8 @@ def answer(arms: pd.DataFrame) -> Answer:
 
 
 def _trials(arms: pd.DataFrame) -> str:
-    return share(int(arms.groupby("trial")["alarm"].any().sum()), arms["trial"].nunique())
+    """Trials with an alarm in any of their arms: these are independent of one another."""
+    return str(rate(arms.groupby("trial")["alarm"].any()))
 
 
 def levels(material: Material) -> Section | None:

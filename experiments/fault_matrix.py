@@ -9,12 +9,13 @@ import numpy as np
 import pandas as pd
 
 from analysis import fault_figures, faults, tables
-from analysis.content import Material, Picture, Section, Table, Text, number, share
-from analysis.rates import percent, rate
+from analysis.content import Material, Picture, Section, Table, Text, share
+from analysis.rates import Rate, percent, rate
 from experiments import Answer, Experiment
 
 NAMED = 0.97  # of the detected, at least
 CONFIDENTLY_WRONG = 0.01  # of the detected, at most
+ENOUGH = 368  # arms: with fewer, the interval of none wrong reaches beyond 1% (0.025 ** (1 / 367) < 0.99)
 MAX_LISTED = 40
 SETTING = ["norm", "precision", "clipping", "lengths"]
 # As in harness/faults.py, which needs torch; a test holds them equal.
@@ -51,15 +52,16 @@ def answer(arms: pd.DataFrame) -> Answer:
         *_hidden(rows),
         *_at_rest(arms),
     )
-    holds = detected.k == detected.n and named.share >= NAMED and wrong.share <= CONFIDENTLY_WRONG
-    return Answer(sentences, holds)
+    if detected.k < detected.n or named.share < NAMED or wrong.share > CONFIDENTLY_WRONG:
+        return Answer(sentences, False)
+    return Answer(sentences, True if detected.n >= ENOUGH else None)
 
 
 def _hidden(rows: pd.DataFrame) -> list[str]:
     shown = rows["visible_at"].notna()
     never = sorted(set(rows["arm"]) - set(rows.loc[shown, "arm"]))
     text = f"The loss curve shows {rate(shown)} of the same arms within the run"
-    return [text + (f"; {len(never)} faults it shows in no trial." if never else ".")]
+    return [text + (f"; it shows {len(never)} of the faults in no trial." if never else ".")]
 
 
 def _at_rest(arms: pd.DataFrame) -> list[str]:
@@ -127,13 +129,21 @@ def _percents(shares: pd.DataFrame) -> pd.DataFrame:
 
 
 def _hiding(rows: pd.DataFrame) -> str:
-    """Which optimizer hides what, without clipping."""
+    """Which optimizer hides what from the loss curve, without clipping."""
     plain = rows[rows["clipping"] == "off"]
-    parts = []
-    for optimizer in [name for name in tables.OPTIMIZERS if name in set(plain["optimizer"])]:
-        seen = plain[plain["optimizer"] == optimizer].groupby("arm")["visible_at"].count()
-        parts.append(f"under {optimizer} {share(int((seen == 0).sum()), len(seen))}")
-    return f"Faults that the loss curve shows in no trial, without clipping: {', '.join(parts)}." if parts else ""
+    optimizers = [name for name in tables.OPTIMIZERS if name in set(plain["optimizer"])]
+    counts = {name: plain[plain["optimizer"] == name].groupby("arm")["visible_at"].count() for name in optimizers}
+    hidden = {name: set(count.index[count == 0]) for name, count in counts.items()}
+    shown = set().union(*(count.index[count > 0] for count in counts.values()))
+    if not optimizers:
+        return ""
+    text = ", ".join(f"under {name} {share(len(hidden[name]), len(counts[name]))}" for name in optimizers)
+    text = f"Faults that the loss curve shows in no trial, without clipping: {text}."
+    for name in optimizers:
+        others = set().union(*(hidden[other] for other in optimizers if other != name))
+        if alone := sorted((hidden[name] & shown) - others):
+            text += f" {name} alone hides {', '.join(alone)}."
+    return text
 
 
 def misses(material: Material) -> Section | None:
@@ -166,15 +176,27 @@ def settings(material: Material) -> Section | None:
     if rows.empty:
         return None
     listed = []
-    for names, own in rows.groupby(SETTING):
+    for names, own in tables.in_order(rows).groupby(SETTING, sort=False):
         found = own[own["detected"]]
         detected, named, wrong = rate(own["detected"]), rate(found["named"]), int(found["confidently_wrong"].sum())
-        counts = (str(own["trial"].nunique()), share(detected.k, detected.n), detected.interval)
-        listed.append(
-            (*map(str, names), *counts, share(named.k, named.n), str(wrong), number(rate(own["visible_at"].notna()).share))
-        )
-    head = (*SETTING, "trials", "detected", "95% interval", "named", "confidently wrong", "share shown by the loss curve")
-    return Section("By setting", (Table(head, tuple(listed), "Arms whose computation the fault changes."),))
+        counts = (str(own["trial"].nunique()), _together(detected), percent(detected.low))
+        listed.append((*map(str, names), *counts, _together(named), str(wrong), percent(rate(own["visible_at"].notna()).share)))
+    head = (*SETTING, "trials", "detected", "at least (95%)", "named", "wrong name", "shown by the loss")
+    return Section(
+        "By setting",
+        (
+            Table(
+                head,
+                tuple(listed),
+                "Arms whose computation the fault changes. At least: lower end of the exact 95% interval of the share detected.",
+            ),
+        ),
+    )
+
+
+def _together(one: Rate) -> str:
+    """In one line, also in a narrow column."""
+    return share(one.k, one.n).replace(" ", "\u00a0")
 
 
 def elsewhere(_material: Material) -> Section:
@@ -194,7 +216,8 @@ EXPERIMENT = Experiment(
     " 97% of the detected cases, and a wrong cause is named with confidence in at most 1%.",
     rule="Detected: the arm is judged different or degraded, and otherwise than the correct arm of the same trial and N, in "
     "its verdict or its causes. Confidently wrong: a cause is named that is neither the fault's nor the correct arm's, "
-    "without “unexplained” beside it. The measured shares decide; one missed arm refutes the prediction.",
+    "without “unexplained” beside it. The measured shares decide: one missed arm refutes the prediction, and fewer than "
+    f"{ENOUGH} arms leave it open.",
     margin=0.02,
     margin_reason="0.02 nats of loss is a change of perplexity of 2%",
     answer=answer,

@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 
 from analysis import faults, load, report, tables
+from analysis.rates import Rate
 from experiments import fault_matrix
 from harness import verdict
 from harness.config import Precision
@@ -206,11 +207,22 @@ def matrix_trials(make_trial, odd: dict[str, Any], num: int = 50) -> None:
         (different("loss_not_divided"), True),  # 1 % confidently wrong
     ],
 )
-def test_the_prediction_of_the_matrix(results: Path, make_trial, odd: dict[str, Any], holds: bool) -> None:
+def test_the_prediction_of_the_matrix(
+    results: Path, make_trial, monkeypatch: pytest.MonkeyPatch, odd: dict[str, Any], holds: bool
+) -> None:
+    monkeypatch.setattr(fault_matrix, "ENOUGH", 100)
     matrix_trials(make_trial, odd)
     found = answer(results)
     assert found.holds is holds
     assert ("99 of 100 (99%, 95% interval 94.6% to 99.9%)" in " ".join(found.sentences)) is (odd.get("cause") != FAULT)
+
+
+def test_few_arms_can_refute_and_not_confirm(results: Path, make_trial) -> None:
+    assert Rate(0, fault_matrix.ENOUGH).high <= fault_matrix.CONFIDENTLY_WRONG < Rate(0, fault_matrix.ENOUGH - 1).high
+    matrix_trials(make_trial, different(FAULT), num=2)
+    assert answer(results).holds is None
+    make_trial(experiment="fault_matrix", seed=9, faults={FAULT: True}, losses={FAULT: LATE})
+    assert answer(results).holds is False
 
 
 def test_too_many_wrong_names_refute(results: Path, make_trial) -> None:
@@ -304,3 +316,17 @@ def test_the_list_of_what_is_not_modelled_is_the_catalogues() -> None:
 def test_these_experiments_import_no_torch() -> None:
     code = "import sys, experiments; experiments.registered(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=Path(__file__).parents[2]).returncode == 0
+
+
+def test_which_optimizer_hides_what(results: Path, tmp_path: Path, make_trial) -> None:
+    """Adam hides one fault that sgd shows; nobody shows the other."""
+    for optimizer, curve in (("sgd", LATE), ("adam", SAME)):
+        names = {FAULT: True, "resume_in_window": True}
+        change = both(different(FAULT)) | both(different("resume_in_window"), "resume_in_window")
+        losses = {FAULT: curve, "resume_in_window": SAME}
+        make_trial(experiment="fault_matrix", optimizer=optimizer, faults=names, losses=losses, change=change)
+    write_report(results, tmp_path)
+    page = (tmp_path / "index.html").read_text()
+    assert f"under sgd 1 of 2, under adam 2 of 2. adam alone hides {FAULT}." in page
+    assert "2 of 8 (25%" in page
+    assert "it shows 1 of the faults in no trial" in page
