@@ -12,6 +12,7 @@ from analysis.rates import Rate, percent
 from experiments import Answer, Experiment
 
 WANTED = 0.95  # share that has to be found
+ENOUGH = 20  # trials of every size: fewer cannot tell 95% from much less
 TARGETS = {"float64": 1e-11, "float32": 1e-5}
 KINDS = ("scale", "direction", "tensor")
 
@@ -20,6 +21,8 @@ def rates(arms: pd.DataFrame) -> pd.DataFrame:
     """One row per precision, kind and planted size: `k` of `n` found; sorted."""
     rows = faults.judged(arms)
     rows = rows[faults.planted(rows)]
+    if rows.empty:
+        return pd.DataFrame(columns=["precision", "kind", "size", "k", "n"])
     parts = rows["arm"].str.partition("@")
     rows = rows.assign(kind=parts[0], size=pd.to_numeric(parts[2]))
     counted = rows.groupby(["precision", "kind", "size"], as_index=False).agg(k=("detected", "sum"), n=("detected", "size"))
@@ -46,11 +49,11 @@ def answer(arms: pd.DataFrame) -> Answer:
     sentences, decided = [], {}
     for precision, own in table.groupby("precision", sort=False):
         sizes = {str(kind): smallest(rows) for kind, rows in own.groupby("kind", sort=False)}
-        words = ", ".join(f"{_size(size, own)} in {'one tensor' if kind == 'tensor' else kind}" for kind, size in sizes.items())
+        words = _words(sizes, own)
         target = TARGETS.get(str(precision))
         sentences.append(
             f"{precision}: found in at least {percent(WANTED)} of the trials from {words}"
-            + (f" (target {target:g})." if target else ".")
+            + (f" (target {_plain(target)})." if target else ".")
         )
         if target is not None:
             decided[precision] = len(sizes) == len(KINDS) and all(size <= target for size in sizes.values())
@@ -58,11 +61,19 @@ def answer(arms: pd.DataFrame) -> Answer:
     sentences.append(f"Each size was planted in {least} trials or more: {Rate(least, least)} is the most that so many can show.")
     if not all(decided.values()):
         return Answer(tuple(sentences), False)
-    return Answer(tuple(sentences), True if len(decided) == len(TARGETS) else None)
+    return Answer(tuple(sentences), True if len(decided) == len(TARGETS) and least >= ENOUGH else None)
 
 
-def _size(size: float, own: pd.DataFrame) -> str:
-    return f"{size:g}" if size == size else f"no size up to {own['size'].max():g}"
+def _words(sizes: dict[str, float], own: pd.DataFrame) -> str:
+    """Sizes by kind, together where they are the same."""
+    names = {kind: "one tensor" if kind == "tensor" else kind for kind in sizes}
+    found = {kind: _plain(size) if size == size else f"no size up to {_plain(own['size'].max())}" for kind, size in sizes.items()}
+    kinds = {text: [names[kind] for kind in sizes if found[kind] == text] for text in found.values()}
+    return ", ".join(f"{text} in {' and '.join(alike)}" for text, alike in kinds.items())
+
+
+def _plain(size: float) -> str:
+    return f"{size:.0e}".replace("e-0", "e-").replace("-", "\u2011")  # a hyphen at which no line breaks
 
 
 def curves(material: Material) -> Section | None:
@@ -95,7 +106,8 @@ EXPERIMENT = Experiment(
     prediction="In float64 one of 1e-11 is found, in float32 one of 1e-5, whether it lies in the scale of the gradient, in "
     "its direction, or in one tensor alone. In 16-bit formats the sizes are measured, without a target.",
     rule="The smallest planted size from which on every larger one is found in at least 95% of the trials, per precision and"
-    " kind. The prediction holds when it is at most the target for all three kinds in both precisions.",
+    " kind. The prediction holds when it is at most the target for all three kinds in both precisions; "
+    f"fewer than {ENOUGH} trials of a size leave it open.",
     margin=0.02,
     margin_reason="0.02 nats of loss is a change of perplexity of 2%",
     answer=answer,

@@ -59,13 +59,23 @@ def test_smallest_size_with_all_larger_ones(counts: list[int], size: float) -> N
 @pytest.mark.parametrize(("place", "holds"), [(2, True), (3, False)])
 def test_the_prediction_of_the_sensitivity(results: Path, make_trial, monkeypatch, place: int, holds: bool) -> None:
     monkeypatch.setattr(sensitivity, "TARGETS", {"float32": 1e-5})
-    plant(make_trial, "float32", 0, {"scale": 0, "direction": 0, "tensor": place})
+    for seed in range(10):  # of two N each
+        plant(make_trial, "float32", seed, {"scale": 0, "direction": 0, "tensor": place})
+        early = sensitivity.answer(load.from_store(results)).holds
+        assert early is (False if not holds else True if seed == 9 else None)  # few trials can refute and not confirm
     assert sensitivity.answer(load.from_store(results)).holds is holds
 
 
 def test_one_precision_alone_decides_nothing(results: Path, make_trial) -> None:
     plant(make_trial, "float32", 0, {"scale": 0, "direction": 0, "tensor": 0})
     assert sensitivity.answer(load.from_store(results)).holds is None
+
+
+def test_nothing_planted_decides_nothing(results: Path, tmp_path: Path, make_trial) -> None:
+    make_trial(experiment="sensitivity")
+    assert sensitivity.answer(load.from_store(results)).holds is None
+    assert report.main(["--results", str(results), "--out", str(tmp_path)]) == 0
+    assert "No error was planted" in (tmp_path / "index.html").read_text()
 
 
 def test_a_kind_that_was_not_planted_is_not_found(results: Path, make_trial) -> None:
@@ -145,7 +155,7 @@ def test_the_page_shows_both(results: Path, tmp_path: Path, make_trial) -> None:
     assert report.main(["--results", str(results), "--out", str(tmp_path)]) == 0
     page = (tmp_path / "index.html").read_text()
     assert (tmp_path / "figures" / "sensitivity-rates.svg").exists()
-    assert "from 1e-06 in scale, 3e-06 in direction, 1e-05 in one tensor (target 1e-05)" in page
+    assert "from 1e-6 in scale, 3e-6 in direction, 1e-5 in one tensor (target 1e-5)" in page.replace("\u2011", "-")
     assert "False alarms by level" in page
     assert not (tmp_path / "faults.csv").exists()  # planted errors are no faults of the catalogue
     assert np.all([name in page for name in ("Could these trials have failed?", "What is found")])
