@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from decimal import Decimal
 
 import pandas as pd
 from scipy import stats
@@ -50,6 +51,7 @@ def rate(flags: pd.Series[bool]) -> Rate:
 
 
 def percent(value: float) -> str:
-    """Three digits: 99.2%, 0.341%; nothing but exactly 1 is 100%."""
-    shown = f"{100 * value:.3g}"
-    return f"{'99.9' if shown == '100' and value < 1 else shown}%"
+    """Three digits, near 1 two digits of what is missing: 94.6%, 0.341%, 99.997%; nothing but exactly 1 is 100%."""
+    if 0.99 < value < 1:
+        return f"{100 - Decimal(f'{100 * (1 - value):.2g}'):f}%"
+    return f"{100 * value:.3g}%"

@@ -214,7 +214,7 @@ def test_the_prediction_of_the_matrix(
     matrix_trials(make_trial, odd)
     found = answer(results)
     assert found.holds is holds
-    assert ("99 of 100 (99%, 95% interval 94.6% to 99.9%)" in " ".join(found.sentences)) is (odd.get("cause") != FAULT)
+    assert ("99 of 100 (99%, 95% interval 94.6% to 99.975%)" in " ".join(found.sentences)) is (odd.get("cause") != FAULT)
 
 
 def test_few_arms_can_refute_and_not_confirm(results: Path, make_trial) -> None:

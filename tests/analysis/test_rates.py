@@ -21,7 +21,17 @@ def test_nothing_counted_says_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "words"), [(1, "100%"), (0.99999, "99.9%"), (0.9915, "99.2%"), (0.00341, "0.341%"), (0, "0%"), (0.5, "50%")]
+    ("value", "words"),
+    [
+        (1, "100%"),
+        (0.99997468, "99.9975%"),
+        (0.9987, "99.87%"),
+        (1 - 1e-9, "99.9999999%"),
+        (0.946, "94.6%"),
+        (0.00341, "0.341%"),
+        (0, "0%"),
+        (0.5, "50%"),
+    ],
 )
 def test_percent(value: float, words: str) -> None:
     assert percent(value) == words
