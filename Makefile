@@ -11,7 +11,7 @@ CONSTRAINTS ?= $(if $(shell command -v nvidia-smi),,-c constraints-cpu.txt)
 .PHONY: help report report-full test test-slow check format gpu clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-24s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(VENV)/.ready: pyproject.toml constraints-cpu.txt
 	$(PYTHON) -m venv $(VENV)
@@ -46,6 +46,8 @@ gpu: $(VENV)/.ready  ## on a CUDA machine: GPU tests, ResNet-18 and the language
 	$(BIN)/python -m pytest -q -m gpu tests
 	$(BIN)/python -m harness +experiment=gpu device=cuda results=results/gpu-trials
 	$(BIN)/python -m analysis.summary --results results/gpu-trials --out results/gpu
+
+include experiments/trainers/trainers.mk
 
 clean:  ## remove the environment and caches; results and reports stay
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -55,11 +55,12 @@ def measure(
     """L0 of every arm but the reference. `windows`: sample ids per step; `floor_arm`: the permuted full batch.
 
     The whole trajectory runs as configured. A few more windows (the first two, a short one and the one after it) have clipping
-    the other way round, off or certainly active, and dropout off where the model has dropout.
+    the other way round, certainly active unless it has been active already, then off; and dropout off where there is dropout.
     """
     config, findings = setting.config, {label: Findings() for label in recipes}
     lock = _run(setting, recipes, windows, findings, clip_norm=config.clip_norm)
-    other_clip = ACTIVE * _first_norm(setting, windows[0]) if config.clip_norm is None else None
+    has_clipped = any(bool(flag) for flag in lock.arms[REFERENCE].clipped)
+    other_clip = None if has_clipped else ACTIVE * _first_norm(setting, windows[0])
     plain = {label: Findings() for label in recipes}
     _run(setting, recipes, _few(windows), plain, clip_norm=other_clip, dropout=False)
     return {

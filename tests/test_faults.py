@@ -31,6 +31,7 @@ FLOAT16 = {"precision": Precision.float16, "clip_norm": 0.5, "split": Split.ragg
 SETTINGS: dict[str, dict[str, Any]] = {
     "adamw with moving average": {"optimizer": ADAMW, "ema_decay": 0.9},
     "adamw, always clipped": {"optimizer": ADAMW, "norm": Norm.group, "clip_norm": 1e-3},
+    "sgd, clipping configured and never active": {"optimizer": OptimizerConfig(), "clip_norm": 1e3},
     "sgd, BatchNorm": {"optimizer": OptimizerConfig(), "norm": Norm.batch},
     "momentum, BatchNorm, ragged": {"optimizer": MOMENTUM, "norm": Norm.batch, "split": Split.ragged, "ema_decay": 0.5},
     "momentum, float16, ragged, clipped": {"optimizer": MOMENTUM, **FLOAT16},

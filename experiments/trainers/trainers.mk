@@ -1,6 +1,6 @@
 # Audits of released trainers, each in an environment of its own outside the repository.
 # Included by the Makefile; every target prints the findings of every function of its file.
-TRAINERS ?= /tmp/trainer-envs
+TRAINERS ?= .venv-trainers
 AUDIT_SIZES ?= --batch-size 16 --accumulation-steps 4,16
 
 $(TRAINERS)/%/.ready: experiments/trainers/requirements/%.txt
