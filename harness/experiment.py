@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ from typing import Any, NamedTuple
 from harness import tracking
 from harness.config import ConfigError, Device, HarnessConfig, TrialConfig, identity, to_dict
 from harness.progress import Progress, open_progress
-from harness.store import State, Store, TrialTaken
+from harness.store import State, Store, StoreWarning, TrialTaken
 
 TrialFunction = Callable[[HarnessConfig], None]
 
@@ -36,6 +37,7 @@ TrialFunction = Callable[[HarnessConfig], None]
 PRELOAD: tuple[str, ...] = ("torch", "wandb", "pyarrow.parquet", "harness.trial", "harness.tracking")
 GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
 RETRY_SECONDS = 2.0  # how often a trial that another process runs is looked at
+MOST_WARNINGS = 3  # of one trial that are shown
 OUTPUT_TAIL = 8192  # characters of a traceback, or of a dead child's output, that are kept
 LINE_LENGTH = 300  # characters of a line of either in the terminal
 
@@ -253,8 +255,10 @@ class _Pool:
 
     def _account(self, child: _Child) -> None:
         match child.end():
-            case _Done():
+            case _Done(warnings=told):
                 self.done += 1
+                for warning in told:
+                    self.progress.note(f"{child.cell.trial}: {warning}")
             case _Taken(state=State.finished):
                 self.skipped += 1
             case _Taken():
@@ -290,7 +294,7 @@ def _tell(failure: Failure, record: Path | None) -> str:
 
 
 class _Done(NamedTuple):
-    pass
+    warnings: tuple[str, ...] = ()  # of the store and the mirror: what was set aside, what was not mirrored
 
 
 class _Taken(NamedTuple):
@@ -369,8 +373,11 @@ def _child_main(run: TrialFunction, config: HarnessConfig, threads: int, report:
 
 def _attempt(run: TrialFunction, config: HarnessConfig) -> _Done | _Taken | Failure:
     try:
-        run(config)
-        return _Done()
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("default")
+            run(config)
+        ours = [w for w in seen if issubclass(w.category, (StoreWarning, tracking.TrackingWarning))]
+        return _Done(tuple(str(w.message)[:LINE_LENGTH] for w in ours[:MOST_WARNINGS]))
     except TrialTaken as taken:
         return _Taken(taken.state)
     except ConfigError as error:

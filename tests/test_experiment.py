@@ -158,6 +158,16 @@ def test_a_death_after_the_end_is_not_a_failure(sweep: Sweep) -> None:
     assert "1 trial done" in output and "finished, but then: killed by SIGKILL" in errors
 
 
+def test_a_damaged_result_is_named_set_aside_and_made_again(sweep: Sweep) -> None:
+    sweep.run("good", "good")
+    damaged = next(Store(sweep.results).trials()).folder
+    (damaged / "trial.json").write_text("{}")
+    code, output, _ = sweep.run("good", "good")
+    assert code == 0 and f"{damaged} set aside as {damaged.name}.set-aside-1" in output
+    assert (damaged.with_name(f"{damaged.name}.set-aside-1") / "trial.json").read_text() == "{}"
+    assert len(list(Store(sweep.results).trials())) == 2
+
+
 def test_trials_run_at_the_same_time(sweep: Sweep) -> None:
     assert sweep.run("meet", "meet", workers=2)[0] == 0
 
