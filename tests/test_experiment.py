@@ -159,11 +159,11 @@ def test_a_death_after_the_end_is_not_a_failure(sweep: Sweep) -> None:
 
 
 def test_a_damaged_result_is_named_set_aside_and_made_again(sweep: Sweep) -> None:
-    sweep.run("good", "good")
+    sweep.run("ok", "ok")
     damaged = next(Store(sweep.results).trials()).folder
     (damaged / "trial.json").write_text("{}")
-    code, output, _ = sweep.run("good", "good")
-    assert code == 0 and f"{damaged} set aside as {damaged.name}.set-aside-1" in output
+    code, _, errors = sweep.run("ok", "ok")
+    assert code == 0 and f"{damaged} set aside as {damaged.name}.set-aside-1" in errors
     assert (damaged.with_name(f"{damaged.name}.set-aside-1") / "trial.json").read_text() == "{}"
     assert len(list(Store(sweep.results).trials())) == 2
 
