@@ -77,10 +77,6 @@ def matrix(arms: pd.DataFrame) -> pd.DataFrame:
     return in_order(cells)
 
 
-def _joined(names: pd.Series[str]) -> str:
-    return ", ".join(sorted(set(names) - {""}))
-
-
 def facets(frame: pd.DataFrame) -> list[str]:
     """Models (workload and norm) in their customary order, the first MAX_FACETS of them: the columns of a figure."""
     return list(dict.fromkeys(in_order(frame)["model"]))[:MAX_FACETS]

@@ -25,9 +25,7 @@ class WindowFacts:
 
     parts: Parts  # the referee's micro-batch gradients: means over each micro-batch's loss terms
     configured_steps: int  # N; a short window has fewer parts
-    configured_terms: (
-        float  # loss terms a full window would have (exact for images, the window's mean per sample times B for text)
-    )
+    configured_terms: float  # loss terms of a full window; for text its samples times this window's mean per sample
     max_norm: float | None  # of clipping
     loss_scale: float  # of the scaler; 1 without one
     left_over: Tensor | None  # gradients that were there before the first backward
@@ -46,7 +44,7 @@ def unclipped(facts: WindowFacts) -> Iterator[tuple[str, Tensor]]:
     """Hypotheses of the accumulated gradient before a correct clip. g_k: mean gradients, n_k: loss terms, W their sum."""
     g, n, num = facts.parts.parts, facts.parts.terms, facts.configured_steps
     total = sum(n)
-    shares = [part * (terms / total) for part, terms in zip(g, n, strict=True)]  # what each micro-batch rightly contributes
+    shares = facts.parts.shares
     means = torch.stack(g).sum(0)
     right = torch.stack(shares).sum(0)
     yield "loss_not_divided#means", means
@@ -82,7 +80,7 @@ def _origin(left_over: Tensor, consumed_before: Tensor | None) -> str:
 
 def clipping(facts: WindowFacts, max_norm: float) -> Iterator[tuple[str, Tensor]]:
     """Hypotheses of clipping at the wrong place or on the wrong scale."""
-    shares = [part * (n / sum(facts.parts.terms)) for part, n in zip(facts.parts.parts, facts.parts.terms, strict=True)]
+    shares = facts.parts.shares
     right, num = torch.stack(shares).sum(0), facts.configured_steps
     for name, scale in (("", 1.0), ("_scaled", facts.loss_scale)):
         running = torch.zeros_like(right)

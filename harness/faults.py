@@ -256,11 +256,6 @@ def _short_windows(config: TrialConfig) -> bool:
     return config.data.last_window == "keep" and NUM_DIGITS % config.effective_batch > 0
 
 
-def _clipped(config: TrialConfig) -> bool:
-    """L0 always tests one step with active clipping, so these show whatever the trial's own clipping."""
-    return True
-
-
 def _scaled(config: TrialConfig) -> bool:
     return config.precision == Precision.float16
 
@@ -289,7 +284,7 @@ FAULTS = (
     Fault("F7", "gradients_not_cleared", gradients_not_cleared, always),
     Fault("F8", "step_every_micro_batch", step_every_micro_batch, _several),
     Fault("F9", "schedule_per_micro_batch", schedule_per_micro_batch, _several),
-    Fault("F10", "clip_per_micro_batch", clip_per_micro_batch, _clipped),
+    Fault("F10", "clip_per_micro_batch", clip_per_micro_batch, always),  # L0 has active clipping in every trial
     Fault("F11", "clip_before_unscale", clip_before_unscale, _scaled),
     Fault("F12", "scaler_updated_in_window", scaler_updated_in_window, _scaled),
     Fault("F17", "accumulator_overwritten", accumulator_overwritten, _several),

@@ -42,9 +42,14 @@ class Parts:
     terms: tuple[int, ...]
 
     @property
-    def gradient(self) -> Tensor:
+    def shares(self) -> list[Tensor]:
+        """[P] each: what a micro-batch rightly contributes, terms[k] / sum(terms) * parts[k]."""
         total = sum(self.terms)
-        return torch.stack([part * (n / total) for part, n in zip(self.parts, self.terms, strict=True)]).sum(0)
+        return [part * (n / total) for part, n in zip(self.parts, self.terms, strict=True)]
+
+    @property
+    def gradient(self) -> Tensor:
+        return torch.stack(self.shares).sum(0)
 
 
 class Referee:

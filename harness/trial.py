@@ -129,8 +129,8 @@ def run_trial(config: TrialConfig, on_step: OnStep, candidates: Sequence[Candida
             for candidate in chosen
         ]
         summary = {
-            "reference": outcome(setting, lock.arms[REFERENCE], distances.losses[REFERENCE]),
-            "nulls": [outcome(setting, lock.arms[label], distances.losses[label]) for label in distances.null_labels],
+            "reference": outcome(lock.arms[REFERENCE], distances.losses[REFERENCE]),
+            "nulls": [outcome(lock.arms[label], distances.losses[label]) for label in distances.null_labels],
             "environment": describe(device),
             "seconds": clock.laps,
         }
@@ -247,7 +247,7 @@ def move_one_ulp(model: nn.Module) -> None:
         first.copy_(torch.nextafter(first, torch.full_like(first, math.inf)))
 
 
-def outcome(setting: Setting, arm: Arm, losses: Sequence[float]) -> Row:
+def outcome(arm: Arm, losses: Sequence[float]) -> Row:
     """Where the training ended: last loss, mean loss of the last tenth, held-out loss and accuracy (per loss term)."""
     tail = losses[-max(1, len(losses) // 10) :]
     arm.model.eval()
@@ -318,5 +318,5 @@ def _arm_row(
         "explained": verdict.explained,
         "reasons": list(verdict.reasons),
         "evidence": dataclasses.asdict(evidence),
-        "outcome": outcome(setting, lock.arms[label], distances.losses[label]),
+        "outcome": outcome(lock.arms[label], distances.losses[label]),
     }

@@ -10,8 +10,6 @@ from harness.audit.evidence import Run, Step, Track
 if TYPE_CHECKING:
     from harness.audit.report import ArmResult
 
-ADAPTIVE = ("Adam", "RMSprop", "Adagrad", "Rprop", "Muon", "Lion", "Adafactor", "Adamax")
-
 
 def hidden(reference: Run, candidates: Mapping[int, Run], results: Sequence[ArmResult]) -> Iterator[str]:
     """One statement each; empty when every class of fault would have shown."""
