@@ -27,7 +27,6 @@ UNMODELLED = {
     "F24": "auxiliary_loss_scale: no workload has an auxiliary loss yet",
     "F25": "non_separable_loss: needs the contrastive workload",
     "F26": "cached_weights_stale: needs a library that caches low-precision weights across micro-batches",
-    "F27": "non_finite_micro_batch: needs a poisoned window in the reference as well",
     "F32": "normaliser_depends_on_split: needs a loss with a sequence- or group-level normaliser",
 }
 

@@ -14,6 +14,7 @@ GATE = 1e-12  # relative, float64: as the gate of L0
 PARALLEL = 0.999  # cosine beyond which a movement counts as along the weights
 UNEXPLAINED = "unexplained"
 BATCH = "batch_statistics"
+INHERENT = {BATCH, "stochastic_layers"}  # of the model, not of the loop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,7 @@ class Signature:
     repeated_samples: int = 0
     missing_samples: int = 0
     foreign_samples: int = 0
+    survivors_error: float = math.inf  # consumed in a window with a non-finite micro-batch, against the others' gradient
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +81,10 @@ def diagnose(signature: Signature, counters: Mapping[str, tuple[float, float]]) 
     if not disturbed:
         found |= _update(signature, counters)
     found |= _counters(signature, counters, found)
+    if found.keys() <= INHERENT and signature.survivors_error <= GATE:
+        found["non_finite_micro_batch"] = (
+            "a micro-batch that was not finite was dropped and the window stepped on the others, where the full batch does not"
+        )
     if not found:
         found[UNEXPLAINED] = _evidence(signature, counters)
         exact = False

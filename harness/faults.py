@@ -201,6 +201,31 @@ def ema_per_micro_batch(recipe: Recipe) -> Recipe:
     return dataclasses.replace(recipe, after_backward=(average,))
 
 
+def non_finite_micro_batch(recipe: Recipe) -> Recipe:
+    """A micro-batch whose gradient is not finite is left out, and the others are weighted up by number (espnet#3283)."""
+
+    def keep(arm: Arm) -> None:
+        arm.memory["sum"] = [None if p.grad is None else p.grad.clone() for p in arm.model.parameters()]
+        if arm.position == 0:
+            arm.memory["lost"] = 0
+
+    def put_back(arm: Arm) -> None:
+        if not all(bool(torch.isfinite(p.grad).all()) for p in arm.model.parameters() if p.grad is not None):
+            arm.memory["lost"] += 1
+            for p, kept in zip(arm.model.parameters(), arm.memory["sum"], strict=True):
+                p.grad = kept
+
+    def weight_up(arm: Arm) -> None:
+        taken, lost = len(arm.seen), arm.memory["lost"]
+        for p in arm.model.parameters() if 0 < lost < taken else ():
+            if p.grad is not None:
+                p.grad.mul_(taken / (taken - lost))
+
+    return dataclasses.replace(
+        recipe, before_micro_batch=(keep,), after_backward=(put_back,), at_boundary=(weight_up, *recipe.at_boundary)
+    )
+
+
 def resume_in_window(recipe: Recipe) -> Recipe:
     """A checkpoint inside a window forgets the gradients so far (transformers#22143)."""
 
@@ -293,6 +318,7 @@ FAULTS = (
     Fault("F21", "weight_decay_per_micro_batch", weight_decay_per_micro_batch, _decayed),
     Fault("F22", "optimizer_state_per_micro_batch", optimizer_state_per_micro_batch, _stateful),
     Fault("F23", "ema_per_micro_batch", ema_per_micro_batch, _averaged),
+    Fault("F27", "non_finite_micro_batch", non_finite_micro_batch, _several),
     Fault("F28", "resume_in_window", resume_in_window, _several),
     Fault("F29", "counter_wrong", counter_wrong, always),
     Fault("F30", "samples_repeated", samples_repeated, always),
@@ -369,6 +395,5 @@ UNMODELLED = {
     "F24": "auxiliary_loss_scale: no workload has an auxiliary loss yet",
     "F25": "non_separable_loss: needs the contrastive workload",
     "F26": "cached_weights_stale: needs a library that caches low-precision weights across micro-batches",
-    "F27": "non_finite_micro_batch: needs a poisoned window in the reference as well",
     "F32": "normaliser_depends_on_split: needs a loss with a sequence- or group-level normaliser",
 }

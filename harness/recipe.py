@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -102,6 +103,7 @@ class Arm:
     samples: int = 0  # counted so far, as a trainer's progress line would
     seen: list[Tensor] = field(default_factory=list)  # sample ids of the micro-batches of the last window
     clipped: list[Tensor] = field(default_factory=list)  # whether clipping was active, one flag per call
+    memory: dict[str, Any] = field(default_factory=dict)  # what a stage keeps for later; the right recipe keeps nothing
 
     def micro_batches(self, window: Batch) -> Iterator[tuple[Batch, Tensor]]:
         """The window's micro-batches in order, each with the number its summed loss is divided by."""

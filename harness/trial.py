@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness import algebra, precision, rounding
+from harness import algebra, poison, precision, rounding
 from harness.ablation import attribute
 from harness.algebra import AlgebraResult, is_probe
 from harness.config import ConfigError, Split, TrialConfig, identity, validate
@@ -23,6 +23,7 @@ from harness.gradients import relative_distance
 from harness.lock_step import REFERENCE, LockStep, Setting
 from harness.micro_batch import Even, Ragged, SplitPlan, hash_seed, windows
 from harness.oracle import clipped, snapshot
+from harness.poison import PoisonedWindow
 from harness.recipe import Arm, Recipe
 from harness.verdict import Evidence, Outcome, Rounding, Trajectory, judge
 from harness.workloads import Batch
@@ -112,13 +113,16 @@ def run_trial(config: TrialConfig, on_step: OnStep, candidates: Sequence[Candida
         check_splits(setting, chosen)
         recipes = {REFERENCE: full_batch(config)} | {candidate.label: candidate.recipe for candidate in chosen}
         assert len(recipes) == len(chosen) + 1, "candidates need distinct names"
-        stream = list(itertools.islice(_windows(setting), max(config.steps, config.algebra_steps)))
+        stream = list(itertools.islice(_windows(setting), max(2, config.steps, config.algebra_steps)))
         clock = Clock()
         floor_arm = next(candidate.label for candidate in chosen if candidate.arm == PERMUTED)
         exact = algebra.measure(setting, recipes, stream[: config.algebra_steps], floor_arm)
         clock.lap("algebra")
         rounded = rounding.measure(setting, recipes, stream[0])
         clock.lap("rounding")
+        non_finite = poison.measure(setting, recipes, stream[:2])
+        exact = {label: _beside_poison(result, non_finite, label) for label, result in exact.items()}
+        clock.lap("poison")
         lock, distances = _train(setting, recipes, stream[: config.steps], on_step)
         clock.lap("training")
         short = [ids for ids in stream if len(ids) < config.effective_batch]
@@ -266,6 +270,12 @@ def outcome(arm: Arm, losses: Sequence[float]) -> Row:
         "held_out_loss": loss / terms,
         "held_out_accuracy": correct / terms,
     }
+
+
+def _beside_poison(result: AlgebraResult, windows: Mapping[str, PoisonedWindow], label: str) -> AlgebraResult:
+    """What L0 found of an arm, and what it did with a window that is not finite."""
+    signature = dataclasses.replace(result.signature, survivors_error=windows[label].survivors)
+    return dataclasses.replace(result, signature=signature, counters={**result.counters, **poison.differing(windows, label)})
 
 
 def _arm_row(

@@ -14,7 +14,7 @@ LEVELS = [
     {"recipe", "oracle", "record", "tracking", "progress", "verdict"},
     {"store", "causes", "faults"},
     {"lock_step"},
-    {"algebra", "rounding"},
+    {"algebra", "rounding", "poison"},
     {"ablation"},
     {"trial", "audit"},
     {"experiment"},

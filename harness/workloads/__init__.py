@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 
 
@@ -23,6 +24,15 @@ class Batch:
         """The chosen rows, in the order of `index` (a CPU index tensor or a slice)."""
         on_device = index if isinstance(index, slice) else index.to(self.inputs.device)
         return Batch(ids=self.ids[index], inputs=self.inputs[on_device], targets=self.targets[on_device])
+
+    def holds(self, ids: Tensor) -> bool:
+        """Whether `ids` are exactly this batch's samples, in any order."""
+        return torch.equal(ids.sort().values, self.ids.sort().values)
+
+    def in_order(self, ids: Tensor) -> Batch:
+        """The rows in the order of `ids`, a permutation of this batch's."""
+        assert self.holds(ids)
+        return self.rows(self.ids.argsort()[ids.argsort().argsort()])
 
 
 class Workload(Protocol):
