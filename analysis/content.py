@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -20,11 +21,16 @@ class Material:
     experiment: Experiment
     results: Results
     steps: pd.DataFrame  # step rows of the drawn trials, with the columns of their arms
+    read_steps: Callable[[Iterable[str]], pd.DataFrame]  # step rows of the trials named, with a column `trial`
     l4: pd.DataFrame  # tables.convergence
 
     @property
     def arms(self) -> pd.DataFrame:
         return self.results.arms
+
+    @property
+    def measurements(self) -> pd.DataFrame:
+        return self.results.measurements
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,8 @@ def with_visibility(results: Path, loaded: load.Results) -> load.Results:
 
 def _without(frame: pd.DataFrame, lost: set[tuple[str, str]]) -> pd.DataFrame:
     keys = zip(frame["experiment"], frame["trial"], strict=True)
-    return frame[[key not in lost for key in keys]].reset_index(drop=True)
+    kept = pd.Series([key not in lost for key in keys], index=frame.index, dtype=bool)
+    return frame[kept].reset_index(drop=True)
 
 
 def to_table(arms: pd.DataFrame) -> pd.DataFrame:

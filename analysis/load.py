@@ -43,6 +43,11 @@ EVIDENCE: dict[str, tuple[str, str, Any]] = {
     "final_distance": ("trajectory", "final_distance", math.nan),
 }
 OUTCOMES = ("final_loss", "tail_loss", "held_out_loss", "held_out_accuracy")
+ARM_COLUMNS = (
+    *VERDICT_COLUMNS, *EVIDENCE, *OUTCOMES, *(f"full_{name}" for name in OUTCOMES),
+    "group", "model", "fault", "changes", "ragged", "jump_step", "oracle_error", "counters", "reasons", "steps", "clip_norm",
+)  # fmt: skip
+FLAGS = ("counters_ok", "explained", "fault", "changes", "ragged", "clipping_active", "unequal_terms")
 STEP_COLUMNS = ("step", "arm", "accumulation_steps", "replicate", "loss", "gradient_distance", "scale", "cosine",
                 "parameter_distance", "gradient_error")  # fmt: skip
 
@@ -64,6 +69,7 @@ class Results:
     arms: (
         pd.DataFrame
     )  # one row per trial and arm: the verdict columns, evidence, outcomes of the arm and (full_*) of the full batch
+    measurements: pd.DataFrame  # one row per measurement of the studies that judge no arms: settings of the trial, and its values
     trials: pd.DataFrame  # one row per finished trial: names, group, versions, seconds by phase
     missing: tuple[Missing, ...]  # running, unfinished, failed and damaged trials
 
@@ -71,6 +77,7 @@ class Results:
         """The part that belongs to one experiment."""
         return Results(
             self.arms[self.arms["experiment"] == experiment].reset_index(drop=True),
+            self.measurements[self.measurements["experiment"] == experiment].dropna(axis=1, how="all").reset_index(drop=True),
             self.trials[self.trials["experiment"] == experiment].reset_index(drop=True),
             tuple(one for one in self.missing if one.experiment == experiment),
         )
@@ -83,7 +90,7 @@ class Results:
 
 def read(results: Path | str, experiment: str | None = None) -> Results:
     """Read every `trial.json` once; step rows stay on disk. Sorted by experiment, trial, arm and accumulation steps."""
-    arms, trials, missing = Columns(), Columns(), []
+    arms, measurements, trials, missing = Columns(), Columns(), Columns(), []
     for status in Store(results).status(experiment):
         detail = status.detail
         if status.state == State.finished:
@@ -94,11 +101,17 @@ def read(results: Path | str, experiment: str | None = None) -> Results:
                 missing.append(Missing(status.experiment, status.trial, str(State.damaged), _one_line(error)))
                 continue
             arms.extend(rows)
+            measurements.extend({**settings(trial), **row} for row in trial.record.get("measurements", ()))
             trials.extend([_trial(trial)])
         else:
             missing.append(Missing(status.experiment, status.trial, str(status.state), detail))
     order = ["experiment", "trial", "arm", "accumulation_steps"]
-    return Results(arms.frame(VERDICT_COLUMNS, order), trials.frame(("experiment", "trial"), order[:2]), tuple(missing))
+    return Results(
+        arms.frame(ARM_COLUMNS, order),
+        measurements.frame(("experiment", "trial"), order[:2]),
+        trials.frame(("experiment", "trial"), order[:2]),
+        tuple(missing),
+    )
 
 
 def from_store(results: Path | str, experiment: str | None = None) -> pd.DataFrame:
@@ -137,7 +150,10 @@ class Columns:
     def frame(self, columns: Sequence[str], order: list[str]) -> pd.DataFrame:
         """Sorted; `columns` come first, and exist also when there are no rows."""
         names = (*columns, *sorted(self._values.keys() - set(columns)))
+        kinds = dict.fromkeys(names, object) | dict.fromkeys(FLAGS, bool)
         frame = pd.DataFrame({name: self._values.get(name, []) for name in names})
+        if frame.empty:  # without values pandas cannot know that names are text and flags truth values
+            frame = frame.astype({name: kinds[name] for name in names})
         return frame.sort_values(order, kind="stable", ignore_index=True)
 
 
@@ -162,6 +178,21 @@ def _arm(trial: StoredTrial, arm: Mapping[str, Any]) -> dict[str, Any]:
         "clip_norm": _number(trial.config.get("clip_norm")),
         **{name: _number(arm.get("outcome", {}).get(name)) for name in OUTCOMES},
         **{f"full_{name}": _number(trial.record.get("reference", {}).get(name)) for name in OUTCOMES},
+    }
+
+
+def settings(trial: StoredTrial) -> dict[str, Any]:
+    """What distinguishes a trial from others: the scalar settings, those of the optimizer and the model by their own names."""
+    config = trial.config
+    nested = {**config.get("workload", {}), **config.get("optimizer", {})}
+    scalars = {name: value for name, value in {**nested, **config}.items() if not isinstance(value, (dict, list))}
+    return {
+        **scalars,
+        "experiment": trial.experiment,
+        "trial": trial.trial,
+        "group": group(config),
+        "optimizer": nested.get("name"),
+        "workload": nested.get("data"),
     }
 
 

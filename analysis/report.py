@@ -15,7 +15,7 @@ import jinja2
 import pandas as pd
 from markupsafe import Markup
 
-from analysis import faults, load, sections, style, tables
+from analysis import faults, ledger, load, sections, style, tables
 from analysis.content import Material, Picture, Section, Text, number
 from experiments import Answer, Experiment, registered
 from harness.record import write_whole
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def write(results: Path, out: Path) -> Path:
-    """Write figures, `verdicts.csv`, `faults.csv` and, last, `index.html`, each whole or not at all.
+    """Write figures, `verdicts.csv`, `claims.csv`, `faults.csv` and, last, `index.html`, each whole or not at all.
 
     Raises NothingToReport without trials. A store without faults of the catalogue has no `faults.csv`: one that an earlier
     report left there is removed.
@@ -65,6 +65,7 @@ def write(results: Path, out: Path) -> Path:
     if loaded.trials.empty:
         raise NothingToReport(_nothing(results, loaded.missing))
     articles = list(_articles(results, loaded))
+    claims = ledger.table(loaded)
     pictures = {
         f"{article.experiment.name}-{block.name}": (block, style.to_svg(block.figure))
         for article in articles
@@ -72,12 +73,15 @@ def write(results: Path, out: Path) -> Path:
         for block in section.blocks
         if isinstance(block, Picture)
     }
-    page = _page(loaded, articles, {name: style.inline(svg, name, picture.alt) for name, (picture, svg) in pictures.items()})
+    page = _page(
+        loaded, articles, claims, {name: style.inline(svg, name, picture.alt) for name, (picture, svg) in pictures.items()}
+    )
     (out / "figures").mkdir(parents=True, exist_ok=True)
     for name, (_, svg) in pictures.items():
         write_whole(out / "figures" / f"{name}.svg", svg)
     write_whole(out / "verdicts.csv", tables.to_csv(tables.verdicts(loaded.arms)))
     _write_faults(loaded.arms, out / "faults.csv")
+    write_whole(out / "claims.csv", tables.to_csv(claims))
     write_whole(out / "index.html", page.encode())
     return out / "index.html"
 
@@ -113,13 +117,15 @@ def _article(results: Path, own: load.Results, experiment: Experiment) -> Articl
         experiment=experiment,
         results=own,
         steps=rows.merge(labels, on="trial"),
+        read_steps=lambda trials: load.steps(results, experiment.name, trials)[0],
         l4=tables.convergence(own.arms, experiment.margin),
     )
     shown = tuple(section for make in experiment.sections if (section := make(material)) is not None)
     if damaged:
         lost = "; ".join(f"{one.trial} ({one.detail})" for one in damaged)
         shown = (*shown, Section("Curves that are missing", (Text(f"The step rows of these trials cannot be read: {lost}."),)))
-    return Article(experiment, experiment.answer(own.arms), shown, own)
+    answer = ledger.answer(experiment, own) if experiment.answer is None else experiment.answer(own.arms)
+    return Article(experiment, answer, shown, own)
 
 
 def _unregistered(name: str) -> Experiment:
@@ -137,14 +143,12 @@ def _unregistered(name: str) -> Experiment:
         question="Single trials, without a question fixed beforehand.",
         prediction="",
         rule="",
-        margin=0.02,
-        margin_reason="0.02 nats of loss is a change of perplexity of 2%",
         answer=count,
         sections=(sections.verdict_matrix, sections.gradient_error, sections.algebra, sections.losses, sections.unjudged),
     )
 
 
-def _page(loaded: load.Results, articles: Sequence[Article], figures: dict[str, str]) -> str:
+def _page(loaded: load.Results, articles: Sequence[Article], claims: pd.DataFrame, figures: dict[str, str]) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -155,6 +159,7 @@ def _page(loaded: load.Results, articles: Sequence[Article], figures: dict[str, 
     gates = {"algebra": ALGEBRA_GATE, "trajectory": TRAJECTORY_GATE, "rounding": ROUNDING_GATE, "rank": RANK_LEVEL}
     return environment.get_template("report.html.j2").render(
         articles=articles,
+        ledger=ledger.section(claims),
         figures={name: Markup(svg) for name, svg in figures.items()},
         meanings=[(state, sections.SYMBOLS[state], words) for state, words in sections.MEANINGS.items()],
         gates={name: f"{gate:g}" for name, gate in gates.items()},

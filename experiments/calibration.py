@@ -118,8 +118,6 @@ EXPERIMENT = Experiment(
     rule="An alarm is an arm judged different or degraded; every arm of these trials is correct. One in float64 or float32 "
     f"refutes the prediction, as do more than 1% in a 16-bit format. Fewer than {ENOUGH} trials, or than {ENOUGH} arms "
     "in float64 and float32, leave it open.",
-    margin=0.02,
-    margin_reason="0.02 nats of loss is a change of perplexity of 2%",
     answer=answer,
     sections=(levels, vacuity),
 )

@@ -217,8 +217,6 @@ EXPERIMENT = Experiment(
     "its verdict or its causes. Confidently wrong: a cause is named that is neither the fault's nor the correct arm's, "
     "without “unexplained” beside it. The measured shares decide: one missed arm refutes the prediction, and fewer than "
     f"{ENOUGH} arms leave it open.",
-    margin=0.02,
-    margin_reason="0.02 nats of loss is a change of perplexity of 2%",
     answer=answer,
     sections=(matrix, misses, settings, elsewhere),
 )

@@ -108,8 +108,6 @@ EXPERIMENT = Experiment(
     rule="The smallest planted size from which on every larger one is found in at least 95% of the trials, per precision and"
     " kind. The prediction holds when it is at most the target for all three kinds in both precisions; "
     f"fewer than {ENOUGH} trials of a size leave it open.",
-    margin=0.02,
-    margin_reason="0.02 nats of loss is a change of perplexity of 2%",
     answer=answer,
     sections=(curves,),
 )

@@ -79,6 +79,14 @@ class Device(StrEnum):
     cuda = "cuda"
 
 
+class Study(StrEnum):
+    """What is measured of a trial: a module of `harness/studies/` each."""
+
+    verdicts = "verdicts"  # every arm judged, L0 to L3
+    convergence = "convergence"  # training alone, for many seeds
+    model_bytes = "model_bytes"
+
+
 class TrackingMode(StrEnum):
     offline = "offline"
     online = "online"
@@ -141,6 +149,7 @@ class TrialConfig:
     """Everything that can change a number of a trial, and nothing else: its hash is the trial's identity."""
 
     experiment: str = "single"
+    study: Study = Study.verdicts
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
     data: DataConfig = field(default_factory=DataConfig)
     norm: Norm = Norm.none

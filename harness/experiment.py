@@ -34,7 +34,7 @@ from harness.store import State, Store, StoreWarning, TrialTaken
 TrialFunction = Callable[[HarnessConfig], None]
 
 # Imported once, before the first child: wandb and pyarrow alone would cost every trial half a second.
-PRELOAD: tuple[str, ...] = ("torch", "wandb", "pyarrow.parquet", "harness.trial", "harness.tracking")
+PRELOAD: tuple[str, ...] = ("torch", "wandb", "pyarrow.parquet", "harness.studies.verdicts", "harness.tracking")
 GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
 RETRY_SECONDS = 2.0  # how often a trial that another process runs is looked at
 MOST_WARNINGS = 3  # of one trial that are shown
@@ -88,11 +88,9 @@ class Interrupted(KeyboardInterrupt):
 
 def run_one(config: HarnessConfig) -> None:
     """Run a trial into the store and its W&B mirror. TrialTaken when another process has it, or it is finished."""
-    from harness import faults
-    from harness.trial import run_trial, with_faults
+    from harness import studies
 
     trial, name, started = config.trial, identity(config.trial), time.monotonic()
-    candidates = with_faults(trial, {fault: faults.named(fault, trial.precision) for fault in faults.names(trial)})
     with (
         Store(config.results).open_trial(trial.experiment, name, to_dict(trial)) as writer,
         tracking.open_run(
@@ -105,11 +103,11 @@ def run_one(config: HarnessConfig) -> None:
                 writer.row(row)
             mirror.log(step, flat_metrics(rows))
 
-        result = run_trial(trial, on_step, candidates)
-        phases = result.summary["seconds"]
+        record = studies.run(trial, on_step)
+        phases = record["seconds"]
         phases["other"] = time.monotonic() - started - sum(phases.values())
-        writer.finish({**result.summary, "arms": result.arms, "faults": faults.expected(trial)})
-        mirror.finish({f"verdict/{arm['arm']}-{arm['accumulation_steps']}": arm["verdict"] for arm in result.arms})
+        writer.finish(record)
+        mirror.finish({f"verdict/{arm['arm']}-{arm['accumulation_steps']}": arm["verdict"] for arm in record["arms"]})
 
 
 def _tags(trial: TrialConfig) -> list[str]:

@@ -17,6 +17,7 @@ LEVELS = [
     {"algebra", "rounding", "poison"},
     {"ablation"},
     {"trial", "audit"},
+    {"studies"},
     {"experiment"},
     {"run"},
     {"__main__"},

@@ -100,7 +100,7 @@ BAD_INPUT = {
     "optimzer=adam": "optimzer: expected a known setting; did you mean optimizer?",
     "optimizer.momentm=1": "optimizer.momentm: expected a known setting; did you mean momentum?",
     "+optimizer.momentm=0.9": "optimizer.momentm=0.9: expected a known setting; did you mean momentum?",
-    "+zzz=1": "zzz=1: expected one of experiment, workload, data,",
+    "+zzz=1": "zzz=1: expected one of experiment, study, workload,",
     "optimizer@other=adam": "optimizer@other: expected a known setting; did you mean optimizer?",
     "optimizer.lr=-1": "optimizer.lr=-1.0: expected a positive number",
     "optimizer.lr=nan": "optimizer.lr=nan: expected a positive number",
@@ -133,8 +133,9 @@ BAD_INPUT = {
     "-m optimizer=sgd,adma": "optimizer=adma: expected one of adam, adamw, momentum, nesterov, sgd (trial 2 of 2: ",
     "-m hydra/launcher=basic seed=0,-1": "seed=-1: expected 0 to 2**63 - 1, what a generator takes (trial 2 of 2: ",
     "+experiment=equivalence precison=float32": "precison: expected a known setting; did you mean precision?",
-    "+experiment=equivalence steps=0": "steps=0: expected 1 or more (trial 1 of 68: ",
+    "+experiment=equivalence steps=0": "steps=0: expected 1 or more (trial 1 of 70: ",
     "+experiment=equivalence workload=text norm=batch": "+experiment=equivalence workload=text norm=batch: expected ",
+    "+experiment=accounting hydra.sweeper.size=small": "hydra.sweeper.size=small: expected one of full, quick",
     "hydra/launcher=nope": "hydra/launcher=nope: expected one of basic, forkserver",
     "-m --cfg job": "-m --cfg job: ",
 }
@@ -169,18 +170,19 @@ def test_a_sweep_takes_lists_and_ranges(command: Command) -> None:
 
 
 EQUIVALENCE = {
-    "": 68,
-    "seed=0 optimizer=adam": 10,
+    "": 70,
+    "seed=0 optimizer=adam": 11,
     "workload=text": 12,
-    "workload=digits": 56,
+    "workload=digits": 58,
     "norm=layer": 14,
     "norm=batch": 18,
-    "seed=7": 54 // 3 + 12 // 3 + 2,
-    "optimizer=adamw": 54 // 3 + 12 // 2 + 2,
-    "optimizer=adam,adamw seed=0": 12 + 4 + 4,
+    "seed=7": 54 // 3 + 12 // 3 + 2 + 2,
+    "optimizer=adamw": 54 // 3 + 12 // 2 + 2 + 1,
+    "optimizer=adam,adamw seed=0": 12 + 4 + 4 + 2,
     "norm=layer workload=digits": 2,
-    "accumulation_steps=[2]": 68,
-    "steps=10,20": 136,
+    "accumulation_steps=[2]": 70,
+    "steps=10,20": 140,
+    "hydra.sweeper.size=quick": 70,
 }
 
 
@@ -195,12 +197,20 @@ def test_the_equivalence_grid(command: Command) -> None:
     _, configs = command("+experiment=equivalence")
     by_grid = Counter((config.workload.label, config.norm == Norm.layer, config.split) for config in configs)
     assert by_grid == {
-        ("digits", False, Split.even): 54,
+        ("digits", False, Split.even): 54 + 2,
         ("text", True, Split.ragged): 12,
         ("digits", True, Split.even): 2,
     }
     assert {config.experiment for config in configs} == {"equivalence"}
-    assert {config.accumulation_steps for config in configs} == {(2, 4, 8, 16)}
+    assert Counter(config.accumulation_steps for config in configs) == {(2, 4, 8, 16): 68, (2, 4): 2}
+
+
+def test_the_quick_grid_is_a_part_of_the_full_one(command: Command) -> None:
+    _, full = command("+experiment=accounting")
+    _, quick = command("+experiment=accounting", "hydra.sweeper.size=quick")
+    assert set(quick) < set(full) and len(quick) == 4
+    _, restricted = command("+experiment=accounting", "hydra.sweeper.size=quick", "optimizer=adam")
+    assert set(restricted) == {config for config in quick if config.optimizer.name == OptimizerName.adam}
 
 
 def test_fast_composition_is_hydras_composition(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,10 +21,15 @@ class GridsSweeperConf:
     _target_: str = "hydra_plugins.harness_sweeper.GridsSweeper"
     params: dict[str, Any] | None = None  # axes of every grid, as in the basic sweeper
     grids: list[dict[str, Any]] = field(default_factory=list)
+    quick: dict[str, Any] = field(
+        default_factory=dict
+    )  # axes of the quick grid, which win over the grids as the command line does
+    size: str = "full"  # or quick
 
 
 ConfigStore.instance().store(group="hydra/sweeper", name="grids", node=GridsSweeperConf, provider="harness")
 
+SIZES = ("full", "quick")
 Grid = dict[str, list[str]]  # axis: its overrides, one per value
 
 
@@ -34,11 +39,21 @@ class GridsSweeper(BasicSweeper):
     The command line wins over the grids. Where some grid lists each of the values it gives for an axis, it restricts: grids keep
     the values they share with it, and a grid of that axis that shares none is left out. Otherwise it replaces the axis in all
     grids (`optimizer=adamw`). A grid that does not name the axis takes the values given.
+
+    The quick grid (`hydra.sweeper.size=quick`) is the grids under the axes of `quick`, as if those were on the command line.
     """
 
-    def __init__(self, params: Mapping[str, Any] | None = None, grids: Sequence[Mapping[str, Any]] = ()) -> None:
-        super().__init__(max_batch_size=None, params={key: str(value) for key, value in (params or {}).items()})
-        self.grids = [{key: str(value) for key, value in grid.items()} for grid in grids]
+    def __init__(
+        self,
+        params: Mapping[str, Any] | None = None,
+        grids: Sequence[Mapping[str, Any]] = (),
+        quick: Mapping[str, Any] | None = None,
+        size: str = "full",
+    ) -> None:
+        super().__init__(max_batch_size=None, params=_texts(params or {}))
+        self.grids = [_texts(grid) for grid in grids]
+        self.quick = _texts(quick or {})
+        self.size = size
 
     def sweep(self, arguments: list[str]) -> Any:
         from harness.run import Composer
@@ -51,7 +66,11 @@ class GridsSweeper(BasicSweeper):
             _axes(parser.parse_overrides([f"{key}={value}" for key, value in (self.params | grid).items()]))
             for grid in self.grids or [{}]
         ]
-        cells = union(restrict(grids, given))
+        if self.size not in SIZES:
+            raise ConfigCompositionException(f"hydra.sweeper.size={self.size}: expected one of {', '.join(SIZES)}")
+        wanted = self.quick.items() if self.size == "quick" else ()
+        quick = _axes(parser.parse_overrides([f"{key}={value}" for key, value in wanted]))
+        cells = union(restrict(restrict(grids, quick), given))
         if not cells:
             raise ConfigCompositionException(
                 f"{' '.join(arguments)}: expected values that one grid of the experiment has together"
@@ -62,6 +81,10 @@ class GridsSweeper(BasicSweeper):
         for result in results:
             _ = result.return_value  # raises what the job raised
         return results
+
+
+def _texts(values: Mapping[str, Any]) -> dict[str, str]:
+    return {key: str(value) for key, value in values.items()}
 
 
 def _axes(overrides: Sequence[Override]) -> Grid:

@@ -1,0 +1,87 @@
+"""The ledger of claims: each id of `experiments/claims.csv`, and what the results say of it by the rule of its experiment."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+
+import experiments
+from analysis.content import Section, Table, number
+from analysis.load import Results
+from experiments import Answer, Claim, Experiment, Finding, Ruling
+
+COLUMNS = ("id", "source", "claim", "verdict", "measured", "threshold", "n", "experiment", "explanation")
+DECIDED = (Ruling.confirmed, Ruling.refuted, Ruling.conditional, Ruling.not_testable)
+
+
+def claims() -> pd.DataFrame:
+    """Every claim, in the order of the ledger: `id`, `source`, `claim`."""
+    return pd.read_csv(Path(experiments.__file__).with_name("claims.csv"), dtype=str)
+
+
+def findings(experiment: Experiment, own: Results) -> dict[str, Finding]:
+    """What an experiment's results say of its claims; `no data` where it has no finished trial."""
+    return {claim.id: _decide(claim, own) for claim in experiment.claims}
+
+
+def _decide(claim: Claim, own: Results) -> Finding:
+    if own.trials.empty:
+        return Finding(verdict=Ruling.no_data, measured=math.nan, threshold="", n=0, explanation="No trial of it is finished.")
+    return claim.decide(own)
+
+
+def table(results: Results) -> pd.DataFrame:
+    """`claims.csv`: one row per claim. A claim that no experiment decides is `pending`; two experiments have one row together."""
+    deciding = list(experiments.registered().values())
+    found = [(experiment.name, findings(experiment, results.of(experiment.name))) for experiment in deciding]
+    rows = []
+    for row in claims().to_dict("records"):
+        own = {name: by_id[row["id"]] for name, by_id in found if row["id"] in by_id}
+        one = _together(list(own.values()))
+        rows.append(row | dataclasses.asdict(one) | {"verdict": str(one.verdict), "experiment": ", ".join(own)})
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def _together(found: list[Finding]) -> Finding:
+    """One finding of several on the same claim: theirs where they agree, undecided where one is, else `conditional`."""
+    if not found:
+        text = "No experiment of this project decides it yet."
+        return Finding(verdict=Ruling.pending, measured=math.nan, threshold="", n=0, explanation=text)
+    verdicts = {one.verdict for one in found}
+    undecided = [one.verdict for one in found if one.verdict not in DECIDED]
+    verdict = verdicts.pop() if len(verdicts) == 1 else next(iter(undecided), Ruling.conditional)
+    return Finding(
+        verdict=verdict,
+        measured=found[0].measured,
+        threshold=found[0].threshold,
+        n=sum(one.n for one in found),
+        explanation=" ".join(one.explanation for one in found),
+    )
+
+
+def answer(experiment: Experiment, own: Results) -> Answer:
+    """The answer of an experiment that is decided by its claims: held when every one of them fell as expected."""
+    found = findings(experiment, own)
+    sentences = tuple(f"{name}: {one.verdict}. {one.explanation}" for name, one in found.items())
+    fell = [(one.verdict, claim.expects) for claim, one in zip(experiment.claims, found.values(), strict=True)]
+    if any(verdict in DECIDED and verdict != expected for verdict, expected in fell):
+        return Answer(sentences, False)
+    return Answer(sentences, True if all(verdict in DECIDED for verdict, _ in fell) else None)
+
+
+def section(ledger: pd.DataFrame) -> Section:
+    """The ledger as a table of the page."""
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in ledger["verdict"].value_counts().items())
+    caption = f"{len(ledger)} claims: {counts}. Every verdict is computed from the stored results by the rule of its experiment."
+    head = ("id", "claim", "source", "verdict", "measured", "held against", "n", "experiment", "why")
+    return Section("What the texts claim, and what was measured", (Table(head, tuple(_rows(ledger)), caption),))
+
+
+def _rows(ledger: pd.DataFrame) -> Iterator[tuple[str, ...]]:
+    for row in ledger.to_dict("records"):
+        measured = (number(row["measured"]), row["threshold"], str(row["n"]) if row["n"] else "-")
+        yield row["id"], row["claim"], row["source"], row["verdict"], *measured, row["experiment"] or "-", row["explanation"]

@@ -1,0 +1,172 @@
+"""What does accumulation keep in memory, and do the texts' sums come out? Bytes that were counted, and arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pandas as pd
+
+from analysis.content import Material, Section, Table
+from analysis.load import Results
+from experiments import Claim, Experiment, Finding, Ruling, undecided
+
+ADAM = ("adam", "adamw")
+CLOSE = 0.02  # relative, of a sum that a text rounds to two or three digits
+MODEL_STATE = ["parameter_bytes", "gradient_bytes", "state_bytes"]
+
+
+def spread_over_n(rows: pd.DataFrame, columns: list[str]) -> float:
+    """Largest relative change of the summed bytes from one N to another, over the trials."""
+    totals = rows.assign(total=rows[columns].sum(axis=1)).groupby("trial")["total"]
+    return float((totals.max() / totals.min() - 1).max())
+
+
+def models_become_larger(results: Results) -> Finding:
+    """D4: the bytes of weights, gradients and optimizer state do not depend on N, so no larger model fits."""
+    rows = results.measurements
+    spread = spread_over_n(rows, MODEL_STATE)
+    return Finding(
+        verdict=Ruling.refuted if spread == 0 else Ruling.conditional,
+        measured=spread,
+        threshold="model state at N over N = 1, less 1: 0",
+        n=len(rows),
+        explanation="Weights, gradients and optimizer state take the same bytes at every N: accumulation saves activations, it "
+        "makes room for no larger model state.",
+    )
+
+
+def gradient_buffer_grows(results: Results) -> Finding:
+    """D5: the bytes of the gradients, over N."""
+    rows = results.measurements
+    spread = spread_over_n(rows, ["gradient_bytes"])
+    return Finding(
+        verdict=Ruling.refuted if spread == 0 else Ruling.confirmed,
+        measured=spread,
+        threshold="gradient bytes at N over N = 1, less 1: 0",
+        n=len(rows),
+        explanation="One buffer of the parameters' size holds the sum, whatever N.",
+    )
+
+
+def bytes_per_parameter(results: Results) -> Finding:
+    """D7: parameters, gradients and Adam's state, in bytes per parameter, times 1.3e9."""
+    rows = results.measurements
+    adam = rows[rows["optimizer"].isin(ADAM)]
+    if adam.empty:
+        return undecided("It takes trials with Adam.", 0)
+    each = adam[MODEL_STATE].sum(axis=1) / adam["num_parameters"]
+    needed = 1.3e9 * float(each.median()) / 1e9
+    return Finding(
+        verdict=Ruling.confirmed if abs(needed / 10.4 - 1) <= CLOSE else Ruling.refuted,
+        measured=needed,
+        threshold="10.4 GB within 2%",
+        n=len(adam),
+        explanation=f"Adam under autocast keeps {each.median():.4g} bytes per parameter (weights, gradients and two moments in "
+        f"float32): {needed:.1f} GB for 1.3B parameters. 10.4 GB is weights and gradients alone.",
+    )
+
+
+def adam_copies(results: Results) -> Finding:
+    """D11: bytes of Adam's state over those of the parameters. S3 says two; S0 says one."""
+    rows = results.measurements
+    adam = rows[rows["optimizer"].isin(ADAM)]
+    if adam.empty:
+        return undecided("It takes trials with Adam.", 0)
+    copies = adam["state_bytes"] / adam["parameter_bytes"]
+    return Finding(
+        verdict=Ruling.conditional if copies.eq(2).all() else Ruling.refuted,
+        measured=float(copies.median()),
+        threshold="2 (S3), not 1 (S0)",
+        n=len(adam),
+        explanation="Two copies: the first and the second moment. S3 is right, S0 is not.",
+    )
+
+
+# Arithmetic --------------------------------------------------------------------------------------------------------------------
+
+
+def arithmetic(value: float, claimed: float, explanation: str, results: Results) -> Finding:
+    """A sum that a text gives, done again: confirmed within `CLOSE`."""
+    return Finding(
+        verdict=Ruling.confirmed if abs(value / claimed - 1) <= CLOSE else Ruling.refuted,
+        measured=value,
+        threshold=f"{claimed:g} within 2%",
+        n=1,
+        explanation=explanation,
+    )
+
+
+def not_testable(explanation: str, results: Results) -> Finding:
+    return Finding(verdict=Ruling.not_testable, measured=float("nan"), threshold="", n=0, explanation=explanation)
+
+
+def claim(name: str, expects: Ruling, rule: str, decide: Callable[[Results], Finding]) -> Claim:
+    return Claim(id=name, expects=expects, rule=rule, decide=decide)
+
+
+CANNOT = {
+    "D3": "Training keeps no key-value cache: there is nothing to save.",
+    "G4": "How often a service runs out of memory is no experiment's; what its micro-batching computes is the audit's.",
+    "G5": "What a company runs in production leaves no trace that could be measured.",
+    "G6": "How a model was trained in 2018 cannot be measured; its paper reports TPU pods.",
+    "G7": "How a model was trained cannot be measured; its paper gives the batch, and does not say that it was accumulated.",
+    "G10": "Without task, model and criterion there is no best batch size; the same text praises millions of tokens.",
+}
+
+CLAIMS = (
+    claim("D4", Ruling.refuted, "Refuted when the bytes of the model state are the same at every N.", models_become_larger),
+    claim("D5", Ruling.refuted, "Refuted when the bytes of the gradients are the same at every N.", gradient_buffer_grows),
+    claim(
+        "D7", Ruling.refuted, "Measured bytes per parameter under Adam x 1.3e9, against 10.4 GB within 2%.", bytes_per_parameter
+    ),
+    claim(
+        "D8",
+        Ruling.confirmed,
+        "524288 / 8192 against 64.",
+        partial(arithmetic, 524288 / 8192, 64, "524288 tokens are 64 windows of 8192, exactly."),
+    ),
+    claim("D11", Ruling.conditional, "Conditional when Adam's state takes twice the parameters' bytes.", adam_copies),
+    claim(
+        "G8",
+        Ruling.refuted,
+        "Words of one GPU against tokens of the whole batch.",
+        partial(arithmetic, 16e6, 4e6, "16M words on one GPU are already more than the 4M tokens of the whole batch."),
+    ),
+    claim(
+        "G9",
+        Ruling.confirmed,
+        "70e9 parameters x 2 bytes against 140 GB.",
+        partial(arithmetic, 70e9 * 2 / 1e9, 140, "At 2 bytes per parameter, weights alone."),
+    ),
+    *(claim(name, Ruling.not_testable, "No run can decide it.", partial(not_testable, why)) for name, why in CANNOT.items()),
+)
+
+
+def byte_table(material: Material) -> Section | None:
+    rows = material.measurements
+    if rows.empty:
+        return None
+    per = rows.assign(**{name: rows[name] / rows["num_parameters"] for name in MODEL_STATE})
+    grouped = per.groupby(["optimizer", "precision", "accumulation_steps"], as_index=False)[MODEL_STATE].median()
+    head = ("optimizer", "precision", "N", "parameters", "gradients", "optimizer state")
+    cells = tuple(
+        (row["optimizer"], row["precision"], str(row["accumulation_steps"]), *(f"{row[name]:.4g}" for name in MODEL_STATE))
+        for row in grouped.to_dict("records")
+    )
+    caption = "Bytes per parameter that stay from one micro-batch to the next, counted on the live tensors; medians over models."
+    return Section("Bytes that accumulation does not save", (Table(head, cells, caption, folded=True),))
+
+
+EXPERIMENT = Experiment(
+    name="accounting",
+    title="What does accumulation keep in memory, and do the texts' sums come out?",
+    question="Do parameters, gradients or optimizer state take fewer (or more) bytes when a batch is accumulated? And which of "
+    "the sums that the texts give are right?",
+    prediction="The model state takes the same bytes at every N; Adam's is two copies of the parameters; of the sums, D8 and G9 "
+    "come out, D7 and G8 do not.",
+    rule="Bytes are counted on the live tensors of one window at N = 1, 2, 8, 32 and have to be the same at every N; sums have "
+    "to come out within 2%. Claims about how somebody trained, or what a service does, are not testable here.",
+    claims=CLAIMS,
+    sections=(byte_table,),
+)

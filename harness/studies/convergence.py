@@ -1,0 +1,62 @@
+"""Where training ends: every arm trained on the same windows from the same weights, and nothing measured on the way but the loss.
+
+L4 of docs/equivalence.md alone: it costs the bare training, so that many seeds and learning rates can be afforded.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from harness import faults
+from harness.config import TrialConfig
+from harness.determinism import fixed_randomness
+from harness.lock_step import REFERENCE, Setting
+from harness.micro_batch import hash_seed, windows
+from harness.recipe import take_step
+from harness.studies import OnStep, Row, measured
+from harness.trial import Candidate, check_splits, full_batch, outcome, with_faults
+
+
+def run(config: TrialConfig, on_step: OnStep) -> Row:
+    """One row per arm: the full batch, every N, the permuted full batch (the null), and the faults that are asked for."""
+    return measured(config, lambda setting: measure(setting, on_step))
+
+
+def measure(setting: Setting, on_step: OnStep) -> list[Row]:
+    """Train all arms together for the configured steps; `outcome` of each at the end, per loss term and nats."""
+    config = setting.config
+    chosen = [
+        Candidate(REFERENCE, full_batch(config)),
+        *with_faults(config, {name: faults.named(name, config.precision) for name in faults.names(config)}),
+    ]
+    check_splits(setting, chosen)
+    arms = [
+        setting.arm(candidate.recipe, config.precision, total_steps=config.steps, clip_norm=config.clip_norm)
+        for candidate in chosen
+    ]
+    losses: list[list[float]] = [[] for _ in chosen]
+    stream = windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window)
+    num_samples = 0
+    for t, ids in enumerate(itertools.islice(stream, config.steps)):
+        window = arms[0].workload.batch(ids)
+        num_samples += len(ids)
+        for arm, own in zip(arms, losses, strict=True):
+            with fixed_randomness(hash_seed(config.seed, t), setting.device):
+                own.append(float(take_step(arm, window)))
+        on_step(t, [
+            {**_name(candidate), "step": t, "replicate": 0, "samples": num_samples, "loss": own[-1]}
+            for candidate, own in zip(chosen, losses, strict=True)
+        ])  # fmt: skip
+    return [
+        {
+            **_name(candidate),
+            "micro_batch": max(candidate.recipe.split(config.effective_batch)),
+            "samples": num_samples,
+            **outcome(arm, own),
+        }
+        for candidate, arm, own in zip(chosen, arms, losses, strict=True)
+    ]
+
+
+def _name(candidate: Candidate) -> Row:
+    return {"arm": candidate.arm, "accumulation_steps": candidate.recipe.accumulation_steps}

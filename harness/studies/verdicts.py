@@ -1,0 +1,15 @@
+"""Every arm judged: the N of the configuration, the permuted full batch, and the faults that are asked for."""
+
+from __future__ import annotations
+
+from harness import faults
+from harness.config import TrialConfig
+from harness.studies import OnStep, Row
+from harness.trial import run_trial, with_faults
+
+
+def run(config: TrialConfig, on_step: OnStep) -> Row:
+    """L0 to L3 of every arm: see `harness.trial.run_trial`."""
+    candidates = with_faults(config, {name: faults.named(name, config.precision) for name in faults.names(config)})
+    result = run_trial(config, on_step, candidates)
+    return {**result.summary, "arms": result.arms, "faults": faults.expected(config)}
