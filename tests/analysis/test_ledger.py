@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from analysis import ledger, load, report
+from experiments import Claim, Experiment, Finding, Ruling, registered, undecided
+from experiments.equivalence import CLAIMS
+from tests.analysis.conftest import MakeTrial
+
+ROOT = Path(__file__).parents[2]
+
+
+def finding(verdict: Ruling, measured: float = 1.0, n: int = 3) -> Finding:
+    return Finding(verdict=verdict, measured=measured, threshold="< 2", n=n, explanation="Because.")
+
+
+def claim(name: str, verdict: Ruling, expects: Ruling = Ruling.confirmed) -> Claim:
+    return Claim(id=name, expects=expects, rule="", decide=lambda results: finding(verdict))
+
+
+def experiment(*claims: Claim) -> Experiment:
+    return Experiment(name="equivalence", title="", question="", prediction="", rule="", claims=claims, sections=())
+
+
+def rulings(results: Path) -> dict[str, str]:
+    table = ledger.table(load.read(results))
+    return dict(zip(table["id"], table["verdict"], strict=True))
+
+
+def test_without_results_nothing_has_a_verdict(results: Path, make_trial: MakeTrial) -> None:
+    make_trial(experiment="something_else")
+    assert set(rulings(results).values()) <= {"no data", "pending"}
+
+
+def test_every_claim_of_an_experiment_is_in_the_ledger_and_has_a_rule() -> None:
+    known = ledger.claims()
+    assert known["id"].is_unique and len(known) == 64
+    for one in registered().values():
+        assert {claim.id for claim in one.claims} <= set(known["id"])
+        assert all(claim.rule and claim.expects in ledger.DECIDED for claim in one.claims)
+
+
+def test_what_no_experiment_decides_is_pending(results: Path, make_trial: MakeTrial) -> None:
+    make_trial()
+    decided = {claim.id for one in registered().values() for claim in one.claims}
+    assert {name for name, verdict in rulings(results).items() if verdict == "pending"} == set(ledger.claims()["id"]) - decided
+
+
+def test_claims_csv_has_the_columns_of_the_contract(results: Path, tmp_path: Path, grid: list[str]) -> None:
+    report.write(results, tmp_path)
+    with open(tmp_path / "claims.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0])[:8] == ["id", "source", "claim", "verdict", "measured", "threshold", "n", "experiment"]
+    own = {row["id"]: row for row in rows}
+    assert own["A1"]["verdict"] == "conditional" and own["A1"]["experiment"] == "equivalence"
+    assert float(own["A1"]["measured"]) == pytest.approx(4.1e-16), "the largest difference of an arm without BatchNorm"
+    assert int(own["A1"]["n"]) == 24
+    page = (tmp_path / "index.html").read_text()
+    assert "64 claims" in page and "another computation with it (8 of 8 arms)" in page
+
+
+def test_claims_on_one_id_go_together() -> None:
+    together = ledger._together
+    assert together([]).verdict == Ruling.pending
+    assert together([finding(Ruling.refuted), finding(Ruling.refuted)]).n == 6
+    assert together([finding(Ruling.refuted), finding(Ruling.confirmed)]).verdict == Ruling.conditional
+    assert together([finding(Ruling.refuted), undecided("Too few.", 1)]).verdict == Ruling.needs_full_grid
+
+
+@pytest.mark.parametrize(
+    ("fell", "holds"),
+    [
+        ((Ruling.confirmed, Ruling.confirmed), True),
+        ((Ruling.confirmed, Ruling.refuted), False),
+        ((Ruling.confirmed, Ruling.needs_full_grid), None),
+        ((Ruling.needs_full_grid, Ruling.refuted), False),
+    ],
+)
+def test_a_prediction_holds_when_every_claim_fell_as_expected(
+    results: Path, make_trial: MakeTrial, fell: tuple[Ruling, Ruling], holds: bool | None
+) -> None:
+    make_trial()
+    own = experiment(claim("A1", fell[0]), claim("A2", fell[1]))
+    assert ledger.answer(own, load.read(results)).holds is holds
+
+
+# The rules of `equivalence` --------------------------------------------------------------------------------------------------
+
+
+def decide(name: str, arms: pd.DataFrame) -> Finding:
+    (one,) = [claim for claim in CLAIMS if claim.id == name]
+    empty = pd.DataFrame({"experiment": []})
+    return one.decide(load.Results(arms, empty, empty, ()))
+
+
+def arms(*rows: dict[str, object]) -> pd.DataFrame:
+    usual = {"arm": "accumulated", "norm": "none", "verdict": "equivalent", "algebra_error": 1e-15, "scale": 1.0, "ragged": False,
+             "counters_ok": True, "effective_batch": 8, "accumulation_steps": 4, "micro_batch": 2}  # fmt: skip
+    return pd.DataFrame([usual | row for row in rows])
+
+
+FREE: dict[str, object] = {}
+BOUND: dict[str, object] = {"norm": "batch", "verdict": "different", "algebra_error": 0.1}
+UNDIVIDED: dict[str, object] = {"arm": "loss_not_divided", "verdict": "different", "scale": 4.001}
+CASES = {
+    "A1": [
+        ((FREE, BOUND), "conditional"),
+        ((FREE, BOUND | {"verdict": "equivalent"}), "confirmed"),
+        ((FREE | {"verdict": "different"}, BOUND), "refuted"),
+        ((FREE,), "needs the full grid"),
+    ],
+    "A2": [
+        ((FREE,), "refuted"),
+        ((FREE | {"algebra_error": 1e-7},), "confirmed"),
+        ((FREE, FREE | {"algebra_error": math.nan}), "conditional"),
+        ((BOUND,), "needs the full grid"),
+    ],
+    "A3": [
+        ((FREE, UNDIVIDED), "conditional"),
+        ((FREE, UNDIVIDED | {"scale": 1.0}), "refuted"),
+        ((FREE,), "needs the full grid"),
+    ],
+    "A5": [((FREE,), "refuted"), ((FREE, FREE | {"micro_batch": 3}), "confirmed"), ((UNDIVIDED,), "needs the full grid")],
+    "A6": [
+        ((FREE, UNDIVIDED), "confirmed"),
+        ((FREE | {"verdict": "different"}, UNDIVIDED), "refuted"),
+        ((FREE | {"effective_batch": 16}, UNDIVIDED), "needs the full grid"),
+    ],
+}
+
+
+@pytest.mark.parametrize(("name", "rows", "verdict"), [(name, *case) for name, cases in CASES.items() for case in cases])
+def test_rules_of_equivalence(name: str, rows: tuple[dict[str, object], ...], verdict: str) -> None:
+    assert str(decide(name, arms(*rows)).verdict) == verdict

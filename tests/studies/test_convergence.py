@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from harness import studies
+from harness.config import Norm, OptimizerConfig, OptimizerName, Precision, Study, TrialConfig
+from harness.determinism import choose_device
+from harness.lock_step import Setting
+from harness.micro_batch import windows
+
+# 33 steps of 47: an epoch of 1,500 ends in a short window of 43, which 4 micro-batches of 12 cut unevenly.
+CONFIG = TrialConfig(
+    study=Study.convergence, effective_batch=48, accumulation_steps=(4,), steps=33, precision=Precision.float64,
+    optimizer=OptimizerConfig(name=OptimizerName.momentum, lr=0.05), norm=Norm.group, seed=3,
+)  # fmt: skip
+SAME = 1e-10  # relative, of losses after 33 float64 steps whose gradients agree to 1e-15
+
+
+def run(config: TrialConfig) -> tuple[dict[str, studies.Row], list[list[studies.Row]]]:
+    """Measurements by arm, and the step rows."""
+    steps: list[list[studies.Row]] = []
+    record = studies.run(config, lambda step, rows: steps.append(rows))
+    assert record["arms"] == [] and record["seconds"]["convergence"] > 0
+    return {f"{row['arm']}/{row['accumulation_steps']}": row for row in record["measurements"]}, steps
+
+
+def by_hand(config: TrialConfig) -> tuple[list[float], float, float]:
+    """Losses, held-out loss and accuracy of the loop everyone writes, on the full batch."""
+    setting = Setting(config, choose_device(config.device))
+    model, data, losses = setting.initial.double(), setting.exact, []
+    optimizer = torch.optim.SGD(model.parameters(), lr=config.optimizer.lr, momentum=config.optimizer.momentum)
+    stream = windows(data.num_samples, config.effective_batch, config.seed, config.data.last_window)
+    for ids in itertools.islice(stream, config.steps):
+        batch = data.batch(ids)
+        loss = F.cross_entropy(model(batch.inputs), batch.targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    with torch.no_grad():
+        outputs = model.eval()(data.held_out.inputs)
+    correct = (outputs.argmax(1) == data.held_out.targets).double().mean()
+    return losses, float(F.cross_entropy(outputs, data.held_out.targets)), float(correct)
+
+
+def test_arms_end_where_the_loop_everyone_writes_ends() -> None:
+    arms, steps = run(CONFIG)
+    losses, held_out, accuracy = by_hand(CONFIG)
+    assert set(arms) == {"full/1", "accumulated/4", "permuted/1"}
+    for name, arm in arms.items():
+        own = [row["loss"] for rows in steps for row in rows if f"{row['arm']}/{row['accumulation_steps']}" == name]
+        assert own == pytest.approx(losses, rel=SAME)
+        assert arm["held_out_loss"] == pytest.approx(held_out, rel=SAME) and arm["held_out_accuracy"] == accuracy
+        assert arm["samples"] == steps[-1][0]["samples"] == 1500 + 48
+    assert [row["samples"] for row in steps[31]] == [1500] * 3, "the 32nd window is the epoch's remainder of 12"
+
+
+def test_batch_norm_ends_elsewhere() -> None:
+    arms, _ = run(dataclasses.replace(CONFIG, norm=Norm.batch))
+    full = arms["full/1"]["held_out_loss"]
+    assert arms["permuted/1"]["held_out_loss"] == pytest.approx(full, rel=SAME)
+    assert not math.isclose(arms["accumulated/4"]["held_out_loss"], full, rel_tol=1e-4)
+
+
+def test_faults_are_arms_too() -> None:
+    arms, _ = run(dataclasses.replace(CONFIG, faults=("loss_not_divided",), steps=3))
+    assert arms["loss_not_divided/4"]["final_loss"] != arms["accumulated/4"]["final_loss"]

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import pytest
+
+from harness import studies
+from harness.config import OptimizerConfig, OptimizerName, Precision, Study, TrialConfig
+
+COPIES = {"sgd": 0, "momentum": 1, "nesterov": 1, "adam": 2, "adamw": 2}
+
+
+@pytest.mark.parametrize("precision", [Precision.float64, Precision.float32, Precision.bfloat16])
+@pytest.mark.parametrize("optimizer", COPIES)
+def test_bytes_are_the_parameters_times_their_copies(optimizer: str, precision: Precision) -> None:
+    config = TrialConfig(
+        study=Study.model_bytes, optimizer=OptimizerConfig(name=OptimizerName(optimizer)), precision=precision,
+        effective_batch=24, accumulation_steps=(3, 24),
+    )  # fmt: skip
+    rows = studies.run(config, lambda step, rows: None)["measurements"]
+    assert [(row["accumulation_steps"], row["micro_batch"]) for row in rows] == [(1, 24), (3, 8), (24, 1)]
+    wide = 8 if precision == Precision.float64 else 4  # autocast keeps float32 weights, gradients and state
+    for row in rows:
+        own = wide * row["num_parameters"]
+        assert (row["parameter_bytes"], row["gradient_bytes"], row["state_bytes"]) == (own, own, COPIES[optimizer] * own)
+    assert len({row["num_parameters"] for row in rows}) == 1 and rows[0]["num_parameters"] > 1000
