@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,10 @@ from typing import Any
 
 import pandas as pd
 
+from harness import tracking
 from harness.record import StoredTrial, StoreError, read_trial
 from harness.store import State, Store
+from harness.tracking import MirroredRun
 
 # The columns of `verdicts.csv`, in their order (DESIGN.md).
 VERDICT_COLUMNS = (
@@ -48,6 +51,7 @@ ARM_COLUMNS = (
     "group", "model", "fault", "changes", "ragged", "jump_step", "oracle_error", "counters", "reasons", "steps", "clip_norm",
 )  # fmt: skip
 FLAGS = ("counters_ok", "explained", "fault", "changes", "ragged", "clipping_active", "unequal_terms")
+METRIC = re.compile(r"(?P<metric>[^/]+)/(?P<arm>(?P<name>.+)-(?P<n>\d+)(\.(?P<replicate>\d+))?)")  # as experiment.flat_metrics
 STEP_COLUMNS = ("step", "arm", "accumulation_steps", "replicate", "loss", "gradient_distance", "scale", "cosine",
                 "parameter_distance", "gradient_error")  # fmt: skip
 
@@ -117,6 +121,56 @@ def read(results: Path | str, experiment: str | None = None) -> Results:
 def from_store(results: Path | str, experiment: str | None = None) -> pd.DataFrame:
     """One row per arm of every finished trial."""
     return read(results, experiment).arms
+
+
+def from_wandb(source: Path | str, experiment: str | None = None) -> pd.DataFrame:
+    """One row per arm of every finished run that W&B has: the columns of `verdicts.csv`, the outcomes, `group` and `model`.
+
+    `source`: a folder with offline runs (a store is one), or the project on a server, `entity/project`. What rests on the
+    evidence of a verdict is in the store alone.
+    """
+    rows = Columns()
+    for run in _mirrored(source, experiment):
+        reference = run.summary.get("reference", {})
+        rows.extend(
+            {
+                **{name: arm.get(name) for name in (*VERDICT_COLUMNS, *OUTCOMES)},
+                **{f"full_{name}": reference.get(name) for name in OUTCOMES},
+                "group": group(run.config),
+                "model": f"{arm['workload']} {arm['norm']}",
+            }
+            for arm in run.summary.get("arms", {}).values()
+        )
+    return rows.frame(VERDICT_COLUMNS, ["experiment", "trial", "arm", "accumulation_steps"])
+
+
+def steps_from_wandb(source: Path | str, experiment: str | None = None) -> pd.DataFrame:
+    """Step rows of the runs that W&B has, one per arm and step, with `experiment` and `trial`, as `steps` gives them."""
+    rows = Columns()
+    for run in _mirrored(source, experiment):
+        for logged in run.rows:
+            arms: dict[str, dict[str, Any]] = {}
+            for name, value in logged.items():
+                if match := METRIC.fullmatch(name):
+                    arms.setdefault(match["arm"], _arm_name(match))[match["metric"]] = value
+            rows.extend({"experiment": run.group, "trial": run.name, "step": logged["step"], **arm} for arm in arms.values())
+    return rows.frame(("experiment", "trial", *STEP_COLUMNS), ["experiment", "trial", "step"])
+
+
+def _mirrored(source: Path | str, experiment: str | None) -> Iterator[MirroredRun]:
+    folder = Path(source)
+    if not folder.is_dir():
+        yield from tracking.read_online(str(source), experiment)
+        return
+    for log in sorted(folder.rglob("*.wandb")):
+        run = tracking.read_offline(log)
+        if experiment in (None, run.group):
+            yield run
+
+
+def _arm_name(match: re.Match[str]) -> dict[str, Any]:
+    name, number, replicate = match["name"], int(match["n"]), int(match["replicate"] or 0)
+    return {"arm": name, "accumulation_steps": number, "replicate": replicate}
 
 
 def steps(results: Path | str, experiment: str, trials: Iterable[str]) -> tuple[pd.DataFrame, tuple[Missing, ...]]:
@@ -226,9 +280,17 @@ def _versions(environment: Mapping[str, Any]) -> Iterator[str]:
 
 
 def group(config: Mapping[str, Any]) -> str:
-    """Name of the trials that differ only in their seed."""
-    shared = {name: value for name, value in config.items() if name != "seed"}
+    """Name of the trials that differ only in their seed, the same for 0 and 0.0: W&B does not tell them apart."""
+    shared = _plain({name: value for name, value in config.items() if name != "seed"})
     return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:10]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def _number(value: Any) -> float:

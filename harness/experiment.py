@@ -17,7 +17,7 @@ import time
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -107,7 +107,19 @@ def run_one(config: HarnessConfig) -> None:
         phases = record["seconds"]
         phases["other"] = time.monotonic() - started - sum(phases.values())
         writer.finish(record)
-        mirror.finish({f"verdict/{arm['arm']}-{arm['accumulation_steps']}": arm["verdict"] for arm in record["arms"]})
+        mirror.finish(summary(record))
+
+
+def summary(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What W&B keeps of a trial: the scalars of every arm with where its training ended, and the measurements; no evidence."""
+    arms = {
+        f"{arm['arm']}-{arm['accumulation_steps']}": {
+            **{name: value for name, value in arm.items() if not isinstance(value, (dict, list))},
+            **arm["outcome"],
+        }
+        for arm in record["arms"]
+    }
+    return {"arms": arms, "reference": record.get("reference", {}), "measurements": record.get("measurements", [])}
 
 
 def _tags(trial: TrialConfig) -> list[str]:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -131,8 +131,8 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfflineRun:
-    """An offline log read back: `rows` are the logged metrics with `step`; `summary` also holds the last value of each metric."""
+class MirroredRun:
+    """A run read back: `rows` are the logged metrics with `step`; `summary` also holds the last value of each metric."""
 
     name: str
     group: str
@@ -142,7 +142,7 @@ class OfflineRun:
     summary: dict[str, Any]
 
 
-def read_offline(path: Path) -> OfflineRun:
+def read_offline(path: Path) -> MirroredRun:
     """Read the one `.wandb` log at or under `path`, also of a run that was killed; ValueError when there is not exactly one.
 
     Numbers are those that were logged, except that -0.0 reads as 0.0.
@@ -156,7 +156,7 @@ def read_offline(path: Path) -> OfflineRun:
     for record in records:
         if record["type"] == "summary":
             summary |= _parsed(record["summary"].get("update", {}))
-    return OfflineRun(
+    return MirroredRun(
         name=run.get("display_name", ""),
         group=run.get("run_group", ""),
         tags=tuple(run.get("tags", ())),
@@ -164,6 +164,29 @@ def read_offline(path: Path) -> OfflineRun:
         rows=[_row(record["history"]) for record in records if record["type"] == "history"],
         summary=_own(summary),
     )
+
+
+def read_online(project: str, experiment: str | None = None) -> Iterator[MirroredRun]:
+    """The runs of a W&B project (`entity/project`), of one experiment or of all; ConfigError when the server does not know us.
+
+    Numbers are those that were logged, as far as the server keeps them.
+    """
+    os.environ.update(_environment())
+    import wandb
+
+    try:
+        api = wandb.Api(timeout=int(INIT_SECONDS))
+        for run in api.runs(project, filters={"group": experiment} if experiment else {}, lazy=False):
+            yield MirroredRun(
+                name=run.display_name,
+                group=run.group or "",
+                tags=tuple(run.tags),
+                config=_own(_parsed(dict(run.config))),
+                rows=[_own(_parsed(row)) | {"step": row.get("_step", 0)} for row in run.scan_history()],
+                summary=_own(_parsed(dict(run.summary_metrics))),
+            )
+    except Exception as error:  # wandb's errors have no common base
+        raise ConfigError("project", project, f"a W&B project that can be read ({error})") from error
 
 
 def _init(

@@ -23,7 +23,7 @@ import pytest
 
 from harness import tracking
 from harness.config import ConfigError, HarnessConfig, TrackingConfig, TrackingMode, to_dict
-from harness.tracking import OfflineRun, read_offline
+from harness.tracking import MirroredRun, read_offline
 from tests.wandb_stand_in import API_KEY, StandIn, stand_in
 
 ONLINE = TrackingConfig(mode=TrackingMode.online)
@@ -112,7 +112,7 @@ with open_run("offline") as run:
 def test_offline_log_reads_back_exactly(tmp_path: Path, environment: dict[str, str]) -> None:
     errors = run(tmp_path, environment, LOG_ALL)
     assert errors == ""
-    log: OfflineRun = read_offline(tmp_path / "trial-1")
+    log: MirroredRun = read_offline(tmp_path / "trial-1")
     same(log.rows)
     assert (log.name, log.group, log.tags, log.config) == ("trial-1", "faults", ("a", "b"), TRIAL)
     kept = {name: log.summary[name] for name in SUMMARY}
@@ -329,6 +329,32 @@ def test_offline_run_can_be_uploaded_later(tmp_path: Path, environment: dict[str
     command = [sys.executable, "-m", "wandb", "sync", str(log.parent)]
     subprocess.run(command, env=online(environment, server.url), cwd=tmp_path, check=True, capture_output=True, timeout=30)
     same(server.history)
+
+
+def test_a_run_is_read_back_from_the_server(tmp_path: Path, environment: dict[str, str], server: StandIn) -> None:
+    run(
+        tmp_path,
+        online(environment, server.url),
+        """
+        with open_run("online") as run:
+            for step, row in enumerate(ROWS):
+                run.log(step, row)
+            run.finish(SUMMARY)
+        (back,) = tracking.read_online("tester/project", "faults")
+        found = [back.name, back.group, back.tags, back.config, back.rows, back.summary]
+        (Path(sys.argv[1]) / "back.json").write_text(json.dumps(found))
+        """,
+    )
+    name, group, tags, config, rows, summary = json.loads((tmp_path / "back.json").read_text())
+    assert (name, group, tags, config) == ("trial-1", "faults", ["a", "b"], TRIAL)
+    same(rows)
+    assert json.dumps({key: summary[key] for key in SUMMARY}) == json.dumps(SUMMARY)
+
+
+def test_a_project_that_cannot_be_read(outside: pytest.MonkeyPatch) -> None:
+    outside.setenv("WANDB_API_KEY", "")
+    with pytest.raises(ConfigError, match="project=tester/p: expected a W&B project that can be read"):
+        next(tracking.read_online("tester/p"))
 
 
 # The check before a sweep

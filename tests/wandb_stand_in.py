@@ -1,4 +1,5 @@
-"""A W&B server for tests: HTTP on loopback, enough GraphQL for `wandb.init`, `log` and `finish`, and the file stream.
+"""A W&B server for tests: HTTP on loopback, enough GraphQL for `wandb.init`, `log` and `finish`, the file stream, and to read one
+run back through W&B's public API.
 
 It proves what our calls send, not that W&B accepts it.
 """
@@ -86,7 +87,9 @@ class _Handler(BaseHTTPRequestHandler):
         name = request.get("operationName") or request["query"].split("(")[0].split("{")[0].split()[-1]
         variables = request.get("variables") or {}
         self.server.operations.append((name, variables))
-        return {"viewer": None} if name == "Viewer" and not self.server.knows_key else _graphql_data(name, variables)
+        if name == "Viewer" and not self.server.knows_key:
+            return {"viewer": None}
+        return _read_back(self.server, name) or _graphql_data(name, variables)
 
     def _file_stream(self, request: dict[str, Any]) -> None:
         for name, chunk in (request.get("files") or {}).items():
@@ -99,11 +102,36 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.completed.append(request["exitcode"])
 
 
+def _read_back(server: StandIn, operation: str) -> dict[str, Any]:
+    """The run that was sent, as the public API asks for it; empty for other operations."""
+    keys = {"lastStep": len(server.history) - 1, "keys": {}}
+    match operation:
+        case "Runs":
+            sent = server.variables("UpsertBucket")
+            node = {"id": "bucket", "tags": sent["tags"], "name": sent["name"], "displayName": sent["displayName"],
+                    "sweepName": None, "state": "finished", "config": sent["config"], "group": sent["groupName"], "jobType": None,
+                    "commit": None, "readOnly": False, "createdAt": "2026-01-01T00:00:00", "heartbeatAt": None,
+                    "description": None, "notes": None, "systemMetrics": "{}", "summaryMetrics": json.dumps(server.summary),
+                    "historyLineCount": len(server.history), "user": {"name": "tester", "username": "tester"},
+                    "historyKeys": keys, "projectId": "1"}  # fmt: skip
+            page = {"edges": [{"node": node, "cursor": "1"}], "pageInfo": {"endCursor": "1", "hasNextPage": False}}
+            return {"project": {"internalId": "1", "runCount": 1, "readOnly": False, "runs": page}}
+        case "RunHistoryKeys":
+            return {"project": {"run": {"historyKeys": keys}}}
+        case "RunParquetHistory":
+            steps = [{"_step": row["_step"]} for row in server.history]
+            return {"project": {"run": {"parquetHistory": {"parquetUrls": [], "liveData": steps}}}}
+        case "HistoryPage":
+            return {"project": {"run": {"history": [json.dumps(row) for row in server.history]}}}
+        case _:
+            return {}
+
+
 def _graphql_data(operation: str, variables: dict[str, Any]) -> dict[str, Any]:
     entity = {"id": "entity", "name": "tester"}
     project = {"id": "project", "name": variables.get("project", "project"), "entity": entity}
     match operation:
-        case "Viewer":
+        case "Viewer" | "GetDefaultEntity":
             return {"viewer": {"id": "user", "username": "tester", "entity": "tester", "email": "", "flags": "{}", "admin": False,
                                "apiKeys": {"edges": []}, "teams": {"edges": []}}}  # fmt: skip
         case "UpsertBucket":

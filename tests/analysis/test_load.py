@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from analysis import load
@@ -86,3 +87,29 @@ def test_columns_keep_gaps() -> None:
 def test_analysis_imports_no_torch() -> None:
     code = "import sys, analysis.report, experiments.equivalence; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=Path(__file__).parents[2]).returncode == 0
+
+
+@pytest.fixture(scope="module")
+def mirrored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two real trials with their offline runs, one of them with a fault."""
+    results = tmp_path_factory.mktemp("mirrored")
+    tiny = ["steps=3", "algebra_steps=2", "probe_every=2", "accumulation_steps=[2,8]", "workers=2", f"results={results}"]
+    command = [sys.executable, "-m", "harness", "-m", "norm=none,batch", "faults=[scale@1e-3]", *tiny]
+    subprocess.run(command, capture_output=True, check=True, cwd=Path(__file__).parents[2])
+    return results
+
+
+def test_wandb_gives_the_arms_that_the_store_gives(mirrored: Path) -> None:
+    stored, logged = load.from_store(mirrored), load.from_wandb(mirrored)
+    columns = [*load.VERDICT_COLUMNS, *load.OUTCOMES, *(f"full_{name}" for name in load.OUTCOMES), "group", "model"]
+    pd.testing.assert_frame_equal(logged[columns], stored[columns], check_exact=True)
+    assert len(logged) == 2 * 5 and load.from_wandb(mirrored, "another").empty
+
+
+def test_wandb_gives_the_steps_that_the_store_gives(mirrored: Path) -> None:
+    logged = load.steps_from_wandb(mirrored, "single")
+    stored, _ = load.steps(mirrored, "single", sorted(set(logged["trial"])))
+    order = ["trial", "step", "arm", "accumulation_steps", "replicate"]
+    frames = [frame.sort_values(order, ignore_index=True)[list(load.STEP_COLUMNS)] for frame in (logged, stored)]
+    pd.testing.assert_frame_equal(*frames, check_exact=True)
+    assert set(logged["arm"]) >= {"full", "accumulated", "null", "ulp", "scale@1e-3"}
