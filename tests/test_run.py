@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments import registered
 from harness import experiment, run
 from harness.config import (
     HarnessConfig,
@@ -203,6 +204,16 @@ def test_the_equivalence_grid(command: Command) -> None:
     }
     assert {config.experiment for config in configs} == {"equivalence"}
     assert Counter(config.accumulation_steps for config in configs) == {(2, 4, 8, 16): 68, (2, 4): 2}
+
+
+def test_all_experiments_at_once(command: Command) -> None:
+    folder = Path(__file__).parents[1] / "conf" / "experiment"
+    names = {path.stem for path in folder.glob("*.yaml")} - {"all", "gpu"}
+    assert names == set(registered())
+    _, together = command("+experiment=all", "hydra.sweeper.size=quick", "seed=0")
+    one_by_one = [command(f"+experiment={name}", "hydra.sweeper.size=quick", "seed=0")[1] for name in sorted(names)]
+    assert {config.experiment for config in together} == names
+    assert set(together) == {config for configs in one_by_one for config in configs}
 
 
 def test_the_quick_grid_is_a_part_of_the_full_one(command: Command) -> None:

@@ -14,6 +14,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import ConfigCompositionException
+from hydra.types import RunMode
 
 
 @dataclass
@@ -25,6 +26,7 @@ class GridsSweeperConf:
         default_factory=dict
     )  # axes of the quick grid, which win over the grids as the command line does
     size: str = "full"  # or quick
+    experiments: list[str] = field(default_factory=list)  # instead of grids: those of all of these
 
 
 ConfigStore.instance().store(group="hydra/sweeper", name="grids", node=GridsSweeperConf, provider="harness")
@@ -49,38 +51,58 @@ class GridsSweeper(BasicSweeper):
         grids: Sequence[Mapping[str, Any]] = (),
         quick: Mapping[str, Any] | None = None,
         size: str = "full",
+        experiments: Sequence[str] = (),
     ) -> None:
         super().__init__(max_batch_size=None, params=_texts(params or {}))
         self.grids = [_texts(grid) for grid in grids]
         self.quick = _texts(quick or {})
         self.size = size
+        self.experiments = list(experiments)
 
     def sweep(self, arguments: list[str]) -> Any:
         from harness.run import Composer
         from hydra_plugins.harness_launcher import ForkserverLauncher
 
         assert self.config is not None and self.launcher is not None and self.hydra_context is not None
-        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
-        given = _axes(parser.parse_overrides(arguments))
-        grids = [
-            _axes(parser.parse_overrides([f"{key}={value}" for key, value in (self.params | grid).items()]))
-            for grid in self.grids or [{}]
-        ]
         if self.size not in SIZES:
             raise ConfigCompositionException(f"hydra.sweeper.size={self.size}: expected one of {', '.join(SIZES)}")
-        wanted = self.quick.items() if self.size == "quick" else ()
-        quick = _axes(parser.parse_overrides([f"{key}={value}" for key, value in wanted]))
-        cells = union(restrict(restrict(grids, quick), given))
+        loader = self.hydra_context.config_loader
+        parser = OverridesParser.create(config_loader=loader)
+        given = _axes(parser.parse_overrides(arguments))
+        cells = union([grid for sweeper, own in self._parts(given) for grid in sweeper.restricted(own, parser)])
         if not cells:
             raise ConfigCompositionException(
                 f"{' '.join(arguments)}: expected values that one grid of the experiment has together"
             )
         if not isinstance(self.launcher, ForkserverLauncher):  # the others compose one by one, or on another machine
-            Composer(self.hydra_context.config_loader, self.config).cells(cells)
+            Composer(loader, self.config).cells(cells)
         results = self.launcher.launch(cells, initial_job_idx=0)
         for result in results:
             _ = result.return_value  # raises what the job raised
         return results
+
+    def restricted(self, given: Grid, parser: OverridesParser) -> list[Grid]:
+        """The grids of the wanted size, under the command line's axes."""
+        wanted = self.quick.items() if self.size == "quick" else ()
+        quick = _axes(parser.parse_overrides([f"{key}={value}" for key, value in wanted]))
+        grids = [
+            _axes(parser.parse_overrides([f"{key}={value}" for key, value in (self.params | grid).items()]))
+            for grid in self.grids or [{}]
+        ]
+        return restrict(restrict(grids, quick), given)
+
+    def _parts(self, given: Grid) -> list[tuple["GridsSweeper", Grid]]:
+        """This sweeper with the command line's axes; or those of its experiments, each with its own name on the command line."""
+        if not self.experiments:
+            return [(self, given)]
+        assert self.hydra_context is not None
+        parts = []
+        for name in self.experiments:
+            chosen = f"+experiment={name}"
+            config = self.hydra_context.config_loader.load_configuration("config", [chosen], run_mode=RunMode.MULTIRUN)
+            own = {key: value for key, value in config.hydra.sweeper.items() if key not in ("_target_", "size")}
+            parts.append((GridsSweeper(**own, size=self.size), given | {"+experiment": [chosen]}))
+        return parts
 
 
 def _texts(values: Mapping[str, Any]) -> dict[str, str]:
