@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import matplotlib
@@ -61,6 +62,16 @@ def to_svg(figure: Figure) -> bytes:
     with style():
         figure.savefig(target, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     return target.getvalue()
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A figure as a notebook shows it: the very SVG of the report."""
+
+    figure: Figure
+
+    def _repr_svg_(self) -> str:
+        return to_svg(self.figure).decode()
 
 
 def inline(svg: bytes, prefix: str, alt: str) -> str:

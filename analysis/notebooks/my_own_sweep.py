@@ -1,0 +1,88 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation: {extension: .py, format_name: percent}
+#   kernelspec: {name: python3, display_name: Python 3, language: python}
+# ---
+
+# %% [markdown]
+# # My own sweep
+#
+# Run any sweep, for example over two normalisations and three seeds:
+#
+# ```sh
+# python -m harness -m norm=none,batch seed=0,1,2
+# ```
+#
+# then filter, plot and test it here: from the store, or from W&B.
+
+# %%
+from matplotlib.figure import Figure
+
+from analysis import load, style
+from analysis.style import Shown
+from harness import statistics
+
+RESULTS = "results"
+EXPERIMENT = "single"  # what a sweep without a name is called
+
+# %% [markdown]
+# ## Load
+#
+# `load.from_store` reads the local results. `load.from_wandb` gives the same arms from W&B: from a folder of offline runs (the
+# store is one), or from a server with `"entity/project"`.
+
+# %%
+arms = load.from_store(RESULTS, EXPERIMENT)
+mirrored = load.from_wandb(RESULTS, EXPERIMENT)  # or load.from_wandb("entity/accumulation-harness", EXPERIMENT)
+assert len(arms) == len(mirrored)
+len(arms), sorted(set(arms["verdict"]))
+
+# %% [markdown]
+# ## Filter
+#
+# An arm is a row: filter it as any table.
+
+# %%
+different = arms[arms["verdict"] == "different"]
+different[["norm", "seed", "accumulation_steps", "cause", "explained", "reasons"]].head()
+
+# %% [markdown]
+# ## Plot
+#
+# Held-out loss of every accumulated arm beside its own full batch.
+
+# %%
+accumulated = arms[arms["arm"] == "accumulated"].assign(gap=lambda own: own["held_out_loss"] - own["full_held_out_loss"])
+with style.style():
+    figure: Figure = style.new_figure(7, 3)
+    axes = figure.subplots()
+    for norm, own in accumulated.groupby("norm"):
+        axes.plot(own["accumulation_steps"], own["gap"], "o", label=str(norm), alpha=0.6)
+    axes.axhline(0, color="grey", linewidth=0.8)
+    axes.set(xscale="log", xlabel="accumulation steps N", ylabel="held-out loss - full batch's (nats)")
+    axes.legend(title="norm", frameon=False)
+Shown(figure)
+
+# %% [markdown]
+# ## Test
+#
+# Fix the margin before you look. TOST asks whether the mean difference is *inside* it; the interval says where it is. Seeds are
+# the sample: one number per seed, here the mean over N.
+
+# %%
+MARGIN = 0.02  # nats
+for norm, own in accumulated.groupby("norm"):
+    by_seed = own.groupby("seed")["gap"].mean().tolist()
+    interval = statistics.mean_interval(by_seed)
+    p = statistics.equivalence_p(by_seed, MARGIN)
+    print(f"{norm}: {interval.estimate:+.4f} ({interval.low:+.4f} to {interval.high:+.4f}), n = {len(by_seed)}, TOST p = {p:.3g}")
+
+# %% [markdown]
+# ## Step by step
+#
+# Every optimizer step of every arm: loss, distance of the gradient and of the parameters to the full batch's.
+
+# %%
+rows, _ = load.steps(RESULTS, EXPERIMENT, sorted(set(arms["trial"]))[:1])
+rows.pivot_table(index="step", columns=["arm", "accumulation_steps"], values="parameter_distance", aggfunc="max").tail()

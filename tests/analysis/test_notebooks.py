@@ -1,0 +1,55 @@
+"""The notebooks run from top to bottom on results of real, tiny sweeps."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "analysis" / "notebooks").glob("*.py"))
+# The sweep that a notebook asks for, cut down.
+SWEEPS = {
+    "tour_of_a_sweep": "+experiment=equivalence effective_batch=64 optimizer=sgd precision=float32 norm=none,batch "
+    "seed=0,1 steps=4 algebra_steps=3 accumulation_steps=[2,16] tracking=disabled",
+    "my_own_sweep": "-m norm=none,batch seed=0,1 steps=3 algebra_steps=2 accumulation_steps=[2,16]",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("notebooks")
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook(notebook: Path, folder: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
+    sweep = [sys.executable, "-W", "ignore", "-m", "harness", *SWEEPS[notebook.stem].split(), f"results={folder / 'results'}"]
+    subprocess.run(sweep, check=True, capture_output=True, cwd=ROOT)
+    done = subprocess.run([sys.executable, notebook], env=environment, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_says_what_it_needs(notebook: Path) -> None:
+    text = notebook.read_text()
+    assert text.count("\n# %%") >= 5
+    assert re.search(r"python -m harness (-m )?(\+experiment=|norm=)", text), "the sweep that makes its results"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_in_jupyter(notebook: Path, folder: Path) -> None:
+    """As a user opens it: converted by jupytext and executed in a kernel; at least one figure or table is shown."""
+    jupytext, nbclient = pytest.importorskip("jupytext"), pytest.importorskip("nbclient")
+    sweep = [sys.executable, "-m", "harness", *SWEEPS[notebook.stem].split(), f"results={folder / 'results'}"]
+    subprocess.run(sweep, check=True, capture_output=True, cwd=ROOT)
+    book = jupytext.read(notebook)
+    os.environ["PYTHONPATH"] = str(ROOT)
+    nbclient.NotebookClient(book, timeout=120, resources={"metadata": {"path": str(folder)}}).execute()
+    kinds = {kind for cell in book.cells for output in cell.get("outputs", []) for kind in output.get("data", {})}
+    assert {"text/html", "image/svg+xml"} <= kinds
