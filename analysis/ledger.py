@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
 import experiments
-from analysis.content import Section, Table, number
+from analysis.content import number
 from analysis.load import Results
 from experiments import Answer, Claim, Experiment, Finding, Ruling
 
 COLUMNS = ("id", "source", "claim", "verdict", "measured", "threshold", "n", "experiment", "explanation")
+COLOURED = ("confirmed", "refuted", "conditional")
 DECIDED = (Ruling.confirmed, Ruling.refuted, Ruling.conditional, Ruling.not_testable)
 
 
@@ -73,15 +74,50 @@ def answer(experiment: Experiment, own: Results) -> Answer:
     return Answer(sentences, True if all(verdict in DECIDED for verdict, _ in fell) else None)
 
 
-def section(ledger: pd.DataFrame) -> Section:
-    """The ledger as a table of the page."""
-    counts = ", ".join(f"{count} {verdict}" for verdict, count in ledger["verdict"].value_counts().items())
-    caption = f"{len(ledger)} claims: {counts}. Every verdict is computed from the stored results by the rule of its experiment."
-    head = ("id", "claim", "source", "verdict", "measured", "held against", "n", "experiment", "why")
-    return Section("What the texts claim, and what was measured", (Table(head, tuple(_rows(ledger)), caption),))
+@dataclass(frozen=True)
+class Row:
+    """A claim as the page shows it."""
+
+    id: str
+    source: str
+    claim: str
+    verdict: str
+    measured: str
+    threshold: str
+    n: str
+    experiment: str
+    explanation: str
+
+    @property
+    def state(self) -> str:
+        """The colour of its verdict."""
+        return self.verdict if self.verdict in COLOURED else "open"
 
 
-def _rows(ledger: pd.DataFrame) -> Iterator[tuple[str, ...]]:
-    for row in ledger.to_dict("records"):
-        measured = (number(row["measured"]), row["threshold"], str(row["n"]) if row["n"] else "-")
-        yield row["id"], row["claim"], row["source"], row["verdict"], *measured, row["experiment"] or "-", row["explanation"]
+@dataclass(frozen=True)
+class Ledger:
+    """The section of the page."""
+
+    rows: tuple[Row, ...]
+    summary: str
+    title: str = "What the texts claim, and what was measured"
+    head: tuple[str, ...] = ("id", "claim (source)", "verdict", "measured", "held against", "n", "experiment", "why")
+
+
+def ledger(claims: pd.DataFrame) -> Ledger:
+    """From the table to the page."""
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in claims["verdict"].value_counts().items())
+    rows = tuple(
+        Row(
+            **{
+                **{name: str(row[name]) for name in COLUMNS},
+                "measured": number(row["measured"]),
+                "n": str(row["n"]) if row["n"] else "-",
+                "experiment": row["experiment"] or "-",
+            }
+        )
+        for row in claims.to_dict("records")
+    )
+    return Ledger(
+        rows, f"{len(claims)} claims: {counts}. Every verdict is computed from the stored results by the rule of its experiment."
+    )

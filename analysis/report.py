@@ -22,7 +22,10 @@ from harness.record import write_whole
 from harness.verdict import ALGEBRA_GATE, RANK_LEVEL, ROUNDING_GATE, TRAJECTORY_GATE
 
 MAX_LISTED = 50
-FIRST = ("equivalence", "fault_matrix", "calibration", "sensitivity")  # the question, then whether its answer can be trusted
+# The question, the caveats, and whether the answers can be trusted.
+FIRST = ("equivalence", "normalisation_of_loss", "batchnorm", "groupnorm", "randomness", "momentum", "adam", "learning_rate",
+         "gradient_noise", "order_of_operations", "adaptive_windows", "precision", "memory_and_time", "accounting",
+         "fault_matrix", "calibration", "sensitivity")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -159,7 +162,8 @@ def _page(loaded: load.Results, articles: Sequence[Article], claims: pd.DataFram
     gates = {"algebra": ALGEBRA_GATE, "trajectory": TRAJECTORY_GATE, "rounding": ROUNDING_GATE, "rank": RANK_LEVEL}
     return environment.get_template("report.html.j2").render(
         articles=articles,
-        ledger=ledger.section(claims),
+        ledger=ledger.ledger(claims),
+        names=[article.experiment.name for article in articles],
         figures={name: Markup(svg) for name, svg in figures.items()},
         meanings=[(state, sections.SYMBOLS[state], words) for state, words in sections.MEANINGS.items()],
         gates={name: f"{gate:g}" for name, gate in gates.items()},
