@@ -19,15 +19,10 @@ ENOUGH = 368  # arms: with fewer, the interval of none wrong reaches beyond 1% (
 MAX_LISTED = 40
 SETTING = ["norm", "precision", "clipping", "lengths"]
 # As in harness/faults.py, which needs torch; a test holds them equal.
-INHERENT = {"F13": "batch_statistics", "F14": "stochastic_layers"}
+INHERENT = {"F13": "batch_statistics", "F14": "stochastic_layers", "F25": "non_separable_loss"}
 UNMODELLED = {
     "F15": "replica_scale: needs two ranks",
     "F16": "replicas_not_synchronised: needs two ranks",
-    "F19": "underflow_from_division: exists in float16 only, where the referee's algebra cannot see it; L1 calls it degraded",
-    "F24": "auxiliary_loss_scale: no workload has an auxiliary loss yet",
-    "F25": "non_separable_loss: needs the contrastive workload",
-    "F26": "cached_weights_stale: needs a library that caches low-precision weights across micro-batches",
-    "F32": "normaliser_depends_on_split: needs a loss with a sequence- or group-level normaliser",
 }
 
 

@@ -7,7 +7,7 @@ where the arm is wrong, one of them reproduces the consumed gradient within the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +30,8 @@ class WindowFacts:
     loss_scale: float  # of the scaler; 1 without one
     left_over: Tensor | None  # gradients that were there before the first backward
     consumed_before: Tensor | None  # what the optimizer consumed in the window before this one
+    penalty: Tensor | None = None  # gradient of the penalty alone, where the objective has one
+    earlier: Iterable[Parts] = ()  # `parts` at the weights of earlier windows
 
 
 def hypotheses(facts: WindowFacts) -> Iterator[tuple[str, Tensor]]:
@@ -68,6 +70,11 @@ def unclipped(facts: WindowFacts) -> Iterator[tuple[str, Tensor]]:
         origin = _origin(facts.left_over, facts.consumed_before)
         yield f"{origin}#added", right + facts.left_over
         yield f"{origin}#added_before_unscaling", right + facts.left_over / facts.loss_scale
+    if facts.penalty is not None:
+        yield "auxiliary_loss_scale#undivided", right + (len(g) - 1) * facts.penalty
+        yield "auxiliary_loss_scale#undivided_terms", right + (total - 1) * facts.penalty
+        yield "auxiliary_loss_scale#divided_twice", right + (1 / num - 1) * facts.penalty
+        yield "auxiliary_loss_scale#missing", right - facts.penalty
     yield from doubled_scale(shares)
     yield from low_precision(shares)
 
@@ -76,6 +83,14 @@ def _origin(left_over: Tensor, consumed_before: Tensor | None) -> str:
     """Gradients left over are the last window's, or somebody else's."""
     stale = consumed_before is not None and relative_distance(left_over, consumed_before) < SAME
     return "gradients_not_cleared" if stale else "foreign_gradients"
+
+
+def stale(facts: WindowFacts) -> Iterator[tuple[str, Tensor]]:
+    """Hypotheses of a forward with weights of an earlier window, in all micro-batches, in all but the first, or in the first."""
+    fresh = facts.parts.shares
+    for old in (parts.shares for parts in facts.earlier):
+        for which, shares in (("all", old), ("later", [fresh[0], *old[1:]]), ("first", [old[0], *fresh[1:]])):
+            yield f"cached_weights_stale#{which}", clipped(torch.stack(shares).sum(0), facts.max_norm)
 
 
 def clipping(facts: WindowFacts, max_norm: float) -> Iterator[tuple[str, Tensor]]:

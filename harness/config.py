@@ -27,6 +27,11 @@ class Data(StrEnum):
     mnist = "mnist"
     cifar10 = "cifar10"
     text = "text"
+    pairs = "pairs"
+    policy = "policy"
+
+
+EMBEDDED_DIGITS = (Data.digits, Data.pairs, Data.policy)
 
 
 class Model(StrEnum):
@@ -102,12 +107,13 @@ class WorkloadConfig:
     width: int = 8  # channels of the first layer (conv), hidden units (mlp), a third of the embedding (transformer)
     depth: int = 2  # transformer blocks; the image models have a fixed depth
     dropout: float = 0.0
+    penalty: float = 0.0  # coefficient of the squared norm of the last weight matrix, added to the loss
 
     @property
     def label(self) -> str:
         """The name in tables: the data, and the model where it is not the usual one for that data."""
-        usual = {Data.digits: Model.conv, Data.mnist: Model.conv, Data.cifar10: Model.resnet18, Data.text: Model.transformer}
-        return str(self.data) if usual[self.data] == self.model else f"{self.data}_{self.model}"
+        usual = {Data.cifar10: Model.resnet18, Data.text: Model.transformer, Data.pairs: Model.mlp}.get(self.data, Model.conv)
+        return str(self.data) if usual == self.model else f"{self.data}_{self.model}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,14 +223,18 @@ def _check_workload(config: TrialConfig) -> None:
         raise ConfigError("workload.model", workload.model, f"a model for {workload.data} data")
     if workload.data == Data.text and config.norm not in (Norm.layer, Norm.none):
         raise ConfigError("norm", config.norm, "layer or none with workload=text")
-    if workload.data == Data.digits and config.data.root is not None:
-        raise ConfigError("data.root", config.data.root, "null with workload.data=digits, which is embedded")
+    if workload.data == Data.pairs and workload.model != Model.mlp:
+        raise ConfigError("workload.model", workload.model, "mlp for pairs data: two perceptrons, one for each half")
+    if workload.data in EMBEDDED_DIGITS and config.data.root is not None:
+        raise ConfigError("data.root", config.data.root, f"null with workload.data={workload.data}, which is embedded")
     if workload.data in (Data.mnist, Data.cifar10) and config.data.root is None:
         raise ConfigError("data.root", "null", f"a local folder that holds {workload.data}")
     for name, value in (("workload.width", workload.width), ("workload.depth", workload.depth)):
         _at_least(name, value, 1)
     if not 0 <= workload.dropout < 1:
         raise ConfigError("workload.dropout", workload.dropout, "a probability in [0, 1)")
+    if not (math.isfinite(workload.penalty) and workload.penalty >= 0):
+        raise ConfigError("workload.penalty", workload.penalty, "a number of 0 or more")
 
 
 def _check_optimizer(optimizer: OptimizerConfig) -> None:

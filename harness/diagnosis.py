@@ -12,9 +12,22 @@ from dataclasses import dataclass, field
 
 GATE = 1e-12  # relative, float64: as the gate of L0
 PARALLEL = 0.999  # cosine beyond which a movement counts as along the weights
+VANISHED = 1e-3  # of a gradient's entries, more than in the full batch's: underflow
 UNEXPLAINED = "unexplained"
 BATCH = "batch_statistics"
-INHERENT = {BATCH, "stochastic_layers"}  # of the model, not of the loop
+INHERENT = {BATCH, "stochastic_layers", "non_separable_loss"}  # of the model, not of the loop
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attribution:
+    """A consumed gradient a, or a part of it, beside the referee's g and its micro-batch gradients g_k."""
+
+    distance: float  # ||a - g|| / ||g||
+    scale: float  # ||a|| / ||g||
+    cosine: float
+    weights: tuple[float, ...]  # of a on the g_k, by least squares, relative to what they should be
+    residual: float  # ||part of a outside their span|| / ||a||
+    condition: float  # of the g_k at unit length; the weights mean nothing when it is huge
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,13 +38,13 @@ class WrongWindow:
     samples: int
     micro_batches: int
     clip_norm: float | None
-    distance: float  # ||a - g|| / ||g||
-    scale: float
-    cosine: float
-    weights: tuple[float, ...]  # of a on the micro-batch gradients, times their number, relative to what they should be
-    residual: float  # ||part of a outside their span|| / ||a||
-    condition: float
-    tensors: Mapping[str, tuple[float, float, float, float]] = field(default_factory=dict)  # distance, scale, cosine, residual
+    whole: Attribution
+    groups: Mapping[str, Attribution]  # by the optimizer's parameter groups
+    tensors: Mapping[str, Attribution]
+
+    @property
+    def distance(self) -> float:
+        return self.whole.distance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +104,17 @@ def diagnose(signature: Signature, counters: Mapping[str, tuple[float, float]]) 
     return Diagnosis(causes=tuple(found), explained=exact and UNEXPLAINED not in found, sentences=tuple(found.values()))
 
 
+def roughness(zeros: float, full_zeros: float) -> tuple[str, tuple[str, ...]]:
+    """The cause of a rounding error that is larger than the full batch's, where it can be told, and the sentence for it.
+
+    `zeros`, `full_zeros`: share of the gradient's entries that vanished, of the arm and of the full batch.
+    """
+    if zeros - full_zeros > VANISHED:
+        sentence = f"{zeros:.1%} of the gradient's entries vanished, {full_zeros:.1%} in the full batch: underflow"
+        return "underflow_from_division", (sentence,)
+    return "", ()
+
+
 def telling(errors: Mapping[str, float], distance: float) -> dict[str, float]:
     """The causes that bring the gradient at least ten times nearer than no cause at all, of one wrong window.
 
@@ -102,12 +126,12 @@ def telling(errors: Mapping[str, float], distance: float) -> dict[str, float]:
 def explanations(windows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Cause -> its largest error over the wrong windows, for the causes that say something of every one of them.
 
-    Each window maps a cause to the smallest error of its variants. A second cause beside BatchNorm may be at rest in a window
-    (a short-window fault in a full one), where BatchNorm alone explains it.
+    Each window maps a cause to the smallest error of its variants. A second cause beside the model's own (BatchNorm) may be at
+    rest in a window (a short-window fault in a full one), where the first alone explains it.
     """
 
     def error(window: Mapping[str, float], cause: str) -> float:
-        alone = window.get(BATCH, math.inf) if cause.startswith(BATCH + "+") else math.inf
+        alone = window.get(cause.rpartition("+")[0], math.inf)
         return min(window.get(cause, math.inf), alone)
 
     causes = sorted(set().union(*windows))
@@ -199,17 +223,26 @@ def _counters(signature: Signature, counters: Mapping[str, tuple[float, float]],
 
 def describe(window: WrongWindow) -> str:
     """The evidence of one window in a sentence."""
-    parallel = 1 - window.cosine
+    whole = window.whole
+    parallel = 1 - whole.cosine
     if abs(parallel) < 1e-9:
-        return f"the accumulated gradient is {window.scale:.6g} times the full batch's in the same direction"
-    shown = ", ".join(f"{w:.3g}" for w in window.weights[:6]) + (", ..." if len(window.weights) > 6 else "")
-    wrong = [name for name, (distance, *_) in window.tensors.items() if not distance <= GATE]
-    where = f", in {', '.join(wrong)} alone" if 0 < len(wrong) < len(window.tensors) else ""
-    outside = f", {window.residual:.1e} of it outside their span" if window.residual > 1e-9 else ""
+        return f"the accumulated gradient is {whole.scale:.6g} times the full batch's in the same direction"
+    shown = ", ".join(f"{w:.3g}" for w in whole.weights[:6]) + (", ..." if len(whole.weights) > 6 else "")
+    outside = f", {whole.residual:.1e} of it outside their span" if whole.residual > 1e-9 else ""
     return (
-        f"the accumulated gradient differs by {window.distance:.1e}{where} (scale {window.scale:.4g}, "
+        f"the accumulated gradient differs by {whole.distance:.1e}{_where(window)} (scale {whole.scale:.4g}, "
         f"1 - cosine {parallel:.1e}); the micro-batches enter with {shown} of their right weights{outside}"
     )
+
+
+def _where(window: WrongWindow) -> str:
+    """The tensors that differ, or the parameter group where it is all of one, when others do not."""
+    wrong = {name for name, one in window.tensors.items() if not one.distance <= GATE}
+    groups = [name for name, one in window.groups.items() if not one.distance <= GATE]
+    if not 0 < len(wrong) < len(window.tensors):
+        return ""
+    group = f" of the parameter group {groups[0]}" if len(groups) == 1 < len(window.groups) else ""
+    return f", in {', '.join(sorted(wrong))}{group} alone"
 
 
 def _evidence(signature: Signature, counters: Mapping[str, tuple[float, float]]) -> str:
@@ -233,6 +266,10 @@ SENTENCES = {
     "clip_per_micro_batch": "clipping acts inside the window",
     "scaler_updated_in_window": "the loss scale changed inside the window",
     "low_precision_accumulator": "the running sum is rounded to a narrow format",
+    "auxiliary_loss_scale": "the penalty is not weighted as the loss is",
+    "cached_weights_stale": "the forward used the weights of an earlier window",
     "resume_in_window": "the first micro-batches of a window were lost",
     "batch_statistics": "BatchNorm normalises by the micro-batch's statistics, as Ghost BatchNorm in the full batch does",
+    "non_separable_loss": "a sample's loss hangs on the others it is computed with, and a micro-batch has fewer",
+    "normaliser_depends_on_split": "what the loss takes from the window (a mean, a deviation) is taken from the micro-batch",
 }

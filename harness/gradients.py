@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -88,13 +89,17 @@ def decompose(a: Tensor, parts: Sequence[Tensor]) -> Decomposition:
     return Decomposition(tuple(weights.tolist()), residual, condition)
 
 
-def by_tensor(
-    sizes: Mapping[str, int], a: Tensor, g: Tensor, parts: Sequence[Tensor]
-) -> dict[str, tuple[Comparison, Decomposition]]:
-    """`compare` and `decompose` of every slice of the flat vectors; `sizes` names the slices, in order and without gaps."""
-    found, start = {}, 0
-    for name, size in sizes.items():
-        part = slice(start, start + size)
-        found[name] = compare(a[part], g[part]), decompose(a[part], [p[part] for p in parts])
-        start += size
-    return found
+def by_tensor(model: nn.Module) -> dict[str, slice]:
+    """Where each parameter is in the model's flat gradient, by its name."""
+    edges = pairwise(accumulate((p.numel() for p in model.parameters()), initial=0))
+    return {name: slice(*edge) for (name, _), edge in zip(model.named_parameters(), edges, strict=True)}
+
+
+def by_group(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Indices of each parameter group in the model's flat gradient, by its `name`, or its number where it has none."""
+    where = dict(zip(model.parameters(), by_tensor(model).values(), strict=True))
+    groups = {str(group.get("name", k)): group["params"] for k, group in enumerate(optimizer.param_groups)}
+    return {
+        name: torch.cat([torch.arange(where[p].start, where[p].stop, device=p.device) for p in group])
+        for name, group in groups.items()
+    }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -94,15 +94,18 @@ class Watch:
     def __init__(self, arm: Arm) -> None:
         self.gradient: Tensor | None = None  # [P] float64, of the last optimizer step; None when the scaler skipped it
         self.last_forward: Tensor | None = None  # [P] float64, the weights at the window's last forward, where watched
+        self.left_over: Tensor | None = None  # [P] float64, gradients there before the window's first backward, if any
         self.steps = self.steps_in_window = 0
-        self.sees_forwards = False
+        self.sees_forwards = self._backward_begun = False
         self._parameters = list(arm.model.parameters())
         arm.optimizer.register_step_pre_hook(self._see_step)
         arm.model.register_forward_pre_hook(self._see_forward)
+        arm.model.register_forward_hook(self._see_outputs)
 
     def start_window(self) -> None:
-        self.gradient = self.last_forward = None
+        self.gradient = self.last_forward = self.left_over = None
         self.steps_in_window = 0
+        self._backward_begun = False
 
     def _see_step(self, *_: object) -> None:
         self.steps += 1
@@ -112,6 +115,18 @@ class Watch:
     def _see_forward(self, *_: object) -> None:
         if self.sees_forwards:
             self.last_forward = flatten(self._parameters)
+
+    def _see_outputs(self, _model: nn.Module, _inputs: object, outputs: Tensor) -> None:
+        if outputs.requires_grad and not self._backward_begun:
+            outputs.register_hook(self._see_backward)
+
+    def _see_backward(self, _gradient: Tensor) -> None:
+        """Before anything is added to a `.grad`: the outputs come first in a backward."""
+        if self._backward_begun:
+            return
+        self._backward_begun = True
+        if any(p.grad is not None and bool(p.grad.count_nonzero()) for p in self._parameters):
+            self.left_over = flatten(torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters)
 
 
 @dataclass(frozen=True)
@@ -137,16 +152,15 @@ class LockStep:
 
     def step(self, ids: Tensor) -> dict[str, StepRecord]:
         """All arms take the window `ids`; one transfer from the device at the end."""
-        wanted = ids.sort().values
         window = self.arms[REFERENCE].workload.batch(ids)
         reference_gradient, reference_parameters, rows = None, self.start, []
         for label, arm in self.arms.items():
             watch = self.watches[label]
             watch.start_window()
-            self.dirty_starts[label] += any(p.grad is not None for p in arm.model.parameters())
             with self.randomness(self.steps):
                 loss = take_step(arm, window)
-            self.foreign_windows[label] += not torch.equal(torch.cat(arm.seen).sort().values, wanted)
+            self.dirty_starts[label] += watch.left_over is not None
+            self.foreign_windows[label] += not window.holds(torch.cat(arm.seen))
             parameters = flatten(arm.model.parameters())
             if label == REFERENCE:
                 reference_gradient, reference_parameters = watch.gradient, parameters
@@ -180,7 +194,7 @@ class LockStep:
             "optimizer steps": watch.steps,
             "optimizer state's step": max(state_steps, default=0.0),
             "schedule index": arm.schedule.last_epoch,
-            "learning rate": arm.optimizer.param_groups[0]["lr"],
+            **{f"learning rate of {group['name']}": group["lr"] for group in arm.optimizer.param_groups},
             "BatchNorm num_batches_tracked": max(tracked, default=0.0),
             "loss scale": arm.scaler.get_scale(),
             "windows with other samples": self.foreign_windows[label],
@@ -205,11 +219,11 @@ def _record(row: list[float], movement: float) -> StepRecord:
     return StepRecord(loss, comparison(four), relative)
 
 
-def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's tensors by entry name (`exp_avg`, ...), each flattened over all parameters; counters left out."""
+def optimizer_state(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]) -> dict[str, Tensor]:
+    """The optimizer's tensors by entry name (`exp_avg`, ...), each flattened in the order of `parameters`; no counters."""
     entries: dict[str, list[Tensor]] = {}
-    for state in optimizer.state.values():
-        for name, value in state.items():
+    for parameter in parameters:
+        for name, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor) and value.dim() > 0:
                 entries.setdefault(name, []).append(value)
     return {name: flatten(values) for name, values in entries.items()}
@@ -218,4 +232,4 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 def arm_state(arm: Arm) -> dict[str, Tensor]:
     """What an arm carries from step to step beside its weights: the optimizer's state and the moving average."""
     ema = {} if arm.ema is None else {"ema": flatten(arm.ema.module.parameters())}
-    return optimizer_state(arm.optimizer) | ema
+    return optimizer_state(arm.optimizer, arm.model.parameters()) | ema

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +53,17 @@ class Parts:
         return torch.stack(self.shares).sum(0)
 
 
+@dataclass(frozen=True)
+class Inside:
+    """What is computed within each micro-batch although the full batch computes it over the window."""
+
+    statistics: bool = False  # of BatchNorm
+    loss: bool = False  # of a loss whose terms hang on other samples
+
+
+WHOLE = Inside()
+
+
 class Referee:
     """Exact gradients of the window's mean loss at any parameters, in float64."""
 
@@ -62,44 +74,67 @@ class Referee:
         self.names = [name for name, _ in model.named_parameters()]
 
     def gradient(self, state: State, window: Batch) -> Tensor:
-        """[P] gradient of sum_i l_i / sum_i n_i over the whole window, in one forward."""
+        """[P] gradient of the objective over the whole window, in one forward."""
         return self.loss_and_gradient(state, window)[1]
 
     def loss_and_gradient(self, state: State, window: Batch) -> tuple[float, Tensor]:
-        """The window's mean loss, and its gradient [P]."""
-        losses, parameters, _ = self._losses(self.model, state, window)
-        mean = (losses / self.workload.num_terms(window).sum()).sum()
-        return float(mean.detach()), flatten(torch.autograd.grad(mean, parameters, materialize_grads=True))
+        """The window's objective sum_i l_i / sum_i n_i + penalty, and its gradient [P]."""
+        return self._whole(self.model, state, window, None)[:2]
 
-    def parts(self, state: State, window: Batch, sizes: Sequence[int], *, ghost: bool = False) -> Parts:
+    def within(self, state: State, window: Batch, sizes: Sequence[int], inside: Inside) -> tuple[float, Tensor, State]:
+        """`loss_and_gradient` with what `inside` says computed within chunks of `sizes`, and the state after it.
+
+        Hoffer et al. 2017 for BatchNorm: chunk k is normalised by its own statistics and moves the running statistics in turn.
+        Accumulation over micro-batches of the same sizes is this computation exactly.
+        """
+        model = ghost_model(self.model, sizes) if inside.statistics else self.model
+        return self._whole(model, state, window, sizes if inside.loss else None)
+
+    def parts(self, state: State, window: Batch, sizes: Sequence[int], inside: Inside = WHOLE) -> Parts:
         """The full-batch gradient by micro-batches of `sizes`: one forward of the whole window, one backward each.
 
-        With BatchNorm the parts keep the full batch's statistics, so an accumulated gradient leaves their span, unless `ghost`:
-        then each micro-batch is normalised by its own.
+        With BatchNorm or a loss that couples samples the parts are the full batch's, so an accumulated gradient leaves their
+        span, unless `inside` has those computed within the micro-batches. The penalty's gradient is in every part.
         """
-        model = ghost_model(self.model, sizes) if ghost else self.model
-        losses, parameters, _ = self._losses(model, state, window)
+        model = ghost_model(self.model, sizes) if inside.statistics else self.model
+        losses, own, parameters = self._losses(model, state, window, sizes if inside.loss else None)
         terms = [int(n.sum()) for n in self.workload.num_terms(window).split(list(sizes))]
-        means = [loss.sum() / max(n, 1) for loss, n in zip(losses.split(list(sizes)), terms, strict=True)]
+        penalty = self._penalty(own)
+        means = [loss.sum() / max(n, 1) + penalty for loss, n in zip(losses.split(list(sizes)), terms, strict=True)]
         grads = (torch.autograd.grad(mean, parameters, retain_graph=True, materialize_grads=True) for mean in means)
         return Parts(tuple(flatten(grad) for grad in grads), tuple(terms))
 
-    def ghost(self, state: State, window: Batch, sizes: Sequence[int]) -> tuple[float, Tensor, State]:
-        """Loss and gradient of the *full batch* under Ghost BatchNorm with virtual batches of `sizes`, and the state after it.
+    def penalty_gradient(self, state: State) -> Tensor:
+        """[P] gradient of the penalty alone."""
+        own, parameters = self._leaves(state)
+        return flatten(torch.autograd.grad(self._penalty(own), parameters, materialize_grads=True))
 
-        Hoffer et al. 2017: chunk k is normalised by its own statistics and moves the running statistics in turn.
-        Accumulation over micro-batches of the same sizes is this computation exactly.
+    def _whole(self, model: nn.Module, state: State, window: Batch, sizes: Sequence[int] | None) -> tuple[float, Tensor, State]:
+        losses, own, parameters = self._losses(model, state, window, sizes)
+        objective = (losses / self.workload.num_terms(window).sum()).sum() + self._penalty(own)
+        gradient = flatten(torch.autograd.grad(objective, parameters, materialize_grads=True))
+        return float(objective.detach()), gradient, own
+
+    def _losses(
+        self, model: nn.Module, state: State, window: Batch, sizes: Sequence[int] | None
+    ) -> tuple[Tensor, State, list[Tensor]]:
+        """[n] per-sample losses, the state with its buffers moved on, and its leaf parameters.
+
+        One forward of the whole window; with `sizes` the samples whose losses see each other are those of a chunk.
         """
-        losses, parameters, after = self._losses(ghost_model(self.model, sizes), state, window)
-        mean = (losses / self.workload.num_terms(window).sum()).sum()
-        return float(mean.detach()), flatten(torch.autograd.grad(mean, parameters, materialize_grads=True)), after
-
-    def _losses(self, model: nn.Module, state: State, window: Batch) -> tuple[Tensor, list[Tensor], State]:
-        """[n] per-sample losses, the leaf parameters they hang on, and the state with its buffers moved on."""
-        own = {name: value.clone() for name, value in state.items()}  # a training forward writes to the buffers
-        parameters = [own[name].requires_grad_() for name in self.names]
+        own, parameters = self._leaves(state)
         outputs = functional_call(model, own, (window.inputs,))
-        return self.workload.losses(outputs, window), parameters, own
+        edges = list(accumulate([len(window)] if sizes is None else sizes, initial=0))
+        chunks = [slice(start, end) for start, end in pairwise(edges)]
+        losses = [self.workload.losses(outputs[chunk], self.workload.prepared(window.rows(chunk))) for chunk in chunks]
+        return torch.cat(losses), own, parameters
+
+    def _leaves(self, state: State) -> tuple[State, list[Tensor]]:
+        own = {name: value.clone() for name, value in state.items()}  # a training forward writes to the buffers
+        return own, [own[name].requires_grad_() for name in self.names]
+
+    def _penalty(self, own: State) -> Tensor:
+        return self.workload.auxiliary({name: own[name] for name in self.names})
 
 
 def running_statistics(state: State) -> Tensor:

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from harness.config import Norm, Precision
+from harness.config import Precision
 from harness.gradients import flatten, relative_distance
 from harness.lock_step import REFERENCE, LockStep, Setting, arm_state
-from harness.oracle import Parts, State, snapshot
+from harness.oracle import WHOLE, Parts, State, snapshot
+from harness.probe import inside_causes
 from harness.recipe import Arm, Recipe
 from harness.workloads import Batch
 
@@ -85,8 +86,7 @@ def _survivors(setting: Setting, arm: Arm, state: State, consumed: Tensor | None
         return math.inf
     lost = next(k for k, ids in enumerate(arm.seen) if poison in ids)
     referee, sizes = setting.referee(dropout=False), [len(ids) for ids in arm.seen]
-    ghosts = (False, True) if setting.config.norm == Norm.batch else (False,)
-    taken = (referee.parts(state, window.in_order(seen), sizes, ghost=ghost) for ghost in ghosts)
+    taken = (referee.parts(state, window.in_order(seen), sizes, inside) for inside in (WHOLE, *inside_causes(setting).values()))
     return min(relative_distance(consumed, kept) for parts in taken for kept in without(parts, lost))
 
 

@@ -35,6 +35,22 @@ def total_loss(contributions: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(contributions)).sum()
 
 
+def prepared_whole(workload: Workload, window: Batch, chunks: Sequence[slice]) -> list[Batch]:
+    """What a loss takes from all samples is taken from the window's, before it is cut."""
+    whole = workload.prepared(window)
+    return [whole.rows(chunk) for chunk in chunks]
+
+
+def own_share(own: Tensor, normaliser: Tensor) -> Tensor:
+    """A penalty is added with the micro-batch's weight n_k / W, so that a window has it once."""
+    return own.double() / normaliser
+
+
+def forward(arm: Arm, micro_batch: Batch) -> Tensor:
+    outputs: Tensor = arm.model(micro_batch.inputs)
+    return outputs
+
+
 def unscale(arm: Arm) -> None:
     arm.scaler.unscale_(arm.optimizer)
 
@@ -77,11 +93,15 @@ class Recipe:
     accumulation_steps: int
     split: SplitPlan
     arrange: Callable[[Batch, int], Batch] | None = None  # (window, optimizer step) -> the window in another order
+    prepare: Callable[[Workload, Batch, Sequence[slice]], list[Batch]] = prepared_whole
+    forward: Callable[[Arm, Batch], Tensor] = forward
     normalise: Normalise = window_total
+    auxiliary_share: Callable[[Tensor, Tensor], Tensor] = own_share  # (own loss terms, normaliser) -> factor of the penalty
     report: Callable[[Sequence[Tensor]], Tensor] = total_loss
     before_micro_batch: tuple[Stage, ...] = ()
     after_backward: tuple[Stage, ...] = ()
     at_boundary: tuple[Stage, ...] = BOUNDARY
+    loop: Callable[[Arm, Batch], Tensor] | None = None  # one optimizer step, in place of the stages (`by_hand.py`)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -109,8 +129,8 @@ class Arm:
         """The window's micro-batches in order, each with the number its summed loss is divided by."""
         if self.recipe.arrange is not None:
             window = self.recipe.arrange(window, self.windows)
-        edges = accumulate(self.recipe.split(len(window)), initial=0)
-        parts = [window.rows(slice(start, end)) for start, end in pairwise(edges)]
+        edges = pairwise(accumulate(self.recipe.split(len(window)), initial=0))
+        parts = self.recipe.prepare(self.workload, window, [slice(*edge) for edge in edges])
         terms = [self.workload.num_terms(part).sum() for part in parts]
         self.seen = [part.ids for part in parts]
         yield from zip(parts, self.recipe.normalise(terms, self.recipe.accumulation_steps), strict=True)
@@ -118,14 +138,20 @@ class Arm:
 
 def take_step(arm: Arm, window: Batch) -> Tensor:
     """One optimizer step; returns the window's loss (0-dim, detached, on the device)."""
+    if arm.recipe.loop is not None:
+        return arm.recipe.loop(arm, window)
     contributions = []
     for position, (micro_batch, normaliser) in enumerate(arm.micro_batches(window)):
         arm.position = position
         for stage in arm.recipe.before_micro_batch:
             stage(arm)
         with precision.autocast(arm.precision, arm.device):
-            outputs = arm.model(micro_batch.inputs)
+            outputs = arm.recipe.forward(arm, micro_batch)
             loss = arm.workload.losses(outputs, micro_batch).sum() / normaliser
+            if arm.workload.penalty:
+                own = arm.workload.num_terms(micro_batch).sum()
+                penalty = arm.workload.auxiliary(dict(arm.model.named_parameters()))
+                loss = loss + arm.recipe.auxiliary_share(own, normaliser).to(loss) * penalty
         arm.scaler.scale(loss).backward()  # gradients add up in .grad
         for stage in arm.recipe.after_backward:
             stage(arm)
@@ -138,19 +164,25 @@ def take_step(arm: Arm, window: Batch) -> Tensor:
 
 
 def make_optimizer(config: OptimizerConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """The `torch.optim` optimizer of that name, in PyTorch's default implementation."""
+    """The `torch.optim` optimizer of that name, in PyTorch's default implementation, with the usual two groups.
+
+    Weight matrices, and biases with the affine parameters of normalisations: trainers decay them differently; here both alike.
+    """
+    everything = list(parameters)
+    named = {"matrices": [p for p in everything if p.dim() > 1], "vectors": [p for p in everything if p.dim() <= 1]}
+    groups = [{"params": group, "name": name} for name, group in named.items() if group]
     decay = config.weight_decay
     betas = (config.beta1, config.beta2)
     match config.name:
         case OptimizerName.sgd:
-            return torch.optim.SGD(parameters, lr=config.lr, weight_decay=decay)
+            return torch.optim.SGD(groups, lr=config.lr, weight_decay=decay)
         case OptimizerName.momentum | OptimizerName.nesterov:
             nesterov = config.name == OptimizerName.nesterov
-            return torch.optim.SGD(parameters, lr=config.lr, momentum=config.momentum, nesterov=nesterov, weight_decay=decay)
+            return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, nesterov=nesterov, weight_decay=decay)
         case OptimizerName.adam:
-            return torch.optim.Adam(parameters, lr=config.lr, betas=betas, eps=config.eps, weight_decay=decay)
+            return torch.optim.Adam(groups, lr=config.lr, betas=betas, eps=config.eps, weight_decay=decay)
         case OptimizerName.adamw:
-            return torch.optim.AdamW(parameters, lr=config.lr, betas=betas, eps=config.eps, weight_decay=decay)
+            return torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.eps, weight_decay=decay)
 
 
 def make_schedule(

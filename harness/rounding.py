@@ -6,6 +6,7 @@ their distance to each other: in 16-bit formats permuting a full batch moves alm
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Mapping
@@ -42,6 +43,7 @@ def measure(setting: Setting, recipes: Mapping[str, Recipe], ids: Tensor) -> dic
     )
     lock.step(ids)
     natural = {label: _judged(watch.gradient, exact) for label, watch in lock.watches.items()}
+    zeros = {label: vanished(watch.gradient, exact) for label, watch in lock.watches.items()}
     apart = {
         label: _apart(lock, label, referee.parts(state, window, recipe.split(len(window))).parts)
         for label, recipe in recipes.items()
@@ -54,7 +56,11 @@ def measure(setting: Setting, recipes: Mapping[str, Recipe], ids: Tensor) -> dic
             if watch.gradient is not None:
                 errors[label].append(relative_distance(watch.gradient, exact))
     return {
-        label: _rounding(setting, natural[label], apart[label], errors[label], errors[REFERENCE])
+        label: dataclasses.replace(
+            _rounding(setting, natural[label], apart[label], errors[label], errors[REFERENCE]),
+            zeros=zeros[label],
+            full_zeros=zeros[REFERENCE],
+        )
         for label in recipes
         if label != REFERENCE
     }
@@ -62,6 +68,13 @@ def measure(setting: Setting, recipes: Mapping[str, Recipe], ids: Tensor) -> dic
 
 def _judged(gradient: Tensor | None, exact: Tensor) -> Comparison:
     return Comparison(math.nan, math.nan, math.nan) if gradient is None else compare(gradient, exact)
+
+
+def vanished(gradient: Tensor | None, exact: Tensor) -> float:
+    """Share of the entries of `exact` that are not zero and are exactly zero in `gradient`."""
+    if gradient is None or not bool(exact.count_nonzero()):
+        return math.nan
+    return float(((gradient == 0) & (exact != 0)).sum() / (exact != 0).sum())
 
 
 def _apart(lock: LockStep, label: str, parts: tuple[Tensor, ...]) -> Decomposition:

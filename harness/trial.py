@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from harness import algebra, poison, precision, rounding
 from harness.ablation import attribute
 from harness.algebra import AlgebraResult, is_probe
+from harness.by_hand import Loop, by_hand
 from harness.config import ConfigError, Split, TrialConfig, identity, validate
 from harness.determinism import choose_device, deterministic
 from harness.environment import describe
@@ -96,6 +97,13 @@ def with_faults(config: TrialConfig, faults: Mapping[str, Callable[[Recipe], Rec
     standard = standard_candidates(config)
     right = [candidate.recipe for candidate in standard if candidate.arm == ACCUMULATED]
     return [*standard, *(Candidate(name, apply(recipe)) for name, apply in faults.items() for recipe in right)]
+
+
+def judge_loop(config: TrialConfig, loop: Loop) -> Row:
+    """The verdict of a hand-written loop (`by_hand.py`) at the first N of the configuration, as a row of `verdicts.csv`."""
+    num = config.accumulation_steps[0]
+    mine = Candidate("by hand", by_hand(loop, accumulation_steps=num, split=split_plan(config, num)))
+    return run_trial(config, lambda step, rows: None, [mine, *standard_candidates(config)]).arms[0]
 
 
 def run_trial(config: TrialConfig, on_step: OnStep, candidates: Sequence[Candidate] | None = None) -> TrialResult:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from harness.config import Precision
-from harness.diagnosis import Signature, diagnose
+from harness.diagnosis import INHERENT, Signature, diagnose, roughness
 
 ALGEBRA_GATE = 1e-12  # L0, relative, gradients and optimizer state in float64: correct code is near 1e-15, faults above 1e-3
 TRAJECTORY_GATE = 1e-9  # L0, relative, parameters over the float64 trajectory
@@ -65,6 +65,8 @@ class Rounding:
     residual: float  # of a outside the span of the full batch's micro-batch gradients
     weights: tuple[float, ...]
     condition: float
+    zeros: float = math.nan  # share of the entries that are not zero in float64 and exactly zero here
+    full_zeros: float = math.nan  # the same of the full batch
     skipped: int  # permutations whose gradient overflowed and was skipped by the loss scaler
 
 
@@ -104,18 +106,23 @@ def judge(evidence: Evidence) -> Verdict:
     doubt = unjudgeable(evidence)
     if doubt:
         return Verdict(verdict=Outcome.inconclusive, cause="", explained=False, reasons=(doubt,))
+    vanished = roughness(evidence.rounding.zeros, evidence.rounding.full_zeros)
     wrong = (*algebra_failures(evidence.algebra), *counter_failures(evidence.counters))
     if wrong:
         diagnosis = diagnose(evidence.signature, evidence.counters)
+        # A loop with a fault of its own may rightly have other zeros than the full batch.
+        also, why = vanished if INHERENT.issuperset(diagnosis.causes) else ("", ())
         return Verdict(
             verdict=Outcome.different,
-            cause=diagnosis.cause,
-            explained=diagnosis.explained,
-            reasons=(*diagnosis.sentences, *wrong),
+            cause="+".join(filter(None, (diagnosis.cause, also))),
+            explained=diagnosis.explained and not also,
+            reasons=(*diagnosis.sentences, *why, *wrong),
         )
     rough = rounding_failures(evidence)
     if rough:
-        return Verdict(verdict=Outcome.degraded, cause="", explained=False, reasons=(*rough, *attribution(evidence.ablation)))
+        cause, why = vanished
+        reasons = (*why, *rough, *attribution(evidence.ablation))
+        return Verdict(verdict=Outcome.degraded, cause=cause, explained=False, reasons=reasons)
     return Verdict(verdict=Outcome.equivalent, cause="", explained=False, reasons=())
 
 

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
-from harness.diagnosis import Signature, WrongWindow, describe, diagnose, explanations, telling
+from harness.diagnosis import Attribution, Signature, WrongWindow, describe, diagnose, explanations, roughness, telling
 
+FOURFOLD = Attribution(distance=3.0, scale=4.0, cosine=1.0, weights=(4.0,) * 4, residual=1e-16, condition=3.0)
+RIGHT = Attribution(distance=0.0, scale=1.0, cosine=1.0, weights=(1.0,) * 4, residual=1e-16, condition=3.0)
 WINDOW = WrongWindow(
-    step=0, samples=64, micro_batches=4, clip_norm=None, distance=3.0, scale=4.0, cosine=1.0, weights=(4.0,) * 4, residual=1e-16,
-    condition=3.0, tensors={"weight": (3.0, 4.0, 1.0, 1e-16), "bias": (3.0, 4.0, 1.0, 1e-16)},
+    step=0, samples=64, micro_batches=4, clip_norm=None, whole=FOURFOLD, groups={"matrices": FOURFOLD, "vectors": FOURFOLD},
+    tensors={"weight": FOURFOLD, "bias": FOURFOLD},
 )  # fmt: skip
 WRONG = Signature(probes=5, wrong=5, worst=WINDOW, explanations={"loss_not_divided": 1e-16})
 
@@ -84,7 +86,10 @@ def test_a_cause_must_fit_every_wrong_window() -> None:
 
 
 def test_beside_batch_norm_a_second_cause_may_rest_in_some_windows() -> None:
-    windows = [{"batch_statistics": 1e-15}, {"batch_statistics": 0.3, "batch_statistics+short": 1e-14, "short": 0.2}]
+    windows: list[dict[str, float]] = [
+        {"batch_statistics": 1e-15},
+        {"batch_statistics": 0.3, "batch_statistics+short": 1e-14, "short": 0.2},
+    ]
     assert explanations(windows) == {"batch_statistics": 0.3, "batch_statistics+short": 1e-14}
 
 
@@ -95,6 +100,16 @@ def test_near_the_gate_a_cause_that_changes_nothing_does_not_explain() -> None:
 def test_the_evidence_is_a_sentence() -> None:
     assert describe(WINDOW) == "the accumulated gradient is 4 times the full batch's in the same direction"
     turned = dataclasses.replace(
-        WINDOW, cosine=0.9, weights=(0.0, 0.0, 0.0, 1.0), tensors={**WINDOW.tensors, "bias": (0.0, 1, 1, 0)}
+        WINDOW,
+        whole=dataclasses.replace(FOURFOLD, cosine=0.9, weights=(0.0, 0.0, 0.0, 1.0)),
+        groups={"matrices": FOURFOLD, "vectors": RIGHT},
+        tensors={**WINDOW.tensors, "bias": RIGHT},
     )
-    assert "in weight alone" in describe(turned) and "0, 0, 0, 1 of their right weights" in describe(turned)
+    assert "in weight of the parameter group matrices alone" in describe(turned)
+    assert "0, 0, 0, 1 of their right weights" in describe(turned)
+
+
+def test_vanished_entries_are_underflow() -> None:
+    cause, sentences = roughness(0.1, 0.001)
+    assert cause == "underflow_from_division" and "10.0%" in sentences[0]
+    assert roughness(0.1, 0.0999) == roughness(math.nan, 0.0) == ("", ())

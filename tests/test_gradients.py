@@ -3,8 +3,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from harness.gradients import by_tensor, compare, decompose, flatten, relative_distance
+from harness.config import OptimizerConfig
+from harness.gradients import by_group, by_tensor, compare, decompose, flatten, relative_distance
+from harness.recipe import make_optimizer
 
 ROUNDING = 1e-13  # float64 sums of a few hundred terms
 
@@ -58,10 +61,17 @@ def test_flatten_is_float64_and_in_order() -> None:
     assert flat.dtype == torch.float64 and flat.tolist() == [1.0] * 6 + [0.0]
 
 
-def test_each_tensor_is_compared_by_itself() -> None:
-    sizes, wrong = {"first": 100, "second": 201}, G.clone()
-    wrong[:100] *= 3
-    found = by_tensor(sizes, wrong, G, [G / 2, A])
-    assert found["first"][0].scale == pytest.approx(3, rel=ROUNDING) and found["second"][0].distance == 0
-    alone = decompose(wrong[:100], [G[:100] / 2, A[:100]])
-    assert found["first"][1].weights == pytest.approx(alone.weights, rel=1e-9) and found["second"][1].residual < 1e-14
+def test_tensors_and_groups_find_their_entries_in_the_flat_gradient() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+    flat = flatten(model.parameters())
+    for (name, index), parameter in zip(by_tensor(model).items(), model.parameters(), strict=True):
+        assert torch.equal(flat[index], parameter.detach().double().flatten()), name
+    groups = by_group(model, make_optimizer(OptimizerConfig(), model.parameters()))
+    expected = {"matrices": [model[0].weight, model[2].weight],
+                "vectors": [model[0].bias, model[1].weight, model[1].bias, model[2].bias]}  # fmt: skip
+    assert {name: flat[index].tolist() for name, index in groups.items()} == {
+        name: flatten(parameters).tolist()
+        for name, parameters in expected.items()  # type: ignore[arg-type]
+    }
+    unnamed = torch.optim.SGD([{"params": [model[2].bias]}, {"params": [model[0].weight]}], lr=0.1)
+    assert {name: len(index) for name, index in by_group(model, unnamed).items()} == {"0": 2, "1": 12}

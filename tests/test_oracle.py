@@ -10,7 +10,7 @@ from torch.func import functional_call, grad, vmap
 
 from harness.config import Norm, TrialConfig, WorkloadConfig
 from harness.gradients import flatten, relative_distance
-from harness.oracle import GhostBatchNorm, Referee, clipped, running_statistics, snapshot
+from harness.oracle import GhostBatchNorm, Inside, Referee, clipped, running_statistics, snapshot
 from harness.workloads.build import make_workload
 from tests import reference
 
@@ -73,7 +73,7 @@ def test_one_ghost_chunk_is_torchs_batch_norm(momentum: float | None) -> None:
 def test_ghost_gradients_are_accumulated_gradients_and_not_the_full_batchs() -> None:
     judge = referee(Norm.batch)
     window, state = judge.workload.batch(IDS), snapshot(judge.model)
-    _, ghost, after = judge.ghost(state, window, SIZES)
+    _, ghost, after = judge.within(state, window, SIZES, Inside(statistics=True))
     model, total = judge.model, torch.zeros(sum(p.numel() for p in judge.model.parameters()), dtype=torch.float64)
     for rows in torch.arange(23).split(SIZES):
         part = window.rows(rows)
@@ -89,7 +89,7 @@ def test_refereeing_leaves_the_state_alone() -> None:
     state, window = snapshot(judge.model), judge.workload.batch(IDS)
     before = {name: value.clone() for name, value in state.items()}
     judge.gradient(state, window)
-    judge.ghost(state, window, SIZES)
+    judge.within(state, window, SIZES, Inside(statistics=True))
     assert all(torch.equal(state[name], value) and not state[name].requires_grad for name, value in before.items())
     assert all(torch.equal(value, before[name]) for name, value in snapshot(judge.model).items())
 

@@ -10,12 +10,12 @@ from harness.config import OptimizerConfig, Precision, ScheduleConfig
 from harness.micro_batch import SplitPlan
 from harness.precision import make_scaler, parameter_dtype
 from harness.recipe import Arm, Recipe, make_optimizer, make_schedule
-from harness.workloads import Batch
+from harness.workloads import Batch, Workload
 
 CPU = torch.device("cpu")
 
 
-class Toy:
+class Toy(Workload):
     """24 samples of 5 numbers in 3 classes; sample i has 1 + i % 4 loss terms (its loss counts that often)."""
 
     num_samples = 24

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -38,11 +39,14 @@ class Batch:
 class Workload(Protocol):
     """Data, model and loss of one problem.
 
-    A window's loss is `losses(...).sum() / num_terms(...).sum()`: the mean over its loss terms (samples or tokens).
+    A window's objective is `losses(...).sum() / num_terms(...).sum() + auxiliary(...)` of its prepared batch: the mean over its
+    loss terms (samples or tokens), and a penalty where there is one. What a problem does not have keeps its default here.
     """
 
     num_samples: int
     held_out: Batch
+    penalty: float = 0.0  # coefficient of `auxiliary`
+    coupling: str = ""  # the cause that computing the loss within micro-batches has; empty: each term hangs on its own sample
 
     def make_model(self) -> nn.Module:
         """A fresh float32 model on the CPU, drawn from torch's global generator."""
@@ -51,6 +55,15 @@ class Workload(Protocol):
     def batch(self, ids: Tensor) -> Batch:
         """The samples `ids` ([n] int64) on the workload's device; floating inputs in the workload's dtype."""
         ...
+
+    def prepared(self, window: Batch) -> Batch:
+        """The window with whatever its losses take from all of its samples, but from no parameter (normalised advantages)."""
+        return window
+
+    def auxiliary(self, parameters: Mapping[str, Tensor]) -> Tensor:
+        """penalty / 2 * ||W||^2 of the last weight matrix W: a term of the objective that hangs on no sample; 0-dim."""
+        last = [value for value in parameters.values() if value.dim() > 1][-1]
+        return 0.5 * self.penalty * last.square().sum()
 
     def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
         """[n] per-sample loss, *summed* over the sample's terms; float32 or wider."""

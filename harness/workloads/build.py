@@ -6,16 +6,19 @@ from functools import partial
 
 import torch
 
-from harness.config import ConfigError, Data, Model, Norm, TrialConfig
+from harness.config import EMBEDDED_DIGITS, ConfigError, Data, Model, Norm, TrialConfig
 from harness.workloads import Workload
 from harness.workloads.cifar10 import read_cifar10
 from harness.workloads.image_models import make_conv, make_mlp, make_resnet18
 from harness.workloads.images import ImageSet, ImageWorkload
 from harness.workloads.mnist import read_mnist
+from harness.workloads.pairs import PairsWorkload, TwoTowers
+from harness.workloads.policy import PolicyWorkload
 from harness.workloads.text import MAX_CHARACTERS, PADDING, TextWorkload, read_corpus
 from harness.workloads.transformer import Transformer
 
 IMAGE_MODELS = {Model.conv: make_conv, Model.mlp: make_mlp, Model.resnet18: make_resnet18}
+IMAGE_WORKLOADS: dict[Data, type[ImageWorkload]] = {Data.pairs: PairsWorkload, Data.policy: PolicyWorkload}
 
 
 def make_workload(config: TrialConfig, *, device: torch.device, dtype: torch.dtype) -> Workload:
@@ -23,9 +26,9 @@ def make_workload(config: TrialConfig, *, device: torch.device, dtype: torch.dty
 
     Raises `ConfigError` where files under `data.root` are missing or damaged.
     """
-    if config.workload.data == Data.text:
-        return _text(config, device)
-    return _images(config, device, dtype)
+    workload = _text(config, device) if config.workload.data == Data.text else _images(config, device, dtype)
+    workload.penalty = config.workload.penalty
+    return workload
 
 
 def smallest_micro_batch(config: TrialConfig) -> int:
@@ -41,13 +44,14 @@ def _images(config: TrialConfig, device: torch.device, dtype: torch.dtype) -> Im
     data = _read_images(config)
     if workload.model == Model.resnet18 and workload.data == Data.digits:
         data = data.resized(32)
-    make_model = partial(IMAGE_MODELS[workload.model], width=workload.width, norm=config.norm, dropout=workload.dropout)
-    return ImageWorkload(data, make_model, device=device, dtype=dtype)
+    architecture = TwoTowers if workload.data == Data.pairs else IMAGE_MODELS[workload.model]
+    make_model = partial(architecture, width=workload.width, norm=config.norm, dropout=workload.dropout)
+    return IMAGE_WORKLOADS.get(workload.data, ImageWorkload)(data, make_model, device=device, dtype=dtype)
 
 
 def _read_images(config: TrialConfig) -> ImageSet:
     root = config.data.root
-    if config.workload.data == Data.digits:
+    if config.workload.data in EMBEDDED_DIGITS:
         from harness.workloads.digits import read_digits  # scikit-learn takes a second to import
 
         return read_digits()

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from harness.workloads import Batch
+from harness.workloads import Batch, Workload
 
 NUM_CLASSES = 10
 
@@ -49,7 +49,7 @@ class ImageSet:
         return replace(self, images=resize(self.images), held_out_images=resize(self.held_out_images))
 
 
-class ImageWorkload:
+class ImageWorkload(Workload):
     """Ten-class image classification; one loss term per image.
 
     Pixels are scaled in float32 and only then converted: the float64 batch is exactly the float32 one, so that a float64

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from harness.config import ConfigError
-from harness.workloads import Batch
+from harness.workloads import Batch, Workload
 
 PADDING = 0  # index in the vocabulary; no character has it
 IGNORED = -100  # target at padded positions
@@ -81,7 +81,7 @@ def folder_text(root: str) -> str:
     return "\n\n".join(texts)
 
 
-class TextWorkload:
+class TextWorkload(Workload):
     """Next-character prediction; a line of L characters has L - 1 loss terms.
 
     inputs [n, T] int64 are characters 1 to L - 1 and targets [n, T] int64 characters 2 to L; padding comes last (index 0 in

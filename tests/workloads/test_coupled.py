@@ -1,0 +1,97 @@
+"""Losses that take something from the other samples: in-batch negatives and normalised advantages, against numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from harness.config import Data, Model, TrialConfig, WorkloadConfig
+from harness.lock_step import Setting
+from harness.oracle import Inside, snapshot
+from harness.workloads import Workload
+from harness.workloads.build import make_workload
+from harness.workloads.pairs import TEMPERATURE
+
+CPU = torch.device("cpu")
+PAIRS = TrialConfig(workload=WorkloadConfig(data=Data.pairs, model=Model.mlp, width=2, penalty=0.3))
+POLICY = TrialConfig(workload=WorkloadConfig(data=Data.policy, penalty=0.3))
+SIZES = [3, 9, 5]
+ROUNDING = 1e-13
+
+
+def workload(config: TrialConfig, dtype: torch.dtype = torch.float64) -> Workload:
+    return make_workload(config, device=CPU, dtype=dtype)
+
+
+def test_pairs_loss_is_info_nce_in_both_directions() -> None:
+    pairs, z = workload(PAIRS), torch.randn(7, 2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    unit = z.numpy() / np.linalg.norm(z.numpy(), axis=2, keepdims=True)
+    scores = unit[:, 0] @ unit[:, 1].T / TEMPERATURE
+    exps = np.exp(scores)
+    expected = -0.5 * (np.log(np.diag(exps) / exps.sum(1)) + np.log(np.diag(exps) / exps.sum(0)))
+    batch = pairs.batch(torch.arange(7))
+    assert pairs.losses(z, batch).numpy() == pytest.approx(expected, rel=ROUNDING)
+    assert pairs.correct(z, batch).tolist() == (scores.argmax(1) == np.arange(7)).tolist()
+    assert not torch.allclose(pairs.losses(z[:3], batch.rows(slice(0, 3))), pairs.losses(z, batch)[:3]), "they hang on each other"
+
+
+def test_each_tower_sees_its_half_alone() -> None:
+    pairs = workload(PAIRS)
+    model, images = pairs.make_model().double(), pairs.batch(torch.arange(4)).inputs
+    other = images.clone()
+    other[..., 4:] = 0.5
+    assert torch.equal(model(images)[:, 0], model(other)[:, 0]) and not torch.equal(model(images)[:, 1], model(other)[:, 1])
+
+
+def test_advantages_are_the_windows_normalised_rewards() -> None:
+    policy, ids = workload(POLICY), torch.arange(40, 57)
+    window = policy.batch(ids)
+    action, reward, label = window.targets.numpy().T
+    assert 0.3 < np.mean(action == label) < 0.9 and np.std(reward) > 0.1
+    advantage = (reward - reward.mean()) / (reward.std() + 1e-6)
+    assert policy.prepared(window).targets[:, 1].numpy() == pytest.approx(advantage, rel=ROUNDING)
+    outputs = torch.randn(17, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    logs = outputs.numpy() - np.log(np.exp(outputs.numpy()).sum(1, keepdims=True))
+    expected = -advantage * logs[np.arange(17), action.astype(int)]
+    assert policy.losses(outputs, policy.prepared(window)).numpy() == pytest.approx(expected, rel=1e-12)
+    apart = policy.prepared(window.rows(slice(0, 5))).targets[:, 1]
+    assert not torch.allclose(apart, policy.prepared(window).targets[:5, 1]), "a micro-batch has another mean"
+    narrow = workload(POLICY, torch.float32).batch(ids)
+    assert torch.equal(narrow.targets.double(), window.targets), "both widths read the same log"
+
+
+@pytest.mark.parametrize("config", [PAIRS, POLICY], ids=["pairs", "policy"])
+def test_the_referee_computes_within_chunks_what_micro_batches_would(config: TrialConfig) -> None:
+    """Against separate forwards of every micro-batch, with autograd on the module itself."""
+    setting = Setting(config, CPU)
+    referee, problem = setting.referee(), setting.exact
+    window = problem.batch(torch.arange(17))
+    state = snapshot(referee.model)
+
+    def mean_loss(model: torch.nn.Module, rows: slice) -> torch.Tensor:
+        part = problem.prepared(window.rows(rows))
+        last = [p for p in model.parameters() if p.dim() > 1][-1]
+        return problem.losses(model(part.inputs), part).mean() + 0.15 * last.square().sum()
+
+    def gradient(loss: torch.Tensor, model: torch.nn.Module) -> np.ndarray:  # type: ignore[type-arg]
+        return np.concatenate([g.numpy().ravel() for g in torch.autograd.grad(loss, list(model.parameters()))])
+
+    model = setting.initial.double()
+    rows = [slice(0, 3), slice(3, 12), slice(12, 17)]
+    apart = [gradient(mean_loss(model, one), model) for one in rows]
+    together = sum(len(range(17)[one]) / 17 * g for one, g in zip(rows, apart, strict=True))
+    _, within, _ = referee.within(state, window, SIZES, Inside(loss=True))
+    assert within.numpy() == pytest.approx(together, abs=1e-14)
+    for part, g in zip(referee.parts(state, window, SIZES, Inside(loss=True)).parts, apart, strict=True):
+        assert part.numpy() == pytest.approx(g, abs=1e-14)
+    whole = gradient(mean_loss(model, slice(None)), model)
+    exact = referee.gradient(state, window).numpy()
+    assert exact == pytest.approx(whole, abs=1e-14)
+    assert np.linalg.norm(exact - within.numpy()) > 0.01 * np.linalg.norm(exact), "the split must matter"
+    assert referee.parts(state, window, SIZES).gradient.numpy() == pytest.approx(whole, abs=1e-14)
+    penalty = [torch.zeros(p.shape, dtype=torch.float64) for p in model.parameters()]
+    last = max(k for k, p in enumerate(model.parameters()) if p.dim() > 1)
+    penalty[last] = 0.3 * list(model.parameters())[last].detach()
+    expected = torch.cat([p.flatten() for p in penalty])
+    assert referee.penalty_gradient(state).numpy() == pytest.approx(expected.numpy(), abs=1e-15)
