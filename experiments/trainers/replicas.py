@@ -90,6 +90,48 @@ def ddp_summed(batch_size: int, accumulation_steps: int) -> None:
         optimizer.zero_grad()
 
 
+def _tokens(rows: Tensor) -> float:
+    return float(data.num_targets(rows))
+
+
+def _language(batch_size: int, accumulation_steps: int, divisor: Callable[[Tensor, Tensor], float]) -> None:
+    """Summed losses, each micro-batch divided by `divisor(window, rows of the micro-batch)`; averaged over ranks."""
+    tokens = data.sentences()
+    model = DistributedDataParallel(data.language_model())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for window in data.windows(16):
+        for ids in _mine(window).split(batch_size):
+            (data.token_loss(model(tokens[ids]), tokens[ids]) / divisor(tokens[window], tokens[ids])).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def ddp_tokens(batch_size: int, accumulation_steps: int) -> None:
+    """Unequal tokens per rank: divided by the tokens of the window on all ranks, times the ranks that are averaged over."""
+    _language(batch_size, accumulation_steps, lambda window, _: _tokens(window) / dist.get_world_size())
+
+
+def ddp_tokens_per_rank(batch_size: int, accumulation_steps: int) -> None:
+    """Divided by this rank's own tokens, and averaged over ranks, at every N: visible only against an independent reference."""
+    _language(batch_size, accumulation_steps, lambda window, _: _tokens(_mine(window)))
+
+
+def ddp_mean_of_means(batch_size: int, accumulation_steps: int) -> None:
+    """Every micro-batch of every rank is averaged over its own tokens."""
+    _language(batch_size, accumulation_steps, lambda window, rows: _tokens(rows) * (len(_mine(window)) / len(rows)))
+
+
+def tokens_on_one_process(batch_size: int, accumulation_steps: int) -> None:
+    """The independent reference: all tokens of the window, one process."""
+    tokens = data.sentences()
+    model = data.language_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for window in data.windows(batch_size * accumulation_steps):
+        (data.token_loss(model(tokens[window]), tokens[window]) / _tokens(tokens[window])).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def one_process(batch_size: int, accumulation_steps: int) -> None:
     """The independent reference: all rows of the window, one process."""
     x, y = data.images()
@@ -141,6 +183,8 @@ CASES: dict[Callable[..., Any], set[str]] = {
     ddp_every_backward: set(),
     ddp_never_synchronised: {"replicas_not_synchronised"},
     ddp_not_divided: {"loss_not_divided"},
+    ddp_tokens: set(),
+    ddp_mean_of_means: {"mean_of_means"},
     fsdp: set(),
     fsdp_not_divided: {"loss_not_divided"},
 }

@@ -31,4 +31,4 @@ audit-keras: $(TRAINERS)/keras/.ready  ## audit keras (torch backend)
 audit-keras-tensorflow: $(TRAINERS)/keras-tensorflow/.ready  ## audit keras (TensorFlow backend) by its weights
 	$(call audit,keras-tensorflow,keras_weights,sgd_divisible sgd_remainder)
 audit-replicas: $(VENV)/.ready  ## audit DDP and FSDP2 on two gloo ranks
-	$(BIN)/python -m pytest -q -m "" tests/audit/test_processes.py
+	$(BIN)/python -m pytest -q -m "" tests/audit/test_ranks.py

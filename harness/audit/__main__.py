@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness.audit.runs import load
 from harness.audit.session import audit
-from harness.audit.target import load
 
 
 def parser() -> argparse.ArgumentParser:

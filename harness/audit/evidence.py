@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +20,12 @@ class Backward:
     loss: float  # as differentiated, loss scale taken out; NaN when unknown
     scale: float  # loss scale of a GradScaler, 1 without one
     start: str  # the gradients it found: empty, kept, scaled, changed; `empty` where an earlier backward had filled them: cleared
-    contribution: Vector  # [P] its increment of .grad, loss scale taken out
+    contribution: Vector | None  # [P] its increment of .grad, loss scale taken out; None in windows that were not kept
+    finite: bool  # whether all of it was
+    rescaled: float = math.nan  # norm of the gradients it found, where somebody had scaled them since the backward before
+    reached: frozenset[int] = frozenset()  # places of the optimizers whose parameters it reached
+    local: Vector | None = None  # [P] this rank's own gradient, before ranks are averaged; None on one rank
+    locals: tuple[Vector, ...] = ()  # of all ranks, once pooled
     rows: tuple[str, ...] | None  # fingerprints of the rows of the forward before it; None when no module was called
     lengths: int  # different lengths among these rows, padding left out
     forwards: int  # training forwards since the backward before
@@ -36,7 +42,7 @@ class Clip:
     """One call that clips gradients."""
 
     after: int  # backwards of the window before it
-    before: Vector  # [P] gradients it was given, loss scale left in
+    before: Vector | None  # [P] gradients it was given, loss scale left in; None in windows that were not kept
     active: bool
     limit: float
     scale: float  # loss scale still in the gradients: 1 when there is none or it has been taken out
@@ -46,7 +52,10 @@ class Clip:
 class Step:
     """One optimizer step, and the window before it."""
 
+    tensors: tuple[tuple[str, int], ...]  # (name, number of elements) in the order of the vectors
     gradient: Vector  # [P] as the optimizer left it
+    total: Vector | None  # [P] sum of the window's contributions; None when there was no backward
+    spread: float  # ||sum_k |c_k|||, at least ||total||
     lrs: tuple[float, ...]
     decays: tuple[float, ...]
     before: Vector  # [P] parameters
@@ -58,7 +67,7 @@ class Step:
     backwards: tuple[Backward, ...]
     clips: tuple[Clip, ...]
     calls: tuple[str, ...]  # the order of calls in the window
-    norm_updates: int  # BatchNorm `num_batches_tracked`, summed, so far
+    norm_updates: int = 0  # BatchNorm `num_batches_tracked`, summed, so far
     shadows: tuple[Vector, ...] = ()  # EMA copies when the next window's first backward begins (or the run ends)
     shadow_updates: int = 0  # times they changed in this window
 
@@ -68,6 +77,11 @@ class Step:
         if any(b.rows is None for b in self.backwards) or not self.backwards:
             return None
         return Counter(row for b in self.backwards for row in b.rows or ())
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the window; 0 where they were not seen."""
+        return sum((self.rows or Counter()).values())
 
     @property
     def effective(self) -> bool:
@@ -80,13 +94,21 @@ class Track:
     """One optimizer."""
 
     name: str
-    tensors: tuple[tuple[str, int], ...]  # (name, number of elements) in the order of the vectors
+    tensors: tuple[tuple[str, int], ...]  # those of the last step
     steps: list[Step] = field(default_factory=list)
     pending: list[Backward] = field(default_factory=list)  # after the last step
+    first_backward: int = 0  # their numbers in the run
+    last_backward: int = 0
+    resumed: tuple[tuple[int, int], ...] = ()  # (step, backwards lost) where another optimizer of the same tensors went on
 
-    def slices(self) -> dict[str, slice]:
-        edges = np.cumsum([0, *(count for _, count in self.tensors)])
-        return {name: slice(int(a), int(b)) for (name, _), a, b in zip(self.tensors, edges[:-1], edges[1:], strict=True)}
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a forward that a probe looked at."""
+
+    micro_batch: int
+    output: Vector
+    slope: Vector  # of the loss by the output, loss scale taken out
 
 
 @dataclass(kw_only=True)
@@ -97,6 +119,7 @@ class Run:
     accumulation_steps: int
     tracks: list[Track] = field(default_factory=list)
     reported: tuple[float, ...] | None = None  # losses the function returned
+    counts: dict[str, float] = field(default_factory=dict)  # steps, samples, tokens it returned
     error: str | None = None
     accumulator_roundoff: float = 0.0  # of the narrowest .grad
     roundoff: float = 0.0  # of the coarsest arithmetic seen (autocast, 16-bit parameters)
@@ -104,7 +127,9 @@ class Run:
     norm_calls: int = 0
     forwards: int = 0
     backwards: int = 0
+    float16: bool = False  # whether a loss, a forward or a parameter was in float16
     coupled: bool = False  # whether the loss of one row depends on the outputs of another; only known after a probe
+    probed: dict[str, Row] = field(default_factory=dict)  # by fingerprint; rows that came twice are left out
     ranks: int = 1
     rank_distances: tuple[float, ...] = ()  # per optimizer step, between the gradients of the ranks
 
@@ -122,3 +147,18 @@ class Finding:
     cause: str
     evidence: dict[str, Any]
     message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Intervention:
+    """Nothing is changed by default: the function is only watched."""
+
+    perturb: float = 0.0  # move every parameter by this relative amount, with alternating signs, before each window
+    follow: Run | None = None  # after step t, put the parameters this run had after step t: steps compare one by one
+    hold: bool = False  # put the starting parameters back after every step: what remembers older weights then has the right ones
+    keep: frozenset[int] = frozenset()  # windows whose contributions are kept, besides the usual ones
+    probe: int | None = None  # window whose outputs and slopes are kept by row, and whose loss is asked whether it couples rows
+    calm: frozenset[str] = frozenset()  # "dropout": no dropout; "batch_norm": running statistics instead of the batch's
+
+
+WATCH = Intervention()

@@ -8,6 +8,21 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True)
+class RowFacts:
+    """The same rows in candidate and reference, at equal parameters."""
+
+    outputs: float  # largest relative distance of the model's output for a row
+    residual: float  # largest relative distance of a row's slope from a multiple of the reference's
+    factors: tuple[tuple[float, ...], ...]  # these multiples, per micro-batch
+
+    @property
+    def spread(self) -> float:
+        """Largest difference of two rows' factors within one micro-batch, relative to the largest factor."""
+        size = max((abs(f) for part in self.factors for f in part), default=0.0)
+        return max((max(part) - min(part) for part in self.factors), default=0.0) / size if size else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepFacts:
     """One optimizer step of a candidate beside the reference's."""
 
@@ -15,6 +30,7 @@ class StepFacts:
     ranks: int = 1
     track: str
     step: int
+    roundoff: float = 0.0  # of the arithmetic in use
     gate: float  # largest relative distance of gradients that rounding explains
     distance: float  # of the gradients consumed
     scale: float
@@ -29,14 +45,26 @@ class StepFacts:
     fits: Mapping[str, float] = field(default_factory=dict)  # cause's prediction -> relative distance from what was seen
     weights: tuple[float, ...] = ()  # of the reference gradient on the micro-batch gradients
     condition: float = math.inf
+    num_rows: int = 0  # of the window; 0 when unknown
+    probed: bool = False  # whether rows and couplings have been looked at
+    kept: bool = True  # whether the contributions of the window were kept
+    rank_residual: float = math.inf  # of the reference gradient outside the span of what every rank's micro-batches gave
+    rank_weights: tuple[tuple[float, ...], ...] = ()  # of the reference gradient on them, per micro-batch and rank; right: 1
+    rank_condition: float = math.inf
+    rescaled: tuple[float, ...] = ()  # norms after the gradients were scaled inside the window, and at the step
+    lost: float = 0.0  # share of the reference's elements that are exactly 0 here, above what rounding does
+    float16: bool = False
+    partly: tuple[str, ...] = ()  # tensors that differ (too large, pointing alike) while others agree
+    found_changed: bool = False  # the window began with gradients that no backward of this optimizer had left
+    by_row: RowFacts | None = None  # only after a probe
+    held: bool = False  # the difference is gone when the parameters stay where they are
+    same_at_one: bool = False  # the comparison is with an independent function, and N=1 differs from it as well
     cleared_inside: int = 0
     stale: bool = False
     active_clips_inside: int = 0
     clips_scaled: bool = False  # clipped with the loss scale still inside
     loss_scales: int = 1  # different ones in the window
     broken_forwards: int = 0
-    non_finite: bool = False
-    reference_non_finite: bool = False
     moves_inside: int = 0  # times the parameters moved between the backwards of the window
     reference_moves_inside: int = 0
     move_along_weights: float = math.nan  # cosine of that movement with the parameters
@@ -76,7 +104,6 @@ class RunFacts:
     backwards: tuple[int, ...]  # per optimizer step
     reference_backwards: tuple[int, ...]
     pending: int  # backwards after the last step
-    reference_pending: int
     windows: tuple[str, ...]  # per aligned step: same, different, unknown
     repeated: tuple[int, ...]  # rows more often in the window than in the reference's run, per step
     never: int  # rows of the reference's run that the candidate never saw
@@ -96,4 +123,11 @@ class RunFacts:
     losses: tuple[float, ...] = ()  # differentiated, summed over the window
     reference_losses: tuple[float, ...] = ()
     broken_windows: tuple[int, ...] = ()  # steps whose window had a non-finite forward or gradient
-    reference_broken: int = 0
+    reference_broken_windows: tuple[int, ...] = ()
+    resumed: tuple[tuple[int, int], ...] = ()  # (step, backwards lost) where a new optimizer took over
+    skipped: tuple[int, ...] = ()  # steps that a GradScaler left out
+    reference_skipped: tuple[int, ...] = ()
+    norm_updates: tuple[int, ...] = ()  # of running statistics, so far, per step
+    reference_norm_updates: tuple[int, ...] = ()
+    counts: Mapping[str, float] = field(default_factory=dict)  # steps, samples, tokens that the function returned
+    reference_counts: Mapping[str, float] = field(default_factory=dict)

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from harness.audit.evidence import Run
-from harness.audit.tensors import broken, fingerprints, roundoff, tensors_in
+from harness.audit.evidence import Row, Run
+from harness.audit.tensors import broken, dense, fingerprints, roundoff, tensors_in, vector
 
 
 class Forwards:
     """The outermost training forwards since the last backward."""
 
-    def __init__(self, run: Run, *, keep_outputs: bool = False) -> None:
-        self.run, self.keep_outputs = run, keep_outputs
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.probing = False  # whether the window under way is the probed one
+        self.watched: list[tuple[int, list[str], Tensor, list[Tensor]]] = []  # micro-batch, rows, output, slopes
         self.depth = 0
         self.names: dict[int, str] = {}  # parameter id -> name
         self.norms: dict[int, _BatchNorm] = {}
+        self.micro_batch = 0  # of the window under way
         self.before: Tensor | None = None  # generator state as the outermost forward began
-        self.last: Tensor = torch.get_rng_state()  # as the last watched event ended
+        self.last: Tensor | None = None  # as the last watched event ended; None before the first
         self.reset()
 
     def reset(self) -> None:
@@ -29,6 +33,7 @@ class Forwards:
         self.rows: list[tuple[str, int]] = []  # fingerprint and length
         self.first: nn.Module | None = None
         self.outputs: list[Tensor] = []  # of the outermost forwards, kept for a probe only
+        self.produced: dict[int, torch.UntypedStorage] = {}  # memory of these outputs: what a model made is no row of data
 
     def enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         self.depth += 1
@@ -36,8 +41,9 @@ class Forwards:
         if isinstance(module, _BatchNorm):
             self.norms.setdefault(id(module), module)
         if self.depth == 1 and torch.is_grad_enabled():
+            self._note_parameters(module)
             self.before = torch.get_rng_state()
-            self.outside |= not torch.equal(self.before, self.last)
+            self.outside |= self.last is not None and not torch.equal(self.before, self.last)
             self.first = self.first or module
             for name, parameter in module.named_parameters():
                 self.names.setdefault(id(parameter), name)
@@ -52,12 +58,55 @@ class Forwards:
         self.run.forwards += 1
         self.count += 1
         self.broken += broken(output) or broken(list(args))
-        if self.keep_outputs:
-            self.outputs += [t for t in tensors_in(output) if t.ndim and t.requires_grad]
-        if module is self.first:
-            self.rows += fingerprints(args, kwargs)
+        rows = fingerprints(args, kwargs)
+        if self.probing:
+            outputs = [t for t in tensors_in(output) if t.ndim and t.requires_grad]
+            self.outputs += outputs
+            self._watch_slopes([row for row, _ in rows], outputs)
+        if module is self.first and not any(_memory(t) in self.produced for t in tensors_in([*args, kwargs])):
+            self.rows += rows
+        self.produced |= {_memory(t): t.untyped_storage() for t in tensors_in(output) if _memory(t)}
+
+    def _watch_slopes(self, rows: list[str], outputs: list[Tensor]) -> None:
+        output = next((t for t in outputs if rows and t.shape[0] == len(rows)), None)
+        if output is not None:
+            slopes: list[Tensor] = []
+            output.register_hook(lambda slope: slopes.append(slope.detach().clone()))
+            self.watched.append((self.micro_batch, rows, output.detach().clone(), slopes))
+
+    def probed(self, loss_scale: float) -> dict[str, Row]:
+        """The rows watched so far; those that came more than once, or got no gradient, left out."""
+        found: dict[str, list[Row]] = {}
+        times: Counter[tuple[int, str]] = Counter()
+        for micro_batch, rows, output, slopes in self.watched:
+            if not slopes:
+                continue
+            total = torch.stack([dense(slope).double() for slope in slopes]).sum(0) / loss_scale
+            for index, row in enumerate(rows):
+                times[micro_batch, row] += 1  # several models may see the same row
+                key = f"{row} {times[micro_batch, row]}"
+                found.setdefault(key, []).append(Row(micro_batch, vector([output[index]]), vector([total[index]])))
+        return {row: seen[0] for row, seen in found.items() if len(seen) == 1}
+
+    def forget_slopes(self) -> None:
+        """Those of the micro-batch under way were of another differentiation."""
+        for micro_batch, _, _, slopes in self.watched:
+            if micro_batch == self.micro_batch:
+                slopes.clear()
+
+    def _note_parameters(self, module: nn.Module) -> None:
+        """A model may be narrower than the weights its optimizer holds (master weights)."""
+        for parameter in module.parameters():
+            self.run.roundoff = max(self.run.roundoff, roundoff(parameter.dtype))
+            self.run.float16 |= parameter.dtype == torch.float16
 
     def _note_arithmetic(self, args: tuple[Any, ...]) -> None:
         for device in ("cpu", "cuda"):
             if torch.is_autocast_enabled(device):
                 self.run.roundoff = max(self.run.roundoff, roundoff(torch.get_autocast_dtype(device)))
+                self.run.float16 |= torch.get_autocast_dtype(device) == torch.float16
+
+
+def _memory(tensor: Tensor) -> int:
+    """Where its elements are; 0 for tensors without memory of their own."""
+    return tensor.untyped_storage().data_ptr() if type(tensor) is Tensor and tensor.layout == torch.strided else 0

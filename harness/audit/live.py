@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,21 +14,24 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from harness.audit.adapters import Foreign
-from harness.audit.evidence import Backward, Clip, Run, Step, Track, Vector
+from harness.audit.evidence import Backward, Clip, Intervention, Run, Step, Track, Vector
+from harness.audit.foreign import Foreign
 from harness.audit.forwards import Forwards
-from harness.audit.intervention import Intervention
-from harness.audit.tensors import gradients, roundoff, vector
+from harness.audit.tensors import dense, gradients, overflow_is_expected, roundoff, vector
 
 LONGEST = 400  # calls kept per window
+KEPT = 4  # windows whose contributions are kept: the first ones, as many with another number of backwards, and those asked for
 COLLINEAR = 1e-6  # 1 - cosine below which a gradient was only scaled
 
 
 class LiveTrack:
     """Collects a `Track`."""
 
-    def __init__(self, optimizer: Optimizer | Foreign, run: Run, forwards: Forwards) -> None:
-        self.optimizer, self.run, self.forwards = optimizer, run, forwards
+    def __init__(self, optimizer: Optimizer | Foreign, run: Run, forwards: Forwards, keep: frozenset[int]) -> None:
+        self.optimizer, self.run, self.forwards, self.keep = optimizer, run, forwards, keep
+        self.num_odd = 0
+        self.start: Vector | None = None  # parameters before the first window
+        self.local: LocalGradients | None = None
         self.track = Track(name=getattr(optimizer, "name", type(optimizer).__name__), tensors=())
         self.parameters: list[Tensor] = []
         self.inner_stepped = False
@@ -53,8 +60,10 @@ class LiveTrack:
             self.parameters = found
             self.last_parameters: Vector | None = None
             self.last_gradient = None
-        names = self.forwards.names
-        self.track.tensors = tuple((names.get(id(p), f"parameter {i}"), p.numel()) for i, p in enumerate(self.parameters))
+        names = [self.forwards.names.get(id(p), "parameter") for p in self.parameters]
+        alone = Counter(names)
+        shown = [name if alone[name] == 1 else f"{name} {i}" for i, name in enumerate(names)]
+        self.track.tensors = tuple((name, p.numel()) for name, p in zip(shown, self.parameters, strict=True))
 
     def note(self, call: str) -> None:
         if len(self.calls) < LONGEST:
@@ -71,6 +80,7 @@ class LiveTrack:
 
     # -- one backward -----------------------------------------------------------------------------------------------
 
+    @overflow_is_expected
     def before_backward(self) -> None:
         self.refresh()
         start = gradients(self.parameters)
@@ -83,24 +93,31 @@ class LiveTrack:
             kind = "scaled" if self.last_gradient is not None and _parallel(start, self.last_gradient) else "changed"
         self._see_shadows()
         self.started = (kind, start, self._movement(), [_mark(p) for p in self.parameters])
+        self.local = LocalGradients(self.parameters) if in_a_group() else None
 
-    def after_backward(self, loss: float, scale: float, manual: Vector | None = None) -> None:
-        """The gradients have been added; `manual` is the gradient when it was returned instead of added."""
+    @overflow_is_expected
+    def after_backward(self, loss: float, scale: float, manual: Vector | None = None) -> bool:
+        """Whether it reached this optimizer. `manual` is the gradient when it was returned instead of added."""
+        local = self.local.taken() if self.local is not None else None
+        self.local = None
         if self.started is None:
-            return
+            return False
         kind, start, moved, marks = self.started
         self.started = None
         forwards, end = self.forwards, gradients(self.parameters)
         same = marks == [_mark(p) for p in self.parameters] and np.array_equal(start, end, equal_nan=True)
         if manual is None and same:  # marks alone do not tell: sharded gradients are added to behind their wrapper
-            return  # this backward did not reach this optimizer
-        contribution = manual if manual is not None else end - start
+            return False  # this backward did not reach this optimizer
+        contribution = (manual if manual is not None else end - start) / scale
         self.backwards.append(
             Backward(
                 loss=loss / scale,
                 scale=scale,
                 start="manual" if manual is not None else kind,
-                contribution=contribution / scale,
+                contribution=contribution,
+                finite=bool(np.isfinite(contribution).all()),
+                rescaled=float(np.linalg.norm(start)) / scale if kind == "scaled" and self.backwards else math.nan,
+                local=None if local is None else local / scale,
                 rows=tuple(row for row, _ in forwards.rows) if self.run.forwards else None,
                 lengths=len({length for _, length in forwards.rows}),
                 forwards=forwards.count,
@@ -114,7 +131,14 @@ class LiveTrack:
         )
         self.filled = self.filled or manual is None
         self.last_gradient = end
+        self.track.first_backward = self.track.first_backward or self.run.backwards
+        self.track.last_backward = self.run.backwards
         self.note("backward")
+        return True
+
+    def reached_with(self, places: frozenset[int]) -> None:
+        """The last backward reached the optimizers at these places."""
+        self.backwards[-1] = dataclasses.replace(self.backwards[-1], reached=places)
 
     # -- one optimizer step ----------------------------------------------------------------------------------------
 
@@ -122,6 +146,7 @@ class LiveTrack:
     def lrs(self) -> tuple[float, ...]:
         return tuple(float(group.get("lr", 1.0)) for group in self.optimizer.param_groups)
 
+    @overflow_is_expected
     def before_step(self) -> None:
         self.refresh()
         self.moved = self._movement()
@@ -142,6 +167,7 @@ class LiveTrack:
         self.before_step()
         self.close(gradients(self.parameters), skipped=True)
 
+    @overflow_is_expected
     def close(self, gradient: Vector, *, skipped: bool = False) -> None:
         """The step is over: it took `gradient`."""
         assert self.before is not None
@@ -151,9 +177,16 @@ class LiveTrack:
         after = vector(self.parameters)
         state, state_step = self._state()
         self.note("step")
+        parts = [b.contribution for b in self.backwards if b.contribution is not None]
+        if not self._kept():
+            self.backwards = [dataclasses.replace(b, contribution=None, local=None) for b in self.backwards]
+            self.clips = [dataclasses.replace(c, before=c.before if len(self.clips) == 1 else None) for c in self.clips]
         self.track.steps.append(
             Step(
+                tensors=self.track.tensors,
                 gradient=gradient,
+                total=np.sum(parts, axis=0) if parts else None,
+                spread=float(np.linalg.norm(np.sum([np.abs(part) for part in parts], axis=0))) if parts else 0.0,
                 lrs=self.lrs,
                 decays=tuple(float(group.get("weight_decay") or 0.0) for group in self.optimizer.param_groups),
                 before=self.before,
@@ -173,6 +206,13 @@ class LiveTrack:
         self.num_effective += self.track.steps[-1].effective
         self.before, self.last_parameters, self.last_gradient = None, after, gradient
         self.clear_window()
+
+    def _kept(self) -> bool:
+        """Whether the contributions of the window that ends are kept: rules need those of a few windows only."""
+        steps = self.track.steps
+        odd = bool(steps) and len(self.backwards) != len(steps[0].backwards)
+        self.num_odd += odd
+        return len(steps) < KEPT or (odd and self.num_odd <= KEPT) or len(steps) in self.keep
 
     def _state(self) -> tuple[dict[str, Vector], float | None]:
         states = [self.optimizer.state.get(p, {}) for p in self.parameters]
@@ -222,6 +262,10 @@ class LiveTrack:
 
     def intervene(self, what: Intervention, index: int, step: int) -> None:
         """Put the followed run's parameters after its step `step` (-1: at its start), then perturb them."""
+        if self.start is None:
+            self.start = self.track.steps[0].before if self.track.steps else vector(self.parameters)
+        if what.hold and self.start.size == sum(p.numel() for p in self.parameters):
+            self._put(self.start)
         followed = what.follow.tracks[index] if what.follow is not None and index < len(what.follow.tracks) else None
         if followed is not None and step < len(followed.steps):
             wanted = followed.steps[step].after if step >= 0 else followed.steps[0].before
@@ -244,6 +288,36 @@ class LiveTrack:
 
                 value = distribute_tensor(value, p.device_mesh, p.placements)  # type: ignore[attr-defined]
             p.copy_(value)
+
+
+class LocalGradients:
+    """This rank's own gradients of one backward, seen before a wrapper averages them over ranks."""
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self.parameters = parameters
+        self.parts: dict[int, Tensor] = {}
+        self.handles = [
+            p.register_hook(functools.partial(self._add, id(p)))
+            for p in parameters
+            if p.requires_grad and not hasattr(p, "full_tensor")
+        ]
+
+    def _add(self, key: int, gradient: Tensor) -> None:
+        part = dense(gradient).double()
+        self.parts[key] = self.parts[key] + part if key in self.parts else part.clone()
+
+    def taken(self) -> Vector | None:
+        """[P]; None when no parameter was reached. Stops looking."""
+        for handle in self.handles:
+            handle.remove()
+        if not self.parts:
+            return None
+        return vector(self.parts.get(id(p), torch.zeros_like(p)) for p in self.parameters)
+
+
+def in_a_group() -> bool:
+    """Whether several ranks of `torch.distributed` train together."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
 
 
 def _mark(parameter: Tensor) -> tuple[int, int]:

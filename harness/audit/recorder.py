@@ -12,14 +12,12 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from harness.audit import shadows
-from harness.audit.adapters import Foreign, KerasAdapter
-from harness.audit.calls import Calls
-from harness.audit.evidence import Run
+from harness.audit.calls import Calls, Patches, Wrap
+from harness.audit.evidence import WATCH, Intervention, Run
+from harness.audit.foreign import Foreign, HandedWeights, KerasAdapter
 from harness.audit.forwards import Forwards
-from harness.audit.handed import HandedWeights
-from harness.audit.intervention import WATCH, Intervention
 from harness.audit.live import LiveTrack
-from harness.audit.patches import Patches, Wrap
+from harness.audit.tensors import transforming
 
 SHADOW_SEARCH = 2  # optimizer steps after which averaged copies are looked for (once: it looks at every object)
 
@@ -29,12 +27,11 @@ class Recorder:
 
     def __init__(self, run: Run, intervention: Intervention = WATCH, namespaces: Iterable[dict[str, Any]] = ()) -> None:
         self.run, self.intervention = run, intervention
-        self.forwards = Forwards(run, keep_outputs=intervention.probe)
+        self.forwards = Forwards(run)
         self.live: dict[int, LiveTrack] = {}
         self.stepping: list[Optimizer] = []
         self.backward_depth = 0
         self.prepared = False
-        self.searched = 0
         self.scanned = False
         self.loss_scale = 1.0
         self._namespaces = list(namespaces)
@@ -64,6 +61,7 @@ class Recorder:
         tracks = [live.track for live in self.live.values() if live.track.steps]
         if self.handed.track.steps:
             tracks.append(self.handed.track)
+        self.run.probed = self.forwards.probed(self.loss_scale)
         self.run.tracks = tracks or [live.track for live in self.live.values() if live.track.pending]
         self.live.clear()
 
@@ -71,7 +69,7 @@ class Recorder:
         """The track of an optimizer, made when first seen; its parameters are looked up again until it steps."""
         live = self.live.get(id(optimizer))
         if live is None:
-            live = self.live[id(optimizer)] = LiveTrack(optimizer, self.run, self.forwards)
+            live = self.live[id(optimizer)] = LiveTrack(optimizer, self.run, self.forwards, self.intervention.keep)
         return live
 
     def hand_over(self, weights: Mapping[str, Any]) -> None:
@@ -84,13 +82,19 @@ class Recorder:
             live.note(call)
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if transforming():
+            return
         if self.forwards.depth == 0 and torch.is_grad_enabled():
             self.prepare()
             self.note("forward")
+            leading = next(iter(self.live.values()), None)
+            self.forwards.micro_batch = len(leading.backwards) if leading else 0
+            self.forwards.probing = self.intervention.probe == (len(leading.track.steps) if leading else 0)
         self.forwards.enter(module, args)
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        self.forwards.leave(module, args, kwargs, output)
+        if not transforming():
+            self.forwards.leave(module, args, kwargs, output)
 
     def prepare(self) -> None:
         """Before the first forward: put the starting weights the intervention asks for."""

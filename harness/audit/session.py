@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import inspect
-import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import torch
 
-from harness.audit.comparison import Facts, Floor, ShapeError, facts
-from harness.audit.evidence import Finding, Run
-from harness.audit.findings import UNEXPLAINED, explain, first_of_each
-from harness.audit.intervention import WATCH, Intervention
-from harness.audit.recorder import Recorder
-from harness.audit.replicas import disagreement, pooled
+from harness.audit.comparison import Facts, ShapeError, facts, rows
+from harness.audit.evidence import WATCH, Finding, Intervention, Run
+from harness.audit.findings import explain, first_of_each
+from harness.audit.floors import Floor
+from harness.audit.gradient_rules import UNEXPLAINED
+from harness.audit.live import KEPT
+from harness.audit.ranks import Ranks, disagreement, pooled
 from harness.audit.report import ArmResult, Report
-from harness.audit.tensors import losses_in
+from harness.audit.runs import Job, Local, Train
 from harness.audit.visibility import hidden
 
-Train = Callable[..., Any]
 COARSE = 1e-2  # a gate above this is not taken from runs that drift apart: steps are compared one by one
 REPEATED = 100.0  # roundings by which two runs with the same arguments may differ
 CALMED = {"dropout": "stochastic_layers", "batch_norm": "batch_statistics"}
@@ -49,8 +46,6 @@ def audit(
     if not arms:
         raise ValueError("expected accumulation_steps above 1, or a reference to compare N=1 with, got 1 alone")
     if processes > 1:
-        from harness.audit.processes import Ranks
-
         with Ranks(train, reference, processes) as ranks:
             return Session(ranks, batch_size, arms, reference is not None).report()
     return Session(Local(train, reference), batch_size, arms, reference is not None).report()
@@ -68,74 +63,6 @@ def _checked(batch_size: int, accumulation_steps: Sequence[int], processes: int)
         if n < 1 or batch_size % n:
             raise ValueError(f"expected accumulation_steps that divide batch_size={batch_size}, got {n}")
     return steps
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """One call of the training function."""
-
-    batch_size: int
-    accumulation_steps: int
-    intervention: Intervention = WATCH
-    options: Mapping[str, Any] = field(default_factory=dict)  # `dtype`, `order_seed`
-    independent: bool = False  # the function given as `reference`
-
-
-class Local:
-    """Runs jobs in this process."""
-
-    def __init__(self, train: Train, reference: Train | None) -> None:
-        self.functions = {False: train, True: reference}
-
-    def accepts(self, name: str, *, independent: bool = False) -> bool:
-        return accepts(self.functions[independent], name)
-
-    def run(self, job: Job) -> list[Run]:
-        """The evidence of every rank; here of one."""
-        function = self.functions[job.independent]
-        assert function is not None
-        return [watch(function, job)]
-
-
-def accepts(function: Train | None, name: str) -> bool:
-    """Whether the function has a parameter of that name."""
-    return function is not None and name in inspect.signature(function).parameters
-
-
-def watch(train: Train, job: Job) -> Run:
-    """One watched call from the same generator state each time; the caller's generators are put back."""
-    run = Run(batch_size=job.batch_size, accumulation_steps=job.accumulation_steps)
-    namespaces = [train.__globals__] if hasattr(train, "__globals__") else []
-    numpy_state = np.random.get_state()
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
-        try:
-            with Recorder(run, job.intervention, namespaces) as recorder:
-                result = _call(train, job, recorder)
-            run.reported = losses_in(result)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            run.error = "".join(traceback.format_exception_only(error)).strip() + _place(error)
-        finally:
-            np.random.set_state(numpy_state)
-    return run
-
-
-def _call(train: Train, job: Job, recorder: Recorder) -> Any:
-    """By name where the function has these names, by position where it has others."""
-    options = dict(job.options)
-    if accepts(train, "weights"):
-        options["weights"] = recorder.hand_over
-    sizes = {"batch_size": job.batch_size, "accumulation_steps": job.accumulation_steps}
-    parameters = inspect.signature(train).parameters.values()
-    if all(accepts(train, name) for name in sizes) or any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return train(**sizes, **options)
-    return train(*sizes.values(), **options)
-
-
-def _place(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
 
 
 @dataclass
@@ -266,39 +193,60 @@ class Session:
 
     def _diagnose(self, family: Family, n: int, free: list[Facts], found: list[Finding]) -> tuple[list[Facts], list[Finding]]:
         """Run again at the reference's own parameters, and without what couples samples, until every step can be judged alone."""
-        compared, found, run = self._followed(family, n, frozenset()) or (free, found, family.candidates[n])
-        if any(f.cause == UNEXPLAINED and f.evidence.get("what") == "gradient" for f in found) and not (
-            run.dropout_calls or run.norm_calls
-        ):
-            compared = self._probed(family, compared)
+        compared, found, run = self._followed(family, n) or (free, found, family.candidates[n])
+        if later := _not_kept(compared, found):
+            compared, found, run = self._followed(family, n, keep=later) or (compared, found, run)
+        if _open(found) and not (run.dropout_calls or run.norm_calls):
+            compared = self._probed(family, n, compared)
+            found = _explain(compared)
+        if _open(found) and not any(f.cause == "ema_per_micro_batch" for f in found):
+            compared = self._held(family, n, compared)
             found = _explain(compared)
         suspects = [c for c, seen in (("dropout", run.dropout_calls), ("batch_norm", run.norm_calls)) if seen]
         if not suspects or not any(f.cause in (UNEXPLAINED, "stochastic_layers", "non_separable_loss") for f in found):
             return compared, found
-        calmed = self._followed(family, n, frozenset(suspects))
+        calmed = self._followed(family, n, calm=frozenset(suspects))
         if calmed is None:
             return compared, found
         _, left, _ = calmed
         causes = []
         for suspect in suspects:
             rest = frozenset(s for s in suspects if s != suspect)
-            with_it = self._followed(family, n, rest) if rest else (compared, found, run)
+            with_it = self._followed(family, n, calm=rest) if rest else (compared, found, run)
             if with_it is not None and _differs_more(with_it[0], calmed[0]):
                 causes.append(_coupling(n, CALMED[suspect], with_it[0], calmed[0]))
         if not causes:
             return compared, found
         return compared, causes + left
 
-    def _probed(self, family: Family, compared: list[Facts]) -> list[Facts]:
-        """Ask the reference whether its loss couples rows."""
-        coupled = self._baseline(family.options, Intervention(probe=True)).coupled
-        return [replace(item, steps=tuple(replace(step, coupled=coupled) for step in item.steps)) for item in compared]
+    def _probed(self, family: Family, n: int, compared: list[Facts]) -> list[Facts]:
+        """Rows of the first window that differs, in both arms; and whether the reference's loss couples rows."""
+        window = min(step.step for item in compared for step in item.steps if not step.gradients_agree)
+        theirs = self._baseline(family.options, Intervention(probe=window))
+        mine = self._run(n, family.options, Intervention(probe=window, follow=family.reference))
+        seen = rows(mine, theirs) if mine.ranks == 1 else None
+        return _marked(compared, coupled=theirs.coupled, by_row=seen, probed=True)
 
-    def _followed(self, family: Family, n: int, calm: frozenset[str]) -> tuple[list[Facts], list[Finding], Run] | None:
+    def _held(self, family: Family, n: int, compared: list[Facts]) -> list[Facts]:
+        """Whether all windows agree when the weights never move: what differs then remembers older weights."""
+        if any(item.steps and not item.steps[0].gradients_agree for item in compared):
+            return compared
+        still = Intervention(hold=True)
+        reference, run = self._baseline(family.options, still), self._run(n, family.options, still)
+        null = self._baseline(family.options, Intervention(hold=True, perturb=reference.roundoff))
+        if any(each.error is not None for each in (reference, run, null)):
+            return compared
+        held = facts(run, reference, Floor([null], drift=False))
+        same = all(step.gradients_agree for item in held for step in item.steps)
+        return _marked(compared, held=same)
+
+    def _followed(
+        self, family: Family, n: int, *, calm: frozenset[str] = frozenset(), keep: frozenset[int] = frozenset()
+    ) -> tuple[list[Facts], list[Finding], Run] | None:
         """Candidate and nulls that follow the reference's parameters step by step; None when they cannot."""
         reference = self._baseline(family.options, Intervention(calm=calm)) if calm else family.reference
         null = self._baseline(family.options, Intervention(perturb=reference.roundoff, follow=reference, calm=calm))
-        run = self._run(n, family.options, Intervention(follow=reference, calm=calm))
+        run = self._run(n, family.options, Intervention(follow=reference, calm=calm, keep=keep))
         if run.error is not None or reference.error is not None or not run.num_steps:
             return None
         nulls = [null] if null.error is None else []
@@ -308,7 +256,32 @@ class Session:
             compared = facts(run, reference, Floor(nulls, drift=False))
         except ShapeError:
             return None
+        compared = _marked(compared, same_at_one=self._same_at_one(family))
         return compared, _explain(compared), run
+
+    def _same_at_one(self, family: Family) -> bool:
+        """Whether N=1 as well differs from the independent reference."""
+        name = _dtype_name(family.options)
+        return any(r.accumulation_steps == 1 and r.findings for r in self.results if r.arithmetic == name)
+
+
+def _marked(compared: Sequence[Facts], **known: Any) -> list[Facts]:
+    """With what was learnt of the windows that differ."""
+    return [
+        replace(item, steps=tuple(step if step.gradients_agree else replace(step, **known) for step in item.steps))
+        for item in compared
+    ]
+
+
+def _open(found: Sequence[Finding]) -> bool:
+    """Whether a gradient is unexplained."""
+    return any(f.cause == UNEXPLAINED and f.evidence.get("what") == "gradient" and "distance" in f.evidence for f in found)
+
+
+def _not_kept(compared: Sequence[Facts], found: Sequence[Finding]) -> frozenset[int]:
+    """The first windows that differ without an explanation and without their contributions."""
+    late = sorted({s.step for item in compared for s in item.steps if not s.gradients_agree and not s.kept})
+    return frozenset(late[:KEPT]) if _open(found) else frozenset()
 
 
 def _explain(compared: Sequence[Facts]) -> list[Finding]:
@@ -330,13 +303,16 @@ def _coupling(n: int, cause: str, with_it: Sequence[Facts], without: Sequence[Fa
     pairs = [(a, b) for x, y in zip(with_it, without, strict=True) for a, b in zip(x.steps, y.steps, strict=False)]
     a, b = next((a, b) for a, b in pairs if _outside(a) > a.gate and _outside(b) <= b.gate)
     what = "dropout off" if cause == "stochastic_layers" else "batch statistics off"
-    evidence = {
+    evidence: dict[str, Any] = {
         "optimizer": a.track,
         "distance": a.raw_distance,
         "gate": a.gate,
         "distance_without": b.raw_distance,
         "without": what,
     }
+    if cause == "batch_statistics":
+        evidence["updates_of_running_statistics"] = [item.run.norm_updates for item in with_it]
+        evidence["reference_updates_of_running_statistics"] = [item.run.reference_norm_updates for item in with_it]
     message = f"the gradients differ by {a.raw_distance:.2g}; with {what} by {b.raw_distance:.2g}"
     return Finding(n, a.step, cause, evidence, message)
 

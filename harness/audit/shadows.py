@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from harness.audit.tensors import vector
 
+PLAIN = (Tensor, nn.Parameter)  # not the fake ones of a compiler, nor sharded ones
 NEAR = 0.5  # an average of weights stays within this relative distance of them; lists of gradients or batches do not
 
 
@@ -40,13 +41,13 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _tensors(item: Any, count: int) -> list[Tensor] | None:
-    if issubclass(type(item), nn.Module):  # not isinstance: it would wake lazy proxies
-        return list(item.parameters())
+    if issubclass(type(item), nn.Module):  # not isinstance: it would wake lazy proxies, and fail on dead weak ones
+        tensors = list(item.parameters()) if "_parameters" in vars(item) else []
+        return tensors if tensors and all(type(tensor) in PLAIN for tensor in tensors) else None
     if type(item) not in (list, tuple, dict) or not count <= len(item) <= 4 * count + 8:
         return None
-    values = list(item.values()) if isinstance(item, dict) else list(item)
-    tensors = [value for value in values if isinstance(value, Tensor)]
-    return tensors if len(tensors) == len(values) else None
+    values = list(item.values()) if type(item) is dict else list(item)
+    return values if all(type(value) in PLAIN for value in values) else None
 
 
 def _match(tensors: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> list[Tensor] | None:

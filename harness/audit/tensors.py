@@ -12,6 +12,8 @@ from torch import Tensor
 
 from harness.audit.evidence import Vector
 
+overflow_is_expected = np.errstate(invalid="ignore", over="ignore")  # watched runs overflow, and are told about it elsewhere
+
 
 def dense(tensor: Tensor) -> Tensor:
     """The whole tensor, strided and local; for a DTensor this is a collective of all ranks."""
@@ -31,6 +33,11 @@ def vector(tensors: Iterable[Tensor]) -> Vector:
 def gradients(parameters: Sequence[Tensor]) -> Vector:
     """Gradients in order, zeros where there is none. All ranks must agree on which are there when they are sharded."""
     return vector(torch.zeros_like(p) if p.grad is None else p.grad for p in parameters)
+
+
+def transforming() -> bool:
+    """Whether a transform of `torch.func` (grad, vmap) is under way: tensors then have no storage to look at."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def roundoff(dtype: torch.dtype) -> float:
@@ -74,6 +81,32 @@ def fingerprints(args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[str,
 def broken(values: Any) -> bool:
     """Whether a floating tensor in there holds a non-finite number (masks of -inf are common in inputs: only NaN counts)."""
     return any(t.is_floating_point() and not t.is_meta and bool(dense(t).isnan().any()) for t in tensors_in(values))
+
+
+COUNTED = (
+    "steps",
+    "optimizer_steps",
+    "global_step",
+    "samples",
+    "samples_seen",
+    "examples",
+    "rows",
+    "tokens",
+    "tokens_seen",
+    "num_tokens",
+)
+
+
+def counts_in(value: Any) -> dict[str, float]:
+    """What a training function returned, in a mapping, as the number of steps, samples or tokens it has seen."""
+    if not isinstance(value, dict):
+        return {}
+    found = {key: value[key] for key in COUNTED if key in value}
+    return {
+        key: float(n)
+        for key, n in found.items()
+        if isinstance(n, (int, float, np.number)) or (isinstance(n, Tensor) and n.numel() == 1)
+    }
 
 
 def losses_in(value: Any) -> tuple[float, ...] | None:

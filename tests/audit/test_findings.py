@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from harness.audit.facts import RunFacts, StepFacts
-from harness.audit.findings import explain, explain_step
+from harness.audit.facts import RowFacts, RunFacts, StepFacts
+from harness.audit.findings import explain
+from harness.audit.gradient_rules import explain_step
 
 GATE = 1e-6
 EQUAL = StepFacts(
@@ -39,7 +40,6 @@ RUN = RunFacts(
     backwards=(4, 4, 4),
     reference_backwards=(1, 1, 1),
     pending=0,
-    reference_pending=0,
     windows=("same",) * 3,
     repeated=(0, 0, 0),
     never=0,
@@ -67,6 +67,11 @@ STEPS: list[tuple[str, dict[str, Any], str]] = [
     ("coupled", {"coupled": True, "fits": {"span": 0.3}}, "non_separable_loss"),
     ("drawn inside", {"draws": True, "fits": {"span": 0.3}}, "stochastic_layers"),
     ("on all ranks", {"ranks": 2, "fits": {"W": 1e-8}}, "replica_scale"),
+    ("somebody else's", {"fits": {"without_foreign": 1e-8}}, "foreign_gradients"),
+    ("found", {"found_changed": True, "fits": {"sum*1": 1e-8}}, "foreign_gradients"),
+    ("one norm", {"rescaled": (0.1, 0.1), "fits": {"sums": 1e-8}}, "clip_per_micro_batch"),
+    ("rows added", {"num_rows": 16, "fits": {"R": 1e-8}}, "loss_not_divided"),
+    ("terms miscounted", {"same_at_one": True, "fits": {"line": 1e-8}}, "counter_wrong"),
 ]
 
 
@@ -78,6 +83,45 @@ def test_a_rule_speaks_when_its_prediction_fits_and_only_then(changes: dict[str,
         assert cause not in [f.cause for f in explain_step(replace(OFF, **far))]
     if cause != "gradients_not_cleared":  # carried gradients are wrong at every N alike
         assert explain_step(replace(EQUAL, **changes)) == []
+
+
+def test_underflow_needs_float16_and_lost_elements() -> None:
+    lost: dict[str, Any] = {"lost": 0.2, "float16": True}
+    assert [f.cause for f in explain_step(replace(OFF, **lost))] == ["underflow_from_division"]
+    assert [f.cause for f in explain_step(replace(EQUAL, **lost))] == ["underflow_from_division"]  # also below a coarse gate
+    assert [f.cause for f in explain_step(replace(OFF, **(lost | {"float16": False})))] == ["unexplained"]
+    assert explain_step(replace(EQUAL, **(lost | {"lost": 0.01}))) == []
+
+
+@pytest.mark.parametrize(
+    ("weights", "causes"),
+    [
+        (((0.5, 1.5), (0.5, 1.5)), ["replica_scale"]),
+        (((0.5, 0.5), (1.5, 1.5)), ["mean_of_means"]),
+        (((0.3, 1.2), (0.6, 1.9)), ["replica_scale", "mean_of_means"]),
+        (((1.0, 1.0), (1.0, 1.0)), ["unexplained"]),
+    ],
+)
+def test_weights_of_ranks_and_of_their_micro_batches_are_told_apart(weights: Any, causes: list[str]) -> None:
+    facts = replace(OFF, ranks=2, rank_weights=weights, rank_residual=1e-8, rank_condition=2.0)
+    assert [f.cause for f in explain_step(facts)] == causes
+    assert [f.cause for f in explain_step(replace(facts, rank_residual=0.1))] == ["unexplained"]
+
+
+def test_rows_tell_a_split_dependent_normaliser() -> None:
+    rows = RowFacts(outputs=0.0, residual=1e-7, factors=((1.0, 0.5), (2.0, 1.5)))
+    facts = replace(OFF, fits={"span": 0.3}, by_row=rows, probed=True)
+    assert [f.cause for f in explain_step(facts)] == ["normaliser_depends_on_split"]
+    assert [f.cause for f in explain_step(replace(facts, same_at_one=True))] == ["mean_of_means"]
+    other: list[dict[str, Any]] = [{"outputs": 0.1}, {"residual": 0.1}, {"factors": ((0.5, 0.5), (2.0, 2.0))}]
+    for changes in other:
+        assert [f.cause for f in explain_step(replace(facts, by_row=replace(rows, **changes)))] == ["unexplained"]
+    coarse = replace(facts, roundoff=2.0**-8, by_row=replace(rows, factors=((1.0, 1.1),)))
+    assert [f.cause for f in explain_step(coarse)] == ["unexplained"]
+
+
+def test_what_is_gone_while_weights_stay_is_a_stale_cache() -> None:
+    assert [f.cause for f in explain_step(replace(OFF, fits={"span": 0.3}, held=True))] == ["cached_weights_stale"]
 
 
 def test_what_no_rule_fits_is_unexplained_with_evidence() -> None:
@@ -98,6 +142,9 @@ RUNS: list[tuple[str, dict[str, Any], str]] = [
     ("schedule", {"lrs": ((0.1,), (0.06,), (0.03,)), "schedule_calls": (4, 4, 4)}, "schedule_per_micro_batch"),
     ("rates", {"lrs": ((0.1,), (0.2,), (0.3,))}, "unexplained"),
     ("average", {"shadow_distances": ((1, 0.5, 1e-3),), "shadow_updates": (4, 4, 4)}, "ema_per_micro_batch"),
+    ("statistics", {"norm_updates": (4, 8, 12), "reference_norm_updates": (1, 2, 3)}, "batch_statistics"),
+    ("counts", {"counts": {"samples": 48.0}, "reference_counts": {"samples": 12.0}}, "counter_wrong"),
+    ("resumed", {"resumed": ((1, 2),)}, "resume_in_window"),
     ("report", {"reported": (1.0, 2.0, 3.0), "reference_reported": (1.0, 2.0, 12.0)}, "loss_report_differs"),
 ]
 

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from experiments.trainers.right_loops import RIGHT
-from experiments.trainers.wrong_loops import WRONG
+from experiments.trainers import right_loops, unusual_loops, wrong_loops
 from harness.audit import audit
+
+RIGHT = (*right_loops.RIGHT, *unusual_loops.RIGHT)
+WRONG = {**wrong_loops.WRONG, **unusual_loops.WRONG}
 
 
 def name(function: Any) -> str:

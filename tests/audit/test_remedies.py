@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from experiments.trainers import unusual_loops
 from experiments.trainers.replicas import CASES
 from experiments.trainers.right_loops import RIGHT
 from harness.audit.session import CALMED
@@ -14,9 +15,12 @@ ROOT = Path(__file__).parents[2]
 
 def named_causes() -> set[str]:
     """Cause names in the sources of the rules."""
-    text = (ROOT / "harness/audit/findings.py").read_text() + (ROOT / "harness/audit/replicas.py").read_text()
-    catalogue = set(re.findall(r'"([a-z]+(?:_[a-z]+)+)"', text)) & headings() | {"unexplained", *CALMED.values()}
+    catalogue = set(re.findall(r'"([a-z]+(?:_[a-z]+)+)"', rules())) & headings() | {"unexplained", *CALMED.values()}
     return catalogue
+
+
+def rules() -> str:
+    return "".join((ROOT / f"harness/audit/{name}.py").read_text() for name in ("findings", "gradient_rules", "ranks"))
 
 
 def headings() -> set[str]:
@@ -24,15 +28,17 @@ def headings() -> set[str]:
 
 
 def test_every_finding_links_to_a_section() -> None:
-    source = (ROOT / "harness/audit/findings.py").read_text() + (ROOT / "harness/audit/replicas.py").read_text()
-    given = set(re.findall(r'_finding\([^"]*?"(\w+)", ', source)) | set(re.findall(r'accumulation_steps, t, "(\w+)"', source))
-    assert len(given) > 12
+    given = set(re.findall(r'[ \[(]finding\([^"]*?"(\w+)", ', rules())) | set(
+        re.findall(r'accumulation_steps, t, "(\w+)"', rules())
+    )
+    assert len(given) > 18
     assert given <= headings()
     assert headings() == named_causes()
 
 
 def test_every_remedy_names_a_loop_that_is_audited_as_right() -> None:
     right = {loop.__name__ for loop in RIGHT} | {f"replicas.{loop.__name__}" for loop, causes in CASES.items() if not causes}
+    right |= {f"unusual_loops.{loop.__name__}" for loop in unusual_loops.RIGHT}
     right |= {"accelerate_loops.documented"}
     sections = re.split(r"^## ", (ROOT / "docs/remedies.md").read_text(), flags=re.M)[1:]
     for section in sections:

@@ -1,19 +1,22 @@
-"""Optimizers that are not of `torch.optim` but train torch tensors: Keras' own, on its torch backend."""
+"""What is not a `torch.optim` optimizer: Keras' own on its torch backend, and weights that the audited function hands over."""
 
 from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from torch import Tensor
 
+from harness.audit.evidence import Step, Track, Vector
 from harness.audit.tensors import vector
 
 if TYPE_CHECKING:
     from harness.audit.recorder import Recorder
 
+HANDED = "weights handed over"
 KERAS = "keras.src.backend.torch.optimizers.torch_parallel_optimizer"
 
 
@@ -71,3 +74,42 @@ class KerasAdapter:
         live.shadows = foreign.averages()
         self.recorder.settle(live)
         return result
+
+
+class HandedWeights:
+    """Makes a `Track` of snapshots; the update, with its sign turned, stands for the gradient."""
+
+    def __init__(self) -> None:
+        self.track = Track(name=HANDED, tensors=())
+        self.last: Vector | None = None
+
+    def take(self, weights: Mapping[str, Any]) -> None:
+        """Copy the weights. Raises ValueError when there are none, or others than before."""
+        arrays = {str(name): np.asarray(value, dtype=np.float64).reshape(-1) for name, value in weights.items()}
+        tensors = tuple((name, array.size) for name, array in arrays.items())
+        if not tensors or (self.track.tensors and tensors != self.track.tensors):
+            raise ValueError(f"expected the same named weights each time, got {[name for name, _ in tensors][:8]}")
+        now = np.concatenate(list(arrays.values()))
+        if self.last is not None:
+            self.track.steps.append(_step(tensors, self.last, now))
+        self.track.tensors, self.last = tensors, now
+
+
+def _step(tensors: tuple[tuple[str, int], ...], before: Vector, after: Vector) -> Step:
+    return Step(
+        tensors=tensors,
+        total=None,
+        spread=0.0,
+        gradient=before - after,
+        lrs=(),
+        decays=(),
+        before=before,
+        after=after,
+        state={},
+        state_step=None,
+        moved=None,
+        skipped=False,
+        backwards=(),
+        clips=(),
+        calls=(),
+    )

@@ -28,6 +28,21 @@ def test_sum_over_replicas_shows_against_one_process() -> None:
 
 
 @pytest.mark.slow
+def test_unequal_tokens_per_rank_show_against_one_process() -> None:
+    options: dict[str, Any] = {
+        "batch_size": 8,
+        "accumulation_steps": (4,),
+        "processes": 2,
+        "reference": replicas.tokens_on_one_process,
+    }
+    report = audit(replicas.ddp_tokens_per_rank, **options)
+    assert {(f.accumulation_steps, f.cause) for f in report.findings} == {(1, "replica_scale"), (4, "replica_scale")}, str(report)
+    assert audit(replicas.ddp_tokens, **options).equivalent
+    causes = {(f.accumulation_steps, f.cause) for f in audit(replicas.ddp_mean_of_means, **options).findings}
+    assert causes == {(1, "replica_scale"), (4, "replica_scale"), (4, "mean_of_means")}
+
+
+@pytest.mark.slow
 def test_a_rank_that_raises_is_told() -> None:
     report = audit(replicas.one_rank_raises, batch_size=8, accumulation_steps=(4,), processes=2)
     assert report.status == "inconclusive" and "rank 1: RuntimeError: only here" in report.problems[0]

@@ -1,0 +1,461 @@
+"""Hand-written loops of less common kinds, right and wrong: closures, transforms, several optimizers, caches, resumed runs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+from experiments.trainers import data
+
+ce = functional.cross_entropy
+
+
+def _sgd(model: nn.Module, lr: float = 0.1) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=lr)
+
+
+# -- right ------------------------------------------------------------------------------------------------------------
+
+
+def line_search(batch_size: int, accumulation_steps: int) -> None:
+    """LBFGS evaluates the window several times per step, and clears the gradients each time."""
+    x, y = data.images()
+    model = data.model()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=4, line_search_fn="strong_wolfe")
+    for window in data.windows(batch_size * accumulation_steps):
+
+        def closure(window: Tensor = window) -> float:
+            optimizer.zero_grad()
+            value = 0.0
+            for ids in window.split(batch_size):
+                loss = ce(model(x[ids]), y[ids], reduction="sum") / len(window)
+                loss.backward()
+                value += loss.item()
+            return value
+
+        optimizer.step(closure)
+
+
+def sharpness_aware(batch_size: int, accumulation_steps: int) -> None:
+    """Two passes over the window, the weights moved along the gradient in between."""
+    x, y = data.images()
+    model = data.model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for window in data.windows(batch_size * accumulation_steps):
+        moves: list[Tensor] = []
+        for second in (False, True):
+            optimizer.zero_grad()
+            for ids in window.split(batch_size):
+                (ce(model(x[ids]), y[ids], reduction="sum") / len(window)).backward()
+            gradients = [p.grad for p in model.parameters() if p.grad is not None]
+            if not second:
+                norm = torch.nn.utils.get_total_norm(gradients)
+                moves = [0.05 * gradient / norm for gradient in gradients]
+            with torch.no_grad():
+                for p, move in zip(model.parameters(), moves, strict=True):
+                    p.add_(move, alpha=-1.0 if second else 1.0)
+        optimizer.step()
+
+
+def sample_gradients(batch_size: int, accumulation_steps: int) -> None:
+    """Gradients per sample with `torch.func`, summed and assigned: no backward is called."""
+    x, y = data.images()
+    model = data.model()
+    optimizer = _sgd(model)
+
+    def loss(parameters: dict[str, Tensor], row: Tensor, label: Tensor) -> Tensor:
+        return ce(functional_call(model, parameters, (row[None],)), label[None])
+
+    per_sample = vmap(grad(loss), in_dims=(None, 0, 0))
+    for window in data.windows(batch_size * accumulation_steps):
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p)
+        for ids in window.split(batch_size):
+            parts = per_sample({name: p.detach() for name, p in model.named_parameters()}, x[ids], y[ids])
+            for name, p in model.named_parameters():
+                assert p.grad is not None
+                p.grad += parts[name].sum(0) / len(window)
+        optimizer.step()
+
+
+def master_weights(batch_size: int, accumulation_steps: int) -> None:
+    """A bfloat16 model; the optimizer holds float32 copies, in which gradients accumulate."""
+    x, y = data.images(torch.bfloat16)
+    model = data.model(torch.bfloat16)
+    masters = [p.detach().float().requires_grad_() for p in model.parameters()]
+    optimizer = torch.optim.Adam(masters, lr=1e-2)
+    for window in data.windows(batch_size * accumulation_steps):
+        for master in masters:
+            master.grad = torch.zeros_like(master)
+        for ids in window.split(batch_size):
+            (ce(model(x[ids]).float(), y[ids], reduction="sum") / len(window)).backward()
+            for p, master in zip(model.parameters(), masters, strict=True):
+                assert p.grad is not None and master.grad is not None
+                master.grad += p.grad.float()
+                p.grad = None
+        optimizer.step()
+        with torch.no_grad():
+            for p, master in zip(model.parameters(), masters, strict=True):
+                p.copy_(master)
+
+
+def layer_added_later(batch_size: int, accumulation_steps: int) -> None:
+    """The first layer is frozen, and joins the optimizer after two steps."""
+    x, y = data.images()
+    model = data.model()
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model[2].parameters(), lr=0.1, momentum=0.9)
+    for step, window in enumerate(data.windows(batch_size * accumulation_steps)):
+        if step == 2:
+            model[0].requires_grad_(True)
+            optimizer.add_param_group({"params": list(model[0].parameters()), "lr": 0.02})
+        for ids in window.split(batch_size):
+            (ce(model(x[ids]), y[ids], reduction="sum") / len(window)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def sparse_embedding(batch_size: int, accumulation_steps: int) -> None:
+    """Sparse gradients of an embedding, with an optimizer of their own."""
+    tokens = data.sentences()
+    _, y = data.images()
+    torch.manual_seed(0)
+    bag, head = nn.EmbeddingBag(data.VOCABULARY, 6, sparse=True), nn.Linear(6, data.CLASSES)
+    optimizers = torch.optim.SparseAdam(bag.parameters(), lr=1e-2), torch.optim.Adam(head.parameters(), lr=1e-2)
+    for window in data.windows(batch_size * accumulation_steps):
+        for ids in window.split(batch_size):
+            (ce(head(bag(tokens[ids])), y[ids], reduction="sum") / len(window)).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def optimizer_in_last_backward(batch_size: int, accumulation_steps: int) -> None:
+    """One optimizer per parameter, stepped inside the backward of the window's last micro-batch."""
+    x, y = data.images()
+    model = data.model()
+    optimizers = {p: torch.optim.SGD([p], lr=0.1, momentum=0.9) for p in model.parameters()}
+    last = False
+
+    def step(p: Tensor) -> None:
+        if last:
+            optimizers[p].step()  # type: ignore[index]
+            optimizers[p].zero_grad()  # type: ignore[index]
+
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(step)
+    for window in data.windows(batch_size * accumulation_steps):
+        parts = window.split(batch_size)
+        for k, ids in enumerate(parts):
+            last = k == len(parts) - 1
+            (ce(model(x[ids]), y[ids], reduction="sum") / len(window)).backward()
+
+
+def overflowing_window(batch_size: int, accumulation_steps: int) -> None:
+    """One row overflows in the second window: a GradScaler leaves that window out, once, at every N."""
+    x, y = data.images()
+    model = data.model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+    for step, window in enumerate(data.windows(batch_size * accumulation_steps)):
+        for ids in window.split(batch_size):
+            loss = ce(model(x[ids]), y[ids], reduction="sum") / len(window)
+            if step == 1 and 20 in ids:
+                loss = loss * torch.inf
+            scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+
+def advantages_of_the_window(batch_size: int, accumulation_steps: int) -> None:
+    """Policy gradient with advantages normalised over the window before it is cut."""
+    x, y = data.images()
+    model = data.model()
+    optimizer = _sgd(model)
+    returns = torch.randn(data.SAMPLES, generator=torch.Generator().manual_seed(8))
+    for window in data.windows(batch_size * accumulation_steps):
+        advantages = (returns[window] - returns[window].mean()) / (returns[window].std() + 1e-8)
+        for ids, part in zip(window.split(batch_size), advantages.split(batch_size), strict=True):
+            ((ce(model(x[ids]), y[ids], reduction="none") * part).sum() / len(window)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+RIGHT: tuple[Callable[..., Any], ...] = (
+    line_search,
+    sharpness_aware,
+    sample_gradients,
+    master_weights,
+    layer_added_later,
+    sparse_embedding,
+    optimizer_in_last_backward,
+    overflowing_window,
+    advantages_of_the_window,
+)
+
+# -- wrong ------------------------------------------------------------------------------------------------------------
+
+
+def line_search_not_divided(batch_size: int, accumulation_steps: int) -> None:
+    """Every evaluation is a whole window: clearing between them is right, and the missing division is not."""
+    x, y = data.images()
+    model = data.model()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+    for window in data.windows(16, keep=False):
+
+        def closure(window: Tensor = window) -> float:
+            optimizer.zero_grad()
+            value = 0.0
+            for ids in window.split(batch_size):
+                loss = ce(model(x[ids]), y[ids])
+                loss.backward()
+                value += loss.item()
+            return value
+
+        optimizer.step(closure)
+
+
+def schedule_too_long(batch_size: int, accumulation_steps: int) -> None:
+    """Stepped once per window, but laid out for the number of micro-batches."""
+    x, y = data.images()
+    model = data.model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    windows = [window.split(batch_size) for window in data.windows(batch_size * accumulation_steps)]
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=sum(map(len, windows)))
+    for parts in windows:
+        for ids in parts:
+            (ce(model(x[ids]), y[ids], reduction="sum") / sum(map(len, parts))).backward()
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+
+
+def clipped_by_hand_inside(batch_size: int, accumulation_steps: int) -> None:
+    """Own arithmetic instead of `clip_grad_norm_`, after every micro-batch."""
+    x, y = data.images()
+    model = data.model()
+    optimizer = _sgd(model)
+    for window in data.windows(batch_size * accumulation_steps):
+        for ids in window.split(batch_size):
+            (ce(model(x[ids]), y[ids], reduction="sum") / len(window)).backward()
+            gradients = [p.grad for p in model.parameters() if p.grad is not None]
+            factor = min(1.0, 0.05 / torch.nn.utils.get_total_norm(gradients).item())
+            for gradient in gradients:
+                gradient.mul_(factor)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def epoch_leftovers(batch_size: int, accumulation_steps: int) -> None:
+    """`drop_last` drops partial micro-batches, not partial windows: what is left goes into the next epoch's first window."""
+    x, y = data.images()
+    model = data.model()
+    optimizer = _sgd(model)
+    loader = DataLoader(TensorDataset(x, y), batch_size=batch_size, drop_last=True)
+    count = 0
+    for _ in range(3):
+        for rows, labels in loader:
+            (ce(model(rows), labels) / accumulation_steps).backward()
+            count += 1
+            if count % accumulation_steps == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+def buffer_never_emptied(batch_size: int, accumulation_steps: int) -> None:
+    """The loop's own buffer is emptied without accumulation only."""
+    x, y = data.images()
+    model = data.model()
+    optimizer = _sgd(model, 0.02)
+    buffer = [torch.zeros_like(p) for p in model.parameters()]
+    for window in data.windows(batch_size * accumulation_steps):
+        for ids in window.split(batch_size):
+            optimizer.zero_grad()
+            (ce(model(x[ids]), y[ids], reduction="sum") / len(window)).backward()
+            for kept, p in zip(buffer, model.parameters(), strict=True):
+                assert p.grad is not None
+                kept += p.grad
+        for kept, p in zip(buffer, model.parameters(), strict=True):
+            p.grad = kept.clone()
+            if accumulation_steps == 1:
+                kept.zero_()
+        optimizer.step()
+
+
+def one_layer_decayed(batch_size: int, accumulation_steps: int) -> None:
+    """A penalty on one layer is added in full to every micro-batch."""
+    x, y = data.images()
+    model = data.model()
+    optimizer = _sgd(model)
+    for window in data.windows(batch_size * accumulation_steps):
+        for ids in window.split(batch_size):
+            loss = ce(model(x[ids]), y[ids], reduction="sum") / len(window)
+            (loss + 1e-2 * model[0].weight.square().sum()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def router_loss(batch_size: int, accumulation_steps: int) -> None:
+    """Experts behind a router, whose own loss (a mean over the micro-batch) is not divided."""
+    x, y = data.images()
+    torch.manual_seed(0)
+    router, experts = nn.Linear(data.FEATURES, 3), nn.ModuleList([nn.Linear(data.FEATURES, data.CLASSES) for _ in range(3)])
+    optimizer = torch.optim.SGD([*router.parameters(), *experts.parameters()], lr=0.1)
+    for window in data.windows(16, keep=False):
+        for ids in window.split(batch_size):
+            scores = router(x[ids])
+            mixed = torch.stack([expert(x[ids]) for expert in experts], dim=1)
+            logits = (scores.softmax(1).unsqueeze(2) * mixed).sum(1)
+            (ce(logits, y[ids]) / accumulation_steps + 0.1 * scores.logsumexp(1).square().mean()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def advantages_per_micro_batch(batch_size: int, accumulation_steps: int) -> None:
+    """Policy gradient with advantages normalised over the micro-batch instead of the window."""
+    x, y = data.images()
+    model = data.model()
+    optimizer = _sgd(model)
+    returns = torch.randn(data.SAMPLES, generator=torch.Generator().manual_seed(8))
+    for window in data.windows(16, keep=False):
+        for ids in window.split(batch_size):
+            advantages = (returns[ids] - returns[ids].mean()) / (returns[ids].std() + 1e-8)
+            ((ce(model(x[ids]), y[ids], reduction="none") * advantages).mean() / accumulation_steps).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def discriminator_catches_more(batch_size: int, accumulation_steps: int) -> None:
+    """The generator's backward leaves gradients in the discriminator while its window is open.
+
+    With accumulation the generator also learns from the discriminator of before its step: a second difference, without a name.
+    """
+    x, _ = data.images()
+    torch.manual_seed(0)
+    maker, judge = nn.Linear(4, data.FEATURES), nn.Sequential(nn.Linear(data.FEATURES, 8), nn.Tanh(), nn.Linear(8, 1))
+    make, judging = _sgd(maker, 0.05), _sgd(judge, 0.05)
+    noise = torch.randn(data.SAMPLES, 4, generator=torch.Generator().manual_seed(5))
+    softplus = functional.softplus
+    for window in data.windows(batch_size * accumulation_steps):
+        parts = window.split(batch_size)
+        for k, ids in enumerate(parts):
+            loss = softplus(-judge(x[ids])).sum() + softplus(judge(maker(noise[ids]).detach())).sum()
+            (loss / len(window)).backward()
+            if k == len(parts) - 1:
+                judging.step()
+                judging.zero_grad()
+            (softplus(-judge(maker(noise[ids]))).sum() / len(window)).backward()
+        make.step()
+        make.zero_grad()
+        judging.zero_grad()
+
+
+def float16_underflow(batch_size: int, accumulation_steps: int) -> None:
+    """Convolutions in float16 without loss scaling: the parts of a small loss vanish."""
+    x, y = data.images(torch.float16)
+    torch.manual_seed(3)
+    layers = nn.Conv1d(1, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.ReLU(), nn.Conv1d(8, 8, 3), nn.ReLU()
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(8 * (data.FEATURES - 2), data.CLASSES)).half()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-4)
+    for window in data.windows(batch_size * accumulation_steps):
+        for ids in window.split(batch_size):
+            logits = model(x[ids].unsqueeze(1)).float()
+            (3e-6 * ce(logits, y[ids], reduction="sum") / len(window)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def cache_not_refreshed(batch_size: int, accumulation_steps: int) -> None:
+    """With accumulation, the forward uses a copy of the weights that is renewed at every second window only."""
+    x, y = data.images()
+    torch.manual_seed(0)
+    model = nn.Linear(data.FEATURES, data.CLASSES)
+    optimizer = _sgd(model)
+    cached = model.weight.detach().clone()
+    for step, window in enumerate(data.windows(batch_size * accumulation_steps)):
+        if step % 2 == 0 or accumulation_steps == 1:
+            cached = model.weight.detach().clone()
+        for ids in window.split(batch_size):
+            weight = model.weight + (cached - model.weight).detach()
+            (ce(functional.linear(x[ids], weight, model.bias), y[ids], reduction="sum") / len(window)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def resumed_inside(batch_size: int, accumulation_steps: int) -> None:
+    """Saved and resumed in the middle of the second window: the gradients so far are lost."""
+    x, y = data.images()
+    model = data.model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    count = 0
+    for window in data.windows(16, epochs=3, keep=False):
+        for ids in window.split(batch_size):
+            (ce(model(x[ids]), y[ids]) / accumulation_steps).backward()
+            count += 1
+            if accumulation_steps > 1 and count == accumulation_steps + accumulation_steps // 2:
+                saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+                model = data.model()
+                optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+                model.load_state_dict(saved[0])
+                optimizer.load_state_dict(saved[1])
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def counts_too_many(batch_size: int, accumulation_steps: int) -> dict[str, Any]:
+    """Right gradients; every micro-batch is counted as a whole window."""
+    x, y = data.images()
+    model = data.model()
+    optimizer = _sgd(model)
+    samples = steps = 0
+    for window in data.windows(batch_size * accumulation_steps):
+        for ids in window.split(batch_size):
+            (ce(model(x[ids]), y[ids], reduction="sum") / len(window)).backward()
+            samples += batch_size * accumulation_steps
+        optimizer.step()
+        optimizer.zero_grad()
+        steps += 1
+    return {"samples": samples, "steps": steps}
+
+
+def overflow_at_one_split(batch_size: int, accumulation_steps: int) -> None:
+    """The second window's loss overflows when it is computed as a whole only: one arm's GradScaler leaves it out."""
+    x, y = data.images()
+    model = data.model()
+    optimizer = _sgd(model, 0.05)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for step, window in enumerate(data.windows(batch_size * accumulation_steps)):
+        for ids in window.split(batch_size):
+            loss = ce(model(x[ids]), y[ids], reduction="sum") / len(window)
+            if step == 1 and len(ids) == 16:
+                loss = loss * 1e38
+            scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+
+WRONG: dict[Callable[..., Any], set[str]] = {
+    line_search_not_divided: {"loss_not_divided"},
+    schedule_too_long: {"schedule_per_micro_batch"},
+    clipped_by_hand_inside: {"clip_per_micro_batch"},
+    epoch_leftovers: {"window_misplaced"},
+    buffer_never_emptied: {"gradients_not_cleared"},
+    one_layer_decayed: {"auxiliary_loss_scale"},
+    router_loss: {"auxiliary_loss_scale"},
+    advantages_per_micro_batch: {"normaliser_depends_on_split"},
+    discriminator_catches_more: {"foreign_gradients", "unexplained"},
+    float16_underflow: {"underflow_from_division"},
+    cache_not_refreshed: {"cached_weights_stale"},
+    resumed_inside: {"resume_in_window"},
+    counts_too_many: {"counter_wrong"},
+    overflow_at_one_split: {"non_finite_micro_batch"},
+}
