@@ -90,6 +90,7 @@ class Study(StrEnum):
     verdicts = "verdicts"  # every arm judged, L0 to L3
     convergence = "convergence"  # training alone, for many seeds
     model_bytes = "model_bytes"
+    batch_statistics = "batch_statistics"  # of BatchNorm over one window, exactly
 
 
 class TrackingMode(StrEnum):

@@ -11,8 +11,8 @@ ROOT = Path(__file__).parents[1]
 LEVELS = [
     {"config"},
     {"environment", "workloads", "micro_batch", "precision", "determinism", "gradients", "statistics", "diagnosis", "rows"},
-    {"recipe", "oracle", "record", "tracking", "progress", "verdict"},
-    {"store", "causes", "faults", "by_hand"},
+    {"recipe", "oracle", "record", "tracking", "progress", "verdict", "two_pass"},
+    {"store", "causes", "faults", "by_hand", "remedies"},
     {"lock_step"},
     {"update"},
     {"probe"},

@@ -1,0 +1,201 @@
+"""What BatchNorm's statistics do to one accumulated window, exactly: gradient, running statistics, and what remedies change.
+
+In float64, from the same weights and buffers for every arm: the initial ones, and those after the configured steps of training
+on the full batch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from harness.config import ConfigError, Norm, Precision, TrialConfig
+from harness.gradients import compare, flatten, relative_distance
+from harness.lock_step import Setting
+from harness.micro_batch import hash_seed, windows
+from harness.oracle import Inside, Referee, State, running_statistics, snapshot
+from harness.recipe import Arm, Recipe, take_step
+from harness.remedies import REMEDIES, batch_norms
+from harness.studies import OnStep, Row, measured
+from harness.trial import ACCUMULATED, check_splits, full_batch, standard_candidates
+from harness.workloads import Batch
+
+MOMENTA = (0.1, 0.01, 0.5)  # of the running statistics: PyTorch's default, and others for the formula
+MOVING = (ACCUMULATED, "corrected_momentum")  # arms that are measured at every momentum
+PARTITIONS = 16  # random cuts of a window into micro-batches, over which bias and spread are taken
+GHOST = Inside(statistics=True)
+SHIFT = 1.0  # between the two starts of the running statistics whose distance is followed through a window
+
+
+@dataclass(frozen=True)
+class Passage:
+    """One window taken by an arm."""
+
+    gradient: Tensor  # [P], as the optimizer finds it
+    statistics: Tensor  # running means and variances afterwards
+    tracked: float  # num_batches_tracked afterwards
+    forwards: float  # samples that went through the model, over the window's
+
+
+def run(config: TrialConfig, on_step: OnStep) -> Row:
+    """One row per moment of the training, N, arm and momentum."""
+    if config.precision != Precision.float64:
+        raise ConfigError("precision", config.precision, "float64 with study=batch_statistics, which is about exact differences")
+    return measured(config, measure)
+
+
+def measure(setting: Setting) -> list[Row]:
+    """Rows at the initial weights and after `config.steps` steps on the full batch."""
+    config = setting.config
+    check_splits(setting, standard_candidates(config))
+    arm = _arm(setting, full_batch(config))
+    stream = windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window)
+    full = (ids for ids in stream if len(ids) == config.effective_batch)  # effects of b, not of a remainder
+    first, *rest = itertools.islice(full, config.steps + 1)
+    rows = _rows(setting, snapshot(arm.model), setting.exact.batch(first), 0)
+    for ids in [first, *rest[:-1]]:
+        take_step(arm, setting.exact.batch(ids))
+    return rows + _rows(setting, snapshot(arm.model), setting.exact.batch(rest[-1]), config.steps)
+
+
+def _rows(setting: Setting, state: State, window: Batch, after_steps: int) -> list[Row]:
+    config, referee, rows = setting.config, setting.referee(), []
+    remedies = {ACCUMULATED: _as_it_is} | (REMEDIES if config.norm == Norm.batch else {})
+    whole = full_batch(config)
+    full = _pass(setting, whole, state, window, MOMENTA[0])
+    for right in (candidate.recipe for candidate in standard_candidates(config) if candidate.arm == ACCUMULATED):
+        plain = _pass(setting, right, state, window, MOMENTA[0])
+        for name, apply in remedies.items():
+            at_one = _pass(setting, apply(whole), state, window, MOMENTA[0])
+            for momentum in MOMENTA if config.norm == Norm.batch and name in MOVING else MOMENTA[:1]:
+                own = _pass(setting, apply(right), state, window, momentum)
+                rows.append({
+                    "arm": name,
+                    "accumulation_steps": right.accumulation_steps,
+                    "micro_batch": max(right.split(len(window))),
+                    "after_steps": after_steps,
+                    "momentum": momentum,
+                    **_gradient(own, full, at_one, plain),
+                    **(_statistics(setting, apply(right), state, window, own, momentum) if config.norm == Norm.batch else {}),
+                })  # fmt: skip
+                if name == ACCUMULATED and momentum == MOMENTA[0]:
+                    rows[-1] |= _oracle(referee, state, window, right, own) | _over_partitions(setting, state, window, right)
+                if config.norm == Norm.batch and momentum == MOMENTA[0]:
+                    rows[-1] |= _beside_full(own, full, state)
+    return rows
+
+
+def _gradient(own: Passage, full: Passage, at_one: Passage, plain: Passage) -> Row:
+    """Relative L2 distances in float64: to the full batch's, to the same arm's at N = 1, to the plainly accumulated one."""
+    beside = compare(own.gradient, full.gradient)
+    return {
+        "gradient_error": beside.distance,
+        "scale": beside.scale,
+        "cosine": beside.cosine,
+        "split_error": relative_distance(own.gradient, at_one.gradient),
+        "change": relative_distance(own.gradient, plain.gradient),
+        "forwards": own.forwards,
+    }
+
+
+def _statistics(setting: Setting, recipe: Recipe, state: State, window: Batch, own: Passage, momentum: float) -> Row:
+    """Effective momentum, from two starts: r_N(r) - r_N(r') = retention * (r - r'), as the update is affine in r.
+
+    `influence`: what the start of the running statistics does to the gradient, relative.
+    """
+    shifted = {name: value + SHIFT if name.endswith(("running_mean", "running_var")) else value for name, value in state.items()}
+    other = _pass(setting, recipe, shifted, window, momentum)
+    before = running_statistics(shifted) - running_statistics(state)
+    retention = float(torch.linalg.vector_norm(other.statistics - own.statistics) / torch.linalg.vector_norm(before))
+    return {
+        "effective_momentum": 1 - retention,
+        "influence": relative_distance(other.gradient, own.gradient),
+        "tracked": own.tracked - _tracked(state),
+    }
+
+
+def _beside_full(own: Passage, full: Passage, state: State) -> Row:
+    """Distance of the running statistics to the full batch's, relative to how far those moved: all, and the first layer's.
+
+    Only the first layer's inputs are the same in both: behind it they have been normalised by other statistics.
+    """
+    start = running_statistics(state)
+    channels = next(len(value) for name, value in state.items() if name.endswith("running_mean"))
+    moved, wanted = own.statistics - start, full.statistics - start
+    first = slice(0, 2 * channels)  # a layer's mean, then its variance
+    return {
+        "statistics_error": relative_distance(moved, wanted),
+        "first_statistics_error": relative_distance(moved[first], wanted[first]),
+    }
+
+
+def _oracle(referee: Referee, state: State, window: Batch, recipe: Recipe, own: Passage) -> Row:
+    """Distance to the full batch under Ghost BatchNorm in the micro-batches' chunks: gradient, and running statistics.
+
+    `oracle_floor`: how far the oracle's own gradient goes when every weight moves by one unit in the last place. Two samples with
+    nearly the same value are a badly conditioned BatchNorm: what rounding does there is no matter of the algebra.
+    """
+    sizes = recipe.split(len(window))
+    _, gradient, after = referee.within(state, window, sizes, GHOST)
+    moved = {
+        name: torch.nextafter(value, torch.full_like(value, torch.inf)) if name in referee.names else value
+        for name, value in state.items()
+    }
+    return {
+        "oracle_floor": relative_distance(referee.within(moved, window, sizes, GHOST)[1], gradient),
+        "oracle_error": relative_distance(own.gradient, gradient),
+        "oracle_statistics_error": relative_distance(own.statistics, running_statistics(after)),
+    }
+
+
+def _over_partitions(setting: Setting, state: State, window: Batch, recipe: Recipe) -> Row:
+    """The window cut at random: what is common to all cuts (`bias`, corrected for their number) and their `spread`.
+
+    Relative to the full batch's gradient g: bias^2 = |mean a - g|^2 - tr cov(a) / K, spread^2 = tr cov(a).
+    """
+    referee = setting.referee()
+    g = referee.gradient(state, window)
+    generator = torch.Generator().manual_seed(hash_seed(setting.config.seed, 5))
+    orders = [torch.randperm(len(window), generator=generator) for _ in range(PARTITIONS)]
+    cuts = torch.stack([referee.within(state, window.rows(order), recipe.split(len(window)), GHOST)[1] for order in orders])
+    variance = float(cuts.var(0).sum())
+    square = float((cuts.mean(0) - g).square().sum()) - variance / PARTITIONS
+    length = float(torch.linalg.vector_norm(g))
+    return {"bias": max(0.0, square) ** 0.5 / length, "spread": variance**0.5 / length}
+
+
+def _arm(setting: Setting, recipe: Recipe) -> Arm:
+    return setting.arm(recipe, Precision.float64, total_steps=setting.config.steps)
+
+
+def _as_it_is(recipe: Recipe) -> Recipe:
+    return recipe
+
+
+def _pass(setting: Setting, recipe: Recipe, state: State, window: Batch, momentum: float) -> Passage:
+    """A fresh arm at `state` takes the window by the loop under test."""
+    held: list[Tensor] = []
+    samples = [0]
+
+    def read(arm: Arm) -> None:
+        held.append(flatten(p.grad for p in arm.model.parameters() if p.grad is not None))
+
+    def count(_model: object, inputs: tuple[Tensor, ...]) -> None:
+        samples[0] += len(inputs[0])
+
+    arm = _arm(setting, dataclasses.replace(recipe, at_boundary=(read, *recipe.at_boundary)))
+    arm.model.load_state_dict(state)
+    for layer in batch_norms(arm.model):
+        layer.momentum = momentum
+    arm.model.register_forward_pre_hook(count)
+    take_step(arm, window)
+    after = snapshot(arm.model)
+    return Passage(held[0], running_statistics(after), _tracked(after), samples[0] / len(window))
+
+
+def _tracked(state: State) -> float:
+    return max((float(value) for name, value in state.items() if name.endswith("num_batches_tracked")), default=0.0)

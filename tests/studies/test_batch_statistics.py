@@ -1,0 +1,123 @@
+"""What the study says of one window, against torch's own layers, the law of total variance and formulas by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from harness import studies
+from harness.config import ConfigError, Model, Norm, OptimizerConfig, OptimizerName, Precision, Study, TrialConfig, WorkloadConfig
+from harness.determinism import choose_device
+from harness.gradients import flatten, relative_distance
+from harness.lock_step import Setting
+from harness.micro_batch import windows
+from harness.remedies import REMEDIES
+
+EXACT = 1e-12
+CONFIG = TrialConfig(
+    study=Study.batch_statistics, workload=WorkloadConfig(model=Model.mlp), norm=Norm.batch, precision=Precision.float64,
+    effective_batch=48, accumulation_steps=(3, 12), steps=4, seed=2,
+    optimizer=OptimizerConfig(name=OptimizerName.momentum, lr=0.05),
+)  # fmt: skip
+Rows = list[studies.Row]
+
+
+def run(config: TrialConfig) -> Rows:
+    rows: Rows = studies.run(config, lambda step, rows: None)["measurements"]
+    return rows
+
+
+@pytest.fixture(scope="module")
+def rows() -> Rows:
+    return run(CONFIG)
+
+
+def chosen(rows: Rows, arm: str, n: int, *, after_steps: int = 0, momentum: float = 0.1) -> studies.Row:
+    key = {"arm": arm, "accumulation_steps": n, "after_steps": after_steps, "momentum": momentum}
+    (row,) = (row for row in rows if key.items() <= row.items())
+    return row
+
+
+def first_window(config: TrialConfig) -> tuple[nn.Module, Tensor, Tensor]:
+    setting = Setting(config, choose_device(config.device))
+    ids = next(windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window))
+    batch = setting.exact.batch(ids)
+    return setting.initial.double(), batch.inputs, batch.targets
+
+
+def by_hand(n: int) -> tuple[Tensor, Tensor]:
+    """Gradient and running statistics of the loop everyone writes, N micro-batches of the first window."""
+    model, inputs, targets = first_window(CONFIG)
+    for x, y in zip(inputs.chunk(n), targets.chunk(n), strict=True):
+        (F.cross_entropy(model(x), y) / n).backward()
+    buffers = [value for name, value in model.named_buffers() if name.endswith(("mean", "var"))]
+    return flatten(p.grad for p in model.parameters() if p.grad is not None), flatten(buffers)
+
+
+@pytest.mark.parametrize("n", CONFIG.accumulation_steps)
+def test_differences_of_gradient_and_buffers(rows: Rows, n: int) -> None:
+    (full, buffers), (accumulated, moved) = by_hand(1), by_hand(n)
+    start = torch.cat([torch.zeros(64), torch.ones(64)] * 2).double()
+    row = chosen(rows, "accumulated", n)
+    assert row["gradient_error"] == pytest.approx(relative_distance(accumulated, full), rel=1e-9)
+    assert row["statistics_error"] == pytest.approx(relative_distance(moved - start, buffers - start), rel=1e-9)
+    assert row["gradient_error"] > 0.1 and row["oracle_error"] < EXACT and row["oracle_statistics_error"] < EXACT
+    assert row["influence"] == 0.0, "a training forward does not read the running statistics"
+    assert (row["tracked"], row["micro_batch"], row["forwards"]) == (n, 48 // n, 1.0)
+
+
+@pytest.mark.parametrize("n, m", list(itertools.product(CONFIG.accumulation_steps, (0.01, 0.1, 0.5))))
+def test_effective_momentum_is_the_weight_of_what_was_there_before(rows: Rows, n: int, m: float) -> None:
+    old = 1.0
+    for _ in range(n):
+        old *= 1 - m
+    for after_steps in (0, 4):
+        plain = chosen(rows, "accumulated", n, after_steps=after_steps, momentum=m)
+        corrected = chosen(rows, "corrected_momentum", n, after_steps=after_steps, momentum=m)
+        assert plain["effective_momentum"] == pytest.approx(1 - old, abs=EXACT)
+        assert corrected["effective_momentum"] == pytest.approx(m, abs=EXACT)
+        assert corrected["change"] < EXACT and plain["effective_momentum"] - m > 0.005
+
+
+@pytest.mark.parametrize("n", CONFIG.accumulation_steps)
+@pytest.mark.parametrize("after_steps", [0, 4])
+def test_what_remedies_mend(rows: Rows, n: int, after_steps: int) -> None:
+    own = {arm: chosen(rows, arm, n, after_steps=after_steps) for arm in REMEDIES}
+    two_pass, detached = own["two_pass_statistics"], own["detached_statistics"]
+    assert max(two_pass["gradient_error"], two_pass["statistics_error"]) < EXACT
+    assert (two_pass["forwards"], detached["forwards"], two_pass["tracked"]) == (5.0, 3.0, 1.0), "two layers: 2L + 1 and L + 1"
+    assert detached["statistics_error"] < EXACT < 0.1 < detached["gradient_error"]
+    pooled = own["window_statistics"]
+    assert pooled["first_statistics_error"] < EXACT < 1e-3 < pooled["statistics_error"]
+    assert pooled["change"] < EXACT < 0.1 < pooled["gradient_error"] and pooled["tracked"] == 1
+    assert own["corrected_momentum"]["first_statistics_error"] > 1e-4, "its micro-batches weigh unequally"
+    assert own["ghost_full_batch"]["change"] < EXACT < 0.1 < own["ghost_full_batch"]["gradient_error"]
+    for arm in ("frozen_statistics", "detached_statistics", "two_pass_statistics"):
+        assert own[arm]["split_error"] < EXACT
+    for arm in ("corrected_momentum", "window_statistics", "ghost_full_batch"):
+        assert own[arm]["split_error"] > 0.1
+    assert own["frozen_statistics"]["gradient_error"] > 0.1
+
+
+def test_bias_and_spread_make_up_the_error(rows: Rows) -> None:
+    """Over random cuts |a - g|^2 = bias^2 + spread^2; one cut lies within a factor of three of that."""
+    for n in CONFIG.accumulation_steps:
+        row = chosen(rows, "accumulated", n)
+        assert 1 / 3 < row["gradient_error"] / (row["bias"] ** 2 + row["spread"] ** 2) ** 0.5 < 3
+        assert row["bias"] > 0.05
+
+
+def test_group_norm_is_exact_at_every_n() -> None:
+    rows = run(dataclasses.replace(CONFIG, norm=Norm.group))
+    assert {row["arm"] for row in rows} == {"accumulated"} and len(rows) == 4
+    assert max(row["gradient_error"] for row in rows) < EXACT
+
+
+def test_exact_differences_are_measured_in_float64() -> None:
+    with pytest.raises(ConfigError, match="precision"):
+        run(dataclasses.replace(CONFIG, precision=Precision.float32))
