@@ -91,6 +91,9 @@ class Study(StrEnum):
     convergence = "convergence"  # training alone, for many seeds
     model_bytes = "model_bytes"
     batch_statistics = "batch_statistics"  # of BatchNorm over one window, exactly
+    optimizer_states = "optimizer_states"  # optimizer state in float64: accumulated, reordered, small steps
+    batch_sizes = "batch_sizes"  # training alone at B and at every B / N, at equal samples and at equal steps
+    optimizer_memory = "optimizer_memory"  # with which weight past samples are in an optimizer's state
 
 
 class TrackingMode(StrEnum):

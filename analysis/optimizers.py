@@ -1,0 +1,170 @@
+"""Optimizer states, memories and paths: from measurements to the numbers and tables that `experiments/` decide by and show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from analysis.content import Table, number
+from analysis.load import Results
+from analysis.tables import OPTIMIZERS, resolution
+from harness import statistics
+
+LABELS = {
+    "permuted": "full batch, rows permuted",
+    "accumulated": "accumulated",
+    "reordered": "accumulated, another order",
+    "optimizer_state_per_micro_batch": "state per micro-batch (a fault)",
+    "small_steps": "small steps",
+    "small_steps_reordered": "small steps, another order",
+    "small_steps_rate": "small steps, rate over N",
+    "small_steps_memory": "small steps, rate and beta^(1/N)",
+}
+ABOUT = ("trial", "workload", "norm", "dropout", "optimizer", "seed", "lr", "effective_batch", "accumulation_steps")
+ERRORS = ("gradient_error", "state_error", "parameter_error", "buffer_error")
+# What the rules and sections read of each study.
+COLUMNS = {
+    "optimizer_states": (*ABOUT, "arm", "after_steps", *ERRORS, *(f"{name}_now" for name in ERRORS), "loss", "loss_against"),
+    "optimizer_memory": (*ABOUT, "arm", "entry", "window", "position", "age", "weight", "residual"),
+    "batch_sizes": (*ABOUT, "beta2", "batch", "held_out_loss"),
+}
+BETAS = {"momentum_buffer": "momentum", "exp_avg": "beta1", "exp_avg_sq": "beta2"}
+
+
+def of_study(results: Results, study: str) -> pd.DataFrame:
+    """The measurements of one study; its columns are there also when no trial of it is finished."""
+    rows = results.measurements
+    own = rows[rows["study"] == study] if "study" in rows else rows.iloc[:0]
+    return own.assign(**{name: math.nan for name in COLUMNS[study] if name not in own})
+
+
+def spread_in_window(memory: pd.DataFrame) -> pd.Series[float]:
+    """Largest weight over smallest, less 1, within each window of each trial, arm and entry."""
+    weights = memory.groupby(["trial", "arm", "accumulation_steps", "entry", "window"])["weight"]
+    spread: pd.Series[float] = weights.max() / weights.min() - 1
+    return spread
+
+
+def half_lives(memory: pd.DataFrame) -> pd.DataFrame:
+    """Per trial, arm, N and entry: `half_life` in samples, from the newest weights of the first and the last window, and
+    `predicted`, samples of a step x ln 2 / -ln beta (beta of the step: beta^(1/N) under matched memory).
+    """
+    rows = []
+    for (trial, arm, _, entry), own in memory.groupby(["trial", "arm", "accumulation_steps", "entry"]):
+        num = int(own["accumulation_steps"].iloc[0])
+        ends = own[own["position"] == own["position"].max()].sort_values("age")
+        newest, oldest = ends.iloc[0], ends.iloc[-1]
+        beta, batch = float(newest[BETAS[str(entry)]]), float(newest["effective_batch"])
+        samples = batch / num if arm == "small_steps" else batch  # matched memory is the window's
+        rows.append(
+            {
+                "trial": trial,
+                "optimizer": newest["optimizer"],
+                "arm": arm,
+                "accumulation_steps": num,
+                "entry": entry,
+                "half_life": (oldest["age"] - newest["age"]) * math.log(2) / math.log(newest["weight"] / oldest["weight"]),
+                "predicted": samples * math.log(2) / -math.log(beta),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def path_ratios(states: pd.DataFrame, after_steps: int) -> pd.DataFrame:
+    """Per trial and N of momentum and Nesterov: distance of small steps to the window's weights under the `same` settings, the
+    matched `rate`, and rate and `memory`; `ratio` = rate / memory.
+    """
+    arms = {"small_steps": "same", "small_steps_rate": "rate", "small_steps_memory": "memory"}
+    chosen = states[
+        (states["after_steps"] == after_steps)
+        & states["arm"].isin(list(arms))
+        & states["optimizer"].isin(["momentum", "nesterov"])
+        & (states["norm"] != "batch")
+        & (states["dropout"] == 0)
+    ]
+    wide = chosen.pivot_table(index=["trial", "optimizer", "accumulation_steps"], columns="arm", values="parameter_error_now")
+    wide = wide.reindex(columns=list(arms)).rename(columns=arms).reset_index()
+    return wide.assign(ratio=wide["rate"] / wide["memory"]).sort_values("accumulation_steps", ascending=False, kind="stable")
+
+
+def state_table(rows: pd.DataFrame) -> Table:
+    """Largest errors of every arm after the last step, by optimizer; of small steps and the fault the smallest."""
+    head = ("model", "optimizer", "N", "trials", "accumulated: state", "weights", "another order: state", "permuted full batch",
+            "state per micro-batch", "small steps")  # fmt: skip
+    cells = []
+    models = rows["workload"] + " " + rows["norm"]
+    for (model, optimizer), own in sorted(rows.groupby([models, "optimizer"]), key=lambda pair: (pair[0][0], _rank(pair[0][1]))):
+        by_arm = {str(arm): group for arm, group in own.groupby("arm")}
+        right = by_arm["accumulated"]
+        stateless = right["state_error"].isna().all()
+        small = "parameter_error_now" if stateless else "state_error_now"
+        cells.append((
+            str(model), str(optimizer), ", ".join(str(n) for n in sorted(set(right["accumulation_steps"]))),
+            str(right["trial"].nunique()), number(right["state_error"].max()), number(right["parameter_error"].max()),
+            number(by_arm["reordered"]["state_error"].max()),
+            number(by_arm["permuted"]["parameter_error" if stateless else "state_error"].max()),
+            "-" if stateless else number(by_arm["optimizer_state_per_micro_batch"][small].min()),
+            number(by_arm["small_steps"][small].min()),
+        ))  # fmt: skip
+    caption = (
+        "Relative differences in float64. Accumulated, another order and the permuted full batch: the largest at any step so "
+        "far, over trials and N. The arms that have to differ: the smallest at the last step. SGD keeps no state: its weights "
+        "stand for it."
+    )
+    return Table(head, tuple(cells), caption)
+
+
+def _rank(optimizer: object) -> int:
+    return OPTIMIZERS.index(str(optimizer))
+
+
+def at_best_rate(rows: pd.DataFrame, by: Sequence[str], measure: str = "held_out_loss") -> pd.DataFrame:
+    """The rows of the learning rate whose mean of `measure` over seeds is lowest, for each value of the columns `by`.
+
+    A rate at which some seed did not end at a number is not chosen.
+    """
+    if rows.empty:
+        return rows
+    means = rows.assign(**{measure: rows[measure].astype(float).fillna(math.inf)}).groupby([*by, "lr"])[measure].mean()
+    best = means.groupby(list(by)).idxmin()
+    keys = pd.DataFrame([key if isinstance(key, tuple) else (key,) for key in best], columns=[*by, "lr"])
+    return rows.merge(keys, on=[*by, "lr"])
+
+
+def power(differences: Sequence[float]) -> str:
+    """What these differences could have shown, in words."""
+    _, detectable = resolution(differences)
+    return "" if math.isnan(detectable) else f"A difference of {number(detectable)} would have been seen with 80% power."
+
+
+def equal_table(results: Results) -> Table | None:
+    """N small steps and the window under momentum: at equal samples and at equal steps, means over seeds with 95 % intervals."""
+    rows = of_study(results, "batch_sizes")
+    rows = rows[rows["optimizer"] == "momentum"]
+    if rows.empty:
+        return None
+    head = ("batch", "learning rate", "momentum", "samples", "steps", "held-out loss", "accuracy",
+            "after as many steps as the window", "seeds")  # fmt: skip
+    cells = []
+    for (batch, _, _), own in rows.groupby(["batch", "lr", "momentum"]):
+        cells.append((
+            str(batch), number(own["lr"].iloc[0]), number(own["momentum"].iloc[0]),
+            f"{own['samples'].iloc[0]:.0f}", f"{own['optimizer_steps'].iloc[0]:.0f}",
+            interval(own["held_out_loss"]), f"{own['held_out_accuracy'].mean():.1%}", interval(own["early_held_out_loss"]),
+            str(len(own)),
+        ))  # fmt: skip
+    caption = (
+        "Held-out loss in nats per sample, mean and 95% t interval over seeds. Equal samples: the column of the held-out loss; "
+        "equal steps: the last but one, where the small batch has seen 1/N of the samples. Held for this model and length."
+    )
+    return Table(head, tuple(cells), caption)
+
+
+def interval(values: pd.Series[float]) -> str:
+    """Mean and 95 % Student t interval, in words."""
+    finite = np.asarray(values, dtype=float)
+    one = statistics.mean_interval(list(finite))
+    return number(one.estimate) if math.isnan(one.low) else f"{one.estimate:.3f} ({one.low:.3f} to {one.high:.3f})"

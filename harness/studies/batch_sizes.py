@@ -1,0 +1,110 @@
+"""Training at several batch sizes on the same samples in the same order: the window of B, and a step after every B / N.
+
+Nothing is measured on the way but the loss. The configured optimizer trains every size; the rules that carry a setting from one
+batch size to another are applied by choosing among trials, which start from the same weights where they have the same seed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+import torch
+from torch import Tensor
+
+from harness.config import TrialConfig
+from harness.determinism import fixed_randomness
+from harness.lock_step import Setting
+from harness.micro_batch import hash_seed, windows
+from harness.recipe import Arm, Recipe, take_step
+from harness.studies import OnStep, Row, measured
+from harness.studies.optimizer_states import small_batch
+from harness.trial import Candidate, check_splits, outcome, split_plan
+
+
+@dataclass
+class Training:
+    """Training at B / N: an arm that steps after every micro-batch of a window."""
+
+    num: int  # N
+    arm: Arm
+    enough: int  # optimizer steps that the window of B takes in all
+    steps: int = 0
+    losses: list[float] = field(default_factory=list)  # mean loss of every batch stepped on
+    window_losses: list[float] = field(default_factory=list)  # their mean over each window
+    early: Row = field(default_factory=dict)  # `outcome` after as many steps as the window of B takes in all
+
+    def count(self, arm: Arm) -> None:
+        """A stage after every optimizer step."""
+        self.steps += 1
+        if self.steps == self.enough:
+            self.early = outcome(arm, [math.nan])
+
+    def note(self, contributions: Sequence[Tensor]) -> Tensor:
+        """The report of a window, from its batches' mean losses."""
+        own = torch.stack(list(contributions))
+        self.losses += own.tolist()
+        self.window_losses.append(float(own.mean()))
+        return own.mean()
+
+
+def run(config: TrialConfig, on_step: OnStep) -> Row:
+    """One row per batch size."""
+    return measured(config, lambda setting: measure(setting, on_step))
+
+
+def measure(setting: Setting, on_step: OnStep) -> list[Row]:
+    """Train at B and at B / N for every N, all for `steps` windows; a step row has the mean loss over its window."""
+    config = setting.config
+    trainings = [_training(setting, num) for num in dict.fromkeys((1, *config.accumulation_steps))]
+    stream = windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window)
+    samples = 0
+    for t, ids in enumerate(itertools.islice(stream, config.steps)):
+        window = trainings[0].arm.workload.batch(ids)
+        samples += len(ids)
+        for one in trainings:
+            with fixed_randomness(hash_seed(config.seed, t), setting.device):
+                take_step(one.arm, window)
+        on_step(t, [
+            {"arm": "trained", "accumulation_steps": one.num, "step": t, "replicate": 0, "samples": samples,
+             "loss": one.window_losses[-1]}
+            for one in trainings
+        ])  # fmt: skip
+    return [_row(one, samples, config.effective_batch) for one in trainings]
+
+
+def _training(setting: Setting, num: int) -> Training:
+    config = setting.config
+    right = Recipe(accumulation_steps=num, split=split_plan(config, num))
+    check_splits(setting, [Candidate("trained", right)])
+    arm = setting.arm(right, config.precision, total_steps=config.steps, clip_norm=config.clip_norm)
+    training = Training(num, arm, config.steps)
+    stepping = small_batch(right)
+    arm.recipe = dataclasses.replace(stepping, after_backward=(*stepping.after_backward, training.count), report=training.note)
+    return training
+
+
+def _row(one: Training, samples: int, effective_batch: int) -> Row:
+    """Where training ended at equal samples, and (`early_`) at equal steps; noise of the loss curve; nats per loss term."""
+    return {
+        "accumulation_steps": one.num,
+        "batch": max(one.arm.recipe.split(effective_batch)),
+        "samples": samples,
+        "optimizer_steps": one.steps,
+        **outcome(one.arm, one.window_losses),
+        "early_held_out_loss": one.early["held_out_loss"],
+        "early_held_out_accuracy": one.early["held_out_accuracy"],
+        "step_noise": roughness(one.losses),
+        "window_noise": roughness(one.window_losses),
+    }
+
+
+def roughness(losses: Sequence[float]) -> float:
+    """sqrt(mean of squared differences of successive values / 2) over the second half: the standard deviation of white noise."""
+    half = list(losses[len(losses) // 2 :])
+    changes = [(after - before) ** 2 for before, after in itertools.pairwise(half)]
+    return math.sqrt(fmean(changes) / 2) if changes else math.nan

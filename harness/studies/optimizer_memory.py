@@ -1,0 +1,99 @@
+"""With which weight past micro-batches are in an optimizer's state: one for all of a window, or less for each older one?
+
+The weights of the model stay where they are (learning rate 0), so that every micro-batch's gradient is known beforehand; the
+state is then taken apart into them by least squares. Momentum's buffers are linear in the gradients, Adam's second moment in the
+squares of what each step consumed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from harness.config import LastWindow, OptimizerConfig, Precision, TrialConfig
+from harness.gradients import decompose
+from harness.lock_step import Setting, optimizer_state
+from harness.micro_batch import windows
+from harness.oracle import snapshot
+from harness.recipe import Recipe, take_step
+from harness.studies import OnStep, Row, measured
+from harness.studies.optimizer_states import SMALL, SMALL_MEMORY, same_memory, small_batch
+from harness.trial import ACCUMULATED, split_plan
+
+SQUARED = "exp_avg_sq"
+
+
+def run(config: TrialConfig, on_step: OnStep) -> Row:
+    """One row per arm, entry of the state, and micro-batch; the trial takes `steps` full windows."""
+    return measured(config, lambda setting: list(_rows(setting)))
+
+
+def _rows(setting: Setting) -> Iterator[Row]:
+    for num in setting.config.accumulation_steps:
+        right = Recipe(accumulation_steps=num, split=split_plan(setting.config, num))
+        own = setting.config.optimizer
+        yield from _memory(setting, ACCUMULATED, right, own)
+        yield from _memory(setting, SMALL, small_batch(right), own)
+        yield from _memory(setting, SMALL_MEMORY, small_batch(right), same_memory(own, num))
+
+
+def _memory(setting: Setting, name: str, recipe: Recipe, optimizer: OptimizerConfig) -> Iterator[Row]:
+    """`weight` of every micro-batch in the state, over that of the newest, and its `age`: samples that came after it.
+
+    Of a window's gradient each micro-batch has its share (its loss terms over the window's), so equal weights mean that nothing
+    but the number of terms counts; a small step consumes the micro-batch's own mean.
+    """
+    config = setting.config
+    still = dataclasses.replace(optimizer, lr=0.0)
+    arm = setting.arm(recipe, Precision.float64, total_steps=config.steps, optimizer=still)
+    referee, start = setting.referee(), snapshot(arm.model)
+    consumed: list[list[Tensor]] = []  # what the micro-batches of each window put into a step
+    sizes: list[int] = []
+    for ids in _full_windows(setting):
+        window, own = setting.exact.batch(ids), recipe.split(len(ids))
+        take_step(arm, window)
+        parts = referee.parts(start, window, own)
+        consumed.append(parts.shares if name == ACCUMULATED else list(parts.parts))
+        sizes += own
+    num, ages = len(consumed[0]), _ages(sizes)
+    for entry, state in optimizer_state(arm.optimizer).items():
+        columns, each = _columns(consumed, squared=entry == SQUARED, together=name == ACCUMULATED)
+        found = decompose(state, columns)
+        weight = torch.tensor(found.weights, dtype=torch.float64).repeat_interleave(each)
+        for k, age in enumerate(ages):
+            yield {
+                "arm": name,
+                "accumulation_steps": recipe.accumulation_steps,
+                "entry": entry,
+                "window": k // num,
+                "position": k % num,
+                "age": age,
+                "weight": float(weight[k] / weight[-1]),
+                "residual": found.residual,
+                "condition": found.condition,
+            }
+
+
+def _full_windows(setting: Setting) -> Iterator[Tensor]:
+    config = setting.config
+    stream = windows(setting.exact.num_samples, config.effective_batch, config.seed, LastWindow.drop)
+    return itertools.islice(stream, config.steps)
+
+
+def _columns(consumed: Sequence[Sequence[Tensor]], *, squared: bool, together: bool) -> tuple[list[Tensor], int]:
+    """What the state is made of, and how many micro-batches stand in one column: a window's step squares their sum."""
+    if not squared:
+        return [one for window in consumed for one in window], 1
+    if together:
+        return [torch.stack(list(window)).sum(0).square() for window in consumed], len(consumed[0])
+    return [one.square() for window in consumed for one in window], 1
+
+
+def _ages(sizes: Sequence[int]) -> list[int]:
+    """Samples that came after each micro-batch."""
+    return [sum(sizes) - seen for seen in accumulate(sizes)]

@@ -1,0 +1,179 @@
+"""What optimizers remember, in float64, beside the full batch's: accumulated, reordered, and trained in small steps instead.
+
+Every arm starts from the same weights and sees the same windows. Each has the arm it is held against: accumulated gradients the
+full batch, another order of the micro-batches the usual order, small steps the full batch's one step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from harness.config import OptimizerConfig, OptimizerName, Precision, TrialConfig
+from harness.faults import loss_not_divided, optimizer_state_per_micro_batch, step_every_micro_batch
+from harness.gradients import relative_distance
+from harness.lock_step import REFERENCE, LockStep, Setting, optimizer_state
+from harness.micro_batch import SplitPlan, hash_seed, windows
+from harness.oracle import running_statistics
+from harness.recipe import Arm, Recipe
+from harness.studies import OnStep, Row, measured
+from harness.trial import ACCUMULATED, PERMUTED, Candidate, check_splits, full_batch, permuted, split_plan
+from harness.workloads import Batch
+
+REORDERED = "reordered"  # the same micro-batches in another order
+PER_MICRO_BATCH = "optimizer_state_per_micro_batch"  # F22: the state advances with every backward
+SMALL = "small_steps"  # a step after every micro-batch, on its mean loss: training at batch b on the same samples
+SMALL_REORDERED = "small_steps_reordered"
+SMALL_RATE = "small_steps_rate"  # as far per sample as the window: learning rate divided by N
+SMALL_MEMORY = "small_steps_memory"  # and remembering as many samples: beta^(1/N)
+CHECKPOINTS = (1, 50)  # optimizer steps that are reported beside the last
+
+
+@dataclass(frozen=True)
+class InOrder:
+    """The micro-batches of `split` in another order, the same for all windows of a size; each keeps its samples."""
+
+    split: SplitPlan
+    seed: int
+
+    def __call__(self, window_size: int) -> list[int]:
+        sizes = self.split(window_size)
+        return [sizes[k] for k in self.order(len(sizes))]
+
+    def arrange(self, window: Batch, _step: int) -> Batch:
+        """The window's rows, micro-batch by micro-batch in the new order."""
+        sizes = self.split(len(window))
+        chunks = torch.arange(len(window)).split(sizes)
+        return window.rows(torch.cat([chunks[k] for k in self.order(len(sizes))]))
+
+    def order(self, num: int) -> list[int]:
+        """A permutation of `num` micro-batches that moves at least two of them (`num` > 1)."""
+        drawn: list[int] = torch.randperm(num, generator=torch.Generator().manual_seed(hash_seed(self.seed, num))).tolist()
+        return drawn if drawn != sorted(drawn) else drawn[::-1]
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """An arm, the label of the arm it is held against, and the optimizer where it is not the configured one."""
+
+    candidate: Candidate
+    against: str
+    optimizer: OptimizerConfig | None = None
+
+
+def run(config: TrialConfig, on_step: OnStep) -> Row:
+    """One row per arm and checkpoint: the largest errors so far."""
+    return measured(config, lambda setting: measure(setting, on_step))
+
+
+def measure(setting: Setting, on_step: OnStep) -> list[Row]:
+    """Relative distances of consumed gradients, optimizer state, parameters and running statistics, largest so far."""
+    config = setting.config
+    contestants = {one.candidate.label: one for one in _contestants(config)}
+    check_splits(setting, [one.candidate for one in contestants.values()])
+    arms = {REFERENCE: setting.arm(full_batch(config), Precision.float64, total_steps=config.steps, clip_norm=config.clip_norm)}
+    for label, one in contestants.items():
+        arms[label] = setting.arm(
+            one.candidate.recipe,
+            Precision.float64,
+            total_steps=config.steps,
+            clip_norm=config.clip_norm,
+            optimizer=one.optimizer,
+        )
+    lock = LockStep(arms, config.seed)
+    largest: dict[str, dict[str, float]] = {label: {} for label in contestants}
+    found: list[Row] = []
+    stream = windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window)
+    for t, ids in enumerate(itertools.islice(stream, config.steps), start=1):
+        records = lock.step(ids)
+        rows = []
+        for label, one in contestants.items():
+            now = _errors(lock, label, one.against)
+            largest[label] = {name: _larger(largest[label].get(name, 0.0), value) for name, value in now.items()}
+            own: Row = {"arm": one.candidate.arm, "accumulation_steps": one.candidate.recipe.accumulation_steps}
+            rows.append({**own, "step": t - 1, "replicate": 0, "loss": records[label].loss, **now})
+            if t in (*CHECKPOINTS, config.steps):
+                row = {**own, "against": one.against.partition("/")[0], "after_steps": t, **largest[label]}
+                row |= {f"{name}_now": value for name, value in now.items()}
+                found.append(row | {"loss": records[label].loss, "loss_against": records[one.against].loss})
+        on_step(t - 1, rows)
+    return found
+
+
+def _contestants(config: TrialConfig) -> Iterator[Contestant]:
+    yield Contestant(Candidate(PERMUTED, permuted(config, 0)), REFERENCE)
+    for num in config.accumulation_steps:
+        split = split_plan(config, num)
+        right = Recipe(accumulation_steps=num, split=split)
+        ordering = InOrder(split, config.seed)
+        other_order = dataclasses.replace(right, split=ordering, arrange=ordering.arrange)
+        yield Contestant(Candidate(ACCUMULATED, right), REFERENCE)
+        yield Contestant(Candidate(REORDERED, other_order), f"{ACCUMULATED}/{num}")
+        yield Contestant(Candidate(PER_MICRO_BATCH, optimizer_state_per_micro_batch(right)), REFERENCE)
+        small, small_other_order = (small_batch(recipe) for recipe in (right, other_order))
+        yield Contestant(Candidate(SMALL, small), REFERENCE)
+        yield Contestant(Candidate(SMALL_REORDERED, small_other_order), f"{SMALL}/{num}")
+        yield Contestant(Candidate(SMALL_RATE, small), REFERENCE, slower(config.optimizer, num))
+        yield Contestant(Candidate(SMALL_MEMORY, small), REFERENCE, same_memory(config.optimizer, num))
+
+
+def small_batch(right: Recipe) -> Recipe:
+    """Training at batch b on the window's samples: a step after every micro-batch, on the micro-batch's own mean loss."""
+    wrong = step_every_micro_batch(loss_not_divided(right))
+    return dataclasses.replace(wrong, report=lambda contributions: torch.stack(list(contributions)).mean())
+
+
+def slower(optimizer: OptimizerConfig, num: int) -> OptimizerConfig:
+    """The learning rate divided by `num`: `num` steps then go as far as one did, at the same gradient."""
+    return dataclasses.replace(optimizer, lr=optimizer.lr / num)
+
+
+def same_memory(optimizer: OptimizerConfig, num: int) -> OptimizerConfig:
+    """`slower`, and beta^(1/num): half-lives stay the same in samples where a step sees 1/`num` as many.
+
+    A constant gradient moves PyTorch's momentum by lr / (1 - mu) per step, which is kept; it moves Adam by lr.
+    """
+    mu, root = optimizer.momentum, 1 / num
+    lr = optimizer.lr / num
+    if optimizer.name in (OptimizerName.momentum, OptimizerName.nesterov):
+        lr *= (1 - mu**root) / (1 - mu)
+    return dataclasses.replace(optimizer, lr=lr, momentum=mu**root, beta1=optimizer.beta1**root, beta2=optimizer.beta2**root)
+
+
+def _errors(lock: LockStep, label: str, against: str) -> dict[str, float]:
+    """Of one arm beside another, now; the state's is the largest over its entries, NaN where the optimizer keeps none."""
+    arm, other = lock.arms[label], lock.arms[against]
+    return {
+        "gradient_error": _distance(lock.watches[label].gradient, lock.watches[against].gradient),
+        "state_error": _state_error(optimizer_state(arm.optimizer), optimizer_state(other.optimizer)),
+        "parameter_error": _moved_apart(arm, other, lock.start),
+        "buffer_error": relative_distance(
+            running_statistics(arm.model.state_dict()), running_statistics(other.model.state_dict())
+        ),
+    }
+
+
+def _distance(a: Tensor | None, g: Tensor | None) -> float:
+    return math.nan if a is None or g is None else relative_distance(a, g)
+
+
+def _state_error(state: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
+    assert state.keys() == other.keys()
+    return max((relative_distance(value, other[name]) for name, value in state.items()), default=math.nan)
+
+
+def _moved_apart(arm: Arm, other: Arm, start: Tensor) -> float:
+    """||theta - theta'|| / ||theta' - theta_0||."""
+    own, theirs = (torch.nn.utils.parameters_to_vector(one.model.parameters()).detach() for one in (arm, other))
+    return relative_distance(own - start, theirs - start)
+
+
+def _larger(a: float, b: float) -> float:
+    """The larger; NaN where one is."""
+    return max(a, b) if not math.isnan(a + b) else math.nan

@@ -1,0 +1,170 @@
+"""Optimizer states: against numpy's momentum and Adam, and what has to differ."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from harness.config import Norm, OptimizerConfig, OptimizerName, Precision, Split, TrialConfig
+from harness.micro_batch import Even, Ragged
+from harness.studies import optimizer_states
+from harness.studies.optimizer_states import InOrder, same_memory
+from harness.workloads import Batch
+from tests.reference import sgd
+
+STEPS = 7
+MOMENTUM = OptimizerConfig(name=OptimizerName.momentum, lr=0.1)
+
+
+def config(**changes: Any) -> TrialConfig:
+    """B = 10 of 24 samples: every third window is short (4), and its third micro-batch smaller than the others."""
+    defaults: dict[str, Any] = {"optimizer": MOMENTUM, "precision": Precision.float64, "effective_batch": 10, "steps": STEPS}
+    return TrialConfig(**{**defaults, "accumulation_steps": (5,), **changes})
+
+
+def last(setting) -> dict[str, dict[str, Any]]:
+    rows = optimizer_states.measure(setting, lambda step, rows: None)
+    return {row["arm"]: row for row in rows if row["after_steps"] == setting.config.steps}
+
+
+@pytest.mark.parametrize("name", list(OptimizerName))
+@pytest.mark.parametrize("split", list(Split))
+def test_states_of_every_optimizer(toy_setting, name: OptimizerName, split: Split) -> None:
+    rows = last(
+        toy_setting(
+            config(
+                optimizer=OptimizerConfig(name=name, lr=0.05),
+                split=split,
+                accumulation_steps=(3 if split == Split.ragged else 5,),
+            )
+        )
+    )
+    for arm in ("accumulated", "reordered", "permuted"):
+        assert max(rows[arm]["gradient_error"], rows[arm]["parameter_error"]) < 1e-13
+        assert math.isnan(rows[arm]["state_error"]) if name == OptimizerName.sgd else rows[arm]["state_error"] < 1e-13
+    assert rows["accumulated"]["loss"] == pytest.approx(rows["accumulated"]["loss_against"], rel=1e-13)
+    for arm in ("small_steps", "small_steps_reordered", "small_steps_rate", "small_steps_memory"):
+        assert rows[arm]["parameter_error_now"] > 1e-3
+    fault = rows["optimizer_state_per_micro_batch"]
+    assert (fault["parameter_error"] < 1e-13) if name == OptimizerName.sgd else fault["state_error_now"] > 1e-3
+
+
+def test_small_steps_and_full_batch_against_numpy(toy_setting, make_numpy) -> None:
+    setting = toy_setting(config())
+    oracle = make_numpy(setting)
+    full, small, reordered = [], [], []
+    ordering = InOrder(Even(2), 0)
+
+    def train(steps: list[Any], lr: float, momentum: float) -> tuple[Any, Any]:
+        """Weights and velocity after a step on each batch of ids in turn."""
+        theta, gradients = oracle.start, []
+        for ids in steps:
+            gradients.append(oracle.gradient(theta, ids))
+            theta = sgd(oracle.start, gradients, lr, momentum)
+        velocity = sum(momentum ** (len(gradients) - 1 - t) * g for t, g in enumerate(gradients))
+        return theta, velocity
+
+    for ids in oracle.windows():
+        full.append(ids)
+        chunks = np.split(ids, range(2, len(ids), 2))
+        small += chunks
+        reordered += [chunks[k] for k in ordering.order(len(chunks))]
+    root = 0.9 ** (1 / 5)
+    arms = {
+        "small_steps": (small, 0.1, 0.9),
+        "small_steps_rate": (small, 0.02, 0.9),
+        "small_steps_memory": (small, 0.02 * (1 - root) / 0.1, root),
+    }
+    rows = last(setting)
+    theta, velocity = train(full, 0.1, 0.9)
+    for arm, (steps, lr, momentum) in arms.items():
+        own, own_velocity = train(steps, lr, momentum)
+        expected = np.linalg.norm(own - theta) / np.linalg.norm(theta - oracle.start)
+        assert rows[arm]["parameter_error_now"] == pytest.approx(expected, rel=1e-10)
+        expected = np.linalg.norm(own_velocity - velocity) / np.linalg.norm(velocity)
+        assert rows[arm]["state_error_now"] == pytest.approx(expected, rel=1e-10)
+    (own, _), (usual, _) = train(reordered, 0.1, 0.9), train(small, 0.1, 0.9)
+    expected = np.linalg.norm(own - usual) / np.linalg.norm(usual - oracle.start)
+    assert rows["small_steps_reordered"]["parameter_error_now"] == pytest.approx(expected, rel=1e-10)
+    assert rows["small_steps"]["loss"] == pytest.approx(
+        np.mean([oracle.loss(train(small[: len(small) - k], 0.1, 0.9)[0], small[len(small) - k]) for k in range(5, 0, -1)])
+    )
+
+
+def test_state_per_micro_batch_is_seen_at_its_size(toy_setting, make_numpy) -> None:
+    """Nothing is there to decay in the first window; in the second the velocity loses mu^4 with its five backwards."""
+    setting = toy_setting(config(steps=2))
+    oracle = make_numpy(setting)
+    first, second = oracle.windows()
+    g1 = oracle.gradient(oracle.start, first)
+    g2 = oracle.gradient(oracle.start - 0.1 * g1, second)
+    rows = optimizer_states.measure(setting, lambda step, rows: None)
+    fault = {row["after_steps"]: row["state_error_now"] for row in rows if row["arm"] == "optimizer_state_per_micro_batch"}
+    assert fault[1] < 1e-13
+    assert fault[2] == pytest.approx(0.9 * (1 - 0.9**4) * np.linalg.norm(g1) / np.linalg.norm(g2 + 0.9 * g1), rel=1e-10)
+
+
+def test_rows_of_every_step_and_checkpoint(toy_setting) -> None:
+    seen: list[int] = []
+    found = optimizer_states.measure(
+        toy_setting(config(steps=51, accumulation_steps=(2, 5))), lambda step, rows: seen.extend(row["step"] for row in rows)
+    )
+    assert sorted(set(seen)) == list(range(51)) and len(seen) == 51 * 15
+    assert {row["after_steps"] for row in found} == {1, 50, 51}
+    assert {row["against"] for row in found if row["arm"] == "reordered"} == {"accumulated"}
+
+
+def test_errors_are_the_largest_so_far(toy_setting) -> None:
+    steps: list[dict[str, Any]] = []
+    found = optimizer_states.measure(toy_setting(config(steps=20)), lambda step, rows: steps.extend(rows))
+    row = next(row for row in found if row["arm"] == "small_steps" and row["after_steps"] == 20)
+    own = [row["parameter_error"] for row in steps if row["arm"] == "small_steps"]
+    assert row["parameter_error"] == max(own) > row["parameter_error_now"] == own[-1]
+
+
+def test_batch_norm_couples_buffers_and_not_gradients() -> None:
+    """On the digits: the toy has no normalisation."""
+    record = optimizer_states.run(
+        config(norm=Norm.batch, effective_batch=32, accumulation_steps=(4,), steps=3), lambda step, rows: None
+    )
+    row = next(row for row in record["measurements"] if row["arm"] == "reordered" and row["after_steps"] == 3)
+    assert row["gradient_error"] < 1e-13 and row["parameter_error"] < 1e-13 and row["buffer_error"] > 1e-3
+
+
+@pytest.mark.parametrize("split", [Even(4), Ragged(5, 18)])
+def test_another_order_keeps_each_micro_batchs_samples(split) -> None:
+    for size in (18, 7, 2):
+        ids = torch.arange(100, 100 + size)
+        window = Batch(ids=ids, inputs=ids[:, None].double(), targets=ids)
+        ordering = InOrder(split, seed=3)
+        usual = {tuple(chunk.tolist()) for chunk in ids.split(split(size))}
+        other = ordering.arrange(window, 0).ids.split(ordering(size))
+        assert {tuple(chunk.tolist()) for chunk in other} == usual
+        assert len(usual) == 1 or [tuple(chunk.tolist()) for chunk in other] != [
+            tuple(c.tolist()) for c in ids.split(split(size))
+        ]
+
+
+@pytest.mark.parametrize("num", [2, 3, 12])
+def test_another_order_is_never_the_usual_one(num: int) -> None:
+    orders = [InOrder(Even(1), seed).order(num) for seed in range(50)]
+    assert all(sorted(order) == list(range(num)) and order != list(range(num)) for order in orders)
+
+
+@pytest.mark.parametrize("name", [OptimizerName.momentum, OptimizerName.adam])
+def test_same_memory(name: OptimizerName) -> None:
+    own = OptimizerConfig(name=name, lr=0.3, momentum=0.8, beta1=0.7, beta2=0.9)
+    small = same_memory(own, 6)
+    assert (small.momentum**6, small.beta1**6, small.beta2**6) == pytest.approx((0.8, 0.7, 0.9))
+    if name == OptimizerName.momentum:  # a constant gradient of 1: as far per six steps as the window in one, once it has settled
+        far, less = (-float(sgd(np.zeros(1), [np.ones(1)] * n, small.lr, small.momentum)[0]) for n in (606, 600))
+        one = -float(sgd(np.zeros(1), [np.ones(1)] * 101, own.lr, 0.8)[0]) + float(
+            sgd(np.zeros(1), [np.ones(1)] * 100, own.lr, 0.8)[0]
+        )
+        assert far - less == pytest.approx(one) == pytest.approx(0.3 / 0.2)
+    else:
+        assert small.lr == pytest.approx(0.05)
