@@ -61,7 +61,7 @@ def _memory(setting: Setting, name: str, recipe: Recipe, optimizer: OptimizerCon
         consumed.append(parts.shares if name == ACCUMULATED else list(parts.parts))
         sizes += own
     num, ages = len(consumed[0]), _ages(sizes)
-    for entry, state in optimizer_state(arm.optimizer).items():
+    for entry, state in optimizer_state(arm.optimizer, arm.model.parameters()).items():
         columns, each = _columns(consumed, squared=entry == SQUARED, together=name == ACCUMULATED)
         found = decompose(state, columns)
         weight = torch.tensor(found.weights, dtype=torch.float64).repeat_interleave(each)

@@ -18,7 +18,7 @@ from torch import Tensor
 from harness.config import OptimizerConfig, OptimizerName, Precision, TrialConfig
 from harness.faults import loss_not_divided, optimizer_state_per_micro_batch, step_every_micro_batch
 from harness.gradients import relative_distance
-from harness.lock_step import REFERENCE, LockStep, Setting, optimizer_state
+from harness.lock_step import REFERENCE, LockStep, Setting, arm_state
 from harness.micro_batch import SplitPlan, hash_seed, windows
 from harness.oracle import running_statistics
 from harness.recipe import Arm, Recipe
@@ -151,7 +151,7 @@ def _errors(lock: LockStep, label: str, against: str) -> dict[str, float]:
     arm, other = lock.arms[label], lock.arms[against]
     return {
         "gradient_error": _distance(lock.watches[label].gradient, lock.watches[against].gradient),
-        "state_error": _state_error(optimizer_state(arm.optimizer), optimizer_state(other.optimizer)),
+        "state_error": _state_error(arm_state(arm), arm_state(other)),
         "parameter_error": _moved_apart(arm, other, lock.start),
         "buffer_error": relative_distance(
             running_statistics(arm.model.state_dict()), running_statistics(other.model.state_dict())
