@@ -94,6 +94,7 @@ class Study(StrEnum):
     optimizer_states = "optimizer_states"  # optimizer state in float64: accumulated, reordered, small steps
     batch_sizes = "batch_sizes"  # training alone at B and at every B / N, at equal samples and at equal steps
     optimizer_memory = "optimizer_memory"  # with which weight past samples are in an optimizer's state
+    gradient_noise = "gradient_noise"  # every sample's gradient, at points along a training
 
 
 class TrackingMode(StrEnum):

@@ -97,3 +97,23 @@ def bca_interval(values: Sequence[float], *, seed: int, level: float = 0.95) -> 
         (sample,), np.mean, confidence_level=level, method="BCa", n_resamples=4999, rng=np.random.default_rng(seed)
     )
     return Interval(mean, float(result.confidence_interval.low), float(result.confidence_interval.high))
+
+
+def ratio_of_means(top: Sequence[float], bottom: Sequence[float], *, level: float = 0.95) -> Interval:
+    """mean(top) / mean(bottom) of pairs with Fieller's interval (1954); unbounded where the bottom's mean may be zero.
+
+    Never the mean of the ratios: that is biased, and has no bound where a single bottom comes near zero.
+    """
+    a, b = np.asarray(top, dtype=np.float64), np.asarray(bottom, dtype=np.float64)
+    num = len(a)
+    if num < 2:
+        return Interval(float(a.mean() / b.mean()) if num else float("nan"), float("nan"), float("nan"))
+    (aa, ab), (_, bb) = np.cov(a, b) / num
+    t2 = stats.t.ppf((1 + level) / 2, num - 1) ** 2
+    # the r with (mean(a) - r mean(b))^2 <= t^2 Var(mean(a) - r mean(b)), a quadratic in r
+    square, linear, constant = b.mean() ** 2 - t2 * bb, a.mean() * b.mean() - t2 * ab, a.mean() ** 2 - t2 * aa
+    estimate = float(a.mean() / b.mean())
+    if square <= 0:
+        return Interval(estimate, float("-inf"), float("inf"))
+    half = float(np.sqrt(max(linear**2 - square * constant, 0.0)))
+    return Interval(estimate, float((linear - half) / square), float((linear + half) / square))

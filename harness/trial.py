@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness import algebra, poison, precision, rounding
+from harness import algebra, noise_scale, poison, precision, rounding
 from harness.ablation import attribute
 from harness.algebra import AlgebraResult, is_probe
 from harness.by_hand import Loop, by_hand
@@ -217,6 +217,7 @@ def _train(
         config.seed,
     )
     move_one_ulp(lock.arms["ulp/0"].model)
+    noise = noise_scale.watch({label: lock.arms[label] for label in recipes if label.startswith(f"{ACCUMULATED}/")})
     labels = list(lock.arms)
     distances = Distances({label: [] for label in labels}, {label: [] for label in labels}, tuple(nulls))
     referee = setting.referee()
@@ -224,6 +225,7 @@ def _train(
         probe = is_probe(t, ids, config.probe_every, config.effective_batch)
         before = {label: snapshot(lock.arms[label].model) for label in recipes} if probe else {}
         records = lock.step(ids)
+        squares = noise_scale.read(noise)
         rows = []
         for label, record in records.items():
             distances.losses[label].append(record.loss)
@@ -240,6 +242,7 @@ def _train(
                     "cosine": record.gradient.cosine,
                     "parameter_distance": record.parameter_distance,
                     "gradient_error": math.nan,
+                    **squares.get(label, {}),
                 }
             )
         for row, label in zip(rows, before, strict=False):  # recipes come first in both

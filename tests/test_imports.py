@@ -12,7 +12,7 @@ LEVELS = [
     {"config"},
     {"environment", "workloads", "micro_batch", "precision", "determinism", "gradients", "statistics", "diagnosis", "rows"},
     {"recipe", "oracle", "record", "tracking", "progress", "verdict", "two_pass"},
-    {"store", "causes", "faults", "by_hand", "remedies"},
+    {"store", "causes", "faults", "by_hand", "remedies", "noise_scale"},
     {"lock_step"},
     {"update"},
     {"probe"},

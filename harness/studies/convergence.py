@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import itertools
 
-from harness import faults
+from harness import faults, noise_scale
 from harness.config import TrialConfig
 from harness.determinism import fixed_randomness
 from harness.lock_step import REFERENCE, Setting
 from harness.micro_batch import hash_seed, windows
 from harness.recipe import take_step
 from harness.studies import OnStep, Row, measured
-from harness.trial import Candidate, check_splits, full_batch, outcome, with_faults
+from harness.trial import ACCUMULATED, Candidate, check_splits, full_batch, outcome, with_faults
 
 
 def run(config: TrialConfig, on_step: OnStep) -> Row:
@@ -34,6 +34,8 @@ def measure(setting: Setting, on_step: OnStep) -> list[Row]:
         setting.arm(candidate.recipe, config.precision, total_steps=config.steps, clip_norm=config.clip_norm)
         for candidate in chosen
     ]
+    accumulated = {c.label: arm for c, arm in zip(chosen, arms, strict=True) if c.arm == ACCUMULATED}
+    noise = noise_scale.watch(accumulated)
     losses: list[list[float]] = [[] for _ in chosen]
     stream = windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window)
     num_samples = 0
@@ -43,8 +45,10 @@ def measure(setting: Setting, on_step: OnStep) -> list[Row]:
         for arm, own in zip(arms, losses, strict=True):
             with fixed_randomness(hash_seed(config.seed, t), setting.device):
                 own.append(float(take_step(arm, window)))
+        squares = noise_scale.read(noise)
         on_step(t, [
-            {**_name(candidate), "step": t, "replicate": 0, "samples": num_samples, "loss": own[-1]}
+            {**_name(candidate), "step": t, "replicate": 0, "samples": num_samples, "loss": own[-1],
+             **squares.get(candidate.label, {})}
             for candidate, own in zip(chosen, losses, strict=True)
         ])  # fmt: skip
     return [

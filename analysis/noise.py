@@ -1,0 +1,53 @@
+"""The gradient noise scale from step rows: what micro-batches alone say of it, and what every sample's gradient says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from harness import statistics
+from harness.statistics import Interval
+
+SQUARES = ["micro_batches", "window_samples", "micro_batch_square", "window_square"]
+
+
+def two_size(rows: pd.DataFrame, population: float = np.inf) -> pd.DataFrame:
+    """The rows with their own unbiased estimates, `noise_trace` (S) and `gradient_square` (|G|^2).
+
+    S = (m - g) / (1/b - 1/B) and |G|^2 = g - S / B with b = B / N, where m is `micro_batch_square` and g `window_square`
+    (McCandlish et al. 2018, appendix A.1). `population`: the samples a window is drawn from without replacement, if it is: then
+    these estimate |G|^2 - S / D, and S / D is put back. Left out: windows of one micro-batch,
+    and skipped ones, whose gradient was not finite.
+    """
+    usable = rows[np.isfinite(rows[SQUARES].astype(float)).all(axis=1)]
+    usable = usable[usable["micro_batches"] > 1]
+    samples, num = usable["window_samples"].astype(float), usable["micro_batches"].astype(float)
+    trace = (usable["micro_batch_square"] - usable["window_square"]) * samples / (num - 1)
+    return usable.assign(noise_trace=trace, gradient_square=usable["window_square"] - trace / samples + trace / population)
+
+
+def noise_scale(estimates: pd.DataFrame) -> Interval:
+    """B_simple = tr Sigma / |G|^2 of rows of `two_size`: the ratio of the means over steps, with Fieller's interval."""
+    return statistics.ratio_of_means(estimates["noise_trace"].tolist(), estimates["gradient_square"].tolist())
+
+
+def stretches(estimates: pd.DataFrame, num: int) -> pd.DataFrame:
+    """`noise_scale` of `num` stretches of a training, equal in steps: `step` (the middle), `estimate`, `low`, `high`, `n`."""
+    steps = estimates["step"]
+    width = (steps.max() + 1 - steps.min()) / num
+    place = ((steps - steps.min()) // width).astype(int)
+    found = []
+    for k, own in estimates.groupby(place):
+        scale = noise_scale(own)
+        middle = float(steps.min() + (k + 0.5) * width)
+        found.append({"step": middle, "estimate": scale.estimate, "low": scale.low, "high": scale.high, "n": len(own)})
+    return pd.DataFrame(found)
+
+
+def slopes(rows: pd.DataFrame, value: str, by: list[str]) -> pd.DataFrame:
+    """Least-squares slope of log `value` over log `batch` in each group of `by`, in a column `slope`."""
+    found = []
+    for key, own in rows.groupby(by):
+        slope = float(np.polyfit(np.log(own["batch"].astype(float)), np.log(own[value].astype(float)), 1)[0])
+        found.append({**dict(zip(by, key, strict=True)), "slope": slope})
+    return pd.DataFrame(found)

@@ -1,0 +1,206 @@
+"""How noisy is the gradient of a batch, how does that change along a training, and what do micro-batches say of it?"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+
+from analysis import noise, noise_figures
+from analysis.content import Material, Picture, Section, Table, Text, number
+from analysis.load import Results
+from experiments import Claim, Experiment, Finding, Ruling, undecided
+from harness.statistics import Interval, mean_interval
+
+SLOPE_MARGIN = 0.05  # of the mean slope around -1; from 4 to 1,024 it would be a factor 1.3 of the variance
+FEWEST_DRAWS = 200  # of every size (the claim's own condition)
+GROWTH = 2.0  # of the noise scale from the first to the last quarter, in every trial: no seed is to decide by a hair
+QUARTER = 0.25
+STRETCHES = 8  # of a training, for the estimates from its micro-batches
+AT = ["trial", "step", "replacement"]
+
+
+def scales(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows[rows["quantity"] == "noise_scale"].astype({"windows": int})
+
+
+def variances(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows of drawn batches, with the variance that independent draws would have had in `independent`."""
+    own = rows[rows["quantity"] == "variance"].astype({"batch": int, "draws": int})
+    factor = own["expected"] * own["batch"] / own.merge(scales(rows), on=["trial", "step"])["noise_trace_y"].to_numpy()
+    return own.assign(independent=own["variance"] / factor)
+
+
+def falls_as_one_over_b(results: Results) -> Finding:
+    """C6: slope of log variance over log B, drawn with replacement, and without after division by (D - B) / (D - 1)."""
+    rows = variances(results.measurements)
+    if rows.empty or rows["draws"].min() < FEWEST_DRAWS or rows["batch"].nunique() < 3 or rows["trial"].nunique() < 2:
+        return undecided(f"It takes {FEWEST_DRAWS} draws of three sizes or more, in two trials or more.", len(rows))
+    corrected = noise.slopes(rows, "independent", AT)
+    plain = noise.slopes(rows[~rows["replacement"].astype(bool)], "variance", AT)
+    kinds = {kind: _over_trials(own) for kind, own in corrected.groupby("replacement")}
+    uncorrected = _over_trials(plain)
+    inside = all(one.low >= -1 - SLOPE_MARGIN and one.high <= -1 + SLOPE_MARGIN for one in kinds.values())
+    outside = all(one.low > -1 + SLOPE_MARGIN or one.high < -1 - SLOPE_MARGIN for one in kinds.values())
+    drawn = kinds[True]
+    return Finding(
+        verdict=Ruling.confirmed if inside else Ruling.refuted if outside else Ruling.conditional,
+        measured=drawn.estimate,
+        threshold=f"slope -1 ± {SLOPE_MARGIN:g}",
+        n=int(rows["draws"].sum()),
+        explanation=f"Independent samples: slope {_written(drawn)} (mean over trials, 95%). Without replacement the variance "
+        f"falls faster ({_written(uncorrected)}), and as 1/B again ({_written(kinds[False])}) once divided by (D - B)/(D - 1).",
+    )
+
+
+def _over_trials(slopes: pd.DataFrame) -> Interval:
+    """Mean slope and its interval; the trials count, not the points of a training, which share their weights' history."""
+    return mean_interval(slopes.groupby("trial")["slope"].mean().tolist())
+
+
+def _written(one: Interval) -> str:
+    return f"{one.estimate:.3f}, {one.low:.3f} to {one.high:.3f}"
+
+
+def quarters(rows: pd.DataFrame) -> pd.DataFrame:
+    """B_simple of each trial in the `first` and the `last` quarter of its training: the ratio of the means over the points."""
+    found = {}
+    for trial, own in scales(rows).groupby("trial"):
+        end = own["step"].max()
+        parts = {"first": own[own["step"] <= QUARTER * end], "last": own[own["step"] >= (1 - QUARTER) * end]}
+        found[trial] = {name: part["noise_trace"].sum() / part["gradient_square"].sum() for name, part in parts.items()}
+    return pd.DataFrame.from_dict(found, orient="index", columns=["first", "last"])
+
+
+def early_large_late_small(results: Results) -> Finding:
+    """C7: the noise scale at the end over that of the beginning, exact, in every trial."""
+    found = quarters(results.measurements)
+    growth = found["last"] / found["first"]
+    if len(growth) < 2:
+        return undecided("It takes two trainings or more.", len(growth))
+    one = mean_interval(np.log(growth).tolist())
+    grew, fell = bool((growth >= GROWTH).all()), bool((growth <= 1 / GROWTH).all())
+    return Finding(
+        verdict=Ruling.refuted if grew else Ruling.confirmed if fell else Ruling.conditional,
+        measured=math.exp(one.estimate),
+        threshold=f"noise scale, last quarter over first: below 1/{GROWTH:g} in every training; above {GROWTH:g} refutes",
+        n=len(growth),
+        explanation="It is the other way round: the noise scale, up to which a larger batch pays, grows "
+        f"{math.exp(one.estimate):.1f}-fold (geometric mean, 95% {math.exp(one.low):.1f} to {math.exp(one.high):.1f}; smallest "
+        f"{growth.min():.1f}), from {found['first'].median():.0f} to {found['last'].median():.0f} samples (medians)."
+        if grew
+        else f"Last quarter over first: {math.exp(one.estimate):.1f} (geometric mean, {growth.min():.2g} to {growth.max():.2g}).",
+    )
+
+
+CLAIMS = (
+    Claim(
+        id="C6",
+        expects=Ruling.confirmed,
+        rule=f"Confirmed when the slope of log variance over log B is -1 ± {SLOPE_MARGIN:g}, {FEWEST_DRAWS} draws of each size.",
+        decide=falls_as_one_over_b,
+    ),
+    Claim(
+        id="C7",
+        expects=Ruling.refuted,
+        rule=f"Refuted when the noise scale grows {GROWTH:g}-fold or more from the first to the last quarter of every training.",
+        decide=early_large_late_small,
+    ),
+)
+
+
+def variance_section(material: Material) -> Section | None:
+    if material.measurements.empty:
+        return None
+    rows = variances(material.measurements)
+    own = rows[rows["trial"] == min(rows["trial"])]
+    steps = sorted(set(own["step"]))
+    chosen = sorted({steps[0], steps[len(steps) // 2], steps[-1]})
+    per_size = rows.assign(off=rows["variance"] / rows["expected"]).groupby(["replacement", "batch"])["off"]
+    cells = tuple(
+        (
+            "with" if replacement else "without",
+            str(batch),
+            str(len(off)),
+            number(off.mean()),
+            number(off.min()),
+            number(off.max()),
+        )
+        for (replacement, batch), off in per_size
+    )
+    picture = Picture(
+        "variance",
+        noise_figures.figure_variance(own, chosen),
+        "Variance of the batch gradient over the batch size at three moments of a training, with the lines of both formulas.",
+        f"Variance of the gradient (trace of its covariance) over B at three moments of one training ({own['trial'].iloc[0]}), "
+        f"{own['draws'].min()} batches a point. Lines: S/B and S/B·(D - B)/(D - 1), with S from the gradients of all "
+        "samples; nothing is fitted.",
+    )
+    head = ("replacement", "B", "points", "mean of measured/formula", "smallest", "largest")
+    caption = (
+        "Measured over predicted variance, all trials and moments. What it does not show: other data sets, or samples that "
+        "depend on one another."
+    )
+    return Section("The variance falls as 1/B", (picture, Table(head, cells, caption, folded=True)))
+
+
+def noise_section(material: Material) -> Section | None:
+    rows = scales(material.measurements) if not material.measurements.empty else material.measurements
+    if rows.empty:
+        return None
+    steps = material.read_steps(sorted(set(rows["trial"])))
+    panels: dict[str, list[tuple[pd.DataFrame, pd.DataFrame]]] = {}
+    pooled = []
+    for (norm, optimizer), trials in rows.groupby(["norm", "optimizer"]):
+        for trial, exact in trials.groupby("trial"):
+            estimates = noise.two_size(steps[steps["trial"] == trial], population=float(exact["population"].iloc[0]))
+            panels.setdefault(f"{optimizer}, norm {norm}", []).append((exact, noise.stretches(estimates, STRETCHES)))
+            pooled.append(estimates)
+    first = dict(list(panels.items())[:3])
+    every = pd.concat(pooled)
+    negative = float((every["gradient_square"] <= 0).mean())
+    text = (
+        f"Every accumulated run logs two squared norms per step. Taken alone, {negative:.0%} of {len(every)} windows give a "
+        "negative |G|²: means over steps are divided, never are ratios of single steps averaged."
+    )
+    picture = Picture(
+        "noise-scale",
+        noise_figures.figure_noise_scale(first),
+        "The gradient noise scale over the training, exact and estimated from micro-batches.",
+        f"Noise scale tr Σ / |G|² along the training, a line per seed. Points: ratio of means over an {STRETCHES}th of the "
+        "training, from the micro-batches that it ran through anyway, at moving weights; bars: Fieller's 95% interval; grey "
+        "triangles: intervals without an upper end.",
+    )
+    return Section("The noise scale along the training", (Text(text), picture, _standing(rows)))
+
+
+def _standing(rows: pd.DataFrame) -> Table:
+    """The estimator against exact values at standing weights."""
+    estimates = noise.two_size(rows.drop(columns=["noise_trace", "gradient_square"]))
+    trace = estimates["noise_trace"] / rows.loc[estimates.index, "noise_trace"]
+    square = estimates["gradient_square"] / rows.loc[estimates.index, "gradient_square"]
+    error = number(float(rows["loop_error"].max()))
+    cells = tuple(
+        (name, str(len(ratio)), number(ratio.mean()), *(f"{ratio.quantile(q):.3f}" for q in (0.05, 0.5, 0.95)))
+        for name, ratio in (("tr Σ", trace), ("|G|²", square))
+    )
+    caption = (
+        f"The two-size estimate over the exact value at the same weights, {rows['windows'].min()} windows a point, drawn with "
+        f"replacement. The loop's gradient is the mean of its samples' gradients to {error}, relative, in every window."
+    )
+    return Table(("estimate", "points", "mean ratio", "5%", "median", "95%"), cells, caption)
+
+
+EXPERIMENT = Experiment(
+    name="gradient_noise",
+    title="How noisy is the gradient, and when does a larger batch pay?",
+    question="Does the variance of a batch's gradient fall as 1/B, and is it early or late in training that larger batches gain? "
+    "Can the micro-batches of an accumulated run tell?",
+    prediction="It falls as 1/B for independent samples, as (1/B)(D - B)/(D - 1) for samples drawn without replacement. The "
+    "noise scale tr Σ/|G|² grows along the training, so large batches gain late. Micro-batches estimate it without bias.",
+    rule="Per-sample gradients in float64 are the truth. The mean slope of log variance over log B has to be within "
+    f"{SLOPE_MARGIN:g} of -1 with its 95% interval; the noise scale has to grow {GROWTH:g}-fold in every single training.",
+    claims=CLAIMS,
+    sections=(variance_section, noise_section),
+)

@@ -1,0 +1,151 @@
+"""The noise of the gradient, exactly: every sample's own gradient at points along a training, and what batches of them scatter.
+
+The training itself accumulates, so its step rows hold what `harness.noise_scale` makes of the micro-batches alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad, vmap
+
+from harness import noise_scale
+from harness.config import ConfigError, Precision, TrialConfig
+from harness.determinism import fixed_randomness
+from harness.gradients import relative_distance
+from harness.lock_step import Setting, Watch
+from harness.micro_batch import hash_seed, windows
+from harness.oracle import Referee, State, snapshot
+from harness.recipe import Recipe, take_step
+from harness.rounding import STILL
+from harness.studies import OnStep, Row, measured
+from harness.trial import ACCUMULATED, Candidate, check_splits, split_plan
+from harness.workloads import Batch
+
+SIZES = tuple(4**k for k in range(1, 6))  # of the batches drawn: 4 to 1,024
+CHUNK = 250  # samples whose gradients are taken at once
+DRAWS, WINDOWS = 3, 4  # streams of the trial's seed
+
+
+def run(config: TrialConfig, on_step: OnStep) -> Row:
+    """Rows of two quantities at every point: `noise_scale` (|G|^2 and tr Sigma) and `variance` (of batches, by size)."""
+    return measured(config, lambda setting: measure(setting, on_step))
+
+
+def measure(setting: Setting, on_step: OnStep) -> list[Row]:
+    """Train with the first N of the configuration; look every `probe_every` steps, and at the end."""
+    config = setting.config
+    num = config.accumulation_steps[0]
+    if num < 2:
+        raise ConfigError("accumulation_steps", list(config.accumulation_steps), "two or more micro-batches to begin with")
+    recipe = Recipe(accumulation_steps=num, split=split_plan(config, num))
+    check_splits(setting, [Candidate(ACCUMULATED, recipe)])
+    arm = setting.arm(recipe, config.precision, total_steps=config.steps, clip_norm=config.clip_norm)
+    noise = noise_scale.watch({ACCUMULATED: arm})
+    stream = windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window)
+    rows = []
+    for t, ids in enumerate(itertools.islice(stream, config.steps)):
+        if t % config.probe_every == 0:
+            rows += look(setting, recipe, snapshot(arm.model), t)
+        with fixed_randomness(hash_seed(config.seed, t), setting.device):
+            loss = float(take_step(arm, arm.workload.batch(ids)))
+        label = {"step": t, "arm": ACCUMULATED, "accumulation_steps": num, "replicate": 0}
+        on_step(t, [{**label, "loss": loss, **noise_scale.read(noise)[ACCUMULATED]}])
+    return rows + look(setting, recipe, snapshot(arm.model), config.steps)
+
+
+def look(setting: Setting, recipe: Recipe, state: State, step: int) -> list[Row]:
+    """What the gradients of all training samples are at the weights `state`, and how batches of them scatter."""
+    referee = setting.referee(dropout=False)
+    everything = setting.exact.batch(torch.arange(setting.exact.num_samples))
+    each = sample_gradients(referee, state, everything)
+    about = {"step": step, "accumulation_steps": recipe.accumulation_steps}
+    scale = {"quantity": "noise_scale", **about, **moments(each), **by_windows(setting, recipe, state, each, step)}
+    generator = torch.Generator().manual_seed(hash_seed(setting.config.seed, DRAWS, step))
+    sizes = [size for size in SIZES if size < len(each)]
+    return [scale] + [
+        {"quantity": "variance", **about, "replacement": replacement, "batch": size, "draws": setting.config.permutations,
+         **scatter(each, size, setting.config.permutations, generator, replacement=replacement)}
+        for replacement in (True, False) for size in sizes
+    ]  # fmt: skip
+
+
+def sample_gradients(referee: Referee, state: State, batch: Batch) -> Tensor:
+    """[n, P] float64: row i is n_i-weighted so that the mean of the rows is the batch's gradient: g_i = t_i / mean(n).
+
+    t_i is the gradient of sample i's summed loss, n_i its loss terms.
+    """
+    workload, names = referee.workload, referee.names
+    parameters = {name: state[name] for name in names}
+    buffers = {name: value for name, value in state.items() if name not in parameters}
+
+    def loss(own: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
+        one = Batch(ids=batch.ids[:1], inputs=inputs.unsqueeze(0), targets=targets.unsqueeze(0))
+        return workload.losses(functional_call(referee.model, (own, buffers), (one.inputs,)), one).sum()
+
+    per_sample = vmap(grad(loss), in_dims=(None, 0, 0))
+    chunks = zip(batch.inputs.split(CHUNK), batch.targets.split(CHUNK), strict=True)
+    found = [per_sample(parameters, inputs, targets) for inputs, targets in chunks]
+    rows = torch.cat([torch.cat([one[name].flatten(1) for name in names], dim=1) for one in found])
+    return rows / workload.num_terms(batch).double().mean()
+
+
+def moments(each: Tensor) -> Row:
+    """|G|^2 and tr Sigma = mean |g_i - G|^2 over the rows g_i, the whole population (McCandlish et al. 2018, eq. 2.8)."""
+    mean = each.mean(0)
+    return {
+        "population": len(each),
+        "gradient_square": float(mean @ mean),
+        "noise_trace": float((each - mean).square().sum(1).mean()),
+    }
+
+
+def scatter(each: Tensor, size: int, draws: int, generator: torch.Generator, *, replacement: bool) -> Row:
+    """mean |g_B - G|^2 over `draws` batches, what it should be, and how well such a gradient points along G.
+
+    tr Sigma / B with replacement, times (D - B) / (D - 1) without.
+    """
+    population, mean = len(each), each.mean(0)
+    if replacement:
+        ids = torch.randint(population, (draws, size), generator=generator)
+    else:
+        ids = torch.rand(draws, population, generator=generator).argsort(1)[:, :size]
+    counts = torch.zeros(draws, population, dtype=each.dtype).scatter_add_(1, ids, torch.ones(ids.shape, dtype=each.dtype))
+    batches = counts.to(each.device) @ each / size
+    factor = 1.0 if replacement else (population - size) / (population - 1)
+    return {
+        "variance": float((batches - mean).square().sum(1).mean()),
+        "expected": moments(each)["noise_trace"] / size * factor,
+        "cosine": float(torch.nn.functional.cosine_similarity(batches, mean.unsqueeze(0)).mean()),
+    }
+
+
+def by_windows(setting: Setting, recipe: Recipe, state: State, each: Tensor, step: int) -> Row:
+    """The loop itself on windows drawn with replacement at standing weights: both squared norms, means over the windows.
+
+    `loop_error`: largest relative distance of a window's accumulated gradient to the mean of its samples' rows.
+    """
+    config = setting.config
+    arm = setting.arm(recipe, Precision.float64, total_steps=1, optimizer=STILL, dropout=False)
+    arm.model.load_state_dict(state)
+    watch, noise = Watch(arm), noise_scale.NoiseWatch(arm)
+    generator = torch.Generator().manual_seed(hash_seed(config.seed, WINDOWS, step))
+    squares, errors = [], []
+    for _ in range(config.permutations):
+        ids = torch.randint(len(each), (config.effective_batch,), generator=generator)
+        take_step(arm, setting.exact.batch(ids))
+        squares.append(noise.squared_norms())
+        assert watch.gradient is not None
+        errors.append(relative_distance(watch.gradient, each[ids].mean(0)))
+    small, large = torch.stack(squares).mean(0).tolist()
+    num, samples = noise.sizes
+    return {
+        "windows": config.permutations,
+        "window_samples": samples,
+        "micro_batches": num,
+        "micro_batch_square": small,
+        "window_square": large,
+        "loop_error": max(errors),
+    }

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+
+import pytest
+import torch
+
+from harness import studies
+from harness.config import ConfigError, Data, Model, Norm, Precision, Split, Study, TrialConfig, WorkloadConfig
+from harness.lock_step import Setting
+from harness.oracle import snapshot
+from harness.studies.gradient_noise import SIZES, moments, sample_gradients, scatter
+from tests.toy import CPU
+
+CONFIG = TrialConfig(
+    study=Study.gradient_noise, workload=WorkloadConfig(width=2), norm=Norm.group, effective_batch=44, accumulation_steps=(4, 2),
+    steps=3, probe_every=2, permutations=30, split=Split.ragged,
+)  # fmt: skip
+TEXT = WorkloadConfig(data=Data.text, model=Model.transformer, width=4, depth=1)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"norm": Norm.none}, {"norm": Norm.group}, {"workload": TEXT, "norm": Norm.layer}],
+    ids=str,
+)
+def test_every_sample_has_its_own_gradient(changes: dict[str, object]) -> None:
+    """Against one backward per sample of the referee's forward; the mean of the rows is the batch's gradient."""
+    setting = Setting(dataclasses.replace(CONFIG, **changes), CPU)  # type: ignore[arg-type]
+    referee = setting.referee()
+    state, batch = snapshot(referee.model), setting.exact.batch(torch.arange(3, 14))
+    each = sample_gradients(referee, state, batch)
+    parts = referee.parts(state, batch, [1] * 11)
+    terms = torch.tensor(parts.terms, dtype=torch.float64)
+    assert (len(set(parts.terms)) > 1) == (setting.config.workload.data == Data.text)
+    expected = torch.stack(parts.parts) * (terms / terms.mean()).unsqueeze(1)
+    torch.testing.assert_close(each, expected, rtol=1e-9, atol=1e-13)
+    torch.testing.assert_close(each.mean(0), referee.gradient(state, batch), rtol=1e-9, atol=1e-13)
+
+
+def population() -> torch.Tensor:
+    return torch.randn(6, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 1
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_the_expected_variance_by_enumeration(size: int) -> None:
+    """Every batch of `size` from six samples, ordered with replacement and unordered without."""
+    each, generator = population(), torch.Generator().manual_seed(0)
+    for replacement, batches in (
+        (True, itertools.product(range(6), repeat=size)), (False, itertools.combinations(range(6), size)),
+    ):  # fmt: skip
+        variances = [float((each[list(batch)].mean(0) - each.mean(0)).square().sum()) for batch in batches]
+        found = scatter(each, size, 4000, generator, replacement=replacement)
+        assert found["expected"] == pytest.approx(sum(variances) / len(variances), rel=1e-12)
+        # Of 4,000 draws the mean square has a relative standard error of at most sqrt(2 / 4000), one direction holding all.
+        assert found["variance"] == pytest.approx(found["expected"], rel=5 * math.sqrt(2 / 4000))
+    assert moments(each)["noise_trace"] == pytest.approx(float(each.var(0, correction=0).sum()), rel=1e-12)
+
+
+def test_without_replacement_a_batch_has_no_sample_twice() -> None:
+    """All six of six are the population itself; with replacement they are not."""
+    each, generator = population(), torch.Generator().manual_seed(0)
+    whole = scatter(each, 6, 50, generator, replacement=False)
+    assert whole["variance"] < 1e-28 and whole["expected"] == 0 and whole["cosine"] == pytest.approx(1)
+    assert scatter(each, 6, 50, generator, replacement=True)["variance"] > 1e-2
+
+
+def test_a_training_and_what_is_seen_along_it() -> None:
+    steps: list[list[studies.Row]] = []
+    record = studies.run(CONFIG, lambda step, rows: steps.append(rows))
+    scales = [row for row in record["measurements"] if row["quantity"] == "noise_scale"]
+    drawn = [row for row in record["measurements"] if row["quantity"] == "variance"]
+    assert [row["step"] for row in scales] == [0, 2, 3] and len(drawn) == 3 * 2 * len(SIZES)
+    assert {row["draws"] for row in drawn} == {30} and {row["population"] for row in scales} == {1500}
+    assert all(row["loop_error"] < 1e-12 for row in scales), "the loop's gradient is the mean of its samples'"
+    assert all(rows[0]["window_square"] < rows[0]["micro_batch_square"] for rows in steps)
+    assert [len({row["variance"] for row in drawn if row["step"] == step}) for step in (0, 2, 3)] == [2 * len(SIZES)] * 3
+
+    bare: list[list[studies.Row]] = []
+    studies.run(dataclasses.replace(CONFIG, study=Study.convergence), lambda step, rows: bare.append(rows))
+    own = [row for rows in bare for row in rows if (row["arm"], row["accumulation_steps"]) == ("accumulated", 4)]
+    for seen, unseen in zip(itertools.chain(*steps), own, strict=True):
+        assert seen["loss"] == unseen["loss"], "looking disturbs nothing"
+        assert {name: unseen[name] for name in ("micro_batch_square", "window_square")}.items() <= seen.items()
+
+
+def test_it_takes_micro_batches() -> None:
+    with pytest.raises(ConfigError, match=r"accumulation_steps=\[1\]: expected two or more"):
+        studies.run(dataclasses.replace(CONFIG, accumulation_steps=(1,), split=Split.even), lambda step, rows: None)
+
+
+def test_the_training_keeps_its_precision() -> None:
+    losses = []
+    for precision in (Precision.float64, Precision.bfloat16):
+        config = dataclasses.replace(CONFIG, precision=precision, steps=1, probe_every=1)
+        studies.run(config, lambda step, rows: losses.append(rows[0]["loss"]))
+    assert losses[0] != losses[1] and losses[0] == pytest.approx(losses[1], rel=0.05)
