@@ -29,9 +29,11 @@ class Data(StrEnum):
     text = "text"
     pairs = "pairs"
     policy = "policy"
+    class_weights = "class_weights"  # the digits; so is the next
+    ignored_labels = "ignored_labels"
 
 
-EMBEDDED_DIGITS = (Data.digits, Data.pairs, Data.policy)
+EMBEDDED_DIGITS = (Data.digits, Data.pairs, Data.policy, Data.class_weights, Data.ignored_labels)
 
 
 class Model(StrEnum):
@@ -94,6 +96,8 @@ class Study(StrEnum):
     optimizer_states = "optimizer_states"  # optimizer state in float64: accumulated, reordered, small steps
     batch_sizes = "batch_sizes"  # training alone at B and at every B / N, at equal samples and at equal steps
     optimizer_memory = "optimizer_memory"  # with which weight past samples are in an optimizer's state
+    epoch_tail = "epoch_tail"  # the loop over a loader, at the end of an epoch
+    update_size = "update_size"  # how far one step moves, over N
     gradient_noise = "gradient_noise"  # every sample's gradient, at points along a training
 
 

@@ -72,7 +72,7 @@ def short_window_divided_by_n(recipe: Recipe) -> Recipe:
     """Sums divided by the terms of a full window, also where the epoch's last window is short (transformers#39659)."""
 
     def as_if_full(terms: Sequence[Tensor], num: int) -> Sequence[Tensor]:
-        return [total * num / len(terms) for total in recipe.normalise(terms, num)]
+        return [total.double() * num / len(terms) for total in recipe.normalise(terms, num)]  # an integer would become float32
 
     def own_terms_times_n(terms: Sequence[Tensor], num: int) -> Sequence[Tensor]:
         return as_if_full(terms, num) if len(terms) < num else recipe.normalise(terms, num)
@@ -327,8 +327,9 @@ def _several(config: TrialConfig) -> bool:
 
 
 def _unequal_terms(config: TrialConfig) -> bool:
-    """Some micro-batches of some window have different numbers of loss terms: text, ragged splits, or a remainder."""
-    return config.split == Split.ragged or config.workload.data == "text" or _short_windows(config)
+    """Some micro-batches of some window have different numbers of loss terms: text, weights, ragged splits, or a remainder."""
+    weighted = config.workload.data in ("text", "class_weights", "ignored_labels")
+    return weighted or config.split == Split.ragged or _short_windows(config)
 
 
 def _short_windows(config: TrialConfig) -> bool:

@@ -16,9 +16,15 @@ from harness.workloads.pairs import PairsWorkload, TwoTowers
 from harness.workloads.policy import PolicyWorkload
 from harness.workloads.text import MAX_CHARACTERS, PADDING, TextWorkload, read_corpus
 from harness.workloads.transformer import Transformer
+from harness.workloads.weighted import ClassWeights, IgnoredLabels
 
 IMAGE_MODELS = {Model.conv: make_conv, Model.mlp: make_mlp, Model.resnet18: make_resnet18}
-IMAGE_WORKLOADS: dict[Data, type[ImageWorkload]] = {Data.pairs: PairsWorkload, Data.policy: PolicyWorkload}
+IMAGE_WORKLOADS: dict[Data, type[ImageWorkload]] = {
+    Data.pairs: PairsWorkload,
+    Data.policy: PolicyWorkload,
+    Data.class_weights: ClassWeights,
+    Data.ignored_labels: IgnoredLabels,
+}
 
 
 def make_workload(config: TrialConfig, *, device: torch.device, dtype: torch.dtype) -> Workload:

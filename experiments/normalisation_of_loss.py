@@ -1,0 +1,240 @@
+"""By what must the loss of a micro-batch be divided, and what becomes of an epoch's last micro-batches?"""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from analysis import normalisation_figures, tables
+from analysis.content import Material, Picture, Section, Table, Text, number, share
+from analysis.load import Results
+from experiments import Claim, Experiment, Finding, Ruling, undecided
+from harness.verdict import ALGEBRA_GATE
+
+UNDIVIDED, DIVIDED_BY_N, BY_FULL_N = "loss_not_divided", "mean_of_means", "short_window_divided_by_n"
+FAULTS = {
+    UNDIVIDED: "sum of means, undivided",
+    DIVIDED_BY_N: "mean of means, divided by the window's N",
+    BY_FULL_N: "right weights, divided by the configured N",
+}
+SCALE_TOLERANCE = 1e-9  # relative, of the scale of a float64 gradient against N
+EXACT = 1e-9  # relative, of float64 update norms at the same weights
+ADAM_TOLERANCE = 0.05  # relative: Adam's first step is lr·sign(g) up to eps; a gradient near eps shows N a little
+# Of the first update from N = 1. One micro-batch alone may have a small gradient, and under Adam more samples reach more weights;
+# an undivided update under SGD is beyond it from N = 4 on.
+GROWTH = 2.0
+
+
+def _accumulated(arms: pd.DataFrame) -> pd.DataFrame:
+    return arms[arms["arm"] == "accumulated"]
+
+
+def undivided_loop(results: Results) -> Finding:
+    """A4: the sum of mean losses gives N times the gradient, under every optimizer."""
+    arms = results.arms[~results.arms["unequal_terms"]]
+    wrong, right = arms[arms["arm"] == UNDIVIDED], _accumulated(arms)
+    if wrong.empty or right["verdict"].ne("equivalent").any():
+        return undecided("It takes equal micro-batches, with correct arms that are equivalent.", len(wrong))
+    off = float((wrong["scale"] / wrong["accumulation_steps"] - 1).abs().max())
+    parted = wrong["verdict"].eq("different") & wrong["cause"].eq(UNDIVIDED)
+    same = wrong["verdict"].eq("equivalent")
+    few = wrong[wrong["accumulation_steps"] == wrong["accumulation_steps"].min()]
+    hidden = few.groupby("optimizer")["final_distance"].median()
+    moved = ", ".join(f"{number(hidden[name])} under {name}" for name in tables.OPTIMIZERS if name in hidden)
+    refuted = parted.all() and off <= SCALE_TOLERANCE
+    return Finding(
+        verdict=Ruling.refuted if refuted else Ruling.confirmed if same.all() else Ruling.conditional,
+        measured=off,
+        threshold=f"|scale / N - 1| ≤ {SCALE_TOLERANCE:.0e}",
+        n=len(wrong),
+        explanation=f"Without the division the gradient is N times the full batch's in {share(int(parted.sum()), len(wrong))} "
+        f"arms. At N = {few['accumulation_steps'].min()} the weights end off by {moved} times the way of the full batch (medians "
+        f"after {few['steps'].max()} steps): Adam hides it.",
+    )
+
+
+def divided_by_n(results: Results) -> Finding:
+    """A9: exact with equal weights and full windows, wrong with unequal weights or a short window."""
+    arms = results.arms
+    by_n, short = arms[arms["arm"] == DIVIDED_BY_N], arms[(arms["arm"] == BY_FULL_N) & (arms["short_windows"] > 0)]
+    even = by_n[~by_n["unequal_terms"] & (by_n["short_windows"] == 0)]
+    uneven = pd.concat([by_n[by_n["unequal_terms"]], short])
+    if even.empty or short.empty or not by_n["unequal_terms"].any():
+        return undecided("It takes equal weights in full windows, unequal weights, and short windows.", len(even) + len(uneven))
+    if _accumulated(arms)["verdict"].ne("equivalent").any():
+        return undecided("A correct arm is not equivalent, so that nothing can be said of the others.", len(even) + len(uneven))
+    same, parted = even["verdict"].eq("equivalent"), uneven["verdict"].eq("different")
+    least = uneven["gradient_error"]
+    return Finding(
+        verdict=Ruling.refuted if not same.all() else Ruling.conditional if parted.any() else Ruling.confirmed,
+        measured=float(least.min()),
+        threshold=f"> {ALGEBRA_GATE:.0e} with unequal weights or short windows, ≤ with neither",
+        n=len(even) + len(uneven),
+        explanation=f"Equal weights and full windows: {share(int(same.sum()), len(even))} arms are equivalent. Text, class "
+        f"weights, ignored labels or a short window: {share(int(parted.sum()), len(uneven))} arms are not, with gradients off by "
+        f"{number(float(least.min()))} to {number(float(least.max()))}.",
+    )
+
+
+def loop_over_the_loader(results: Results) -> Finding:
+    """A10: steps missed, samples leaked into the next epoch or dropped, where the epoch does not end with a window."""
+    rows = _of(results, "epoch_tail")
+    tails, none = rows[rows["tail_samples"] > 0], rows[rows["tail_samples"] == 0]
+    if tails.empty or none.empty:
+        return undecided("It takes an epoch with a remainder and one without.", len(rows))
+    written, whole = tails[tails["arm"] == "as_written"], tails[tails["arm"] == "complete"]
+    lost = (written["steps"] < written["windows"]) & (written["leaked_samples"] + written["unused_samples"] > 0)
+    mended = (whole["gradient_error"] <= ALGEBRA_GATE) & (whole["steps"] == whole["windows"]) & (whole["unused_samples"] == 0)
+    if not mended.all() or (none["gradient_error"] > ALGEBRA_GATE).any():
+        return undecided("The complete loop, or one over an epoch without remainder, is not exact.", len(rows))
+    one = written.iloc[0]
+    return Finding(
+        verdict=Ruling.refuted if lost.all() else Ruling.confirmed if not lost.any() else Ruling.conditional,
+        measured=float(written["gradient_error"].median()),
+        threshold=f"≤ {ALGEBRA_GATE:.0e}",
+        n=len(written),
+        explanation=f"Over two epochs with B = {one['effective_batch']}, N = {one['accumulation_steps']} it takes "
+        f"{one['steps']:.0f} of {one['windows']:.0f} steps; {one['leaked_samples']:.0f} samples leak into the next epoch's first "
+        f"step and {one['unused_samples']:.0f} never count. It is complete only where the windows divide the epoch.",
+    )
+
+
+def update_over_n(results: Results) -> Finding:
+    """A16: the first update over N at a fixed micro-batch, divided and not."""
+    rows = _of(results, "update_size")
+    own = rows.set_index(["trial", "optimizer", "accumulation_steps", "arm"])["first_update"].unstack()
+    own = own[own.index.get_level_values("accumulation_steps") > 1].reset_index()
+    plain, adam = own[own["optimizer"].isin(["sgd", "momentum"])], own[own["optimizer"] == "adam"]
+    if plain.empty or adam.empty:
+        return undecided("It takes SGD and Adam.", len(own))
+    start = rows[(rows["accumulation_steps"] == 1) & (rows["arm"] == "accumulated")].set_index("trial")["first_update"]
+    growth = own["accumulated"] / own["trial"].map(start)
+    ratios = [frame[UNDIVIDED] / frame["accumulated"] for frame in (plain, adam)]
+    times_n = ((ratios[0] / plain["accumulation_steps"] - 1).abs() <= EXACT).all()
+    hidden, steady = ((ratios[1] - 1).abs() <= ADAM_TOLERANCE).all(), (growth <= GROWTH).all()
+    return Finding(
+        verdict=Ruling.confirmed if not steady else Ruling.conditional if times_n and hidden else Ruling.refuted,
+        measured=float(growth.max()),
+        threshold=f"≤ {GROWTH:g} times the update of one micro-batch, up to N = {int(own['accumulation_steps'].max())}",
+        n=len(own),
+        explanation=f"Divided, the update is {number(float(growth.min()))} to {number(float(growth.max()))} times that of one "
+        "micro-batch, whatever N. Undivided it is N times the divided one under SGD, and the same within "
+        f"{number(float((ratios[1] - 1).abs().max()))} under Adam.",
+    )
+
+
+def _of(results: Results, study: str) -> pd.DataFrame:
+    rows = results.measurements
+    return rows[rows["study"] == study].reset_index(drop=True) if "study" in rows else rows.assign(study="", tail_samples=0)
+
+
+CLAIMS = (
+    Claim(
+        id="A4",
+        expects=Ruling.refuted,
+        rule="Refuted when every undivided arm is different for that cause, with N times the gradient.",
+        decide=undivided_loop,
+    ),
+    Claim(
+        id="A9",
+        expects=Ruling.conditional,
+        rule="Conditional when dividing by N is equivalent with equal weights in full windows, and not without.",
+        decide=divided_by_n,
+    ),
+    Claim(
+        id="A10",
+        expects=Ruling.refuted,
+        rule="Refuted when the loop misses steps and samples wherever an epoch has a remainder, and a complete loop does not.",
+        decide=loop_over_the_loader,
+    ),
+    Claim(
+        id="A16",
+        expects=Ruling.conditional,
+        rule="Conditional when the divided update does not grow with N, and the undivided one is N times it under SGD and the "
+        "same under Adam.",
+        decide=update_over_n,
+    ),
+)
+
+
+def when_n_is_right(material: Material) -> Section | None:
+    """Verdict of each way to divide, by what the window is made of."""
+    arms = material.arms[material.arms["arm"].isin(["accumulated", *FAULTS])]
+    if arms.empty:
+        return None
+    rows = []
+    for (workload, short, arm), own in arms.groupby(["workload", arms["short_windows"] > 0, "arm"], sort=True):
+        verdicts = ", ".join(f"{count} {verdict}" for verdict, count in tables.verdict_counts(own).items())
+        errors = f"{number(own['gradient_error'].min())} to {number(own['gradient_error'].max())}"
+        name = FAULTS.get(str(arm), "divided by the window's weights")
+        rows.append((_words(str(workload)), "with a short one" if short else "all full", name, str(len(own)), verdicts, errors))
+    head = ("loss", "windows", "the loss is divided", "arms", "verdicts", "gradient error in float64")
+    caption = (
+        "The mean of means is right for equal weights in full windows, the configured N in full windows; both are then the same "
+        "computation as the division by the window's weights. Arms differ in optimizer, N and seed."
+    )
+    return Section("When is 1/N the right divisor?", (Table(head, tuple(rows), caption),))
+
+
+def _words(workload: str) -> str:
+    kinds = {"class": "class weights 1 to 10", "ignored": "a third of the labels ignored", "text": "characters of ragged lines"}
+    return kinds.get(workload.partition("_")[0], "equal weights")
+
+
+def end_of_an_epoch(material: Material) -> Section | None:
+    """What each loop does with an epoch's last micro-batches."""
+    rows = _of(material.results, "epoch_tail")
+    if rows.empty:
+        return None
+    names = {
+        "as_written": "as tutorials write it",
+        "cleared": "gradients cleared at the epoch's start",
+        "stepped": "steps at the last micro-batch, divides by N",
+        "complete": "steps at the last micro-batch, divides by the window",
+    }
+    values = ["steps", "windows", "leaked_samples", "unused_samples", "gradient_error"]
+    table = rows.groupby(["effective_batch", "tail_samples", "arm"])[values].median().reset_index()
+    cells = [
+        (str(row["effective_batch"]), str(row["tail_samples"]), names[row["arm"]], f"{row['steps']:.0f} of {row['windows']:.0f}",
+         f"{row['leaked_samples']:.0f}", f"{row['unused_samples']:.0f}", number(row["gradient_error"]))
+        for row in table.to_dict("records")
+    ]  # fmt: skip
+    head = ("B", "remainder", "loop", "steps taken", "leaked into the next epoch", "never used", "worst gradient error")
+    caption = (
+        f"Two epochs of 1,500 samples; medians over {rows['trial'].nunique()} trials. Each step's gradient is held against the "
+        "mean over the samples of its own window. Where B divides the epoch the four loops are one: a divisible data set hides "
+        "all of this. Clearing at the epoch's start makes every step right, and leaves samples out each time."
+    )
+    return Section("What becomes of the remainder", (Table(head, tuple(cells), caption),))
+
+
+def update_size(material: Material) -> Section | None:
+    rows = _of(material.results, "update_size")
+    if rows.empty:
+        return None
+    picture = Picture(
+        "update-size",
+        normalisation_figures.figure_update_size(rows),
+        "Norm of the first update over N for each optimizer, divided and undivided, relative to one micro-batch.",
+        f"Micro-batches of {rows['micro_batch'].iloc[0]} samples, so that B = N·b grows with N; from the same initial weights, "
+        f"{rows['trial'].nunique()} trials. Divided, an update shrinks a little, as the noise of its gradient averages out; "
+        "undivided, it is N times that under SGD and unchanged under Adam, whose steps have no scale.",
+    )
+    text = (
+        "“Too many micro-batches make the update disproportionately large” describes a loop that forgot the division, under an "
+        "optimizer that is not scale-free. It is no reason to limit N."
+    )
+    return Section("The size of an update", (Text(text), picture))
+
+
+EXPERIMENT = Experiment(
+    name="normalisation_of_loss",
+    title="By what is the loss divided?",
+    question="When is dividing the mean loss by N the full batch's loss, and what becomes of the last micro-batches of an epoch?",
+    prediction="Dividing by N is exact for equal weights in full windows, and wrong for ragged text, class weights, ignored "
+    "labels and short windows; not dividing multiplies the gradient by N. The tutorial's loop loses steps and samples wherever "
+    "N·b does not divide the epoch. A divided update does not grow with N.",
+    rule=f"Judged arms decide: the correct arm has to be equivalent (gradients within {ALGEBRA_GATE:.0e} in float64) and the "
+    "faulty one different. Samples and steps of the loop are counted; its gradients are held against a float64 referee.",
+    claims=CLAIMS,
+    sections=(when_n_is_right, end_of_an_epoch, update_size),
+)

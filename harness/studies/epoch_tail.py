@@ -1,0 +1,103 @@
+"""The accumulation loop as tutorials write it, run over a loader for whole epochs: what becomes of the last micro-batches.
+
+    for i, batch in enumerate(loader):
+        (loss(batch) / N).backward()
+        if (i + 1) % N == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+
+Counted are optimizer steps and samples; each step's gradient is held against the float64 referee's mean over the samples that its
+own epoch has read since the last step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from harness.config import LastWindow, Precision, TrialConfig
+from harness.gradients import flatten, relative_distance
+from harness.lock_step import Setting
+from harness.micro_batch import windows
+from harness.oracle import snapshot
+from harness.studies import OnStep, Row, measured
+from harness.trial import full_batch
+from harness.verdict import worst
+
+EPOCHS = 2  # the first leaves something behind, the second finds it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop:
+    """What the loop does where an epoch ends in the middle of a window."""
+
+    clears: bool = False  # `zero_grad` before each epoch
+    steps: bool = False  # `or i + 1 == len(loader)`
+    divides_by_window: bool = False  # by the loss terms of the window instead of mean loss / N
+
+
+LOOPS: Mapping[str, Loop] = {
+    "as_written": Loop(),
+    "cleared": Loop(clears=True),
+    "stepped": Loop(steps=True),
+    "complete": Loop(steps=True, divides_by_window=True),
+}
+
+
+def run(config: TrialConfig, on_step: OnStep) -> Row:
+    """One row per loop and N."""
+    return measured(config, measure)
+
+
+def measure(setting: Setting) -> list[Row]:
+    return [
+        {"arm": name, "accumulation_steps": num, **go_through(setting, loop, num)}
+        for num in setting.config.accumulation_steps
+        for name, loop in LOOPS.items()
+    ]
+
+
+def go_through(setting: Setting, loop: Loop, num: int) -> Row:
+    """`EPOCHS` epochs of micro-batches of b = B / num samples, in float64."""
+    config, data, size = setting.config, setting.exact, setting.config.effective_batch // num
+    arm = setting.arm(full_batch(config), Precision.float64, total_steps=1)
+    referee = setting.referee()
+    loader = windows(data.num_samples, size, config.seed, LastWindow.keep)
+    per_epoch = -(-data.num_samples // size)
+    pending: list[Tensor] = []  # ids whose gradients are in the buffer
+    steps = leaked = unused = 0
+    error = 0.0
+    for _ in range(EPOCHS):
+        epoch = [next(loader) for _ in range(per_epoch)]
+        if loop.clears:
+            arm.optimizer.zero_grad()
+            unused, pending = unused + sum(map(len, pending)), []
+        carried = sum(map(len, pending))
+        for i, ids in enumerate(epoch):
+            batch, first = data.batch(ids), i - i % num
+            window = torch.cat(epoch[first : first + num])
+            terms = data.num_terms(batch).sum() * num
+            if loop.divides_by_window:
+                terms = data.num_terms(data.batch(window)).sum()
+            (data.losses(arm.model(batch.inputs), batch).sum() / terms).backward()
+            pending.append(ids)
+            if (i + 1) % num == 0 or (loop.steps and i + 1 == per_epoch):
+                right = referee.gradient(snapshot(arm.model), data.batch(window))
+                got = flatten(p.grad for p in arm.model.parameters() if p.grad is not None)
+                error = worst(error, relative_distance(got, right))
+                arm.optimizer.step()
+                arm.optimizer.zero_grad()
+                steps, leaked, carried, pending = steps + 1, leaked + carried, 0, []
+    return {
+        "micro_batch": size,
+        "epochs": EPOCHS,
+        "tail_samples": data.num_samples % (size * num),
+        "steps": steps,
+        "windows": EPOCHS * -(-per_epoch // num),
+        "leaked_samples": leaked,
+        "unused_samples": unused + sum(map(len, pending)),
+        "gradient_error": error,
+    }

@@ -1,0 +1,47 @@
+"""How far one optimizer step moves the weights, over the number of micro-batches of one size that were accumulated for it."""
+
+from __future__ import annotations
+
+import torch
+
+from harness import faults
+from harness.config import LastWindow, Precision, TrialConfig
+from harness.gradients import flatten
+from harness.lock_step import Setting
+from harness.micro_batch import Even, windows
+from harness.recipe import Recipe, take_step
+from harness.studies import OnStep, Row, measured
+
+UNDIVIDED = "loss_not_divided"
+
+
+def run(config: TrialConfig, on_step: OnStep) -> Row:
+    """One row per N and arm (`accumulated`, and `loss_not_divided`), N = 1 among them."""
+    return measured(config, measure)
+
+
+def measure(setting: Setting) -> list[Row]:
+    """Micro-batches of b = B / max N samples, so that N of them are an effective batch of N·b. In float64."""
+    config = setting.config
+    size = config.effective_batch // max(config.accumulation_steps)
+    rows = []
+    for num in (1, *config.accumulation_steps):
+        right = Recipe(accumulation_steps=num, split=Even(size))
+        for arm, recipe in (("accumulated", right), (UNDIVIDED, faults.named(UNDIVIDED, config.precision)(right))):
+            first, later = updates(setting, recipe, num * size)
+            rows.append({"arm": arm, "accumulation_steps": num, "micro_batch": size, "first_update": first, "mean_update": later})
+    return rows
+
+
+def updates(setting: Setting, recipe: Recipe, window_size: int) -> tuple[float, float]:
+    """||theta_1 - theta_0||, and the mean of ||theta_t - theta_{t-1}|| over the configured steps."""
+    config = setting.config
+    arm = setting.arm(recipe, Precision.float64, total_steps=config.steps, clip_norm=config.clip_norm)
+    stream = windows(setting.exact.num_samples, window_size, config.seed, LastWindow.drop)
+    norms, before = [], flatten(arm.model.parameters())
+    for _ in range(config.steps):
+        take_step(arm, arm.workload.batch(next(stream)))
+        after = flatten(arm.model.parameters())
+        norms.append(float(torch.linalg.vector_norm(after - before)))
+        before = after
+    return norms[0], sum(norms) / len(norms)

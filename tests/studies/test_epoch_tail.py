@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from harness import studies
+from harness.config import LastWindow, OptimizerConfig, OptimizerName, Study, TrialConfig
+from harness.determinism import choose_device
+from harness.lock_step import Setting
+from harness.micro_batch import windows
+
+# Micro-batches of 75: an epoch of 1,500 has 20, which 3 do not divide: two are left over.
+CONFIG = TrialConfig(study=Study.epoch_tail, effective_batch=225, accumulation_steps=(3,), seed=2)
+GATE = 1e-12
+
+
+def run(config: TrialConfig) -> dict[str, studies.Row]:
+    return {row["arm"]: row for row in studies.run(config, lambda step, rows: None)["measurements"]}
+
+
+def test_steps_and_samples_of_the_loops_by_arithmetic() -> None:
+    rows = run(CONFIG)
+    assert {row["windows"] for row in rows.values()} == {14} and {row["tail_samples"] for row in rows.values()} == {150}
+    counts = {name: (row["steps"], row["leaked_samples"], row["unused_samples"]) for name, row in rows.items()}
+    assert counts == {
+        "as_written": (12, 150, 150),  # what the first epoch leaves, and what the second does
+        "cleared": (12, 0, 300),
+        "stepped": (14, 0, 0),
+        "complete": (14, 0, 0),
+    }
+    assert rows["complete"]["gradient_error"] <= GATE and rows["cleared"]["gradient_error"] <= GATE
+    assert rows["stepped"]["gradient_error"] == pytest.approx(1 / 3, rel=1e-9), "two thirds of the mean of two micro-batches"
+    assert rows["as_written"]["gradient_error"] > 0.1
+
+
+def test_leaked_gradient_by_hand() -> None:
+    """SGD with lr so small that the weights stand still: the leak adds the tail's gradient, divided by N, to the first window."""
+    still = dataclasses.replace(CONFIG, optimizer=OptimizerConfig(name=OptimizerName.sgd, lr=1e-300))
+    setting = Setting(still, choose_device(still.device))
+    data, model = setting.exact, setting.initial.double()
+    stream = windows(data.num_samples, 75, still.seed, LastWindow.keep)
+    parts = [gradient(model, data.batch(next(stream))) for _ in range(40)]
+    first = sum(parts[20:23]) / 3
+    leaked = first + (parts[18] + parts[19]) / 3
+    expected = float(torch.linalg.vector_norm(leaked - first) / torch.linalg.vector_norm(first))
+    assert run(still)["as_written"]["gradient_error"] == pytest.approx(expected, rel=1e-9)
+
+
+def gradient(model: nn.Module, batch) -> torch.Tensor:  # type: ignore[no-untyped-def]
+    loss = nn.functional.cross_entropy(model(batch.inputs), batch.targets)
+    return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(model.parameters()))])
+
+
+def test_without_a_remainder_the_four_loops_are_one() -> None:
+    rows = run(dataclasses.replace(CONFIG, effective_batch=300))
+    assert {(row["steps"], row["leaked_samples"], row["unused_samples"]) for row in rows.values()} == {(10, 0, 0)}
+    assert all(row["gradient_error"] <= GATE for row in rows.values())

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from harness import studies
+from harness.config import LastWindow, OptimizerConfig, OptimizerName, Study, TrialConfig
+from harness.determinism import choose_device
+from harness.lock_step import Setting
+from harness.micro_batch import windows
+
+CONFIG = TrialConfig(
+    study=Study.update_size, effective_batch=120, accumulation_steps=(2, 12), steps=2, seed=5,
+    optimizer=OptimizerConfig(name=OptimizerName.sgd, lr=0.03),
+)  # fmt: skip
+
+
+def first(config: TrialConfig) -> dict[tuple[str, int], float]:
+    rows = studies.run(config, lambda step, rows: None)["measurements"]
+    assert {row["micro_batch"] for row in rows} == {10}
+    return {(row["arm"], row["accumulation_steps"]): row["first_update"] for row in rows}
+
+
+def test_sgd_moves_by_lr_times_the_gradient_of_the_window() -> None:
+    setting = Setting(CONFIG, choose_device(CONFIG.device))
+    model, data = setting.initial.double(), setting.exact
+    found = first(CONFIG)
+    for num in (1, 2, 12):
+        batch = data.batch(next(windows(data.num_samples, 10 * num, CONFIG.seed, LastWindow.drop)))
+        gradients = torch.autograd.grad(F.cross_entropy(model(batch.inputs), batch.targets), list(model.parameters()))
+        norm = 0.03 * float(torch.linalg.vector_norm(torch.cat([g.reshape(-1) for g in gradients])))
+        assert found["accumulated", num] == pytest.approx(norm, rel=1e-11)
+        assert found["loss_not_divided", num] == pytest.approx(num * norm, rel=1e-11)
+
+
+def test_adam_and_clipping_hide_the_factor() -> None:
+    adam = dataclasses.replace(CONFIG, optimizer=OptimizerConfig(name=OptimizerName.adam, lr=0.03))
+    clipped = dataclasses.replace(CONFIG, clip_norm=1e-3)
+    for config, tolerance in ((adam, 1e-2), (clipped, 1e-4)):
+        found = first(config)
+        assert found["loss_not_divided", 12] == pytest.approx(found["accumulated", 12], rel=tolerance)

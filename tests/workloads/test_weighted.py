@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from harness.config import Data, Model, TrialConfig, WorkloadConfig
+from harness.workloads.build import make_workload
+
+CPU = torch.device("cpu")
+IDS = torch.arange(40, 75)
+KINDS = (Data.digits, Data.class_weights, Data.ignored_labels)
+
+
+def config(data: Data) -> TrialConfig:
+    return TrialConfig(workload=WorkloadConfig(data=data, model=Model.mlp))
+
+
+def mean_loss(data: Data) -> tuple[torch.Tensor, torch.Tensor]:
+    """The workload's mean loss over IDS, and that of `torch.nn.functional.cross_entropy` with the same weights."""
+    workload = make_workload(config(data), device=CPU, dtype=torch.float64)
+    batch = workload.batch(IDS)
+    outputs = torch.randn(len(IDS), 10, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    own = workload.losses(outputs, batch).sum() / workload.num_terms(batch).sum()
+    targets = batch.targets.clone()
+    if data == Data.class_weights:
+        return own, F.cross_entropy(outputs, targets, weight=torch.arange(1, 11, dtype=torch.float64))
+    if data == Data.ignored_labels:
+        targets[IDS % 3 == 0] = -100
+    return own, F.cross_entropy(outputs, targets, ignore_index=-100)
+
+
+@pytest.mark.parametrize("data", KINDS)
+def test_the_loss_is_the_reduction_of_cross_entropy(data: Data) -> None:
+    own, by_torch = mean_loss(data)
+    torch.testing.assert_close(own, by_torch, rtol=1e-14, atol=0)
+
+
+def test_the_three_losses_differ() -> None:
+    values = [float(mean_loss(data)[0]) for data in KINDS]
+    assert min(abs(a - b) for i, a in enumerate(values) for b in values[:i]) > 1e-3
+
+
+def test_terms_are_whole_numbers_and_unequal() -> None:
+    for data, expected in ((Data.class_weights, range(1, 11)), (Data.ignored_labels, range(2))):
+        workload = make_workload(config(data), device=CPU, dtype=torch.float32)
+        terms = workload.num_terms(workload.batch(torch.arange(workload.num_samples)))
+        assert not terms.is_floating_point() and sorted(set(terms.tolist())) == list(expected)
+        right = workload.correct(F.one_hot(workload.held_out.targets, 10).float(), workload.held_out)
+        assert torch.equal(right, workload.num_terms(workload.held_out)), "all correct is an accuracy of 1"
