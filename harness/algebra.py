@@ -99,6 +99,8 @@ def _result(
         moved_in_window=moved[0],
         moved_along_weights=moved[1],
         steps_in_window=max(run.steps_in_window for run in runs),
+        decays_fit=all(run.decays_fit for run in runs),
+        advanced_error=worst(*(run.advanced_error for run in runs)),
         update_error=update[0],
         update_along_weights=update[1],
         state_errors={name: worst(*(run.own_state_errors.get(name, 0.0) for run in runs)) for name in found.own_state_errors},

@@ -18,6 +18,8 @@ the model's inputs, in forwards that record gradients.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from itertools import count
 
 import torch
 from torch import Tensor, nn
@@ -37,25 +39,31 @@ def by_hand(loop: Loop, *, accumulation_steps: int, split: SplitPlan) -> Recipe:
     """
 
     def take(arm: Arm, window: Batch) -> Tensor:
-        taken: list[Tensor] = []
-        counted = arm.samples
+        taken: dict[int, Tensor] = {}
+        counted, forwards = arm.samples, count()
 
-        def see(_model: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            if torch.is_grad_enabled():
-                taken.append(recognised(inputs[0], window))
+        def see(_model: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
+            if outputs.requires_grad:
+                number, ids = next(forwards), recognised(inputs[0], window)
+                outputs.register_hook(partial(_used, taken, number, ids))
 
-        handle = arm.model.register_forward_pre_hook(see)
+        handle = arm.model.register_forward_hook(see)
         try:
             loss = loop(arm, window)
         finally:
             handle.remove()
-        arm.seen = taken or [torch.empty(0, dtype=torch.long)]
+        arm.seen = [taken[number] for number in sorted(taken)] or [torch.empty(0, dtype=torch.long)]
         if arm.samples == counted:
             arm.samples += len(window)
         arm.windows += 1
         return torch.as_tensor(loss, dtype=torch.float64, device=arm.device).detach()
 
     return Recipe(accumulation_steps=accumulation_steps, split=split, loop=take)
+
+
+def _used(taken: dict[int, Tensor], number: int, ids: Tensor, _gradient: Tensor) -> None:
+    """A backward has reached the outputs of a forward."""
+    taken[number] = ids
 
 
 def recognised(inputs: Tensor, window: Batch) -> Tensor:

@@ -31,6 +31,7 @@ class WindowFacts:
     left_over: Tensor | None  # gradients that were there before the first backward
     consumed_before: Tensor | None  # what the optimizer consumed in the window before this one
     penalty: Tensor | None = None  # gradient of the penalty alone, where the objective has one
+    decay: Tensor | None = None  # weight decay times the weights: what an L2 term adds to the gradient
     earlier: Iterable[Parts] = ()  # `parts` at the weights of earlier windows
 
 
@@ -75,6 +76,9 @@ def unclipped(facts: WindowFacts) -> Iterator[tuple[str, Tensor]]:
         yield "auxiliary_loss_scale#undivided_terms", right + (total - 1) * facts.penalty
         yield "auxiliary_loss_scale#divided_twice", right + (1 / num - 1) * facts.penalty
         yield "auxiliary_loss_scale#missing", right - facts.penalty
+    if facts.decay is not None:
+        for times in (len(g) - 1, len(g)):
+            yield f"weight_decay_per_micro_batch#in_gradient_{times}", right + times * facts.decay
     yield from doubled_scale(shares)
     yield from low_precision(shares)
 
@@ -124,9 +128,10 @@ def doubled_scale(shares: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:
 
 
 def low_precision(shares: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """The running sum is kept in a narrow format: rounded after every addition."""
+    """The running sum is kept in a narrow format, rounded after every addition; or each gradient is, before it is added."""
     for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16), ("float16", torch.float16)):
         running = torch.zeros_like(shares[0])
         for share in shares:
             running = (running + share).to(dtype).double()
         yield f"low_precision_accumulator#{name}", running
+        yield f"low_precision_accumulator#each_{name}", torch.stack([share.to(dtype).double() for share in shares]).sum(0)

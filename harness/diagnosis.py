@@ -58,7 +58,9 @@ class Signature:
     resolved: Mapping[str, float] = field(default_factory=dict)  # cause -> gap that is left when its factor is removed
     moved_in_window: float = 0.0  # largest ||theta(last forward) - theta(start)|| / ||theta(start)||
     moved_along_weights: float = 0.0  # cosine of that movement with theta
-    steps_in_window: int = 1  # most optimizer steps seen in one window
+    steps_in_window: tuple[int, int] = (1, 1)  # most optimizer steps seen in one window, and its micro-batches
+    decays_fit: bool = True  # movements of the weights along themselves are those of a decay per micro-batch
+    advanced_error: float = math.inf  # of the state against one that decayed for every micro-batch
     update_error: float = 0.0  # parameters after a step against a twin optimizer given the same state and gradient
     update_along_weights: float = 0.0  # cosine of that error with theta
     state_errors: Mapping[str, float] = field(default_factory=dict)  # the same for the entries of the optimizer's state
@@ -151,12 +153,16 @@ def _samples(signature: Signature) -> dict[str, str]:
 
 
 def _inside_the_window(signature: Signature) -> dict[str, str]:
-    if signature.steps_in_window > 1:
-        return {"step_every_micro_batch": f"the optimizer stepped {signature.steps_in_window} times inside one window"}
+    steps, micro_batches = signature.steps_in_window
+    if steps > 1:
+        told = f"the optimizer stepped {steps} times inside one window of {micro_batches} micro-batches"
+        every = steps == micro_batches and signature.moved_in_window > 0
+        return {"step_every_micro_batch" if every else "window_misplaced": told}
     if signature.moved_in_window > GATE:
-        if signature.moved_along_weights < -PARALLEL:
-            return {"weight_decay_per_micro_batch": f"the weights shrank by {signature.moved_in_window:.1e} inside the window"}
-        return {UNEXPLAINED: f"the parameters moved by {signature.moved_in_window:.1e} inside the window"}
+        told = f"by {signature.moved_in_window:.1e} inside the window"
+        if signature.moved_along_weights < -PARALLEL and signature.decays_fit:
+            return {"weight_decay_per_micro_batch": f"the weights shrank {told}"}
+        return {UNEXPLAINED: f"the parameters moved {told}"}
     return {}
 
 
@@ -188,15 +194,18 @@ def _update(signature: Signature, counters: Mapping[str, tuple[float, float]]) -
     wrong_entries = {name: error for name, error in signature.state_errors.items() if not error <= GATE}
     if "ema" in wrong_entries:
         found["ema_per_micro_batch"] = f"the moving average of the weights is off by {wrong_entries.pop('ema'):.1e} after a step"
-    state_step = counters.get("optimizer state's step")
+    state_step, steps = counters.get("optimizer state's step"), counters.get("optimizer steps")
+    if state_step == steps:  # it counts the steps that were taken
+        state_step = None
     if wrong_entries or state_step:
         entries = ", ".join(f"{name} by {error:.1e}" for name, error in wrong_entries.items())
         count = f"; its step is {state_step[0]:g} instead of {state_step[1]:g}" if state_step else ""
-        found["optimizer_state_per_micro_batch"] = (
+        fits = not wrong_entries or signature.advanced_error <= GATE
+        found["optimizer_state_per_micro_batch" if fits else UNEXPLAINED] = (
             f"the optimizer's state is off after a step, given its gradient: {entries}{count}"
         )
     elif not signature.update_error <= GATE:
-        if abs(signature.update_along_weights) > PARALLEL:
+        if abs(signature.update_along_weights) > PARALLEL and signature.decays_fit:
             found["weight_decay_per_micro_batch"] = (
                 f"after a step the parameters are off by {signature.update_error:.1e} of the update, along the weights themselves"
             )
@@ -208,10 +217,11 @@ def _update(signature: Signature, counters: Mapping[str, tuple[float, float]]) -
 def _counters(signature: Signature, counters: Mapping[str, tuple[float, float]], found: Mapping[str, str]) -> dict[str, str]:
     causes = {}
     schedule = counters.get("schedule index")
-    if schedule and "step_every_micro_batch" not in found:
-        causes["schedule_per_micro_batch"] = f"the schedule ticked {schedule[0]:g} times, not {schedule[1]:g}"
     steps = counters.get("optimizer steps")
-    if steps and not found:
+    with_the_steps = steps is not None and schedule is not None and schedule[0] == steps[0]
+    if schedule and schedule[0] > schedule[1] and not with_the_steps and "step_every_micro_batch" not in found:
+        causes["schedule_per_micro_batch"] = f"the schedule ticked {schedule[0]:g} times, not {schedule[1]:g}"
+    if steps and found.keys() <= INHERENT:
         causes["window_misplaced"] = f"the optimizer stepped {steps[0]:g} times, not {steps[1]:g}"
     samples = counters.get("samples counted")
     if samples:
@@ -266,6 +276,7 @@ SENTENCES = {
     "clip_per_micro_batch": "clipping acts inside the window",
     "scaler_updated_in_window": "the loss scale changed inside the window",
     "low_precision_accumulator": "the running sum is rounded to a narrow format",
+    "weight_decay_per_micro_batch": "the weight decay is in the gradient once for every micro-batch",
     "auxiliary_loss_scale": "the penalty is not weighted as the loss is",
     "cached_weights_stale": "the forward used the weights of an earlier window",
     "resume_in_window": "the first micro-batches of a window were lost",

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -99,7 +100,6 @@ class Watch:
         self.sees_forwards = self._backward_begun = False
         self._parameters = list(arm.model.parameters())
         arm.optimizer.register_step_pre_hook(self._see_step)
-        arm.model.register_forward_pre_hook(self._see_forward)
         arm.model.register_forward_hook(self._see_outputs)
 
     def start_window(self) -> None:
@@ -112,13 +112,15 @@ class Watch:
         self.steps_in_window += 1
         self.gradient = flatten(torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters)
 
-    def _see_forward(self, *_: object) -> None:
-        if self.sees_forwards:
-            self.last_forward = flatten(self._parameters)
-
     def _see_outputs(self, _model: nn.Module, _inputs: object, outputs: Tensor) -> None:
         if outputs.requires_grad and not self._backward_begun:
             outputs.register_hook(self._see_backward)
+        if outputs.requires_grad and self.sees_forwards:
+            outputs.register_hook(partial(self._used, flatten(self._parameters)))
+
+    def _used(self, weights: Tensor, _gradient: Tensor) -> None:
+        """A backward goes through a forward with these weights; one for logging alone does not count."""
+        self.last_forward = weights
 
     def _see_backward(self, _gradient: Tensor) -> None:
         """Before anything is added to a `.grad`: the outputs come first in a backward."""
@@ -220,13 +222,16 @@ def _record(row: list[float], movement: float) -> StepRecord:
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]) -> dict[str, Tensor]:
-    """The optimizer's tensors by entry name (`exp_avg`, ...), each flattened in the order of `parameters`; no counters."""
-    entries: dict[str, list[Tensor]] = {}
-    for parameter in parameters:
-        for name, value in optimizer.state.get(parameter, {}).items():
-            if isinstance(value, Tensor) and value.dim() > 0:
-                entries.setdefault(name, []).append(value)
-    return {name: flatten(values) for name, values in entries.items()}
+    """The optimizer's tensors by entry name (`exp_avg`, ...), each flattened in the order of `parameters`; no counters.
+
+    A parameter without an entry that others have (it never had a gradient) has zeros there.
+    """
+    states = [(parameter, optimizer.state.get(parameter, {})) for parameter in parameters]
+    names = {name: None for _, state in states for name, value in state.items() if isinstance(value, Tensor) and value.dim() > 0}
+    return {
+        name: flatten(value if (value := state.get(name)) is not None else torch.zeros_like(p) for p, state in states)
+        for name in names
+    }
 
 
 def arm_state(arm: Arm) -> dict[str, Tensor]:

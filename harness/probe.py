@@ -16,7 +16,7 @@ from harness.gradients import by_group, by_tensor, compare, decompose, flatten, 
 from harness.lock_step import LockStep, Setting
 from harness.oracle import WHOLE, Inside, Parts, Referee, State, clipped, running_statistics, snapshot
 from harness.recipe import Arm
-from harness.update import Before, Update, check_update, movement, size
+from harness.update import Before, Update, check_update, is_decays, movement, size
 from harness.verdict import worst
 from harness.workloads import Batch
 
@@ -37,13 +37,17 @@ class Findings:
     errors: list[dict[str, float]] = field(default_factory=list)  # of every wrong window: cause -> error of its oracle
     loss_error: float = 0.0
     moved: tuple[float, float] = (0.0, 0.0)  # how far inside a window, and its cosine with the weights
-    steps_in_window: int = 1
+    steps_in_window: tuple[int, int] = (1, 1)  # most optimizer steps in a window, and its micro-batches
+    decays_fit: bool = True  # every movement along the weights is what that many decays make
+    advanced_error: float = 0.0  # of the state against one that was advanced for every micro-batch
     update: tuple[float, float] = (0.0, 0.0)
     own_state_errors: dict[str, float] = field(default_factory=dict)
     samples: tuple[int, int, int] = (0, 0, 0)  # repeated, missing, foreign
 
     def add(self, update: Update) -> None:
         self.update = max(self.update, update.parameters, key=size)
+        self.decays_fit &= update.decays_fit
+        self.advanced_error = worst(self.advanced_error, update.advanced_error)
         for name, error in update.states.items():
             self.own_state_errors[name] = worst(self.own_state_errors.get(name, 0.0), error)
 
@@ -93,11 +97,15 @@ class Probe:
         self.lock.watch_forwards(False)
         window, seen = self.setting.exact.batch(ids), torch.cat(arm.seen)
         found.probes += 1
-        found.steps_in_window = max(found.steps_in_window, watch.steps_in_window)
+        found.steps_in_window = max(found.steps_in_window, (watch.steps_in_window, len(arm.seen)))
         found.samples = _more(found.samples, _sample_counts(seen, ids))
         start = flatten(state[name] for name in self.referee.names)
         if watch.last_forward is not None:
-            found.moved = max(found.moved, movement(watch.last_forward - start, start, torch.linalg.vector_norm(start)), key=size)
+            moved = movement(watch.last_forward - start, start, torch.linalg.vector_norm(start))
+            found.moved = max(found.moved, moved, key=size)
+            # before the last forward the last decay, and perhaps the first, have not acted
+            rate = self.carried[label].learning_rate
+            found.decays_fit &= is_decays(moved[0], arm, rate, fewest=len(arm.seen) - 2)
         if watch.gradient is None:
             found.gradient_error = math.nan
             return
@@ -193,6 +201,7 @@ class Probe:
             left_over=watch.left_over,
             consumed_before=self.consumed_before[label],
             penalty=self.referee.penalty_gradient(taken.state) if self.setting.exact.penalty else None,
+            decay=self.setting.config.optimizer.weight_decay * flatten(taken.state[name] for name in self.referee.names),
             earlier=(self._stale(parts, taken.state, weights) for weights in self.earlier[label][:-1]),
         )
 
@@ -225,8 +234,10 @@ def inside_causes(setting: Setting) -> dict[str, Inside]:
 
 def _sample_counts(seen: Tensor, wanted: Tensor) -> tuple[int, int, int]:
     """(samples used more than once, samples of the window not seen, samples seen that are not the window's)."""
-    used, counts = seen.unique(return_counts=True)
-    return int((counts - 1).sum()), int((~torch.isin(wanted, seen)).sum()), int((~torch.isin(used, wanted)).sum())
+    known = seen[seen >= 0]  # others have no id
+    used, counts = known.unique(return_counts=True)
+    foreign = int((~torch.isin(used, wanted)).sum()) + len(seen) - len(known)
+    return int((counts - 1).sum()), int((~torch.isin(wanted, seen)).sum()), foreign
 
 
 def _more(a: tuple[int, int, int], b: tuple[int, int, int]) -> tuple[int, int, int]:

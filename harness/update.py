@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from harness.gradients import flatten, relative_distance
 from harness.lock_step import Setting, arm_state, optimizer_state
 from harness.recipe import Arm, make_optimizer
 
+DECAY_TOLERANCE = 0.02  # relative: the weights may be those before or after the step
 WEIGHT_ROUNDING = 2.0**-50  # a few roundings of float64, relative
 
 
@@ -36,17 +38,48 @@ class Before:
             ema=flatten(arm.ema.module.parameters()) if arm.ema is not None and started else None,
         )
 
+    def advanced(self, arm: Arm) -> Before:
+        """The same with its moments decayed once more for each micro-batch but the last, as if gradients of zero had come."""
+        group, more = arm.optimizer.param_groups[0], len(arm.seen) - 1
+        beta1, beta2 = group.get("betas", (group.get("momentum", 0.0), 1.0))
+        decays = {"momentum_buffer": beta1, "exp_avg": beta1, "exp_avg_sq": beta2}
+        entries = {name: value * decays.get(name, 1.0) ** more for name, value in self.entries.items()}
+        return dataclasses.replace(self, entries=entries, step=None if self.step is None else self.step + more)
+
 
 @dataclass(frozen=True)
 class Update:
     """A step's outcome beside that of a twin optimizer in the same state, given the same gradient at the same weights."""
 
     parameters: tuple[float, float]  # (error relative to the update, its cosine with the weights); zero within their rounding
+    decays_fit: bool  # that error is what a decay for every micro-batch makes, or there is none
     states: Mapping[str, float]  # relative errors of the entries of the optimizer's state and of the moving average
+    advanced_error: float  # largest of the state's errors against a twin whose state was decayed for every micro-batch before
 
 
 def check_update(setting: Setting, arm: Arm, consumed: Tensor, start: Tensor, before: Before) -> Update:
     """What the arm's optimizer made of the gradient it consumed. `start`: the weights before the step."""
+    expected, states = _twin(setting, consumed, start, before)
+    reached = flatten(arm.model.parameters())
+    difference = reached - expected
+    error = (0.0, 0.0)
+    length = torch.linalg.vector_norm(start)
+    # Rounding of the weights themselves: it looks large beside a tiny update, at the end of a cosine schedule for example.
+    if torch.linalg.vector_norm(difference) > WEIGHT_ROUNDING * length:
+        error = movement(difference, start, torch.linalg.vector_norm(expected - start))
+    shrunk = float(torch.linalg.vector_norm(difference) / length) if error[0] else 0.0
+    fits = is_decays(shrunk, arm, before.learning_rate, fewest=len(arm.seen) - 1)
+    own = optimizer_state(arm.optimizer, arm.model.parameters())
+    _, advanced = _twin(setting, consumed, start, before.advanced(arm))
+    advanced_error = max(entry_errors(own, advanced).values(), default=0.0)
+    if arm.ema is not None and setting.config.ema_decay is not None:
+        decay = setting.config.ema_decay
+        states["ema"] = reached if before.ema is None else decay * before.ema + (1 - decay) * reached
+    return Update(error, fits, entry_errors(arm_state(arm), states), advanced_error)
+
+
+def _twin(setting: Setting, consumed: Tensor, start: Tensor, before: Before) -> tuple[Tensor, dict[str, Tensor]]:
+    """Weights and optimizer state after one plain step from `before`."""
     twin = torch.nn.Parameter(start.clone())
     optimizer = make_optimizer(setting.config.optimizer, [twin])
     optimizer.param_groups[0]["lr"] = before.learning_rate
@@ -56,18 +89,14 @@ def check_update(setting: Setting, arm: Arm, consumed: Tensor, start: Tensor, be
             optimizer.state[twin]["step"] = before.step.clone()
     twin.grad = consumed.clone()
     optimizer.step()
-    expected, reached = twin.detach(), flatten(arm.model.parameters())
-    moved = torch.linalg.vector_norm(expected - start)
-    difference = reached - expected
-    error = (0.0, 0.0)
-    # Rounding of the weights themselves: it looks large beside a tiny update, at the end of a cosine schedule for example.
-    if torch.linalg.vector_norm(difference) > WEIGHT_ROUNDING * torch.linalg.vector_norm(start):
-        error = movement(difference, start, moved)
-    states = optimizer_state(optimizer, [twin])
-    if arm.ema is not None and setting.config.ema_decay is not None:
-        decay = setting.config.ema_decay
-        states["ema"] = reached if before.ema is None else decay * before.ema + (1 - decay) * reached
-    return Update(error, entry_errors(arm_state(arm), states))
+    return twin.detach(), optimizer_state(optimizer, [twin])
+
+
+def is_decays(shrunk: float, arm: Arm, learning_rate: float, *, fewest: int) -> bool:
+    """Whether ||change|| / ||weights|| is what `fewest` more weight decays make, up to one for every micro-batch."""
+    one = learning_rate * arm.optimizer.param_groups[0]["weight_decay"]
+    made = (1 - (1 - one) ** k for k in range(max(1, fewest), len(arm.seen) + 1))
+    return shrunk == 0 or any(abs(shrunk - each) <= DECAY_TOLERANCE * shrunk for each in made)
 
 
 def size(pair: tuple[float, float]) -> float:

@@ -92,6 +92,33 @@ def turns_one_tensor(arm: Arm, window: Batch) -> Tensor:
         handle.remove()
 
 
+def steps_twice(arm: Arm, window: Batch) -> Tensor:
+    total = usual(arm, window)
+    arm.optimizer.step()
+    return total
+
+
+def forgets_its_momentum(arm: Arm, window: Batch) -> Tensor:
+    """The optimizer's state is wrong, and not because it advanced too often."""
+    arm.optimizer.state.clear()
+    return usual(arm, window)
+
+
+def undivided_and_too_fast(arm: Arm, window: Batch) -> Tensor:
+    """Two faults."""
+    total = undivided(arm, window)
+    for _ in range(3):
+        arm.schedule.step()
+    return total
+
+
+def looks_again(arm: Arm, window: Batch) -> Tensor:
+    """A forward that no backward goes through, with gradients recorded."""
+    total = usual(arm, window)
+    arm.model(window.inputs)
+    return total
+
+
 @pytest.mark.parametrize(
     ("loop", "verdict", "cause"),
     [
@@ -101,6 +128,10 @@ def turns_one_tensor(arm: Arm, window: Batch) -> Tensor:
         (never_clears, "different", "gradients_not_cleared"),
         (forgets_the_last, "different", "window_misplaced"),
         (turns_one_tensor, "different", "unexplained"),
+        (steps_twice, "different", "window_misplaced"),
+        (forgets_its_momentum, "different", "unexplained"),
+        (undivided_and_too_fast, "different", "loss_not_divided+schedule_per_micro_batch"),
+        (looks_again, "equivalent", ""),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
