@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-import pandas as pd
+import math
+from collections.abc import Sequence
 
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from analysis import tables
 from analysis.load import Results
+from harness import statistics
 
 DEFAULT_MOMENTUM = 0.1  # PyTorch's; the other momenta are there for the formula alone
-EXACT, TRAINED = "batch_statistics", "convergence"  # studies
+EXACT, TRAINED, REMEDIED = "batch_statistics", "convergence", "remedies"  # studies
+MARGIN = 1.0  # percentage point of held-out error, of the equivalence tests: three of the 297 held-out images
+SCARCE, AMPLE = 2, 16  # micro-batches that the theory has collapse, and has do no harm
+WU_HE = {32: (23.6, 24.1), 16: (23.7, 24.2), 8: (24.8, 24.0), 4: (27.3, 24.2), 2: (34.7, 24.1)}  # b: BatchNorm, GroupNorm
+CELL = ["model", "norm", "effective_batch", "accumulation_steps", "b"]
 
 
 def of_study(results: Results, study: str) -> pd.DataFrame:
@@ -30,3 +41,83 @@ def exact_rows(results: Results, arm: str, *, all_momenta: bool = False) -> pd.D
 def expected_momentum(rows: pd.DataFrame) -> pd.Series[float]:
     """1 - (1 - m)^N."""
     return 1 - (1 - rows["momentum"]) ** rows["accumulation_steps"]
+
+
+def trained(results: Results) -> pd.DataFrame:
+    """One row per trained arm, with its held-out error in percent (`error`) and the samples that a normalisation sees (`b`)."""
+    rows = of_study(results, TRAINED)
+    if rows.empty:
+        return rows
+    return rows.assign(error=100 * (1 - rows["held_out_accuracy"]), b=rows["micro_batch"])
+
+
+def fixed_batch(rows: pd.DataFrame) -> pd.DataFrame:
+    """Trials that cut one B in several ways."""
+    several = rows[rows["arm"] == "accumulated"].groupby("trial")["accumulation_steps"].nunique() > 1
+    return rows[rows["trial"].map(several).fillna(False).astype(bool)]
+
+
+def growing_batch(rows: pd.DataFrame) -> pd.DataFrame:
+    """Trials of one N, whose B = N b grows with b: their accumulated arms."""
+    rest = rows.drop(fixed_batch(rows).index)
+    return rest[rest["arm"] == "accumulated"]
+
+
+def error_cells(rows: pd.DataFrame) -> pd.DataFrame:
+    """Held-out error over b: mean over seeds and 95 % interval, per model, normalisation and batch; `b` = B is the full batch."""
+    cells = []
+    shown = rows[rows["arm"].isin(["full", "accumulated"])]
+    for key, own in shown.groupby(CELL, sort=True):
+        interval = statistics.mean_interval(own["error"].tolist())
+        cells.append((*key, len(own), interval.estimate, interval.low, interval.high))
+    return pd.DataFrame(cells, columns=[*CELL, "n", "mean", "low", "high"])
+
+
+def against_full(rows: pd.DataFrame, margin: float) -> pd.DataFrame:
+    """What accumulation costs: error of the arm - error of its full batch, percentage points, paired by seed; one row per cell.
+
+    The columns of `tables.paired_comparison`, the t test `p`, and `p_holm` over all rows. The dispersion `f` is that of the
+    held-out loss over the permuted full batch's: accuracy has too few values for it.
+    """
+    found = []
+    full = rows[rows["arm"] == "full"].set_index(["trial"])
+    others = rows[rows["arm"] != "full"]
+    paired = others.assign(
+        more=others["error"] - others["trial"].map(full["error"]),
+        loss=others["held_out_loss"] - others["trial"].map(full["held_out_loss"]),
+    )
+    null = paired[paired["arm"] == "permuted"].groupby(["model", "norm", "effective_batch"])["loss"].apply(list)
+    for key, own in paired[paired["arm"] == "accumulated"].groupby(CELL, sort=True):
+        compared = tables.paired_comparison(own["more"].tolist(), [], margin)
+        f, f_p = statistics.dispersion_ratio(own["loss"].tolist(), null.get(key[:3], []))
+        found.append({**dict(zip(CELL, key, strict=True)), **compared, "f": f, "f_p": f_p, "p": t_test(own["more"].tolist())})
+    frame = pd.DataFrame(found)
+    return frame if frame.empty else frame.assign(p_holm=statistics.holm(frame["p"].fillna(1.0).tolist()))
+
+
+def between_norms(rows: pd.DataFrame) -> pd.DataFrame:
+    """What GroupNorm gains: error with BatchNorm - error with GroupNorm, percentage points, paired by seed; one row per cell."""
+    shown = rows[rows["arm"].isin(["full", "accumulated"])]
+    keys = ["model", "effective_batch", "accumulation_steps", "b"]
+    wide = shown.pivot_table(index=[*keys, "seed"], columns="norm", values="error").reset_index()
+    if not {"batch", "group"} <= set(wide.columns):
+        return pd.DataFrame()
+    found = []
+    for key, own in wide.dropna(subset=["batch", "group"]).groupby(keys, sort=True):
+        gain = (own["batch"] - own["group"]).tolist()
+        interval = statistics.mean_interval(gain)
+        found.append({
+            **dict(zip(keys, key, strict=True)), "n": len(own), "batch": own["batch"].mean(), "group": own["group"].mean(),
+            "gain": interval.estimate, "low": interval.low, "high": interval.high, "detectable": tables.resolution(gain)[1],
+        })  # fmt: skip
+    return pd.DataFrame(found)
+
+
+def t_test(differences: Sequence[float]) -> float:
+    """Two-sided p value of mean difference = 0; 1 where all differences are 0, NaN below two."""
+    values = np.asarray(differences, dtype=np.float64)
+    if len(values) < 2:
+        return math.nan
+    if values.std() == 0:
+        return 1.0 if values[0] == 0 else 0.0
+    return float(stats.ttest_1samp(values, 0.0).pvalue)

@@ -91,26 +91,24 @@ def figure_effective_momentum(plain: pd.DataFrame, corrected: pd.DataFrame) -> F
     return figure
 
 
-def figure_accuracy(cells: pd.DataFrame, panels: Sequence[tuple[str, pd.Series[bool]]], xlabel: str = "micro-batch b") -> Figure:
-    """Held-out error in percent over b: mean over seeds with its interval, a line per normalisation."""
-    sizes = sorted(set(cells["micro_batch"]))
+def figure_accuracy(panels: Sequence[tuple[str, pd.DataFrame]]) -> Figure:
+    """Held-out error in percent over b, mean over seeds with its interval, a line per normalisation; a panel is title and "
+    "cells."""
     looks = {"batch": (VERMILLION, "X"), "group": (BLUE, "o"), "layer": (GREEN, "D")}
     with style():
-        figure = new_figure(WIDTH, 3.4)
-        grid = figure.subplots(1, len(panels), sharey=False, squeeze=False)
-        for axes, (title, chosen) in zip(grid[0], panels, strict=True):
-            steps_axis(axes, sizes)
-            for place, (norm, (colour, mark)) in enumerate(looks.items()):
-                own = cells[chosen & (cells["norm"] == norm)].sort_values("micro_batch")
-                if own.empty:
-                    continue
-                at = own["micro_batch"] * 1.05 ** (place - 1)
-                reach = [(own["mean"] - own["low"]).fillna(0), (own["high"] - own["mean"]).fillna(0)]
-                axes.errorbar(at, own["mean"], yerr=reach, color=colour, marker=mark, markersize=4.5, linewidth=1.2)
-            axes.set(title=title, xlabel=xlabel)
+        figure = new_figure(WIDTH, 3.3)
+        grid = figure.subplots(1, len(panels), squeeze=False)
+        for axes, (title, shown) in zip(grid[0], panels, strict=True):
+            steps_axis(axes, shown["b"].tolist())
+            for norm, (colour, mark) in looks.items():
+                own = shown[shown["norm"] == norm].sort_values("b")
+                if len(own):
+                    reach = [(own["mean"] - own["low"]).fillna(0), (own["high"] - own["mean"]).fillna(0)]
+                    axes.errorbar(own["b"], own["mean"], yerr=reach, color=colour, marker=mark, markersize=4.5, linewidth=1.2)
+            axes.set(title=title, xlabel="micro-batch b")
             axes.set_ylim(bottom=0)
         grid[0, 0].set_ylabel("held-out error, %")
-        present = [norm for norm in looks if norm in set(cells["norm"])]
+        present = [norm for norm in looks if any((cells["norm"] == norm).any() for _, cells in panels)]
         handles = [Line2D([], [], color=looks[norm][0], marker=looks[norm][1], label=f"{norm} norm") for norm in present]
         figure.legend(handles=handles, loc="outside upper left", ncols=3)
     return figure

@@ -92,6 +92,7 @@ class Study(StrEnum):
     verdicts = "verdicts"  # every arm judged, L0 to L3
     convergence = "convergence"  # training alone, for many seeds
     model_bytes = "model_bytes"
+    remedies = "remedies"  # for BatchNorm, trained beside plain accumulation
     batch_statistics = "batch_statistics"  # of BatchNorm over one window, exactly
     optimizer_states = "optimizer_states"  # optimizer state in float64: accumulated, reordered, small steps
     batch_sizes = "batch_sizes"  # training alone at B and at every B / N, at equal samples and at equal steps

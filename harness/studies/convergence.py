@@ -6,13 +6,15 @@ L4 of docs/equivalence.md alone: it costs the bare training, so that many seeds 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from harness import faults, noise_scale
 from harness.config import TrialConfig
 from harness.determinism import fixed_randomness
 from harness.lock_step import REFERENCE, Setting
 from harness.micro_batch import hash_seed, windows
-from harness.recipe import take_step
+from harness.recipe import Arm, take_step
 from harness.studies import OnStep, Row, measured
 from harness.trial import ACCUMULATED, Candidate, check_splits, full_batch, outcome, with_faults
 
@@ -25,10 +27,32 @@ def run(config: TrialConfig, on_step: OnStep) -> Row:
 def measure(setting: Setting, on_step: OnStep) -> list[Row]:
     """Train all arms together for the configured steps; `outcome` of each at the end, per loss term and nats."""
     config = setting.config
-    chosen = [
-        Candidate(REFERENCE, full_batch(config)),
-        *with_faults(config, {name: faults.named(name, config.precision) for name in faults.names(config)}),
+    wrong = {name: faults.named(name, config.precision) for name in faults.names(config)}
+    ends = train(setting, [Candidate(REFERENCE, full_batch(config)), *with_faults(config, wrong)], on_step)
+    return [
+        {
+            **_name(end.candidate),
+            "micro_batch": max(end.candidate.recipe.split(config.effective_batch)),
+            "samples": end.samples,
+            **outcome(end.arm, end.losses),
+        }
+        for end in ends
     ]
+
+
+@dataclass(frozen=True)
+class End:
+    """An arm after its training, with the losses of its optimizer steps."""
+
+    candidate: Candidate
+    arm: Arm
+    losses: list[float]
+    samples: int  # of all its windows
+
+
+def train(setting: Setting, chosen: Sequence[Candidate], on_step: OnStep) -> list[End]:
+    """Train the arms side by side for the configured steps: same weights, same windows, same draws."""
+    config = setting.config
     check_splits(setting, chosen)
     arms = [
         setting.arm(candidate.recipe, config.precision, total_steps=config.steps, clip_norm=config.clip_norm)
@@ -51,15 +75,7 @@ def measure(setting: Setting, on_step: OnStep) -> list[Row]:
              **squares.get(candidate.label, {})}
             for candidate, own in zip(chosen, losses, strict=True)
         ])  # fmt: skip
-    return [
-        {
-            **_name(candidate),
-            "micro_batch": max(candidate.recipe.split(config.effective_batch)),
-            "samples": num_samples,
-            **outcome(arm, own),
-        }
-        for candidate, arm, own in zip(chosen, arms, losses, strict=True)
-    ]
+    return [End(*parts, num_samples) for parts in zip(chosen, arms, losses, strict=True)]
 
 
 def _name(candidate: Candidate) -> Row:

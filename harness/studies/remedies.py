@@ -1,0 +1,47 @@
+"""What remedies for BatchNorm do to where training ends: plain accumulation, and every remedy, beside the full batch.
+
+Each arm is evaluated twice: with the running statistics that it kept, and with those of the whole training set at its weights.
+What differs between the two is the running statistics' doing; what is left, the training's.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from harness.config import ConfigError, Norm, TrialConfig
+from harness.lock_step import REFERENCE, Setting
+from harness.remedies import REMEDIES, calibrate
+from harness.studies import OnStep, Row, measured
+from harness.studies.convergence import End, train
+from harness.trial import Candidate, full_batch, outcome, split_plan, with_faults
+
+
+def run(config: TrialConfig, on_step: OnStep) -> Row:
+    """One row per arm: the full batch, plain accumulation at every N, the permuted full batch, and every remedy at every N."""
+    if config.norm != Norm.batch:
+        raise ConfigError("norm", config.norm, "batch with study=remedies: the remedies are BatchNorm's")
+    return measured(config, lambda setting: measure(setting, on_step))
+
+
+def measure(setting: Setting, on_step: OnStep) -> list[Row]:
+    config = setting.config
+    ends = train(setting, [Candidate(REFERENCE, full_batch(config)), *with_faults(config, REMEDIES)], on_step)
+    return [_row(setting, end) for end in ends]
+
+
+def _row(setting: Setting, end: End) -> Row:
+    """`outcome` with the running statistics that were kept, and (`recalibrated_*`) with those of the training set."""
+    config, recipe = setting.config, end.candidate.recipe
+    plain = setting.arm(full_batch(config), config.precision, total_steps=config.steps)
+    plain.model.load_state_dict(end.arm.model.state_dict())
+    kept = outcome(plain, end.losses)
+    calibrate(plain.model, plain.workload.batch(torch.arange(plain.workload.num_samples)).inputs)
+    again = outcome(plain, end.losses)
+    return {
+        "arm": end.candidate.arm,
+        "accumulation_steps": recipe.accumulation_steps,
+        "micro_batch": max(split_plan(config, recipe.accumulation_steps)(config.effective_batch)),
+        "samples": end.samples,
+        **kept,
+        **{f"recalibrated_{name}": value for name, value in again.items() if name.startswith("held_out")},
+    }
