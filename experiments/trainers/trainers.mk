@@ -8,27 +8,32 @@ $(TRAINERS)/%/.ready: experiments/trainers/requirements/%.txt
 	$(TRAINERS)/$*/bin/pip install --quiet --disable-pip-version-check -r $<
 	touch $@
 
-# $(call audit,environment,file,functions): exit code 1 (different) is an answer, 2 is not
-audit = @for f in $(3); do echo "== $(2):$$f"; \
+# $(call audit,environment,file,functions,name,packages): exit code 1 (different) is an answer, 2 is not. The record of the
+# audit goes to $(RESULTS)/audits/<name>.json (its fields: harness/audit/released.py), the audited package first.
+audit = @mkdir -p $(RESULTS)/audits; rm -f $(RESULTS)/audits/$(4).json; for f in $(3); do echo "== $(2):$$f"; \
 	PYTHONPATH=. OMP_NUM_THREADS=1 $(TRAINERS)/$(1)/bin/python -W ignore -m harness.audit experiments/trainers/$(2).py:$$f $(AUDIT_SIZES) \
-	|| [ $$? -eq 1 ] || exit 2; done
+	--record $(RESULTS)/audits/$(4).json --packages $(5) || [ $$? -eq 1 ] || exit 2; done
+comma := ,
 CAUSAL := causal_sgd causal_divisible causal_equal_lengths causal_adamw_clipped
 HEADS := masked_sgd tokens_sgd sequences_sgd
+DECLARED := masked_declared sequences_declared
 
-.PHONY: audit-transformers audit-transformers-old audit-accelerate audit-trl audit-lightning audit-keras audit-keras-tensorflow audit-replicas
+.PHONY: audit-transformers audit-transformers-old audit-accelerate audit-trl audit-lightning audit-keras audit-keras-tensorflow audit-timm audit-replicas
 audit-transformers: $(TRAINERS)/transformers/.ready  ## audit the newest pinned transformers Trainer
-	$(call audit,transformers,transformers_trainer,$(CAUSAL) $(HEADS))
+	$(call audit,transformers,transformers_trainer,$(CAUSAL) $(HEADS) $(DECLARED),transformers,transformers$(comma)accelerate$(comma)torch)
 audit-transformers-old: $(TRAINERS)/transformers-old/.ready  ## audit transformers 4.45.2
-	$(call audit,transformers-old,transformers_trainer,$(CAUSAL) $(HEADS))
+	$(call audit,transformers-old,transformers_trainer,$(CAUSAL) $(HEADS),transformers-old,transformers$(comma)accelerate$(comma)torch)
 audit-accelerate: $(TRAINERS)/transformers/.ready  ## audit accelerate
-	$(call audit,transformers,accelerate_loops,naive documented documented_without_factor)
+	$(call audit,transformers,accelerate_loops,naive documented documented_without_factor,accelerate,accelerate$(comma)torch)
 audit-trl: $(TRAINERS)/transformers/.ready  ## audit trl
-	$(call audit,transformers,trl_trainer,sft sft_adamw)
+	$(call audit,transformers,trl_trainer,sft sft_adamw,trl,trl$(comma)transformers$(comma)accelerate$(comma)torch)
 audit-lightning: $(TRAINERS)/lightning/.ready  ## audit lightning
-	$(call audit,lightning,lightning_trainer,equal_divisible equal_clipped_scheduled equal_short_window unequal_divisible unequal_short_window)
+	$(call audit,lightning,lightning_trainer,equal_divisible equal_clipped_scheduled equal_short_window unequal_divisible unequal_short_window,lightning,lightning$(comma)torch)
 audit-keras: $(TRAINERS)/keras/.ready  ## audit keras (torch backend)
-	$(call audit,keras,keras_fit,sgd_divisible sgd_remainder adamw_decay adam_ema)
+	$(call audit,keras,keras_fit,sgd_divisible sgd_remainder adamw_decay adam_ema,keras,keras$(comma)torch)
 audit-keras-tensorflow: $(TRAINERS)/keras-tensorflow/.ready  ## audit keras (TensorFlow backend) by its weights
-	$(call audit,keras-tensorflow,keras_weights,sgd_divisible sgd_remainder)
+	$(call audit,keras-tensorflow,keras_weights,sgd_divisible sgd_remainder,keras-tensorflow,keras$(comma)tensorflow_cpu)
+audit-timm: $(TRAINERS)/timm/.ready  ## audit a plain loop over models and an optimizer of timm
+	$(call audit,timm,timm_loop,vision_transformer residual_group_norm residual_batch_norm drop_path,timm,timm$(comma)torch)
 audit-replicas: $(VENV)/.ready  ## audit DDP and FSDP2 on two gloo ranks
 	$(BIN)/python -m pytest -q -m "" tests/audit/test_ranks.py

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness.audit.released import record
 from harness.audit.runs import load
 from harness.audit.session import audit
 
@@ -28,6 +29,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--reference", metavar="FILE.py:FUNCTION", help="an independent function to compare with")
     made.add_argument("--processes", type=int, default=1, help="ranks of torch.distributed (default 1)")
     made.add_argument("--save", action="append", default=[], metavar="FILE", help="write .html or .json; may be repeated")
+    made.add_argument("--record", type=Path, metavar="FILE.json", help="record of a released trainer to add this function to")
+    made.add_argument(
+        "--packages", default="torch", metavar="P,P", help="packages whose versions go into it, the audited one first"
+    )
     return made
 
 
@@ -44,8 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         wrong = [path for path in given.save if Path(path).suffix not in (".html", ".json")]
         if wrong:
             raise ValueError(f"expected --save paths ending in .html or .json, got {', '.join(wrong)}")
+        train = load(given.train)
         report = audit(
-            load(given.train),
+            train,
             batch_size=given.batch_size,
             accumulation_steps=given.accumulation_steps,
             reference=load(given.reference) if given.reference else None,
@@ -55,6 +61,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"audit could not run: {type(error).__name__}: {error}", file=sys.stderr)
         return 2
     print(report, end="")
+    if given.record:
+        settings = {
+            "batch_size": given.batch_size,
+            "accumulation_steps": list(given.accumulation_steps),
+            "processes": given.processes,
+        }
+        record(given.record, train, report, packages=given.packages.split(","), settings=settings)
     for path in given.save:
         print(f"saved {report.save(path)}")
     return report.exit_code

@@ -1,0 +1,92 @@
+"""What was found in released software, as JSON: one file per audited trainer, one entry per function and arm.
+
+    {"name", "framework", "versions": {package: version}, "settings": {"batch_size", "accumulation_steps", "processes"},
+     "arms": [{"function", "setting", "accumulation_steps", "arithmetic", "verdict", "causes", "distance", "scale", "gate",
+               "largest_distance", "steps", "reference_steps"}],
+     "findings": [{"function", "accumulation_steps", "optimizer_step", "cause", "detail"}],
+     "problems": [{"function", "detail"}]}
+
+`distance`, `scale` and `gate` are those of the first optimizer step's gradient; numbers that are not finite are null.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import inspect
+import json
+import math
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.audit.report import ArmResult, Report
+
+KEYED = ("arms", "findings", "problems")  # lists whose entries carry the function they belong to
+
+
+def record(
+    path: Path, train: Callable[..., Any], report: Report, *, packages: Sequence[str], settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Write the report of one function into the file of its trainer, in place of what it held of that function.
+
+    The first of `packages` is the framework audited. Raises ValueError when the file holds other versions or settings.
+    """
+    function = train.__name__
+    entry = _entry(path.stem, packages, settings)
+    if path.is_file():
+        held = json.loads(path.read_text(encoding="utf-8"))
+        off = [key for key in ("framework", "versions", "settings") if held[key] != entry[key]]
+        if off:
+            raise ValueError(
+                f"expected {path} to hold the same {', '.join(off)}, got {[held[key] for key in off]}: remove it first"
+            )
+        entry |= {key: [item for item in held[key] if item["function"] != function] for key in KEYED}
+    entry["arms"] += [_arm(train, result) for result in report.results]
+    entry["findings"] += [
+        {
+            "function": function,
+            "accumulation_steps": f.accumulation_steps,
+            "optimizer_step": f.optimizer_step,
+            "cause": f.cause,
+            "detail": f.message,
+        }
+        for f in report.findings
+    ]
+    entry["problems"] += [{"function": function, "detail": problem} for problem in report.problems]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(entry, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    part.replace(path)
+    return entry
+
+
+def _entry(name: str, packages: Sequence[str], settings: Mapping[str, Any]) -> dict[str, Any]:
+    versions = {package: importlib.metadata.version(package) for package in packages} | {"python": platform.python_version()}
+    return {"name": name, "framework": packages[0], "versions": versions, "settings": json.loads(json.dumps(settings))} | {
+        key: [] for key in KEYED
+    }
+
+
+def _arm(train: Callable[..., Any], result: ArmResult) -> dict[str, Any]:
+    steps = [step for item in result.facts for step in item.steps]
+    first = next(iter(steps), None)
+    runs = [item.run for item in result.facts]
+    return {
+        "function": train.__name__,
+        "setting": (inspect.getdoc(train) or train.__name__.replace("_", " ")).partition("\n")[0],
+        "accumulation_steps": result.accumulation_steps,
+        "arithmetic": result.arithmetic,
+        "verdict": "different" if result.findings else "equivalent",
+        "causes": sorted({f.cause for f in result.findings}),
+        "distance": _number(first.raw_distance) if first else None,
+        "scale": _number(first.raw_scale) if first else None,
+        "gate": _number(first.gate) if first else None,
+        "largest_distance": _number(max((step.raw_distance for step in steps), default=math.nan)),
+        "steps": sum(run.steps for run in runs),
+        "reference_steps": sum(run.reference_steps for run in runs),
+    }
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
