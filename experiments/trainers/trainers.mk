@@ -33,6 +33,7 @@ audit-keras: $(TRAINERS)/keras/.ready  ## audit keras (torch backend)
 	$(call audit,keras,keras_fit,sgd_divisible sgd_remainder adamw_decay adam_ema,keras,keras$(comma)torch)
 audit-keras-tensorflow: $(TRAINERS)/keras-tensorflow/.ready  ## audit keras (TensorFlow backend) by its weights
 	$(call audit,keras-tensorflow,keras_weights,sgd_divisible sgd_remainder,keras-tensorflow,keras$(comma)tensorflow_cpu)
+audit-timm: AUDIT_SIZES := --batch-size 16 --accumulation-steps 4,8
 audit-timm: $(TRAINERS)/timm/.ready  ## audit a plain loop over models and an optimizer of timm
 	$(call audit,timm,timm_loop,vision_transformer residual_group_norm residual_batch_norm drop_path,timm,timm$(comma)torch)
 audit-replicas: $(VENV)/.ready  ## audit DDP and FSDP2 on two gloo ranks
