@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pandas as pd
@@ -11,11 +11,20 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis.figures import WIDTH
-from analysis.optimizers import LABELS
 from analysis.style import BLUE, GREEN, GREY, INK, ORANGE, SERIES, VERMILLION, log_axis, new_figure, style
 from analysis.tables import OPTIMIZERS
 from harness import statistics
 
+LABELS = {
+    "permuted": "full batch, rows permuted",
+    "accumulated": "accumulated",
+    "reordered": "accumulated, another order",
+    "optimizer_state_per_micro_batch": "state per micro-batch (a fault)",
+    "small_steps": "small steps",
+    "small_steps_reordered": "small steps, another order",
+    "small_steps_rate": "small steps, rate over N",
+    "small_steps_memory": "small steps, rate and beta^(1/N)",
+}
 COLOURS = {"permuted": GREY, "accumulated": BLUE, "reordered": GREEN, "optimizer_state_per_micro_batch": VERMILLION,
            "small_steps": ORANGE, "small_steps_rate": VERMILLION, "small_steps_memory": BLUE}  # fmt: skip
 STATES = ("permuted", "accumulated", "reordered", "optimizer_state_per_micro_batch", "small_steps")
@@ -90,18 +99,19 @@ def _memory_colour(arm: str) -> str:
     return GREEN if arm == "small_steps_memory" else COLOURS[arm]
 
 
-def figure_rates(rows: pd.DataFrame, by: str, label: Callable[[float], str], measure: str = "held_out_loss") -> Figure:
-    """A loss over the learning rate, a line per value of the column `by`: mean and 95 % interval over seeds."""
+def figure_rates(rows: pd.DataFrame, by: str, label: Callable[[float], str], measures: Sequence[str]) -> Figure:
+    """Losses over the learning rate, a panel per measure and a line per value of `by`: mean and 95 % interval over seeds."""
+    titles = {"tail_loss": "training loss", "held_out_loss": "held-out loss"}
     with style():
         figure = new_figure(WIDTH, 3.2)
-        axes = figure.subplots()
-        axes.set_xscale("log", base=2)
-        for place, (value, own) in enumerate(rows.groupby(by)):
-            rate_line(axes, own, measure, SERIES[place % len(SERIES)], label(value))  # type: ignore[arg-type]
         rates = sorted(set(rows["lr"]))
-        axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
-        axes.minorticks_off()
-        axes.set(xlabel="learning rate", ylabel="held-out loss, nats")
+        for axes, measure in zip(figure.subplots(1, len(measures), squeeze=False)[0], measures, strict=True):
+            axes.set_xscale("log", base=2)
+            for place, (value, own) in enumerate(rows.groupby(by)):
+                rate_line(axes, own, measure, SERIES[place % len(SERIES)], label(value))  # type: ignore[arg-type]
+            axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
+            axes.minorticks_off()
+            axes.set(xlabel="learning rate", ylabel=f"{titles[measure]}, nats")
         axes.legend()
     return figure
 
@@ -115,6 +125,42 @@ def rate_line(axes: Axes, rows: pd.DataFrame, measure: str, colour: str, label: 
     means = np.array([one.estimate for _, one in points])
     reach = np.array([[one.estimate - one.low for _, one in points], [one.high - one.estimate for _, one in points]])
     axes.errorbar([lr for lr, _ in points], means, yerr=np.nan_to_num(reach), color=colour, marker="o", markersize=4, label=label)
+
+
+def figure_eps(rows: pd.DataFrame) -> Figure:
+    """How far the missing 1/N leads Adam astray over eps: after the first step, after all, and against the right one at eps/N."""
+    series = (("fault_error_first", BLUE, "o", "first step"), ("fault_error", ORANGE, "s", "all steps"),
+              ("as_if_error", GREEN, "D", "all steps, against the right gradient at eps/N"))  # fmt: skip
+    with style():
+        figure = new_figure(WIDTH, 3.3)
+        axes = figure.subplots()
+        log_axis(axes, "x", most=10)
+        log_axis(axes, "y", most=10)
+        predicted = rows.groupby("eps")["predicted_first"].median()
+        axes.plot(predicted.index, predicted, color=BLUE, linewidth=1, label="first step, closed form")
+        for column, colour, mark, label in series:
+            axes.plot(rows["eps"], rows[column].clip(lower=ZERO), mark, color=colour, markersize=4.5, alpha=0.7, label=label)
+        axes.set(xlabel="eps", ylabel="relative difference of the way come")
+        axes.legend(loc="center right")
+    return figure
+
+
+def figure_second_moment(rows: pd.DataFrame) -> Figure:
+    """Measured over predicted ratio of the two second moments, a colour per N."""
+    with style():
+        figure = new_figure(WIDTH, 3.3)
+        axes = figure.subplots()
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=2)
+        ends = [1.0, 1.1 * float(rows["ratio"].max())]
+        axes.plot(ends, ends, color=GREY, linewidth=0.9, linestyle=(0, (4, 3)))
+        for place, (num, own) in enumerate(rows.groupby("accumulation_steps")):
+            axes.plot(
+                own["predicted_without_replacement"], own["ratio"], "o", color=SERIES[place], markersize=5, label=f"N = {num}"
+            )
+        axes.set(xlabel="predicted from per-sample gradients", ylabel="measured")
+        axes.legend()
+    return figure
 
 
 def _lines(axes: Axes, rows: pd.DataFrame, measure: str, colour: str) -> None:

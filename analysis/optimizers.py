@@ -8,29 +8,23 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from analysis.content import Table, number
+from analysis import optimizer_figures as figures
+from analysis.content import Material, Picture, Section, Table, number
 from analysis.load import Results
 from analysis.tables import OPTIMIZERS, resolution
 from harness import statistics
 
-LABELS = {
-    "permuted": "full batch, rows permuted",
-    "accumulated": "accumulated",
-    "reordered": "accumulated, another order",
-    "optimizer_state_per_micro_batch": "state per micro-batch (a fault)",
-    "small_steps": "small steps",
-    "small_steps_reordered": "small steps, another order",
-    "small_steps_rate": "small steps, rate over N",
-    "small_steps_memory": "small steps, rate and beta^(1/N)",
-}
 ABOUT = ("trial", "workload", "norm", "dropout", "optimizer", "seed", "lr", "effective_batch", "accumulation_steps")
 ERRORS = ("gradient_error", "state_error", "parameter_error", "buffer_error")
 # What the rules and sections read of each study.
 COLUMNS = {
     "optimizer_states": (*ABOUT, "arm", "after_steps", *ERRORS, *(f"{name}_now" for name in ERRORS), "loss", "loss_against"),
     "optimizer_memory": (*ABOUT, "arm", "entry", "window", "position", "age", "weight", "residual"),
-    "batch_sizes": (*ABOUT, "beta2", "batch", "held_out_loss"),
-}
+    "batch_sizes": (*ABOUT, "momentum", "beta2", "batch", "tail_loss", "held_out_loss"),
+    "adam_scale": (*ABOUT, "eps", "weight_decay", "clip_norm", "right_error", "fault_error", "as_if_error", "fault_error_first",
+                   "predicted_first", "clipped_share"),
+    "second_moment": (*ABOUT, "after_steps", "noise_scale", "ratio", "predicted", "predicted_without_replacement"),
+}  # fmt: skip
 BETAS = {"momentum_buffer": "momentum", "exp_avg": "beta1", "exp_avg_sq": "beta2"}
 
 
@@ -88,6 +82,24 @@ def path_ratios(states: pd.DataFrame, after_steps: int) -> pd.DataFrame:
     wide = chosen.pivot_table(index=["trial", "optimizer", "accumulation_steps"], columns="arm", values="parameter_error_now")
     wide = wide.reindex(columns=list(arms)).rename(columns=arms).reset_index()
     return wide.assign(ratio=wide["rate"] / wide["memory"]).sort_values("accumulation_steps", ascending=False, kind="stable")
+
+
+def states_section(material: Material, rows: pd.DataFrame) -> Section | None:
+    """The states after the last step: a figure of one trial per optimizer, and the errors of all."""
+    if rows.empty:
+        return None
+    first = rows[rows["workload"] == "digits"].drop_duplicates("optimizer")
+    steps = material.read_steps(first["trial"]).merge(first[["trial", "optimizer"]], on="trial")
+    picture = Picture(
+        "states",
+        figures.figure_states(steps),
+        "Relative difference to the reference over optimizer steps, one panel per optimizer: correct accumulation and another "
+        "order stay near 1e-15, state per micro-batch and small steps near 1.",
+        "Relative difference of the optimizer state (SGD, which keeps none: of the weights) over optimizer steps, float64, one "
+        "trial per optimizer. Another order: against the usual order of the same micro-batches; all others against the full "
+        "batch.",
+    )
+    return Section(f"State and weights over {rows['after_steps'].max():.0f} steps", (picture, state_table(rows)))
 
 
 def state_table(rows: pd.DataFrame) -> Table:

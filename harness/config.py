@@ -100,6 +100,8 @@ class Study(StrEnum):
     epoch_tail = "epoch_tail"  # the loop over a loader, at the end of an epoch
     update_size = "update_size"  # how far one step moves, over N
     gradient_noise = "gradient_noise"  # every sample's gradient, at points along a training
+    adam_scale = "adam_scale"  # what a gradient N times too large does under an optimizer, its eps, decay and clipping
+    second_moment = "second_moment"  # Adam's, of windows and of micro-batches
 
 
 class TrackingMode(StrEnum):

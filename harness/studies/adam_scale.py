@@ -1,0 +1,127 @@
+"""A gradient that is N times too large (F1: the division by N forgotten), through optimizer, weight decay and clipping.
+
+In exact arithmetic it is the right gradient under other settings (`as_if_right`): the fault is hidden where those hardly matter.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from harness.config import LastWindow, OptimizerConfig, OptimizerName, Precision, TrialConfig
+from harness.faults import loss_not_divided
+from harness.gradients import flatten, relative_distance
+from harness.lock_step import REFERENCE, LockStep, Setting
+from harness.micro_batch import windows
+from harness.oracle import clipped
+from harness.recipe import Recipe
+from harness.studies import OnStep, Row, measured
+from harness.trial import ACCUMULATED, Candidate, check_splits, full_batch, split_plan
+
+UNDIVIDED = "loss_not_divided"
+AS_IF = "as_if_right"
+
+
+def run(config: TrialConfig, on_step: OnStep) -> Row:
+    """One row per N: what the fault does to the first step, and to all."""
+    return measured(config, lambda setting: [_row(setting, num) for num in config.accumulation_steps])
+
+
+def as_if_right(optimizer: OptimizerConfig, clip_norm: float | None, num: int) -> tuple[OptimizerConfig, float | None]:
+    """The settings under which the right gradient g makes the steps that num * g makes under the given ones.
+
+    clip(num g, c) = num clip(g, c / num). Momentum is linear: the rate is num times as large, the decay of the weights not.
+    Adam divides by the gradient's size: eps / num, and weight decay that is added to the gradient (not AdamW's) / num.
+    """
+    clip = None if clip_norm is None else clip_norm / num
+    match optimizer.name:
+        case OptimizerName.adam:
+            return dataclasses.replace(optimizer, eps=optimizer.eps / num, weight_decay=optimizer.weight_decay / num), clip
+        case OptimizerName.adamw:
+            return dataclasses.replace(optimizer, eps=optimizer.eps / num), clip
+        case _:
+            return dataclasses.replace(optimizer, lr=optimizer.lr * num, weight_decay=optimizer.weight_decay / num), clip
+
+
+def _row(setting: Setting, num: int) -> Row:
+    """Relative differences of the way come: of the fault to the right recipe, and to the right one under other settings."""
+    config = setting.config
+    right = Recipe(accumulation_steps=num, split=split_plan(config, num))
+    check_splits(setting, [Candidate(ACCUMULATED, right)])
+    optimizer, clip_norm = as_if_right(config.optimizer, config.clip_norm, num)
+    arms = {
+        name: setting.arm(recipe, Precision.float64, total_steps=config.steps, clip_norm=clip, optimizer=own)
+        for name, recipe, clip, own in (
+            (REFERENCE, full_batch(config), config.clip_norm, config.optimizer),
+            (ACCUMULATED, right, config.clip_norm, config.optimizer),
+            (UNDIVIDED, loss_not_divided(right), config.clip_norm, config.optimizer),
+            (AS_IF, right, clip_norm, optimizer),
+        )
+    }
+    lock = LockStep(arms, config.seed)
+    # Full windows alone: in a short one the fault's factor is the number of its own micro-batches.
+    stream = windows(setting.exact.num_samples, config.effective_batch, config.seed, LastWindow.drop)
+    first: Mapping[str, float] = {}
+    for ids in itertools.islice(stream, config.steps):
+        records = lock.step(ids)
+        first = first or {f"{name}_first": value for name, value in _differences(lock).items()}
+    gradient = setting.referee().gradient(_start(setting), setting.exact.batch(_first_window(setting)))
+    clips = {name: lock.arms[name].clipped for name in (REFERENCE, UNDIVIDED)}
+    return {
+        "accumulation_steps": num,
+        **first,
+        **_differences(lock),
+        "predicted_first": predicted(config.optimizer, config.clip_norm, gradient, lock.start, num),
+        "clipped_share": _share(clips[REFERENCE]),
+        "clipped_share_undivided": _share(clips[UNDIVIDED]),
+        "loss": records[ACCUMULATED].loss,
+        "loss_undivided": records[UNDIVIDED].loss / num,  # it reports the sum
+    }
+
+
+def _start(setting: Setting) -> dict[str, Tensor]:
+    return {name: value.detach().double() for name, value in setting.initial.state_dict().items()}
+
+
+def _first_window(setting: Setting) -> Tensor:
+    config = setting.config
+    return next(windows(setting.exact.num_samples, config.effective_batch, config.seed, LastWindow.drop))
+
+
+def _differences(lock: LockStep) -> dict[str, float]:
+    """||a - b|| / ||b - start|| of the weights, by what was compared."""
+    weights = {name: flatten(arm.model.parameters()) for name, arm in lock.arms.items()}
+    way = {name: value - lock.start for name, value in weights.items()}
+    return {
+        "right_error": relative_distance(way[ACCUMULATED], way[REFERENCE]),
+        "fault_error": relative_distance(way[UNDIVIDED], way[REFERENCE]),
+        "as_if_error": relative_distance(way[UNDIVIDED], way[AS_IF]),
+    }
+
+
+def predicted(optimizer: OptimizerConfig, clip_norm: float | None, gradient: Tensor, weights: Tensor, num: int) -> float:
+    """||u(num g) - u(g)|| / ||u(g)|| of the first update u, in closed form."""
+    right, wrong = (first_update(optimizer, clipped(factor * gradient, clip_norm), weights) for factor in (1, num))
+    return relative_distance(wrong, right)
+
+
+def first_update(optimizer: OptimizerConfig, gradient: Tensor, weights: Tensor) -> Tensor:
+    """The first step over -lr: with the state at zero, Adam's bias-corrected moments are h and h^2 (Kingma & Ba, algorithm 1)."""
+    decayed = gradient + optimizer.weight_decay * weights
+    match optimizer.name:
+        case OptimizerName.adam:
+            return decayed / (decayed.abs() + optimizer.eps)
+        case OptimizerName.adamw:
+            return gradient / (gradient.abs() + optimizer.eps) + optimizer.weight_decay * weights
+        case OptimizerName.nesterov:
+            return (1 + optimizer.momentum) * decayed
+        case _:
+            return decayed
+
+
+def _share(flags: list[Tensor]) -> float:
+    return float(torch.stack(flags).double().mean()) if flags else 0.0

@@ -1,0 +1,127 @@
+"""A missing 1/N against numpy's optimizers, and the settings under which it is the right gradient."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from harness.config import OptimizerConfig, OptimizerName, Precision, TrialConfig
+from harness.studies import adam_scale
+from harness.studies.adam_scale import as_if_right, first_update
+from tests.reference import adam, sgd
+from tests.toy import Toy
+
+STEPS = 6
+
+
+class EqualTerms(Toy):
+    """One loss term per sample: then the fault is a factor of N exactly."""
+
+    def num_terms(self, batch):
+        return torch.ones_like(batch.targets)
+
+
+@pytest.fixture
+def row_of(monkeypatch: pytest.MonkeyPatch, toy_setting):
+    def measure(name: OptimizerName, *, num: int = 4, clip_norm: float | None = None, **settings: Any) -> dict[str, Any]:
+        from harness import lock_step
+
+        monkeypatch.setattr(lock_step, "make_workload", lambda config, *, device, dtype: EqualTerms(dtype))
+        config = TrialConfig(
+            optimizer=OptimizerConfig(name=name, **{"lr": 0.05, **settings}),
+            precision=Precision.float64,
+            effective_batch=8,
+            accumulation_steps=(num,),
+            steps=STEPS,
+            clip_norm=clip_norm,
+        )
+        return adam_scale._row(lock_step.Setting(config, torch.device("cpu")), num)
+
+    return measure
+
+
+CASES = [
+    (OptimizerName.sgd, {}, None),
+    (OptimizerName.sgd, {"weight_decay": 0.3}, None),
+    (OptimizerName.momentum, {"weight_decay": 0.3}, None),
+    (OptimizerName.nesterov, {}, None),
+    (OptimizerName.adam, {"eps": 0.1}, None),
+    (OptimizerName.adam, {"weight_decay": 0.3}, None),
+    (OptimizerName.adamw, {"weight_decay": 0.3, "eps": 0.1}, None),
+    (OptimizerName.sgd, {}, 0.05),
+    (OptimizerName.adam, {"eps": 0.1}, 0.9),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "clip_norm"), CASES)
+def test_the_fault_is_the_right_gradient_under_other_settings(row_of, name, settings, clip_norm) -> None:
+    """N = 4 is a power of two: without clipping, whose norm is softened by 1e-6, bit for bit."""
+    row = row_of(name, clip_norm=clip_norm, **settings)
+    assert row["right_error"] < 1e-13
+    assert row["as_if_error"] == 0 if clip_norm is None else 0 < row["as_if_error"] < 1e-4
+    assert row["fault_error_first"] == pytest.approx(row["predicted_first"], rel=1e-9)
+    if clip_norm != 0.05:  # always active: the factor is gone
+        assert row["fault_error"] > 1e-2
+    else:
+        assert row["clipped_share"] == row["clipped_share_undivided"] == 1 and row["fault_error"] < 1e-3
+
+
+@pytest.mark.parametrize("changed", ["eps", "weight_decay"])
+def test_other_settings_are_not_the_fault(row_of, monkeypatch, changed: str) -> None:
+    """The comparison sees a setting that was not carried over."""
+
+    def left_as_it_is(optimizer, clip_norm, num):
+        carried, clip = as_if_right(optimizer, clip_norm, num)
+        return OptimizerConfig(**{**vars(carried), changed: getattr(optimizer, changed)}), clip
+
+    monkeypatch.setattr(adam_scale, "as_if_right", left_as_it_is)
+    assert row_of(OptimizerName.adam, eps=0.01, weight_decay=0.3)["as_if_error"] > 1e-3
+
+
+def test_adamw_hides_the_fault_at_the_usual_eps(row_of) -> None:
+    assert row_of(OptimizerName.adamw, weight_decay=0.3)["fault_error"] < 1e-5
+    assert row_of(OptimizerName.adam, weight_decay=0.3)["fault_error"] > 1e-2
+
+
+def test_one_micro_batch_has_nothing_to_forget(row_of) -> None:
+    assert row_of(OptimizerName.adam, num=1, eps=0.01)["fault_error"] == 0
+
+
+@pytest.mark.parametrize("eps", [1e-8, 1e-2])
+def test_adams_way_against_numpy(eps: float) -> None:
+    """||way(N g; eps) - way(g; eps)|| over the closed form and the reference's whole trajectories."""
+    gradients = [np.random.default_rng(t).normal(0, 0.1, 5) for t in range(9)]
+    right, wrong, as_if = (
+        adam(np.zeros(5), [factor * g for g in gradients], 0.01, 0.9, 0.99, own)
+        for factor, own in ((1, eps), (8, eps), (1, eps / 8))
+    )
+    assert np.abs(wrong - as_if).max() < 1e-15
+    assert (np.abs(wrong - right).max() > 1e-3) == (eps == 1e-2)
+
+
+@pytest.mark.parametrize("name", list(OptimizerName))
+def test_first_update_against_the_reference(name: OptimizerName) -> None:
+    rng = np.random.default_rng(3)
+    gradient, weights = rng.normal(0, 1, 7), rng.normal(0, 1, 7)
+    optimizer = OptimizerConfig(name=name, lr=0.1, weight_decay=0.2, eps=0.05)
+    decayed = gradient + 0.2 * weights
+    match name:
+        case OptimizerName.adam:
+            after = adam(weights, [decayed], 0.1, 0.9, 0.999, 0.05)
+        case OptimizerName.adamw:
+            after = adam(weights, [gradient], 0.1, 0.9, 0.999, 0.05, decay=0.2)
+        case _:
+            after = sgd(weights, [decayed], 0.1, 0.0 if name == OptimizerName.sgd else 0.9, name == OptimizerName.nesterov)
+    update = first_update(optimizer, torch.from_numpy(gradient), torch.from_numpy(weights)).numpy()
+    assert weights - 0.1 * update == pytest.approx(after, rel=1e-12)
+
+
+def test_a_run_gives_a_row_per_number() -> None:
+    config = TrialConfig(precision=Precision.float64, effective_batch=60, accumulation_steps=(2, 6), steps=2)
+    rows = adam_scale.run(config, lambda step, rows: None)["measurements"]
+    assert [row["accumulation_steps"] for row in rows] == [2, 6]
+    assert all(math.isfinite(row["loss"]) and row["loss_undivided"] == pytest.approx(row["loss"], rel=0.2) for row in rows)
