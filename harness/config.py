@@ -99,6 +99,10 @@ class Study(StrEnum):
     optimizer_memory = "optimizer_memory"  # with which weight past samples are in an optimizer's state
     epoch_tail = "epoch_tail"  # the loop over a loader, at the end of an epoch
     update_size = "update_size"  # how far one step moves, over N
+    resumption = "resumption"  # from a checkpoint at a window's boundary or inside it
+    clipping_threshold = "clipping_threshold"
+    adaptive_windows = "adaptive_windows"  # another N at every window
+    tensor_norms = "tensor_norms"  # of the gradient, tensor by tensor
     gradient_noise = "gradient_noise"  # every sample's gradient, at points along a training
     adam_scale = "adam_scale"  # what a gradient N times too large does under an optimizer, its eps, decay and clipping
     second_moment = "second_moment"  # Adam's, of windows and of micro-batches
@@ -124,7 +128,13 @@ class WorkloadConfig:
     @property
     def label(self) -> str:
         """The name in tables: the data, and the model where it is not the usual one for that data."""
-        usual = {Data.cifar10: Model.resnet18, Data.text: Model.transformer, Data.pairs: Model.mlp}.get(self.data, Model.conv)
+        usual = {
+            Data.cifar10: Model.resnet18,
+            Data.text: Model.transformer,
+            Data.pairs: Model.mlp,
+            Data.class_weights: Model.mlp,
+            Data.ignored_labels: Model.mlp,
+        }.get(self.data, Model.conv)
         return str(self.data) if usual == self.model else f"{self.data}_{self.model}"
 
 

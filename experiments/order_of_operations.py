@@ -1,0 +1,266 @@
+"""What has to happen once per window, and in which order?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pandas as pd
+
+from analysis import faults, order_figures
+from analysis.content import Material, Picture, Section, Table, Text, number, share
+from analysis.load import Results
+from experiments import Claim, Experiment, Finding, Ruling, undecided
+from harness.verdict import ALGEBRA_GATE, TRAJECTORY_GATE
+
+GATE = f"> {ALGEBRA_GATE:.0e} where it is done otherwise, ≤ where it is right"
+WRONG = {
+    "gradients_cleared_in_window": "clearing before each micro-batch",
+    "step_every_micro_batch": "stepping at each micro-batch",
+    "schedule_per_micro_batch": "a schedule that counts micro-batches",
+    "clip_per_micro_batch": "clipping inside the window",
+    "clip_before_unscale": "clipping before unscaling",
+    "weight_decay_per_micro_batch": "decay at each micro-batch",
+    "scaler_updated_in_window": "a loss scale that moves inside the window",
+}
+ADJUSTED = 1e-2  # relative: a threshold that matters changes the clipped gradient by tens of per cent
+SMALL_PRINT = (
+    1e-3  # relative: PyTorch adds 1e-6 to the norm it divides by, which is not scaled with a sum; norms here are above 0.01
+)
+
+
+def once_per_window(names: tuple[str, ...], meaning: str, results: Results) -> Finding:
+    """Confirmed when the correct arm is equivalent and every arm that does it otherwise is different."""
+    arms = results.arms
+    wrong = arms[arms["arm"].isin(names) & arms["changes"]]
+    right = arms[arms["arm"].eq("accumulated") & arms["trial"].isin(wrong["trial"])]
+    if wrong.empty:
+        return undecided(f"It takes arms with {' or '.join(names)}.", 0)
+    return _judged(wrong, right, meaning)
+
+
+def _judged(wrong: pd.DataFrame, right: pd.DataFrame, meaning: str) -> Finding:
+    if right.empty or right["verdict"].ne("equivalent").any():
+        return undecided("A correct arm is not equivalent, so that nothing can be said of the others.", len(wrong))
+    parted = wrong["verdict"].eq("different")
+    named = [arm in faults.causes_of(cause) for arm, cause in zip(wrong["arm"], wrong["cause"], strict=True)]
+    gap = wrong[["algebra_error", "trajectory_error"]].max(axis=1)
+    return Finding(
+        verdict=Ruling.confirmed if parted.all() else Ruling.refuted if not parted.any() else Ruling.conditional,
+        measured=float(gap.min()),
+        threshold=GATE,
+        n=len(wrong) + len(right),
+        explanation=f"{meaning}: {share(int(parted.sum()), len(wrong))} arms that do otherwise are different, by "
+        f"{number(float(gap.min()))} at least, and {share(sum(named), len(wrong))} are called by that name; the "
+        f"{len(right)} arms that do it once per window are equivalent, within {number(float(right['algebra_error'].max()))}.",
+    )
+
+
+def clip_afterwards(results: Results) -> Finding:
+    """A13: with clipping off and active, and with a loss scaler."""
+    arms = results.arms
+    right = arms[arms["arm"] == "accumulated"]
+    active = right["clipped_share"] > 0
+    if not active.any() or active.all() or not arms["arm"].eq("clip_before_unscale").any():
+        return undecided("It takes trials in which clipping is off and is active, and a loss scaler.", len(right))
+    clipping = share(int(active.sum()), len(active))
+    meaning = f"Clipping once, after the last micro-batch and after unscaling (active in {clipping} trials)"
+    return once_per_window(("clip_per_micro_batch", "clip_before_unscale"), meaning, results)
+
+
+def threshold(results: Results) -> Finding:
+    """A14: which threshold clips as the full batch is clipped, for averaged and for summed gradients."""
+    rows = _of(results, "clipping_threshold")
+    if rows.empty:
+        return undecided("It takes thresholds that were tried.", 0)
+    same, times_n = rows["factor"] == 1, rows["factor"] == rows["accumulation_steps"]
+    averaged, summed = rows["arm"] == "averaged", rows["arm"] == "summed"
+    unchanged = (rows.loc[averaged & same, "error"] <= ALGEBRA_GATE).all()
+    moved = (rows.loc[averaged & ~same & (rows["threshold"] == "clipped"), "error"] > ADJUSTED).all()
+    needs_n = (rows.loc[summed & times_n, "error_of_nth"] <= SMALL_PRINT).all()
+    least = rows.loc[summed & same, ["error", "error_of_nth"]].min(axis=1)
+    # Where it clips, a sum under the old threshold is the full batch's own clipped gradient; where it does not, it is neither.
+    breaks = (least[rows["threshold"] == "not_clipped"] > ADJUSTED).all()
+    bound = moved and needs_n and breaks
+    return Finding(
+        verdict=Ruling.confirmed if not unchanged else Ruling.conditional if bound else Ruling.refuted,
+        measured=float(rows.loc[averaged & same, "error"].max()),
+        threshold=f"≤ {ALGEBRA_GATE:.0e} with the threshold unchanged",
+        n=len(rows),
+        explanation="Averaged gradients are clipped as the full batch's with the threshold unchanged, and not with c·N or c/N "
+        f"(off by {number(float(rows.loc[averaged & ~same & (rows['threshold'] == 'clipped'), 'error'].min()))} at least). Only "
+        "sums of mean losses need c·N, and then have to be divided by N after all.",
+    )
+
+
+def checkpoints(results: Results) -> Finding:
+    """A15: bitwise, at the boundary and inside a window."""
+    rows = _of(results, "resumption")
+    same: dict[str, list[bool]] = {str(arm): own.tolist() for arm, own in rows.groupby("arm")["identical"]} if len(rows) else {}
+    if len(same) < 4:
+        return undecided("It takes checkpoints at the boundary and inside a window.", len(rows))
+    never = not any(same["in_window"])
+    saved = all(same["in_window_with_gradients"]) and all(same["in_window_replayed"])
+    belong = never and all(same["at_boundary"])
+    lost = rows.loc[rows["arm"] == "in_window", "distance"]
+    counts = {name: share(sum(own), len(own)) for name, own in same.items()}
+    return Finding(
+        verdict=Ruling.refuted if not belong else Ruling.conditional if saved else Ruling.confirmed,
+        measured=float(lost.min()),
+        threshold="0, bit by bit",
+        n=len(rows),
+        explanation=f"Resumed at a boundary {counts['at_boundary']} trainings end bit-identical, inside a window "
+        f"{counts['in_window']} (weights off by {number(float(lost.min()))} at least), unless the checkpoint holds the gradients "
+        f"({counts['in_window_with_gradients']}) or the window is begun again ({counts['in_window_replayed']}).",
+    )
+
+
+def _of(results: Results, study: str) -> pd.DataFrame:
+    rows = results.measurements
+    return rows[rows["study"] == study].reset_index(drop=True) if "study" in rows else rows
+
+
+def claim(name: str, rule: str, decide: Callable[[Results], Finding], expects: Ruling = Ruling.confirmed) -> Claim:
+    return Claim(id=name, expects=expects, rule=rule, decide=decide)
+
+
+def _once(name: str, fault: str, meaning: str) -> Claim:
+    rule = f"Confirmed when every arm with {WRONG[fault]} is different and the correct arms are equivalent."
+    return claim(name, rule, partial(once_per_window, (fault,), meaning))
+
+
+CLAIMS = (
+    _once("A7", "gradients_cleared_in_window", "Gradients are cleared once per window"),
+    _once("A8", "step_every_micro_batch", "The optimizer steps once per window"),
+    _once("A11", "weight_decay_per_micro_batch", "Decay acts once per optimizer step"),
+    _once("A12", "schedule_per_micro_batch", "The schedule counts optimizer steps"),
+    claim(
+        "A13",
+        "Confirmed when clipping inside the window and before unscaling are different, and the correct arms equivalent with "
+        "clipping off and active.",
+        clip_afterwards,
+    ),
+    claim(
+        "A14",
+        "Conditional when averaged gradients need the threshold unchanged and summed ones N times it.",
+        threshold,
+        Ruling.conditional,
+    ),
+    claim(
+        "A15",
+        "Conditional when a checkpoint at the boundary resumes bit-identically and one inside a window only with its "
+        "gradients, or "
+        "with the window begun again.",
+        checkpoints,
+        Ruling.conditional,
+    ),
+)
+
+
+def who_differs(material: Material) -> Section | None:
+    """Every wrong order, under every optimizer."""
+    arms = material.arms[material.arms["arm"].isin(WRONG)]
+    if arms.empty:
+        return None
+    rows = []
+    for (arm, optimizer), own in arms.groupby(["arm", "optimizer"]):
+        parted = own["verdict"].eq("different")
+        gap = own[["algebra_error", "trajectory_error"]].max(axis=1)
+        causes = ", ".join(sorted(set(own["cause"])))
+        cells = (share(int(parted.sum()), len(own)), f"{number(gap.min())} to {number(gap.max())}", causes)
+        rows.append((WRONG[str(arm)], str(optimizer), *cells))
+    caption = (
+        f"Gates: {ALGEBRA_GATE:.0e} on gradients and state, {TRAJECTORY_GATE:.0e} on the float64 trajectory; the larger of the "
+        "two differences is shown. The correct arms of the same trials are equivalent."
+    )
+    head = ("done otherwise", "optimizer", "different", "by", "called")
+    return Section("What happens when it is done otherwise", (Table(head, tuple(rows), caption),))
+
+
+def in_the_loss(material: Material) -> Section | None:
+    rows = _of(material.results, "convergence")
+    if rows.empty:
+        return None
+    trials = rows.drop_duplicates("trial").set_index("trial")["optimizer"]
+    steps = material.read_steps(list(trials.index))
+    if steps.empty:
+        return None
+    steps = steps.assign(optimizer=steps["trial"].map(trials))
+    seen = {str(name): faults.visibility(own).dropna()["arm"].tolist() for name, own in steps.groupby("optimizer")}
+    wrong = sorted(set(steps["arm"]) - {"accumulated", "full", "permuted"})
+    hidden = {name: [arm for arm in wrong if arm not in found] for name, found in seen.items()}
+    text = " ".join(
+        f"Under {name} the loss shows {share(len(wrong) - len(unseen), len(wrong))}"
+        + (f", and hides {', '.join(unseen)}." if unseen else ".")
+        for name, unseen in hidden.items()
+    )
+    picture = Picture(
+        "loss",
+        order_figures.figure_losses(steps),
+        "Relative difference of each faulty arm's loss to the correct arm's over the optimizer steps, per optimizer.",
+        "One trial per optimizer, digits, N = 4, one epoch of 25 windows three times, clipping sometimes active; every arm sees "
+        f"the same samples. A loss is seen to differ above the dashed line ({faults.VISIBLE:.0%} of the correct arm's for "
+        f"{faults.IN_A_ROW} steps), and only if there is a correct run beside it.",
+    )
+    return Section("Which of these you would have seen in the loss", (Text(text), picture))
+
+
+def thresholds(material: Material) -> Section | None:
+    rows = _of(material.results, "clipping_threshold")
+    if rows.empty:
+        return None
+    name = rows["factor"].case_when([(rows["factor"] == 1, "c"), (rows["factor"] > 1, "c·N"), (rows["factor"] < 1, "c / N")])
+    cells = []
+    for (arm, factor, kind), own in rows.assign(name=name).groupby(["arm", "name", "threshold"]):
+        ranges = [f"{number(own[column].min())} to {number(own[column].max())}" for column in ("error", "error_of_nth")]
+        cells.append((str(arm), str(factor), "below the norm" if kind == "clipped" else "above it", *ranges))
+    head = ("mean losses", "threshold", "c is", "error", "error of the N-th part")
+    caption = (
+        f"Relative distance of what the optimizer consumes to the full batch's gradient clipped at c; N = 2 to "
+        f"{rows['accumulation_steps'].max()}, {rows['trial'].nunique()} trials, float64. Where c clips, a sum under the "
+        "unchanged "
+        "threshold happens to be right: active clipping hides a missing division."
+    )
+    return Section("Which threshold", (Table(head, tuple(cells), caption, folded=True),))
+
+
+def resumed(material: Material) -> Section | None:
+    rows = _of(material.results, "resumption")
+    if rows.empty:
+        return None
+    names = {
+        "at_boundary": "at the boundary",
+        "in_window": "inside a window",
+        "in_window_with_gradients": "inside a window, with the gradients",
+        "in_window_replayed": "inside a window, which is begun again",
+    }
+    cells = []
+    for (arm, precision), own in rows.groupby(["arm", "precision"]):
+        spread = f"{number(own['distance'].min())} to {number(own['distance'].max())}"
+        cells.append((names[str(arm)], str(precision), share(int(own["identical"].sum()), len(own)), spread))
+    head = ("checkpoint", "precision", "bit-identical", "distance of the weights")
+    caption = (
+        "Model, optimizer, schedule and scaler through torch.save and torch.load into new objects, then on to the end; "
+        "against the "
+        "same training without interruption. No dropout: its generator would have to be saved too, wherever the checkpoint is."
+    )
+    return Section("Checkpoints", (Table(head, tuple(cells), caption),))
+
+
+EXPERIMENT = Experiment(
+    name="order_of_operations",
+    title="What happens once per window?",
+    question="Which of clearing, stepping, clipping, decay, schedule, unscaling and checkpoints belong to the window, and not "
+    "to the "
+    "micro-batch?",
+    prediction="All of them: done once per window, an arm is equivalent to the full batch, with clipping off, sometimes and "
+    "always "
+    "active; done per micro-batch it is different. The clipping threshold needs no change where gradients are averaged. A "
+    "checkpoint "
+    "inside a window loses its gradients unless it holds them.",
+    rule="Judged arms decide: the correct arm has to be equivalent and each wrong one different; the thresholds are held "
+    "against the "
+    f"full batch's clipped gradient ({ALGEBRA_GATE:.0e} in float64), resumed trainings against uninterrupted ones, bit by bit.",
+    claims=CLAIMS,
+    sections=(who_differs, in_the_loss, resumed, thresholds),
+)

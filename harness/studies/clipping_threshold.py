@@ -1,0 +1,51 @@
+"""Which threshold clips an averaged and a summed gradient as the full batch's is clipped."""
+
+from __future__ import annotations
+
+import torch
+
+from harness import faults
+from harness.config import Precision, TrialConfig
+from harness.gradients import relative_distance
+from harness.lock_step import Setting, Watch
+from harness.micro_batch import windows
+from harness.oracle import clipped, snapshot
+from harness.recipe import Recipe, take_step
+from harness.studies import OnStep, Row, measured
+from harness.trial import split_plan
+
+THRESHOLDS = {"clipped": 0.5, "not_clipped": 1.5}  # times the norm of the full batch's gradient
+
+
+def run(config: TrialConfig, on_step: OnStep) -> Row:
+    """A row per N, for averaged and for summed mean losses, thresholds c / N, c and c·N, and a c that clips or does not."""
+    return measured(config, measure)
+
+
+def measure(setting: Setting) -> list[Row]:
+    """The first window at the initial weights, in float64. `error`: of the consumed gradient against the full batch's, clipped at
+    c; `error_of_nth`: of the N-th part of the consumed gradient.
+    """
+    config = setting.config
+    ids = next(windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window))
+    window, referee = setting.exact.batch(ids), setting.referee()
+    full = referee.gradient(snapshot(referee.model), window)
+    norm = float(torch.linalg.vector_norm(full))
+    rows: list[Row] = []
+    for num in config.accumulation_steps:
+        averaged = Recipe(accumulation_steps=num, split=split_plan(config, num))
+        summed = faults.named("loss_not_divided", Precision.float64)(averaged)
+        for kind, share in THRESHOLDS.items():
+            for name, recipe in (("averaged", averaged), ("summed", summed)):
+                for factor in (1 / num, 1.0, float(num)):
+                    arm = setting.arm(recipe, Precision.float64, total_steps=1, clip_norm=factor * share * norm)
+                    watch = Watch(arm)
+                    take_step(arm, window)
+                    assert watch.gradient is not None
+                    right = clipped(full, share * norm)
+                    errors = (relative_distance(watch.gradient, right), relative_distance(watch.gradient / num, right))
+                    rows.append(
+                        {"arm": name, "accumulation_steps": num, "threshold": kind, "factor": factor,
+                         "error": errors[0], "error_of_nth": errors[1]}
+                    )  # fmt: skip
+    return rows

@@ -1,0 +1,64 @@
+"""Norms of the gradient of each parameter tensor, accumulated and of the full batch, at the same weights along a training."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor
+
+from harness.config import Precision, TrialConfig
+from harness.determinism import fixed_randomness
+from harness.lock_step import Setting, Watch
+from harness.micro_batch import hash_seed, windows
+from harness.recipe import Arm, Recipe, take_step
+from harness.studies import OnStep, Row, measured
+from harness.trial import full_batch, split_plan
+from harness.workloads import Batch
+
+
+def run(config: TrialConfig, on_step: OnStep) -> Row:
+    """A row per N, tensor and probed step, in float64."""
+    return measured(config, measure)
+
+
+def measure(setting: Setting) -> list[Row]:
+    """The full batch trains; at each probe an arm of every N starts from its weights and takes the same window."""
+    config = setting.config
+    full = setting.arm(full_batch(config), Precision.float64, total_steps=config.steps, clip_norm=config.clip_norm)
+    watch, names = Watch(full), [name for name, _ in full.model.named_parameters()]
+    rows: list[Row] = []
+    stream = windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window)
+    for t, ids in enumerate(itertools.islice(stream, config.steps)):
+        window, accumulated = setting.exact.batch(ids), {}
+        if t % config.probe_every == 0:
+            for num in config.accumulation_steps:
+                accumulated[num] = _accumulated(setting, full, num, window, t)
+        with fixed_randomness(hash_seed(config.seed, t), setting.device):
+            take_step(full, window)
+        assert watch.gradient is not None
+        own = _norms(full, watch.gradient)
+        for num, norms in accumulated.items():
+            rows += [
+                {"accumulation_steps": num, "step": t, "tensor": name, "full_norm": a, "accumulated_norm": b}
+                for name, a, b in zip(names, own, norms, strict=True)
+            ]
+    return rows
+
+
+def _accumulated(setting: Setting, full: Arm, num: int, window: Batch, step: int) -> list[float]:
+    """Norms by tensor of what an arm with `num` micro-batches consumes at the full batch's weights."""
+    config = setting.config
+    recipe = Recipe(accumulation_steps=num, split=split_plan(config, num))
+    arm = setting.arm(recipe, Precision.float64, total_steps=1, clip_norm=config.clip_norm)
+    arm.model.load_state_dict(full.model.state_dict())
+    watch = Watch(arm)
+    with fixed_randomness(hash_seed(config.seed, step), setting.device):
+        take_step(arm, window)
+    assert watch.gradient is not None
+    return _norms(arm, watch.gradient)
+
+
+def _norms(arm: Arm, gradient: Tensor) -> list[float]:
+    parts = gradient.split([p.numel() for p in arm.model.parameters()])
+    return [float(torch.linalg.vector_norm(part)) for part in parts]

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from harness import studies
+from harness.config import Data, Model, OptimizerConfig, OptimizerName, Study, TrialConfig, WorkloadConfig
+from harness.studies.adaptive_windows import _cut
+
+MLP = WorkloadConfig(data=Data.digits, model=Model.mlp)
+
+
+@pytest.mark.parametrize("optimizer", [OptimizerName.momentum, OptimizerName.adam])
+def test_changing_n_is_the_full_batch_only_at_constant_b(optimizer: OptimizerName) -> None:
+    config = TrialConfig(
+        study=Study.adaptive_windows, workload=MLP, effective_batch=60, accumulation_steps=(1, 2, 5, 15), steps=8,
+        optimizer=OptimizerConfig(name=optimizer, lr=0.02), seed=3,
+    )  # fmt: skip
+    rows = {row["arm"]: row for row in studies.run(config, lambda step, rows: None)["measurements"]}
+    assert {row["samples"] for row in rows.values()} == {480} and rows["constant_batch"]["distinct_n"] > 1
+    assert rows["constant_batch"]["distance"] <= 1e-9 and rows["constant_batch"]["gradient_error"] <= 1e-12
+    assert rows["constant_divisor"]["gradient_error"] == pytest.approx(14 / 15, abs=1e-9), "N = 1 divided by 15"
+    for name in ("varying_batch", "varying_batch_scaled_rate"):
+        assert rows[name]["gradient_error"] <= 1e-12, "right gradients of other windows"
+        assert rows[name]["distance"] > 1e-3
+
+
+def test_windows_are_cut_from_the_same_samples() -> None:
+    cut = _cut(torch.arange(10), [4, 3, 8, 8])
+    assert [len(part) for part in cut] == [4, 3, 3] and torch.equal(torch.cat(cut), torch.arange(10))
