@@ -17,7 +17,7 @@ def figure_update_size(rows: pd.DataFrame) -> Figure:
     optimizers = [name for name in OPTIMIZERS if name in set(rows["optimizer"])]
     start = rows[(rows["accumulation_steps"] == 1) & (rows["arm"] == "accumulated")].set_index("trial")["first_update"]
     rows = rows.assign(relative=rows["first_update"] / rows["trial"].map(start))
-    numbers = sorted(set(rows["accumulation_steps"]))
+    numbers = sorted(set(rows["accumulation_steps"].astype(int)))  # among other studies the column has gaps
     with style():
         figure = new_figure(WIDTH, 3.0)
         panels = figure.subplots(1, len(optimizers), sharey=True, squeeze=False)[0]

@@ -44,7 +44,7 @@ def figure_losses(steps: pd.DataFrame) -> Figure:
 def figure_tensor_norms(table: pd.DataFrame) -> Figure:
     """Largest deviation of a tensor's norm over N: a dot per window, coloured by normalisation."""
     norms = [norm for norm in NORMS if norm in set(table["norm"])]
-    numbers = sorted(set(table["accumulation_steps"]))
+    numbers = sorted(set(table["accumulation_steps"].astype(int)))  # among other studies the column has gaps
     with style():
         figure = new_figure(WIDTH, 3.2)
         axes = figure.subplots()

@@ -215,8 +215,8 @@ def update_size(material: Material) -> Section | None:
         "update-size",
         normalisation_figures.figure_update_size(rows),
         "Norm of the first update over N for each optimizer, divided and undivided, relative to one micro-batch.",
-        f"Micro-batches of {rows['micro_batch'].iloc[0]} samples, so that B = N·b grows with N; from the same initial weights, "
-        f"{rows['trial'].nunique()} trials. Divided, an update shrinks a little, as the noise of its gradient averages out; "
+        f"Micro-batches of {rows['micro_batch'].iloc[0]:.0f} samples, so that B = N·b grows with N; from the same weights, "
+        f"{rows['trial'].nunique()} trials. Divided, an update of SGD shrinks, as the noise of its gradient averages out; "
         "undivided, it is N times that under SGD and unchanged under Adam, whose steps have no scale.",
     )
     text = (
