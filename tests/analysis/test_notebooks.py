@@ -16,6 +16,8 @@ NOTEBOOKS = sorted((ROOT / "analysis" / "notebooks").glob("*.py"))
 SWEEPS = {
     "tour_of_a_sweep": "+experiment=equivalence effective_batch=64 optimizer=sgd precision=float32 norm=none,batch "
     "seed=0,1 steps=4 algebra_steps=3 accumulation_steps=[2,16] tracking=disabled",
+    "batch_norm": "+experiment=batchnorm hydra.sweeper.size=quick workload=digits_mlp steps=2 accumulation_steps=[2,8] "
+    "tracking=disabled",
     "my_own_sweep": "-m norm=none,batch seed=0,1 steps=3 algebra_steps=2 accumulation_steps=[2,16]",
 }
 
