@@ -15,6 +15,10 @@ COLUMNS = (
 )
 
 
+def no_audits() -> pd.DataFrame:
+    return pd.DataFrame(columns=list(COLUMNS), dtype=object)
+
+
 def read_audits(results: Path) -> pd.DataFrame:
     """One row per trainer, function and arm of `results/audits/*.json`; `causes` and `detail` are joined with "; ".
 

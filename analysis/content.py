@@ -6,12 +6,15 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.load import Results
 from experiments import Experiment
+
+if TYPE_CHECKING:
+    from analysis.load import Results  # which reads audits, whose section is made of this
 
 
 @dataclass(frozen=True, kw_only=True)

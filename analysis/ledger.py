@@ -30,8 +30,10 @@ def findings(experiment: Experiment, own: Results) -> dict[str, Finding]:
 
 
 def _decide(claim: Claim, own: Results) -> Finding:
-    if own.trials.empty:
-        return Finding(verdict=Ruling.no_data, measured=math.nan, threshold="", n=0, explanation="No trial of it is finished.")
+    if own.is_empty:
+        return Finding(
+            verdict=Ruling.no_data, measured=math.nan, threshold="", n=0, explanation="None of its trials is finished."
+        )
     return claim.decide(own)
 
 

@@ -7,12 +7,13 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from analysis import audits
 from harness import tracking
 from harness.record import StoredTrial, StoreError, read_trial
 from harness.store import State, Store
@@ -50,6 +51,7 @@ ARM_COLUMNS = (
     *VERDICT_COLUMNS, *EVIDENCE, *OUTCOMES, *(f"full_{name}" for name in OUTCOMES),
     "group", "model", "fault", "changes", "ragged", "jump_step", "oracle_error", "counters", "reasons", "steps", "clip_norm",
 )  # fmt: skip
+AUDITED = "released_trainers"  # the experiment whose results are audits, and no trials
 FLAGS = ("counters_ok", "explained", "fault", "changes", "ragged", "clipping_active", "unequal_terms")
 METRIC = re.compile(r"(?P<metric>[^/]+)/(?P<arm>(?P<name>.+)-(?P<n>\d+)(\.(?P<replicate>\d+))?)")  # as experiment.flat_metrics
 STEP_COLUMNS = ("step", "arm", "accumulation_steps", "replicate", "loss", "gradient_distance", "scale", "cosine",
@@ -76,6 +78,7 @@ class Results:
     measurements: pd.DataFrame  # one row per measurement of the studies that judge no arms: settings of the trial, and its values
     trials: pd.DataFrame  # one row per finished trial: names, group, versions, seconds by phase
     missing: tuple[Missing, ...]  # running, unfinished, failed and damaged trials
+    audits: pd.DataFrame = field(default_factory=audits.no_audits)  # of released trainers
 
     def of(self, experiment: str) -> Results:
         """The part that belongs to one experiment."""
@@ -84,12 +87,17 @@ class Results:
             self.measurements[self.measurements["experiment"] == experiment].dropna(axis=1, how="all").reset_index(drop=True),
             self.trials[self.trials["experiment"] == experiment].reset_index(drop=True),
             tuple(one for one in self.missing if one.experiment == experiment),
+            self.audits if experiment == AUDITED else self.audits.iloc[:0],
         )
 
     @property
     def experiments(self) -> list[str]:
-        """Names of the experiments that have at least one finished trial."""
-        return sorted(set(self.trials["experiment"]))
+        """Names of the experiments that have at least one finished trial, or audit."""
+        return sorted({*self.trials["experiment"], *([AUDITED] if len(self.audits) else [])})
+
+    @property
+    def is_empty(self) -> bool:
+        return self.trials.empty and self.audits.empty
 
 
 def read(results: Path | str, experiment: str | None = None) -> Results:
@@ -115,6 +123,7 @@ def read(results: Path | str, experiment: str | None = None) -> Results:
         measurements.frame(("experiment", "trial"), order[:2]),
         trials.frame(("experiment", "trial"), order[:2]),
         tuple(missing),
+        audits.read_audits(Path(results)) if experiment in (None, AUDITED) else audits.no_audits(),
     )
 
 

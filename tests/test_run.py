@@ -209,7 +209,7 @@ def test_the_equivalence_grid(command: Command) -> None:
 def test_all_experiments_at_once(command: Command) -> None:
     folder = Path(__file__).parents[1] / "conf" / "experiment"
     names = {path.stem for path in folder.glob("*.yaml")} - {"all", "gpu"}
-    assert names == set(registered())
+    assert names == set(registered()) - {"released_trainers"}, "the one that is made of audits"
     _, together = command("+experiment=all", "hydra.sweeper.size=quick", "seed=0")
     one_by_one = [command(f"+experiment={name}", "hydra.sweeper.size=quick", "seed=0")[1] for name in sorted(names)]
     assert {config.experiment for config in together} == names
