@@ -8,7 +8,7 @@ REPORTS ?= reports
 CONSTRAINTS ?= $(if $(shell command -v nvidia-smi),,-c constraints-cpu.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help report report-full test test-slow check format gpu clean
+.PHONY: help report report-full test test-slow check format bench gpu clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-24s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ check: $(VENV)/.ready  ## lint, format, types
 format: $(VENV)/.ready  ## let ruff mend what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+bench: $(VENV)/.ready  ## what the harness costs: a table, and reports/bench.json (a quarter of an hour on 2 idle cores)
+	$(BIN)/python -m harness.bench --out $(REPORTS)/bench.json
 
 gpu: $(VENV)/.ready  ## on a CUDA machine: GPU tests, ResNet-18 and the language model; summary in results/gpu/
 	$(BIN)/python -m pytest -q -m gpu tests

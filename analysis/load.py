@@ -105,11 +105,10 @@ def read(results: Path | str, experiment: str | None = None) -> Results:
     arms, measurements, trials, missing = Columns(), Columns(), Columns(), []
     for status in Store(results).status(experiment):
         detail = status.detail
-        if status.state == State.finished:
+        if (trial := status.stored) is not None:
             try:
-                trial = read_trial(status.folder)
                 rows = [_arm(trial, arm) for arm in trial.arms]
-            except (StoreError, OSError, KeyError, TypeError) as error:  # changed meanwhile, or not written by this engine
+            except (KeyError, TypeError) as error:  # not written by this engine
                 missing.append(Missing(status.experiment, status.trial, str(State.damaged), _one_line(error)))
                 continue
             arms.extend(rows)

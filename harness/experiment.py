@@ -26,10 +26,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
-from harness import tracking
+from harness import sweeps, tracking
 from harness.config import ConfigError, Device, HarnessConfig, TrialConfig, identity, to_dict
 from harness.progress import Progress, open_progress
-from harness.store import State, Store, StoreWarning, TrialTaken
+from harness.store import State, Store, StoreWarning, TrialTaken, TrialWriter
 
 TrialFunction = Callable[[HarnessConfig], None]
 
@@ -97,13 +97,7 @@ def run_one(config: HarnessConfig) -> None:
             config.tracking, to_dict(trial), experiment=trial.experiment, trial_id=name, folder=writer.folder, tags=_tags(trial)
         ) as mirror,
     ):
-
-        def on_step(step: int, rows: list[dict[str, Any]]) -> None:
-            for row in rows:
-                writer.row(row)
-            mirror.log(step, flat_metrics(rows))
-
-        record = studies.run(trial, on_step)
+        record = studies.run(trial, recorder(writer, mirror))
         phases = record["seconds"]
         phases["other"] = time.monotonic() - started - sum(phases.values())
         writer.finish(record)
@@ -120,6 +114,17 @@ def summary(record: Mapping[str, Any]) -> dict[str, Any]:
         for arm in record["arms"]
     }
     return {"arms": arms, "reference": record.get("reference", {}), "measurements": record.get("measurements", [])}
+
+
+def recorder(writer: TrialWriter, mirror: tracking.Run) -> Callable[[int, list[dict[str, Any]]], None]:
+    """What a trial calls after each step: its rows go to the store, and as metrics to the mirror."""
+
+    def on_step(step: int, rows: list[dict[str, Any]]) -> None:
+        for row in rows:
+            writer.row(row)
+        mirror.log(step, flat_metrics(rows))
+
+    return on_step
 
 
 def _tags(trial: TrialConfig) -> list[str]:
@@ -171,6 +176,8 @@ def run_many(configs: Sequence[HarnessConfig], run: TrialFunction | None = None)
     for tracking_config in dict.fromkeys(cell.config.tracking for cell in todo):
         tracking.check(tracking_config)
     workers = _num_workers(configs[0])
+    for store in {cell.store.root: cell.store for cell in cells}.values():
+        sweeps.announce(store.root, [f"{cell.config.experiment}/{cell.trial}" for cell in cells if cell.store.root == store.root])
     # All trials of a sweep decide, not those left: a resumed trial computes with as many threads as it would have had.
     threads = 1 if min(workers, len(cells)) > 1 else _num_cores()
     with _caught_signals() as caught, open_progress(total=len(cells), skipped=skipped) as progress:

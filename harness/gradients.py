@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor, nn
+
+BLOCK = 2**22  # elements compared at once: 32 MiB in float64
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,52 @@ class Decomposition:
 
 
 def flatten(tensors: Iterable[Tensor]) -> Tensor:
-    """One float64 vector of all elements, in the order given."""
-    return torch.cat([tensor.detach().reshape(-1).double() for tensor in tensors])
+    """One new float64 vector of all elements, in the order given."""
+    with torch.no_grad():
+        return torch.cat([tensor.reshape(-1) for tensor in tensors]).double()
+
+
+class Elements:
+    """All elements of some tensors as float64 vectors of at most BLOCK elements each.
+
+    Few elements are converted once. Many stay in their own format and are converted block by block when they are read: what is
+    kept is one copy of them (with `copy`) or none.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor], *, copy: bool = False) -> None:
+        own = [tensor.detach() for tensor in tensors]
+        is_small = sum(tensor.numel() for tensor in own) <= BLOCK
+        self._vector = flatten(own) if is_small else None
+        self._tensors = [] if is_small else [tensor.clone() if copy else tensor for tensor in own]
+
+    def vector(self) -> Tensor:
+        """[P] float64, all of them."""
+        return flatten(self._tensors) if self._vector is None else self._vector
+
+    def __iter__(self) -> Iterator[Tensor]:
+        if self._vector is not None:
+            yield self._vector
+        group: list[Tensor] = []
+        for piece in (piece for tensor in self._tensors for piece in tensor.reshape(-1).split(BLOCK)):
+            if group and sum(map(len, group)) + len(piece) > BLOCK:
+                yield flatten(group)
+                group = []
+            group.append(piece)
+        if group:
+            yield flatten(group)
+
+
+def norm_of_difference(a: Elements, b: Elements) -> Tensor:
+    """[1] float64 on the device: ||a - b||."""
+    norms = [torch.linalg.vector_norm(x - y) for x, y in zip(a, b, strict=True)]
+    norm: Tensor = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+    return norm.reshape(1)
+
+
+def moments_of(a: Elements, g: Elements) -> Tensor:
+    """`moments` of all elements, summed over the blocks."""
+    parts = [moments(x, y) for x, y in zip(a, g, strict=True)]
+    return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
 
 def moments(a: Tensor, g: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from harness import precision
 from harness.config import OptimizerConfig, Precision, TrialConfig
 from harness.determinism import fixed_randomness
-from harness.gradients import Comparison, comparison, flatten, moments
+from harness.gradients import Comparison, Elements, comparison, flatten, moments_of, norm_of_difference, relative_distance
 from harness.micro_batch import hash_seed
 from harness.oracle import Referee
 from harness.recipe import Arm, Recipe, make_optimizer, make_schedule, take_step
@@ -27,6 +27,7 @@ from harness.workloads import Workload
 from harness.workloads.build import make_workload
 
 REFERENCE = "full"
+ExactGradient = Callable[[str], Tensor | None]  # label of an arm -> [P] float64 at its present parameters
 
 
 class Setting:
@@ -93,30 +94,40 @@ class Watch:
     """Sees what an arm's optimizer consumes, each time it steps, and where the weights are at each forward."""
 
     def __init__(self, arm: Arm) -> None:
+        self.keeps = True  # whether `gradient` is wanted
         self.gradient: Tensor | None = None  # [P] float64, of the last optimizer step; None when the scaler skipped it
+        self.reference: Elements | None = None  # a gradient that each step's is compared with at once
+        self.moments: Tensor | None = None  # [4] of the last optimizer step and the reference
+        self.consumed: Elements | None = None  # of the last optimizer step, where there is no reference
         self.last_forward: Tensor | None = None  # [P] float64, the weights at the window's last forward, where watched
         self.left_over: Tensor | None = None  # [P] float64, gradients there before the window's first backward, if any
         self.steps = self.steps_in_window = 0
         self.sees_forwards = self._backward_begun = False
-        self._parameters = list(arm.model.parameters())
+        self.parameters = list(arm.model.parameters())
         arm.optimizer.register_step_pre_hook(self._see_step)
         arm.model.register_forward_hook(self._see_outputs)
 
-    def start_window(self) -> None:
-        self.gradient = self.last_forward = self.left_over = None
+    def start_window(self, reference: Elements | None = None) -> None:
+        self.gradient = self.moments = self.consumed = self.last_forward = self.left_over = None
+        self.reference = reference
         self.steps_in_window = 0
         self._backward_begun = False
 
     def _see_step(self, *_: object) -> None:
         self.steps += 1
         self.steps_in_window += 1
-        self.gradient = flatten(torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters)
+        consumed = Elements(torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters)
+        self.gradient = consumed.vector() if self.keeps else None
+        if self.reference is None:
+            self.consumed = consumed
+        else:
+            self.moments = moments_of(consumed, self.reference)
 
     def _see_outputs(self, _model: nn.Module, _inputs: object, outputs: Tensor) -> None:
         if outputs.requires_grad and not self._backward_begun:
             outputs.register_hook(self._see_backward)
         if outputs.requires_grad and self.sees_forwards:
-            outputs.register_hook(partial(self._used, flatten(self._parameters)))
+            outputs.register_hook(partial(self._used, flatten(self.parameters)))
 
     def _used(self, weights: Tensor, _gradient: Tensor) -> None:
         """A backward goes through a forward with these weights; one for logging alone does not count."""
@@ -127,8 +138,8 @@ class Watch:
         if self._backward_begun:
             return
         self._backward_begun = True
-        if any(p.grad is not None and bool(p.grad.count_nonzero()) for p in self._parameters):
-            self.left_over = flatten(torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters)
+        if any(p.grad is not None and bool(p.grad.count_nonzero()) for p in self.parameters):
+            self.left_over = flatten(torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters)
 
 
 @dataclass(frozen=True)
@@ -138,6 +149,7 @@ class StepRecord:
     loss: float
     gradient: Comparison  # NaN when one of the two steps was skipped
     parameter_distance: float  # ||theta_arm - theta_full|| / ||theta_full - theta_0||
+    gradient_error: float = math.nan  # ||g - g_64|| / ||g_64||, where an exact gradient was given
 
 
 class LockStep:
@@ -148,32 +160,46 @@ class LockStep:
         assert next(iter(arms)) == REFERENCE
         self.arms, self.seed, self.steps = dict(arms), seed, 0
         self.watches = {label: Watch(arm) for label, arm in arms.items()}
-        self.start = flatten(arms[REFERENCE].model.parameters())
+        self.start = Elements(self.watches[REFERENCE].parameters, copy=True)
         self.foreign_windows = dict.fromkeys(arms, 0)  # windows whose samples were not the window's
         self.dirty_starts = dict.fromkeys(arms, 0)  # windows that began with gradients left over
 
-    def step(self, ids: Tensor) -> dict[str, StepRecord]:
-        """All arms take the window `ids`; one transfer from the device at the end."""
+    def step(self, ids: Tensor, *, keep: bool = True, exact: ExactGradient | None = None) -> dict[str, StepRecord]:
+        """All arms take the window `ids`; one transfer from the device at the end.
+
+        `keep`: every arm's gradient stays in its watch. Without, comparing holds two copies of the parameters however many arms
+        there are: where the reference began, and what it consumed. `exact(label)` is asked for before the arm's step, one arm
+        after the other; None for an arm that is not judged.
+        """
         window = self.arms[REFERENCE].workload.batch(ids)
-        reference_gradient, reference_parameters, rows = None, self.start, []
+        gradient, reference_parameters, rows, errors = None, self.start, [], {}
         for label, arm in self.arms.items():
             watch = self.watches[label]
-            watch.start_window()
+            watch.start_window(gradient)
+            expected = exact(label) if exact is not None else None
+            watch.keeps = keep or expected is not None
             with self.randomness(self.steps):
                 loss = take_step(arm, window)
             self.dirty_starts[label] += watch.left_over is not None
             self.foreign_windows[label] += not window.holds(torch.cat(arm.seen))
-            parameters = flatten(arm.model.parameters())
+            parameters = Elements(watch.parameters)
             if label == REFERENCE:
-                reference_gradient, reference_parameters = watch.gradient, parameters
-            distance = torch.linalg.vector_norm(parameters - reference_parameters)
-            rows.append(
-                torch.cat([loss.reshape(1), _moments(watch.gradient, reference_gradient, arm.device), distance.reshape(1)])
-            )
-        movement = torch.linalg.vector_norm(reference_parameters - self.start).reshape(1)
+                gradient, reference_parameters = watch.consumed, parameters
+                watch.moments = None if gradient is None else moments_of(gradient, gradient)
+                watch.consumed = None
+            if expected is not None and watch.gradient is not None:
+                errors[label] = relative_distance(watch.gradient, expected)
+            if not keep:
+                watch.gradient = None
+            distance = norm_of_difference(parameters, reference_parameters)
+            rows.append(torch.cat([loss.reshape(1), _or_nan(watch.moments, arm.device), distance]))
+        movement = norm_of_difference(reference_parameters, self.start)
         self.steps += 1
         table = torch.cat([movement, *rows]).tolist()
-        return {label: _record(table[1 + 6 * i : 7 + 6 * i], table[0]) for i, label in enumerate(self.arms)}
+        return {
+            label: _record(table[1 + 6 * i : 7 + 6 * i], table[0], errors.get(label, math.nan))
+            for i, label in enumerate(self.arms)
+        }
 
     def watch_forwards(self, on: bool) -> None:
         """Copy the weights at every forward from now on, or stop: a probe's business."""
@@ -209,16 +235,15 @@ class LockStep:
         return {name: (value, reference[name]) for name, value in self.counters(label).items() if value != reference[name]}
 
 
-def _moments(a: Tensor | None, g: Tensor | None, device: torch.device) -> Tensor:
-    if a is None or g is None:
-        return torch.full((4,), math.nan, dtype=torch.float64, device=device)
-    return moments(a, g)
+def _or_nan(four: Tensor | None, device: torch.device) -> Tensor:
+    """The moments, or NaN where one of the two steps was skipped."""
+    return torch.full((4,), math.nan, dtype=torch.float64, device=device) if four is None else four
 
 
-def _record(row: list[float], movement: float) -> StepRecord:
+def _record(row: list[float], movement: float, gradient_error: float) -> StepRecord:
     loss, *four, distance = row
     relative = distance / movement if movement > 0 else (0.0 if distance == 0 else math.inf)
-    return StepRecord(loss, comparison(four), relative)
+    return StepRecord(loss, comparison(four), relative, gradient_error)
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]) -> dict[str, Tensor]:

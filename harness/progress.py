@@ -70,7 +70,7 @@ class _Lines:
         ended = done + failed
         elapsed = now - self.started
         left = (self.total - ended) * elapsed / (ended - self.skipped) if ended > self.skipped else None
-        times = f"{_clock(elapsed)} elapsed, " + (f"about {_clock(left)} left" if left is not None else "time left not known yet")
+        times = f"{clock(elapsed)} elapsed, " + (f"about {clock(left)} left" if left is not None else "time left not known yet")
         print(f"{ended}/{self.total} ended, {_counts(running, failed, elsewhere)}, {times}", flush=True)
 
     def note(self, text: str) -> None:
@@ -81,10 +81,10 @@ def _counts(running: int, failed: int, elsewhere: int) -> str:
     return f"{running} running, {failed} failed" + (f", {elsewhere} run by another process" if elsewhere else "")
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
     """`1:02:03` or `2:03`.
 
-    >>> _clock(3723.4), _clock(9)
+    >>> clock(3723.4), clock(9)
     ('1:02:03', '0:09')
     """
     minutes, rest = divmod(int(seconds), 60)

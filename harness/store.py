@@ -33,7 +33,7 @@ import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
@@ -95,6 +95,7 @@ class Status:
     state: State
     folder: Path
     detail: str = ""
+    stored: StoredTrial | None = field(default=None, repr=False)  # of a finished trial
 
 
 class Store:
@@ -154,8 +155,7 @@ class Store:
         """Every trial that has a folder, finished or not."""
         for folder in self._folders(experiment):
             if folder.is_dir() and any((folder / name).exists() for name in ("trial.json", "lock", "failed.json", "config.json")):
-                state, detail = self._state(folder)
-                yield Status(experiment=folder.parent.name, trial=folder.name, state=state, folder=folder, detail=detail)
+                yield self._status(folder)
 
     def steps(self, trial: StoredTrial) -> pd.DataFrame:
         """The step rows of a finished trial, in the order they were written; StoreError when the file is not the one written."""
@@ -218,22 +218,25 @@ class Store:
         for parent in experiments:
             yield from _names(parent)
 
-    def _state(self, folder: Path) -> tuple[State, str]:
+    def _status(self, folder: Path) -> Status:
+        def status(state: State, detail: str = "", stored: StoredTrial | None = None) -> Status:
+            names = {"experiment": folder.parent.name, "trial": folder.name}
+            return Status(**names, state=state, folder=folder, detail=detail, stored=stored)
+
         try:
-            read_trial(folder)
-            return State.finished, ""
+            return status(State.finished, stored=read_trial(folder))
         except FileNotFoundError:
             pass
         except StoreError as error:
-            return State.damaged, str(error)
+            return status(State.damaged, str(error))
         if self._is_running(folder):
-            return State.running, ""
+            return status(State.running)
         try:
-            return State.failed, str(json.loads((folder / "failed.json").read_bytes())["error"])
+            return status(State.failed, str(json.loads((folder / "failed.json").read_bytes())["error"]))
         except FileNotFoundError:
-            return State.unfinished, ""
+            return status(State.unfinished)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            return State.failed, f"failed.json cannot be read: {error}"
+            return status(State.failed, f"failed.json cannot be read: {error}")
 
     def _is_running(self, folder: Path) -> bool:
         if not (folder / "lock").exists():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 import time
@@ -20,8 +21,7 @@ from harness.by_hand import Loop, by_hand
 from harness.config import ConfigError, Split, TrialConfig, identity, validate
 from harness.determinism import choose_device, deterministic
 from harness.environment import describe
-from harness.gradients import relative_distance
-from harness.lock_step import REFERENCE, LockStep, Setting
+from harness.lock_step import REFERENCE, ExactGradient, LockStep, Setting
 from harness.micro_batch import Even, Ragged, SplitPlan, hash_seed, windows
 from harness.oracle import clipped, snapshot
 from harness.poison import PoisonedWindow
@@ -92,6 +92,11 @@ def standard_candidates(config: TrialConfig) -> list[Candidate]:
     return [*(Candidate(ACCUMULATED, recipe) for recipe in accumulated), Candidate(PERMUTED, permuted(config, 0))]
 
 
+def null_recipes(config: TrialConfig) -> dict[str, Recipe]:
+    """The band of L3 by label: permuted full batches, and a full batch that starts from weights moved by one ulp."""
+    return {f"null/{i}": permuted(config, 1 + i) for i in range(config.nulls)} | {"ulp/0": full_batch(config)}
+
+
 def with_faults(config: TrialConfig, faults: Mapping[str, Callable[[Recipe], Recipe]]) -> list[Candidate]:
     """The standard candidates, and for every N each fault applied to the right recipe, under the fault's name."""
     standard = standard_candidates(config)
@@ -131,7 +136,7 @@ def run_trial(config: TrialConfig, on_step: OnStep, candidates: Sequence[Candida
         non_finite = poison.measure(setting, recipes, stream[:2])
         exact = {label: _beside_poison(result, non_finite, label) for label, result in exact.items()}
         clock.lap("poison")
-        lock, distances = _train(setting, recipes, stream[: config.steps], on_step)
+        lock, distances = train(setting, recipes, stream[: config.steps], on_step)
         clock.lap("training")
         short = [ids for ids in stream if len(ids) < config.effective_batch]
         arms = [
@@ -203,12 +208,12 @@ class Distances:
         return Trajectory(ratio=max(ratios, default=math.nan), jump_step=jump, final_distance=own[-1])
 
 
-def _train(
+def train(
     setting: Setting, recipes: Mapping[str, Recipe], stream: Sequence[Tensor], on_step: OnStep
 ) -> tuple[LockStep, Distances]:
     """All arms and the nulls in the target precision, one row per arm and step."""
     config = setting.config
-    nulls = {f"null/{i}": permuted(config, 1 + i) for i in range(config.nulls)} | {"ulp/0": full_batch(config)}
+    nulls = null_recipes(config)
     lock = LockStep(
         {
             label: setting.arm(recipe, config.precision, total_steps=config.steps, clip_norm=config.clip_norm)
@@ -220,11 +225,10 @@ def _train(
     noise = noise_scale.watch({label: lock.arms[label] for label in recipes if label.startswith(f"{ACCUMULATED}/")})
     labels = list(lock.arms)
     distances = Distances({label: [] for label in labels}, {label: [] for label in labels}, tuple(nulls))
-    referee = setting.referee()
+    exact = ExactGradients(setting, lock, frozenset(recipes))
     for t, ids in enumerate(stream):
-        probe = is_probe(t, ids, config.probe_every, config.effective_batch)
-        before = {label: snapshot(lock.arms[label].model) for label in recipes} if probe else {}
-        records = lock.step(ids)
+        is_probed = is_probe(t, ids, config.probe_every, config.effective_batch)
+        records = lock.step(ids, keep=False, exact=exact.at(t, ids) if is_probed else None)
         squares = noise_scale.read(noise)
         rows = []
         for label, record in records.items():
@@ -241,18 +245,39 @@ def _train(
                     "scale": record.gradient.scale,
                     "cosine": record.gradient.cosine,
                     "parameter_distance": record.parameter_distance,
-                    "gradient_error": math.nan,
+                    "gradient_error": record.gradient_error,
                     **squares.get(label, {}),
                 }
             )
-        for row, label in zip(rows, before, strict=False):  # recipes come first in both
-            consumed = lock.watches[label].gradient
-            if consumed is not None:
-                with lock.randomness(t):
-                    exact = referee.gradient(before[label], setting.exact.batch(ids))
-                row["gradient_error"] = relative_distance(consumed, clipped(exact, config.clip_norm))
         on_step(t, rows)
     return lock, distances
+
+
+@dataclass(frozen=True)
+class ExactGradients:
+    """The exact gradients of the judged arms, each at its own parameters, in float64."""
+
+    setting: Setting
+    lock: LockStep
+    judged: frozenset[str]
+
+    def at(self, step: int, ids: Tensor) -> ExactGradient:
+        """For `LockStep.step`: the clipped gradient of the window `ids`. At step 0 all judged arms have the same weights."""
+        referee, max_norm = self.setting.referee(), self.setting.config.clip_norm
+        window = self.setting.exact.batch(ids)
+
+        def gradient(label: str) -> Tensor:
+            with self.lock.randomness(step):
+                return clipped(referee.gradient(snapshot(self.lock.arms[label].model), window), max_norm)
+
+        shared = functools.cache(gradient)
+
+        def exact(label: str) -> Tensor | None:
+            if label not in self.judged:
+                return None
+            return shared(REFERENCE) if step == 0 else gradient(label)
+
+        return exact
 
 
 def move_one_ulp(model: nn.Module) -> None:

@@ -6,7 +6,18 @@ import torch
 from torch import nn
 
 from harness.config import OptimizerConfig
-from harness.gradients import by_group, by_tensor, compare, decompose, flatten, relative_distance
+from harness.gradients import (
+    Elements,
+    by_group,
+    by_tensor,
+    compare,
+    decompose,
+    flatten,
+    moments,
+    moments_of,
+    norm_of_difference,
+    relative_distance,
+)
 from harness.recipe import make_optimizer
 
 ROUNDING = 1e-13  # float64 sums of a few hundred terms
@@ -75,3 +86,25 @@ def test_tensors_and_groups_find_their_entries_in_the_flat_gradient() -> None:
     }
     unnamed = torch.optim.SGD([{"params": [model[2].bias]}, {"params": [model[0].weight]}], lr=0.1)
     assert {name: len(index) for name, index in by_group(model, unnamed).items()} == {"0": 2, "1": 12}
+
+
+def test_elements_read_in_blocks_are_the_elements(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = [torch.randn(3, 4), torch.randn(1), torch.randn(25), torch.randn(2, 2, 2)]
+    others = [tensor + torch.randn_like(tensor) for tensor in tensors]
+    a, g = flatten(tensors), flatten(others)
+    whole = moments_of(Elements(tensors), Elements(others)), norm_of_difference(Elements(tensors), Elements(others))
+    assert torch.equal(whole[0], moments(a, g)) and torch.equal(whole[1][0], torch.linalg.vector_norm(a - g))
+    monkeypatch.setattr("harness.gradients.BLOCK", 10)
+    blocks = list(Elements(tensors))
+    assert len(blocks) > 3 and max(map(len, blocks)) <= 10
+    assert torch.equal(torch.cat(blocks), a) and torch.equal(Elements(tensors).vector(), a)
+    assert torch.allclose(moments_of(Elements(tensors), Elements(others)), whole[0], rtol=1e-14, atol=0)
+    assert torch.allclose(norm_of_difference(Elements(tensors), Elements(others)), whole[1], rtol=1e-14, atol=0)
+
+
+def test_a_copy_of_elements_stays_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.gradients.BLOCK", 4)
+    tensor = torch.zeros(9)
+    copied, live = Elements([tensor], copy=True), Elements([tensor])
+    tensor += 1
+    assert float(copied.vector().sum()) == 0 and float(live.vector().sum()) == 9

@@ -1,0 +1,147 @@
+"""(a) What measuring costs: a trial with its probes, tracking and store against the same arms as bare loops.
+
+One thread, one process, the sides in turn. The *training phase* is what a bare loop also does, with everything that is measured
+along it. The *whole trial* adds what no bare loop does: the float64 algebra (L0) over `algebra_steps` windows, the rounding (L1)
+over K permutations and the outcomes; a fixed cost per trial, so its ratio falls as the training grows.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+
+from harness import experiment, tracking
+from harness.bench.bare import bare_arms
+from harness.bench.cost import Cost, alternate, of_call, ratios, seconds
+from harness.bench.measure import Measure
+from harness.config import Data, Device, HarnessConfig, Model, Norm, Precision, Split, TrialConfig, WorkloadConfig, to_dict
+from harness.determinism import choose_device, deterministic
+from harness.lock_step import REFERENCE, Setting
+from harness.micro_batch import windows
+from harness.recipe import Recipe
+from harness.store import Store
+from harness.trial import full_batch, null_recipes, standard_candidates, train
+
+PART = "overhead"
+SPARSE, DENSE = 10, 1  # probe_every
+TARGETS = {SPARSE: 1.10, DENSE: 1.5}
+ROUNDS = 5
+NAMES = ("digits", "language model", "ResNet-18")
+
+
+def configuration(name: str, precision: Precision = Precision.float32) -> TrialConfig:
+    """A trial of the named workload; on a CPU the ResNet has an eighth of its channels and a smaller window."""
+    base = TrialConfig(experiment="bench", precision=precision)
+    match name:
+        case "digits":
+            return dataclasses.replace(base, steps=40)
+        case "language model":
+            workload = WorkloadConfig(data=Data.text, model=Model.transformer, depth=1)
+            return dataclasses.replace(base, workload=workload, norm=Norm.layer, split=Split.ragged, effective_batch=32, steps=30)
+        case "ResNet-18" if choose_device(Device.auto).type == "cuda":
+            workload = WorkloadConfig(model=Model.resnet18, width=8)
+            return dataclasses.replace(base, workload=workload, norm=Norm.group, steps=40)
+        case "ResNet-18":
+            workload = WorkloadConfig(model=Model.resnet18, width=1)
+            return dataclasses.replace(
+                base,
+                workload=workload,
+                norm=Norm.group,
+                effective_batch=16,
+                accumulation_steps=(2, 4),
+                steps=20,
+                algebra_steps=20,
+            )
+    raise ValueError(f"expected one of {', '.join(NAMES)}, got {name!r}")
+
+
+def measure(rounds: int = ROUNDS) -> Iterator[Measure]:
+    """Every workload, with probes at every tenth step and at every step; then the whole trial."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for name in NAMES:
+            yield from of_workload(name, configuration(name), rounds)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def of_workload(name: str, config: TrialConfig, rounds: int) -> Iterator[Measure]:
+    with tempfile.TemporaryDirectory() as folder, deterministic():
+        setting = Setting(config, choose_device(config.device))
+        sides = Sides(setting, Path(folder))
+        sides.check()
+        costs = alternate(
+            {
+                "bare": lambda: of_call(sides.bare),
+                f"{SPARSE}": lambda: of_call(lambda: sides.training(SPARSE)),
+                f"{DENSE}": lambda: of_call(lambda: sides.training(DENSE)),
+                "whole": lambda: of_call(lambda: sides.whole(SPARSE)),
+            },
+            rounds,
+        )
+    size = f"{config.steps} steps of {config.effective_batch} samples, {sides.num_parameters:,} parameters"
+    note = f"{len(sides.recipes)} arms, {size}"
+    wall, cpu = seconds(costs["bare"])
+    yield Measure(part=PART, name=f"{name}: bare loops", unit="s", wall=wall, cpu=cpu, note=note)
+    for every in (SPARSE, DENSE):
+        yield _ratio(f"{name}: training phase, probe_every={every}", costs[f"{every}"], costs["bare"], TARGETS[every])
+    yield _ratio(f"{name}: whole trial, with L0 and L1", costs["whole"], costs["bare"], None)
+
+
+def _ratio(name: str, above: list[Cost], below: list[Cost], target: float | None) -> Measure:
+    wall, cpu = ratios(above, below)
+    return Measure(part=PART, name=name, unit="x", wall=wall, cpu=cpu, target=target)
+
+
+class Sides:
+    """The two sides of the comparison, on the same setting and windows."""
+
+    def __init__(self, setting: Setting, folder: Path) -> None:
+        self.setting, self.folder, self.count = setting, folder, itertools.count()
+        config = setting.config
+        stream = windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window)
+        self.stream = list(itertools.islice(stream, config.steps))
+        candidates = {candidate.label: candidate.recipe for candidate in standard_candidates(config)}
+        self.judged: Mapping[str, Recipe] = {REFERENCE: full_batch(config), **candidates}
+        self.recipes: Mapping[str, Recipe] = {**self.judged, **null_recipes(config)}
+        self.num_parameters = sum(p.numel() for p in setting.initial.parameters())
+
+    def bare(self) -> dict[str, float]:
+        return bare_arms(self.setting, self.recipes, self.stream)
+
+    def training(self, probe_every: int) -> dict[str, float]:
+        """The training phase of a trial, into a store and an offline W&B run; the last losses by label."""
+        number, config = next(self.count), dataclasses.replace(self.setting.config, probe_every=probe_every)
+        setting = copy.copy(self.setting)
+        setting.config = config
+        plain = to_dict(config)
+        with (
+            Store(self.folder).open_trial("bench", f"{number}", plain) as writer,
+            tracking.open_run(
+                HarnessConfig().tracking, plain, experiment="bench", trial_id=f"{number}", folder=writer.folder
+            ) as mirror,
+        ):
+            on_step = experiment.recorder(writer, mirror)
+            _, distances = train(setting, self.judged, self.stream, on_step)
+            writer.finish({"arms": [], "environment": {}, "seconds": {}})
+            mirror.finish({})
+        return {label: losses[-1] for label, losses in distances.losses.items()}
+
+    def whole(self, probe_every: int) -> None:
+        """A trial as a sweep runs it."""
+        config = dataclasses.replace(self.setting.config, probe_every=probe_every)
+        values = {field.name: getattr(config, field.name) for field in dataclasses.fields(TrialConfig)}
+        experiment.run_one(HarnessConfig(**values, results=str(self.folder / f"whole-{next(self.count)}")))
+
+    def check(self) -> None:
+        """Both sides train the same arms: their last losses agree to the bit. It also warms both up."""
+        bare, measured = self.bare(), self.training(SPARSE)
+        same = {label for label in self.judged if bare[label] == measured[label]}
+        assert same == set(self.judged), f"bare loops and trial differ in {sorted(set(self.judged) - same)}"

@@ -1,0 +1,38 @@
+"""(d) How long the command line takes to answer, and one tiny trial from the shell."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import tempfile
+from collections.abc import Iterator
+
+from harness.bench.cost import alternate, of_command, seconds
+from harness.bench.measure import Measure
+
+PART = "startup"
+ROUNDS = 5
+# As small as a trial may be: one step of a small perceptron, and K = 30 permutations, the least there are.
+TINY = (
+    "workload=digits_mlp", "workload.width=1", "effective_batch=4", "accumulation_steps=[2]", "steps=1", "algebra_steps=1",
+)  # fmt: skip
+
+
+def measure(rounds: int = ROUNDS) -> Iterator[Measure]:
+    harness, count = [sys.executable, "-m", "harness"], itertools.count()
+    with tempfile.TemporaryDirectory() as folder:
+        costs = alternate(
+            {
+                "help": lambda: of_command([*harness, "--help"]),
+                "tiny": lambda: of_command([*harness, *TINY, f"results={folder}/{next(count)}"]),
+                "torch": lambda: of_command([sys.executable, "-c", "import torch"]),
+            },
+            rounds,
+        )
+    for side, name, target in (
+        ("help", "--help", 1.0),
+        ("tiny", "one tiny trial", 4.0),
+        ("torch", "python -c 'import torch'", None),
+    ):
+        wall, cpu = seconds(costs[side])
+        yield Measure(part=PART, name=name, unit="s", wall=wall, cpu=cpu, target=target)

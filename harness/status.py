@@ -1,0 +1,98 @@
+"""`python -m harness.status [--results DIR]`: where the sweeps of a store stand, also while other processes write to it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness import sweeps
+from harness.progress import clock
+from harness.store import State, Status, Store
+
+MOST_FAILURES = 10  # that are listed
+WAITING = "waiting"  # asked for, and not begun
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One experiment: how many trials are in each state, and what is left of the sweeps that were asked for."""
+
+    experiment: str
+    counts: Counter[str]
+    left: float | None  # seconds, where some trial has finished since its sweep began
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m harness.status", description=__doc__)
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the store (default: results)")
+    options = parser.parse_args(arguments)
+    found = {f"{one.experiment}/{one.trial}": one for one in Store(options.results).status()}
+    asked = sweeps.announced(options.results)
+    if not found and not asked:
+        print(f"{options.results}: no trials", file=sys.stderr)
+        return 1
+    for line in lines(found, asked, time.time()):
+        print(line)
+    return 0
+
+
+def standings(found: dict[str, Status], asked: Sequence[sweeps.Sweep], now: float) -> list[Standing]:
+    """By experiment, in the order of their names. A trial that several sweeps asked for counts once, with the latest."""
+    started = {trial: sweep.started for sweep in asked for trial in sweep.trials}
+    states = {name: str(one.state) for name, one in found.items()}
+    states |= {trial: WAITING for trial in started if trial not in states}
+    by_experiment: dict[str, list[str]] = {}
+    for name in states:
+        by_experiment.setdefault(name.partition("/")[0], []).append(name)
+    standing = []
+    for experiment, names in sorted(by_experiment.items()):
+        open_trials = [name for name in names if name in started and states[name] not in (State.finished, State.failed)]
+        begun = min((started[name] for name in open_trials), default=now)
+        ended = sum(states[name] == State.finished and _ended(found[name]) >= begun for name in names)
+        left = len(open_trials) * (now - begun) / ended if ended else (None if open_trials else 0.0)
+        standing.append(Standing(experiment, Counter(states[name] for name in names), left))
+    return standing
+
+
+def lines(found: dict[str, Status], asked: Sequence[sweeps.Sweep], now: float) -> Iterator[str]:
+    """What is printed: one line per experiment, the running trials with their age, the failures with their error."""
+    columns = (State.finished, State.running, State.failed, State.unfinished, State.damaged, WAITING)
+    rows = [("experiment", *map(str, columns), "time left")]
+    for standing in standings(found, asked, now):
+        left = "not known yet" if standing.left is None else (f"about {clock(standing.left)}" if standing.left else "-")
+        rows.append((standing.experiment, *(str(standing.counts[state]) for state in columns), left))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    for name, one in found.items():
+        if one.state == State.running:
+            yield f"running for {clock(max(0.0, now - _begun(one, now)))}: {name}"
+    failed = [(name, one) for name, one in found.items() if one.state in (State.failed, State.damaged)]
+    for name, one in failed[:MOST_FAILURES]:
+        yield f"{one.state}: {name}: {one.detail}"
+    if len(failed) > MOST_FAILURES:
+        yield f"and {len(failed) - MOST_FAILURES} more"
+
+
+def _ended(status: Status) -> float:
+    return _modified(status.folder / "trial.json", 0.0)
+
+
+def _begun(status: Status, now: float) -> float:
+    return _modified(status.folder / "config.json", now)
+
+
+def _modified(path: Path, otherwise: float) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # it has moved on meanwhile
+        return otherwise
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""The state of a store that real processes write to."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from harness import status, sweeps
+from harness.store import State, Store
+
+# A process that claims a trial, says so, and holds it until its input ends.
+HOLD = """
+import sys
+from harness.store import Store
+with Store(sys.argv[1]).open_trial("sweep", sys.argv[2], {}) as writer:
+    print("claimed", flush=True)
+    sys.stdin.read()
+    writer.finish({"arms": [], "environment": {}, "seconds": 0.0})
+"""
+# A process that stores forty trials, each claimed by whoever comes first.
+RACE = """
+import sys
+from harness.store import Store, TrialTaken
+store, done = Store(sys.argv[1]), 0
+for i in range(40):
+    try:
+        with store.open_trial("race", f"t{i}", {"i": i}) as writer:
+            for step in range(5):
+                writer.row({"step": step, "loss": i + step / 7})
+            writer.finish({"arms": [], "environment": {}, "seconds": 0.0})
+            done += 1
+    except TrialTaken:
+        pass
+print(done)
+"""
+
+
+def python(code: str, *arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def finish(store: Store, trial: str) -> None:
+    with store.open_trial("sweep", trial, {}) as writer:
+        writer.finish({"arms": [], "environment": {}, "seconds": 0.0})
+
+
+def test_every_state_of_a_sweep_that_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = Store(tmp_path)
+    sweeps.announce(tmp_path, [f"sweep/{name}" for name in ("a", "b", "c", "d", "e")])
+    finish(store, "a")
+    store.mark_failed("sweep", "b", "ValueError: no such luck")
+    with python(HOLD, tmp_path, "c") as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == "claimed\n"
+        assert status.main(["--results", str(tmp_path)]) == 0
+        shown = capsys.readouterr().out.splitlines()
+        assert shown[1].split()[:7] == ["sweep", "1", "1", "1", "0", "0", "2"] and "about" in shown[1]
+        assert any(line.startswith("running for 0:0") and line.endswith("sweep/c") for line in shown)
+        assert "failed: sweep/b: ValueError: no such luck" in shown
+        assert holder.stdin is not None
+        holder.stdin.close()
+    assert [one.state for one in store.status()] == [State.finished, State.failed, State.finished]
+
+
+def test_time_left_is_the_rate_since_the_sweep_began(tmp_path: Path) -> None:
+    """Two of six were there before, one has finished in the 30 s since: three more at that rate take 90 s."""
+    store, now = Store(tmp_path), time.time()
+    for number in range(3):
+        finish(store, f"t{number}")
+    for old in ("t0", "t1"):
+        os.utime(tmp_path / "sweep" / old / "trial.json", (now - 500, now - 500))
+    asked = [sweeps.Sweep(tuple(f"sweep/t{i}" for i in range(6)), now - 30)]
+    found = {f"{one.experiment}/{one.trial}": one for one in store.status()}
+    [standing] = status.standings(found, asked, now)
+    assert standing.counts == {"finished": 3, "waiting": 3} and standing.left == pytest.approx(90)
+    [alone] = status.standings({}, asked, now)
+    assert alone.left is None and alone.counts == {"waiting": 6}
+    [whole] = status.standings(found, [sweeps.Sweep(("sweep/t0",), now)], now)
+    assert whole.left == 0
+
+
+def test_a_store_without_trials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status.main(["--results", str(tmp_path / "nowhere")]) == 1
+    assert "no trials" in capsys.readouterr().err
+
+
+def test_four_processes_store_the_same_trials_once_each(tmp_path: Path) -> None:
+    writers = [python(RACE, tmp_path) for _ in range(4)]
+    done = [int(writer.communicate(timeout=100)[0]) for writer in writers]
+    assert [writer.returncode for writer in writers] == [0] * 4
+    assert sum(done) == 40
+    stored = list(Store(tmp_path).trials("race"))
+    assert {trial.trial for trial in stored} == {f"t{i}" for i in range(40)}
+    for trial in stored:
+        steps = Store(tmp_path).steps(trial)
+        assert steps["loss"].tolist() == [trial.config["i"] + step / 7 for step in range(5)]
