@@ -48,7 +48,8 @@ def trained(results: Results) -> pd.DataFrame:
     rows = of_study(results, TRAINED)
     if rows.empty:
         return rows
-    return rows.assign(error=100 * (1 - rows["held_out_accuracy"]), b=rows["micro_batch"])
+    whole = {name: rows[name].astype(int) for name in ("accumulation_steps", "effective_batch", "micro_batch")}
+    return rows.assign(**whole, error=100 * (1 - rows["held_out_accuracy"]), b=whole["micro_batch"])
 
 
 def fixed_batch(rows: pd.DataFrame) -> pd.DataFrame:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -56,15 +55,12 @@ def gradient_over_b(material: Material) -> Section | None:
     rows = rows[(rows["norm"] == "batch") & (rows["momentum"] == DEFAULT_MOMENTUM)]
     plain = exact_rows(material.results, "accumulated")
     influence = float(plain["influence"].max())
-    first = plain[plain["after_steps"] == 0].groupby("micro_batch")[["gradient_error", "bias", "spread"]].median()
-    small, large = first.index.min(), first.index.max()
+    lines = [_gradient_words(model, own) for model, own in plain[plain["after_steps"] == 0].groupby("model")]
     text = (
-        f"At the initial weights the gradient of b = {large} is {number(first['gradient_error'][large])} off (relative, median), "
-        f"that of b = {small} {number(first['gradient_error'][small])}. All of it is the batch statistics' doing. The running "
-        f"statistics have no part in it: other buffers change the gradient by {number(influence)} exactly. Cutting the window in "
-        f"other ways splits the error: what all cuts have in common is a bias ({number(first['bias'][large])} and "
-        f"{number(first['bias'][small])}), which averaging over steps does not remove; the rest is scatter from cut to cut "
-        f"({number(first['spread'][large])} and {number(first['spread'][small])})."
+        f"All of it is the batch statistics' doing. The running statistics have no part in it: other buffers change the "
+        f"gradient by {number(influence)} (relative, largest of {len(plain)}), for a training forward does not read them. "
+        "Cutting the same window in 16 random ways splits the error. What all cuts have in common is a bias, which averaging "
+        "over steps does not remove; the rest is scatter from cut to cut."
     )
     picture = Picture(
         "gradient-over-b",
@@ -76,7 +72,21 @@ def gradient_over_b(material: Material) -> Section | None:
         "training the full gradient is small, so that the same disturbance is relatively larger. Not shown by this: what it does "
         "to accuracy.",
     )
-    return Section("The gradient: batch statistics", (Text(text), picture))
+    return Section("The gradient: batch statistics", (*(Text(line) for line in lines), Text(text), picture))
+
+
+def _gradient_words(model: object, rows: pd.DataFrame) -> str:
+    """Error, bias and scatter of a model at the largest and the smallest b."""
+    table = rows.groupby("micro_batch")[["gradient_error", "bias", "spread"]].median()
+    ends = [
+        f"{number(float(table['gradient_error'][b]))} at b = {b} (bias {number(float(table['bias'][b]))}, scatter "
+        f"{number(float(table['spread'][b]))})"
+        for b in (table.index.max(), table.index.min())
+    ]
+    return (
+        f"{named(model).capitalize()}, initial weights, B = {int(rows['effective_batch'].max())}: the accumulated gradient is "
+        f"{ends[0]} and {ends[1]} off the full batch's (relative, medians of {rows['trial'].nunique()} trials)."
+    )
 
 
 def running_statistics(material: Material) -> Section | None:
@@ -207,15 +217,18 @@ def remedies_trained(material: Material) -> Section | None:
     lost = plain["kept"] - full["kept"]
     weights = plain["again"] - full["again"]
     text = (
-        f"Plain accumulation at b = {b}, B = {size} loses {_mean_and_interval(lost.tolist())} points. Evaluated with the "
-        f"training set's own statistics at its weights it loses {_mean_and_interval(weights.tolist())}: this part is what the "
-        "batch statistics did to the training. The rest is what the running statistics did to the evaluation."
+        f"Plain accumulation at b = {b}, B = {size} loses {_mean_and_interval(lost.tolist())} points to the full batch (paired "
+        f"by seed). With the training set's own statistics at its weights it still loses "
+        f"{_mean_and_interval(weights.tolist())}: that is what the batch statistics did to the training. The difference of the "
+        f"two, {_mean_and_interval((lost - weights).tolist())}, is what the running statistics do to the evaluation, and all "
+        "that a corrected momentum can mend."
     )
     head = ("remedy", "held-out error, %", "with the training set's statistics, %", "n")
     caption = (
         "Mean over seeds and 95% t interval. First column: evaluated with the running statistics that the arm kept. Second: "
         "the same weights, with statistics of the whole training set. Where the first is high and the second low, only "
-        "evaluation was wrong."
+        "evaluation was wrong. Ghost BatchNorm in the full batch is plain accumulation up to rounding, which training in "
+        "float32 at this b magnifies: the two rows show how much."
     )
     return Section("Remedies, trained", (Text(text), Table(head, tuple(cells), caption)))
 
@@ -266,15 +279,15 @@ def _beside_wu_and_he(title: str, name: str, rows: pd.DataFrame) -> Section | No
 def _shape(model: str, gains: pd.DataFrame) -> str:
     """Where BatchNorm's error rises most, how far GroupNorm's moves, and the sign of the gain at both ends."""
     own = gains.sort_values("b", ascending=False)
-    rises = own["batch"].diff().iloc[1:]
-    steepest = own["b"].iloc[1:][rises.argmax()] if len(rises) else math.nan
-    before = own["b"].iloc[:-1].iloc[rises.argmax()]
+    sizes, errors = own["b"].tolist(), own["batch"].tolist()
+    steepest = max(range(1, len(sizes)), key=lambda place: errors[place] - errors[place - 1], default=0)
+    before, at = sizes[max(0, steepest - 1)], sizes[steepest]
     span = own["group"].max() - own["group"].min()
     first, last = own.iloc[0], own.iloc[-1]
     return (
         f"{named(model).capitalize()}: BatchNorm's error goes from {number(first['batch'])}% at b = "
-        f"{int(first['b'])} to {number(last['batch'])}% at b = {int(last['b'])}, steepest from {int(before)} to "
-        f"{int(steepest)} (theirs: from 4 to 2). GroupNorm's mean moves by {number(span)} points over b (theirs: 0.2). "
+        f"{int(first['b'])} to {number(last['batch'])}% at b = {int(last['b'])}, steepest from {before} to {at} "
+        f"(theirs: from 4 to 2). GroupNorm's mean moves by {number(span)} points over b (theirs: 0.2). "
         f"GroupNorm gains {number(first['gain'])} ({number(first['low'])} to {number(first['high'])}) at b = {int(first['b'])} "
         f"(theirs: -0.5 at 32) and {number(last['gain'])} ({number(last['low'])} to {number(last['high'])}) at b = "
         f"{int(last['b'])} (theirs: 10.6 at 2)."

@@ -113,7 +113,8 @@ def costs_accuracy(results: Results) -> Finding:
         verdict = Ruling.conditional
     else:
         open_cells = int((~harmed & scarce).sum() + (~spared & ample).sum())
-        return undecided(f"{open_cells} cells of b = {SCARCE} and {AMPLE} are neither within {MARGIN:g} point nor beyond it.", n)
+        reason = f"Cells of b = {SCARCE} not shown to lose, or of b = {AMPLE} not shown to keep, {MARGIN:g} point: {open_cells}."
+        return undecided(reason, n)
     others = cells[~dense]
     wide = f" With 16 values or more per sample and channel (convolutions) b = {SCARCE} costs {_points(others, SCARCE)}." if (
         len(others) and (others["b"] == SCARCE).any()) else ""  # fmt: skip

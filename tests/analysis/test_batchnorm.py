@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -88,18 +90,32 @@ def test_without_rows_nothing_is_decided(name: str) -> None:
     assert RULES[name](made_of([])).verdict == Ruling.needs_full_grid
 
 
-def test_a_real_trial_on_the_page(tmp_path: Path) -> None:
-    config = TrialConfig(
+def stored(results: Path, config: TrialConfig) -> None:
+    with Store(results).open_trial(config.experiment, identity(config), to_dict(config)) as writer:
+        writer.finish(studies.run(config, lambda step, rows: None))
+
+
+def test_real_trials_on_the_page(tmp_path: Path) -> None:
+    exactly = TrialConfig(
         experiment="batchnorm", study=Study.batch_statistics, norm=Norm.batch, precision=Precision.float64, effective_batch=16,
         accumulation_steps=(2, 4), steps=2,
     )  # fmt: skip
-    with Store(tmp_path / "results").open_trial("batchnorm", identity(config), to_dict(config)) as writer:
-        writer.finish(studies.run(config, lambda step, rows: None))
+    stored(tmp_path / "results", exactly)
+    for study, seed in itertools.product((Study.convergence, Study.remedies), (0, 1)):
+        trained = {"study": study, "precision": Precision.float32, "accumulation_steps": (4,), "seed": seed}
+        stored(tmp_path / "results", dataclasses.replace(exactly, **trained))
     results = load.read(tmp_path / "results").of("batchnorm")
-    for name in ("B1", "B2", "B5"):
-        assert RULES[name](results).verdict == EXPECTED[name]
+    verdicts = {name: decide(results).verdict for name, decide in RULES.items()}
+    assert verdicts == {"B1": EXPECTED["B1"], "B2": EXPECTED["B2"], "B4": Ruling.needs_full_grid, "B5": EXPECTED["B5"]}
     page = report.write(tmp_path / "results", tmp_path / "out").read_text()
-    assert "Remedies side by side" in page and "two-pass statistics" in page
+    for title in (
+        "The gradient: batch statistics",
+        "effective momentum",
+        "Accuracy: b, not N",
+        "side by side",
+        "Remedies, trained",
+    ):
+        assert title in page
     assert {path.stem for path in (tmp_path / "out" / "figures").iterdir()} >= {
-        "batchnorm-gradient-over-b", "batchnorm-effective-momentum",
+        "batchnorm-gradient-over-b", "batchnorm-effective-momentum", "batchnorm-accuracy-over-b",
     }  # fmt: skip

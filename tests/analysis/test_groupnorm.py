@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,11 +14,16 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from analysis import report
 from analysis.batch_norm import against_full, between_norms, error_cells, fixed_batch, growing_batch, t_test, trained
+from analysis.batch_norm_sections import _shape
 from analysis.load import Results
 from experiments import Ruling
 from experiments.batchnorm import costs_accuracy
 from experiments.groupnorm import better_choice
+from harness import studies
+from harness.config import Model, Norm, Study, TrialConfig, WorkloadConfig, identity, to_dict
+from harness.store import Store
 
 SEEDS = range(6)
 JITTER = 0.1  # points, of the errors made here
@@ -124,3 +132,28 @@ def test_trials_of_one_n_are_those_whose_batch_grows() -> None:
 @pytest.mark.parametrize("values, p", [([0.0, 0.0], 1.0), ([1.0, 1.0], 0.0), ([1.0], math.nan)])
 def test_a_t_test_without_spread(values: list[float], p: float) -> None:
     assert t_test(values) == pytest.approx(p, nan_ok=True)
+
+
+def test_both_tables_beside_wu_and_hes_on_the_page(tmp_path: Path) -> None:
+    """Real trials: one B cut in two ways, and one N with a B that grows."""
+    mlp = WorkloadConfig(model=Model.mlp)
+    config = TrialConfig(experiment="groupnorm", study=Study.convergence, workload=mlp, steps=2)
+    cuts = [(16, (2, 8)), (8, (4,)), (16, (4,))]
+    for (size, steps), norm, seed in itertools.product(cuts, (Norm.batch, Norm.group), (0, 1)):
+        own = dataclasses.replace(config, effective_batch=size, accumulation_steps=steps, norm=norm, seed=seed)
+        with Store(tmp_path / "results").open_trial("groupnorm", identity(own), to_dict(own)) as writer:
+            writer.finish(studies.run(own, lambda step, rows: None))
+    page = report.write(tmp_path / "results", tmp_path / "out").read_text()
+    assert "At fixed B: only the normaliser changes" in page and "As they did it: B grows with b" in page
+    assert {path.stem for path in (tmp_path / "out" / "figures").iterdir()} >= {
+        "groupnorm-fixed-batch",
+        "groupnorm-growing-batch",
+    }
+
+
+def test_the_shape_in_words() -> None:
+    gains = between_norms(fixed_batch(trained(results())))
+    words = _shape("mlp", gains)
+    assert "at b = 32 to" in words and "steepest from 4 to 2 (" in words
+    moved = between_norms(fixed_batch(trained(results(batch=BATCH | {4: 29.0}))))
+    assert "steepest from 8 to 4 (" in _shape("mlp", moved)
