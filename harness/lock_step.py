@@ -160,9 +160,14 @@ class LockStep:
         assert next(iter(arms)) == REFERENCE
         self.arms, self.seed, self.steps = dict(arms), seed, 0
         self.watches = {label: Watch(arm) for label, arm in arms.items()}
-        self.start = Elements(self.watches[REFERENCE].parameters, copy=True)
+        self.began = Elements(self.watches[REFERENCE].parameters, copy=True)
         self.foreign_windows = dict.fromkeys(arms, 0)  # windows whose samples were not the window's
         self.dirty_starts = dict.fromkeys(arms, 0)  # windows that began with gradients left over
+
+    @property
+    def start(self) -> Tensor:
+        """[P] float64, the reference's weights before its first step."""
+        return self.began.vector()
 
     def step(self, ids: Tensor, *, keep: bool = True, exact: ExactGradient | None = None) -> dict[str, StepRecord]:
         """All arms take the window `ids`; one transfer from the device at the end.
@@ -172,7 +177,7 @@ class LockStep:
         after the other; None for an arm that is not judged.
         """
         window = self.arms[REFERENCE].workload.batch(ids)
-        gradient, reference_parameters, rows, errors = None, self.start, [], {}
+        gradient, reference_parameters, rows, errors = None, self.began, [], {}
         for label, arm in self.arms.items():
             watch = self.watches[label]
             watch.start_window(gradient)
@@ -193,7 +198,7 @@ class LockStep:
                 watch.gradient = None
             distance = norm_of_difference(parameters, reference_parameters)
             rows.append(torch.cat([loss.reshape(1), _or_nan(watch.moments, arm.device), distance]))
-        movement = norm_of_difference(reference_parameters, self.start)
+        movement = norm_of_difference(reference_parameters, self.began)
         self.steps += 1
         table = torch.cat([movement, *rows]).tolist()
         return {

@@ -52,13 +52,13 @@ def test_comparing_keeps_two_copies_of_the_parameters_however_many_arms(keep: bo
     grown: dict[int, float] = {}
     for num_arms in (3, 9):
         lock, first = lock_of(setting, num_arms), stream(setting, 1)[0]
-        del lock.start  # it is one of the two, and made before the count begins
+        del lock.began  # it is one of the two, and made before the count begins
         before, seen = live_bytes(), []
 
         def look(label: str, seen: list[int] = seen) -> None:
             seen.append(live_bytes())
 
-        lock.start = Elements(lock.watches[REFERENCE].parameters, copy=True)
+        lock.began = Elements(lock.watches[REFERENCE].parameters, copy=True)
         lock.step(first, keep=keep, exact=look)
         grown[num_arms] = (max(*seen, live_bytes()) - before) / size
     if keep:

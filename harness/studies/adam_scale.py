@@ -95,7 +95,7 @@ def _first_window(setting: Setting) -> Tensor:
 def _differences(lock: LockStep) -> dict[str, float]:
     """||a - b|| / ||b - start|| of the weights, by what was compared."""
     weights = {name: flatten(arm.model.parameters()) for name, arm in lock.arms.items()}
-    way = {name: value - lock.start.vector() for name, value in weights.items()}
+    way = {name: value - lock.start for name, value in weights.items()}
     return {
         "right_error": relative_distance(way[ACCUMULATED], way[REFERENCE]),
         "fault_error": relative_distance(way[UNDIVIDED], way[REFERENCE]),

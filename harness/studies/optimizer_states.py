@@ -152,7 +152,7 @@ def _errors(lock: LockStep, label: str, against: str) -> dict[str, float]:
     return {
         "gradient_error": _distance(lock.watches[label].gradient, lock.watches[against].gradient),
         "state_error": _state_error(arm_state(arm), arm_state(other)),
-        "parameter_error": _moved_apart(arm, other, lock.start.vector()),
+        "parameter_error": _moved_apart(arm, other, lock.start),
         "buffer_error": relative_distance(
             running_statistics(arm.model.state_dict()), running_statistics(other.model.state_dict())
         ),
