@@ -23,9 +23,11 @@ from harness.verdict import ALGEBRA_GATE, RANK_LEVEL, ROUNDING_GATE, TRAJECTORY_
 
 MAX_LISTED = 50
 # The question, the caveats, and whether the answers can be trusted.
-FIRST = ("equivalence", "normalisation_of_loss", "batchnorm", "groupnorm", "randomness", "momentum", "adam", "learning_rate",
-         "gradient_noise", "order_of_operations", "adaptive_windows", "precision", "memory_and_time", "accounting",
-         "released_trainers", "fault_matrix", "calibration", "sensitivity")  # fmt: skip
+FIRST = (
+    "equivalence", "normalisation_of_loss", "batchnorm", "groupnorm", "randomness", "momentum", "adam", "learning_rate",
+    "gradient_noise", "order_of_operations", "adaptive_windows", "precision", "replicas", "memory_and_time", "accounting",
+    "released_trainers", "fault_matrix", "calibration", "sensitivity",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,16 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "analysis" / "notebooks").glob("*.py"))
-# The sweep that a notebook asks for, cut down.
+# The sweeps that a notebook asks for, cut down.
+TINY_MLP = "hydra.sweeper.size=quick workload=digits_mlp tracking=disabled"
 SWEEPS = {
-    "tour_of_a_sweep": "+experiment=equivalence effective_batch=64 optimizer=sgd precision=float32 norm=none,batch "
-    "seed=0,1 steps=4 algebra_steps=3 accumulation_steps=[2,16] tracking=disabled",
-    "batch_norm": "+experiment=batchnorm hydra.sweeper.size=quick workload=digits_mlp steps=2 accumulation_steps=[2,8] "
-    "tracking=disabled",
-    "my_own_sweep": "-m norm=none,batch seed=0,1 steps=3 algebra_steps=2 accumulation_steps=[2,16]",
+    "tour_of_a_sweep": [
+        "+experiment=equivalence effective_batch=64 optimizer=sgd precision=float32 norm=none,batch "
+        "seed=0,1 steps=4 algebra_steps=3 accumulation_steps=[2,16] tracking=disabled"
+    ],
+    "batch_norm": [f"+experiment=batchnorm {TINY_MLP} steps=2 accumulation_steps=[2,8]"],
+    "momentum_and_adam": [f"+experiment=momentum {TINY_MLP} optimizer=momentum", f"+experiment=adam {TINY_MLP} seed=0"],
+    "my_own_sweep": ["-m norm=none,batch seed=0,1 steps=3 algebra_steps=2 accumulation_steps=[2,16]"],
 }
 
 
@@ -27,11 +30,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("notebooks")
 
 
+def make_results(notebook: Path, folder: Path) -> None:
+    for sweep in SWEEPS[notebook.stem]:
+        command = [sys.executable, "-W", "ignore", "-m", "harness", *sweep.split(), f"results={folder / 'results'}"]
+        subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
+
+
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook(notebook: Path, folder: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
-    sweep = [sys.executable, "-W", "ignore", "-m", "harness", *SWEEPS[notebook.stem].split(), f"results={folder / 'results'}"]
-    subprocess.run(sweep, check=True, capture_output=True, cwd=ROOT)
+    make_results(notebook, folder)
     done = subprocess.run([sys.executable, notebook], env=environment, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
 
@@ -48,8 +56,7 @@ def test_notebook_says_what_it_needs(notebook: Path) -> None:
 def test_notebook_in_jupyter(notebook: Path, folder: Path) -> None:
     """As a user opens it: converted by jupytext and executed in a kernel; at least one figure or table is shown."""
     jupytext, nbclient = pytest.importorskip("jupytext"), pytest.importorskip("nbclient")
-    sweep = [sys.executable, "-m", "harness", *SWEEPS[notebook.stem].split(), f"results={folder / 'results'}"]
-    subprocess.run(sweep, check=True, capture_output=True, cwd=ROOT)
+    make_results(notebook, folder)
     book = jupytext.read(notebook)
     os.environ["PYTHONPATH"] = str(ROOT)
     nbclient.NotebookClient(book, timeout=120, resources={"metadata": {"path": str(folder)}}).execute()
