@@ -27,7 +27,7 @@ def scales(rows: pd.DataFrame) -> pd.DataFrame:
 
 def variances(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows of drawn batches, with the variance that independent draws would have had in `independent`."""
-    own = rows[rows["quantity"] == "variance"].astype({"batch": int, "draws": int})
+    own = rows[rows["quantity"] == "variance"].astype({"batch": int, "draws": int, "step": int})
     factor = own["expected"] * own["batch"] / own.merge(scales(rows), on=["trial", "step"])["noise_trace_y"].to_numpy()
     return own.assign(independent=own["variance"] / factor)
 

@@ -106,6 +106,8 @@ class Study(StrEnum):
     gradient_noise = "gradient_noise"  # every sample's gradient, at points along a training
     adam_scale = "adam_scale"  # what a gradient N times too large does under an optimizer, its eps, decay and clipping
     second_moment = "second_moment"  # Adam's, of windows and of micro-batches
+    accumulators = "accumulators"  # rounding with the sum kept in float32, bfloat16, float16
+    loss_scaling = "loss_scaling"  # a healthy window, one that overflows, and a healthy one
 
 
 class TrackingMode(StrEnum):

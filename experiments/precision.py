@@ -1,0 +1,289 @@
+"""What do number formats do to an accumulated gradient: its accumulator, its loss scale, its forward in 16 bits?"""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from analysis import precision_figures, tables
+from analysis.content import Block, Material, Picture, Section, Table, Text, number, share
+from analysis.load import Results
+from experiments import Claim, Experiment, Finding, Ruling, undecided
+from harness.statistics import equivalence_p, mean_interval
+from harness.verdict import ALGEBRA_GATE, ROUNDING_GATE
+
+SMALL = 2  # samples: the claim speaks of micro-batches of 1 or 2
+NOTICEABLE = 10.0  # times the full batch's own rounding: one decimal digit is lost
+GROWTH = 2.0  # of a 16-bit accumulator's error from the smallest N to the largest: independent roundings give sqrt(N)
+FLOAT16_ERROR = 0.02  # relative, of one gradient under float16 autocast: 2**-11 a rounding, a few dozen in a row
+SIXTEEN = ("float16", "bfloat16")
+MARGIN = 0.01  # of accuracy: one point of a hundred, three images of the 297 held out
+LEVEL = tables.LEVEL
+FEWEST_SEEDS = 3
+
+
+# E1 ----------------------------------------------------------------------------------------------------------------------------
+
+
+def errors(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows of the study `accumulators` that hold errors."""
+    return rows[rows["quantity"] == "error"] if "quantity" in rows else rows.iloc[:0]
+
+
+def small_micro_batches(results: Results) -> Finding:
+    """E1 with the forward in float32: error over the full batch's own at micro-batches of 1 or 2, by accumulator."""
+    rows = errors(results.measurements)
+    rows = rows[rows["precision"] == "float32"] if len(rows) else rows
+    small = rows[rows["micro_batch"] <= SMALL] if len(rows) else rows
+    if small.empty or rows["accumulation_steps"].nunique() < 2:
+        return undecided("It takes micro-batches of 1 or 2 beside larger ones, with the forward in float32.", len(rows))
+    wide, narrow = small[small["accumulator"] == "float32"], small[small["accumulator"].isin(SIXTEEN)]
+    clean = bool((wide["high"] <= NOTICEABLE).all())
+    grown = growth(rows[rows["accumulator"].isin(SIXTEEN)])
+    dirty = bool((narrow["low"] >= NOTICEABLE).all()) and bool((grown >= GROWTH).all())
+    worst = {name: own["arm_error"].max() for name, own in small.groupby("accumulator")}
+    return Finding(
+        verdict=Ruling.conditional if clean and dirty else Ruling.refuted if clean else Ruling.confirmed,
+        measured=float(wide["ratio"].max()),
+        threshold=f"error over the full batch's own, accumulators in float32: ≤ {NOTICEABLE:g}; in 16 bits above it",
+        n=len(small),
+        explanation=f"At b ≤ {SMALL} a float32 sum is off by at most {number(worst['float32'])}, "
+        f"{number(wide['ratio'].min())} to {number(wide['ratio'].max())} times the full batch's own rounding; one in float16 by "
+        f"{number(worst['float16'])}, in bfloat16 by {number(worst['bfloat16'])}. These two grow {number(grown.min())} to "
+        f"{number(grown.max())}-fold with N.",
+    )
+
+
+def growth(rows: pd.DataFrame) -> pd.Series[float]:
+    """Error at the largest N over that at the smallest N above 1, of each trial and accumulator."""
+    split = rows[rows["accumulation_steps"] > 1].sort_values("accumulation_steps")
+    ends = split.groupby(["trial", "accumulator"])["arm_error"].agg(["first", "last"])
+    return ends["last"] / ends["first"]
+
+
+# E2 ----------------------------------------------------------------------------------------------------------------------------
+
+
+def scaling(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows of the study `loss_scaling`, with `right`: both healthy windows exact, the one that overflows skipped once."""
+    own = rows[rows["study"] == "loss_scaling"]
+    gate = own["width"].map({"float64": ALGEBRA_GATE, "float16": FLOAT16_ERROR}) if len(own) else own["study"]
+    exact = (own["error"] <= gate) & (own["error_after"] <= gate) & (own["steps"] == 1) & (own["steps_after"] == 1)
+    skipped = (own["steps_when_hit"] == 0) & (own["scale_factor"] == 0.5) & ~own["moved"].astype(bool)
+    return own.assign(exact=exact, once=skipped, right=exact & skipped)
+
+
+def scaling_works(results: Results) -> Finding:
+    """E2: every accumulated arm right as the full batch is, every wrong order not."""
+    if not {"study", "scale_factor"} <= set(results.measurements):
+        return undecided("It takes trials of loss scaling.", 0)
+    rows = scaling(results.measurements)
+    good, wrong = rows[rows["arm"].isin(["full", "accumulated"])], rows[~rows["arm"].isin(["full", "accumulated"])]
+    accumulated = good[good["arm"] == "accumulated"]
+    if accumulated.empty or wrong.empty:
+        return undecided("It takes accumulated arms, and arms in a wrong order beside them.", len(rows))
+    works, tells = bool(good["right"].all()), not bool(wrong["right"].any())
+    exact = accumulated[accumulated["width"] == "float64"]
+    verdict = Ruling.confirmed if works and tells else Ruling.refuted if not accumulated["right"].any() else Ruling.conditional
+    return Finding(
+        verdict=verdict,
+        measured=max(exact["error"].max(), exact["error_after"].max()),
+        threshold=f"error ≤ {ALGEBRA_GATE:.0e} in float64; a window that overflows: no step, scale halved once",
+        n=len(rows),
+        explanation=f"Unscaled once, clipped then, updated once: {share(int(accumulated['right'].sum()), len(accumulated))} "
+        "accumulated arms have the full batch's gradient, and one infinite sample skips the whole window once and halves the "
+        f"scale once. {share(int((~wrong['right']).sum()), len(wrong))} arms in a wrong order fail "
+        f"({', '.join(sorted(set(wrong['arm'])))}).",
+    )
+
+
+# E3 ----------------------------------------------------------------------------------------------------------------------------
+
+
+def accuracy(rows: pd.DataFrame) -> pd.DataFrame:
+    """Paired differences of held-out accuracy: 16 bits to float32's full batch, and accumulated to full within a format.
+
+    `mean`, `low`, `high` (t, 95 %), `tost_p` of MARGIN, `detectable` with 80 % power, `n` pairs (seeds).
+    """
+    own = rows[(rows["study"] == "convergence") & rows["arm"].isin(["full", "accumulated"])]
+    pivot = own.pivot_table(index="seed", columns=["precision", "accumulation_steps"], values="held_out_accuracy")
+    pairs = [(str(key[0]), int(key[1])) for key in pivot.columns.to_flat_index()]
+    found = []
+    for precision, num in [pair for pair in pairs if pair[0] in SIXTEEN]:
+        for other in [("float32", 1)] + ([(precision, 1)] if num > 1 else []):
+            if other not in pivot.columns:
+                continue
+            differences = (pivot[(precision, num)] - pivot[other]).dropna().tolist()
+            interval = mean_interval(differences)
+            found.append({
+                "precision": precision, "accumulation_steps": num, "other": other[0], "n": len(differences),
+                "label": f"{precision} N={num} - {other[0]} full",
+                "mean": interval.estimate, "low": interval.low, "high": interval.high,
+                "tost_p": equivalence_p(differences, MARGIN), "detectable": tables.resolution(differences)[1],
+            })  # fmt: skip
+    return pd.DataFrame(found)
+
+
+def mixed_precision(results: Results) -> Finding:
+    """E3: rounding of accumulated over full in 16 bits (L1), and accuracy over seeds within MARGIN (L4)."""
+    rows = results.measurements
+    rounded = errors(rows)
+    rounded = rounded[rounded["precision"].isin(SIXTEEN) & (rounded["accumulator"] == "float32")] if len(rounded) else rounded
+    cells = accuracy(rows) if {"study", "held_out_accuracy"} <= set(rows) else pd.DataFrame()
+    if rounded.empty or cells.empty or cells["n"].min() < FEWEST_SEEDS:
+        return undecided(f"It takes gradients in 16 bits, and {FEWEST_SEEDS} trainings of each format or more.", len(cells))
+    no_rougher = bool((rounded["high"] <= ROUNDING_GATE).all())
+    close, apart = bool((cells["tost_p"] < LEVEL).all()), bool(((cells["low"] > MARGIN) | (cells["high"] < -MARGIN)).any())
+    farthest = cells.sort_values("mean", key=abs).iloc[-1]
+    verdict = Ruling.confirmed if no_rougher and close else Ruling.refuted if apart else Ruling.conditional
+    return Finding(
+        verdict=verdict,
+        measured=float(farthest["mean"]),
+        threshold=f"accuracy within ±{MARGIN:g} (TOST, 5%), error ratio ≤ {ROUNDING_GATE:g}",
+        n=int(cells["n"].sum()),
+        explanation=f"Under autocast the accumulated gradient's error is {number(rounded['ratio'].min())} to "
+        f"{number(rounded['ratio'].max())} times the full batch's; {share(int((cells['tost_p'] < LEVEL).sum()), len(cells))} "
+        f"comparisons of accuracy are within ±{100 * MARGIN:g} point over {cells['n'].min()} seeds (farthest: "
+        f"{100 * farthest['mean']:+.2f} points, {farthest['label']}).",
+    )
+
+
+CLAIMS = (
+    Claim(
+        id="E1",
+        expects=Ruling.conditional,
+        rule=f"Conditional when at b ≤ {SMALL} a float32 sum stays within {NOTICEABLE:g} times the full batch's own rounding, "
+        f"and sums in bfloat16 and float16 do not and grow {GROWTH:g}-fold or more with N.",
+        decide=small_micro_batches,
+    ),
+    Claim(
+        id="E2",
+        expects=Ruling.confirmed,
+        rule="Confirmed when every accumulated arm has the exact gradient and skips an overflowing window once, and no arm in a "
+        "wrong order does both.",
+        decide=scaling_works,
+    ),
+    Claim(
+        id="E3",
+        expects=Ruling.confirmed,
+        rule=f"Confirmed when in 16 bits accumulated gradients round at most {ROUNDING_GATE:g} times as badly as full ones, and "
+        f"every paired accuracy difference is within ±{MARGIN:g} (TOST, 5%).",
+        decide=mixed_precision,
+    ),
+)
+
+
+# Sections ----------------------------------------------------------------------------------------------------------------------
+
+
+def accumulator_section(material: Material) -> Section | None:
+    rows = errors(material.measurements)
+    rows = rows[rows["precision"] == "float32"] if len(rows) else rows
+    if rows.empty:
+        return None
+    titles = rows["model"].astype(str) + ", B = " + rows["effective_batch"].astype(int).astype(str)
+    panels = {str(title): own for title, own in rows.groupby(titles)}
+    over = rows.assign(over=rows["arm_error"] / rows["predicted_error"])
+    narrow = over[over["accumulator"].isin(SIXTEEN)]
+    counted = material.measurements[material.measurements["quantity"] == "ones"]
+    ones = counted.groupby("accumulator")["stops_at"].min()
+    stopped = ", ".join(f"{name} at {int(low)}" for name, low in ones.items() if name in SIXTEEN)
+    text = (
+        "The forward and every micro-batch's gradient are in float32; only the sum is kept in another format: "
+        f"{rows['trial'].nunique()} trials of {rows['permutations'].min():.0f} orders of one window. A line is what independent "
+        "roundings of the exact partial sums would give, without a free parameter: measured over predicted is "
+        f"{number(narrow['over'].min())} to {number(narrow['over'].max())} in 16 bits. Points above a line are swamping: what "
+        f"is added falls below half a unit in the sum's last place and is lost. A sum of ones stops growing: {stopped}."
+    )
+    picture = Picture(
+        "accumulators",
+        precision_figures.figure_accumulators(panels),
+        "Relative error of the accumulated gradient over the number of accumulation steps for sums in bfloat16, float16 and "
+        "float32, with the lines of independent roundings.",
+        "Error of the gradient against float64 over N at fixed B, the forward in float32; at the right end micro-batches of one "
+        "sample. A point per trial (median over the orders), lines: independent roundings; dashed: the full batch's own error.",
+    )
+    cells = tuple(
+        (str(name), str(n), str(int(own["micro_batch"].max())), str(len(own)), number(own["arm_error"].median()),
+         number(own["predicted_error"].median()), number(own["ratio"].min()), number(own["ratio"].max()))
+        for (name, n), own in rows.groupby(["accumulator", "accumulation_steps"])
+    )  # fmt: skip
+    head = ("sum in", "N", "b, at most", "trials", "error", "independent roundings", "over full: least", "most")
+    caption = "Medians over trials. Float16 sums carry the loss scale, as a scaler has it: rounding is seen, not underflow."
+    return Section("The accumulator", (Text(text), picture, Table(head, cells, caption, folded=True)))
+
+
+def scaling_section(material: Material) -> Section | None:
+    if not {"study", "scale_factor"} <= set(material.measurements):
+        return None
+    rows = scaling(material.measurements)
+    if rows.empty:
+        return None
+    cells = tuple(
+        (str(arm), str(width), share(int(own["exact"].sum()), len(own)),
+         number(own["error"].max()), number(own["error_after"].max()),
+         _values(own["steps_when_hit"]), _values(own["scale_factor"]), share(int(own["right"].sum()), len(own)))
+        for (arm, width), own in rows.groupby(["arm", "width"], sort=False)
+    )  # fmt: skip
+    head = ("arm", "width", "exact", "error", "error after", "steps when hit", "scale x", "right")
+    caption = (
+        "Three windows: healthy, with one infinite sample, healthy. Clipping is active in each. error: largest relative distance "
+        "of the optimizer's gradient to float64's at the same weights. In float64 the scaler's algebra is exact; "
+        "in float16 it is the real thing. right: exact, and skipped once with the scale halved once and nothing moved."
+    )
+    return Section("Loss scaling over a window", (Table(head, cells, caption),))
+
+
+def _values(column: pd.Series[float]) -> str:
+    return ", ".join(f"{value:g}" for value in sorted(set(column)))
+
+
+def mixed_section(material: Material) -> Section | None:
+    blocks: list[Block] = []
+    rows = errors(material.measurements)
+    wide = rows[rows["accumulator"] == "float32"] if len(rows) else rows
+    if len(wide):
+        panels = {name: own for name in tables.PRECISIONS if len(own := wide[wide["precision"] == name])}
+        picture = Picture(
+            "ratios",
+            precision_figures.figure_ratios(panels, ROUNDING_GATE),
+            "Rounding error of accumulated gradients over the full batch's, per format of the forward, over N.",
+            "Error of the accumulated gradient over the full batch's, sums in float32, with bootstrap 95% intervals; dashed: the "
+            f"gate of {ROUNDING_GATE:g}. In 16 bits the forward's rounding is the whole error, and the same for both.",
+        )
+        blocks.append(picture)
+    blocks += _accuracy_blocks(material.measurements)
+    return Section("Mixed precision", tuple(blocks)) if blocks else None
+
+
+def _accuracy_blocks(rows: pd.DataFrame) -> list[Block]:
+    if not {"study", "held_out_accuracy"} <= set(rows):
+        return []
+    cells = accuracy(rows)
+    if cells.empty:
+        return []
+    caption = (
+        f"Held-out accuracy, differences paired by seed (n = {cells['n'].min()}), mean and 95% interval; shaded: "
+        f"±{100 * MARGIN:g} point. A paired t test would have found (5%, power 80%) differences of "
+        f"{100 * cells['detectable'].min():.2f} to {100 * cells['detectable'].max():.2f} points. One small model on 1,500 "
+        "images: it does not show that large models train well in 16 bits."
+    )
+    alt = "Differences in held-out accuracy of 16-bit trainings to float32 and to their own full batch."
+    return [Picture("accuracy", precision_figures.figure_accuracy(cells, MARGIN), alt, caption)]
+
+
+EXPERIMENT = Experiment(
+    name="precision",
+    title="What do number formats do to an accumulated gradient?",
+    question="Do small micro-batches accumulate rounding error, does loss scaling survive accumulation, and does mixed precision "
+    "cost accuracy?",
+    prediction="Not in float32 accumulators; in 16 bits the error grows as independent roundings of the partial sums, and faster "
+    "where additions are swamped. Loss scaling works when gradients are unscaled once and the scale is updated once per window. "
+    "Accumulation adds no error to autocast's own.",
+    rule="Errors are distances to float64, never to one another. A sum counts as rough above "
+    f"{NOTICEABLE:g} times the full batch's own rounding; loss scaling has to be exact in float64 and to skip once, where each "
+    f"wrong order fails; accuracies have to lie within ±{MARGIN:g} by TOST.",
+    margin=MARGIN,
+    margin_reason="one point of accuracy, three of the 297 held-out images",
+    claims=CLAIMS,
+    sections=(accumulator_section, scaling_section, mixed_section),
+)

@@ -1,0 +1,96 @@
+"""The rounding of the sum over a window's micro-batches, with the sum kept in float32, bfloat16 or float16.
+
+Errors are distances to the float64 referee at the initial weights, over permutations of one window (`harness.rounding`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+from torch import Tensor
+
+from harness import rounding
+from harness.config import TrialConfig
+from harness.lock_step import REFERENCE, Setting
+from harness.micro_batch import windows
+from harness.oracle import snapshot
+from harness.recipe import Arm, Recipe
+from harness.studies import OnStep, Row, measured
+from harness.trial import Candidate, check_splits, full_batch, split_plan
+
+WIDTHS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+SPREAD = math.sqrt((1 - 2.0**-2) / (2 * math.log(2)) / 12)  # rms of an error uniform in one ulp, its mantissa log-uniform
+MOST_ONES = 4096  # beyond 2048, where float16 stops; float32 would stop at 2**24
+
+
+def run(config: TrialConfig, on_step: OnStep) -> Row:
+    """Rows `error` (each accumulator and N) and `ones` (where a sum of ones stops growing)."""
+    return measured(config, measure)
+
+
+def measure(setting: Setting) -> list[Row]:
+    """L1 of every N with every accumulator, beside the full batch's own error and what independent roundings would give."""
+    config = setting.config
+    right = {num: Recipe(accumulation_steps=num, split=split_plan(config, num)) for num in config.accumulation_steps}
+    check_splits(setting, [Candidate("accumulated", recipe) for recipe in right.values()])
+    ids = next(windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window))
+    kinds = [(name, num) for name in WIDTHS for num in right]
+    recipes = {f"{name}/{num}": summed_in(right[num], WIDTHS[name], config.loss_scale) for name, num in kinds}
+    found = rounding.measure(setting, {REFERENCE: full_batch(config), **recipes}, ids)
+    sums = {num: partial_sums(setting, ids, recipe) for num, recipe in right.items()}
+    rows = []
+    for name, num in kinds:
+        one = found[f"{name}/{num}"]
+        rows.append({
+            "quantity": "error", "accumulator": name, "accumulation_steps": num,
+            "micro_batch": max(right[num].split(len(ids))),
+            "ratio": one.ratio, "low": one.low, "high": one.high,
+            "full_error": one.full_error, "arm_error": one.arm_error,
+            "predicted_error": independent_roundings(sums[num], WIDTHS[name]),
+        })  # fmt: skip
+    return rows + [{"quantity": "ones", "accumulator": name, "stops_at": stops_at(width)} for name, width in WIDTHS.items()]
+
+
+def summed_in(recipe: Recipe, width: torch.dtype, loss_scale: float) -> Recipe:
+    """The sum is rounded to `width` after every backward; nothing changes in float32, which it has anyway.
+
+    In float16 the sum is scaled first, as a loss scaler would have it, so that rounding is seen and not underflow.
+    """
+    if width == torch.float32:
+        return recipe
+    scale = loss_scale if width == torch.float16 else 1.0
+
+    def round_the_sum(arm: Arm) -> None:
+        for p in arm.model.parameters():
+            if p.grad is not None:
+                held = arm.scaler.get_scale() if arm.scaler.is_enabled() else 1.0  # already in it
+                p.grad.copy_((p.grad * (scale / held)).to(width).to(p.dtype) * (held / scale))
+
+    return dataclasses.replace(recipe, after_backward=(round_the_sum,))
+
+
+def partial_sums(setting: Setting, ids: Tensor, recipe: Recipe) -> Tensor:
+    """[N, P] float64: row k is the exact sum of the window's first k + 1 micro-batches."""
+    referee = setting.referee(dropout=False)
+    parts = referee.parts(snapshot(referee.model), setting.exact.batch(ids), recipe.split(len(ids)))
+    return torch.stack(parts.shares).cumsum(0)
+
+
+def independent_roundings(sums: Tensor, width: torch.dtype) -> float:
+    """Relative rms error of the last of `sums` if each is rounded once, independently: ulp * SPREAD * sqrt(sum |s_k|^2) / |s_N|.
+
+    True while what is added is larger than an ulp of the sum; beyond, additions are lost, all to the same side (swamping).
+    """
+    return float(torch.finfo(width).eps * SPREAD * sums.norm() / sums[-1].norm())
+
+
+def stops_at(width: torch.dtype) -> int:
+    """Where 1 + 1 + 1 + ... stops growing in `width`, or MOST_ONES where it does not before."""
+    total, one = torch.zeros((), dtype=width), torch.ones((), dtype=width)
+    for _ in range(MOST_ONES):
+        if torch.equal(total + one, total):
+            break
+        total = total + one
+    return int(total)

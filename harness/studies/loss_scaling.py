@@ -1,0 +1,93 @@
+"""Loss scaling across a window: unscaled once, then clipped, updated once, and skipped whole when one micro-batch overflows.
+
+Three windows: a healthy one, one with a sample whose output is infinite, and a healthy one again. Clipping is active, so that
+the order of clipping and unscaling shows.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from harness import faults, poison
+from harness.algebra import ACTIVE
+from harness.config import Precision, TrialConfig
+from harness.determinism import fixed_randomness
+from harness.gradients import flatten, relative_distance
+from harness.lock_step import REFERENCE, Setting, Watch
+from harness.micro_batch import hash_seed, windows
+from harness.oracle import clipped, snapshot
+from harness.recipe import Arm, Recipe, take_step
+from harness.studies import OnStep, Row, measured
+from harness.trial import PERMUTED, Candidate, check_splits, full_batch, with_faults
+
+WIDTHS = (Precision.float64, Precision.float16)  # the scaler's algebra, exactly; and the real thing
+
+
+def run(config: TrialConfig, on_step: OnStep) -> Row:
+    """A row for every arm (the full batch, every N, the faults asked for) and width."""
+    return measured(config, measure)
+
+
+def measure(setting: Setting) -> list[Row]:
+    config = setting.config
+    wrong = {name: faults.named(name, config.precision) for name in faults.names(config)}
+    accumulated = [candidate for candidate in with_faults(config, wrong) if candidate.arm != PERMUTED]
+    chosen = [Candidate(REFERENCE, full_batch(config)), *accumulated]
+    check_splits(setting, chosen)
+    return [
+        {
+            "arm": one.arm,
+            "accumulation_steps": one.recipe.accumulation_steps,
+            "width": str(width),
+            **_three(setting, one.recipe, width),
+        }
+        for width in WIDTHS
+        for one in chosen
+    ]
+
+
+def _three(setting: Setting, recipe: Recipe, width: Precision) -> Row:
+    """What an arm did with the three windows; errors: relative distances to the clipped float64 gradient at its own weights."""
+    config = setting.config
+    stream = windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window)
+    healthy, hit, after = (next(stream) for _ in range(3))
+    referee = setting.referee(dropout=False)
+    first = referee.gradient(snapshot(referee.model), setting.exact.batch(healthy))
+    threshold = ACTIVE * float(torch.linalg.vector_norm(first))
+    arm = setting.arm(recipe, width, total_steps=3, clip_norm=threshold, dropout=False)
+    watch = Watch(arm)
+    before_error, before_steps = _healthy(setting, arm, watch, healthy)
+    scale, weights = arm.scaler.get_scale(), flatten(arm.model.parameters())
+    sample = arm.workload.batch(hit[len(hit) // 2 :][:1])
+    with poison.poisoned([arm], sample):
+        _take(setting, arm, watch, hit)
+    middle = {
+        "skipped": watch.steps_in_window == 0,
+        "steps_when_hit": watch.steps_in_window,
+        "scale_factor": arm.scaler.get_scale() / scale,
+        "moved": not torch.equal(flatten(arm.model.parameters()), weights),
+    }
+    error, steps = _healthy(setting, arm, watch, after)
+    return {
+        "error": before_error,
+        "steps": before_steps,
+        **middle,
+        "error_after": error,
+        "steps_after": steps,
+    }
+
+
+def _healthy(setting: Setting, arm: Arm, watch: Watch, ids: torch.Tensor) -> tuple[float, int]:
+    """(error, optimizer steps) of a window without overflow; infinite where nothing finite was consumed."""
+    referee = setting.referee(dropout=False)
+    exact = clipped(referee.gradient(snapshot(arm.model), setting.exact.batch(ids)), arm.clip_norm)
+    _take(setting, arm, watch, ids)
+    if watch.gradient is None or not bool(watch.gradient.isfinite().all()) or not bool(exact.isfinite().all()):
+        return float("inf"), watch.steps_in_window
+    return relative_distance(watch.gradient, exact), watch.steps_in_window
+
+
+def _take(setting: Setting, arm: Arm, watch: Watch, ids: torch.Tensor) -> None:
+    watch.start_window()
+    with fixed_randomness(hash_seed(setting.config.seed, arm.windows), setting.device):
+        take_step(arm, arm.workload.batch(ids))
