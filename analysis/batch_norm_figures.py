@@ -27,6 +27,7 @@ from analysis.style import (
 )
 from harness.verdict import ALGEBRA_GATE
 
+NAMES = {"mlp": "perceptron", "conv": "convolutions"}  # models as the page calls them
 FLOOR = 1e-17  # where an exact zero is drawn
 CURVES = (
     ("gradient_error", "accumulated", VERMILLION, "X", "accumulated"),
@@ -50,8 +51,8 @@ def figure_gradient_over_b(rows: pd.DataFrame) -> Figure:
             axes.axhline(ALGEBRA_GATE, color=INK, linewidth=1, linestyle=(0, (4, 3)))
             for column, arm, colour, mark, _ in CURVES:
                 _range(axes, own[own["arm"] == arm], column, colour, mark)
-            moment = "initial weights" if after == 0 else f"after {after} steps"
-            axes.set_title(f"{model}, {moment} (n = {own['trial'].nunique()})")
+            moment = "initial weights" if after == 0 else f"after {int(after)} steps"
+            axes.set_title(f"{NAMES.get(model, model)}, {moment} (n = {own['trial'].nunique()})")
             axes.set(xlabel="micro-batch b", ylim=(FLOOR / 3, 300))
         grid[0, 0].set_ylabel("‖a - g‖ / ‖g‖, float64")
         grid[0, 0].text(sizes[0], ALGEBRA_GATE * 3, f"gate {power_of_ten(ALGEBRA_GATE)}", fontsize=8.5)

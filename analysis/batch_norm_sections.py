@@ -27,7 +27,6 @@ from analysis.content import Material, Picture, Section, Table, Text, number
 from harness import statistics
 
 LEVEL = 0.05
-NAMES = {"mlp": "perceptron", "conv": "convolutions"}
 WORDS = {
     "accumulated": "none",
     "corrected_momentum": "momentum 1 - (1 - m)^(1/N)",
@@ -139,7 +138,7 @@ def remedies(material: Material) -> Section | None:
 
 def named(model: Any) -> str:
     """A model as the page calls it."""
-    return NAMES.get(str(model), str(model))
+    return figures.NAMES.get(str(model), str(model))
 
 
 def accuracy_over_b(material: Material) -> Section | None:
@@ -253,6 +252,7 @@ def _beside_wu_and_he(title: str, name: str, rows: pd.DataFrame) -> Section | No
     gains, cells = between_norms(rows), error_cells(rows)
     if gains.empty:
         return None
+    gains = gains.sort_values(["model", "b"], ascending=[True, False]).round({"gain": 9, "low": 9, "high": 9})  # points: no 4e-15
     growing = name == "growing-batch"
     panels = [(f"{named(model)} (n = {int(own['n'].max())})", own) for model, own in cells.groupby("model", sort=False)]
     picture = Picture(
