@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from analysis.faults import VISIBLE
 from analysis.style import INK, SERIES, VERMILLION, log_axis, new_figure, steps_axis, style
-from analysis.tables import NORMS
+from analysis.tables import NORMS, OPTIMIZERS
 from harness.verdict import ALGEBRA_GATE
 
 WIDTH = 9.4  # inches, of every figure
@@ -19,7 +19,7 @@ BOTTOM = 1e-4  # relative: below, a curve lies on the correct one
 
 def figure_losses(steps: pd.DataFrame) -> Figure:
     """|loss / correct loss - 1| over the optimizer steps: a panel per optimizer, a line per wrong arm."""
-    optimizers = list(dict.fromkeys(steps["optimizer"]))
+    optimizers = [name for name in OPTIMIZERS if name in set(steps["optimizer"])]
     wrong = sorted(set(steps["arm"]) - {"accumulated", "full", "permuted"})
     looks = {arm: (SERIES[i % len(SERIES)], DASHES[i // len(SERIES) % len(DASHES)]) for i, arm in enumerate(wrong)}
     with style():
@@ -36,8 +36,8 @@ def figure_losses(steps: pd.DataFrame) -> Figure:
             log_axis(axes, "y")
             axes.set(title=optimizer, xlabel="optimizer step", ylim=(BOTTOM, None))
         panels[0].set_ylabel("|loss / correct loss - 1|")
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=3)
+        drawn = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+        figure.legend([drawn[arm] for arm in sorted(drawn)], sorted(drawn), loc="outside lower center", ncols=3)
     return figure
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from analysis import load, report
 from experiments import Finding
-from experiments.order_of_operations import CLAIMS
+from experiments.order_of_operations import CLAIMS, _at_rest
 from harness import studies
 from harness.config import (
     Data,
@@ -137,3 +137,10 @@ def test_real_studies_and_the_page(tmp_path: Path) -> None:
     report.write(tmp_path / "results", tmp_path / "out")
     page = (tmp_path / "out" / "index.html").read_text()
     assert "Which of these you would have seen in the loss" in page and "begun again" in page
+
+
+def test_arms_that_change_nothing_are_at_rest() -> None:
+    losses = {"accumulated": [1.0, 0.5], "full": [1.0, 0.5], "clip_per_micro_batch": [1.0, 0.5000001], "step_every": [1.0, 2.0]}
+    rows = [(arm, step, loss) for arm, own in losses.items() for step, loss in enumerate(own)]
+    steps = pd.DataFrame(rows, columns=["arm", "step", "loss"]).assign(trial="a")
+    assert set(steps[_at_rest(steps)]["arm"]) == {"clip_per_micro_batch"}
