@@ -20,7 +20,8 @@ ERRORS = ("gradient_error", "state_error", "parameter_error", "buffer_error")
 COLUMNS = {
     "optimizer_states": (*ABOUT, "arm", "after_steps", *ERRORS, *(f"{name}_now" for name in ERRORS), "loss", "loss_against"),
     "optimizer_memory": (*ABOUT, "arm", "entry", "window", "position", "age", "weight", "residual"),
-    "batch_sizes": (*ABOUT, "momentum", "beta2", "batch", "tail_loss", "held_out_loss"),
+    "batch_sizes": (*ABOUT, "momentum", "beta2", "batch", "tail_loss", "held_out_loss", "early_held_out_loss", "step_noise"),
+    "convergence": (*ABOUT, "arm", "held_out_loss"),
     "adam_scale": (*ABOUT, "eps", "weight_decay", "clip_norm", "right_error", "fault_error", "as_if_error", "fault_error_first",
                    "predicted_first", "clipped_share"),
     "second_moment": (*ABOUT, "after_steps", "noise_scale", "ratio", "predicted", "predicted_without_replacement"),
