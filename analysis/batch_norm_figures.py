@@ -52,7 +52,7 @@ def figure_gradient_over_b(rows: pd.DataFrame) -> Figure:
             for column, arm, colour, mark, _ in CURVES:
                 _range(axes, own[own["arm"] == arm], column, colour, mark)
             moment = "initial weights" if after == 0 else f"after {int(after)} steps"
-            axes.set_title(f"{NAMES.get(model, model)}, {moment} (n = {own['trial'].nunique()})")
+            axes.set_title(f"{NAMES.get(model, model)}\n{moment} (n = {own['trial'].nunique()})")
             axes.set(xlabel="micro-batch b", ylim=(FLOOR / 3, 300))
         grid[0, 0].set_ylabel("‖a - g‖ / ‖g‖, float64")
         grid[0, 0].text(sizes[0], ALGEBRA_GATE * 3, f"gate {power_of_ten(ALGEBRA_GATE)}", fontsize=8.5)

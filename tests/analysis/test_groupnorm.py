@@ -95,6 +95,13 @@ def test_rule_of_b4(small: Mapping[int, float], large: Mapping[int, float], verd
     assert costs_accuracy(two_batches(small, large)).verdict == verdict
 
 
+def test_b4_takes_four_seeds() -> None:
+    few = two_batches(BATCH, LARGE)
+    rows = few.measurements
+    assert costs_accuracy(dataclasses.replace(few, measurements=rows[rows["seed"] < 4])).verdict == Ruling.conditional
+    assert costs_accuracy(dataclasses.replace(few, measurements=rows[rows["seed"] < 3])).verdict == Ruling.needs_full_grid
+
+
 def test_costs_are_paired_with_the_full_batch_of_the_same_trial() -> None:
     rows = trained(two_batches(BATCH, LARGE))
     table = against_full(rows, 1.0)
