@@ -92,6 +92,7 @@ class Study(StrEnum):
     verdicts = "verdicts"  # every arm judged, L0 to L3
     convergence = "convergence"  # training alone, for many seeds
     model_bytes = "model_bytes"
+    memory_and_time = "memory_and_time"  # of a window, over N
     remedies = "remedies"  # for BatchNorm, trained beside plain accumulation
     batch_statistics = "batch_statistics"  # of BatchNorm over one window, exactly
     optimizer_states = "optimizer_states"  # optimizer state in float64: accumulated, reordered, small steps

@@ -53,7 +53,7 @@ def main() -> int:
     # Hydra then hands exceptions on, instead of printing them in its own way and leaving with 1.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     sys.argv[0] = "python -m harness"  # the name in usage messages
-    _register_schema()
+    register_schema()
     try:
         hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(_run_composed)()
     except _Stop as stop:
@@ -103,7 +103,7 @@ def _run_composed(composed: DictConfig) -> None:
 # Composition -------------------------------------------------------------------------------------------------------------------
 
 
-def _register_schema() -> None:
+def register_schema() -> None:
     schema = OmegaConf.structured(HarnessConfig)
     # OmegaConf makes frozen dataclasses read-only, and then no YAML file or override could be merged into them.
     for node in (schema, *(schema[key] for key in schema if isinstance(schema[key], DictConfig))):

@@ -12,7 +12,7 @@ LEVELS = [
     {"config"},
     {"environment", "workloads", "micro_batch", "precision", "determinism", "gradients", "statistics", "diagnosis", "rows"},
     {"recipe", "oracle", "record", "tracking", "progress", "verdict", "two_pass"},
-    {"store", "sweeps", "causes", "faults", "by_hand", "remedies", "noise_scale"},
+    {"store", "sweeps", "causes", "faults", "by_hand", "remedies", "noise_scale", "memory"},
     {"lock_step"},
     {"update"},
     {"probe"},
@@ -22,7 +22,7 @@ LEVELS = [
     {"studies"},
     {"experiment"},
     {"run"},
-    {"__main__", "bench", "status"},
+    {"__main__", "bench", "status", "plan"},
 ]
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
 WITHOUT_TORCH = {"config", "statistics", "diagnosis", "verdict", "store", "tracking", "run", "__main__", "experiment"}

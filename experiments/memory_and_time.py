@@ -1,0 +1,140 @@
+"""What does accumulating save in memory, and what does it cost in time?"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from analysis.content import Material, Section, Table, number
+from analysis.load import Results
+from experiments import Claim, Experiment, Finding, Ruling, undecided
+
+CLOSE = 0.02  # relative: what counts as the factor that a text gives
+NEGLIGIBLE = 0.05  # relative: what counts as no cost in time
+TOTAL = ["parameter_bytes", "gradient_bytes", "state_bytes", "activation_bytes"]
+
+
+def against_full(rows: pd.DataFrame, column: str, num: int) -> pd.Series:
+    """Value of the full batch over that at N = `num`, per trial that has both."""
+    wide = rows.pivot_table(index="trial", columns="accumulation_steps", values=column)
+    return (wide[1] / wide[num]).dropna() if {1, num} <= set(wide) else pd.Series(dtype=float)
+
+
+def falls_four_times(results: Results) -> Finding:
+    """D1: memory of the full batch over that at N = 4."""
+    factors = against_full(results.measurements, "total_bytes", 4)
+    if factors.empty:
+        return undecided("It takes trials with N = 4.", 0)
+    reached = factors >= 4 * (1 - CLOSE)
+    return Finding(
+        verdict=Ruling.confirmed if reached.all() else Ruling.conditional if reached.any() else Ruling.refuted,
+        measured=float(factors.median()),
+        threshold="4 within 2%",
+        n=len(factors),
+        explanation=f"Memory falls {factors.min():.2f} to {factors.max():.2f} times: parameters, gradients and optimizer state "
+        "stay whole, only the activations shrink.",
+    )
+
+
+def activations_fall(results: Results) -> Finding:
+    """D2: activations of the full batch over those at N, divided by N, worst N of every trial."""
+    rows = results.measurements
+    worst = 0.0
+    for num in sorted(set(rows["accumulation_steps"]) - {1}):
+        factors = against_full(rows, "activation_bytes", num) / num
+        worst = max(worst, float((factors - 1).abs().max()))
+    return Finding(
+        verdict=Ruling.confirmed if worst <= CLOSE else Ruling.refuted,
+        measured=worst,
+        threshold="activations at N = 1 over N times those at N, less 1: 0 within 2%",
+        n=len(rows),
+        explanation="What autograd keeps for backward is proportional to the micro-batch.",
+    )
+
+
+def cost_in_time(results: Results) -> Finding:
+    """D6: seconds of a window at N over the full batch's."""
+    rows = results.measurements
+    cost = pd.concat([1 / against_full(rows, "seconds", num) for num in sorted(set(rows["accumulation_steps"]) - {1})])
+    nums = sorted(set(rows["accumulation_steps"]) - {1})
+    smallest = 1 / against_full(rows, "seconds", nums[0])
+    largest = 1 / against_full(rows, "seconds", nums[-1])
+    return Finding(
+        verdict=Ruling.confirmed if (cost <= 1 + NEGLIGIBLE).all() else Ruling.conditional,
+        measured=float(largest.median()),
+        threshold=f"confirmed at 1 within {NEGLIGIBLE:.0%} at every N (S0); N (S3) or a little over 1 (S4) are conditions",
+        n=len(cost),
+        explanation=f"At N = {nums[-1]} a window takes {largest.min():.2g} to {largest.max():.2g} times as long, at "
+        f"N = {nums[0]} {smallest.median():.2g} times. The arithmetic is the same: the cost is that of micro-batches too small "
+        "for the device.",
+    )
+
+
+CLAIMS = (
+    Claim(
+        id="D1",
+        expects=Ruling.refuted,
+        rule="Refuted when no trial's memory at N = 4 falls 4 times within 2%.",
+        decide=falls_four_times,
+    ),
+    Claim(
+        id="D2",
+        expects=Ruling.confirmed,
+        rule="Confirmed when activations times N are the full batch's within 2% at every N.",
+        decide=activations_fall,
+    ),
+    Claim(
+        id="D6",
+        expects=Ruling.conditional,
+        rule="Confirmed when a window takes at most 5% longer at every N, else conditional on b.",
+        decide=cost_in_time,
+    ),
+)
+
+
+def fitted(rows: pd.DataFrame) -> tuple[float, float]:
+    """(M_s, a) of M = M_s + a b, in bytes, by least squares over b."""
+    slope, static = np.polyfit(rows["micro_batch"].astype(float), rows["total_bytes"].astype(float), 1)
+    return float(static), float(slope)
+
+
+def memory_table(material: Material) -> Section | None:
+    """Per model: M over b, split; the fit; and how many samples fit into a budget of twice the static part."""
+    rows = material.measurements
+    if rows.empty:
+        return None
+    head = ("model", "optimizer", "N", "b", "parameters", "gradients", "state", "activations", "kB in all", "samples/s")
+    columns = ["workload", "model", "optimizer", "accumulation_steps"]
+    middle = rows.groupby(columns, as_index=False)[[*TOTAL, "micro_batch", "total_bytes", "samples_per_second"]].median()
+    cells = tuple(
+        (
+            f"{row['workload']} {row['model']}", row["optimizer"], str(row["accumulation_steps"]), number(row["micro_batch"]),
+            *(number(row[name] / 1e3) for name in TOTAL), number(row["total_bytes"] / 1e3), number(row["samples_per_second"]),
+        )
+        for row in middle.to_dict("records")
+    )  # fmt: skip
+    fits = tuple(
+        (" ".join(map(str, key)), number(static / 1e3), number(slope / 1e3))
+        for key, own in rows.groupby(["workload", "model", "optimizer"])
+        for static, slope in [fitted(own)]
+    )
+    return Section(
+        "Memory and time over the micro-batch",
+        (
+            Table(("model", "static part, kB", "kB per sample"), fits, "M = M_s + a·b, by least squares over b."),
+            Table(head, cells, "kB of each part (exact on a CPU), and samples per second; medians over trials.", folded=True),
+        ),
+    )
+
+
+EXPERIMENT = Experiment(
+    name="memory_and_time",
+    title="What does accumulating save in memory, and what does it cost in time?",
+    question="How does the memory of a step fall with the micro-batch, and how much longer does a window take?",
+    prediction="M = M_s + a·b: only the activations shrink, exactly as 1/N, so memory falls less than N times; a window takes "
+    "longer as b leaves the device less to do at once.",
+    rule="Bytes saved for backward, of parameters, gradients and state are counted (on CUDA: the allocator's peak); seconds are "
+    "medians of windows taken in turn.",
+    claims=CLAIMS,
+    sections=(memory_table,),
+)

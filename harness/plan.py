@@ -1,0 +1,135 @@
+"""`python -m harness.plan workload=digits memory=24GB effective_batch=512`: the (b, N) to use, and why.
+
+Memory is M = M_s + a b. Both are measured on the model itself at two small micro-batches (`memory.of_step`), a window is taken of
+both, and the largest b whose M fits the budget is kept; B = N b stays what it is, so only divisors of B are asked.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.config import ConfigError, TrialConfig
+
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+MARGIN = 0.05  # of the budget that stays free: temporaries inside operations are not counted on a CPU
+USAGE = "python -m harness.plan memory=24GB effective_batch=512 [any setting of a trial, as workload=text norm=layer]"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """N micro-batches of b samples, and the bytes they are expected to take."""
+
+    micro_batch: int
+    accumulation_steps: int
+    static: float  # M_s
+    per_sample: float  # a
+
+    @property
+    def total(self) -> float:
+        return self.static + self.per_sample * self.micro_batch
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    budgets = [text.removeprefix("memory=") for text in given if text.startswith("memory=")]
+    if len(budgets) != 1 or {"-h", "--help"} & set(given):
+        print(f"usage: {USAGE}", file=sys.stderr)
+        return 2
+    try:
+        budget = parse_bytes(budgets[0])
+        config = _compose([text for text in given if not text.startswith("memory=")])
+        static, per_sample = measure(config)
+        plan = choose(config.effective_batch, budget, static, per_sample)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    for line in explain(plan, budget, config.effective_batch):
+        print(line)
+    return 0
+
+
+def parse_bytes(text: str) -> int:
+    """
+    >>> parse_bytes("24GB"), parse_bytes("1.5 GiB"), parse_bytes("800")
+    (24000000000, 1610612736, 800)
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    if found is None or found[2].upper() not in UNITS:
+        raise ConfigError("memory", text, "a number of bytes, as 24GB or 800MiB")
+    return round(float(found[1]) * UNITS[found[2].upper()])
+
+
+def measure(config: TrialConfig) -> tuple[float, float]:
+    """(M_s, a) in bytes, from one step each at two micro-batches."""
+    from itertools import islice
+
+    from harness import memory
+    from harness.config import LastWindow
+    from harness.determinism import choose_device, deterministic
+    from harness.lock_step import Setting
+    from harness.micro_batch import Even, windows
+    from harness.recipe import Recipe
+
+    with deterministic():
+        setting = Setting(config, choose_device(config.device))
+        most = min(config.effective_batch, setting.exact.num_samples)
+        sizes = sorted({min(8, most), min(16, most)})
+        if len(sizes) < 2:
+            raise ConfigError("effective_batch", config.effective_batch, "more than 8 samples, to measure at two sizes")
+        [ids] = islice(windows(setting.exact.num_samples, sizes[-1], config.seed, LastWindow.drop), 1)
+        totals = []
+        for size in sizes:
+            recipe = Recipe(accumulation_steps=sizes[-1] // size, split=Even(size))
+            arm = setting.arm(recipe, config.precision, total_steps=1, clip_norm=config.clip_norm)
+            totals.append(memory.of_step(arm, arm.workload.batch(ids)).total)
+    return memory.fit(sizes, totals)
+
+
+def choose(effective_batch: int, budget: float, static: float, per_sample: float) -> Plan:
+    """The largest divisor b of B with M_s + a b within the budget less its margin; ConfigError when not even b = 1 fits."""
+    divisors = [b for b in range(1, effective_batch + 1) if effective_batch % b == 0]
+    fitting = [b for b in divisors if static + per_sample * b <= budget * (1 - MARGIN)]
+    if not fitting:
+        needed = (static + per_sample) / (1 - MARGIN)
+        raise ConfigError("memory", f"{budget:.0f}", f"at least {needed:.0f} bytes: parameters, gradients, state and one sample")
+    return Plan(fitting[-1], effective_batch // fitting[-1], static, per_sample)
+
+
+def explain(plan: Plan, budget: float, effective_batch: int) -> list[str]:
+    b, num = plan.micro_batch, plan.accumulation_steps
+    whole = plan.static + plan.per_sample * effective_batch
+    lines = [
+        f"b = {b}, N = {num}: {num} micro-batches of {b} samples are the window of {effective_batch}",
+        f"static part M_s = {plan.static / 1e6:.4g} MB (parameters, gradients, optimizer state), "
+        f"a = {plan.per_sample / 1e6:.4g} MB per sample (kept for backward)",
+        f"M = M_s + a b = {plan.total / 1e6:.4g} MB of {budget / 1e6:.4g} MB, of which {MARGIN:.0%} stay free; "
+        f"the full batch would take {whole / 1e6:.4g} MB",
+    ]
+    if num > 1:
+        lines.append(f"accumulating saves {1 - plan.total / whole:.0%}: less than 1 - 1/N, because the static part stays")
+    return lines
+
+
+def _compose(overrides: list[str]) -> TrialConfig:
+    """The trial that these settings describe, as the command line of the harness composes it."""
+    from hydra import compose, initialize_config_dir
+
+    from harness.run import BadInput, conf_dir, explain, is_bad_input, register_schema, to_config
+
+    register_schema()
+    nothing = ["accumulation_steps=[1]"]
+    try:
+        with initialize_config_dir(str(Path(conf_dir())), version_base="1.3"):
+            return to_config(compose("config", [*overrides, *nothing])).trial
+    except Exception as error:
+        if isinstance(error, (ConfigError, BadInput)) or not is_bad_input(error):
+            raise
+        raise ConfigError(" ".join(overrides), "", explain(error)) from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

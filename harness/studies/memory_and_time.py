@@ -1,0 +1,64 @@
+"""What accumulating saves in memory and costs in time: bytes and seconds of a window of B samples, over N."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+
+from harness import memory
+from harness.config import LastWindow, TrialConfig
+from harness.lock_step import Setting
+from harness.micro_batch import windows
+from harness.recipe import Arm, Recipe, take_step
+from harness.studies import OnStep, Row, measured
+from harness.trial import split_plan
+
+
+def run(config: TrialConfig, on_step: OnStep) -> Row:
+    """One row per N, N = 1 (the full batch) among them."""
+    return measured(config, measure)
+
+
+def measure(setting: Setting) -> list[Row]:
+    """Bytes of one step, then `steps` timed windows of every N in turn: the median, so that a busy machine hits all alike."""
+    config = setting.config
+    stream = windows(setting.exact.num_samples, config.effective_batch, config.seed, LastWindow.drop)
+    first, *timed = itertools.islice(stream, 1 + config.steps)
+
+    def make_arm(num: int) -> Arm:
+        recipe = Recipe(accumulation_steps=num, split=split_plan(config, num))
+        return setting.arm(recipe, config.precision, total_steps=1 + len(timed), clip_norm=config.clip_norm)
+
+    def weigh(arm: Arm) -> memory.Memory:
+        return memory.of_step(arm, arm.workload.batch(first))
+
+    nums = (1, *config.accumulation_steps)
+    weighed = {num: weigh(make_arm(num)) for num in nums}  # one arm at a time: an allocator's peak has all that lives
+    arms = {num: make_arm(num) for num in nums}
+    for arm in arms.values():
+        float(take_step(arm, arm.workload.batch(first)))
+    seconds: dict[int, list[float]] = {num: [] for num in arms}
+    for ids in timed:
+        for num, arm in arms.items():
+            window = arm.workload.batch(ids)
+            started = time.perf_counter()
+            float(take_step(arm, window))  # waits for the device
+            seconds[num].append(time.perf_counter() - started)
+    return [_row(arms[num], weighed[num], seconds[num], config.effective_batch) for num in arms]
+
+
+def _row(arm: Arm, taken: memory.Memory, seconds: list[float], samples: int) -> Row:
+    middle = statistics.median(seconds)
+    return {
+        "accumulation_steps": arm.recipe.accumulation_steps,
+        "micro_batch": max(arm.recipe.split(samples)),
+        "parameter_bytes": taken.parameters,
+        "gradient_bytes": taken.gradients,
+        "state_bytes": taken.state,
+        "activation_bytes": taken.activations,
+        "total_bytes": taken.total,
+        "is_allocator_peak": taken.peak is not None,
+        "seconds": middle,
+        "samples_per_second": samples / middle,
+    }
