@@ -23,7 +23,7 @@ COLUMNS = {
     "batch_sizes": (*ABOUT, "momentum", "beta2", "batch", "tail_loss", "held_out_loss", "early_held_out_loss", "step_noise"),
     "convergence": (*ABOUT, "arm", "held_out_loss"),
     "adam_scale": (*ABOUT, "eps", "weight_decay", "clip_norm", "right_error", "fault_error", "as_if_error", "fault_error_first",
-                   "predicted_first", "clipped_share"),
+                   "predicted_first", "loss", "loss_undivided", "clipped_share"),
     "second_moment": (*ABOUT, "after_steps", "noise_scale", "ratio", "predicted", "predicted_without_replacement"),
 }  # fmt: skip
 BETAS = {"momentum_buffer": "momentum", "exp_avg": "beta1", "exp_avg_sq": "beta2"}

@@ -41,6 +41,8 @@ def scale_row(optimizer: str, eps: float, fault: float, **changes: Any) -> dict[
         "predicted_first": fault,
         "as_if_error": 0.0,
         "clipped_share": 0.0,
+        "loss": 0.5,
+        "loss_undivided": 0.5 * (1 + 1e-3 * fault),
     }
     return about | row | changes
 
@@ -76,6 +78,8 @@ def test_what_theory_expects() -> None:
     ("rows", "expected"),
     [
         (scales(fault=0.02), Ruling.refuted),  # seen at the usual eps
+        (scales(loss_undivided=0.53), Ruling.refuted),  # the loss curve shows it
+        (scales(fault_error=0.02), Ruling.confirmed),  # amplified by later steps, as any rounding is
         (scales(as_if_error=1e-11), Ruling.conditional),  # hidden, and not by eps / N
         (scales(right_error=1e-9), OPEN),
         (scales(predicted_first=5e-4), OPEN),
