@@ -9,6 +9,7 @@ import torch
 from harness.config import EMBEDDED_DIGITS, ConfigError, Data, Model, Norm, TrialConfig
 from harness.workloads import Workload
 from harness.workloads.cifar10 import read_cifar10
+from harness.workloads.digits import read_digits
 from harness.workloads.image_models import make_conv, make_mlp, make_resnet18
 from harness.workloads.images import ImageSet, ImageWorkload
 from harness.workloads.mnist import read_mnist
@@ -58,8 +59,6 @@ def _images(config: TrialConfig, device: torch.device, dtype: torch.dtype) -> Im
 def _read_images(config: TrialConfig) -> ImageSet:
     root = config.data.root
     if config.workload.data in EMBEDDED_DIGITS:
-        from harness.workloads.digits import read_digits  # scikit-learn takes a second to import
-
         return read_digits()
     if root is None:
         raise ConfigError("data.root", "null", f"a local folder that holds {config.workload.data}")

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
 import torch
-from sklearn.datasets import load_digits
+from numpy.typing import NDArray
 
 from harness.workloads.images import ImageSet
 
@@ -13,10 +18,10 @@ PERMUTATION_SEED = 20240601  # of the split; never a trial's seed: all trials tr
 
 def read_digits() -> ImageSet:
     """1,500 training and 297 held-out images [1, 8, 8] in [0, 1] (16 grey levels)."""
-    digits = load_digits()
-    order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(PERMUTATION_SEED))
-    images = torch.from_numpy(digits.images).to(torch.uint8).unsqueeze(1)[order]
-    labels = torch.from_numpy(digits.target).long()[order]
+    table = torch.from_numpy(_table())
+    order = torch.randperm(len(table), generator=torch.Generator().manual_seed(PERMUTATION_SEED))
+    images = table[order, :-1].to(torch.uint8).view(-1, 1, 8, 8)
+    labels = table[order, -1].long()
     return ImageSet(
         images=images[:NUM_TRAIN],
         labels=labels[:NUM_TRAIN],
@@ -26,3 +31,14 @@ def read_digits() -> ImageSet:
         mean=(0.0,),
         std=(1.0,),
     )
+
+
+def _table() -> NDArray[np.float64]:
+    """[1797, 65] of scikit-learn's file: 64 pixels and the label, as its `load_digits` reads them.
+
+    Importing scikit-learn for it takes a second, in every trial's process.
+    """
+    package = find_spec("sklearn")
+    assert package is not None and package.origin is not None, "scikit-learn is a requirement of this project"
+    with gzip.open(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", "rt") as file:
+        return np.loadtxt(file, delimiter=",")
