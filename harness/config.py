@@ -108,6 +108,7 @@ class Study(StrEnum):
     adam_scale = "adam_scale"  # what a gradient N times too large does under an optimizer, its eps, decay and clipping
     second_moment = "second_moment"  # Adam's, of windows and of micro-batches
     accumulators = "accumulators"  # rounding with the sum kept in float32, bfloat16, float16
+    randomness = "randomness"  # one gradient over many draws of dropout's masks
     loss_scaling = "loss_scaling"  # a healthy window, one that overflows, and a healthy one
 
 

@@ -12,7 +12,7 @@ LEVELS = [
     {"config"},
     {"environment", "workloads", "micro_batch", "precision", "determinism", "gradients", "statistics", "diagnosis", "rows"},
     {"recipe", "oracle", "record", "tracking", "progress", "verdict", "two_pass"},
-    {"store", "sweeps", "causes", "faults", "by_hand", "remedies", "noise_scale", "memory"},
+    {"store", "sweeps", "causes", "faults", "by_hand", "remedies", "noise_scale", "sample_masks", "memory"},
     {"lock_step"},
     {"update"},
     {"probe"},

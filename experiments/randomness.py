@@ -1,0 +1,99 @@
+"""Does dropout make accumulation another computation, or only another draw of the same?"""
+
+from __future__ import annotations
+
+from analysis.content import Material, Section, Table, Text, number
+from analysis.load import Results
+from experiments import Claim, Experiment, Finding, Ruling, undecided
+from harness.verdict import ALGEBRA_GATE
+
+DIFFERS = 0.01  # relative distance of two gradients: rounding is fourteen decades below
+SPREAD = 0.15  # of the ratio of spreads around 1; 200 draws know a spread to a few per cent
+SHIFT = 2.0  # of the standardised difference of means, which is 1 where the means are the same
+FEWEST_DRAWS = 200
+
+
+def single_runs_differ(results: Results) -> Finding:
+    """B6: single runs with the loop's masks, their law, and masks that belong to samples."""
+    rows = results.measurements
+    if rows["draws"].min() < FEWEST_DRAWS or rows["trial"].nunique() < 2 or rows["dropout_layers"].nunique() < 2:
+        return undecided(f"It takes {FEWEST_DRAWS} draws, two trials, and models with one dropout layer and several.", len(rows))
+    plain, remedy, repeated = (rows[rows["masks"] == name] for name in ("accumulated", "masks_of_samples", "masks_repeated"))
+    finest = repeated[repeated["accumulation_steps"] == repeated["accumulation_steps"].max()]
+    if not finest["spread_ratio"].mean() > 1 + SPREAD:
+        return undecided(
+            "Masks repeated in every micro-batch are not told apart: the test of the law sees nothing.",
+            len(rows),
+        )
+    one = plain["dropout_layers"] == 1
+    apart = {True: plain[one]["distance"] > DIFFERS, False: plain[~one]["distance"] > DIFFERS}
+    single, several = float(plain[one]["distance"].median()), float(plain[~one]["distance"].median())
+    shift, spread = plain["mean_shift"].mean(), plain["spread_ratio"].mean()
+    in_law = shift <= SHIFT and abs(spread - 1) <= SPREAD
+    exact = bool((remedy["largest_distance"] <= ALGEBRA_GATE).all())
+    everywhere, somewhere = apart[True].all() and apart[False].all(), apart[True].any() or apart[False].any()
+    verdict = Ruling.refuted if not somewhere else Ruling.confirmed if everywhere and in_law and exact else Ruling.conditional
+    return Finding(
+        verdict=verdict,
+        measured=several,
+        threshold=f"distance > {DIFFERS:g}; spread within {SPREAD:.0%}, means ≤ {SHIFT:g}; remedy ≤ {ALGEBRA_GATE:.0e}",
+        n=len(rows),
+        explanation=f"With several dropout layers single gradients differ by {number(several)} (median), "
+        f"with one layer and the same generator state by {number(single)}: then either loop draws the masks "
+        f"sample by sample. In law they are {'the same' if in_law else 'not the same'} (spread {spread:.2f} of the full batch's, "
+        f"difference of means {shift:.2f}, 1 expected; masks repeated in every micro-batch: spread "
+        f"{finest['spread_ratio'].mean():.2f}). Masks drawn by sample agree to {number(remedy['largest_distance'].max())}.",
+    )
+
+
+CLAIMS = (
+    Claim(
+        id="B6",
+        expects=Ruling.confirmed,
+        rule="Confirmed when single runs differ with one dropout layer and with several, their law is the same, and masks drawn "
+        "by sample make accumulation exact; conditional when only some single runs differ.",
+        decide=single_runs_differ,
+    ),
+)
+WORDS = {"accumulated": "by the loop", "masks_of_samples": "by sample (remedy)", "masks_repeated": "repeated (wrong)"}
+
+
+def masks_section(material: Material) -> Section | None:
+    rows = material.measurements
+    if rows.empty:
+        return None
+    table = rows.groupby(["dropout_layers", "masks", "accumulation_steps"], as_index=False).agg(
+        trials=("trial", "nunique"), distance=("distance", "median"), largest=("largest_distance", "max"),
+        shift=("mean_shift", "mean"), spread=("spread_ratio", "mean"),
+    )  # fmt: skip
+    cells = tuple(
+        (str(row["dropout_layers"]), WORDS[str(row["masks"])], str(row["accumulation_steps"]), str(row["trials"]),
+         *(number(row[name]) for name in ("distance", "largest", "shift", "spread")))
+        for row in table.to_dict("records")
+    )  # fmt: skip
+    head = ("dropout layers", "masks drawn", "N", "trials", "distance", "largest", "difference of means", "spread / full's")
+    text = (
+        f"{rows['draws'].min()} draws of masks for one window at standing weights; dropout alone scatters the full batch's "
+        f"gradient by {number(rows['noise'].median())} of its length. Each loop draws one mask per sample, whatever the weights; "
+        "measured are these weights. Not shown: a whole training, and CUDA, whose generator gives every kernel its own stream."
+    )
+    caption = (
+        "distance: of a single gradient to the full batch's from the same generator state, median and largest. difference of "
+        "means, spread: against independent draws of the full batch; 1 where the law is the same. Repeated masks have the right "
+        "mean and the wrong spread."
+    )
+    return Section("One gradient, many masks", (Text(text), Table(head, cells, caption)))
+
+
+EXPERIMENT = Experiment(
+    name="randomness",
+    title="Does dropout make accumulation another computation?",
+    question="Are accumulated gradients under dropout the full batch's, draw by draw or in law? Does a remedy make them so?",
+    prediction="Single runs differ, since masks are drawn per micro-batch; means and spreads over the draws are the same; "
+    "masks that are a function of the sample make accumulation exact.",
+    rule=f"Single gradients differ above {DIFFERS:g}. The law is the same when spreads agree within {SPREAD:.0%} and the "
+    f"standardised difference of means stays below {SHIFT:g}; masks repeated in every micro-batch must fail that. The "
+    f"remedy has to be within {ALGEBRA_GATE:.0e}.",
+    claims=CLAIMS,
+    sections=(masks_section,),
+)

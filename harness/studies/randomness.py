@@ -1,0 +1,107 @@
+"""Dropout under accumulation: the gradient of one window over many draws of masks, in float64 at the initial weights.
+
+Two questions: is a single draw the full batch's, from the same generator state; and is the law of the draws the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from harness.config import ConfigError, Precision, TrialConfig
+from harness.determinism import fixed_randomness
+from harness.gradients import relative_distance
+from harness.lock_step import Setting, Watch
+from harness.micro_batch import hash_seed, windows
+from harness.recipe import Recipe, take_step
+from harness.rounding import STILL
+from harness.sample_masks import masks_of_samples, masks_repeated
+from harness.studies import OnStep, Row, measured
+from harness.trial import Candidate, check_splits, full_batch, split_plan
+
+SAME, OTHER = 5, 6  # streams of the trial's seed
+REALISATIONS: dict[str, Callable[[Recipe], Recipe]] = {
+    "accumulated": lambda recipe: recipe,
+    "masks_of_samples": masks_of_samples,
+    "masks_repeated": masks_repeated,
+}
+
+
+def run(config: TrialConfig, on_step: OnStep) -> Row:
+    """A row for each number of dropout layers, N and way of drawing masks, compared with the full batch's draws."""
+    return measured(config, measure)
+
+
+def measure(setting: Setting) -> list[Row]:
+    """The configured model, whose one dropout layer stands before its last, and the same with one behind every ReLU."""
+    config = setting.config
+    if config.workload.dropout == 0:
+        raise ConfigError("workload.dropout", 0, "a positive probability: there is nothing else that draws")
+    right = [Recipe(accumulation_steps=num, split=split_plan(config, num)) for num in config.accumulation_steps]
+    check_splits(setting, [Candidate("accumulated", recipe) for recipe in right])
+    rows = _rows(setting, right)
+    drop_behind_relu(setting.initial, config.workload.dropout)
+    return rows + _rows(setting, right)
+
+
+def _rows(setting: Setting, right: Sequence[Recipe]) -> list[Row]:
+    config = setting.config
+    ids = next(windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window))
+    full = full_batch(config)
+    usual, other = draws(setting, full, ids, SAME), draws(setting, full, ids, OTHER)
+    remedied = draws(setting, masks_of_samples(full), ids, SAME)
+    layers = sum(isinstance(layer, nn.Dropout) for layer in setting.initial.modules())
+    rows = []
+    for recipe, (name, change) in itertools.product(right, REALISATIONS.items()):
+        own = draws(setting, change(recipe), ids, SAME)
+        rows.append({
+            "dropout_layers": layers, "accumulation_steps": recipe.accumulation_steps, "masks": name,
+            **compared(own, remedied if name == "masks_of_samples" else usual), **law(own, other),
+        })  # fmt: skip
+    return rows
+
+
+def drop_behind_relu(model: nn.Module, p: float) -> None:
+    """Each ReLU is followed by dropout; parameters keep their values, not their names."""
+    for name, layer in list(model.named_modules()):
+        if isinstance(layer, nn.ReLU):
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, nn.Sequential(layer, nn.Dropout(p)))
+
+
+def draws(setting: Setting, recipe: Recipe, ids: Tensor, stream: int) -> Tensor:
+    """[R, P] float64: the window's gradient under R draws; the r-th of a stream starts every recipe from the same state."""
+    config = setting.config
+    arm = setting.arm(recipe, Precision.float64, total_steps=1, optimizer=STILL)
+    watch, window, found = Watch(arm), setting.exact.batch(ids), []
+    for r in range(config.permutations):
+        with fixed_randomness(hash_seed(config.seed, stream, r), setting.device):
+            take_step(arm, window)
+        assert watch.gradient is not None
+        found.append(watch.gradient)
+    return torch.stack(found)
+
+
+def compared(own: Tensor, full: Tensor) -> Row:
+    """Relative distances of the single runs, draw by draw."""
+    distances = [relative_distance(a, b) for a, b in zip(own, full, strict=True)]
+    return {"draws": len(own), "distance": statistics.median(distances), "largest_distance": max(distances)}
+
+
+def law(own: Tensor, full: Tensor) -> Row:
+    """Means and spreads of draws that are independent of the full batch's.
+
+    `mean_shift`: R |mean(own - full)|^2 / tr Cov(own - full), of expectation 1 where the means are the same, larger elsewhere.
+    `spread_ratio`: tr Cov(own) / tr Cov(full). `noise`: sqrt(tr Cov(full)) / |mean(full)|.
+    """
+    difference = own - full
+    spread = float(full.var(0).sum())
+    return {
+        "mean_shift": float(len(own) * difference.mean(0).square().sum() / difference.var(0).sum()),
+        "spread_ratio": float(own.var(0).sum()) / spread,
+        "noise": spread**0.5 / float(full.mean(0).norm()),
+    }

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from harness import studies
+from harness.config import ConfigError, Model, Split, Study, TrialConfig, WorkloadConfig
+from harness.studies.randomness import compared, law
+
+CONFIG = TrialConfig(
+    study=Study.randomness, workload=WorkloadConfig(model=Model.mlp, width=1, dropout=0.5), effective_batch=22,
+    accumulation_steps=(5,), split=Split.ragged, permutations=40,
+)  # fmt: skip
+
+
+def normal(num: int, spread: float, shift: float, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return 1 + shift + spread * torch.randn(num, 50, generator=generator, dtype=torch.float64)
+
+
+def test_the_law_of_known_draws() -> None:
+    """50 independent normals: a shift of s moves the first from 1 to 1 + R s^2 / 2, a spread doubled makes the second 4."""
+    same = law(normal(400, 1, 0, 0), normal(400, 1, 0, 1))
+    assert same["mean_shift"] == pytest.approx(1, abs=5 * (2 / 50) ** 0.5) and same["spread_ratio"] == pytest.approx(1, abs=0.05)
+    assert same["noise"] == pytest.approx(1, rel=0.05)  # sqrt(50) / |(1, ..., 1)|
+    assert law(normal(400, 1, 0.3, 0), normal(400, 1, 0, 1))["mean_shift"] == pytest.approx(1 + 400 * 0.09 / 2, rel=0.3)
+    assert law(normal(400, 2, 0, 0), normal(400, 1, 0, 1))["spread_ratio"] == pytest.approx(4, rel=0.05)
+
+
+def test_distances_are_draw_by_draw() -> None:
+    full = torch.eye(3, dtype=torch.float64)
+    found = compared(full * torch.tensor([[1.1], [1.2], [1.5]]), full)
+    assert found["distance"] == pytest.approx(0.2) and found["largest_distance"] == pytest.approx(0.5) and found["draws"] == 3
+
+
+def test_single_runs_law_and_remedy() -> None:
+    rows = {(row["dropout_layers"], row["masks"]): row for row in studies.run(CONFIG, lambda step, rows: None)["measurements"]}
+    assert len(rows) == 6
+    for layers in (1, 3):
+        assert rows[layers, "masks_of_samples"]["largest_distance"] < 1e-12, "masks of samples: the same gradient"
+        assert rows[layers, "masks_repeated"]["distance"] > 0.1
+        assert 0.5 < rows[layers, "accumulated"]["spread_ratio"] < 2
+    assert rows[3, "accumulated"]["distance"] > 0.1, "layers take turns at the generator"
+    assert all(row["noise"] > 0.05 for row in rows.values())
+
+
+def test_it_takes_dropout() -> None:
+    with pytest.raises(ConfigError, match=r"workload.dropout=0: expected a positive probability"):
+        studies.run(dataclasses.replace(CONFIG, workload=WorkloadConfig()), lambda step, rows: None)
