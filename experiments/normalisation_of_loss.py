@@ -92,7 +92,7 @@ def loop_over_the_loader(results: Results) -> Finding:
         measured=float(written["gradient_error"].median()),
         threshold=f"≤ {ALGEBRA_GATE:.0e}",
         n=len(written),
-        explanation=f"Over two epochs with B = {one['effective_batch']}, N = {one['accumulation_steps']} it takes "
+        explanation=f"Over two epochs with B = {one['effective_batch']}, N = {one['accumulation_steps']:.0f} it takes "
         f"{one['steps']:.0f} of {one['windows']:.0f} steps; {one['leaked_samples']:.0f} samples leak into the next epoch's first "
         f"step and {one['unused_samples']:.0f} never count. It is complete only where the windows divide the epoch.",
     )
