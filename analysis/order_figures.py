@@ -34,7 +34,8 @@ def figure_losses(steps: pd.DataFrame) -> Figure:
                     axes.plot(curves.index, np.maximum(apart, BOTTOM), color=colour, linestyle=dash, linewidth=1.1, label=arm)
             axes.axhline(VISIBLE, color=INK, linewidth=1, linestyle=(0, (4, 3)))
             log_axis(axes, "y")
-            axes.set(title=optimizer, xlabel="optimizer step", ylim=(BOTTOM, None))
+            axes.set(title=optimizer, xlabel="optimizer step")
+        panels[0].set_ylim(bottom=BOTTOM)  # after all lines: a limit stops the axes they share from growing
         panels[0].set_ylabel("|loss / correct loss - 1|")
         drawn = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
         figure.legend([drawn[arm] for arm in sorted(drawn)], sorted(drawn), loc="outside lower center", ncols=3)

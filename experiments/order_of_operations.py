@@ -215,7 +215,8 @@ def _at_rest(steps: pd.DataFrame) -> pd.Series[bool]:
     right = steps[steps["arm"] == "accumulated"].set_index(["trial", "step"])["loss"]
     own = right.reindex(pd.MultiIndex.from_frame(steps[["trial", "step"]])).to_numpy()
     apart = (steps["loss"] / own - 1).abs().groupby([steps["trial"], steps["arm"]]).transform("max")
-    return (apart <= AT_REST) & ~steps["arm"].isin(CORRECT)
+    rest: pd.Series[bool] = (apart <= AT_REST) & ~steps["arm"].isin(CORRECT)
+    return rest
 
 
 def thresholds(material: Material) -> Section | None:
