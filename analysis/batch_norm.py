@@ -21,17 +21,9 @@ WU_HE = {32: (23.6, 24.1), 16: (23.7, 24.2), 8: (24.8, 24.0), 4: (27.3, 24.2), 2
 CELL = ["model", "norm", "effective_batch", "accumulation_steps", "b"]
 
 
-def of_study(results: Results, study: str) -> pd.DataFrame:
-    """The measurements of one study; its columns are all there, or none."""
-    rows = results.measurements
-    if "study" not in rows:
-        return rows.iloc[:0]
-    return rows[rows["study"] == study].dropna(axis=1, how="all").reset_index(drop=True)
-
-
 def exact_rows(results: Results, arm: str, *, all_momenta: bool = False) -> pd.DataFrame:
     """What `study=batch_statistics` measured of an arm under BatchNorm, at PyTorch's momentum unless all are wanted."""
-    rows = of_study(results, EXACT)
+    rows = results.study(EXACT)
     if rows.empty:
         return rows
     chosen = rows[(rows["norm"] == "batch") & (rows["arm"] == arm)]
@@ -45,7 +37,7 @@ def expected_momentum(rows: pd.DataFrame) -> pd.Series[float]:
 
 def trained(results: Results) -> pd.DataFrame:
     """One row per trained arm, with its held-out error in percent (`error`) and the samples that a normalisation sees (`b`)."""
-    rows = of_study(results, TRAINED)
+    rows = results.study(TRAINED)
     if rows.empty:
         return rows
     whole = {name: rows[name].astype(int) for name in ("accumulation_steps", "effective_batch", "micro_batch")}

@@ -20,7 +20,6 @@ from analysis.batch_norm import (
     exact_rows,
     fixed_batch,
     growing_batch,
-    of_study,
     trained,
 )
 from analysis.content import Material, Picture, Section, Table, Text, number
@@ -48,7 +47,7 @@ VERDICTS = {
 
 
 def gradient_over_b(material: Material) -> Section | None:
-    rows = of_study(material.results, EXACT)
+    rows = material.results.study(EXACT)
     if rows.empty:
         return None
     rows = rows[(rows["norm"] == "batch") & (rows["momentum"] == DEFAULT_MOMENTUM)]
@@ -115,7 +114,7 @@ def running_statistics(material: Material) -> Section | None:
 
 
 def remedies(material: Material) -> Section | None:
-    rows = of_study(material.results, EXACT)
+    rows = material.results.study(EXACT)
     if rows.empty:
         return None
     rows = rows[(rows["norm"] == "batch") & (rows["momentum"] == DEFAULT_MOMENTUM) & (rows["after_steps"] == 0)]
@@ -200,7 +199,7 @@ def _cost_row(row: Mapping[Any, Any]) -> tuple[str, ...]:
 
 
 def remedies_trained(material: Material) -> Section | None:
-    rows = of_study(material.results, REMEDIED)
+    rows = material.results.study(REMEDIED)
     if rows.empty:
         return None
     rows = rows.assign(kept=100 * (1 - rows["held_out_accuracy"]), again=100 * (1 - rows["recalibrated_held_out_accuracy"]))
@@ -303,7 +302,7 @@ def _gain_row(row: Mapping[Any, Any]) -> tuple[str, ...]:
 
 
 def exact_at_every_n(material: Material) -> Section | None:
-    rows = of_study(material.results, EXACT)
+    rows = material.results.study(EXACT)
     if rows.empty:
         return None
     rows = rows[(rows["arm"] == "accumulated") & ((rows["norm"] != "batch") | (rows["momentum"] == DEFAULT_MOMENTUM))]

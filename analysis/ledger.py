@@ -50,7 +50,11 @@ def table(results: Results) -> pd.DataFrame:
 
 
 def _together(found: list[Finding]) -> Finding:
-    """One finding of several on the same claim: theirs where they agree, undecided where one is, else `conditional`."""
+    """One finding of several on the same claim: theirs where they agree, undecided where one is, else `conditional`.
+
+    An experiment that has not run says nothing beside one that has.
+    """
+    found = [one for one in found if one.verdict != Ruling.no_data] or found
     if not found:
         text = "No experiment of this project decides it yet."
         return Finding(verdict=Ruling.pending, measured=math.nan, threshold="", n=0, explanation=text)

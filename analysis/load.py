@@ -95,6 +95,13 @@ class Results:
         """Names of the experiments that have at least one finished trial, or audit."""
         return sorted({*self.trials["experiment"], *([AUDITED] if len(self.audits) else [])})
 
+    def study(self, name: str, columns: Sequence[str] = ()) -> pd.DataFrame:
+        """The measurements of one study, without the columns of others; `columns` are there also when no trial is finished."""
+        rows = self.measurements
+        own = rows[rows["study"] == name] if "study" in rows else rows.iloc[:0]
+        own = own if own.empty else own.dropna(axis=1, how="all")
+        return own.reindex(columns=[*own.columns, *(name for name in columns if name not in own)]).reset_index(drop=True)
+
     @property
     def is_empty(self) -> bool:
         return self.trials.empty and self.audits.empty

@@ -30,10 +30,8 @@ BETAS = {"momentum_buffer": "momentum", "exp_avg": "beta1", "exp_avg_sq": "beta2
 
 
 def of_study(results: Results, study: str) -> pd.DataFrame:
-    """The measurements of one study; its columns are there also when no trial of it is finished."""
-    rows = results.measurements
-    own = rows[rows["study"] == study] if "study" in rows else rows.iloc[:0]
-    return own.assign(**{name: math.nan for name in COLUMNS[study] if name not in own})
+    """The measurements of one study, with all the columns that are read of it."""
+    return results.study(study, COLUMNS[study])
 
 
 def spread_in_window(memory: pd.DataFrame) -> pd.Series[float]:

@@ -22,7 +22,7 @@ ARMS = {
 
 def adapted(results: Results) -> Finding:
     """A18: equivalent at constant B, another training at varying B."""
-    rows = _of(results, "adaptive_windows")
+    rows = results.study("adaptive_windows")
     if rows.empty or rows["distinct_n"].min() < 2:
         return undecided("It takes windows of several N.", len(rows))
     same = rows[rows["arm"] == "constant_batch"]
@@ -60,7 +60,7 @@ def balance(rows: pd.DataFrame) -> pd.DataFrame:
 
 def imbalance(results: Results) -> Finding:
     """A17: every tensor's norm is the full batch's, so their imbalance is, over N and along training."""
-    rows = _of(results, "tensor_norms")
+    rows = results.study("tensor_norms")
     table = balance(rows) if len(rows) else pd.DataFrame({"norm": []})
     free, bound = table[table["norm"] != "batch"], table[table["norm"] == "batch"]
     if free.empty or bound.empty:
@@ -88,11 +88,6 @@ def imbalance(results: Results) -> Finding:
     )
 
 
-def _of(results: Results, study: str) -> pd.DataFrame:
-    rows = results.measurements
-    return rows[rows["study"] == study].reset_index(drop=True) if "study" in rows else rows
-
-
 CLAIMS = (
     Claim(
         id="A17",
@@ -111,7 +106,7 @@ CLAIMS = (
 
 
 def ways_to_adapt(material: Material) -> Section | None:
-    rows = _of(material.results, "adaptive_windows")
+    rows = material.results.study("adaptive_windows")
     if rows.empty:
         return None
     cells = []
@@ -130,7 +125,7 @@ def ways_to_adapt(material: Material) -> Section | None:
 
 
 def tensor_balance(material: Material) -> Section | None:
-    rows = _of(material.results, "tensor_norms")
+    rows = material.results.study("tensor_norms")
     if rows.empty:
         return None
     table = balance(rows)

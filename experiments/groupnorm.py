@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from analysis import batch_norm_sections as shown
-from analysis.batch_norm import EXACT, MARGIN, SCARCE, between_norms, fixed_batch, of_study, trained
+from analysis.batch_norm import EXACT, MARGIN, SCARCE, between_norms, fixed_batch, trained
 from analysis.load import Results
 from experiments import Claim, Experiment, Finding, Ruling, undecided
 from harness.verdict import ALGEBRA_GATE
@@ -11,7 +11,7 @@ from harness.verdict import ALGEBRA_GATE
 
 def better_choice(results: Results) -> Finding:
     """B3: exact at every N; the error that GroupNorm saves at b = 2 and at the full batch, at fixed B."""
-    exact = of_study(results, EXACT)
+    exact = results.study(EXACT)
     own = exact[exact["norm"].isin(["group", "layer"])] if len(exact) else exact
     rows = trained(results)
     gains = between_norms(fixed_batch(rows)) if len(rows) else rows

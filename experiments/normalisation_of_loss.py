@@ -77,7 +77,7 @@ def divided_by_n(results: Results) -> Finding:
 
 def loop_over_the_loader(results: Results) -> Finding:
     """A10: steps missed, samples leaked into the next epoch or dropped, where the epoch does not end with a window."""
-    rows = _of(results, "epoch_tail")
+    rows = results.study("epoch_tail", ("tail_samples",))
     tails, none = rows[rows["tail_samples"] > 0], rows[rows["tail_samples"] == 0]
     if tails.empty or none.empty:
         return undecided("It takes an epoch with a remainder and one without.", len(rows))
@@ -100,7 +100,7 @@ def loop_over_the_loader(results: Results) -> Finding:
 
 def update_over_n(results: Results) -> Finding:
     """A16: the first update over N at a fixed micro-batch, divided and not."""
-    rows = _of(results, "update_size")
+    rows = results.study("update_size")
     own = rows.set_index(["trial", "optimizer", "accumulation_steps", "arm"])["first_update"].unstack()
     own = own[own.index.get_level_values("accumulation_steps") > 1].reset_index()
     plain, adam = own[own["optimizer"].isin(["sgd", "momentum"])], own[own["optimizer"] == "adam"]
@@ -120,11 +120,6 @@ def update_over_n(results: Results) -> Finding:
         "micro-batch, whatever N. Undivided it is N times the divided one under SGD, and the same within "
         f"{number(float((ratios[1] - 1).abs().max()))} under Adam.",
     )
-
-
-def _of(results: Results, study: str) -> pd.DataFrame:
-    rows = results.measurements
-    return rows[rows["study"] == study].reset_index(drop=True) if "study" in rows else rows.assign(study="", tail_samples=0)
 
 
 CLAIMS = (
@@ -182,7 +177,7 @@ def _words(workload: str) -> str:
 
 def end_of_an_epoch(material: Material) -> Section | None:
     """What each loop does with an epoch's last micro-batches."""
-    rows = _of(material.results, "epoch_tail")
+    rows = material.results.study("epoch_tail", ("tail_samples",))
     if rows.empty:
         return None
     names = {
@@ -208,7 +203,7 @@ def end_of_an_epoch(material: Material) -> Section | None:
 
 
 def update_size(material: Material) -> Section | None:
-    rows = _of(material.results, "update_size")
+    rows = material.results.study("update_size")
     if rows.empty:
         return None
     picture = Picture(

@@ -13,7 +13,7 @@
 
 # %%
 from analysis import batch_norm_figures, ledger, load
-from analysis.batch_norm import EXACT, exact_rows, expected_momentum, of_study
+from analysis.batch_norm import EXACT, exact_rows, expected_momentum
 from analysis.style import Shown
 from experiments import registered
 
@@ -36,7 +36,7 @@ for name, finding in ledger.findings(registered()["batchnorm"], results).items()
 # BatchNorm): nothing else is left of the difference.
 
 # %%
-rows = of_study(results, EXACT)
+rows = results.study(EXACT)
 rows = rows[(rows["norm"] == "batch") & (rows["momentum"] == 0.1)]
 Shown(batch_norm_figures.figure_gradient_over_b(rows))
 
