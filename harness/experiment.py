@@ -33,8 +33,18 @@ from harness.store import State, Store, StoreWarning, TrialTaken, TrialWriter
 
 TrialFunction = Callable[[HarnessConfig], None]
 
-# Imported once, before the first child: wandb and pyarrow alone would cost every trial half a second.
-PRELOAD: tuple[str, ...] = ("torch", "wandb", "pyarrow.parquet", "harness.studies.verdicts", "harness.tracking")
+# Imported once, before the first child: wandb and pyarrow alone would cost every trial half a second, what `wandb.init` imports
+# another one, and torch._dynamo, which the first optimizer imports, two.
+PRELOAD: tuple[str, ...] = (
+    "torch",
+    "torch._dynamo",
+    "wandb",
+    "wandb.apis.public",
+    "wandb.sdk.launch",
+    "pyarrow.parquet",
+    "harness.studies.verdicts",
+    "harness.tracking",
+)
 GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
 RETRY_SECONDS = 2.0  # how often a trial that another process runs is looked at
 MOST_WARNINGS = 3  # of one trial that are shown
