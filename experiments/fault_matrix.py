@@ -20,10 +20,7 @@ MAX_LISTED = 40
 SETTING = ["norm", "precision", "clipping", "lengths"]
 # As in harness/faults.py, which needs torch; a test holds them equal.
 INHERENT = {"F13": "batch_statistics", "F14": "stochastic_layers", "F25": "non_separable_loss"}
-UNMODELLED = {
-    "F15": "replica_scale: needs two ranks",
-    "F16": "replicas_not_synchronised: needs two ranks",
-}
+ON_RANKS = {"F15": "replica_scale", "F16": "replicas_not_synchronised"}
 
 
 def active(arms: pd.DataFrame) -> pd.DataFrame:
@@ -196,7 +193,7 @@ def _together(one: Rate) -> str:
 def elsewhere(_material: Material) -> Section:
     """Faults of the catalogue that are not arms of the matrix."""
     rows = [(id, cause, "inherent: a setting of the trial, diagnosed as its cause") for id, cause in INHERENT.items()]
-    rows += [(id, cause, why) for id, (cause, _, why) in ((id, text.partition(": ")) for id, text in UNMODELLED.items())]
+    rows += [(id, cause, "on two processes: the experiment replicas") for id, cause in ON_RANKS.items()]
     caption = f"{len(rows)} of the catalogue's faults have no arm here. Nothing above says anything of them."
     return Section("Faults that are not here", (Table(("id", "cause", "why"), tuple(sorted(rows)), caption),))
 

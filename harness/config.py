@@ -110,6 +110,7 @@ class Study(StrEnum):
     accumulators = "accumulators"  # rounding with the sum kept in float32, bfloat16, float16
     randomness = "randomness"  # one gradient over many draws of dropout's masks
     loss_scaling = "loss_scaling"  # a healthy window, one that overflows, and a healthy one
+    replicas = "replicas"  # two processes, each with its share of the window
 
 
 class TrackingMode(StrEnum):

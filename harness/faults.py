@@ -454,8 +454,5 @@ def expected(config: TrialConfig) -> dict[str, bool]:
 
 # Inherent rather than faulty: a setting of the trial, and diagnosed as such.
 INHERENT = {"F13": "batch_statistics", "F14": "stochastic_layers", "F25": "non_separable_loss"}
-# Not modelled here, with the reason.
-UNMODELLED = {
-    "F15": "replica_scale: needs two ranks",
-    "F16": "replicas_not_synchronised: needs two ranks",
-}
+# On two processes, in the experiment `replicas`: the wrong ways to synchronise of `ranks.py`.
+ON_RANKS = {"F15": "replica_scale", "F16": "replicas_not_synchronised"}

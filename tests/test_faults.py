@@ -19,8 +19,10 @@ from harness.config import (
     TrialConfig,
     WorkloadConfig,
 )  # fmt: skip
-from harness.faults import FAULTS, INHERENT, UNMODELLED
+from harness.faults import FAULTS, INHERENT, ON_RANKS
+from harness.ranks import APART, SCALED
 from harness.recipe import Recipe
+from harness.studies import replicas
 from harness.trial import Candidate, Row, run_trial, split_plan, standard_candidates
 
 ADAMW = OptimizerConfig(name=OptimizerName.adamw, lr=3e-3, weight_decay=0.1)
@@ -102,7 +104,7 @@ def test_two_faults_give_two_causes_or_unexplained() -> None:
 
 
 def test_the_catalogue_is_complete_and_honest() -> None:
-    known = {fault.id for fault in FAULTS} | set(INHERENT) | set(UNMODELLED)
+    known = {fault.id for fault in FAULTS} | set(INHERENT) | set(ON_RANKS)
     assert known == {f"F{k}" for k in range(1, 33)}
     assert all(fault.summary and "#" in (fault.apply.__doc__ or "") for fault in FAULTS), "each cites a thread"
-    assert all(": " in reason for reason in UNMODELLED.values())
+    assert set(ON_RANKS.values()) == {replicas.expected(name, True) for name in {**SCALED, **APART}}

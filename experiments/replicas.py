@@ -1,0 +1,181 @@
+"""Several replicas: is synchronising once per window the large batch, and what does it save on the wire?"""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from analysis.content import Material, Section, Table, Text, number, share
+from analysis.load import Results
+from experiments import Claim, Experiment, Finding, Ruling, undecided
+from harness.verdict import ALGEBRA_GATE, TRAJECTORY_GATE
+
+# One synchronisation per window, and the same one after every micro-batch.
+PAIRS = {"mean_of_scaled": "mean_every_micro_batch", "ddp": "ddp_every_backward"}
+WORDS = {
+    "sum_over_window_terms": "divided by the window's terms, gradients summed over ranks, once",
+    "mean_of_scaled": "divided by the terms per rank (n/W), gradients averaged, once",
+    "mean_every_micro_batch": "the same, after every micro-batch",
+    "ddp": "the same by DistributedDataParallel: no_sync but for the last backward",
+    "ddp_every_backward": "the same without no_sync",
+    "summed_not_averaged": "divided by n/W, gradients summed",
+    "averaged_twice": "divided by n, gradients averaged",
+    "mean_of_local_means": "each rank's own mean, gradients averaged",
+    "never_synchronised": "each rank's own mean, and no exchange",
+    "synchronised_halfway": "averaged after micro-batch N/2, the rest local",
+    "ddp_synchronised_halfway": "the same by DistributedDataParallel with a wrong no_sync boundary",
+}
+
+
+def synchronised_once(results: Results) -> Finding:
+    """D10: what is synchronised takes the window's step, with equal and unequal terms; what is not does not, and is named."""
+    rows = results.measurements
+    right, wrong = _parted(rows)
+    if set(right["unequal_terms"]) != {False, True} or wrong["expected"].nunique() < 2:
+        return undecided("It takes equal and unequal numbers of loss terms per rank, and wrong ways of both kinds.", len(rows))
+    exact = _exact(right)
+    different = wrong["gradient_error"] > ALGEBRA_GATE
+    named = wrong["cause"] == wrong["expected"]
+    return Finding(
+        verdict=Ruling.refuted
+        if not (exact.all() and different.all())
+        else Ruling.confirmed
+        if named.all()
+        else Ruling.conditional,
+        measured=float(right["gradient_error"].max()),
+        threshold=f"≤ {ALGEBRA_GATE:.0e} where synchronised, above it where not",
+        n=len(rows),
+        explanation=f"On two processes the ranks take the whole window's step in {share(int(exact.sum()), len(exact))} trainings "
+        f"that average over all loss terms, with equal and unequal numbers of them per rank; "
+        f"{share(int(different.sum()), len(wrong))} trainings with a wrong factor, or without synchronising the whole window, do "
+        f"not (off by {number(float(wrong['gradient_error'].min()))} to {number(float(wrong['gradient_error'].max()))}), and "
+        f"{share(int(named.sum()), len(wrong))} of them are called by their cause. The operation is an all-reduce.",
+    )
+
+
+def wire_ratios(rows: pd.DataFrame) -> pd.DataFrame:
+    """Per trial, N > 1 and pair: gradient bytes of synchronising every micro-batch and of the true batch, over once."""
+    table = rows.pivot_table(index=["trial", "accumulation_steps"], columns="arm", values="gradient_bytes").reset_index()
+    pairs = []
+    for once, every in PAIRS.items():
+        true = table[table["accumulation_steps"] == 1].set_index("trial")[once]
+        own = table[table["accumulation_steps"] > 1]
+        pairs.append(pd.DataFrame({
+            "trial": own["trial"], "accumulation_steps": own["accumulation_steps"], "once": once,
+            "every": own[every] / own[once], "true_batch": own["trial"].map(true) / own[once],
+        }))  # fmt: skip
+    return pd.concat(pairs, ignore_index=True).dropna()
+
+
+def communication(results: Results) -> Finding:
+    """D9: N times against synchronising every micro-batch, nothing against the true batch on the same ranks."""
+    rows = results.measurements
+    if not ({*PAIRS, *PAIRS.values()} <= set(rows["arm"]) and {1} < set(rows["accumulation_steps"])):
+        return undecided("It takes several micro-batches and the true batch (N = 1) on the same ranks.", len(rows))
+    ratios = wire_ratios(rows)
+    by_n = (ratios["every"] == ratios["accumulation_steps"]).all()
+    nothing = (ratios["true_batch"] == 1).all()
+    numbers = ", ".join(str(n) for n in sorted(set(ratios["accumulation_steps"])))
+    return Finding(
+        verdict=Ruling.confirmed
+        if (ratios["true_batch"] >= 4).all()
+        else Ruling.conditional
+        if by_n and nothing
+        else Ruling.refuted,
+        measured=float(ratios["every"].max()),
+        threshold="N against every micro-batch, 1 against the true batch",
+        n=len(ratios),
+        explanation=f"Gradient bytes per optimizer step fall N times against synchronising after every micro-batch "
+        f"({_range(ratios['every'])} times at N = {numbers}) and "
+        f"{_range(ratios['true_batch'])} times against the "
+        "true batch on the same ranks: what is saved is what nobody had to send. Counted, not timed.",
+    )
+
+
+def _parted(rows: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The ways that are right where they ran, and the others."""
+    return rows[rows["expected"] == ""], rows[rows["expected"] != ""]
+
+
+def _exact(rows: pd.DataFrame) -> pd.Series[bool]:
+    gradients = (rows["cause"] == "") & (rows[["gradient_error", "rank_distance", "ends_apart"]].max(axis=1) <= ALGEBRA_GATE)
+    return gradients & (rows["trajectory_error"] <= TRAJECTORY_GATE)
+
+
+CLAIMS = (
+    Claim(
+        id="D9",
+        expects=Ruling.conditional,
+        rule="Gradient bytes per optimizer step, counted at the all-reduces. Conditional when synchronising every micro-batch "
+        "sends exactly N times as much as once per window and the true batch exactly as much; confirmed when the true batch "
+        "sends at least 4 times as much; refuted otherwise.",
+        decide=communication,
+    ),
+    Claim(
+        id="D10",
+        expects=Ruling.confirmed,
+        rule=f"Refuted when a right way to synchronise leaves the referee's step by more than {ALGEBRA_GATE:.0e}, or a wrong one "
+        "does not; confirmed when all wrong ones are called by their cause as well, conditional when they are only seen.",
+        decide=synchronised_once,
+    ),
+)
+
+
+def ways(material: Material) -> Section | None:
+    rows = material.measurements
+    if rows.empty:
+        return None
+    head = ("way", "loss terms per rank", "expected", "named", "gradient off by", "scale", "ranks apart", "end of training")
+    cells = []
+    for arm, words in WORDS.items():
+        for unequal, own in rows[rows["arm"] == arm].groupby("unequal_terms"):
+            (wanted,) = set(own["expected"])
+            right = int((own["cause"] == wanted).sum())
+            cells.append((
+                words, "unequal" if unequal else "equal", wanted or "equivalent", share(right, len(own)),
+                *(_range(own[name]) for name in ("gradient_error", "scale", "rank_distance", "trajectory_error")),
+            ))  # fmt: skip
+    text = Text(
+        "Two processes share every window (W = 2), accumulate N micro-batches each, exchange gradients with gloo and step. Each "
+        "window is held against the referee's gradient of the whole window; the diagnosis sees these numbers and the referee's "
+        "gradients of every micro-batch, not the way's name. Optimizers that divide by the gradient's size hide a wrong factor "
+        "from the loss: the last column is the distance from one process with the full batch after three steps, of the way gone."
+    )
+    caption = "Over all trials and N: smallest to largest. Gradients: up to the first wrong window."
+    return Section("Ways to synchronise two ranks", (text, Table(head, tuple(cells), caption)))
+
+
+def wire(material: Material) -> Section | None:
+    rows = material.measurements
+    if rows.empty:
+        return None
+    chosen = rows[rows["arm"].isin([*PAIRS, *PAIRS.values()])]
+    head = ("way", "N", "all-reduces of gradients per step", "bytes per parameter and step", "bytes of loss terms per step")
+    cells = []
+    for (arm, n), own in chosen.groupby(["arm", "accumulation_steps"]):
+        per = own["gradient_bytes"] / own["num_parameters"]
+        cells.append((WORDS[str(arm)], str(n), _range(own["reductions"]), _range(per), _range(own["count_bytes"])))
+    caption = (
+        "What one rank gives into all-reduces, float64, counted in the process itself (for DistributedDataParallel in its "
+        "communication hook). A ring sends 2(W - 1)/W of it. N = 1 is the true batch on the same ranks."
+    )
+    return Section("Over the wire", (Table(head, tuple(cells), caption),))
+
+
+def _range(values: pd.Series[float]) -> str:
+    low, high = number(float(values.min())), number(float(values.max()))
+    return low if low == high else f"{low} to {high}"
+
+
+EXPERIMENT = Experiment(
+    name="replicas",
+    title="Does accumulation stay right on several replicas, and what does it save there?",
+    question="If two ranks accumulate on their shares and synchronise once per window, is that the large batch, also when their "
+    "numbers of loss terms differ? What do the known wrong ways do? And how much less goes over the wire?",
+    prediction="Once per window is the large batch when the loss is divided by the terms of all ranks; a sum in the place of a "
+    "mean, a mean of local means and a missed boundary are not, and are named. It saves a factor of N against synchronising "
+    "after every micro-batch, and nothing against the true batch.",
+    rule=f"Float64, two gloo processes, every window against the referee: right within {ALGEBRA_GATE:.0e}, and trainings that "
+    f"end within {TRAJECTORY_GATE:.0e} of one process with the full batch. Bytes are counted, not timed.",
+    claims=CLAIMS,
+    sections=(ways, wire),
+)

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from analysis import load, report
+from experiments.replicas import CLAIMS
+from harness import studies
+from harness.config import ConfigError, Data, Device, Model, Split, Study, TrialConfig, WorkloadConfig, identity, to_dict
+from harness.determinism import choose_device
+from harness.lock_step import Setting
+from harness.store import Store
+from harness.studies import replicas
+
+MLP = WorkloadConfig(data=Data.digits, model=Model.mlp)
+SIZES = {"experiment": "replicas", "study": Study.replicas, "workload": MLP, "device": Device.cpu, "effective_batch": 26}
+
+
+def config(split: Split) -> TrialConfig:
+    return TrialConfig(split=split, accumulation_steps=(1, 13) if split == Split.even else (1, 3), steps=2, **SIZES)  # type: ignore[arg-type]
+
+
+def test_every_way_on_two_processes_and_the_page(tmp_path: Path) -> None:
+    for split in Split:
+        with Store(tmp_path / "results").open_trial("replicas", identity(config(split)), to_dict(config(split))) as writer:
+            record = studies.run(config(split), lambda step, rows: None)
+            writer.finish(record)
+        rows = record["measurements"]
+        assert len(rows) == 20 and {row["unequal_terms"] for row in rows} == {split == Split.ragged}
+        assert [row["cause"] for row in rows] == [row["expected"] for row in rows]
+        for row in rows:
+            assert row["reductions"] == (
+                0 if row["arm"] == "never_synchronised" else row["gradient_bytes"] / 8 / row["num_parameters"]
+            )
+            if row["expected"] == "":
+                assert row["gradient_error"] <= 1e-12 and row["trajectory_error"] <= 1e-12 and row["windows"] == 2
+                assert row["rank_distance"] == row["ends_apart"] == 0
+            else:
+                assert row["gradient_error"] > 1e-3 and row["trajectory_error"] > 1e-3 and row["windows"] == 1
+    own = load.read(tmp_path / "results")
+    assert {claim.id: str(claim.decide(own).verdict) for claim in CLAIMS} == {"D9": "conditional", "D10": "confirmed"}
+    report.write(tmp_path / "results", tmp_path / "out")
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert "Ways to synchronise two ranks" in page and "Over the wire" in page
+
+
+def test_what_a_way_should_be_called() -> None:
+    assert replicas.expected("ddp", True) == ""
+    assert replicas.expected("mean_of_local_means", False) == ""
+    assert replicas.expected("mean_of_local_means", True) == "replica_scale"
+    assert replicas.expected("ddp_synchronised_halfway", False) == "replicas_not_synchronised"
+
+
+def test_too_many_micro_batches_for_the_smallest_share() -> None:
+    setting = Setting(TrialConfig(split=Split.ragged, accumulation_steps=(13,), steps=1, **SIZES), choose_device(Device.cpu))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="accumulation_steps=13: expected at most the 9 samples"):
+        replicas.measure(setting)
