@@ -101,9 +101,11 @@ class Watch:
         self.consumed: Elements | None = None  # of the last optimizer step, where there is no reference
         self.last_forward: Tensor | None = None  # [P] float64, the weights at the window's last forward, where watched
         self.left_over: Tensor | None = None  # [P] float64, gradients there before the window's first backward, if any
+        self.rate = math.nan  # the learning rate of the last optimizer step
         self.steps = self.steps_in_window = 0
         self.sees_forwards = self._backward_begun = False
         self.parameters = list(arm.model.parameters())
+        self._optimizer = arm.optimizer
         arm.optimizer.register_step_pre_hook(self._see_step)
         arm.model.register_forward_hook(self._see_outputs)
 
@@ -116,6 +118,7 @@ class Watch:
     def _see_step(self, *_: object) -> None:
         self.steps += 1
         self.steps_in_window += 1
+        self.rate = float(self._optimizer.param_groups[0]["lr"])
         consumed = Elements(torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters)
         self.gradient = consumed.vector() if self.keeps else None
         if self.reference is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -113,7 +114,9 @@ class Probe:
             exact_loss, gradient = self.referee.loss_and_gradient(state, window)
         exact = clipped(gradient, arm.clip_norm)
         if watch.steps_in_window == 1:
-            found.add(check_update(self.setting, arm, watch.gradient, start, self.carried[label]))
+            # A schedule that ticks inside the window is a fault of its own: the step is judged by the rate that it took.
+            before = dataclasses.replace(self.carried[label], learning_rate=watch.rate)
+            found.add(check_update(self.setting, arm, watch.gradient, start, before))
         error = relative_distance(watch.gradient, exact)
         found.gradient_error = worst(found.gradient_error, error)
         found.unequal_terms |= (

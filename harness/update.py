@@ -15,6 +15,7 @@ from harness.lock_step import Setting, arm_state, optimizer_state
 from harness.recipe import Arm, make_optimizer
 
 DECAY_TOLERANCE = 0.02  # relative: the weights may be those before or after the step
+DECAYED_FIRST = 1e-6  # relative to the whole step: Adam turns a decay before the step into another step, by a few per cent
 WEIGHT_ROUNDING = 2.0**-50  # a few roundings of float64, relative
 
 
@@ -68,7 +69,10 @@ def check_update(setting: Setting, arm: Arm, consumed: Tensor, start: Tensor, be
     if torch.linalg.vector_norm(difference) > WEIGHT_ROUNDING * length:
         error = movement(difference, start, torch.linalg.vector_norm(expected - start))
     shrunk = float(torch.linalg.vector_norm(difference) / length) if error[0] else 0.0
-    fits = is_decays(shrunk, arm, before.learning_rate, fewest=len(arm.seen) - 1)
+    fits = is_decays(shrunk, arm, before.learning_rate, fewest=len(arm.seen) - 1) or any(
+        relative_distance(_twin(setting, consumed, start * shrink, before)[0] - start, reached - start) <= DECAYED_FIRST
+        for shrink in decays(arm, before.learning_rate, fewest=len(arm.seen) - 1)
+    )
     own = optimizer_state(arm.optimizer, arm.model.parameters())
     _, advanced = _twin(setting, consumed, start, before.advanced(arm))
     advanced_error = max(entry_errors(own, advanced).values(), default=0.0)
@@ -94,9 +98,14 @@ def _twin(setting: Setting, consumed: Tensor, start: Tensor, before: Before) -> 
 
 def is_decays(shrunk: float, arm: Arm, learning_rate: float, *, fewest: int) -> bool:
     """Whether ||change|| / ||weights|| is what `fewest` more weight decays make, up to one for every micro-batch."""
-    one = learning_rate * arm.optimizer.param_groups[0]["weight_decay"]
-    made = (1 - (1 - one) ** k for k in range(max(1, fewest), len(arm.seen) + 1))
+    made = (1 - shrink for shrink in decays(arm, learning_rate, fewest=fewest))
     return shrunk == 0 or any(abs(shrunk - each) <= DECAY_TOLERANCE * shrunk for each in made)
+
+
+def decays(arm: Arm, learning_rate: float, *, fewest: int) -> list[float]:
+    """What is left of the weights after `fewest` decoupled weight decays, up to one for every micro-batch."""
+    one = learning_rate * arm.optimizer.param_groups[0]["weight_decay"]
+    return [(1 - one) ** k for k in range(max(1, fewest), len(arm.seen) + 1)]
 
 
 def size(pair: tuple[float, float]) -> float:
