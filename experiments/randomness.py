@@ -8,7 +8,7 @@ from experiments import Claim, Experiment, Finding, Ruling, undecided
 from harness.verdict import ALGEBRA_GATE
 
 DIFFERS = 0.01  # relative distance of two gradients: rounding is fourteen decades below
-SPREAD = 0.15  # of the ratio of spreads around 1; 200 draws know a spread to a few per cent
+SPREAD = 0.1  # of the mean ratio of spreads around 1; 200 draws know a spread to a few per cent
 SHIFT = 2.0  # of the standardised difference of means, which is 1 where the means are the same
 FEWEST_DRAWS = 200
 

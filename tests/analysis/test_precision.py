@@ -62,7 +62,7 @@ def test_growth_is_over_n() -> None:
 
 def scaled(arm: str, **changes: Any) -> dict[str, Any]:
     right = {
-        "study": "loss_scaling", "arm": arm, "width": "float64", "error": 1e-15, "steps": 1, "steps_when_hit": 0,
+        "trial": "t", "study": "loss_scaling", "arm": arm, "width": "float64", "error": 1e-15, "steps": 1, "steps_when_hit": 0,
         "scale_factor": 0.5, "moved": False, "error_after": 2e-15, "steps_after": 1,
     }  # fmt: skip
     return right | changes
@@ -81,6 +81,15 @@ RIGHT = [scaled("full"), scaled("accumulated"), scaled("accumulated", width="flo
         ([scaled("accumulated", scale_factor=0.25), scaled("wrong", moved=True)], Ruling.refuted),
         ([scaled("accumulated", steps_when_hit=1), scaled("wrong", moved=True)], Ruling.refuted),
         ([scaled("accumulated", width="float16", error_after=0.1), scaled("wrong", moved=True)], Ruling.refuted),
+        # a flipped ReLU, which the full batch has as well, is no fault of the scaling
+        (
+            [
+                scaled("full", width="float16", error=0.06),
+                scaled("accumulated", width="float16", error=0.061),
+                scaled("wrong", moved=True),
+            ],
+            Ruling.confirmed,
+        ),
         (RIGHT, Ruling.needs_full_grid),
     ],
 )
