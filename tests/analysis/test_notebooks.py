@@ -20,7 +20,11 @@ SWEEPS = {
         "seed=0,1 steps=4 algebra_steps=3 accumulation_steps=[2,16] tracking=disabled"
     ],
     "batch_norm": [f"+experiment=batchnorm {TINY_MLP} steps=2 accumulation_steps=[2,8]"],
-    "momentum_and_adam": [f"+experiment=momentum {TINY_MLP} optimizer=momentum", f"+experiment=adam {TINY_MLP} seed=0"],
+    "momentum_and_adam": [
+        f"+experiment=momentum {TINY_MLP} optimizer=momentum",
+        f"+experiment=adam {TINY_MLP} seed=0 study=adam_scale optimizer.eps=1e-8",
+    ],
+    "precision": ["+experiment=precision hydra.sweeper.size=quick seed=0 optimizer=sgd steps=3 tracking=disabled"],
     "my_own_sweep": ["-m norm=none,batch seed=0,1 steps=3 algebra_steps=2 accumulation_steps=[2,16]"],
 }
 
