@@ -121,7 +121,7 @@ def run_trial(config: TrialConfig, on_step: OnStep, candidates: Sequence[Candida
     device = choose_device(config.device)
     precision.check_available(config.precision, device)
     chosen = standard_candidates(config) if candidates is None else list(candidates)
-    with deterministic():
+    with deterministic(config.precision):
         setting = Setting(config, device)
         check_splits(setting, chosen)
         recipes = {REFERENCE: full_batch(config)} | {candidate.label: candidate.recipe for candidate in chosen}

@@ -73,7 +73,7 @@ def measure(rounds: int = ROUNDS) -> Iterator[Measure]:
 
 
 def of_workload(name: str, config: TrialConfig, rounds: int) -> Iterator[Measure]:
-    with tempfile.TemporaryDirectory() as folder, deterministic():
+    with tempfile.TemporaryDirectory() as folder, deterministic(config.precision):
         setting = Setting(config, choose_device(config.device))
         sides = Sides(setting, Path(folder))
         sides.check()

@@ -36,7 +36,7 @@ def measured(config: TrialConfig, measure: Callable[[Setting], list[Row]]) -> Ro
     validate(config)
     device = choose_device(config.device)
     precision.check_available(config.precision, device)
-    with deterministic():
+    with deterministic(config.precision):
         rows = measure(Setting(config, device))
     seconds = {str(config.study): time.perf_counter() - started}
     return {"arms": [], "measurements": rows, "environment": describe(device), "seconds": seconds}
