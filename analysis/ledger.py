@@ -107,7 +107,7 @@ class Ledger:
     rows: tuple[Row, ...]
     summary: str
     title: str = "What the texts claim, and what was measured"
-    head: tuple[str, ...] = ("id", "claim (source)", "verdict", "measured", "held against", "n", "experiment", "why")
+    head: tuple[str, ...] = ("id", "claim (source)", "verdict", "measured", "held against", "n", "experiment")
 
 
 def ledger(claims: pd.DataFrame) -> Ledger:

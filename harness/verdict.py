@@ -106,7 +106,9 @@ def judge(evidence: Evidence) -> Verdict:
     doubt = unjudgeable(evidence)
     if doubt:
         return Verdict(verdict=Outcome.inconclusive, cause="", explained=False, reasons=(doubt,))
-    vanished = roughness(evidence.rounding.zeros, evidence.rounding.full_zeros)
+    vanished: tuple[str, tuple[str, ...]] = ("", ())
+    if evidence.precision == Precision.float16:  # the other formats have float32's range
+        vanished = roughness(evidence.rounding.zeros, evidence.rounding.full_zeros)
     wrong = (*algebra_failures(evidence.algebra), *counter_failures(evidence.counters))
     if wrong:
         diagnosis = diagnose(evidence.signature, evidence.counters)
