@@ -202,6 +202,6 @@ def test_what_cannot_run_names_its_field(changes: dict[str, Any], field: str) ->
 @pytest.mark.parametrize("precision", [Precision.float32, Precision.float16])
 def test_dead_units_of_a_small_micro_batch_are_no_underflow(precision: Precision) -> None:
     """Four samples under BatchNorm leave other channels dead than 64 do: zeros that exact arithmetic has too."""
-    config = TrialConfig(norm=Norm.batch, precision=precision, accumulation_steps=(16,), steps=1, algebra_steps=1)
+    config = TrialConfig(norm=Norm.batch, precision=precision, accumulation_steps=(16,), steps=1, algebra_steps=1, seed=2)
     row = run(config)["accumulated/16"]
     assert (row["cause"], row["explained"]) == ("batch_statistics", True)
