@@ -64,9 +64,9 @@ def cost_in_time(results: Results) -> Finding:
         measured=float(largest.median()),
         threshold=f"confirmed at 1 within {NEGLIGIBLE:.0%} at every N (S0); N (S3) or a little over 1 (S4) are conditions",
         n=len(cost),
-        explanation=f"At N = {nums[-1]} a window takes {largest.min():.2g} to {largest.max():.2g} times as long, at "
-        f"N = {nums[0]} {smallest.median():.2g} times. The arithmetic is the same: the cost is that of micro-batches too small "
-        "for the device.",
+        explanation=f"At N = {nums[-1]:.0f} a window takes {largest.min():.2g} to {largest.max():.2g} times as long, at "
+        f"N = {nums[0]:.0f} {smallest.median():.2g} times. The arithmetic is the same: the cost is that of micro-batches too "
+        "small for the device.",
     )
 
 
