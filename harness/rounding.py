@@ -46,10 +46,11 @@ def measure(setting: Setting, recipes: Mapping[str, Recipe], ids: Tensor) -> dic
     natural = {label: _judged(watch.gradient, exact) for label, watch in lock.watches.items()}
     # Beside what its micro-batches compute in exact arithmetic: under BatchNorm a small one has other dead units than the window.
     inside = [WHOLE, *inside_causes(setting).values()][-1]
-    zeros = {
-        label: vanished(lock.watches[label].gradient, referee.within(state, window, recipe.split(len(window)), inside)[1])
+    own = {  # without such parts the window's gradient is every arm's
+        label: exact if inside == WHOLE else referee.within(state, window, recipe.split(len(window)), inside)[1]
         for label, recipe in recipes.items()
     }
+    zeros = {label: vanished(watch.gradient, own[label]) for label, watch in lock.watches.items()}
     apart = {
         label: _apart(lock, label, referee.parts(state, window, recipe.split(len(window))).parts)
         for label, recipe in recipes.items()
