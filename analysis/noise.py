@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from harness import statistics
-from harness.statistics import Interval
+from harness.resampling import Interval
 
 SQUARES = ["micro_batches", "window_samples", "micro_batch_square", "window_square"]
 

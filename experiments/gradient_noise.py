@@ -11,7 +11,8 @@ from analysis import noise, noise_figures
 from analysis.content import Material, Picture, Section, Table, Text, number
 from analysis.load import Results
 from experiments import Claim, Experiment, Finding, Ruling, undecided
-from harness.statistics import Interval, mean_interval
+from harness.resampling import Interval
+from harness.statistics import mean_interval
 
 SLOPE_MARGIN = 0.05  # of the mean slope around -1; from 4 to 1,024 it would be a factor 1.3 of the variance
 FEWEST_DRAWS = 200  # of every size (the claim's own condition)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -40,13 +41,12 @@ class NoiseWatch:
             at_boundary=(self._see_window, *arm.recipe.at_boundary),
         )
 
-    def squared_norms(self) -> Tensor:
-        """[2] float64 on the device, of the last window: sum_k w_k |g_k|^2 and |g_B|^2, before clipping, without loss scale."""
-        flat = torch.stack([norm for norms in self._norms for norm in norms])
-        squares = (flat.double() / self._scale).square().view(len(self._norms), -1).sum(1)
-        terms = torch.stack(list(self._terms)).double()
-        # what a micro-batch adds is w_k g_k
-        return torch.stack([(squares[:-1] * terms.sum() / terms).sum(), squares[-1]])
+    @property
+    def seen(self) -> tuple[list[Tensor], list[Tensor], Tensor]:
+        """Of the last window, on the device: the norms by parameter, micro-batch after micro-batch and the window's own last,
+        each times its micro-batch's share of the loss terms; those terms; the loss scale.
+        """
+        return [norm for norms in self._norms for norm in norms], list(self._terms), self._scale
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -73,12 +73,23 @@ def watch(arms: Mapping[str, Arm]) -> dict[str, NoiseWatch]:
 
 
 def read(watches: Mapping[str, NoiseWatch]) -> dict[str, Row]:
-    """What a step row says of each arm's last window; one transfer from the device for all of them."""
+    """What a step row says of each arm's last window, before clipping and without loss scale: sum_k w_k |g_k|^2 and |g_B|^2.
+
+    One transfer from the device for all arms; the arithmetic, on a few hundred numbers, is the host's.
+    """
     if not watches:
         return {}
-    table = torch.stack([watch.squared_norms() for watch in watches.values()]).tolist()
+    norms, terms, scales = zip(*(watch.seen for watch in watches.values()), strict=True)
+    kinds = (chain.from_iterable(norms), chain.from_iterable(terms), scales)
+    values = iter(torch.cat([torch.stack(list(kind)).double() for kind in kinds]).tolist())
+    lengths = [[next(values) for _ in own] for own in norms]
+    shares = [[next(values) for _ in own] for own in terms]
     rows = {}
-    for (label, watch), (small, large) in zip(watches.items(), table, strict=True):
+    for (label, watch), length, share, scale in zip(watches.items(), lengths, shares, values, strict=True):
         num, samples = watch.sizes
-        rows[label] = {"micro_batches": num, "window_samples": samples, "micro_batch_square": small, "window_square": large}
+        width = len(length) // (num + 1)  # parameters
+        *parts, window = [sum(x * x for x in length[k : k + width]) / scale**2 for k in range(0, len(length), width)]
+        # what a micro-batch adds is w_k g_k
+        small = sum(part * sum(share) / own for part, own in zip(parts, share, strict=True))
+        rows[label] = {"micro_batches": num, "window_samples": samples, "micro_batch_square": small, "window_square": window}
     return rows

@@ -21,7 +21,7 @@ from harness.micro_batch import hash_seed
 from harness.oracle import WHOLE, snapshot
 from harness.probe import inside_causes
 from harness.recipe import Recipe
-from harness.statistics import permutation_rank, ratio_of_medians
+from harness.resampling import permutation_rank, ratio_of_medians
 from harness.verdict import Rounding
 
 # An arm that goes through all its motions and stays where it is: one point, many permutations.

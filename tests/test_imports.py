@@ -10,8 +10,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LEVELS = [
     {"config"},
-    {"environment", "workloads", "micro_batch", "precision", "determinism", "gradients", "statistics", "diagnosis", "rows"},
-    {"recipe", "oracle", "record", "tracking", "progress", "verdict", "two_pass"},
+    {"environment", "workloads", "micro_batch", "precision", "determinism", "gradients", "resampling", "diagnosis", "rows"},
+    {"statistics", "recipe", "oracle", "record", "tracking", "progress", "verdict", "two_pass"},
     {"store", "sweeps", "causes", "faults", "by_hand", "remedies", "noise_scale", "sample_masks", "memory", "replicas"},
     {"lock_step"},
     {"update", "ranks"},
@@ -25,7 +25,18 @@ LEVELS = [
     {"__main__", "bench", "status", "plan"},
 ]
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
-WITHOUT_TORCH = {"config", "statistics", "diagnosis", "verdict", "store", "tracking", "run", "__main__", "experiment"}
+WITHOUT_TORCH = {
+    "config",
+    "resampling",
+    "statistics",
+    "diagnosis",
+    "verdict",
+    "store",
+    "tracking",
+    "run",
+    "__main__",
+    "experiment",
+}
 
 
 def module_imports(path: Path, *, top_only: bool = False) -> set[str]:
@@ -71,7 +82,7 @@ def test_these_do_not_load_torch(name: str) -> None:
     "path", files("analysis") + sorted((ROOT / "experiments").glob("*.py")), ids=lambda path: str(path.relative_to(ROOT))
 )
 def test_analysis_reads_results_and_never_trains(path: Path) -> None:
-    allowed = {"config", "statistics", "diagnosis", "verdict", "record", "store", "tracking"}
+    allowed = {"config", "resampling", "statistics", "diagnosis", "verdict", "record", "store", "tracking"}
     for name in module_imports(path):
         assert name.split(".")[0] != "torch"
         assert not name.startswith("harness.") or name.split(".")[1] in allowed

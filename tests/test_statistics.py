@@ -2,14 +2,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from harness.resampling import permutation_rank, ratio_of_medians
 from harness.statistics import (
     bca_interval,
     dispersion_ratio,
     equivalence_p,
     holm,
     mean_interval,
-    permutation_rank,
-    ratio_of_medians,
 )
 
 RNG = np.random.default_rng(0)

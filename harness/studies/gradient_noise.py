@@ -6,6 +6,7 @@ The training itself accumulates, so its step rows hold what `harness.noise_scale
 from __future__ import annotations
 
 import itertools
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -130,22 +131,17 @@ def by_windows(setting: Setting, recipe: Recipe, state: State, each: Tensor, ste
     config = setting.config
     arm = setting.arm(recipe, Precision.float64, total_steps=1, optimizer=STILL, dropout=False)
     arm.model.load_state_dict(state)
-    watch, noise = Watch(arm), noise_scale.NoiseWatch(arm)
+    watch, noise = Watch(arm), {"loop": noise_scale.NoiseWatch(arm)}
     generator = torch.Generator().manual_seed(hash_seed(config.seed, WINDOWS, step))
-    squares, errors = [], []
+    rows, errors = [], []
     for _ in range(config.permutations):
         ids = torch.randint(len(each), (config.effective_batch,), generator=generator)
         take_step(arm, setting.exact.batch(ids))
-        squares.append(noise.squared_norms())
+        rows.append(noise_scale.read(noise)["loop"])
         assert watch.gradient is not None
         errors.append(relative_distance(watch.gradient, each[ids].mean(0)))
-    small, large = torch.stack(squares).mean(0).tolist()
-    num, samples = noise.sizes
     return {
         "windows": config.permutations,
-        "window_samples": samples,
-        "micro_batches": num,
-        "micro_batch_square": small,
-        "window_square": large,
+        **{name: fmean(row[name] for row in rows) for name in rows[0]},
         "loop_error": max(errors),
     }

@@ -28,7 +28,7 @@ class Batch:
 
     def holds(self, ids: Tensor) -> bool:
         """Whether `ids` are exactly this batch's samples, in any order."""
-        return torch.equal(ids.sort().values, self.ids.sort().values)
+        return torch.equal(ids, self.ids) or torch.equal(ids.sort().values, self.ids.sort().values)
 
     def in_order(self, ids: Tensor) -> Batch:
         """The rows in the order of `ids`, a permutation of this batch's."""
