@@ -18,8 +18,12 @@ class ConfigError(ValueError):
     """A setting that cannot be run: names the field, the value, and what was expected."""
 
     def __init__(self, name: str, value: object, expected: str) -> None:
-        super().__init__(f"{name}={value}: expected {expected}")
+        super().__init__(name, value, expected)  # what it is pickled by, on its way from another process
         self.field = name
+
+    def __str__(self) -> str:
+        name, value, expected = self.args
+        return f"{name}={value}: expected {expected}"
 
 
 class Data(StrEnum):

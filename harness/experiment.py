@@ -84,8 +84,11 @@ class TrialsFailed(RuntimeError):
     """Some trials failed; each has been reported, and the others are done."""
 
     def __init__(self, outcome: Outcome) -> None:
-        super().__init__(f"{len(outcome.failures)} trials failed")
+        super().__init__(outcome)
         self.outcome = outcome
+
+    def __str__(self) -> str:
+        return f"{len(self.outcome.failures)} trials failed"
 
 
 class Interrupted(KeyboardInterrupt):

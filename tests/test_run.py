@@ -278,6 +278,21 @@ def test_real_trials_run_in_parallel_with_one_thread_each(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+def test_submitit_runs_a_job_per_trial(tmp_path: Path) -> None:
+    """On a cluster's launcher, here its local executor: a job of its own for each trial; one that fails stops no other."""
+    pytest.importorskip("submitit")
+    tiny = ["workload=digits_mlp", "steps=2", "algebra_steps=2", "accumulation_steps=[2]", "tracking=disabled"]
+    cells = ["-m", "effective_batch=2000,16", "hydra/launcher=submitit_local", f"hydra.sweep.dir={tmp_path}/jobs"]
+    command = [sys.executable, "-m", "harness", *cells, *tiny, f"results={tmp_path}/results"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == run.BAD_INPUT, done.stderr
+    assert "effective_batch=2000: expected at most the 1500 training samples" in done.stdout
+    finished = [trial.config["effective_batch"] for trial in Store(tmp_path / "results").trials()]
+    assert finished == [16]
+    assert list((tmp_path / "jobs").rglob("*_log.out"))
+
+
+@pytest.mark.slow
 def test_the_wheel_holds_conf_and_the_plugins(tmp_path: Path) -> None:
     """Run from the wheel's content alone, away from the source tree."""
     root = Path(__file__).parents[1]

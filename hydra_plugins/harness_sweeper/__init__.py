@@ -13,6 +13,7 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.core.utils import JobReturn
 from hydra.errors import ConfigCompositionException
 from hydra.types import RunMode
 
@@ -74,12 +75,10 @@ class GridsSweeper(BasicSweeper):
             raise ConfigCompositionException(
                 f"{' '.join(arguments)}: expected values that one grid of the experiment has together"
             )
-        if not isinstance(self.launcher, ForkserverLauncher):  # the others compose one by one, or on another machine
-            Composer(loader, self.config).cells(cells)
-        results = self.launcher.launch(cells, initial_job_idx=0)
-        for result in results:
-            _ = result.return_value  # raises what the job raised
-        return results
+        if isinstance(self.launcher, ForkserverLauncher):
+            return self.launcher.launch(cells, initial_job_idx=0)
+        Composer(loader, self.config).cells(cells)  # the others compose one by one, or on another machine
+        return collected(self.launcher.launch(cells, initial_job_idx=0))
 
     def restricted(self, given: Grid, parser: OverridesParser) -> list[Grid]:
         """The grids of the wanted size, under the command line's axes."""
@@ -103,6 +102,22 @@ class GridsSweeper(BasicSweeper):
             own = {key: value for key, value in config.hydra.sweeper.items() if key not in ("_target_", "size")}
             parts.append((GridsSweeper(**own, size=self.size), given | {"+experiment": [chosen]}))
         return parts
+
+
+def collected(results: Sequence[JobReturn]) -> Sequence[JobReturn]:
+    """What other launchers bring back; raises what a job raised. Failed trials, told in the job's own log, are told here too."""
+    from harness.experiment import Failure, Outcome, TrialsFailed
+
+    failures: list[Failure] = []
+    for result in results:
+        try:
+            _ = result.return_value
+        except TrialsFailed as error:
+            failures += error.outcome.failures
+    for failure in failures:
+        print(f"failed: {failure.trial}: {failure.summary}")
+    Outcome(done=len(results) - len(failures), skipped=0, failures=tuple(failures)).raise_failures()
+    return results
 
 
 def _texts(values: Mapping[str, Any]) -> dict[str, str]:
