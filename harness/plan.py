@@ -1,14 +1,16 @@
 """`python -m harness.plan workload=digits memory=24GB effective_batch=512`: the (b, N) to use, and why.
 
 Memory is M = M_s + a b. Both are measured on the model itself at two small micro-batches (`memory.of_step`), a window is taken of
-both, and the largest b whose M fits the budget is kept; B = N b stays what it is, so only divisors of B are asked.
+both, and the largest b whose M fits the budget is kept; B = N b stays what it is, so only divisors of B are asked. With `b=auto`
+in the place of a budget this machine is asked: b = B is tried, and after every failure for want of memory at most half of it. A
+trial itself has no `b=auto`: its reference is the full batch, which has to fit.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +18,9 @@ from harness.config import ConfigError, TrialConfig
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 MARGIN = 0.05  # of the budget that stays free: temporaries inside operations are not counted on a CPU
-USAGE = "python -m harness.plan memory=24GB effective_batch=512 [any setting of a trial, as workload=text norm=layer]"
+USAGE = "python -m harness.plan memory=24GB|b=auto effective_batch=512 [any setting of a trial, as workload=text norm=layer]"
+AUTO = "b=auto"
+TRIED_STEPS = 2  # the first step makes the optimizer's state, which is there throughout the second
 
 
 @dataclass(frozen=True)
@@ -36,20 +40,66 @@ class Plan:
 def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     budgets = [text.removeprefix("memory=") for text in given if text.startswith("memory=")]
-    if len(budgets) != 1 or {"-h", "--help"} & set(given):
+    if len(budgets) + (AUTO in given) != 1 or {"-h", "--help"} & set(given):
         print(f"usage: {USAGE}", file=sys.stderr)
         return 2
     try:
-        budget = parse_bytes(budgets[0])
-        config = _compose([text for text in given if not text.startswith("memory=")])
-        static, per_sample = measure(config)
-        plan = choose(config.effective_batch, budget, static, per_sample)
+        config = _compose([text for text in given if not text.startswith("memory=") and text != AUTO])
+        for line in by_trying(config) if AUTO in given else by_budget(config, parse_bytes(budgets[0])):
+            print(line)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
-    for line in explain(plan, budget, config.effective_batch):
-        print(line)
     return 0
+
+
+def by_budget(config: TrialConfig, budget: int) -> list[str]:
+    static, per_sample = measure(config)
+    return explain(choose(config.effective_batch, budget, static, per_sample), budget, config.effective_batch)
+
+
+def by_trying(config: TrialConfig) -> Iterator[str]:
+    """A line for every b that was tried, the last with the one that fits; ConfigError when not even b = 1 does."""
+    size, b = config.effective_batch, config.effective_batch
+    while not fits(config, b):
+        if b == 1:
+            raise ConfigError("b", "auto", "a machine with the memory for a single sample")
+        yield f"b = {b}: out of memory"
+        b = max(divisor for divisor in range(1, b // 2 + 1) if size % divisor == 0)
+    yield f"b = {b}, N = {size // b}: {TRIED_STEPS} steps of {size} samples taken on this machine"
+
+
+def fits(config: TrialConfig, micro_batch: int) -> bool:
+    """Whether windows of B samples in micro-batches of b can be trained here. What was taken is given back.
+
+    On the CPU this asks for address space (a limit of the process or of its container): a kernel that promises more memory than
+    there is ends the process instead.
+    """
+    import torch
+
+    from harness.determinism import choose_device, deterministic
+    from harness.lock_step import Setting
+    from harness.micro_batch import Even
+    from harness.recipe import Recipe, take_step
+
+    size, device = config.effective_batch, choose_device(config.device)
+    recipe = Recipe(accumulation_steps=size // micro_batch, split=Even(micro_batch))
+    with deterministic(config.precision):
+        setting = Setting(config, device)
+        arm = setting.arm(recipe, config.precision, total_steps=TRIED_STEPS, clip_norm=config.clip_norm)
+        ids = torch.arange(size) % setting.exact.num_samples
+        try:
+            for _ in range(TRIED_STEPS):
+                take_step(arm, arm.workload.batch(ids))
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            if not isinstance(error, torch.OutOfMemoryError) and "not enough memory" not in str(error):
+                raise
+            return False
+        finally:
+            del arm
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+    return True
 
 
 def parse_bytes(text: str) -> int:

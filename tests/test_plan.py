@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -43,6 +46,35 @@ def test_the_plan_holds_for_the_step_itself(capsys: pytest.CaptureFixture[str]) 
     assert taken[96] <= 400_000 < taken[192]
     assert plan.main(["memory=400kB", "effective_batch=192"]) == 0
     assert capsys.readouterr().out.startswith("b = 96, N = 2:")
+
+
+# A process of its own, which may take 300 MiB more than it has once torch is there.
+LIMITED = """
+import resource, sys, torch
+from harness import plan
+torch.set_num_threads(1)
+config = plan._compose(["effective_batch=960", "workload.width=16", "precision=float32"])
+assert plan.fits(config, 8)  # whatever torch makes once
+pages = int(open("/proc/self/statm").read().split()[0])
+limit = pages * resource.getpagesize() + int(sys.argv[1]) * 2**20
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+print("\\n".join(plan.by_trying(config)))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="address space is limited and measured as on Linux")
+def test_b_is_found_by_trying() -> None:
+    """A window of 960 samples keeps 63 MB for each of its first two activations: all fits without a limit, under one a part."""
+    found = {}
+    for mebibytes in (100_000, 150):
+        done = subprocess.run([sys.executable, "-c", LIMITED, str(mebibytes)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        found[mebibytes] = done.stdout.splitlines()
+    assert found[100_000] == ["b = 960, N = 1: 2 steps of 960 samples taken on this machine"]
+    *tried, chosen = found[150]
+    assert tried[0] == "b = 960: out of memory" and tried == [f"b = {960 // 2**k}: out of memory" for k in range(len(tried))]
+    b = 960 // 2 ** len(tried)
+    assert chosen == f"b = {b}, N = {960 // b}: 2 steps of 960 samples taken on this machine" and b > 8
 
 
 def test_what_cannot_be_planned(capsys: pytest.CaptureFixture[str]) -> None:
