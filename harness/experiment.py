@@ -1,65 +1,28 @@
-"""Many trials: in parallel, each in a child process of its own; finished ones are skipped, so the same command resumes.
-
-Children come from a forkserver that has torch imported: about 0.05 s each, no state of the parent, and a trial that raises,
-exits, crashes or is killed takes nothing with it. The parent does not import torch.
-"""
+"""Many trials: in parallel, each in a child process of its own; finished ones are skipped, so the same command resumes."""
 
 from __future__ import annotations
 
 import contextlib
-import faulthandler
-import multiprocessing
 import os
 import signal
-import sys
 import threading
 import time
-import traceback
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from multiprocessing import forkserver, resource_tracker
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess, parent_process
+from multiprocessing.connection import wait
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 from harness import sweeps, tracking
+from harness.child import LINE_LENGTH, Cell, Child, Done, Failure, Taken, TrialFunction, start_forkserver
 from harness.config import ConfigError, Device, HarnessConfig, TrialConfig, identity, to_dict
 from harness.progress import Progress, open_progress
-from harness.store import State, Store, StoreWarning, TrialTaken, TrialWriter
+from harness.store import State, Store, TrialWriter
 
-TrialFunction = Callable[[HarnessConfig], None]
-
-# Imported once, before the first child: wandb and pyarrow alone would cost every trial half a second, what `wandb.init` imports
-# another one, and torch._dynamo, which the first optimizer imports, two.
-PRELOAD: tuple[str, ...] = (
-    "torch",
-    "torch._dynamo",
-    "wandb",
-    "wandb.apis.public",
-    "wandb.sdk.launch",
-    "pyarrow.parquet",
-    "harness.studies.verdicts",
-    "harness.tracking",
-)
 GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
 RETRY_SECONDS = 2.0  # how often a trial that another process runs is looked at
-MOST_WARNINGS = 3  # of one trial that are shown
-OUTPUT_TAIL = 8192  # characters of a traceback, or of a dead child's output, that are kept
-LINE_LENGTH = 300  # characters of a line of either in the terminal
-
-
-@dataclass(frozen=True, kw_only=True)
-class Failure:
-    """A trial that did not finish: `summary` in one line, `details` the traceback or the last output."""
-
-    trial: str
-    summary: str
-    details: str
-    is_bad_input: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,19 +124,6 @@ def flat_metrics(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 # Parent ------------------------------------------------------------------------------------------------------------------------
 
 
-class Cell(NamedTuple):
-    config: HarnessConfig
-    store: Store
-    trial: str
-
-    @property
-    def folder(self) -> Path:
-        return self.store.folder(self.config.experiment, self.trial)
-
-    def is_finished(self) -> bool:
-        return self.store.finished(self.config.experiment, self.trial)
-
-
 def run_many(configs: Sequence[HarnessConfig], run: TrialFunction | None = None) -> Outcome:
     """Run each distinct trial that is not finished, `run` (a module-level function) in a child process each.
 
@@ -194,7 +144,7 @@ def run_many(configs: Sequence[HarnessConfig], run: TrialFunction | None = None)
     # All trials of a sweep decide, not those left: a resumed trial computes with as many threads as it would have had.
     threads = 1 if min(workers, len(cells)) > 1 else _num_cores()
     with _caught_signals() as caught, open_progress(total=len(cells), skipped=skipped) as progress:
-        _start_forkserver()
+        start_forkserver()
         pool = _Pool(run=run or run_one, workers=workers, threads=threads, progress=progress, todo=deque(todo), skipped=skipped)
         try:
             while pool.is_busy and not caught.signals:
@@ -237,7 +187,7 @@ class _Pool:
     threads: int
     progress: Progress
     todo: deque[Cell]
-    children: list[_Child] = field(default_factory=list)
+    children: list[Child] = field(default_factory=list)
     taken: deque[tuple[float, Cell]] = field(default_factory=deque)  # run by another process; when to look again
     done: int = 0
     skipped: int  # finished before we could start them
@@ -255,7 +205,7 @@ class _Pool:
             if cell.is_finished():  # by another process, since the first look
                 self.skipped += 1
             else:
-                self.children.append(_Child.start(cell, self.run, self.threads))
+                self.children.append(Child.start(cell, self.run, self.threads))
         self._show()
 
     def wait(self, wakeup: int) -> None:
@@ -283,15 +233,15 @@ class _Pool:
             child.close()
         self.children.clear()
 
-    def _account(self, child: _Child) -> None:
+    def _account(self, child: Child) -> None:
         match child.end():
-            case _Done(warnings=told):
+            case Done(warnings=told):
                 self.done += 1
                 for warning in told:
                     self.progress.note(f"{child.cell.trial}: {warning}")
-            case _Taken(state=State.finished):
+            case Taken(state=State.finished):
                 self.skipped += 1
-            case _Taken():
+            case Taken():
                 self.taken.append((time.monotonic() + RETRY_SECONDS, child.cell))
             case Failure() as failure if child.cell.is_finished():  # the end of the mirror, after the results were safe
                 self.done += 1
@@ -320,135 +270,7 @@ def _tell(failure: Failure, record: Path | None) -> str:
     return "\n".join([f"failed: {failure.trial}: {failure.summary}", *tail, *where])
 
 
-# Children ----------------------------------------------------------------------------------------------------------------------
-
-
-class _Done(NamedTuple):
-    warnings: tuple[str, ...] = ()  # of the store and the mirror: what was set aside, what was not mirrored
-
-
-class _Taken(NamedTuple):
-    state: State
-
-
-@dataclass(kw_only=True)
-class _Child:
-    """One trial's process, the pipe of its report and the pipe of what it prints."""
-
-    cell: Cell
-    process: BaseProcess
-    report: Connection
-    output: Connection
-    tail: bytes = b""
-
-    @classmethod
-    def start(cls, cell: Cell, run: TrialFunction, threads: int) -> _Child:
-        report, child_report = multiprocessing.Pipe(duplex=False)
-        output, child_output = multiprocessing.Pipe(duplex=False)
-        process = multiprocessing.get_context("forkserver").Process(
-            target=_child_main, args=(run, cell.config, threads, child_report, child_output), name=cell.trial
-        )
-        process.start()
-        child_report.close()
-        child_output.close()
-        return cls(cell=cell, process=process, report=report, output=output)
-
-    def read_output(self) -> None:
-        """Take what the child has printed, keep the end of it."""
-        chunk = os.read(self.output.fileno(), 65536)
-        if not chunk:
-            self.output.close()
-        self.tail = (self.tail + chunk)[-OUTPUT_TAIL:]
-
-    def end(self) -> _Done | _Taken | Failure:
-        """What became of a process that is no longer alive."""
-        self.process.join()
-        while not self.output.closed and self.output.poll():
-            self.read_output()
-        try:
-            report = self.report.recv() if self.report.poll() else None
-        except EOFError:
-            report = None
-        self.close()
-        if isinstance(report, (_Done, _Taken, Failure)):
-            return report
-        code = self.process.exitcode
-        summary = _describe_exit(code if code is not None else 255)
-        return Failure(trial=self.cell.trial, summary=summary, details=self.tail.decode(errors="replace"))
-
-    def close(self) -> None:
-        self.report.close()
-        self.output.close()
-
-
-def _describe_exit(code: int) -> str:
-    if code == -signal.SIGKILL:
-        return "killed by SIGKILL (by hand, or out of memory)"
-    if code < 0:
-        return f"killed by {signal.Signals(-code).name}"
-    return f"left with exit code {code} before it was finished"
-
-
-def _child_main(run: TrialFunction, config: HarnessConfig, threads: int, report: Connection, output: Connection) -> None:
-    """Run one trial and report how it ended; a crash shows as a process that ends without a report."""
-    for descriptor in (1, 2):  # also what libraries print; the parent's terminal belongs to the progress bar
-        os.dup2(output.fileno(), descriptor)
-    output.close()
-    faulthandler.enable()
-    threading.Thread(target=_die_with_parent, daemon=True).start()
-    if torch := sys.modules.get("torch"):  # preloaded
-        torch.set_num_threads(threads)
-    report.send(_attempt(run, config))
-
-
-def _attempt(run: TrialFunction, config: HarnessConfig) -> _Done | _Taken | Failure:
-    try:
-        with warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("default")
-            run(config)
-        ours = [w for w in seen if issubclass(w.category, (StoreWarning, tracking.TrackingWarning))]
-        return _Done(tuple(str(w.message)[:LINE_LENGTH] for w in ours[:MOST_WARNINGS]))
-    except TrialTaken as taken:
-        return _Taken(taken.state)
-    except ConfigError as error:
-        return _failure(config, str(error), is_bad_input=True)
-    except SystemExit as error:
-        return _failure(config, f"called sys.exit({error.code!r})")
-    except BaseException as error:
-        return _failure(config, f"{type(error).__name__}: {error}")
-
-
-def _failure(config: HarnessConfig, summary: str, is_bad_input: bool = False) -> Failure:
-    """About the exception in flight, cut to what fits into a pipe: the parent reads the report after the child has ended."""
-    return Failure(
-        trial=identity(config.trial),
-        summary=next(iter(summary.splitlines()), "")[:LINE_LENGTH],
-        details=traceback.format_exc()[-OUTPUT_TAIL:],
-        is_bad_input=is_bad_input,
-    )
-
-
-def _die_with_parent() -> None:
-    """Without this, the children of a killed parent would go on, and the next call would find their trials taken."""
-    parent = parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    os._exit(1)
-
-
 # Surroundings ------------------------------------------------------------------------------------------------------------------
-
-
-def _start_forkserver() -> None:
-    """Start it with SIGINT blocked, which children inherit: Ctrl-C reaches all processes of a terminal, only the parent acts."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOAD))
-    resource_tracker.ensure_running()  # else `ensure_running` below does, and that unblocks SIGINT
-    previous = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
 @dataclass(kw_only=True)

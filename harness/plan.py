@@ -11,7 +11,10 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 
 from harness.config import ConfigError, TrialConfig
@@ -59,22 +62,33 @@ def by_budget(config: TrialConfig, budget: int) -> list[str]:
 
 
 def by_trying(config: TrialConfig) -> Iterator[str]:
-    """A line for every b that was tried, the last with the one that fits; ConfigError when not even b = 1 does."""
+    """A line for every b that was tried, the last with the one that fits; at b = 1 the error itself goes on."""
     size, b = config.effective_batch, config.effective_batch
-    while not fits(config, b):
+    while (error := failure(config, b)) is not None:
         if b == 1:
-            raise ConfigError("b", "auto", "a machine with the memory for a single sample")
-        yield f"b = {b}: out of memory"
+            raise error
+        yield f"b = {b}: {next(iter(str(error).splitlines()), type(error).__name__)}"
         b = max(divisor for divisor in range(1, b // 2 + 1) if size % divisor == 0)
     yield f"b = {b}, N = {size // b}: {TRIED_STEPS} steps of {size} samples taken on this machine"
 
 
-def fits(config: TrialConfig, micro_batch: int) -> bool:
-    """Whether windows of B samples in micro-batches of b can be trained here. What was taken is given back.
+def failure(config: TrialConfig, micro_batch: int) -> RuntimeError | MemoryError | None:
+    """What stops `take_windows`, or None. Any such error: that memory was short is told differently by every library.
 
-    On the CPU this asks for address space (a limit of the process or of its container): a kernel that promises more memory than
-    there is ends the process instead.
+    In a process of its own: all memory is given back, and one that the kernel ends for want of it takes nothing with it.
     """
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        try:
+            pool.submit(take_windows, config, micro_batch).result()
+        except BrokenProcessPool:
+            return MemoryError("the process was ended, as the system does when memory is short")
+        except (RuntimeError, MemoryError) as error:
+            return error
+    return None
+
+
+def take_windows(config: TrialConfig, micro_batch: int) -> None:
+    """Train on windows of B samples in micro-batches of b."""
     import torch
 
     from harness.determinism import choose_device, deterministic
@@ -82,24 +96,14 @@ def fits(config: TrialConfig, micro_batch: int) -> bool:
     from harness.micro_batch import Even
     from harness.recipe import Recipe, take_step
 
-    size, device = config.effective_batch, choose_device(config.device)
+    size = config.effective_batch
     recipe = Recipe(accumulation_steps=size // micro_batch, split=Even(micro_batch))
     with deterministic(config.precision):
-        setting = Setting(config, device)
+        setting = Setting(config, choose_device(config.device))
         arm = setting.arm(recipe, config.precision, total_steps=TRIED_STEPS, clip_norm=config.clip_norm)
         ids = torch.arange(size) % setting.exact.num_samples
-        try:
-            for _ in range(TRIED_STEPS):
-                take_step(arm, arm.workload.batch(ids))
-        except (torch.OutOfMemoryError, RuntimeError) as error:
-            if not isinstance(error, torch.OutOfMemoryError) and "not enough memory" not in str(error):
-                raise
-            return False
-        finally:
-            del arm
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
-    return True
+        for _ in range(TRIED_STEPS):
+            take_step(arm, arm.workload.batch(ids))
 
 
 def parse_bytes(text: str) -> int:

@@ -20,6 +20,7 @@ LEVELS = [
     {"ablation"},
     {"trial", "audit"},
     {"studies"},
+    {"child"},
     {"experiment"},
     {"run"},
     {"__main__", "bench", "status", "plan"},

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
 
 import pytest
 import torch
 
 from harness import memory, plan
-from harness.config import ConfigError, TrialConfig
+from harness.config import ConfigError, Model, Norm, TrialConfig, WorkloadConfig
 from harness.lock_step import Setting
 from harness.micro_batch import Even
 from harness.recipe import Recipe
@@ -48,33 +52,33 @@ def test_the_plan_holds_for_the_step_itself(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().out.startswith("b = 96, N = 2:")
 
 
-# A process of its own, which may take 300 MiB more than it has once torch is there.
-LIMITED = """
-import resource, sys, torch
-from harness import plan
-torch.set_num_threads(1)
-config = plan._compose(["effective_batch=960", "workload.width=16", "precision=float32"])
-assert plan.fits(config, 8)  # whatever torch makes once
-pages = int(open("/proc/self/statm").read().split()[0])
-limit = pages * resource.getpagesize() + int(sys.argv[1]) * 2**20
-resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-print("\\n".join(plan.by_trying(config)))
-"""
+def address_space(config: TrialConfig, micro_batch: int) -> int:
+    """Bytes that a process has asked for, at most, after training."""
+    plan.take_windows(config, micro_batch)
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(r"VmPeak:\s+(\d+) kB", status)[1]) * 1024
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="address space is limited and measured as on Linux")
 def test_b_is_found_by_trying() -> None:
-    """A window of 960 samples keeps 63 MB for each of its first two activations: all fits without a limit, under one a part."""
-    found = {}
-    for mebibytes in (100_000, 150):
-        done = subprocess.run([sys.executable, "-c", LIMITED, str(mebibytes)], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        found[mebibytes] = done.stdout.splitlines()
-    assert found[100_000] == ["b = 960, N = 1: 2 steps of 960 samples taken on this machine"]
-    *tried, chosen = found[150]
-    assert tried[0] == "b = 960: out of memory" and tried == [f"b = {960 // 2**k}: out of memory" for k in range(len(tried))]
+    """A window of 960 samples keeps 16 MB for each of its first two activations: 40 MB more than b = 8 takes hold a part of it."""
+    config = TrialConfig(effective_batch=960, accumulation_steps=(1,), workload=WorkloadConfig(width=64))
+    assert list(plan.by_trying(config)) == ["b = 960, N = 1: 2 steps of 960 samples taken on this machine"]
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        limit = pool.submit(address_space, config, 8).result() // 1024 + 40 * 1024
+    command = f"ulimit -v {limit}; exec {sys.executable} -m harness.plan b=auto effective_batch=960 workload.width=64"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    *tried, chosen = done.stdout.splitlines()
+    assert tried and all(line.startswith(f"b = {960 // 2**k}: ") for k, line in enumerate(tried)), done
     b = 960 // 2 ** len(tried)
     assert chosen == f"b = {b}, N = {960 // b}: 2 steps of 960 samples taken on this machine" and b > 8
+
+
+def test_an_error_that_is_none_of_memory_goes_on() -> None:
+    """At b = 1 BatchNorm has one value per channel, and there is nothing smaller to try."""
+    config = TrialConfig(effective_batch=1, accumulation_steps=(1,), norm=Norm.batch, workload=WorkloadConfig(model=Model.mlp))
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        list(plan.by_trying(config))
 
 
 def test_what_cannot_be_planned(capsys: pytest.CaptureFixture[str]) -> None:

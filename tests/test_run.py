@@ -15,6 +15,7 @@ import pytest
 
 from experiments import registered
 from harness import experiment, run
+from harness.child import Failure
 from harness.config import (
     HarnessConfig,
     Norm,
@@ -246,7 +247,7 @@ def test_every_launcher_of_hydra_can_be_used(command: Command) -> None:
 
 
 def test_the_exit_code_tells_failures(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    failed = experiment.Failure(trial="t", summary="s", details="")
+    failed = Failure(trial="t", summary="s", details="")
     refuted = dataclasses.replace(failed, is_bad_input=True)
     for failures, code in [((failed,), 1), ((failed, refuted), 1), ((refuted,), 2)]:
         outcome = experiment.Outcome(done=1, skipped=0, failures=failures)

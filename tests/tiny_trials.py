@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from harness import experiment
+from harness import child, experiment
 from harness.config import ConfigError, HarnessConfig, identity, to_dict
 from harness.store import Store, TrialWriter
 
@@ -68,7 +68,7 @@ if __name__ == "__main__":
     from harness.run import main
 
     experiment.run_one = tiny_trial
-    experiment.PRELOAD = tuple(filter(None, os.environ.get("TINY_PRELOAD", "").split(",")))
+    child.PRELOAD = tuple(filter(None, os.environ.get("TINY_PRELOAD", "").split(",")))
     experiment.GRACE_SECONDS = 0.5
     experiment.RETRY_SECONDS = 0.2
     sys.exit(main())
