@@ -189,6 +189,36 @@ def advantages_of_the_window(batch_size: int, accumulation_steps: int) -> None:
         optimizer.zero_grad()
 
 
+def _deep(dropout: float = 0.0) -> nn.Sequential:
+    torch.manual_seed(0)
+    hidden = (nn.Linear(data.FEATURES, 16), nn.Tanh(), nn.Dropout(dropout), nn.Linear(16, 16), nn.Tanh())
+    return nn.Sequential(*hidden, nn.Linear(16, data.CLASSES))
+
+
+def _log_partition(batch_size: int, accumulation_steps: int, *, divided: bool, apart: bool = False) -> None:
+    """A penalty on the squared log-partition function of each row, which reaches all parameters."""
+    x, y = data.images()
+    model = _deep()
+    optimizer = _sgd(model)
+    for window in data.windows(batch_size * accumulation_steps):
+        for ids in window.split(batch_size):
+            outputs = model(x[ids])
+            loss = ce(outputs, y[ids], reduction="sum") / len(window)
+            penalty = 0.1 * outputs.logsumexp(1).square().sum() / (len(window) if divided else len(ids))
+            for part in (loss, penalty) if apart else (loss + penalty,):
+                part.backward(retain_graph=True)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def penalty_divided(batch_size: int, accumulation_steps: int) -> None:
+    _log_partition(batch_size, accumulation_steps, divided=True)
+
+
+def penalty_divided_apart(batch_size: int, accumulation_steps: int) -> None:
+    _log_partition(batch_size, accumulation_steps, divided=True, apart=True)
+
+
 RIGHT: tuple[Callable[..., Any], ...] = (
     line_search,
     sharpness_aware,
@@ -199,6 +229,8 @@ RIGHT: tuple[Callable[..., Any], ...] = (
     optimizer_in_last_backward,
     overflowing_window,
     advantages_of_the_window,
+    penalty_divided,
+    penalty_divided_apart,
 )
 
 # -- wrong ------------------------------------------------------------------------------------------------------------
@@ -443,6 +475,62 @@ def overflow_at_one_split(batch_size: int, accumulation_steps: int) -> None:
         optimizer.zero_grad()
 
 
+def penalty_in_full(batch_size: int, accumulation_steps: int) -> None:
+    """The penalty is averaged over each micro-batch, the loss over the window."""
+    _log_partition(batch_size, accumulation_steps, divided=False)
+
+
+def penalty_in_full_apart(batch_size: int, accumulation_steps: int) -> None:
+    """The same with a backward of its own."""
+    _log_partition(batch_size, accumulation_steps, divided=False, apart=True)
+
+
+def means_divided_at_the_end(batch_size: int, accumulation_steps: int) -> None:
+    """Mean over the tokens of each micro-batch, times its rows; the sum is divided by the rows of the window."""
+    tokens = data.sentences()
+    model = data.language_model()
+    optimizer = _sgd(model)
+    for window in data.windows(batch_size * accumulation_steps):
+        for ids in window.split(batch_size):
+            (data.token_loss(model(tokens[ids]), tokens[ids], "mean") * len(ids)).backward()
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad /= len(window)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+class InBatchNegatives(nn.Module):
+    """The model is called inside the module of its loss."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = (functional.normalize(self.model(view), dim=1) for view in (x, x + 0.1))
+        return ce(first @ second.T / 0.1, torch.arange(len(x)))
+
+
+def _in_batch_negatives(batch_size: int, accumulation_steps: int, dropout: float) -> None:
+    x, _ = data.images()
+    loss = InBatchNegatives(_deep(dropout))
+    optimizer = _sgd(loss)
+    for window in data.windows(16, keep=False):
+        for ids in window.split(batch_size):
+            (loss(x[ids]) / accumulation_steps).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def negatives_in_loss_module(batch_size: int, accumulation_steps: int) -> None:
+    _in_batch_negatives(batch_size, accumulation_steps, 0.0)
+
+
+def negatives_and_dropout(batch_size: int, accumulation_steps: int) -> None:
+    _in_batch_negatives(batch_size, accumulation_steps, 0.2)
+
+
 WRONG: dict[Callable[..., Any], set[str]] = {
     line_search_not_divided: {"loss_not_divided"},
     schedule_too_long: {"schedule_per_micro_batch"},
@@ -458,4 +546,9 @@ WRONG: dict[Callable[..., Any], set[str]] = {
     resumed_inside: {"resume_in_window"},
     counts_too_many: {"counter_wrong"},
     overflow_at_one_split: {"non_finite_micro_batch"},
+    penalty_in_full: {"auxiliary_loss_scale"},
+    penalty_in_full_apart: {"auxiliary_loss_scale"},
+    means_divided_at_the_end: {"mean_of_means"},
+    negatives_in_loss_module: {"non_separable_loss"},
+    negatives_and_dropout: {"non_separable_loss", "stochastic_layers"},
 }

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from harness.audit.live import in_a_group
+from harness.audit.loss_graph import couples_rows, gradients_by_term
 from harness.audit.tensors import dense, gradients, tensors_in, vector
 
 if TYPE_CHECKING:
@@ -93,8 +95,7 @@ class Calls:
         root = args[0] if args else kwargs.get("tensors")
         recorder.run.float16 |= any(t.dtype == torch.float16 for t in tensors_in(root))
         if recorder.forwards.probing:
-            recorder.run.coupled |= _coupled(root, recorder.forwards.outputs)
-            recorder.forwards.forget_slopes()
+            self._probe(root)
         for live in recorder.live.values():
             live.before_backward()
         recorder.backward_depth += 1
@@ -108,6 +109,21 @@ class Calls:
             lives[i].reached_with(reached)
         self._end_of_backward()
         return result
+
+    def _probe(self, root: Any) -> None:
+        """Differentiate the loss aside; none of it counts as a backward of the loop."""
+        recorder = self.recorder
+        leading = next(iter(recorder.live.values()), None)
+        recorder.backward_depth += 1
+        try:
+            recorder.run.coupled |= couples_rows(root, recorder.forwards.outputs)
+            if leading is not None and not in_a_group():
+                recorder.run.terms.append([term / recorder.loss_scale for term in gradients_by_term(root, leading.parameters)])
+        except RuntimeError:  # a graph that cannot be differentiated twice: nothing is known
+            recorder.run.terms.append([])
+        finally:
+            recorder.backward_depth -= 1
+        recorder.forwards.forget_slopes()
 
     def _grad(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         recorder = self.recorder
@@ -215,26 +231,6 @@ def _with_fixed_statistics(given: dict[str, Any]) -> dict[str, Any]:
     return fixed
 
 
-def _coupled(loss: Any, outputs: list[Tensor]) -> bool:
-    """Whether d^2 loss / d out_i d out_j is other than zero for some row i = 0 or 1 and another row j."""
-    if not isinstance(loss, Tensor):
-        return False
-    for output in outputs:
-        rows = output.shape[0]
-        try:
-            (slope,) = torch.autograd.grad(loss, output, create_graph=True, allow_unused=True)
-            for row in range(min(2, rows)):
-                if slope is None or not slope.requires_grad or rows < 2:
-                    break
-                (bend,) = torch.autograd.grad(slope[row].square().sum(), output, retain_graph=True, allow_unused=True)
-                others = torch.arange(rows) != row
-                if bend is not None and bool(bend[others].abs().max() > 0):
-                    return True
-        except RuntimeError:  # no second derivative: nothing is known
-            continue
-    return False
-
-
 def _total(outputs: Any) -> float:
     """The number that was differentiated; NaN when it was not one number each."""
     listed = [outputs] if isinstance(outputs, Tensor) else list(outputs or ())
@@ -265,14 +261,10 @@ class Patches:
             owner, name = FUNCTIONS[key]
             original = getattr(owner, name)
             wrappers[id(original)] = (original, _wrapper(original, wrap))
-        spaces = {id(vars(module)): vars(module) for module in list(sys.modules.values()) if hasattr(module, "__dict__")}
-        spaces |= {id(space): space for space in namespaces}
-        for space in spaces.values():
-            for name, value in list(space.items()):
-                found = wrappers.get(id(value))
-                if found is not None and value is found[0]:
-                    space[name] = found[1]
-                    self._undo.append(lambda space=space, name=name, value=value: space.__setitem__(name, value))  # type: ignore[misc]
+        known = list(namespaces)
+        _replace(wrappers, known)
+        backwards = {id(wrapper): (wrapper, original) for original, wrapper in wrappers.values()}
+        self._undo.append(lambda: _replace(backwards, known))  # also in modules that were imported meanwhile
 
     def removing(self, handle: Any) -> None:
         """Also remove this hook on `restore`."""
@@ -281,6 +273,17 @@ class Patches:
     def restore(self) -> None:
         while self._undo:
             self._undo.pop()()
+
+
+def _replace(pairs: dict[int, tuple[Any, Any]], namespaces: Iterable[dict[str, Any]]) -> None:
+    """In all imported modules and `namespaces`, the second of each pair in place of the first, whose identity is the key."""
+    spaces = {id(vars(module)): vars(module) for module in list(sys.modules.values()) if hasattr(module, "__dict__")}
+    spaces |= {id(space): space for space in namespaces}
+    for space in spaces.values():
+        for name, value in list(space.items()):
+            found = pairs.get(id(value))
+            if found is not None and value is found[0]:
+                space[name] = found[1]
 
 
 def _wrapper(original: Callable[..., Any], wrap: Wrap) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ import torch
 
 from harness.audit import fits
 from harness.audit.evidence import Row, Run, Step, Track, Vector
-from harness.audit.facts import RowFacts, RunFacts, StepFacts
+from harness.audit.facts import RowFacts, RunFacts, StepFacts, TermFacts
 from harness.audit.floors import FACTOR, NOISE, Floor, Gates, gates, noisy
 from harness.audit.tensors import overflow_is_expected
 from harness.audit.windows import (
@@ -28,7 +28,9 @@ from harness.audit.windows import (
     update_distance,
     window,
 )
-from harness.gradients import compare
+from harness.gradients import compare, decompose
+
+SAME_SUM = 1e-5  # relative; the addends of a loss make up its gradient
 
 
 @dataclass(frozen=True)
@@ -204,6 +206,21 @@ def rows(mine: Run, theirs: Run) -> RowFacts | None:
         residual = max(residual, finite(distance(a.slope, factor * b.slope)) if size and factor else math.inf)
         factors.setdefault(a.micro_batch, []).append(factor)
     return RowFacts(outputs=outputs, residual=residual, factors=tuple(tuple(factors[k]) for k in sorted(factors)))
+
+
+def terms(mine: Run, reference: Run, index: int) -> TermFacts | None:
+    """Step `index` of the reference by the addends of the candidate's loss; None where these do not make up its gradient."""
+    if not mine.terms or len({len(of_one) for of_one in mine.terms}) != 1 or not mine.terms[0]:
+        return None
+    parts = [np.sum(addend, axis=0) for addend in zip(*mine.terms, strict=True)]
+    steps, wanted = effective(mine.tracks[0]), effective(reference.tracks[0])
+    if index >= min(len(steps), len(wanted)) or not all(part.any() and np.isfinite(part).all() for part in parts):
+        return None
+    total = steps[index].total
+    if total is None or not distance(np.sum(parts, axis=0), total) <= max(SAME_SUM, 100 * mine.roundoff):
+        return None
+    made = decompose(torch.from_numpy(raw(wanted[index])), [torch.from_numpy(part) for part in parts])
+    return TermFacts(weights=tuple(w / len(parts) for w in made.weights), residual=made.residual, condition=made.condition)
 
 
 def _alike(a: Row, b: Row) -> bool:

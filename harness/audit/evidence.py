@@ -12,6 +12,42 @@ import numpy.typing as npt
 
 Vector = npt.NDArray[np.float64]
 
+UNEXPLAINED = "unexplained"
+CAUSES = (  # the classes of fault, each with a section of docs/remedies.md
+    "loss_not_divided",
+    "loss_divided_twice",
+    "mean_of_means",
+    "short_window_divided_by_n",
+    "window_misplaced",
+    "gradients_cleared_in_window",
+    "gradients_not_cleared",
+    "step_every_micro_batch",
+    "schedule_per_micro_batch",
+    "clip_per_micro_batch",
+    "clip_before_unscale",
+    "scaler_updated_in_window",
+    "batch_statistics",
+    "stochastic_layers",
+    "replica_scale",
+    "replicas_not_synchronised",
+    "accumulator_overwritten",
+    "low_precision_accumulator",
+    "underflow_from_division",
+    "loss_report_differs",
+    "weight_decay_per_micro_batch",
+    "optimizer_state_per_micro_batch",
+    "ema_per_micro_batch",
+    "auxiliary_loss_scale",
+    "non_separable_loss",
+    "cached_weights_stale",
+    "non_finite_micro_batch",
+    "resume_in_window",
+    "counter_wrong",
+    "samples_repeated",
+    "foreign_gradients",
+    "normaliser_depends_on_split",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Backward:
@@ -130,6 +166,7 @@ class Run:
     float16: bool = False  # whether a loss, a forward or a parameter was in float16
     coupled: bool = False  # whether the loss of one row depends on the outputs of another; only known after a probe
     probed: dict[str, Row] = field(default_factory=dict)  # by fingerprint; rows that came twice are left out
+    terms: list[list[Vector]] = field(default_factory=list)  # [P] of each addend of the loss, per backward of the probed window
     ranks: int = 1
     rank_distances: tuple[float, ...] = ()  # per optimizer step, between the gradients of the ranks
 
@@ -140,13 +177,17 @@ class Run:
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that accumulation changed, with the evidence for it."""
+    """One thing that accumulation changed, with the evidence for it. Raises ValueError for a cause that is none of `CAUSES`."""
 
     accumulation_steps: int
     optimizer_step: int | None  # the first one, from 0; None when it concerns the whole run
     cause: str
     evidence: dict[str, Any]
     message: str
+
+    def __post_init__(self) -> None:
+        if self.cause not in (*CAUSES, UNEXPLAINED):
+            raise ValueError(f"expected cause to be one of CAUSES or {UNEXPLAINED}, got {self.cause!r}")
 
 
 @dataclass(frozen=True, kw_only=True)

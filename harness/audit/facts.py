@@ -23,6 +23,15 @@ class RowFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TermFacts:
+    """The reference gradient as a sum of what each addend of the loss gave to the candidate's."""
+
+    weights: tuple[float, ...]  # per addend; right: 1
+    residual: float
+    condition: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepFacts:
     """One optimizer step of a candidate beside the reference's."""
 
@@ -57,6 +66,7 @@ class StepFacts:
     partly: tuple[str, ...] = ()  # tensors that differ (too large, pointing alike) while others agree
     found_changed: bool = False  # the window began with gradients that no backward of this optimizer had left
     by_row: RowFacts | None = None  # only after a probe
+    by_term: TermFacts | None = None  # only after a probe, where the loss is a sum
     held: bool = False  # the difference is gone when the parameters stay where they are
     same_at_one: bool = False  # the comparison is with an independent function, and N=1 differs from it as well
     cleared_inside: int = 0

@@ -60,8 +60,10 @@ def fits(
     parts = [b.contribution for b in mine.backwards if b.contribution is not None and b.finite and b.contribution.any()]
     if not parts:
         return found, nothing
-    weights = _decomposed(found, g, parts)
-    return found | _by_part(mine, a, g, parts), weights
+    weights, condition = _decomposed(found, g, parts)
+    if found["plain_sum"] <= gate:  # divided (or multiplied) after they were added: weights are of what was stepped
+        weights = tuple(w * float(total @ total) / float(a @ total) for w in weights)
+    return found | _by_part(mine, a, g, parts), (weights, condition)
 
 
 def _counts(left: Vector, g: Vector, gate: float) -> bool:

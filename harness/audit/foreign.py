@@ -1,4 +1,4 @@
-"""What is not a `torch.optim` optimizer: Keras' own on its torch backend, and weights that the audited function hands over."""
+"""What is not a `torch.optim` optimizer: those of Keras (torch backend) and of fastai, and weights that are handed over."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ import numpy as np
 from torch import Tensor
 
 from harness.audit.evidence import Step, Track, Vector
-from harness.audit.tensors import vector
+from harness.audit.tensors import gradients, vector
 
 if TYPE_CHECKING:
     from harness.audit.recorder import Recorder
 
 HANDED = "weights handed over"
 KERAS = "keras.src.backend.torch.optimizers.torch_parallel_optimizer"
+FASTAI = "fastai.optimizer"
 
 
 class Foreign:
     """What the audit reads of an optimizer, in the shape of `torch.optim.Optimizer`."""
 
     def __init__(self, optimizer: Any, parameters: Sequence[Tensor]) -> None:
-        self.name = f"keras {type(optimizer).__name__}"
+        self.name = f"{type(optimizer).__module__.partition('.')[0]} {type(optimizer).__name__}"
         self.optimizer = optimizer
         self.param_groups: list[dict[str, Any]] = [{"params": list(parameters), "lr": 1.0, "weight_decay": 0.0}]
-        self.state: dict[Tensor, dict[str, Any]] = {}
+        self.state: Mapping[Tensor, dict[str, Any]] = {}
 
     def averages(self) -> list[list[Tensor]]:
         """Its moving averages of the weights."""
@@ -72,6 +73,55 @@ class KerasAdapter:
         result = original(optimizer, grads, variables, learning_rate)
         live.close(given)
         live.shadows = foreign.averages()
+        self.recorder.settle(live)
+        return result
+
+
+class FastaiAdapter:
+    """Sees fastai's own optimizers (`fastai.optimizer.Optimizer`) as they are made and as they step."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.known: dict[int, Foreign] = {}
+        self.patched = False
+
+    def look(self) -> None:
+        """Once fastai has been imported: wrap its optimizer, and find those made before."""
+        module = sys.modules.get(FASTAI)
+        if module is None or self.patched or not hasattr(module, "Optimizer"):
+            return
+        self.patched = True
+        self.recorder.patch(module.Optimizer, "__init__", self._init)
+        self.recorder.patch(module.Optimizer, "step", self._step)
+
+    def look_back(self) -> None:
+        """Find the optimizers that were made before anybody looked."""
+        if self.patched and not self.known:
+            base = sys.modules[FASTAI].Optimizer
+            for item in gc.get_objects():
+                if issubclass(type(item), base) and hasattr(item, "param_lists"):
+                    self._foreign(item)
+
+    def _foreign(self, optimizer: Any) -> Foreign:
+        found = self.known.get(id(optimizer))
+        if found is None:
+            parameters = [p for group in optimizer.param_lists for p in group]
+            found = self.known[id(optimizer)] = Foreign(optimizer, parameters)
+            self.recorder.add(found)
+        first = optimizer.hypers[0]
+        found.param_groups[0] |= {"lr": first.get("lr", 1.0), "weight_decay": first.get("wd") or 0.0}
+        found.state = optimizer.state
+        return found
+
+    def _init(self, original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        original(optimizer, *args, **kwargs)
+        self._foreign(optimizer)
+
+    def _step(self, original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        live = self.recorder.add(self._foreign(optimizer))
+        live.before_step()
+        result = original(optimizer, *args, **kwargs)
+        live.close(gradients(live.parameters))
         self.recorder.settle(live)
         return result
 

@@ -20,6 +20,7 @@ class Forwards:
         self.run = run
         self.probing = False  # whether the window under way is the probed one
         self.watched: list[tuple[int, list[str], Tensor, list[Tensor]]] = []  # micro-batch, rows, output, slopes
+        self.inner: list[list[Tensor]] = []  # outputs by row inside each module under way; kept for a probe only
         self.depth = 0
         self.names: dict[int, str] = {}  # parameter id -> name
         self.norms: dict[int, _BatchNorm] = {}
@@ -37,6 +38,9 @@ class Forwards:
 
     def enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         self.depth += 1
+        if self.depth == 1:
+            self.inner.clear()
+        self.inner.append([])
         self._note_arithmetic(args)
         if isinstance(module, _BatchNorm):
             self.norms.setdefault(id(module), module)
@@ -50,6 +54,7 @@ class Forwards:
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         self.depth = max(0, self.depth - 1)
+        outputs = self._by_row(output)
         if self.depth or not torch.is_grad_enabled():
             return
         state = torch.get_rng_state()
@@ -60,12 +65,21 @@ class Forwards:
         self.broken += broken(output) or broken(list(args))
         rows = fingerprints(args, kwargs)
         if self.probing:
-            outputs = [t for t in tensors_in(output) if t.ndim and t.requires_grad]
             self.outputs += outputs
             self._watch_slopes([row for row, _ in rows], outputs)
         if module is self.first and not any(_memory(t) in self.produced for t in tensors_in([*args, kwargs])):
             self.rows += rows
         self.produced |= {_memory(t): t.untyped_storage() for t in tensors_in(output) if _memory(t)}
+
+    def _by_row(self, output: Any) -> list[Tensor]:
+        """What the module under way gives per row: its output, or what modules inside it gave where that is a loss."""
+        inside = self.inner.pop() if self.inner else []
+        if not self.probing:
+            return []
+        found = [t for t in tensors_in(output) if t.ndim and t.requires_grad] or inside
+        if self.inner:
+            self.inner[-1].extend(found)
+        return found
 
     def _watch_slopes(self, rows: list[str], outputs: list[Tensor]) -> None:
         output = next((t for t in outputs if rows and t.shape[0] == len(rows)), None)

@@ -10,10 +10,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from harness.audit.evidence import Finding
+from harness.audit.evidence import UNEXPLAINED, Finding
 from harness.audit.facts import RunFacts, StepFacts
 
-UNEXPLAINED = "unexplained"
 CONDITION_LIMIT = 1e6  # of the micro-batch gradients; beyond it their weights mean nothing
 UNEQUAL = 1e-2  # relative; weights that differ by more are not equal
 SAME_ROW = 1e-3  # relative, for a row's output and the direction of its slope
@@ -207,6 +206,8 @@ def _weighted(facts: StepFacts) -> list[Finding]:
     ):
         return []
     weights, n = facts.weights, facts.accumulation_steps
+    if one := _one_backward(facts):
+        return [one]
     mean = sum(weights) / len(weights)
     evidence = {"right_weights": weights, "cosine": facts.raw_cosine, "scale": facts.raw_scale, "condition": facts.condition}
     message = "micro-batches count equally although they hold unequal numbers of loss terms; right weights: " + ", ".join(
@@ -223,6 +224,24 @@ def _weighted(facts: StepFacts) -> list[Finding]:
             message = f"besides, the gradient as a whole is {1 / mean:.4g} times what it should be"
             found.append(finding(facts, facts.step, cause, {"factor": 1 / mean, "right_weights": weights}, message))
     return found
+
+
+def _one_backward(facts: StepFacts) -> Finding | None:
+    """Several backwards per micro-batch, one for each loss: all of one loss count otherwise than those of another."""
+    losses = facts.reference_backwards
+    if losses < 2 or len(facts.weights) % losses or len(facts.weights) == losses:
+        return None
+    by_loss = [facts.weights[place::losses] for place in range(losses)]
+    if any(max(same) - min(same) > UNEQUAL * max(same) for same in by_loss):
+        return None
+    means = tuple(sum(same) / len(same) for same in by_loss)
+    if max(means) - min(means) <= UNEQUAL * max(means):
+        return None
+    evidence = {"right_weights_of_losses": means, "condition": facts.condition, "distance": facts.raw_distance}
+    message = "the losses of a micro-batch, each with a backward of its own, are not divided alike; right weights: " + ", ".join(
+        f"{mean:.3g}" for mean in means
+    )
+    return finding(facts, facts.step, "auxiliary_loss_scale", evidence, message)
 
 
 def _overwritten(facts: StepFacts) -> list[Finding]:
@@ -245,6 +264,21 @@ def _regulariser(facts: StepFacts) -> list[Finding]:
     return []
 
 
+def _one_term(facts: StepFacts) -> Finding | None:
+    """The reference gradient is a sum of the terms of the loss, one of which counts otherwise than the rest."""
+    seen = facts.by_term
+    if seen is None or seen.residual > facts.gate or seen.condition > CONDITION_LIMIT or min(seen.weights) <= 0:
+        return None
+    off = [place for place, weight in enumerate(seen.weights) if abs(weight - 1) > UNEQUAL]
+    if not 0 < len(off) < len(seen.weights):
+        return None
+    evidence = {"right_weights_of_terms": seen.weights, "residual": seen.residual, "distance": facts.raw_distance}
+    message = "a term of the loss is not divided like the rest: " + ", ".join(
+        f"term {place + 1} of {len(seen.weights)} counts {1 / seen.weights[place]:.4g} times" for place in off
+    )
+    return finding(facts, facts.step, "auxiliary_loss_scale", evidence, message)
+
+
 def _other_computation(facts: StepFacts) -> Finding:
     """Not a matter of weights: the micro-batch computations themselves differ, or several things at once."""
     evidence: dict[str, Any] = {
@@ -260,6 +294,8 @@ def _other_computation(facts: StepFacts) -> Finding:
         "rows": facts.rows,
     }
     outside = facts.fits.get("span", math.inf) > facts.gate
+    if term := _one_term(facts):
+        return term
     if facts.held:
         message = "the difference is gone when the weights stay where they are: a forward uses weights of before the last step"
         return finding(facts, facts.step, "cached_weights_stale", evidence, message)

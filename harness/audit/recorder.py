@@ -14,7 +14,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from harness.audit import shadows
 from harness.audit.calls import Calls, Patches, Wrap
 from harness.audit.evidence import WATCH, Intervention, Run
-from harness.audit.foreign import Foreign, HandedWeights, KerasAdapter
+from harness.audit.foreign import FastaiAdapter, Foreign, HandedWeights, KerasAdapter
 from harness.audit.forwards import Forwards
 from harness.audit.live import LiveTrack
 from harness.audit.tensors import transforming
@@ -38,6 +38,7 @@ class Recorder:
         self._patches = Patches()
         self._calls = Calls(self)
         self._keras = KerasAdapter(self)
+        self._fastai = FastaiAdapter(self)
         self.handed = HandedWeights()
 
     def __enter__(self) -> Self:
@@ -49,6 +50,7 @@ class Recorder:
             patches.removing(register_module_forward_hook(self._leave, with_kwargs=True, always_call=True))
             patches.methods(self._calls.methods())
             patches.functions(self._calls.functions(), self._namespaces)
+            self._fastai.look()
         except BaseException:
             patches.restore()
             raise
@@ -109,9 +111,11 @@ class Recorder:
     def find_optimizers(self) -> None:
         """Optimizers made before the function was called (once: it looks at every object)."""
         self._keras.look()
+        self._fastai.look()
         if self.scanned:
             return
         self.scanned = True
+        self._fastai.look_back()
         if not self.live:
             for item in gc.get_objects():
                 if issubclass(type(item), Optimizer) and getattr(item, "param_groups", None):

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from harness.audit.comparison import Facts, ShapeError, facts, rows
-from harness.audit.evidence import WATCH, Finding, Intervention, Run
+from harness.audit.comparison import Facts, ShapeError, facts, rows, terms
+from harness.audit.evidence import UNEXPLAINED, WATCH, Finding, Intervention, Run
 from harness.audit.findings import explain, first_of_each
 from harness.audit.floors import Floor
-from harness.audit.gradient_rules import UNEXPLAINED
+from harness.audit.gradient_rules import SAME_ROW
 from harness.audit.live import KEPT
 from harness.audit.ranks import Ranks, disagreement, pooled
 from harness.audit.report import ArmResult, Report
@@ -208,24 +208,36 @@ class Session:
         calmed = self._followed(family, n, calm=frozenset(suspects))
         if calmed is None:
             return compared, found
-        _, left, _ = calmed
+        left = calmed[1]
+        if _open(left):
+            left = _explain(self._probed(family, n, calmed[0], calm=frozenset(suspects)))
         causes = []
         for suspect in suspects:
             rest = frozenset(s for s in suspects if s != suspect)
             with_it = self._followed(family, n, calm=rest) if rest else (compared, found, run)
-            if with_it is not None and _differs_more(with_it[0], calmed[0]):
+            if with_it is None:
+                continue
+            if _differs_more(with_it[0], calmed[0]) or (not _open(left) and self._rows_differ(family, n, with_it[0], rest)):
                 causes.append(_coupling(n, CALMED[suspect], with_it[0], calmed[0]))
         if not causes:
             return compared, found
         return compared, causes + left
 
-    def _probed(self, family: Family, n: int, compared: list[Facts]) -> list[Facts]:
-        """Rows of the first window that differs, in both arms; and whether the reference's loss couples rows."""
+    def _rows_differ(self, family: Family, n: int, compared: list[Facts], calm: frozenset[str]) -> bool:
+        """Whether the model gives other outputs for the same rows at equal parameters."""
+        if all(step.gradients_agree for item in compared for step in item.steps):
+            return False
+        probed = self._probed(family, n, compared, calm)
+        return any(s.by_row is not None and s.by_row.outputs > SAME_ROW for item in probed for s in item.steps)
+
+    def _probed(self, family: Family, n: int, compared: list[Facts], calm: frozenset[str] = frozenset()) -> list[Facts]:
+        """Rows and terms of the first window that differs; and whether the reference's loss couples rows."""
         window = min(step.step for item in compared for step in item.steps if not step.gradients_agree)
-        theirs = self._baseline(family.options, Intervention(probe=window))
-        mine = self._run(n, family.options, Intervention(probe=window, follow=family.reference))
-        seen = rows(mine, theirs) if mine.ranks == 1 else None
-        return _marked(compared, coupled=theirs.coupled, by_row=seen, probed=True)
+        theirs = self._baseline(family.options, Intervention(probe=window, calm=calm))
+        mine = self._run(n, family.options, Intervention(probe=window, follow=theirs if calm else family.reference, calm=calm))
+        alone = mine.ranks == 1
+        by_row, by_term = (rows(mine, theirs), terms(mine, theirs, window)) if alone else (None, None)
+        return _marked(compared, coupled=theirs.coupled, by_row=by_row, by_term=by_term, probed=True)
 
     def _held(self, family: Family, n: int, compared: list[Facts]) -> list[Facts]:
         """Whether all windows agree when the weights never move: what differs then remembers older weights."""
@@ -301,7 +313,8 @@ def _outside(step: Any) -> float:
 
 def _coupling(n: int, cause: str, with_it: Sequence[Facts], without: Sequence[Facts]) -> Finding:
     pairs = [(a, b) for x, y in zip(with_it, without, strict=True) for a, b in zip(x.steps, y.steps, strict=False)]
-    a, b = next((a, b) for a, b in pairs if _outside(a) > a.gate and _outside(b) <= b.gate)
+    differing = [(a, b) for a, b in pairs if not a.gradients_agree]
+    a, b = next(((a, b) for a, b in differing if _outside(a) > a.gate and _outside(b) <= b.gate), differing[0])
     what = "dropout off" if cause == "stochastic_layers" else "batch statistics off"
     evidence: dict[str, Any] = {
         "optimizer": a.track,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.audit.facts import RowFacts, RunFacts, StepFacts
+from harness.audit.facts import RowFacts, RunFacts, StepFacts, TermFacts
 from harness.audit.findings import explain
 from harness.audit.gradient_rules import explain_step
 
@@ -173,3 +173,28 @@ def test_one_finding_per_cause_lists_its_steps() -> None:
 def test_a_number_that_failed_never_passes() -> None:
     assert not replace(EQUAL, raw_distance=math.nan).gradients_agree
     assert [f.cause for f in explain_step(replace(EQUAL, distance=math.nan))] == ["unexplained"]
+
+
+def test_a_term_of_the_loss_that_counts_otherwise_is_an_auxiliary_loss() -> None:
+    terms = TermFacts(weights=(1.0, 0.25), residual=1e-8, condition=2.0)
+    facts = replace(OFF, fits={"span": 0.3}, by_term=terms, probed=True)
+    (finding,) = explain_step(facts)
+    assert finding.cause == "auxiliary_loss_scale" and "term 2 of 2 counts 4 times" in finding.message
+    other: list[dict[str, Any]] = [{"residual": 0.1}, {"weights": (0.25, 0.25)}, {"weights": (1.0, -0.25)}, {"condition": 1e9}]
+    for changes in other:
+        assert [f.cause for f in explain_step(replace(facts, by_term=replace(terms, **changes)))] == ["unexplained"]
+    assert explain_step(replace(EQUAL, by_term=terms)) == []
+
+
+@pytest.mark.parametrize(
+    ("weights", "causes"),
+    [
+        ((1.0, 0.25) * 4, ["auxiliary_loss_scale"]),
+        ((1.0, 0.25, 1.2, 0.25, 0.8, 0.25, 1.0, 0.25), ["mean_of_means"]),  # the first loss is weighted wrongly by itself
+    ],
+)
+def test_two_backwards_per_micro_batch_are_weighed_by_loss(weights: tuple[float, ...], causes: list[str]) -> None:
+    fits = {"span": 1e-8, "plain_sum": 1e-8}
+    facts = replace(OFF, backwards=8, reference_backwards=2, fits=fits, weights=weights, condition=2.0)
+    assert [f.cause for f in explain_step(facts)] == causes
+    assert [f.cause for f in explain_step(replace(facts, reference_backwards=1))] == ["mean_of_means"]

@@ -2,38 +2,42 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
+
+import pytest
 
 from experiments.trainers import unusual_loops
 from experiments.trainers.replicas import CASES
 from experiments.trainers.right_loops import RIGHT
-from harness.audit.session import CALMED
+from harness.audit.evidence import CAUSES, UNEXPLAINED, Finding
+from harness.audit.report import remedy
 
 ROOT = Path(__file__).parents[2]
-
-
-def named_causes() -> set[str]:
-    """Cause names in the sources of the rules."""
-    catalogue = set(re.findall(r'"([a-z]+(?:_[a-z]+)+)"', rules())) & headings() | {"unexplained", *CALMED.values()}
-    return catalogue
-
-
-def rules() -> str:
-    return "".join((ROOT / f"harness/audit/{name}.py").read_text() for name in ("findings", "gradient_rules", "ranks"))
+RULES = ("findings", "gradient_rules", "ranks", "session")
 
 
 def headings() -> set[str]:
     return set(re.findall(r"^## (\w+)$", (ROOT / "docs/remedies.md").read_text(), flags=re.M))
 
 
-def test_every_finding_links_to_a_section() -> None:
-    given = set(re.findall(r'[ \[(]finding\([^"]*?"(\w+)", ', rules())) | set(
-        re.findall(r'accumulation_steps, t, "(\w+)"', rules())
-    )
-    assert len(given) > 18
-    assert given <= headings()
-    assert headings() == named_causes()
+def test_every_cause_has_a_section_and_every_section_a_cause() -> None:
+    assert len(CAUSES) == len(set(CAUSES)) == 32
+    assert headings() == {*CAUSES, UNEXPLAINED}
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_every_cause_is_given_by_some_rule_and_its_finding_links_to_its_section(cause: str) -> None:
+    texts = [ast.walk(ast.parse((ROOT / f"harness/audit/{name}.py").read_text())) for name in RULES]
+    assert any(isinstance(node, ast.Constant) and node.value == cause for nodes in texts for node in nodes)
+    page, separator, section = remedy(cause).partition("#")
+    assert separator and f"\n## {section}\n" in (ROOT / page).read_text()
+
+
+def test_a_finding_of_no_known_cause_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected cause"):
+        Finding(4, 0, "loss_not_devided", {}, "")
 
 
 def test_every_remedy_names_a_loop_that_is_audited_as_right() -> None:

@@ -1,0 +1,72 @@
+"""What the graph of a loss shows before its backward: whether it couples rows, and what each of its terms gives. Reads only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.audit.evidence import Vector
+from harness.audit.tensors import vector
+
+ADDITIONS = ("AddBackward0", "SubBackward0", "StackBackward0")
+LINEAR = ("MulBackward0", "DivBackward0", "NegBackward0", "SumBackward0", "MeanBackward0", "ToCopyBackward0")  # of one operand
+MOST_TERMS = 8
+
+
+def couples_rows(loss: Any, outputs: Sequence[Tensor]) -> bool:
+    """Whether d^2 loss / d out_i d out_j is other than zero for some row i = 0 or 1 and another row j."""
+    if not isinstance(loss, Tensor):
+        return False
+    for output in outputs:
+        rows = output.shape[0]
+        try:
+            (slope,) = torch.autograd.grad(loss, output, create_graph=True, allow_unused=True)
+            for row in range(min(2, rows)):
+                if slope is None or not slope.requires_grad or rows < 2:
+                    break
+                (bend,) = torch.autograd.grad(slope[row].square().sum(), output, retain_graph=True, allow_unused=True)
+                others = torch.arange(rows) != row
+                if bend is not None and bool(bend[others].abs().max() > 0):
+                    return True
+        except RuntimeError:  # no second derivative: nothing is known
+            continue
+    return False
+
+
+def gradients_by_term(loss: Any, parameters: Sequence[Tensor]) -> list[Vector]:
+    """[P] of each addend of the loss, in order, by cutting the graph at all others; empty where it is not a sum."""
+    if not isinstance(loss, Tensor) or loss.grad_fn is None:
+        return []
+    nodes = list(dict.fromkeys(_addends(loss.grad_fn)))
+    if not 1 < len(nodes) <= MOST_TERMS:
+        return []
+    return [_with_only(loss, parameters, [node for node in nodes if node is not kept]) for kept in nodes]
+
+
+def _addends(node: Any) -> list[Any]:
+    """The nodes below additions and multiplications by constants."""
+    below = [parent for parent, _ in node.next_functions if parent is not None]
+    if node.name() in LINEAR and len(below) == 1:
+        return _addends(below[0])
+    if node.name() in ADDITIONS and below:
+        return [addend for parent in below for addend in _addends(parent)]
+    return [node]
+
+
+def _with_only(loss: Tensor, parameters: Sequence[Tensor], cut: Sequence[Any]) -> Vector:
+    asked = [p for p in parameters if p.requires_grad]
+    handles = [node.register_prehook(_nothing) for node in cut]
+    try:
+        found = torch.autograd.grad(loss, asked, retain_graph=True, allow_unused=True)
+    finally:
+        for handle in handles:
+            handle.remove()
+    given = {id(p): gradient for p, gradient in zip(asked, found, strict=True)}
+    return vector(torch.zeros_like(p) if given.get(id(p)) is None else given[id(p)] for p in parameters)
+
+
+def _nothing(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    return tuple(None if g is None else torch.zeros_like(g) for g in gradients)
