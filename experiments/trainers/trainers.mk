@@ -17,8 +17,10 @@ comma := ,
 CAUSAL := causal_sgd causal_divisible causal_equal_lengths causal_adamw_clipped
 HEADS := masked_sgd tokens_sgd sequences_sgd
 DECLARED := masked_declared sequences_declared
+ENGINE := divisible clipped zero_1 zero_2 remainder unequal unequal_zero_2
 
 .PHONY: audit-transformers audit-transformers-old audit-accelerate audit-trl audit-lightning audit-keras audit-keras-tensorflow audit-timm audit-replicas
+.PHONY: audit-fastai audit-deepspeed audit-small-engines
 audit-transformers: $(TRAINERS)/transformers/.ready  ## audit the newest pinned transformers Trainer
 	$(call audit,transformers,transformers_trainer,$(CAUSAL) $(HEADS) $(DECLARED),transformers,transformers$(comma)accelerate$(comma)torch)
 audit-transformers-old: $(TRAINERS)/transformers-old/.ready  ## audit transformers 4.45.2
@@ -36,5 +38,15 @@ audit-keras-tensorflow: $(TRAINERS)/keras-tensorflow/.ready  ## audit keras (Ten
 audit-timm: AUDIT_SIZES := --batch-size 16 --accumulation-steps 4,8
 audit-timm: $(TRAINERS)/timm/.ready  ## audit a plain loop over models and an optimizer of timm
 	$(call audit,timm,timm_loop,vision_transformer residual_group_norm residual_batch_norm drop_path,timm,timm$(comma)torch)
+audit-fastai: $(TRAINERS)/fastai/.ready  ## audit fastai
+	$(call audit,fastai,fastai_learner,sgd adam torch_clipped remainder,fastai,fastai$(comma)torch)
+audit-deepspeed: $(TRAINERS)/deepspeed/.ready  ## audit DeepSpeed's engine on one rank
+	$(call audit,deepspeed,deepspeed_engine,$(ENGINE),deepspeed,deepspeed$(comma)torch)
+audit-small-engines: $(TRAINERS)/small-engines/.ready  ## audit ignite, poutyne, pytorch-accelerated, torchtnt and skorch
+	$(call audit,small-engines,small_engines,ignite_divisible ignite_remainder ignite_unequal,ignite,pytorch-ignite$(comma)torch)
+	$(call audit,small-engines,small_engines,poutyne_remainder poutyne_unequal,poutyne,poutyne$(comma)torch)
+	$(call audit,small-engines,small_engines,accelerated_divisible accelerated_short_window accelerated_clipped,pytorch-accelerated,pytorch-accelerated$(comma)accelerate$(comma)torch)
+	$(call audit,small-engines,small_engines,torchtnt_clipped_scheduled torchtnt_short_window,torchtnt,torchtnt$(comma)torch)
+	$(call audit,small-engines,small_engines,skorch_divisible skorch_remainder,skorch,skorch$(comma)torch)
 audit-replicas: $(VENV)/.ready  ## audit DDP and FSDP2 on two gloo ranks
 	$(BIN)/python -m pytest -q -m "" tests/audit/test_ranks.py
