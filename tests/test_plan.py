@@ -61,7 +61,7 @@ def address_space(config: TrialConfig, micro_batch: int) -> int:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="address space is limited and measured as on Linux")
 def test_b_is_found_by_trying() -> None:
-    """A window of 960 samples keeps 16 MB for each of its first two activations: 40 MB more than b = 8 takes hold a part of it."""
+    """A window of 960 samples keeps 16 MB for each of its first two activations: 40 MB above what b = 8 takes hold a part."""
     config = TrialConfig(effective_batch=960, accumulation_steps=(1,), workload=WorkloadConfig(width=64))
     assert list(plan.by_trying(config)) == ["b = 960, N = 1: 2 steps of 960 samples taken on this machine"]
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
