@@ -19,6 +19,7 @@ ROUNDING_GATE = 2.0  # L1, upper end of the interval of the error ratio
 SCALE_FACTOR = 10.0  # L1, |alpha - 1| in units of the accumulated gradient's usual error
 CLOSES = 0.5  # of the gap: a factor is named when its removal closes more than that
 RANK_LEVEL = 0.01  # L1, float32: can reject only from K = 99 permutations on
+RAN_AWAY = "a loss or a parameter became non-finite"
 
 
 class Outcome(StrEnum):
@@ -118,7 +119,7 @@ def judge(evidence: Evidence) -> Verdict:
             verdict=Outcome.different,
             cause="+".join(filter(None, (diagnosis.cause, also))),
             explained=diagnosis.explained and not also,
-            reasons=(*diagnosis.sentences, *why, *wrong),
+            reasons=(*diagnosis.sentences, *why, *wrong, *[RAN_AWAY] * (not evidence.finite)),
         )
     rough = rounding_failures(evidence)
     if rough:
@@ -130,8 +131,10 @@ def judge(evidence: Evidence) -> Verdict:
 
 def unjudgeable(evidence: Evidence) -> str:
     """Why this arm cannot be judged; empty when it can."""
-    if not evidence.finite:
-        return "a loss or a parameter became non-finite"
+    # One that ran away is judged when its float64 gradients were finite and wrong at its own weights: that may be why.
+    own = (evidence.algebra.gradient_error, evidence.algebra.state_error)
+    if not evidence.finite and not any(ALGEBRA_GATE < error < math.inf for error in own):
+        return RAN_AWAY
     if evidence.algebra.floor > ALGEBRA_GATE:
         return f"the model resolves only {evidence.algebra.floor:.1e} in float64: a permuted full batch differs by that much"
     if evidence.algebra.steps < 1:

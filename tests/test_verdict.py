@@ -58,6 +58,12 @@ def changed(**changes: Any) -> Evidence:
         ({"rounding__ratio": math.nan, "rounding__high": math.nan}, Outcome.inconclusive),
         ({"rounding__ratio": math.nan, "rounding__high": math.nan, "precision": Precision.float64}, Outcome.equivalent),
         ({"finite": False}, Outcome.inconclusive),
+        ({"finite": False, "algebra__gradient_error": 51.9, "algebra__trajectory_error": 2e8}, Outcome.different),
+        ({"finite": False, "algebra__state_error": 1e-3}, Outcome.different),
+        ({"finite": False, "algebra__gradient_error": math.nan}, Outcome.inconclusive),
+        ({"finite": False, "algebra__gradient_error": math.inf}, Outcome.inconclusive),
+        ({"finite": False, "algebra__trajectory_error": 2e8}, Outcome.inconclusive),  # what a right arm's rounding may do
+        ({"finite": False, "algebra__gradient_error": 51.9, "algebra__floor": 1e-7}, Outcome.inconclusive),
         ({"trajectory__ratio": 1e6}, Outcome.equivalent),
     ],
     ids=str,
