@@ -17,7 +17,7 @@ from typing import Any
 
 from harness import sweeps, tracking
 from harness.child import LINE_LENGTH, Cell, Child, Done, Failure, Taken, TrialFunction, start_forkserver
-from harness.config import ConfigError, Device, HarnessConfig, TrialConfig, identity, to_dict
+from harness.config import ConfigError, Device, HarnessConfig, Model, TrialConfig, identity, to_dict
 from harness.progress import Progress, open_progress
 from harness.store import State, Store, TrialWriter
 
@@ -141,8 +141,7 @@ def run_many(configs: Sequence[HarnessConfig], run: TrialFunction | None = None)
     workers = _num_workers(configs[0])
     for store in {cell.store.root: cell.store for cell in cells}.values():
         sweeps.announce(store.root, [f"{cell.config.experiment}/{cell.trial}" for cell in cells if cell.store.root == store.root])
-    # All trials of a sweep decide, not those left: a resumed trial computes with as many threads as it would have had.
-    threads = 1 if min(workers, len(cells)) > 1 else _num_cores()
+    threads = _num_threads(cells, workers)
     with _caught_signals() as caught, open_progress(total=len(cells), skipped=skipped) as progress:
         start_forkserver()
         pool = _Pool(run=run or run_one, workers=workers, threads=threads, progress=progress, todo=deque(todo), skipped=skipped)
@@ -306,6 +305,15 @@ def _caught_signals() -> Iterator[_Signals]:
 
 def _num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _num_threads(cells: Sequence[Cell], workers: int) -> int:
+    """Of each trial: one where several run at once, and for small models, which are slower on several.
+
+    All trials of a sweep decide, not those left: a resumed trial computes with as many threads as it would have had.
+    """
+    is_large = any(cell.config.workload.model == Model.resnet18 for cell in cells)
+    return _num_cores() if is_large and min(workers, len(cells)) == 1 else 1
 
 
 def _num_workers(config: HarnessConfig) -> int:
