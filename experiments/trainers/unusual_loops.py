@@ -211,6 +211,32 @@ def _log_partition(batch_size: int, accumulation_steps: int, *, divided: bool, a
         optimizer.zero_grad()
 
 
+def _resumed(batch_size: int, accumulation_steps: int, *, with_gradients: bool) -> None:
+    x, y = data.images()
+    model = data.model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    count = 0
+    for window in data.windows(16, epochs=3, keep=False):
+        for ids in window.split(batch_size):
+            (ce(model(x[ids]), y[ids]) / accumulation_steps).backward()
+            count += 1
+            if accumulation_steps > 1 and count == accumulation_steps + accumulation_steps // 2:
+                saved = copy.deepcopy((model.state_dict(), optimizer.state_dict(), [p.grad for p in model.parameters()]))
+                model = data.model()
+                optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+                model.load_state_dict(saved[0])
+                optimizer.load_state_dict(saved[1])
+                for parameter, gradient in zip(model.parameters(), saved[2], strict=True):
+                    parameter.grad = gradient if with_gradients else None
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def resumed_with_gradients(batch_size: int, accumulation_steps: int) -> None:
+    """Saved and resumed in the middle of the second window, `.grad` with it."""
+    _resumed(batch_size, accumulation_steps, with_gradients=True)
+
+
 def penalty_divided(batch_size: int, accumulation_steps: int) -> None:
     _log_partition(batch_size, accumulation_steps, divided=True)
 
@@ -231,6 +257,7 @@ RIGHT: tuple[Callable[..., Any], ...] = (
     advantages_of_the_window,
     penalty_divided,
     penalty_divided_apart,
+    resumed_with_gradients,
 )
 
 # -- wrong ------------------------------------------------------------------------------------------------------------
@@ -424,22 +451,7 @@ def cache_not_refreshed(batch_size: int, accumulation_steps: int) -> None:
 
 def resumed_inside(batch_size: int, accumulation_steps: int) -> None:
     """Saved and resumed in the middle of the second window: the gradients so far are lost."""
-    x, y = data.images()
-    model = data.model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    count = 0
-    for window in data.windows(16, epochs=3, keep=False):
-        for ids in window.split(batch_size):
-            (ce(model(x[ids]), y[ids]) / accumulation_steps).backward()
-            count += 1
-            if accumulation_steps > 1 and count == accumulation_steps + accumulation_steps // 2:
-                saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
-                model = data.model()
-                optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-                model.load_state_dict(saved[0])
-                optimizer.load_state_dict(saved[1])
-        optimizer.step()
-        optimizer.zero_grad()
+    _resumed(batch_size, accumulation_steps, with_gradients=False)
 
 
 def counts_too_many(batch_size: int, accumulation_steps: int) -> dict[str, Any]:

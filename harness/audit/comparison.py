@@ -31,6 +31,7 @@ from harness.audit.windows import (
 from harness.gradients import compare, decompose
 
 SAME_SUM = 1e-5  # relative; the addends of a loss make up its gradient
+RESTORED = 1e-3  # relative; gradients found by a resumed run are those that were saved
 
 
 @dataclass(frozen=True)
@@ -74,9 +75,27 @@ def stitched(run: Run) -> list[Track]:
         if last is None:
             kept.append(replace(track))
             continue
-        last.resumed = (*last.resumed, (len(last.steps), len(last.pending)))
-        last.steps, last.pending, last.last_backward = [*last.steps, *track.steps], track.pending, track.last_backward
+        steps, lost = (track.steps, len(last.pending)) if not _restored(last, track) else (_continued(last, track), 0)
+        last.resumed = (*last.resumed, (len(last.steps), lost))
+        last.steps, last.pending, last.last_backward = [*last.steps, *steps], track.pending, track.last_backward
     return kept
+
+
+def _restored(last: Track, track: Track) -> bool:
+    """Whether the resumed run found the gradients that the window had so far."""
+    so_far = [b.contribution for b in last.pending if b.contribution is not None]
+    first = track.steps[0] if track.steps else None
+    if not so_far or first is None or first.total is None:
+        return False
+    found = raw(first) - first.total
+    return found.shape == so_far[0].shape and distance(found, np.sum(so_far, axis=0)) <= RESTORED
+
+
+def _continued(last: Track, track: Track) -> list[Step]:
+    """The steps of the resumed run; the first with what came before it in its window."""
+    first, *others = track.steps
+    own = (replace(first.backwards[0], start="kept", moved=None), *first.backwards[1:])
+    return [replace(first, backwards=(*last.pending, *own), total=raw(first)), *others]
 
 
 def _track_facts(candidate: Run, reference: Run, floor: Floor, pairs: tuple[Track, Track], index: int) -> Facts:
