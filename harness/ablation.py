@@ -15,9 +15,9 @@ from harness.config import Precision
 from harness.gradients import relative_distance
 from harness.lock_step import Setting, Watch
 from harness.micro_batch import Even
-from harness.oracle import clipped, snapshot
+from harness.oracle import clipped, no_clipping, snapshot
 from harness.recipe import Recipe, take_step
-from harness.rounding import STILL
+from harness.rounding import still
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ def dropout_off(setting: Setting, run: Run) -> Run:
 
 
 def clipping_off(setting: Setting, run: Run) -> Run:
-    return dataclasses.replace(run, clip_norm=None)
+    return dataclasses.replace(run, clip_norm=no_clipping(run.clip_norm))
 
 
 def float64(setting: Setting, run: Run) -> Run:
@@ -89,7 +89,8 @@ def attribute(setting: Setting, recipe: Recipe, windows: Sequence[Tensor]) -> Ma
 
 def gap(setting: Setting, run: Run) -> float:
     """||a - g|| / ||g|| of one window; NaN when the step was skipped."""
-    arm = setting.arm(run.recipe, run.precision, total_steps=1, optimizer=STILL, clip_norm=run.clip_norm, dropout=run.dropout)
+    optimizer = still(setting.config)
+    arm = setting.arm(run.recipe, run.precision, total_steps=1, optimizer=optimizer, clip_norm=run.clip_norm, dropout=run.dropout)
     referee = setting.referee(dropout=run.dropout)
     if run.frozen_statistics:
         freeze(arm.model)

@@ -11,7 +11,7 @@ from torch import Tensor
 from harness.config import Precision
 from harness.diagnosis import Signature, explanations
 from harness.lock_step import REFERENCE, LockStep, Setting, arm_state
-from harness.oracle import snapshot
+from harness.oracle import no_clipping, snapshot
 from harness.probe import Findings, Probe
 from harness.recipe import Recipe
 from harness.update import entry_errors, size
@@ -40,7 +40,8 @@ def measure(
     has_clipped = any(bool(flag) for flag in lock.arms[REFERENCE].clipped)
     # A loop written by hand need not know of a clipping that its trial does not ask for.
     unasked = config.clip_norm is None and any(recipe.loop is not None for recipe in recipes.values())
-    other_clip = None if has_clipped or unasked else ACTIVE * _first_norm(setting, windows[0])
+    off = has_clipped or unasked
+    other_clip = no_clipping(config.clip_norm) if off else ACTIVE * _first_norm(setting, windows[0])
     plain = {label: Findings() for label in recipes}
     _run(setting, recipes, _few(windows), plain, clip_norm=other_clip, dropout=False)
     return {
@@ -95,12 +96,16 @@ def _result(
         wrong=sum(len(run.errors) for run in runs),
         worst=max((run.worst for run in runs if run.worst), key=lambda window: window.distance, default=None),
         explanations=explanations([errors for run in runs for errors in run.errors]),
+        beside=explanations([errors for run in runs for errors in run.beside]),
         resolved={"stochastic_layers": gap} if stochastic else {},
         moved_in_window=moved[0],
         moved_along_weights=moved[1],
         steps_in_window=max(run.steps_in_window for run in runs),
         decays_fit=all(run.decays_fit for run in runs),
+        steps_before_last_forward=max(run.steps_before_last_forward for run in runs),
+        skipped_windows=max(run.skipped for run in runs),
         advanced_error=worst(*(run.advanced_error for run in runs)),
+        average_error=worst(*(run.average_error for run in runs)),
         update_error=update[0],
         update_along_weights=update[1],
         state_errors={name: worst(*(run.own_state_errors.get(name, 0.0) for run in runs)) for name in found.own_state_errors},
@@ -108,6 +113,7 @@ def _result(
         repeated_samples=max(run.samples[0] for run in runs),
         missing_samples=max(run.samples[1] for run in runs),
         foreign_samples=max(run.samples[2] for run in runs),
+        unknown_rows=max(run.samples[3] for run in runs),
     )
     return AlgebraResult(algebra, signature, counters)
 

@@ -26,10 +26,12 @@ from torch import Tensor, nn
 
 from harness.micro_batch import SplitPlan
 from harness.recipe import Arm, Recipe
-from harness.workloads import Batch
+from harness.workloads import Batch, Workload
 
 Loop = Callable[[Arm, Batch], Tensor]
 FOREIGN = -1  # the id of a row that is not in the window
+NO_SAMPLE = -2  # and not in the training set either
+LOOKED_UP = 1024  # training samples at a time
 
 
 def by_hand(loop: Loop, *, accumulation_steps: int, split: SplitPlan) -> Recipe:
@@ -45,6 +47,8 @@ def by_hand(loop: Loop, *, accumulation_steps: int, split: SplitPlan) -> Recipe:
         def see(_model: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
             if outputs.requires_grad:
                 number, ids = next(forwards), recognised(inputs[0], window)
+                if bool((ids == FOREIGN).any()) and not _of_training_set(inputs[0][ids == FOREIGN][:1], arm.workload):
+                    ids = torch.where(ids == FOREIGN, NO_SAMPLE, ids)
                 outputs.register_hook(partial(_used, taken, number, ids))
 
         handle = arm.model.register_forward_hook(see)
@@ -56,6 +60,7 @@ def by_hand(loop: Loop, *, accumulation_steps: int, split: SplitPlan) -> Recipe:
         if arm.samples == counted:
             arm.samples += len(window)
         arm.windows += 1
+        arm.loss_resolution = _resolution(loss) * len(arm.seen)
         return torch.as_tensor(loss, dtype=torch.float64, device=arm.device).detach()
 
     return Recipe(accumulation_steps=accumulation_steps, split=split, loop=take)
@@ -64,6 +69,18 @@ def by_hand(loop: Loop, *, accumulation_steps: int, split: SplitPlan) -> Recipe:
 def _used(taken: dict[int, Tensor], number: int, ids: Tensor, _gradient: Tensor) -> None:
     """A backward has reached the outputs of a forward."""
     taken[number] = ids
+
+
+def _resolution(loss: object) -> float:
+    """Relative, of the format a loss is returned in: `torch.tensor(total)` of a number is float32. A number has float64's."""
+    narrow = isinstance(loss, Tensor) and loss.is_floating_point() and loss.dtype != torch.float64
+    return torch.finfo(loss.dtype).eps if isinstance(loss, Tensor) and narrow else 0.0
+
+
+def _of_training_set(row: Tensor, workload: Workload) -> bool:
+    """Whether `row` ([1, ...]) is some training sample's; looked for only where a row is not the window's."""
+    chunks = torch.arange(workload.num_samples).split(LOOKED_UP)
+    return any(bool((recognised(row, workload.batch(ids)) != FOREIGN).all()) for ids in chunks)
 
 
 def recognised(inputs: Tensor, window: Batch) -> Tensor:

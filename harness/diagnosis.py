@@ -15,6 +15,7 @@ PARALLEL = 0.999  # cosine beyond which a movement counts as along the weights
 VANISHED = 1e-3  # of a gradient's entries, more than in the full batch's: underflow
 UNEXPLAINED = "unexplained"
 BATCH = "batch_statistics"
+OCCASIONAL = {"short_window_divided_by_n", "resume_in_window"}  # they leave most windows right; their look-alikes leave none
 INHERENT = {BATCH, "stochastic_layers", "non_separable_loss"}  # of the model, not of the loop
 
 
@@ -55,19 +56,24 @@ class Signature:
     wrong: int = 0  # probed windows whose gradient was wrong
     worst: WrongWindow | None = None  # the one with the largest distance
     explanations: Mapping[str, float] = field(default_factory=dict)  # cause -> largest error of its oracle over the wrong windows
+    beside: Mapping[str, float] = field(default_factory=dict)  # the same of windows with other samples; "": no cause but those
     resolved: Mapping[str, float] = field(default_factory=dict)  # cause -> gap that is left when its factor is removed
     moved_in_window: float = 0.0  # largest ||theta(last forward) - theta(start)|| / ||theta(start)||
     moved_along_weights: float = 0.0  # cosine of that movement with theta
     steps_in_window: tuple[int, int] = (1, 1)  # most optimizer steps seen in one window, and its micro-batches
+    steps_before_last_forward: int = 0  # most optimizer steps in one window before its last forward
+    skipped_windows: int = 0  # probed windows in which the full batch stepped and the arm did not
     decays_fit: bool = True  # movements of the weights along themselves are those of a decay per micro-batch
-    advanced_error: float = math.inf  # of the state against one that decayed for every micro-batch
+    advanced_error: float = math.inf  # of the state against one that advanced for every micro-batch
+    average_error: float = math.inf  # of the moving average against one that moved for every micro-batch
     update_error: float = 0.0  # parameters after a step against a twin optimizer given the same state and gradient
     update_along_weights: float = 0.0  # cosine of that error with theta
     state_errors: Mapping[str, float] = field(default_factory=dict)  # the same for the entries of the optimizer's state
     loss_error: float = 0.0  # reported loss against the one differentiated, relative, where the gradient is exact
     repeated_samples: int = 0
     missing_samples: int = 0
-    foreign_samples: int = 0
+    foreign_samples: int = 0  # of other windows
+    unknown_rows: int = 0  # that a backward went through and that are no training samples
     survivors_error: float = math.inf  # consumed in a window with a non-finite micro-batch, against the others' gradient
 
 
@@ -88,6 +94,7 @@ def diagnose(signature: Signature, counters: Mapping[str, tuple[float, float]]) 
     found: dict[str, str] = {}
     exact = True
     found |= _samples(signature)
+    found |= _beside(signature) if found else {}
     found |= _inside_the_window(signature)
     disturbed = bool(found)  # gradients of these windows are wrong for a reason that is already named
     if signature.wrong and not disturbed:
@@ -144,6 +151,11 @@ def explanations(windows: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def _samples(signature: Signature) -> dict[str, str]:
     if signature.repeated_samples:
         return {"samples_repeated": f"{signature.repeated_samples} samples were used twice within a window"}
+    if signature.unknown_rows:
+        told = f"a backward went through {signature.unknown_rows} rows that are no training samples"
+        if not signature.missing_samples:
+            return {"foreign_gradients": f"{told}, beside all of the window's samples"}
+        return {UNEXPLAINED: f"{told}; windows lacked {signature.missing_samples} of their samples"}
     if signature.missing_samples or signature.foreign_samples:
         return {
             "window_misplaced": f"windows lacked {signature.missing_samples} of their samples and held "
@@ -152,12 +164,27 @@ def _samples(signature: Signature) -> dict[str, str]:
     return {}
 
 
+def _beside(signature: Signature) -> dict[str, str]:
+    """A second cause, that turns the gradient of the samples the arm saw into what it consumed in every such window."""
+    fitting = [cause for cause, error in signature.beside.items() if error <= GATE]
+    if not fitting or "" in fitting:
+        return {}
+    cause = min(fitting, key=list(SENTENCES).index)
+    return {cause: f"of the samples that it saw: {SENTENCES[cause]}"}
+
+
 def _inside_the_window(signature: Signature) -> dict[str, str]:
     steps, micro_batches = signature.steps_in_window
     if steps > 1:
         told = f"the optimizer stepped {steps} times inside one window of {micro_batches} micro-batches"
+        if signature.moved_in_window == 0 and signature.steps_before_last_forward:
+            return {"optimizer_state_per_micro_batch": f"{told}, and only the last one moved the weights"}
         every = steps == micro_batches and signature.moved_in_window > 0
         return {"step_every_micro_batch" if every else "window_misplaced": told}
+    if signature.skipped_windows:
+        return {"window_misplaced": f"{signature.skipped_windows} of the probed windows ended without an optimizer step"}
+    if signature.moved_in_window > GATE and signature.steps_before_last_forward:
+        return {"window_misplaced": "the optimizer stepped before the window's last micro-batch"}
     if signature.moved_in_window > GATE:
         told = f"by {signature.moved_in_window:.1e} inside the window"
         if signature.moved_along_weights < -PARALLEL and signature.decays_fit:
@@ -185,7 +212,8 @@ def _simplest(fitting: Mapping[str, float], signature: Signature) -> str:
     order = list(SENTENCES)
     always = signature.wrong == signature.probes
     names = [cause for cause in fitting if not (cause == "resume_in_window" and always and len(fitting) > 1)]
-    return min(names, key=lambda cause: (cause.count("+"), order.index(cause.split("+")[-1])))
+    occasional = [cause for cause in names if cause in OCCASIONAL and not always]
+    return min(occasional or names, key=lambda cause: (cause.count("+"), order.index(cause.split("+")[-1])))
 
 
 def _update(signature: Signature, counters: Mapping[str, tuple[float, float]]) -> dict[str, str]:
@@ -193,7 +221,9 @@ def _update(signature: Signature, counters: Mapping[str, tuple[float, float]]) -
     found = {}
     wrong_entries = {name: error for name, error in signature.state_errors.items() if not error <= GATE}
     if "ema" in wrong_entries:
-        found["ema_per_micro_batch"] = f"the moving average of the weights is off by {wrong_entries.pop('ema'):.1e} after a step"
+        fits = signature.average_error <= GATE
+        told = f"the moving average of the weights is off by {wrong_entries.pop('ema'):.1e} after a step"
+        found["ema_per_micro_batch" if fits else UNEXPLAINED] = told
     state_step, steps = counters.get("optimizer state's step"), counters.get("optimizer steps")
     if state_step == steps:  # it counts the steps that were taken
         state_step = None
@@ -223,6 +253,9 @@ def _counters(signature: Signature, counters: Mapping[str, tuple[float, float]],
         causes["schedule_per_micro_batch"] = f"the schedule ticked {schedule[0]:g} times, not {schedule[1]:g}"
     if steps and found.keys() <= INHERENT:
         causes["window_misplaced"] = f"the optimizer stepped {steps[0]:g} times, not {steps[1]:g}"
+    tracked = counters.get("BatchNorm num_batches_tracked")
+    if tracked and not signature.wrong and not found:
+        causes[BATCH] = f"BatchNorm's running statistics moved {tracked[0]:g} times, not {tracked[1]:g}"
     samples = counters.get("samples counted")
     if samples:
         causes["counter_wrong"] = f"{samples[0]:g} samples were counted, {samples[1]:g} were seen"

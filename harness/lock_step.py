@@ -103,6 +103,7 @@ class Watch:
         self.left_over: Tensor | None = None  # [P] float64, gradients there before the window's first backward, if any
         self.rate = math.nan  # the learning rate of the last optimizer step
         self.steps = self.steps_in_window = 0
+        self.steps_before_last_forward = 0  # of the window, where forwards are watched
         self.sees_forwards = self._backward_begun = False
         self.parameters = list(arm.model.parameters())
         self._optimizer = arm.optimizer
@@ -112,10 +113,12 @@ class Watch:
     def start_window(self, reference: Elements | None = None) -> None:
         self.gradient = self.moments = self.consumed = self.last_forward = self.left_over = None
         self.reference = reference
-        self.steps_in_window = 0
+        self.steps_in_window = self.steps_before_last_forward = 0
         self._backward_begun = False
 
     def _see_step(self, *_: object) -> None:
+        if all(p.grad is None for p in self.parameters):
+            return  # it does nothing
         self.steps += 1
         self.steps_in_window += 1
         self.rate = float(self._optimizer.param_groups[0]["lr"])
@@ -130,11 +133,11 @@ class Watch:
         if outputs.requires_grad and not self._backward_begun:
             outputs.register_hook(self._see_backward)
         if outputs.requires_grad and self.sees_forwards:
-            outputs.register_hook(partial(self._used, flatten(self.parameters)))
+            outputs.register_hook(partial(self._used, flatten(self.parameters), self.steps_in_window))
 
-    def _used(self, weights: Tensor, _gradient: Tensor) -> None:
+    def _used(self, weights: Tensor, steps: int, _gradient: Tensor) -> None:
         """A backward goes through a forward with these weights; one for logging alone does not count."""
-        self.last_forward = weights
+        self.last_forward, self.steps_before_last_forward = weights, steps
 
     def _see_backward(self, _gradient: Tensor) -> None:
         """Before anything is added to a `.grad`: the outputs come first in a backward."""
@@ -166,6 +169,7 @@ class LockStep:
         self.began = Elements(self.watches[REFERENCE].parameters, copy=True)
         self.foreign_windows = dict.fromkeys(arms, 0)  # windows whose samples were not the window's
         self.dirty_starts = dict.fromkeys(arms, 0)  # windows that began with gradients left over
+        self.foreign_rates = dict.fromkeys(arms, 0)  # windows whose step had another learning rate than the reference's
 
     @property
     def start(self) -> Tensor:
@@ -190,6 +194,8 @@ class LockStep:
                 loss = take_step(arm, window)
             self.dirty_starts[label] += watch.left_over is not None
             self.foreign_windows[label] += not window.holds(torch.cat(arm.seen))
+            both = watch.steps_in_window > 0 and self.watches[REFERENCE].steps_in_window > 0
+            self.foreign_rates[label] += both and watch.rate != self.watches[REFERENCE].rate
             parameters = Elements(watch.parameters)
             if label == REFERENCE:
                 gradient, reference_parameters = watch.consumed, parameters
@@ -235,6 +241,7 @@ class LockStep:
             "loss scale": arm.scaler.get_scale(),
             "windows with other samples": self.foreign_windows[label],
             "windows begun with gradients": self.dirty_starts[label],
+            "windows at another learning rate": self.foreign_rates[label],
         }
 
     def differing_counters(self, label: str) -> dict[str, tuple[float, float]]:

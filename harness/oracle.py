@@ -7,6 +7,7 @@ accumulation, no optimizer, no autocast, no module state.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -33,6 +34,11 @@ def clipped(gradient: Tensor, max_norm: float | None) -> Tensor:
     if max_norm is None:
         return gradient
     return gradient * torch.clamp(max_norm / (torch.linalg.vector_norm(gradient) + 1e-6), max=1.0)
+
+
+def no_clipping(max_norm: float | None) -> float | None:
+    """The threshold that switches clipping off: infinite where one is configured, for a loop may rely on there being one."""
+    return None if max_norm is None else math.inf
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from harness.config import Precision
 from harness.gradients import flatten, relative_distance
 from harness.lock_step import REFERENCE, LockStep, Setting, arm_state
-from harness.oracle import WHOLE, Parts, State, snapshot
+from harness.oracle import WHOLE, Parts, State, no_clipping, snapshot
 from harness.probe import inside_causes
 from harness.recipe import Arm, Recipe
 from harness.workloads import Batch
@@ -48,7 +48,11 @@ def measure(setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[T
 
     Clipping and dropout are off. The scaler is the configured precision's; a power of two, so exact in float64.
     """
-    arms = {label: setting.arm(recipe, Precision.float64, total_steps=2, dropout=False) for label, recipe in recipes.items()}
+    clip_norm = no_clipping(setting.config.clip_norm)
+    arms = {
+        label: setting.arm(recipe, Precision.float64, total_steps=2, clip_norm=clip_norm, dropout=False)
+        for label, recipe in recipes.items()
+    }
     lock = LockStep(arms, setting.config.seed)
     first, ids = windows
     lock.step(first)
@@ -68,26 +72,51 @@ def measure(setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[T
             moved=len(after) != len(before[label]) or not torch.equal(after, before[label]),
             scale_before=scales[label],
             scale_after=arm.scaler.get_scale(),
-            survivors=_survivors(setting, arm, states[label], lock.watches[label].gradient, window, int(sample.ids)),
+            survivors=_survivors(setting, arm, states[label], lock.watches[label].gradient, window, sample.ids),
         )
     return found
 
 
 def differing(found: Mapping[str, PoisonedWindow], label: str) -> dict[str, tuple[float, float]]:
-    """Counters of an arm that are not the reference's, as (arm, reference)."""
+    """Counters of an arm that are not the reference's, as (arm, reference).
+
+    Without a scaler the reference's weights are lost; an arm that leaves the whole window out, and moves nothing, is no worse.
+    """
+    if not (found[label].steps or found[label].moved or found[REFERENCE].finite):
+        return {}
     reference = found[REFERENCE].counters()
     return {name: (value, reference[name]) for name, value in found[label].counters().items() if value != reference[name]}
 
 
-def _survivors(setting: Setting, arm: Arm, state: State, consumed: Tensor | None, window: Batch, poison: int) -> float:
-    """Smallest relative distance of the consumed gradient to that of the window without the micro-batch of sample `poison`."""
+def _survivors(setting: Setting, arm: Arm, state: State, consumed: Tensor | None, window: Batch, sample: Tensor) -> float:
+    """Smallest relative distance of the consumed gradient to that of the window without the micro-batch of the id `sample`."""
+    poison = int(sample)
     seen = torch.cat(arm.seen)
-    if consumed is None or not bool(torch.isfinite(consumed).all()) or not window.holds(seen):
+    # Where no backward has gone through the micro-batch at all, it is what is missing of the window.
+    missing = window.ids[~torch.isin(window.ids, seen)]
+    cut = [*arm.seen, missing] if len(missing) else arm.seen
+    if consumed is None or not bool(torch.isfinite(consumed).all()) or not window.holds(torch.cat(cut)):
         return math.inf
-    lost = next(k for k, ids in enumerate(arm.seen) if poison in ids)
-    referee, sizes = setting.referee(dropout=False), [len(ids) for ids in arm.seen]
-    taken = (referee.parts(state, window.in_order(seen), sizes, inside) for inside in (WHOLE, *inside_causes(setting).values()))
-    return min(relative_distance(consumed, kept) for parts in taken for kept in without(parts, lost))
+    if len(missing) and poison in seen:
+        return math.inf
+    lost = next(k for k, ids in enumerate(cut) if poison in ids)
+    referee, sizes = setting.referee(dropout=False), [len(ids) for ids in cut]
+    inside = (WHOLE, *inside_causes(setting).values())
+    taken = (referee.parts(state, window.in_order(torch.cat(cut)), sizes, one) for one in inside)
+    apart = torch.cat([window.ids[window.ids != poison], sample])
+    others = referee.parts(state, window.in_order(apart), [len(window) - 1, 1]).shares[0]
+    candidates = [kept for parts in taken for kept in without(parts, lost)]
+    return min(relative_distance(consumed, kept) for kept in (*candidates, replaced(consumed, candidates[0], others)))
+
+
+def replaced(consumed: Tensor, survivors: Tensor, others: Tensor) -> Tensor:
+    """The window's gradient when entries that are not finite become 0, in the sum or in the lost micro-batch's.
+
+    The other entries have what the `others`, all samples but the one, have in them.
+    """
+    choices = torch.stack([torch.zeros_like(others), survivors, others])
+    nearest = (choices - consumed).abs().argmin(0, keepdim=True)
+    return choices.gather(0, nearest)[0]
 
 
 def without(parts: Parts, lost: int) -> Iterator[Tensor]:

@@ -6,22 +6,25 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from harness.causes import WindowFacts, hypotheses, stale
+from harness.by_hand import FOREIGN, NO_SAMPLE
+from harness.causes import WindowFacts, hypotheses, partly, stale
 from harness.config import Norm
 from harness.diagnosis import BATCH, GATE, Attribution, WrongWindow, telling
 from harness.gradients import by_group, by_tensor, compare, decompose, flatten, relative_distance
-from harness.lock_step import LockStep, Setting
+from harness.lock_step import REFERENCE, LockStep, Setting
 from harness.oracle import WHOLE, Inside, Parts, Referee, State, clipped, running_statistics, snapshot
 from harness.recipe import Arm
 from harness.update import Before, Update, check_update, is_decays, movement, size
 from harness.verdict import worst
 from harness.workloads import Batch
 
-REMEMBERED = 4  # windows whose first weights are kept, to recognise a forward with old ones
+REMEMBERED = 4, 16  # windows, at least and at most, whose first weights are kept, to recognise a forward with old ones
+REMEMBERED_BYTES = 2**26  # that these may take, of one arm
 
 
 @dataclass
@@ -36,19 +39,25 @@ class Findings:
     probes: int = 0
     worst: WrongWindow | None = None
     errors: list[dict[str, float]] = field(default_factory=list)  # of every wrong window: cause -> error of its oracle
+    beside: list[dict[str, float]] = field(default_factory=list)  # of windows with other samples: the same, for those samples
     loss_error: float = 0.0
     moved: tuple[float, float] = (0.0, 0.0)  # how far inside a window, and its cosine with the weights
     steps_in_window: tuple[int, int] = (1, 1)  # most optimizer steps in a window, and its micro-batches
     decays_fit: bool = True  # every movement along the weights is what that many decays make
+    steps_before_last_forward: int = 0  # most optimizer steps in a window before the last forward that a backward went through
+    skipped: int = 0  # windows in which the reference stepped and the arm did not
     advanced_error: float = 0.0  # of the state against one that was advanced for every micro-batch
+    average_error: float = 0.0  # of the moving average against one that was moved for every micro-batch
     update: tuple[float, float] = (0.0, 0.0)
     own_state_errors: dict[str, float] = field(default_factory=dict)
-    samples: tuple[int, int, int] = (0, 0, 0)  # repeated, missing, foreign
+    samples: tuple[int, int, int, int] = (0, 0, 0, 0)  # repeated, missing, of other windows, no training samples at all
 
     def add(self, update: Update) -> None:
         self.update = max(self.update, update.parameters, key=size)
         self.decays_fit &= update.decays_fit
         self.advanced_error = worst(self.advanced_error, update.advanced_error)
+        if not update.states.get("ema", 0.0) <= GATE:
+            self.average_error = worst(self.average_error, update.average_error)
         for name, error in update.states.items():
             self.own_state_errors[name] = worst(self.own_state_errors.get(name, 0.0), error)
 
@@ -63,6 +72,7 @@ class Taken:
     sizes: list[int]  # of its micro-batches
     consumed: Tensor  # [P]
     state: State  # parameters and buffers at its start
+    stale: Tensor | None = None  # [P] weights of an earlier window that its last forward has used
 
 
 class Probe:
@@ -75,6 +85,7 @@ class Probe:
         self.consumed_before: dict[str, Tensor | None] = {}
         self.carried: dict[str, Before] = {}
         self.earlier: dict[str, list[Tensor]] = {label: [] for label in lock.arms}  # weights at the start of earlier windows
+        self.started: dict[str, set[tuple[float, float]]] = {label: set() for label in lock.arms}  # fingerprints of all of them
 
     def before(self) -> None:
         """Remember every arm's parameters, buffers and optimizer state at the window's start."""
@@ -85,11 +96,13 @@ class Probe:
         self.lock.watch_forwards(True)
 
     def remember(self) -> None:
-        """Keep the weights with which a window, probed or not, began: the very first ones and the last few."""
+        """Keep the weights with which a window, probed or not, began: the very first ones and the last ones."""
         for label, arm in self.lock.arms.items():
             kept = self.earlier[label]
             kept.append(flatten(arm.model.parameters()))
-            if len(kept) > REMEMBERED:
+            self.started[label].add(fingerprint(kept[-1]))
+            least, most = REMEMBERED
+            if len(kept) > max(least, min(most, REMEMBERED_BYTES // kept[-1].nbytes)):
                 del kept[1]
 
     def after(self, label: str, ids: Tensor, step: int, loss: float, found: Findings) -> None:
@@ -101,7 +114,9 @@ class Probe:
         found.steps_in_window = max(found.steps_in_window, (watch.steps_in_window, len(arm.seen)))
         found.samples = _more(found.samples, _sample_counts(seen, ids))
         start = flatten(state[name] for name in self.referee.names)
-        if watch.last_forward is not None:
+        stale = self._stale_forward(label, start)
+        found.steps_before_last_forward = max(found.steps_before_last_forward, watch.steps_before_last_forward)
+        if watch.last_forward is not None and stale is None:
             moved = movement(watch.last_forward - start, start, torch.linalg.vector_norm(start))
             found.moved = max(found.moved, moved, key=size)
             # before the last forward the last decay, and perhaps the first, have not acted
@@ -109,6 +124,7 @@ class Probe:
             found.decays_fit &= is_decays(moved[0], arm, rate, fewest=len(arm.seen) - 2)
         if watch.gradient is None:
             found.gradient_error = math.nan
+            found.skipped += self.lock.watches[REFERENCE].steps_in_window > 0
             return
         with self.lock.randomness(step):
             exact_loss, gradient = self.referee.loss_and_gradient(state, window)
@@ -116,7 +132,8 @@ class Probe:
         if watch.steps_in_window == 1:
             # A schedule that ticks inside the window is a fault of its own: the step is judged by the rate that it took.
             before = dataclasses.replace(self.carried[label], learning_rate=watch.rate)
-            found.add(check_update(self.setting, arm, watch.gradient, start, before))
+            parts = partial(self._parts_of, label, window, state, step)
+            found.add(check_update(self.setting, arm, watch.gradient, start, before, parts))
         error = relative_distance(watch.gradient, exact)
         found.gradient_error = worst(found.gradient_error, error)
         found.unequal_terms |= (
@@ -126,12 +143,26 @@ class Probe:
             terms = self.setting.exact.num_terms(window.in_order(seen)).split([len(part) for part in arm.seen])
             found.unequal_terms |= len({int(n.sum()) for n in terms}) > 1
         if error <= GATE:
-            found.loss_error = worst(found.loss_error, abs(loss / exact_loss - 1))
+            found.loss_error = worst(found.loss_error, loss_error(arm, loss, exact_loss))
         elif window.holds(seen):
-            taken = Taken(arm, step, window.in_order(seen), [len(part) for part in arm.seen], watch.gradient, state)
+            taken = Taken(arm, step, window.in_order(seen), [len(part) for part in arm.seen], watch.gradient, state, stale)
             found.errors.append(telling(self._errors(label, taken, loss, found), error) if watch.steps_in_window == 1 else {})
             if found.worst is None or not error <= found.worst.distance:
                 found.worst = self._wrong_window(taken, exact)
+        elif watch.steps_in_window == 1 and bool((seen >= 0).all()):
+            found.beside.append(self._beside(label, arm, step, window, watch.gradient, state))
+
+    def _beside(self, label: str, arm: Arm, step: int, window: Batch, consumed: Tensor, state: State) -> dict[str, float]:
+        """Cause -> error of its best variant, of the samples that the arm saw in place of its window's; "": no other cause."""
+        seen = self.setting.exact.batch(torch.cat(arm.seen))
+        taken = Taken(arm, step, seen, [len(part) for part in arm.seen], consumed, state)
+        facts, smallest = self._facts(label, taken, WHOLE), dict[str, float]()
+        share = sum(facts.parts.terms) / float(self.setting.exact.num_terms(window).sum())
+        alone = [("", clipped(times * facts.parts.gradient, arm.clip_norm)) for times in (1, share)]
+        for name, gradient in (*alone, *hypotheses(facts)):
+            cause = name.partition("#")[0]
+            smallest[cause] = min(smallest.get(cause, math.inf), relative_distance(consumed, gradient))
+        return smallest
 
     def _wrong_window(self, taken: Taken, exact: Tensor) -> WrongWindow:
         with self.lock.randomness(taken.step):
@@ -175,7 +206,7 @@ class Probe:
                 moved = relative_distance(running_statistics(snapshot(arm.model)), running_statistics(after))
                 smallest[cause] = worst(smallest[cause], moved)
             if smallest[cause] <= GATE:
-                found.loss_error = worst(found.loss_error, abs(loss / own_loss - 1))
+                found.loss_error = worst(found.loss_error, loss_error(arm, loss, own_loss))
                 return smallest
         everywhere = {"": WHOLE} | ({f"{cause}+": inside for cause, inside in self.contexts.items()} if several else {})
         for tell in (hypotheses, stale):
@@ -184,7 +215,10 @@ class Probe:
                     cause = prefix + name.partition("#")[0]
                     smallest[cause] = min(smallest.get(cause, math.inf), relative_distance(taken.consumed, gradient))
             if min(smallest.values()) <= GATE:
-                break  # weights of earlier windows cost a forward each: only for what nothing else explains
+                return smallest  # weights of earlier windows cost a forward each: only for what nothing else explains
+        for name, gradient in partly(self._facts(label, taken, WHOLE), taken.consumed):
+            cause = name.partition("#")[0]
+            smallest[cause] = min(smallest.get(cause, math.inf), relative_distance(taken.consumed, gradient))
         return smallest
 
     def _facts(self, label: str, taken: Taken, inside: Inside) -> WindowFacts:
@@ -205,8 +239,28 @@ class Probe:
             consumed_before=self.consumed_before[label],
             penalty=self.referee.penalty_gradient(taken.state) if self.setting.exact.penalty else None,
             decay=self.setting.config.optimizer.weight_decay * flatten(taken.state[name] for name in self.referee.names),
-            earlier=(self._stale(parts, taken.state, weights) for weights in self.earlier[label][:-1]),
+            earlier=(self._stale(parts, taken.state, weights) for weights in self._earlier(label, taken)),
+            tensors=[parameter.numel() for parameter in self.referee.model.parameters()],
         )
+
+    def _earlier(self, label: str, taken: Taken) -> list[Tensor]:
+        """Weights of earlier windows: those a forward was seen to use, then those that are remembered."""
+        return ([] if taken.stale is None else [taken.stale]) + self.earlier[label][:-1]
+
+    def _stale_forward(self, label: str, start: Tensor) -> Tensor | None:
+        """The weights of the window's last forward, if they are not those it began with but exactly those an earlier one did."""
+        used = self.lock.watches[label].last_forward
+        if used is None or torch.equal(used, start) or fingerprint(used) not in self.started[label]:
+            return None
+        return used
+
+    def _parts_of(self, label: str, window: Batch, state: State, step: int) -> Parts | None:
+        """The micro-batch gradients of a window; None where the arm saw others than its samples."""
+        seen = self.lock.arms[label].seen
+        if not window.holds(torch.cat(seen)):
+            return None
+        with self.lock.randomness(step):
+            return self.referee.parts(state, window.in_order(torch.cat(seen)), [len(part) for part in seen])
 
     def _stale(self, parts: Callable[[State], Parts], state: State, weights: Tensor) -> Parts:
         """`parts` of a forward at other `weights`; the penalty is that of the weights themselves."""
@@ -235,13 +289,24 @@ def inside_causes(setting: Setting) -> dict[str, Inside]:
     return causes
 
 
-def _sample_counts(seen: Tensor, wanted: Tensor) -> tuple[int, int, int]:
-    """(samples used more than once, samples of the window not seen, samples seen that are not the window's)."""
+def fingerprint(weights: Tensor) -> tuple[float, float]:
+    """Two numbers that weights have in common only when they are the same, or as good as."""
+    return float(weights.sum()), float(weights @ weights)
+
+
+def loss_error(arm: Arm, reported: float, exact: float) -> float:
+    """Relative; zero within the format that the loss was reported in."""
+    error = abs(reported / exact - 1)
+    return 0.0 if error <= arm.loss_resolution else error
+
+
+def _sample_counts(seen: Tensor, wanted: Tensor) -> tuple[int, int, int, int]:
+    """(samples used more than once, samples of the window not seen, samples of other windows, rows that are no samples)."""
     known = seen[seen >= 0]  # others have no id
     used, counts = known.unique(return_counts=True)
-    foreign = int((~torch.isin(used, wanted)).sum()) + len(seen) - len(known)
-    return int((counts - 1).sum()), int((~torch.isin(wanted, seen)).sum()), foreign
+    foreign = int((~torch.isin(used, wanted)).sum()) + int((seen == FOREIGN).sum())
+    return int((counts - 1).sum()), int((~torch.isin(wanted, seen)).sum()), foreign, int((seen == NO_SAMPLE).sum())
 
 
-def _more(a: tuple[int, int, int], b: tuple[int, int, int]) -> tuple[int, int, int]:
-    return max(a[0], b[0]), max(a[1], b[1]), max(a[2], b[2])
+def _more(a: tuple[int, int, int, int], b: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+    return max(a[0], b[0]), max(a[1], b[1]), max(a[2], b[2]), max(a[3], b[3])

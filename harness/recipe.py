@@ -123,6 +123,7 @@ class Arm:
     samples: int = 0  # counted so far, as a trainer's progress line would
     seen: list[Tensor] = field(default_factory=list)  # sample ids of the micro-batches of the last window
     clipped: list[Tensor] = field(default_factory=list)  # whether clipping was active, one flag per call
+    loss_resolution: float = 0.0  # relative, of a loss that is reported in a narrower format than the arm computes in
     memory: dict[str, Any] = field(default_factory=dict)  # what a stage keeps for later; the right recipe keeps nothing
 
     def micro_batches(self, window: Batch) -> Iterator[tuple[Batch, Tensor]]:

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from harness.config import OptimizerConfig, OptimizerName, Precision
+from harness.config import OptimizerConfig, OptimizerName, Precision, TrialConfig
 from harness.gradients import Comparison, Decomposition, compare, decompose, relative_distance
 from harness.lock_step import REFERENCE, LockStep, Setting
 from harness.micro_batch import hash_seed
-from harness.oracle import WHOLE, snapshot
+from harness.oracle import WHOLE, no_clipping, snapshot
 from harness.probe import inside_causes
 from harness.recipe import Recipe
 from harness.resampling import permutation_rank, ratio_of_medians
@@ -29,15 +29,22 @@ STILL = OptimizerConfig(name=OptimizerName.sgd, lr=0.0)
 PERMUTATION_STREAM = 1  # of the trial's seed
 
 
+def still(config: TrialConfig) -> OptimizerConfig:
+    """The trial's own optimizer at rate 0: a loop written by hand may look into its groups and its state."""
+    return dataclasses.replace(config.optimizer, lr=0.0)
+
+
 def measure(setting: Setting, recipes: Mapping[str, Recipe], ids: Tensor) -> dict[str, Rounding]:
     """L1 of every arm but the reference on the window `ids`, over K permutations of its rows. Dropout and clipping are off."""
     config = setting.config
-    referee = setting.referee(dropout=False)
+    referee, clip_norm = setting.referee(dropout=False), no_clipping(config.clip_norm)
     state, window = snapshot(referee.model), setting.exact.batch(ids)
     exact = referee.gradient(state, window)
     lock = LockStep(
         {
-            label: setting.arm(recipe, config.precision, total_steps=1, optimizer=STILL, dropout=False)
+            label: setting.arm(
+                recipe, config.precision, total_steps=1, clip_norm=clip_norm, optimizer=still(config), dropout=False
+            )
             for label, recipe in recipes.items()
         },
         config.seed,

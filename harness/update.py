@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
+from harness.diagnosis import GATE
 from harness.gradients import flatten, relative_distance
-from harness.lock_step import Setting, arm_state, optimizer_state
+from harness.lock_step import Setting, optimizer_state
+from harness.oracle import Parts
 from harness.recipe import Arm, make_optimizer
 
 DECAY_TOLERANCE = 0.02  # relative: the weights may be those before or after the step
@@ -39,7 +42,7 @@ class Before:
             ema=flatten(arm.ema.module.parameters()) if arm.ema is not None and started else None,
         )
 
-    def advanced(self, arm: Arm) -> Before:
+    def decayed(self, arm: Arm) -> Before:
         """The same with its moments decayed once more for each micro-batch but the last, as if gradients of zero had come."""
         group, more = arm.optimizer.param_groups[0], len(arm.seen) - 1
         beta1, beta2 = group.get("betas", (group.get("momentum", 0.0), 1.0))
@@ -55,11 +58,17 @@ class Update:
     parameters: tuple[float, float]  # (error relative to the update, its cosine with the weights); zero within their rounding
     decays_fit: bool  # that error is what a decay for every micro-batch makes, or there is none
     states: Mapping[str, float]  # relative errors of the entries of the optimizer's state and of the moving average
-    advanced_error: float  # largest of the state's errors against a twin whose state was decayed for every micro-batch before
+    advanced_error: float  # largest of the state's errors against a twin whose state had advanced for every micro-batch before
+    average_error: float  # of the moving average against one that was moved for every micro-batch
 
 
-def check_update(setting: Setting, arm: Arm, consumed: Tensor, start: Tensor, before: Before) -> Update:
-    """What the arm's optimizer made of the gradient it consumed. `start`: the weights before the step."""
+def check_update(
+    setting: Setting, arm: Arm, consumed: Tensor, start: Tensor, before: Before, parts: Callable[[], Parts | None]
+) -> Update:
+    """What the arm's optimizer made of the gradient it consumed. `start`: the weights before the step.
+
+    `parts`: the window's micro-batch gradients, asked for only where the state is wrong.
+    """
     expected, states = _twin(setting, consumed, start, before)
     reached = flatten(arm.model.parameters())
     difference = reached - expected
@@ -73,17 +82,51 @@ def check_update(setting: Setting, arm: Arm, consumed: Tensor, start: Tensor, be
         relative_distance(_twin(setting, consumed, start * shrink, before)[0] - start, reached - start) <= DECAYED_FIRST
         for shrink in decays(arm, before.learning_rate, fewest=len(arm.seen) - 1)
     )
-    own = optimizer_state(arm.optimizer, arm.model.parameters())
-    _, advanced = _twin(setting, consumed, start, before.advanced(arm))
-    advanced_error = max(entry_errors(own, advanced).values(), default=0.0)
+    errors = entry_errors(optimizer_state(arm.optimizer, arm.model.parameters()), states)
+    advanced_error = 0.0
+    if not all(value <= GATE for value in errors.values()):
+        own = optimizer_state(arm.optimizer, arm.model.parameters())
+        twins = [_twin(setting, consumed, start, before.decayed(arm))]
+        twins += [_twin(setting, consumed, start, before, first) for first in partial_gradients(parts())]
+        # one entry alone may have advanced
+        advanced_error = min(_largest_of_smaller(errors, entry_errors(own, advanced)) for _, advanced in twins)
+    average_error = 0.0
     if arm.ema is not None and setting.config.ema_decay is not None:
-        decay = setting.config.ema_decay
-        states["ema"] = reached if before.ema is None else decay * before.ema + (1 - decay) * reached
-    return Update(error, fits, entry_errors(arm_state(arm), states), advanced_error)
+        mean = flatten(arm.ema.module.parameters())
+        right, *wrong = averages(before.ema, start, reached, setting.config.ema_decay, len(arm.seen))
+        errors["ema"] = relative_distance(mean, right)
+        average_error = min(relative_distance(mean, each) for each in wrong) if wrong else math.inf
+    return Update(error, fits, errors, advanced_error, average_error)
 
 
-def _twin(setting: Setting, consumed: Tensor, start: Tensor, before: Before) -> tuple[Tensor, dict[str, Tensor]]:
-    """Weights and optimizer state after one plain step from `before`."""
+def _largest_of_smaller(a: Mapping[str, float], b: Mapping[str, float]) -> float:
+    return max((min(a[name], b.get(name, math.inf)) for name in a), default=0.0)
+
+
+def partial_gradients(parts: Parts | None) -> Iterator[Sequence[Tensor]]:
+    """What an optimizer's state may have been given before the window's gradient: each micro-batch's, or the running sum."""
+    for each in () if parts is None else (parts.shares, list(parts.parts)):
+        yield each[:-1]
+        yield list(accumulate(each))[:-1]
+
+
+def averages(before: Tensor | None, start: Tensor, reached: Tensor, decay: float, num: int) -> Iterator[Tensor]:
+    """The moving average after the window: the right one first, then those that moved for every micro-batch.
+
+    `before`: None where there is none yet, and the first weights are taken as they are. Weights at `start`, and after the step.
+    """
+    for early, late in ((0, 1), *(((num, 0), (num - 1, 1), (num, 1), (0, num)) if num > 1 else ())):
+        mean = before
+        for weights in [start] * early + [reached] * late:
+            mean = weights if mean is None else decay * mean + (1 - decay) * weights
+        assert mean is not None
+        yield mean
+
+
+def _twin(
+    setting: Setting, consumed: Tensor, start: Tensor, before: Before, first: Sequence[Tensor] = ()
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Weights and optimizer state after one plain step from `before`; `first`: gradients that its state alone has taken in."""
     twin = torch.nn.Parameter(start.clone())
     optimizer = make_optimizer(setting.config.optimizer, [twin])
     optimizer.param_groups[0]["lr"] = before.learning_rate
@@ -91,6 +134,11 @@ def _twin(setting: Setting, consumed: Tensor, start: Tensor, before: Before) -> 
         optimizer.state[twin] = {name: value.clone() for name, value in before.entries.items()}
         if before.step is not None:
             optimizer.state[twin]["step"] = before.step.clone()
+    for gradient in first:
+        optimizer.param_groups[0]["lr"] = 0.0
+        twin.grad = gradient.clone()
+        optimizer.step()
+    optimizer.param_groups[0]["lr"] = before.learning_rate
     twin.grad = consumed.clone()
     optimizer.step()
     return twin.detach(), optimizer_state(optimizer, [twin])

@@ -16,6 +16,9 @@ WINDOW = WrongWindow(
     step=0, samples=64, micro_batches=4, clip_norm=None, whole=FOURFOLD, groups={"matrices": FOURFOLD, "vectors": FOURFOLD},
     tensors={"weight": FOURFOLD, "bias": FOURFOLD},
 )  # fmt: skip
+UNDIVIDED = {"": 0.1, "loss_not_divided": 1e-15}
+CLEARED = {"gradients_cleared_in_window": 0.0, "resume_in_window": 0.0}
+SHORT = {"loss_divided_twice": 0.0, "short_window_divided_by_n": 0.0}
 WRONG = Signature(probes=5, wrong=5, worst=WINDOW, explanations={"loss_not_divided": 1e-16})
 
 
@@ -44,6 +47,18 @@ WRONG = Signature(probes=5, wrong=5, worst=WINDOW, explanations={"loss_not_divid
         ({"steps_in_window": (4, 4), "moved_in_window": 0.1}, {}, ("step_every_micro_batch",), True),
         ({"steps_in_window": (2, 4), "moved_in_window": 0.1}, {}, ("window_misplaced",), True),
         ({"steps_in_window": (2, 2)}, {}, ("window_misplaced",), True),
+        ({"steps_in_window": (4, 4), "steps_before_last_forward": 3}, {}, ("optimizer_state_per_micro_batch",), True),
+        ({"steps_before_last_forward": 1, "moved_in_window": 0.1}, {}, ("window_misplaced",), True),
+        ({"skipped_windows": 1}, {}, ("window_misplaced",), True),
+        ({"unknown_rows": 3}, {}, ("foreign_gradients",), True),
+        ({"unknown_rows": 3, "missing_samples": 3}, {}, ("unexplained",), False),
+        ({"missing_samples": 1, "beside": UNDIVIDED}, {}, ("window_misplaced", "loss_not_divided"), True),
+        ({"missing_samples": 1, "beside": {**UNDIVIDED, "": 1e-15}}, {}, ("window_misplaced",), True),
+        ({"missing_samples": 1, "beside": {"": 0.1, "loss_not_divided": 0.1}}, {}, ("window_misplaced",), True),
+        ({"explanations": CLEARED}, {}, ("gradients_cleared_in_window",), True),
+        ({"explanations": CLEARED, "wrong": 1}, {}, ("resume_in_window",), True),
+        ({"explanations": SHORT}, {}, ("loss_divided_twice",), True),
+        ({"explanations": SHORT, "wrong": 1}, {}, ("short_window_divided_by_n",), True),
         ({}, {"schedule index": (1.0, 2.0)}, ("loss_not_divided",), True),
         ({"moved_in_window": 1e-3, "moved_along_weights": -1.0, "decays_fit": False}, {}, ("unexplained",), False),
         ({"repeated_samples": 1, "missing_samples": 1}, {}, ("samples_repeated",), True),
@@ -64,7 +79,11 @@ def test_gradients_and_windows(
 @pytest.mark.parametrize(
     ("changes", "counters", "cause"),
     [
-        ({"state_errors": {"ema": 0.1}}, {}, "ema_per_micro_batch"),
+        ({"state_errors": {"ema": 0.1}, "average_error": 1e-15}, {}, "ema_per_micro_batch"),
+        ({"state_errors": {"ema": 0.1}, "average_error": 0.1}, {}, "unexplained"),
+        ({}, {"BatchNorm num_batches_tracked": (8.0, 4.0)}, "batch_statistics"),
+        ({"loss_error": 0.1}, {"windows at another learning rate": (5.0, 0.0)}, "loss_report_differs"),
+        ({}, {"windows at another learning rate": (5.0, 0.0)}, "unexplained"),
         ({"state_errors": {"exp_avg": 0.1, "exp_avg_sq": 0.0}, "advanced_error": 1e-15}, {}, "optimizer_state_per_micro_batch"),
         ({"state_errors": {"exp_avg": 0.1, "exp_avg_sq": 0.0}, "advanced_error": 0.2}, {}, "unexplained"),
         ({"update_error": 0.1, "update_along_weights": -1.0, "decays_fit": False}, {}, "unexplained"),
@@ -78,7 +97,7 @@ def test_gradients_and_windows(
         ({}, {"optimizer steps": (9.0, 10.0), "optimizer state's step": (9.0, 10.0)}, "window_misplaced"),
         ({"survivors_error": 1e-15}, {}, "non_finite_micro_batch"),
         ({"survivors_error": 1e-3}, {"finite weights": (1.0, 0.0)}, "unexplained"),
-        ({"survivors_error": 1e-15, "state_errors": {"ema": 0.1}}, {}, "ema_per_micro_batch"),
+        ({"survivors_error": 1e-15, "state_errors": {"ema": 0.1}, "average_error": 0.0}, {}, "ema_per_micro_batch"),
         ({}, {"loss scale": (2.0, 1.0)}, "unexplained"),
         ({}, {}, "unexplained"),
     ],

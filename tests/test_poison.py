@@ -15,7 +15,7 @@ from harness.faults import non_finite_micro_batch
 from harness.lock_step import REFERENCE, Setting
 from harness.micro_batch import windows
 from harness.oracle import Parts
-from harness.poison import PoisonedWindow, differing, measure, without
+from harness.poison import PoisonedWindow, differing, measure, replaced, without
 from harness.recipe import Arm, Recipe
 from harness.trial import PERMUTED, full_batch, permuted, split_plan
 
@@ -82,3 +82,18 @@ def test_what_is_left_of_a_window() -> None:
     expected = [(1 * one + 3 * three) / 8, (1 * one + 3 * three) / 4, (1 * one + 3 * three) / 8 * 1.5]
     assert [f.tolist() for f in found] == [pytest.approx(e.tolist(), rel=1e-15) for e in expected]
     assert [f.tolist() for f in without(Parts((one,), (2,)), 0)] == [[0.0, 0.0]]
+
+
+def test_entries_that_are_not_finite_become_zero() -> None:
+    consumed, survivors, others = (torch.tensor(values, dtype=torch.float64) for values in ([0, 2, 4], [1, 2, 3], [1, 3, 4]))
+    assert replaced(consumed, survivors, others).tolist() == [0.0, 2.0, 4.0]
+    assert replaced(consumed + 0.25, survivors, others).tolist() == [0.0, 2.0, 4.0], "a choice of three, and no more"
+
+
+def test_leaving_the_whole_window_out_is_right() -> None:
+    still = PoisonedWindow(steps=0, finite=True, moved=False, scale_before=1.0, scale_after=1.0, survivors=math.inf)
+    lost = dataclasses.replace(still, steps=1, finite=False, moved=True)
+    assert not differing({REFERENCE: lost, "mine": still}, "mine")
+    assert differing({REFERENCE: lost, "mine": dataclasses.replace(still, moved=True)}, "mine"), "its state went on"
+    skipped = dataclasses.replace(still, scale_after=0.5)
+    assert differing({REFERENCE: skipped, "mine": still}, "mine"), "the scaler has to see it"
