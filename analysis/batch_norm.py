@@ -23,7 +23,7 @@ CELL = ["model", "norm", "effective_batch", "accumulation_steps", "b"]
 
 def exact_rows(results: Results, arm: str, *, all_momenta: bool = False) -> pd.DataFrame:
     """What `study=batch_statistics` measured of an arm under BatchNorm, at PyTorch's momentum unless all are wanted."""
-    rows = results.study(EXACT)
+    rows = _whole(results.study(EXACT))
     if rows.empty:
         return rows
     chosen = rows[(rows["norm"] == "batch") & (rows["arm"] == arm)]
@@ -37,11 +37,15 @@ def expected_momentum(rows: pd.DataFrame) -> pd.Series[float]:
 
 def trained(results: Results) -> pd.DataFrame:
     """One row per trained arm, with its held-out error in percent (`error`) and the samples that a normalisation sees (`b`)."""
-    rows = results.study(TRAINED)
+    rows = _whole(results.study(TRAINED))
     if rows.empty:
         return rows
-    whole = {name: rows[name].astype(int) for name in ("accumulation_steps", "effective_batch", "micro_batch")}
-    return rows.assign(**whole, error=100 * (1 - rows["held_out_accuracy"]), b=whole["micro_batch"])
+    return rows.assign(error=100 * (1 - rows["held_out_accuracy"]), b=rows["micro_batch"])
+
+
+def _whole(rows: pd.DataFrame) -> pd.DataFrame:
+    """Numbers of samples and steps as integers, also beside a study that has no such column."""
+    return rows if rows.empty else rows.astype(dict.fromkeys(("accumulation_steps", "effective_batch", "micro_batch"), int))
 
 
 def fixed_batch(rows: pd.DataFrame) -> pd.DataFrame:

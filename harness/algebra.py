@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from harness.config import Precision
-from harness.diagnosis import Signature, explanations
+from harness.diagnosis import Signature, alone, explanations
 from harness.lock_step import REFERENCE, LockStep, Setting, arm_state
 from harness.oracle import no_clipping, snapshot
 from harness.probe import Findings, Probe
@@ -96,6 +96,7 @@ def _result(
         wrong=sum(len(run.errors) for run in runs),
         worst=max((run.worst for run in runs if run.worst), key=lambda window: window.distance, default=None),
         explanations=explanations([errors for run in runs for errors in run.errors]),
+        at_rest=alone([errors for run in runs for errors in run.errors]),
         beside=explanations([errors for run in runs for errors in run.beside]),
         resolved={"stochastic_layers": gap} if stochastic else {},
         moved_in_window=moved[0],

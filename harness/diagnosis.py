@@ -56,6 +56,7 @@ class Signature:
     wrong: int = 0  # probed windows whose gradient was wrong
     worst: WrongWindow | None = None  # the one with the largest distance
     explanations: Mapping[str, float] = field(default_factory=dict)  # cause -> largest error of its oracle over the wrong windows
+    at_rest: tuple[str, ...] = ()  # causes that alone explain at least one wrong window
     beside: Mapping[str, float] = field(default_factory=dict)  # the same of windows with other samples; "": no cause but those
     resolved: Mapping[str, float] = field(default_factory=dict)  # cause -> gap that is left when its factor is removed
     moved_in_window: float = 0.0  # largest ||theta(last forward) - theta(start)|| / ||theta(start)||
@@ -130,6 +131,11 @@ def telling(errors: Mapping[str, float], distance: float) -> dict[str, float]:
     Just above the gate the right gradient itself is near, and so is every cause that hardly changes it.
     """
     return {cause: error for cause, error in errors.items() if error <= distance / 10}
+
+
+def alone(windows: Sequence[Mapping[str, float]]) -> tuple[str, ...]:
+    """The causes that explain at least one of the wrong windows."""
+    return tuple(sorted({cause for window in windows for cause, error in window.items() if error <= GATE}))
 
 
 def explanations(windows: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -212,8 +218,14 @@ def _simplest(fitting: Mapping[str, float], signature: Signature) -> str:
     order = list(SENTENCES)
     always = signature.wrong == signature.probes
     names = [cause for cause in fitting if not (cause == "resume_in_window" and always and len(fitting) > 1)]
-    occasional = [cause for cause in names if cause in OCCASIONAL and not always]
+    occasional = [cause for cause in names if cause.split("+")[-1] in OCCASIONAL and _rests(cause, signature)]
     return min(occasional or names, key=lambda cause: (cause.count("+"), order.index(cause.split("+")[-1])))
+
+
+def _rests(cause: str, signature: Signature) -> bool:
+    """Whether some probed window was right but for the cause that comes before the last."""
+    context = cause.rpartition("+")[0]
+    return context in signature.at_rest if context else signature.wrong < signature.probes
 
 
 def _update(signature: Signature, counters: Mapping[str, tuple[float, float]]) -> dict[str, str]:

@@ -101,7 +101,7 @@ class Watch:
         self.consumed: Elements | None = None  # of the last optimizer step, where there is no reference
         self.last_forward: Tensor | None = None  # [P] float64, the weights at the window's last forward, where watched
         self.left_over: Tensor | None = None  # [P] float64, gradients there before the window's first backward, if any
-        self.rate = math.nan  # the learning rate of the last optimizer step
+        self.rate = self._idle_rate = math.nan  # the learning rate of the last optimizer step, and of one without gradients
         self.steps = self.steps_in_window = 0
         self.steps_before_last_forward = 0  # of the window, where forwards are watched
         self.sees_forwards = self._backward_begun = False
@@ -115,13 +115,24 @@ class Watch:
         self.reference = reference
         self.steps_in_window = self.steps_before_last_forward = 0
         self._backward_begun = False
+        self._idle_rate = math.nan
 
     def _see_step(self, *_: object) -> None:
+        rate = float(self._optimizer.param_groups[0]["lr"])
         if all(p.grad is None for p in self.parameters):
-            return  # it does nothing
+            self._idle_rate = rate  # it does nothing, and is the window's step only where there is no other
+        else:
+            self._take(rate)
+
+    def end_window(self) -> None:
+        """A window whose only steps found no gradient has consumed zeros."""
+        if self.steps_in_window == 0 and not math.isnan(self._idle_rate):
+            self._take(self._idle_rate)
+
+    def _take(self, rate: float) -> None:
         self.steps += 1
         self.steps_in_window += 1
-        self.rate = float(self._optimizer.param_groups[0]["lr"])
+        self.rate = rate
         consumed = Elements(torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters)
         self.gradient = consumed.vector() if self.keeps else None
         if self.reference is None:
@@ -192,6 +203,7 @@ class LockStep:
             watch.keeps = keep or expected is not None
             with self.randomness(self.steps):
                 loss = take_step(arm, window)
+            watch.end_window()
             self.dirty_starts[label] += watch.left_over is not None
             self.foreign_windows[label] += not window.holds(torch.cat(arm.seen))
             both = watch.steps_in_window > 0 and self.watches[REFERENCE].steps_in_window > 0

@@ -19,6 +19,7 @@ WINDOW = WrongWindow(
 UNDIVIDED = {"": 0.1, "loss_not_divided": 1e-15}
 CLEARED = {"gradients_cleared_in_window": 0.0, "resume_in_window": 0.0}
 SHORT = {"loss_divided_twice": 0.0, "short_window_divided_by_n": 0.0}
+BESIDE = {f"batch_statistics+{cause}": 0.0 for cause in CLEARED}
 WRONG = Signature(probes=5, wrong=5, worst=WINDOW, explanations={"loss_not_divided": 1e-16})
 
 
@@ -59,6 +60,8 @@ WRONG = Signature(probes=5, wrong=5, worst=WINDOW, explanations={"loss_not_divid
         ({"explanations": CLEARED, "wrong": 1}, {}, ("resume_in_window",), True),
         ({"explanations": SHORT}, {}, ("loss_divided_twice",), True),
         ({"explanations": SHORT, "wrong": 1}, {}, ("short_window_divided_by_n",), True),
+        ({"explanations": BESIDE}, {}, ("batch_statistics", "gradients_cleared_in_window"), True),
+        ({"explanations": BESIDE, "at_rest": ("batch_statistics",)}, {}, ("batch_statistics", "resume_in_window"), True),
         ({}, {"schedule index": (1.0, 2.0)}, ("loss_not_divided",), True),
         ({"moved_in_window": 1e-3, "moved_along_weights": -1.0, "decays_fit": False}, {}, ("unexplained",), False),
         ({"repeated_samples": 1, "missing_samples": 1}, {}, ("samples_repeated",), True),
