@@ -45,7 +45,8 @@ def trained(results: Results) -> pd.DataFrame:
 
 def _whole(rows: pd.DataFrame) -> pd.DataFrame:
     """Numbers of samples and steps as integers, also beside a study that has no such column."""
-    return rows if rows.empty else rows.astype(dict.fromkeys(("accumulation_steps", "effective_batch", "micro_batch"), int))
+    names = [name for name in ("accumulation_steps", "effective_batch", "micro_batch") if name in rows]
+    return rows if rows.empty else rows.astype(dict.fromkeys(names, int))
 
 
 def fixed_batch(rows: pd.DataFrame) -> pd.DataFrame:

@@ -348,7 +348,7 @@ def test_a_run_is_read_back_from_the_server(tmp_path: Path, environment: dict[st
     name, group, tags, config, rows, summary = json.loads((tmp_path / "back.json").read_text())
     assert (name, group, tags, config) == ("trial-1", "faults", ["a", "b"], TRIAL)
     same(rows)
-    assert json.dumps({key: summary[key] for key in SUMMARY}) == json.dumps(SUMMARY)
+    assert json.dumps({key: summary[key] for key in SUMMARY}, sort_keys=True) == json.dumps(SUMMARY, sort_keys=True)
 
 
 def test_a_project_that_cannot_be_read(outside: pytest.MonkeyPatch) -> None:
