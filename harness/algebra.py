@@ -91,13 +91,14 @@ def _result(
         short_windows=sum(len(ids) < setting.config.effective_batch for ids in windows),
         unequal_terms=found.unequal_terms,
     )
+    errors = [window for run in runs for window in run.errors]
     signature = Signature(
         probes=sum(run.probes for run in runs),
         wrong=sum(len(run.errors) for run in runs),
         worst=max((run.worst for run in runs if run.worst), key=lambda window: window.distance, default=None),
-        explanations=explanations([errors for run in runs for errors in run.errors]),
-        at_rest=alone([errors for run in runs for errors in run.errors]),
-        beside=explanations([errors for run in runs for errors in run.beside]),
+        explanations=explanations(errors),
+        at_rest=alone(errors),
+        beside=explanations([window for run in runs for window in run.beside]),
         resolved={"stochastic_layers": gap} if stochastic else {},
         moved_in_window=moved[0],
         moved_along_weights=moved[1],

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from harness.diagnosis import UNEXPLAINED
+
 Vector = npt.NDArray[np.float64]
 
-UNEXPLAINED = "unexplained"
 CAUSES = (  # the classes of fault, each with a section of docs/remedies.md
     "loss_not_divided",
     "loss_divided_twice",

@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from harness.audit.evidence import UNEXPLAINED, Finding
+from harness.audit.evidence import Finding
 from harness.audit.facts import RunFacts, StepFacts
 from harness.audit.gradient_rules import explain_step, finding
+from harness.diagnosis import UNEXPLAINED
 
 STRETCHED = 0.03  # of the range of the rates, within which a schedule laid out for more steps reproduces them
 SAME_LR = 1e-9  # relative; learning rates are computed, not measured

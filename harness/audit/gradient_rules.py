@@ -10,8 +10,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from harness.audit.evidence import UNEXPLAINED, Finding
+from harness.audit.evidence import Finding
 from harness.audit.facts import RunFacts, StepFacts
+from harness.diagnosis import UNEXPLAINED
 
 CONDITION_LIMIT = 1e6  # of the micro-batch gradients; beyond it their weights mean nothing
 UNEQUAL = 1e-2  # relative; weights that differ by more are not equal

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from harness.audit.comparison import Facts, ShapeError, facts, rows, terms
-from harness.audit.evidence import UNEXPLAINED, WATCH, Finding, Intervention, Run
+from harness.audit.evidence import WATCH, Finding, Intervention, Run
 from harness.audit.findings import explain, first_of_each
 from harness.audit.floors import Floor
 from harness.audit.gradient_rules import SAME_ROW
@@ -18,6 +18,7 @@ from harness.audit.ranks import Ranks, disagreement, pooled
 from harness.audit.report import ArmResult, Report
 from harness.audit.runs import Job, Local, Train
 from harness.audit.visibility import hidden
+from harness.diagnosis import UNEXPLAINED
 
 COARSE = 1e-2  # a gate above this is not taken from runs that drift apart: steps are compared one by one
 REPEATED = 100.0  # roundings by which two runs with the same arguments may differ

@@ -11,8 +11,9 @@ import pytest
 from experiments.trainers import unusual_loops
 from experiments.trainers.replicas import CASES
 from experiments.trainers.right_loops import RIGHT
-from harness.audit.evidence import CAUSES, UNEXPLAINED, Finding
+from harness.audit.evidence import CAUSES, Finding
 from harness.audit.report import remedy
+from harness.diagnosis import UNEXPLAINED
 
 ROOT = Path(__file__).parents[2]
 RULES = ("findings", "gradient_rules", "ranks", "session")
