@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from analysis.content import Material, Section, Table, number
+from analysis.content import Material, Picture, Section, Table, number
 from analysis.load import Results
+from analysis.memory_figures import figure_cost_of_memory
 from experiments import Claim, Experiment, Finding, Ruling, undecided
 
 CLOSE = 0.02  # relative: what counts as the factor that a text gives
@@ -98,6 +99,39 @@ def fitted(rows: pd.DataFrame) -> tuple[float, float]:
     return float(static), float(slope)
 
 
+def time_against_memory(rows: pd.DataFrame) -> pd.DataFrame:
+    """Per model, optimizer, b: `total_bytes`, `static_bytes` (M_s of the fit), `slowdown` (seconds over N = 1)."""
+    groups = []
+    for _, own in rows.groupby(["workload", "model", "optimizer"]):
+        full = own[own["accumulation_steps"] == 1].groupby("trial")["seconds"].first()
+        slowdown = own["seconds"] / own["trial"].map(full)
+        taken = own.assign(slowdown=slowdown, static_bytes=fitted(own)[0])
+        groups.append(taken.groupby(["workload", "model", "optimizer", "micro_batch"], as_index=False).median(numeric_only=True))
+    return pd.concat(groups, ignore_index=True)
+
+
+def budget_figure(material: Material) -> Section | None:
+    """The largest b for a budget of memory, and what it costs in time."""
+    rows = material.measurements
+    if rows.empty:
+        return None
+    cost = time_against_memory(rows)
+    panels = {f"{workload} {model}": own for (workload, model), own in cost.groupby(["workload", "model"])}
+    return Section(
+        "What a budget of memory costs in time",
+        (
+            Picture(
+                "memory_and_time",
+                figure_cost_of_memory(panels),
+                "Time of a window over the full batch's against the memory of a step, a point per micro-batch size",
+                "A point per micro-batch, b beside it, at the same window B. A budget is a place on the horizontal axis: "
+                "the first point to its left is the largest b measured that fits, and its height what accumulating costs. "
+                "`python -m harness.plan memory=... effective_batch=...` answers for one's own model.",
+            ),
+        ),
+    )
+
+
 def memory_table(material: Material) -> Section | None:
     """Per model: M over b, split; the fit; and how many samples fit into a budget of twice the static part."""
     rows = material.measurements
@@ -136,5 +170,5 @@ EXPERIMENT = Experiment(
     rule="Bytes saved for backward, of parameters, gradients and state are counted (on CUDA: the allocator's peak); seconds are "
     "medians of windows taken in turn.",
     claims=CLAIMS,
-    sections=(memory_table,),
+    sections=(budget_figure, memory_table),
 )

@@ -74,6 +74,14 @@ class Precision(StrEnum):
     bfloat16 = "bfloat16"
 
 
+class Execution(StrEnum):
+    """How a model runs in the precision under test (`execution.py`)."""
+
+    eager = "eager"
+    compile = "compile"
+    cuda_graph = "cuda_graph"
+
+
 class Split(StrEnum):
     even = "even"
     ragged = "ragged"
@@ -198,6 +206,7 @@ class TrialConfig:
     # 2**12, not PyTorch's 2**16: gradients of small nets come near 1, and 2**16 would overflow float16 at the first step.
     loss_scale: float = 4096.0
     device: Device = Device.auto
+    execution: Execution = Execution.eager
     effective_batch: int = 64
     accumulation_steps: tuple[int, ...] = (2, 4, 8, 16)
     split: Split = Split.even

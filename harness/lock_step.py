@@ -19,6 +19,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from harness import precision
 from harness.config import OptimizerConfig, Precision, TrialConfig
 from harness.determinism import fixed_randomness
+from harness.execution import check_available, exchange_forward
 from harness.gradients import Comparison, Elements, comparison, flatten, moments_of, norm_of_difference, relative_distance
 from harness.micro_batch import hash_seed
 from harness.oracle import Referee
@@ -35,6 +36,7 @@ class Setting:
 
     def __init__(self, config: TrialConfig, device: torch.device) -> None:
         self.config, self.device = config, device
+        check_available(config.execution, device)
         self.workloads: dict[torch.dtype, Workload] = {
             dtype: make_workload(config, device=device, dtype=dtype)
             for dtype in {torch.float64, precision.parameter_dtype(config.precision)}
@@ -69,6 +71,9 @@ class Setting:
         model = self._model(dtype, dropout)
         decay = self.config.ema_decay
         made = make_optimizer(optimizer or self.config.optimizer, model.parameters())
+        ema = None if decay is None else AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
+        if width == self.config.precision:
+            exchange_forward(model, recipe.execution)
         return Arm(
             recipe=recipe,
             workload=self.workloads[dtype],
@@ -79,7 +84,7 @@ class Setting:
             precision=width,
             device=self.device,
             clip_norm=clip_norm,
-            ema=None if decay is None else AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay)),
+            ema=ema,
         )
 
     def _model(self, dtype: torch.dtype, dropout: bool) -> nn.Module:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from harness import precision
-from harness.config import OptimizerConfig, OptimizerName, Precision, ScheduleConfig, ScheduleName
+from harness.config import Execution, OptimizerConfig, OptimizerName, Precision, ScheduleConfig, ScheduleName
 from harness.micro_batch import SplitPlan
 from harness.workloads import Batch, Workload
 
@@ -101,6 +101,7 @@ class Recipe:
     before_micro_batch: tuple[Stage, ...] = ()
     after_backward: tuple[Stage, ...] = ()
     at_boundary: tuple[Stage, ...] = BOUNDARY
+    execution: Execution = Execution.eager  # of the model, in the precision under test
     loop: Callable[[Arm, Batch], Tensor] | None = None  # one optimizer step, in place of the stages (`by_hand.py`)
 
 

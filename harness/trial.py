@@ -18,7 +18,7 @@ from harness import algebra, noise_scale, poison, precision, rounding
 from harness.ablation import attribute
 from harness.algebra import AlgebraResult
 from harness.by_hand import Loop, by_hand
-from harness.config import ConfigError, Split, TrialConfig, identity, validate
+from harness.config import ConfigError, Execution, Split, TrialConfig, identity, validate
 from harness.determinism import choose_device, deterministic
 from harness.environment import describe
 from harness.lock_step import REFERENCE, ExactGradient, LockStep, Setting
@@ -78,7 +78,18 @@ def split_plan(config: TrialConfig, accumulation_steps: int) -> SplitPlan:
 
 
 def full_batch(config: TrialConfig) -> Recipe:
-    return Recipe(accumulation_steps=1, split=split_plan(config, 1))
+    return accumulated(config, 1)
+
+
+def accumulated(config: TrialConfig, accumulation_steps: int) -> Recipe:
+    """The right recipe at N micro-batches."""
+    split = split_plan(config, accumulation_steps)
+    return Recipe(accumulation_steps=accumulation_steps, split=split, execution=config.execution)
+
+
+def reference(config: TrialConfig) -> Recipe:
+    """The full batch run op by op, whatever its candidates are: so a compiler or a graph that errs is seen in all of them."""
+    return dataclasses.replace(full_batch(config), execution=Execution.eager)
 
 
 def permuted(config: TrialConfig, stream: int) -> Recipe:
@@ -88,8 +99,8 @@ def permuted(config: TrialConfig, stream: int) -> Recipe:
 
 def standard_candidates(config: TrialConfig) -> list[Candidate]:
     """Every N of the configuration, and one permuted full batch: the A/A test beside the A/B tests."""
-    accumulated = (Recipe(accumulation_steps=n, split=split_plan(config, n)) for n in config.accumulation_steps)
-    return [*(Candidate(ACCUMULATED, recipe) for recipe in accumulated), Candidate(PERMUTED, permuted(config, 0))]
+    right = [Candidate(ACCUMULATED, accumulated(config, num)) for num in config.accumulation_steps]
+    return [*right, Candidate(PERMUTED, permuted(config, 0))]
 
 
 def null_recipes(config: TrialConfig) -> dict[str, Recipe]:
@@ -124,7 +135,7 @@ def run_trial(config: TrialConfig, on_step: OnStep, candidates: Sequence[Candida
     with deterministic(config.precision):
         setting = Setting(config, device)
         check_splits(setting, chosen)
-        recipes = {REFERENCE: full_batch(config)} | {candidate.label: candidate.recipe for candidate in chosen}
+        recipes = {REFERENCE: reference(config)} | {candidate.label: candidate.recipe for candidate in chosen}
         assert len(recipes) == len(chosen) + 1, "candidates need distinct names"
         stream = list(itertools.islice(_windows(setting), max(2, config.steps, config.algebra_steps)))
         clock = Clock()

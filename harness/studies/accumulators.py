@@ -18,7 +18,7 @@ from harness.micro_batch import windows
 from harness.oracle import snapshot
 from harness.recipe import Arm, Recipe
 from harness.studies import OnStep, Row, measured
-from harness.trial import Candidate, check_splits, full_batch, split_plan
+from harness.trial import Candidate, accumulated, check_splits, full_batch
 
 WIDTHS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SPREAD = math.sqrt((1 - 2.0**-2) / (2 * math.log(2)) / 12)  # rms of an error uniform in one ulp, its mantissa log-uniform
@@ -33,7 +33,7 @@ def run(config: TrialConfig, on_step: OnStep) -> Row:
 def measure(setting: Setting) -> list[Row]:
     """L1 of every N with every accumulator, beside the full batch's own error and what independent roundings would give."""
     config = setting.config
-    right = {num: Recipe(accumulation_steps=num, split=split_plan(config, num)) for num in config.accumulation_steps}
+    right = {num: accumulated(config, num) for num in config.accumulation_steps}
     check_splits(setting, [Candidate("accumulated", recipe) for recipe in right.values()])
     ids = next(windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window))
     kinds = [(name, num) for name in WIDTHS for num in right]

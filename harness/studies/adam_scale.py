@@ -18,9 +18,8 @@ from harness.gradients import flatten, relative_distance
 from harness.lock_step import REFERENCE, LockStep, Setting
 from harness.micro_batch import windows
 from harness.oracle import clipped
-from harness.recipe import Recipe
 from harness.studies import OnStep, Row, measured
-from harness.trial import ACCUMULATED, Candidate, check_splits, full_batch, split_plan
+from harness.trial import ACCUMULATED, Candidate, accumulated, check_splits, full_batch
 
 UNDIVIDED = "loss_not_divided"
 AS_IF = "as_if_right"
@@ -50,7 +49,7 @@ def as_if_right(optimizer: OptimizerConfig, clip_norm: float | None, num: int) -
 def _row(setting: Setting, num: int) -> Row:
     """Relative differences of the way come: of the fault to the right recipe, and to the right one under other settings."""
     config = setting.config
-    right = Recipe(accumulation_steps=num, split=split_plan(config, num))
+    right = accumulated(config, num)
     check_splits(setting, [Candidate(ACCUMULATED, right)])
     optimizer, clip_norm = as_if_right(config.optimizer, config.clip_norm, num)
     arms = {

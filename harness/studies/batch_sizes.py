@@ -20,10 +20,10 @@ from harness.config import TrialConfig
 from harness.determinism import fixed_randomness
 from harness.lock_step import Setting
 from harness.micro_batch import hash_seed, windows
-from harness.recipe import Arm, Recipe, take_step
+from harness.recipe import Arm, take_step
 from harness.studies import OnStep, Row, measured
 from harness.studies.optimizer_states import small_batch
-from harness.trial import Candidate, check_splits, outcome, split_plan
+from harness.trial import Candidate, accumulated, check_splits, outcome
 
 
 @dataclass
@@ -79,7 +79,7 @@ def measure(setting: Setting, on_step: OnStep) -> list[Row]:
 
 def _training(setting: Setting, num: int) -> Training:
     config = setting.config
-    right = Recipe(accumulation_steps=num, split=split_plan(config, num))
+    right = accumulated(config, num)
     check_splits(setting, [Candidate("trained", right)])
     arm = setting.arm(right, config.precision, total_steps=config.steps, clip_norm=config.clip_norm)
     training = Training(num, arm, config.steps)

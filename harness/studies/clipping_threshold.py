@@ -10,9 +10,9 @@ from harness.gradients import relative_distance
 from harness.lock_step import Setting, Watch
 from harness.micro_batch import windows
 from harness.oracle import clipped, snapshot
-from harness.recipe import Recipe, take_step
+from harness.recipe import take_step
 from harness.studies import OnStep, Row, measured
-from harness.trial import split_plan
+from harness.trial import accumulated
 
 THRESHOLDS = {"clipped": 0.5, "not_clipped": 1.5}  # times the norm of the full batch's gradient
 
@@ -33,7 +33,7 @@ def measure(setting: Setting) -> list[Row]:
     norm = float(torch.linalg.vector_norm(full))
     rows: list[Row] = []
     for num in config.accumulation_steps:
-        averaged = Recipe(accumulation_steps=num, split=split_plan(config, num))
+        averaged = accumulated(config, num)
         summed = faults.named("loss_not_divided", Precision.float64)(averaged)
         for kind, share in THRESHOLDS.items():
             for name, recipe in (("averaged", averaged), ("summed", summed)):

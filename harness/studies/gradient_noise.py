@@ -22,7 +22,7 @@ from harness.oracle import Referee, State, snapshot
 from harness.recipe import Recipe, take_step
 from harness.rounding import STILL
 from harness.studies import OnStep, Row, measured
-from harness.trial import ACCUMULATED, Candidate, check_splits, split_plan
+from harness.trial import ACCUMULATED, Candidate, accumulated, check_splits
 from harness.workloads import Batch
 
 SIZES = tuple(4**k for k in range(1, 6))  # of the batches drawn: 4 to 1,024
@@ -41,7 +41,7 @@ def measure(setting: Setting, on_step: OnStep) -> list[Row]:
     num = config.accumulation_steps[0]
     if num < 2:
         raise ConfigError("accumulation_steps", list(config.accumulation_steps), "two or more micro-batches to begin with")
-    recipe = Recipe(accumulation_steps=num, split=split_plan(config, num))
+    recipe = accumulated(config, num)
     check_splits(setting, [Candidate(ACCUMULATED, recipe)])
     arm = setting.arm(recipe, config.precision, total_steps=config.steps, clip_norm=config.clip_norm)
     noise = noise_scale.watch({ACCUMULATED: arm})

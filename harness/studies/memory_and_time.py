@@ -10,9 +10,9 @@ from harness import memory
 from harness.config import LastWindow, TrialConfig
 from harness.lock_step import Setting
 from harness.micro_batch import windows
-from harness.recipe import Arm, Recipe, take_step
+from harness.recipe import Arm, take_step
 from harness.studies import OnStep, Row, measured
-from harness.trial import split_plan
+from harness.trial import accumulated
 
 
 def run(config: TrialConfig, on_step: OnStep) -> Row:
@@ -27,7 +27,7 @@ def measure(setting: Setting) -> list[Row]:
     first, *timed = itertools.islice(stream, 1 + config.steps)
 
     def make_arm(num: int) -> Arm:
-        recipe = Recipe(accumulation_steps=num, split=split_plan(config, num))
+        recipe = accumulated(config, num)
         return setting.arm(recipe, config.precision, total_steps=1 + len(timed), clip_norm=config.clip_norm)
 
     def weigh(arm: Arm) -> memory.Memory:

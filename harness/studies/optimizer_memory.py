@@ -23,7 +23,7 @@ from harness.oracle import snapshot
 from harness.recipe import Recipe, take_step
 from harness.studies import OnStep, Row, measured
 from harness.studies.optimizer_states import SMALL, SMALL_MEMORY, same_memory, small_batch
-from harness.trial import ACCUMULATED, split_plan
+from harness.trial import ACCUMULATED, accumulated
 
 SQUARED = "exp_avg_sq"
 
@@ -35,7 +35,7 @@ def run(config: TrialConfig, on_step: OnStep) -> Row:
 
 def _rows(setting: Setting) -> Iterator[Row]:
     for num in setting.config.accumulation_steps:
-        right = Recipe(accumulation_steps=num, split=split_plan(setting.config, num))
+        right = accumulated(setting.config, num)
         own = setting.config.optimizer
         yield from _memory(setting, ACCUMULATED, right, own)
         yield from _memory(setting, SMALL, small_batch(right), own)

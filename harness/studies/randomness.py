@@ -21,7 +21,7 @@ from harness.recipe import Recipe, take_step
 from harness.rounding import STILL
 from harness.sample_masks import masks_of_samples, masks_repeated
 from harness.studies import OnStep, Row, measured
-from harness.trial import Candidate, check_splits, full_batch, split_plan
+from harness.trial import Candidate, accumulated, check_splits, full_batch
 
 SAME, OTHER = 5, 6  # streams of the trial's seed
 REALISATIONS: dict[str, Callable[[Recipe], Recipe]] = {
@@ -41,7 +41,7 @@ def measure(setting: Setting) -> list[Row]:
     config = setting.config
     if config.workload.dropout == 0:
         raise ConfigError("workload.dropout", 0, "a positive probability: there is nothing else that draws")
-    right = [Recipe(accumulation_steps=num, split=split_plan(config, num)) for num in config.accumulation_steps]
+    right = [accumulated(config, num) for num in config.accumulation_steps]
     check_splits(setting, [Candidate("accumulated", recipe) for recipe in right])
     rows = _rows(setting, right)
     drop_behind_relu(setting.initial, config.workload.dropout)

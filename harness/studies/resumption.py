@@ -18,7 +18,7 @@ from harness.lock_step import Setting, optimizer_state
 from harness.micro_batch import hash_seed, windows
 from harness.recipe import Arm, Recipe, take_step
 from harness.studies import OnStep, Row, measured
-from harness.trial import split_plan
+from harness.trial import accumulated
 from harness.workloads import Batch
 
 AFTER = 2  # windows before the interruption: momentum and moments are there
@@ -53,7 +53,7 @@ def run(config: TrialConfig, on_step: OnStep) -> Row:
 def measure(setting: Setting) -> list[Row]:
     rows = []
     for num in setting.config.accumulation_steps:
-        recipe = Recipe(accumulation_steps=num, split=split_plan(setting.config, num))
+        recipe = accumulated(setting.config, num)
         straight = train(setting, recipe, None)
         for name, checkpoint in CHECKPOINTS.items():
             resumed = train(setting, recipe, checkpoint)

@@ -20,7 +20,7 @@ from harness.lock_step import Setting, optimizer_state
 from harness.micro_batch import windows
 from harness.recipe import BOUNDARY, Arm, Recipe, step, take_step
 from harness.studies import OnStep, Row, measured
-from harness.trial import full_batch, split_plan
+from harness.trial import accumulated, full_batch
 from harness.workloads import Batch
 
 # The squared gradient of one window varies by a third of itself: as many windows leave about 1 %. Adam's beta2 = 0.999 averages
@@ -65,7 +65,7 @@ def _rows(setting: Setting) -> Iterator[Row]:
         whole = second_moment(setting, trained, full_batch(config))
         for num in config.accumulation_steps:
             batch = config.effective_batch // num
-            each = second_moment(setting, trained, square_per_micro_batch(_right(config, num)))
+            each = second_moment(setting, trained, square_per_micro_batch(accumulated(config, num)))
             yield {
                 "accumulation_steps": num,
                 "micro_batch": batch,
@@ -84,10 +84,6 @@ def _windows(setting: Setting) -> Iterator[Tensor]:
 
 def _ratio(noise: Noise, batch: int, effective_batch: int, *, replaced: bool) -> float:
     return noise.squared(batch, replaced=replaced) / noise.squared(effective_batch, replaced=replaced)
-
-
-def _right(config: TrialConfig, num: int) -> Recipe:
-    return Recipe(accumulation_steps=num, split=split_plan(config, num))
 
 
 def second_moment(setting: Setting, trained: Arm, recipe: Recipe) -> float:

@@ -11,9 +11,9 @@ from harness.config import Precision, TrialConfig
 from harness.determinism import fixed_randomness
 from harness.lock_step import Setting, Watch
 from harness.micro_batch import hash_seed, windows
-from harness.recipe import Arm, Recipe, take_step
+from harness.recipe import Arm, take_step
 from harness.studies import OnStep, Row, measured
-from harness.trial import full_batch, split_plan
+from harness.trial import accumulated, full_batch
 from harness.workloads import Batch
 
 
@@ -49,7 +49,7 @@ def measure(setting: Setting) -> list[Row]:
 def _accumulated(setting: Setting, full: Arm, num: int, window: Batch, step: int) -> list[float]:
     """Norms by tensor of what an arm with `num` micro-batches consumes at the full batch's weights."""
     config = setting.config
-    recipe = Recipe(accumulation_steps=num, split=split_plan(config, num))
+    recipe = accumulated(config, num)
     arm = setting.arm(recipe, Precision.float64, total_steps=1, clip_norm=config.clip_norm)
     arm.model.load_state_dict(full.model.state_dict())
     watch = Watch(arm)

@@ -48,3 +48,11 @@ def test_measures_are_the_rows() -> None:
     assert found["D1"].measured == pytest.approx(12800 / 8000) and found["D1"].n == 2
     assert found["D6"].measured == pytest.approx(16)
     assert memory_and_time.fitted(results(6400, 100, LINEAR).measurements) == pytest.approx((6400, 100))
+
+
+def test_the_figure_has_time_against_memory_per_b() -> None:
+    cost = memory_and_time.time_against_memory(results(6400, 100, LINEAR).measurements)
+    assert cost["micro_batch"].tolist() == [4, 16, 64]
+    assert cost["total_bytes"].tolist() == [6800, 8000, 12800]
+    assert cost["slowdown"].tolist() == [16, 4, 1]
+    assert cost["static_bytes"].tolist() == pytest.approx([6400] * 3)

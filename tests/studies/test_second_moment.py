@@ -10,7 +10,7 @@ from harness.config import OptimizerConfig, OptimizerName, Precision, TrialConfi
 from harness.recipe import take_step
 from harness.studies import second_moment
 from harness.studies.second_moment import Noise, exact_noise, square_per_micro_batch
-from harness.trial import full_batch
+from harness.trial import accumulated, full_batch
 from tests.reference import softmax_regression_gradients
 
 CONFIG = TrialConfig(
@@ -50,10 +50,10 @@ def test_micro_batch_squares_against_numpy(toy_setting, make_numpy) -> None:
     """Two windows of 4 x 2 samples at a learning rate of 0: v = sum of (1 - beta2) beta2^t x mean of g_k^2, N g_k the share."""
     setting = toy_setting(CONFIG)
     oracle = make_numpy(setting)
-    recipe = square_per_micro_batch(second_moment._right(CONFIG, 4))
+    recipe = square_per_micro_batch(accumulated(CONFIG, 4))
     still = OptimizerConfig(name=OptimizerName.adam, lr=0.0, beta2=0.9)
     arm = setting.arm(recipe, Precision.float64, total_steps=2, optimizer=still)
-    plain = setting.arm(second_moment._right(CONFIG, 4), Precision.float64, total_steps=2, optimizer=still)
+    plain = setting.arm(accumulated(CONFIG, 4), Precision.float64, total_steps=2, optimizer=still)
     expected, whole = np.zeros(18), np.zeros(18)
     for ids in oracle.windows()[:2]:
         window = setting.exact.batch(torch.from_numpy(ids))
