@@ -96,8 +96,7 @@ def recorder(writer: TrialWriter, mirror: tracking.Run) -> Callable[[int, list[d
     """What a trial calls after each step: its rows go to the store, and as metrics to the mirror."""
 
     def on_step(step: int, rows: list[dict[str, Any]]) -> None:
-        for row in rows:
-            writer.row(row)
+        writer.add(*rows)
         mirror.log(step, flat_metrics(rows))
 
     return on_step

@@ -9,6 +9,7 @@ from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors  # one call where reshape and cat take one for each tensor
 
 BLOCK = 2**22  # elements compared at once: 32 MiB in float64
 
@@ -39,7 +40,8 @@ class Decomposition:
 def flatten(tensors: Iterable[Tensor]) -> Tensor:
     """One new float64 vector of all elements, in the order given."""
     with torch.no_grad():
-        return torch.cat([tensor.reshape(-1) for tensor in tensors]).double()
+        flat: Tensor = _flatten_dense_tensors(tuple(tensors))
+        return flat.double()
 
 
 class Elements:
@@ -72,11 +74,21 @@ class Elements:
             yield flatten(group)
 
 
+def norm(a: Elements) -> Tensor:
+    """[1] float64 on the device: ||a||."""
+    return _of_blocks(torch.linalg.vector_norm(x) for x in a)
+
+
 def norm_of_difference(a: Elements, b: Elements) -> Tensor:
     """[1] float64 on the device: ||a - b||."""
-    norms = [torch.linalg.vector_norm(x - y) for x, y in zip(a, b, strict=True)]
-    norm: Tensor = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
-    return norm.reshape(1)
+    return _of_blocks(torch.dist(x, y) for x, y in zip(a, b, strict=True))
+
+
+def _of_blocks(norms: Iterable[Tensor]) -> Tensor:
+    """[1], the norm of the whole from those of its blocks."""
+    own = list(norms)
+    whole: Tensor = own[0] if len(own) == 1 else torch.linalg.vector_norm(torch.stack(own))
+    return whole.reshape(1)
 
 
 def moments_of(a: Elements, g: Elements) -> Tensor:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +24,7 @@ from harness.gradients import Comparison, Elements, comparison, flatten, moments
 from harness.micro_batch import hash_seed
 from harness.oracle import Referee
 from harness.recipe import Arm, Recipe, make_optimizer, make_schedule, take_step
-from harness.workloads import Workload
+from harness.workloads import Batch, Workload
 from harness.workloads.build import make_workload
 
 REFERENCE = "full"
@@ -98,7 +98,8 @@ class Setting:
 class Watch:
     """Sees what an arm's optimizer consumes, each time it steps, and where the weights are at each forward."""
 
-    def __init__(self, arm: Arm) -> None:
+    def __init__(self, arm: Arm, *, compares: bool = True) -> None:
+        self.compares = compares  # whether anything but its steps is wanted
         self.keeps = True  # whether `gradient` is wanted
         self.gradient: Tensor | None = None  # [P] float64, of the last optimizer step; None when the scaler skipped it
         self.reference: Elements | None = None  # a gradient that each step's is compared with at once
@@ -113,7 +114,8 @@ class Watch:
         self.parameters = list(arm.model.parameters())
         self._optimizer = arm.optimizer
         arm.optimizer.register_step_pre_hook(self._see_step)
-        arm.model.register_forward_hook(self._see_outputs)
+        if compares:
+            arm.model.register_forward_hook(self._see_outputs)
 
     def start_window(self, reference: Elements | None = None) -> None:
         self.gradient = self.moments = self.consumed = self.last_forward = self.left_over = None
@@ -138,6 +140,8 @@ class Watch:
         self.steps += 1
         self.steps_in_window += 1
         self.rate = rate
+        if not self.compares:
+            return
         consumed = Elements(torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters)
         self.gradient = consumed.vector() if self.keeps else None
         if self.reference is None:
@@ -177,11 +181,11 @@ class StepRecord:
 class LockStep:
     """One reference arm and its candidates, stepped together."""
 
-    def __init__(self, arms: Mapping[str, Arm], seed: int) -> None:
-        """`arms` by label; the one labelled `full` is the reference and comes first."""
-        assert next(iter(arms)) == REFERENCE
+    def __init__(self, arms: Mapping[str, Arm], seed: int, band: Collection[str] = ()) -> None:
+        """`arms` by label; the one labelled `full` is the reference and comes first. Of the `band` only weights are compared."""
+        assert next(iter(arms)) == REFERENCE and REFERENCE not in band
         self.arms, self.seed, self.steps = dict(arms), seed, 0
-        self.watches = {label: Watch(arm) for label, arm in arms.items()}
+        self.watches = {label: Watch(arm, compares=label not in band) for label, arm in arms.items()}
         self.began = Elements(self.watches[REFERENCE].parameters, copy=True)
         self.foreign_windows = dict.fromkeys(arms, 0)  # windows whose samples were not the window's
         self.dirty_starts = dict.fromkeys(arms, 0)  # windows that began with gradients left over
@@ -209,10 +213,8 @@ class LockStep:
             with self.randomness(self.steps):
                 loss = take_step(arm, window)
             watch.end_window()
-            self.dirty_starts[label] += watch.left_over is not None
-            self.foreign_windows[label] += not window.holds(torch.cat(arm.seen))
-            both = watch.steps_in_window > 0 and self.watches[REFERENCE].steps_in_window > 0
-            self.foreign_rates[label] += both and watch.rate != self.watches[REFERENCE].rate
+            if watch.compares:
+                self._count(label, window)
             parameters = Elements(watch.parameters)
             if label == REFERENCE:
                 gradient, reference_parameters = watch.consumed, parameters
@@ -223,7 +225,7 @@ class LockStep:
             if not keep:
                 watch.gradient = None
             distance = norm_of_difference(parameters, reference_parameters)
-            rows.append(torch.cat([loss.reshape(1), _or_nan(watch.moments, arm.device), distance]))
+            rows += [loss.reshape(1), _or_nan(watch.moments, arm.device), distance]
         movement = norm_of_difference(reference_parameters, self.began)
         self.steps += 1
         table = torch.cat([movement, *rows]).tolist()
@@ -231,6 +233,14 @@ class LockStep:
             label: _record(table[1 + 6 * i : 7 + 6 * i], table[0], errors.get(label, math.nan))
             for i, label in enumerate(self.arms)
         }
+
+    def _count(self, label: str, window: Batch) -> None:
+        """What an arm did otherwise than the reference in this window."""
+        watch, reference = self.watches[label], self.watches[REFERENCE]
+        self.dirty_starts[label] += watch.left_over is not None
+        self.foreign_windows[label] += not window.holds(torch.cat(self.arms[label].seen))
+        both = watch.steps_in_window > 0 and reference.steps_in_window > 0
+        self.foreign_rates[label] += both and watch.rate != reference.rate
 
     def watch_forwards(self, on: bool) -> None:
         """Copy the weights at every forward from now on, or stop: a probe's business."""

@@ -15,25 +15,26 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+from harness.gradients import Elements, norm, norm_of_difference
 from harness.recipe import Arm
 
 Row = dict[str, float]
+EVERY = 4  # windows: watching one costs a tenth of the window, for small models
 
 
 class NoiseWatch:
     """Sees the squared norms of an arm's micro-batch gradients and of their sum; the arm's recipe is a right one.
 
-    A tensor hook of each parameter is handed what a backward adds to `.grad`. Nothing is changed, nothing is read back.
+    What a backward has added is the difference of the `.grad`s after it and before. Nothing is changed, nothing is read back.
     """
 
-    def __init__(self, arm: Arm) -> None:
-        self._arm, self._normalise = arm, arm.recipe.normalise
-        self._added: list[Tensor] = []
-        self._norms: list[Sequence[Tensor]] = []  # by parameter, of what each micro-batch added; the window's sum last
+    def __init__(self, arm: Arm, every: int = 1) -> None:
+        self._arm, self._normalise, self._every = arm, arm.recipe.normalise, every
+        self.is_seen = False  # the present or last window
+        self._before: Elements | None = None  # the sums after the last backward
+        self._norms: list[Tensor] = []  # of what each micro-batch added; the window's sum last
         self._terms: Sequence[Tensor] = ()
         self._one = self._scale = torch.ones((), device=arm.device)
-        for parameter in arm.model.parameters():
-            parameter.register_hook(self._added.append)
         arm.recipe = dataclasses.replace(
             arm.recipe,
             normalise=self._start_window,
@@ -43,10 +44,10 @@ class NoiseWatch:
 
     @property
     def seen(self) -> tuple[list[Tensor], list[Tensor], Tensor]:
-        """Of the last window, on the device: the norms by parameter, micro-batch after micro-batch and the window's own last,
-        each times its micro-batch's share of the loss terms; those terms; the loss scale.
+        """Of the last window, on the device: the norm of each micro-batch times its share of the loss terms, the window's own
+        last; those terms; the loss scale.
         """
-        return [norm for norms in self._norms for norm in norms], list(self._terms), self._scale
+        return self._norms, list(self._terms), self._scale
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -54,22 +55,27 @@ class NoiseWatch:
         return len(self._arm.seen), sum(len(ids) for ids in self._arm.seen)
 
     def _start_window(self, terms: Sequence[Tensor], accumulation_steps: int) -> Sequence[Tensor]:
-        self._norms.clear()
-        self._terms = terms
+        self._norms, self._terms, self.is_seen = [], terms, self._arm.windows % self._every == 0
         return self._normalise(terms, accumulation_steps)
 
-    def _see_micro_batch(self, _arm: Arm) -> None:
-        self._norms.append(torch._foreach_norm(self._added))
-        self._added.clear()
+    def _see_micro_batch(self, arm: Arm) -> None:
+        if not self.is_seen:
+            return
+        sums = Elements((torch.zeros_like(p) if p.grad is None else p.grad for p in arm.model.parameters()), copy=True)
+        self._norms.append(norm(sums) if self._before is None else norm_of_difference(sums, self._before))
+        self._before = sums
 
     def _see_window(self, arm: Arm) -> None:
-        self._norms.append(torch._foreach_norm([p.grad for p in arm.model.parameters() if p.grad is not None]))
+        if self._before is None:
+            return
+        self._norms.append(norm(self._before))
+        self._before = None
         self._scale = arm.scaler.scale(self._one)  # before the scaler updates it
 
 
-def watch(arms: Mapping[str, Arm]) -> dict[str, NoiseWatch]:
-    """A watch for each arm that accumulates; the arms' recipes are right ones."""
-    return {label: NoiseWatch(arm) for label, arm in arms.items() if arm.recipe.accumulation_steps > 1}
+def watch(arms: Mapping[str, Arm], every: int = EVERY) -> dict[str, NoiseWatch]:
+    """A watch on every so many windows for each arm that accumulates; the arms' recipes are right ones."""
+    return {label: NoiseWatch(arm, every) for label, arm in arms.items() if arm.recipe.accumulation_steps > 1}
 
 
 def read(watches: Mapping[str, NoiseWatch]) -> dict[str, Row]:
@@ -77,18 +83,18 @@ def read(watches: Mapping[str, NoiseWatch]) -> dict[str, Row]:
 
     One transfer from the device for all arms; the arithmetic, on a few hundred numbers, is the host's.
     """
-    if not watches:
+    seen = {label: watch for label, watch in watches.items() if watch.is_seen}
+    if not seen:
         return {}
-    norms, terms, scales = zip(*(watch.seen for watch in watches.values()), strict=True)
+    norms, terms, scales = zip(*(watch.seen for watch in seen.values()), strict=True)
     kinds = (chain.from_iterable(norms), chain.from_iterable(terms), scales)
-    values = iter(torch.cat([torch.stack(list(kind)).double() for kind in kinds]).tolist())
+    values = iter(torch.cat([torch.stack(list(kind)).double().reshape(-1) for kind in kinds]).tolist())
     lengths = [[next(values) for _ in own] for own in norms]
     shares = [[next(values) for _ in own] for own in terms]
     rows = {}
-    for (label, watch), length, share, scale in zip(watches.items(), lengths, shares, values, strict=True):
+    for (label, watch), length, share, scale in zip(seen.items(), lengths, shares, values, strict=True):
         num, samples = watch.sizes
-        width = len(length) // (num + 1)  # parameters
-        *parts, window = [sum(x * x for x in length[k : k + width]) / scale**2 for k in range(0, len(length), width)]
+        *parts, window = [(x / scale) ** 2 for x in length]
         # what a micro-batch adds is w_k g_k
         small = sum(part * sum(share) / own for part, own in zip(parts, share, strict=True))
         rows[label] = {"micro_batches": num, "window_samples": samples, "micro_batch_square": small, "window_square": window}

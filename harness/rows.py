@@ -29,26 +29,27 @@ class RowError(ValueError):
 
 
 class RowFile:
-    """Appends rows to a new JSONL file, each in one unbuffered write: the death of the process loses no row that was appended."""
+    """Appends rows to a new JSONL file in unbuffered writes: the death of the process loses no row that was appended."""
 
     def __init__(self, path: Path) -> None:
         self.num_rows = 0
         self._kinds: dict[str, str] = {}
         self._file = open(path, "xb", buffering=0)  # noqa: SIM115 - closed in `close`
 
-    def append(self, row: Row) -> None:
-        """RowError when a value is no scalar or its column held another type; OSError when the disk refuses it."""
-        for name, value in row.items():
-            if value is not None:
-                self._kinds[name] = _joined_kind(name, self._kinds.get(name), value)
-        line = json.dumps(dict(row)).encode() + b"\n"
+    def append(self, *rows: Row) -> None:
+        """All in one write. RowError when a value is no scalar or its column held another type; OSError from the disk."""
+        for row in rows:
+            for name, value in row.items():
+                if value is not None:
+                    self._kinds[name] = _joined_kind(name, self._kinds.get(name), value)
+        lines = b"".join(json.dumps(dict(row)).encode() + b"\n" for row in rows)
         try:
-            if self._file.write(line) != len(line):
+            if self._file.write(lines) != len(lines):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:
             self.close()  # a row after a torn one would be damage in the middle of the file
             raise
-        self.num_rows += 1
+        self.num_rows += len(rows)
 
     def close(self) -> None:
         self._file.close()

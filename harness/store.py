@@ -256,7 +256,7 @@ class Store:
 
 
 class TrialWriter:
-    """The running trial: `row` for every step, then `finish`. As a context manager it records what was raised inside it.
+    """The running trial: `add` at every step, then `finish`. As a context manager it records what was raised inside it.
 
     An exception leaves `failed.json`; Ctrl-C and leaving without `finish` leave the trial unfinished, to be started over.
     """
@@ -272,13 +272,13 @@ class TrialWriter:
             self._release()
             raise _explained(error, folder) from error
 
-    def row(self, row: Row) -> None:
-        """Append one row of plain scalars; once this returns, the death of the process does not lose it.
+    def add(self, *rows: Row) -> None:
+        """Append rows of plain scalars; once this returns, the death of the process does not lose them.
 
         RowError when a value is no scalar or a column changes its type, StoreError when it cannot be written.
         """
         try:
-            self._rows.append(row)
+            self._rows.append(*rows)
         except OSError as error:
             raise _explained(error, self.folder / "steps.jsonl") from error
 

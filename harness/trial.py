@@ -222,7 +222,11 @@ class Distances:
 def train(
     setting: Setting, recipes: Mapping[str, Recipe], stream: Sequence[Tensor], on_step: OnStep
 ) -> tuple[LockStep, Distances]:
-    """All arms and the nulls in the target precision, one row per arm and step."""
+    """All arms and the nulls in the target precision, one row per arm and step.
+
+    A row has `gradient_error` at probes and the squares of `noise_scale` where its watch saw the window; of a null, which is
+    the band of d_t, it has no gradients.
+    """
     config = setting.config
     nulls = null_recipes(config)
     lock = LockStep(
@@ -231,6 +235,7 @@ def train(
             for label, recipe in {**recipes, **nulls}.items()
         },
         config.seed,
+        band=nulls,
     )
     move_one_ulp(lock.arms["ulp/0"].model)
     noise = noise_scale.watch({label: lock.arms[label] for label in recipes if label.startswith(f"{ACCUMULATED}/")})
@@ -245,21 +250,23 @@ def train(
         for label, record in records.items():
             distances.losses[label].append(record.loss)
             distances.parameters[label].append(record.parameter_distance)
-            rows.append(
-                {
-                    "step": t,
-                    "arm": label.partition("/")[0],
-                    "accumulation_steps": lock.arms[label].recipe.accumulation_steps,
-                    "replicate": int(label.rpartition("/")[2]) if label in nulls else 0,
-                    "loss": record.loss,
+            row = {
+                "step": t,
+                "arm": label.partition("/")[0],
+                "accumulation_steps": lock.arms[label].recipe.accumulation_steps,
+                "replicate": int(label.rpartition("/")[2]) if label in nulls else 0,
+                "loss": record.loss,
+                "parameter_distance": record.parameter_distance,
+            }
+            if label in recipes:
+                row |= {
                     "gradient_distance": record.gradient.distance,
                     "scale": record.gradient.scale,
                     "cosine": record.gradient.cosine,
-                    "parameter_distance": record.parameter_distance,
-                    "gradient_error": record.gradient_error,
+                    **({"gradient_error": record.gradient_error} if is_probed else {}),
                     **squares.get(label, {}),
                 }
-            )
+            rows.append(row)
         on_step(t, rows)
     return lock, distances
 

@@ -31,7 +31,7 @@ for i in range(40):
     try:
         with store.open_trial("race", f"t{i}", {"i": i}) as writer:
             for step in range(5):
-                writer.row({"step": step, "loss": i + step / 7})
+                writer.add({"step": step, "loss": i + step / 7})
             writer.finish({"arms": [], "environment": {}, "seconds": 0.0})
             done += 1
     except TrialTaken:

@@ -43,7 +43,7 @@ def run_trial(store: Store, trial: str = "t", num_rows: int = 3) -> Path:
     """A finished trial; returns its folder."""
     with store.open_trial("e", trial, {"seed": 0}) as writer:
         for step in range(num_rows):
-            writer.row({"step": step, "loss": step / 7})
+            writer.add({"step": step, "loss": step / 7})
         writer.finish(SUMMARY)
     return store.folder("e", trial)
 
@@ -112,17 +112,17 @@ def test_trial_without_rows(store: Store) -> None:
 )
 def test_rows_that_could_not_be_kept_exactly_are_refused_at_once(store: Store, first: Any, second: Any) -> None:
     with store.open_trial("e", "t", {}) as writer:
-        writer.row({"x": first})
+        writer.add({"x": first})
         with pytest.raises(RowError, match="column 'x'"):
-            writer.row({"x": second})
-        writer.row({"x": first})  # a refused row leaves no trace
+            writer.add({"x": second})
+        writer.add({"x": first})  # a refused row leaves no trace
         assert len(read_rows(writer.folder / "steps.jsonl")) == 2
 
 
 def test_whole_numbers_may_stand_among_doubles(store: Store) -> None:
     with store.open_trial("e", "t", {}) as writer:
         for value in (0, 0.5, 2**53):
-            writer.row({"x": value})
+            writer.add({"x": value})
         writer.finish(SUMMARY)
     assert store.steps(next(store.trials()))["x"].tolist() == [0.0, 0.5, 2.0**53]
 
@@ -152,7 +152,7 @@ def test_other_damage_names_file_and_line(tmp_path: Path, line: bytes) -> None:
 def test_finished_trial_is_read_back_whole(store: Store) -> None:
     arms = [{"arm": "accumulated", "algebra_error": 3e-16, "scale": math.nan, "evidence": {"null": [1e-7, math.inf]}}]
     with store.open_trial("e", "t", {"seed": 0, "steps": [2, 4]}) as writer:
-        writer.row({"step": 1, "loss": 0.1})
+        writer.add({"step": 1, "loss": 0.1})
         writer.finish({**SUMMARY, "arms": arms, "extra": 1})
     (trial,) = store.trials("e")
     assert (trial.experiment, trial.trial, trial.config, trial.seconds) == ("e", "t", {"seed": 0, "steps": [2, 4]}, 1.5)
@@ -174,7 +174,7 @@ def test_finished_trial_is_not_taken_again(store: Store) -> None:
 
 def test_running_trial_is_not_taken_by_another(store: Store) -> None:
     with store.open_trial("e", "t", {}) as writer:
-        writer.row({"a": 1})
+        writer.add({"a": 1})
         assert [status.state for status in store.status()] == [State.running]
         with pytest.raises(TrialTaken, match="is running"):
             Store(store.root).open_trial("e", "t", {})
@@ -185,7 +185,7 @@ def test_running_trial_is_not_taken_by_another(store: Store) -> None:
 
 def test_exception_is_kept_and_the_next_attempt_starts_from_nothing(store: Store) -> None:
     with pytest.raises(ZeroDivisionError), store.open_trial("e", "t", {}) as writer:
-        writer.row({"a": 1})
+        writer.add({"a": 1})
         raise ZeroDivisionError("the reason")
     (status,) = store.status()
     assert (status.state, status.detail) == (State.failed, "ZeroDivisionError: the reason")
@@ -193,7 +193,7 @@ def test_exception_is_kept_and_the_next_attempt_starts_from_nothing(store: Store
     (writer.folder / "wandb").mkdir()
     with store.open_trial("e", "t", {}) as again:
         assert sorted(os.listdir(again.folder)) == ["config.json", "lock", "steps.jsonl"]
-        again.row({"a": 2})
+        again.add({"a": 2})
         again.finish(SUMMARY)
     assert store.steps(next(store.trials()))["a"].tolist() == [2]
 
@@ -379,10 +379,10 @@ def test_full_disk_while_writing_rows(store: Store) -> None:
         pytest.raises(StoreError, match=r"the disk is full\. Finished trials are safe"),
         store.open_trial("e", "t", {}) as writer,
     ):
-        writer.row({"a": 1})
+        writer.add({"a": 1})
         writer._rows.close()
         writer._rows._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115 - the kernel's own full disk
-        writer.row({"a": 2})
+        writer.add({"a": 2})
     assert [trial.trial for trial in store.trials()] == ["good"]
     run_trial(store)
 
@@ -399,7 +399,7 @@ def test_full_disk_while_finishing_leaves_nothing_half_finished(store: Store, na
 
     monkeypatch.setattr("harness.record.os.fsync", failing)
     with pytest.raises(StoreError, match="the disk is full"), store.open_trial("e", "t", {}) as writer:
-        writer.row({"a": 1})
+        writer.add({"a": 1})
         full["now"] = True
         writer.finish(SUMMARY)
     full["now"] = False
@@ -433,7 +433,7 @@ def work(root: str, pipe: Any, pause: float) -> None:
             continue
         with writer:
             for row in expected_rows(trial):
-                writer.row(row)
+                writer.add(row)
                 os.write(acknowledge, f"{trial} {row['step']}\n".encode())
                 time.sleep(pause)
             writer.finish(SUMMARY)

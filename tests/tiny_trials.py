@@ -32,7 +32,7 @@ def tiny_trial(config: HarnessConfig) -> None:
 def behave(kind: str, folder: Path, writer: TrialWriter) -> None:
     match kind:
         case "ok":
-            writer.row({"loss": 1.0})
+            writer.add({"loss": 1.0})
         case "meet":  # ends only when another trial runs at the same time
             wait_until(lambda: len((folder / "journal").read_text().splitlines()) >= 2)
         case "wait":  # until the test says so

@@ -82,8 +82,7 @@ def fill(root: Path, size: int, record: dict[str, Any], rows: list[dict[str, Any
             labels = {"trial": name, "workload": config.workload.label, "norm": str(config.norm), "seed": config.seed}
             arm |= labels | {"optimizer": str(config.optimizer.name), "precision": str(config.precision)}
         with store.open_trial(config.experiment, name, plain) as writer:
-            for row in rows:
-                writer.row(row)
+            writer.add(*rows)
             writer.finish(own)
 
 

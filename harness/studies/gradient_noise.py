@@ -44,7 +44,7 @@ def measure(setting: Setting, on_step: OnStep) -> list[Row]:
     recipe = accumulated(config, num)
     check_splits(setting, [Candidate(ACCUMULATED, recipe)])
     arm = setting.arm(recipe, config.precision, total_steps=config.steps, clip_norm=config.clip_norm)
-    noise = noise_scale.watch({ACCUMULATED: arm})
+    noise = noise_scale.watch({ACCUMULATED: arm}, every=1)
     stream = windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window)
     rows = []
     for t, ids in enumerate(itertools.islice(stream, config.steps)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -28,7 +29,11 @@ class Batch:
 
     def holds(self, ids: Tensor) -> bool:
         """Whether `ids` are exactly this batch's samples, in any order."""
-        return torch.equal(ids, self.ids) or torch.equal(ids.sort().values, self.ids.sort().values)
+        return torch.equal(ids, self.ids) or torch.equal(ids.sort().values, self._sorted_ids)
+
+    @cached_property
+    def _sorted_ids(self) -> Tensor:
+        return self.ids.sort().values
 
     def in_order(self, ids: Tensor) -> Batch:
         """The rows in the order of `ids`, a permutation of this batch's."""

@@ -139,7 +139,7 @@ def make_trial(results: Path) -> MakeTrial:
         arms = [arm(config, name, n, shift(seed, n), **(change or {}).get((name, n), {})) for name, n in names]
         with Store(results).open_trial(experiment, identity(config), to_dict(config)) as writer:
             for row in step_rows(config, losses or {}):
-                writer.row(row)
+                writer.add(row)
             reference = {"final_loss": 0.5, "tail_loss": 0.5, "held_out_loss": 0.5, "held_out_accuracy": 0.9}
             environment = {"python": "3.11.7", "device": "cpu", "packages": {"torch": "2.13.0"}}
             phases = {"algebra": 1.0, "training": 2.5} if seconds is None else seconds

@@ -129,7 +129,7 @@ def test_the_page_of_a_real_run(tmp_path: Path) -> None:
             effective_batch=40, accumulation_steps=(4,), steps=6, probe_every=3, permutations=30, seed=seed,
         )  # fmt: skip
         with Store(tmp_path / "results").open_trial(config.experiment, identity(config), to_dict(config)) as writer:
-            record = studies.run(config, lambda step, rows, writer=writer: [writer.row(row) for row in rows])  # type: ignore[misc]
+            record = studies.run(config, lambda step, rows, writer=writer: [writer.add(row) for row in rows])  # type: ignore[misc]
             writer.finish(record)
     page = report.write(tmp_path / "results", tmp_path / "out").read_text()
     assert EXPERIMENT.title in page and "The noise scale along the training" in page

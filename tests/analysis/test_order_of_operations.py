@@ -128,7 +128,7 @@ def test_real_studies_and_the_page(tmp_path: Path) -> None:
 
             def keep(step: int, rows: list[studies.Row], writer=writer) -> None:  # type: ignore[no-untyped-def]
                 for row in rows:
-                    writer.row(row)
+                    writer.add(row)
 
             writer.finish(studies.run(config, keep))
     own = load.read(tmp_path / "results")

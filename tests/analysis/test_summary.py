@@ -21,7 +21,7 @@ def test_a_summary_counts_verdicts_and_names_the_device(tmp_path: Path) -> None:
     for seed, verdict in enumerate(["equivalent", "equivalent", "degraded"]):
         arm = {**ARM, "experiment": "gpu", "trial": f"t{seed}", "seed": seed, "verdict": verdict, "rounding_ratio": 0.5 + seed}
         with Store(tmp_path / "results").open_trial("gpu", f"t{seed}", {"seed": seed, "steps": 1}) as writer:
-            writer.row({"step": 0, "arm": "full", "loss": 1.0})
+            writer.add({"step": 0, "arm": "full", "loss": 1.0})
             writer.finish({"arms": [arm], "environment": {"device": "Card X", "python": "3.12"}, "seconds": 1.0})
     command = [sys.executable, "-m", "analysis.summary", "--results", str(tmp_path / "results"), "--out", str(tmp_path / "out")]
     assert subprocess.run(command, check=False, capture_output=True).returncode == 0
