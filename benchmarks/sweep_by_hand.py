@@ -15,6 +15,8 @@ from hydra.core.config_store import ConfigStore
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
 
 @dataclass
 class Config:
@@ -47,18 +49,18 @@ def make_model(config: Config) -> nn.Module:
 
 def train(config: Config, images: Tensor, labels: Tensor, num: int, name: str) -> tuple[list[Tensor], list[float]]:
     torch.manual_seed(config.seed)
-    model = make_model(config)
+    model = make_model(config).to(DEVICE)
     makers = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
     optimizer = makers[config.optimizer](model.parameters(), lr=config.lr)
     half = config.precision == "float16"
-    scaler = torch.amp.GradScaler("cpu", init_scale=4096.0, enabled=half)
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=4096.0, enabled=half)
     order, losses = np.random.default_rng(config.seed), []
     gradients: list[Tensor] = []
     for step in range(config.steps):
         ids = order.choice(len(images), config.effective_batch, replace=False)
         total = 0.0
         for part in np.split(ids, num):
-            with torch.autocast("cpu", dtype=torch.float16, enabled=half):
+            with torch.autocast(DEVICE, dtype=torch.float16, enabled=half):
                 loss = F.cross_entropy(model(images[part]).float(), labels[part]) / num
             scaler.scale(loss).backward()
             total += loss.item()
@@ -78,8 +80,8 @@ def main(config: Config) -> None:
     if config.threads:
         torch.set_num_threads(config.threads)
     digits = load_digits()
-    images = torch.tensor(digits.images / 16, dtype=torch.float32).unsqueeze(1)[:1500]
-    labels = torch.tensor(digits.target)[:1500]
+    images = torch.tensor(digits.images / 16, dtype=torch.float32).unsqueeze(1)[:1500].to(DEVICE)
+    labels = torch.tensor(digits.target)[:1500].to(DEVICE)
     name = f"{config.norm}-{config.optimizer}-{config.precision}-{config.accumulation_steps}"
     with wandb.init(project="by-hand", name=name, mode="offline", dir=config.folder, config=dict(config)) as run:  # type: ignore[call-overload]
         full, full_losses = train(config, images, labels, 1, "full")

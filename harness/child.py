@@ -34,10 +34,12 @@ PRELOAD: tuple[str, ...] = (
     "torch._dynamo",
     "wandb",
     "wandb.apis.public",
-    "wandb.sdk.launch",
+    "wandb.sdk.launch.inputs.internal",
+    "requests",
     "pyarrow.parquet",
     "harness.studies.verdicts",
     "harness.tracking",
+    "harness.preloaded",
 )
 MOST_WARNINGS = 3  # of one trial that are shown
 OUTPUT_TAIL = 8192  # characters of a traceback, or of a dead child's output, that are kept

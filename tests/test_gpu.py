@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from harness.config import (
     Data,
     Device,
+    Execution,
     Model,
     Norm,
     OptimizerConfig,
@@ -19,7 +21,10 @@ from harness.config import (
     TrialConfig,
     WorkloadConfig,
 )
-from harness.trial import run_trial
+from harness.determinism import choose_device, deterministic
+from harness.lock_step import REFERENCE, LockStep, Setting
+from harness.micro_batch import windows
+from harness.trial import full_batch, run_trial, standard_candidates
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -44,6 +49,52 @@ def test_correct_accumulation_is_equivalent_on_cuda(changes: dict[str, Any], pre
     config = TrialConfig(device=Device.cuda, precision=precision, optimizer=ADAM, accumulation_steps=(4,), **settings)
     for row in run_trial(config, lambda step, rows: None).arms:
         assert (row["verdict"], row["reasons"]) == ("equivalent", [])
+
+
+@pytest.mark.parametrize("precision", [Precision.float32, Precision.float16])
+@pytest.mark.parametrize("execution", [Execution.compile, Execution.cuda_graph])
+@pytest.mark.parametrize("split", list(Split))
+def test_compiled_and_captured_arms_are_equivalent_to_an_eager_reference(
+    execution: Execution, precision: Precision, split: Split
+) -> None:
+    """Unequal micro-batches are several graphs each; BatchNorm's buffers are written by them, and explained as ever."""
+    shared: dict[str, Any] = {"device": Device.cuda, "precision": precision, "split": split, "accumulation_steps": (4,)}
+    config = TrialConfig(**shared, execution=execution, optimizer=ADAM, steps=26, algebra_steps=26)
+    for row in run_trial(config, lambda step, rows: None).arms:
+        assert (row["verdict"], row["reasons"]) == ("equivalent", [])
+    config = TrialConfig(**shared, execution=execution, norm=Norm.batch, steps=5, algebra_steps=5)
+    accumulated, null = run_trial(config, lambda step, rows: None).arms
+    assert (accumulated["cause"], accumulated["explained"], null["verdict"]) == ("batch_statistics", True, "equivalent")
+
+
+@pytest.mark.parametrize("execution", list(Execution))
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"workload": TEXT, "norm": Norm.layer, "split": Split.ragged}, {"workload": RESNET, "norm": Norm.group}],
+    ids=str,
+)
+def test_a_step_waits_for_the_device_once(changes: dict[str, Any], execution: Execution) -> None:
+    """CUDA's sync debug mode warns at every wait: one for all arms of a step, where the table is read."""
+    config = TrialConfig(device=Device.cuda, execution=execution, clip_norm=1.0, **changes)
+    with deterministic():
+        setting = Setting(config, choose_device(config.device))
+        recipes = {REFERENCE: full_batch(config), **{one.label: one.recipe for one in standard_candidates(config)}}
+        arms = {label: setting.arm(recipe, config.precision, total_steps=6, clip_norm=1.0) for label, recipe in recipes.items()}
+        lock = LockStep(arms, config.seed)
+        ids = next(windows(setting.exact.num_samples, config.effective_batch, 0, config.data.last_window))
+        for _ in range(2):  # the optimizer's state is made, models are compiled or captured
+            lock.step(ids, keep=False)
+        for _ in range(2):
+            torch.cuda.synchronize()
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                with warnings.catch_warnings(record=True) as caught:
+                    warnings.simplefilter("always")
+                    lock.step(ids, keep=False)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+            waits = [str(warning.message) for warning in caught if "synchroniz" in str(warning.message)]
+            assert len(waits) == 1, waits
 
 
 def test_batch_norm_is_explained_on_cuda() -> None:

@@ -1,7 +1,8 @@
 """(b) The same sweep by hand (benchmarks/sweep_by_hand.py) and by the harness: same grid, same steps, all cores for both.
 
 The harness also trains a permuted full batch and a null band, and measures L0 and L1; the script's cells share nothing.
-It runs with PyTorch's own number of threads and with one, and the faster of the two counts.
+It runs with PyTorch's own number of threads and with one, and the faster of the two counts. On a GPU the harness captures its
+micro-steps (`execution=cuda_graph`); the script is eager there too.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from pathlib import Path
 
 from harness.bench.cost import Cost, alternate, of_command, ratios, seconds
 from harness.bench.measure import Measure
+from harness.config import Device
+from harness.determinism import choose_device
 
 PART = "by_hand"
 TARGET = 2.5
@@ -62,5 +65,6 @@ def by_hand(axes: dict[str, str], steps: int, folder: Path, *, threads: int) -> 
 
 def by_harness(axes: dict[str, str], steps: int, folder: Path) -> Cost:
     grid = [f"{axis}={values}" for axis, values in axes.items()]
-    settings = [f"accumulation_steps=[{','.join(map(str, NUMS))}]", f"steps={steps}", f"algebra_steps={steps}"]
+    captured = ["execution=cuda_graph"] if choose_device(Device.auto).type == "cuda" else []
+    settings = [f"accumulation_steps=[{','.join(map(str, NUMS))}]", f"steps={steps}", f"algebra_steps={steps}", *captured]
     return of_command([sys.executable, "-m", "harness", "-m", *grid, *settings, f"results={folder}"])

@@ -24,7 +24,7 @@ class Batch:
 
     def rows(self, index: Tensor | slice) -> Batch:
         """The chosen rows, in the order of `index` (a CPU index tensor or a slice)."""
-        on_device = index if isinstance(index, slice) else index.to(self.inputs.device)
+        on_device = index if isinstance(index, slice) else index.to(self.inputs.device, non_blocking=True)
         return Batch(ids=self.ids[index], inputs=self.inputs[on_device], targets=self.targets[on_device])
 
     def holds(self, ids: Tensor) -> bool:

@@ -80,7 +80,7 @@ class ImageWorkload(Workload):
 
     def batch(self, ids: Tensor) -> Batch:
         """inputs [n, C, H, W] in the workload's dtype, targets [n] int64."""
-        index = ids.to(self._labels.device)
+        index = ids.to(self._labels.device, non_blocking=True)
         return Batch(ids=ids, inputs=self._scaled(self._images[index]), targets=self._labels[index])
 
     def losses(self, outputs: Tensor, batch: Batch) -> Tensor:

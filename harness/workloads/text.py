@@ -26,7 +26,7 @@ class Corpus:
     """A text and what is made of it."""
 
     text: str
-    lines: tuple[str, ...]  # distinct, 4 to 64 characters, in a fixed random order
+    lines: tuple[str, ...]  # distinct, 4 to 32 characters, in a fixed random order
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
@@ -56,7 +56,7 @@ def read_corpus(root: str | None) -> Corpus:
 
 
 def cut(line: str) -> str:
-    """At most 64 characters, without white space at either end."""
+    """At most 32 characters, without white space at either end."""
     return line.strip()[:MAX_CHARACTERS].rstrip()
 
 
@@ -110,7 +110,7 @@ class TextWorkload(Workload):
 
     def batch(self, ids: Tensor) -> Batch:
         """The lines `ids`, padded to the longest of them."""
-        rows = self._characters[ids.to(self._characters.device), : int(self._lengths[ids].max())]
+        rows = self._characters[ids.to(self._characters.device, non_blocking=True), : int(self._lengths[ids].max())]
         targets = rows[:, 1:]
         padded = targets == PADDING
         return Batch(ids=ids, inputs=rows[:, :-1].masked_fill(padded, PADDING), targets=targets.masked_fill(padded, IGNORED))
