@@ -31,7 +31,7 @@ def figure_cost_of_memory(panels: Mapping[str, pd.DataFrame]) -> Figure:
             for optimizer, own in rows.groupby("optimizer"):
                 shown[str(optimizer)] = COLOURS.get(str(optimizer), INK)
                 _cost(axes, own.sort_values("micro_batch"), shown[str(optimizer)])
-            axes.set(title=title, xlabel="memory of a step, MB", ylim=(0, None), xlim=(0, None))
+            axes.set(title=title, xlabel="memory of a step, MB", ylim=(0, None), xlim=(0, 1.12 * rows["total_bytes"].max() / MB))
         grid[0, 0].set_ylabel("time of a window over the full batch's")
         handles = [Line2D([], [], color=colour, marker="o", markersize=3.5, label=name) for name, colour in shown.items()]
         handles.append(Line2D([], [], color=INK, linestyle=(0, (1, 2)), linewidth=1, label="static part: no b fits below"))

@@ -30,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
+    parser.add_argument("--large", action="store_true", help="by_hand: 48 cells x 100 steps (half an hour)")
     parser.add_argument("--out", type=Path, default=Path("reports/bench.json"), help="JSON file (default: reports/bench.json)")
     options = parser.parse_args(arguments)
     unknown = [part for part in options.parts if part not in PARTS]
@@ -38,7 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     measures: list[Measure] = []
     for part in options.parts or PARTS:
         started = time.perf_counter()
-        for measure in importlib.import_module(f"harness.bench.{part}").measure():
+        sizes = {"large": True} if options.large and part == "by_hand" else {}
+        for measure in importlib.import_module(f"harness.bench.{part}").measure(**sizes):
             measures.append(measure)
             print(f"  {measure.part}: {measure.name}: {measure.wall.median:.4g} {measure.unit}", file=sys.stderr, flush=True)
         print(f"{part}: {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
