@@ -91,8 +91,20 @@ def early_large_late_small(results: Results) -> Finding:
         f"{math.exp(one.estimate):.1f}-fold (geometric mean, 95% {math.exp(one.low):.1f} to {math.exp(one.high):.1f}; smallest "
         f"{growth.min():.1f}), from {found['first'].median():.0f} to {found['last'].median():.0f} samples (medians)."
         if grew
-        else f"Last quarter over first: {math.exp(one.estimate):.1f} (geometric mean, {growth.min():.2g} to {growth.max():.2g}).",
+        else f"Last quarter over first: {math.exp(one.estimate):.2g} (geometric mean); "
+        f"{'; '.join(_by_setting(results.measurements, growth))}.",
     )
+
+
+def _by_setting(rows: pd.DataFrame, growth: pd.Series) -> list[str]:
+    """The range of the trainings' `growth` with each optimizer and normalisation, in words; the smallest first."""
+    about = rows.groupby("trial")[["optimizer", "norm"]].first()
+    setting = about["optimizer"] + ", norm=" + about["norm"]
+    ranges = growth.groupby(setting).agg(["min", "max", "size"]).sort_values("min")
+    return [
+        f"{name}: {low:.2g} to {high:.2g} (n = {n:.0f})"
+        for name, (low, high, n) in zip(ranges.index, ranges.to_numpy(), strict=True)
+    ]
 
 
 CLAIMS = (

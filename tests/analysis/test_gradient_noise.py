@@ -33,7 +33,7 @@ def training(trial: str, growth: float, *, slope: float = -1.0, draws: int = 200
     rows: list[dict[str, Any]] = []
     for step in (0, 80, 160, 240):
         trace = 2.0
-        about = {"trial": trial, "step": step, "quantity": "noise_scale"}
+        about = {"trial": trial, "step": step, "quantity": "noise_scale", "optimizer": "sgd", "norm": f"of {trial}"}
         scale = 50 * growth if step > 120 else 50
         rows.append({**about, "noise_trace": trace, "gradient_square": trace / scale, "windows": 200})
         for replacement in (True, False):
@@ -72,6 +72,8 @@ def test_c7(growths: tuple[float, ...], verdict: Ruling) -> None:
     assert found.verdict == verdict
     if len(growths) > 1:
         assert found.measured == pytest.approx(math.sqrt(math.prod(growths)))
+    if verdict == Ruling.conditional:
+        assert "sgd, norm=of t1: 1.5 to 1.5 (n = 1); sgd, norm=of t0: 3 to 3 (n = 1)" in found.explanation
 
 
 def test_ratio_of_means_where_the_mean_of_ratios_fails() -> None:
