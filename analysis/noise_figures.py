@@ -44,15 +44,20 @@ def figure_variance(rows: pd.DataFrame, moments: Sequence[int]) -> Figure:
 def figure_noise_scale(panels: Mapping[str, Sequence[tuple[pd.DataFrame, pd.DataFrame]]]) -> Figure:
     """B_simple over the training, a panel per title; for every seed the exact values (lines) and the stretches' (bars)."""
     with style():
-        figure = new_figure(WIDTH, 3.2)
-        grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)
-        for axes, (title, seeds) in zip(grid[0], panels.items(), strict=True):
+        columns = min(3, len(panels))
+        rows = -(-len(panels) // columns)
+        figure = new_figure(WIDTH, 0.6 + 2.6 * rows)
+        grid = figure.subplots(rows, columns, sharey=True, squeeze=False)
+        for axes in grid.flat[len(panels) :]:
+            axes.set_visible(False)
+        for axes, (title, seeds) in zip(grid.flat, panels.items(), strict=False):
             log_axis(axes, "y")
             for exact, estimated in seeds:
                 axes.plot(exact["step"], exact["noise_trace"] / exact["gradient_square"], color=INK, linewidth=0.9, alpha=0.8)
                 _bars(axes, estimated)
             axes.set(title=title, xlabel="optimizer step")
-        grid[0, 0].set_ylabel("noise scale, samples")
+        for axes in grid[:, 0]:
+            axes.set_ylabel("noise scale, samples")
         lowest, highest = grid[0, 0].get_ylim()
         grid[0, 0].set_ylim(max(lowest, 1.0), min(highest, 1e5))
         handles = [Line2D([], [], color=INK, label="from every sample's gradient"),

@@ -170,16 +170,15 @@ def noise_section(material: Material) -> Section | None:
             estimates = noise.two_size(steps[steps["trial"] == trial], population=float(exact["population"].iloc[0]))
             panels.setdefault(f"{optimizer}, norm {norm}", []).append((exact, noise.stretches(estimates, STRETCHES)))
             pooled.append(estimates)
-    first = dict(list(panels.items())[:3])
     every = pd.concat(pooled)
     negative = float((every["gradient_square"] <= 0).mean())
     text = (
-        f"Every accumulated run logs two squared norms per step. Taken alone, {negative:.0%} of {len(every)} windows give a "
+        f"Every accumulated run logs two squared norms of a window. Taken alone, {negative:.0%} of {len(every)} windows give a "
         "negative |G|²: means over steps are divided, never are ratios of single steps averaged."
     )
     picture = Picture(
         "noise-scale",
-        noise_figures.figure_noise_scale(first),
+        noise_figures.figure_noise_scale(panels),
         "The gradient noise scale over the training, exact and estimated from micro-batches.",
         f"Noise scale tr Σ / |G|² along the training, a line per seed. Points: ratio of means over an {STRETCHES}th of the "
         "training, from the micro-batches that it ran through anyway, at moving weights; bars: Fieller's 95% interval; grey "

@@ -289,7 +289,7 @@ def _rule_table(results: Results) -> Table:
     cells = tuple(
         (
             str(row["optimizer"]),
-            str(row["batch"]),
+            f"{row['batch']:.0f}",
             str(row["rule"]),
             *(number(row[name]) for name in ("lr", "loss", "tuned", "excess")),
         )
