@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors  # one call where reshape and cat take one for each tensor
 
-# Elements compared at once. On a CPU 1 MiB of float64, which stays in the cache: 32 MiB took twice as long. A GPU wants few kernels.
+# Elements compared at once. On a CPU 1 MiB of float64 stays in the cache: 32 MiB took twice as long. A GPU wants few kernels.
 BLOCK, BLOCK_ON_DEVICE = 2**17, 2**22
 
 
