@@ -52,6 +52,7 @@ gpu: $(VENV)/.ready  ## on a CUDA machine: GPU tests, ResNet-18 and the language
 	$(BIN)/python -m pytest -q -m gpu tests
 	$(BIN)/python -m harness +experiment=gpu device=cuda results=results/gpu-trials
 	$(BIN)/python -m analysis.summary --results results/gpu-trials --out results/gpu
+	$(BIN)/python -m harness.bench overhead by_hand --out results/gpu/bench.json
 
 include experiments/trainers/trainers.mk
 

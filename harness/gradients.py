@@ -41,7 +41,10 @@ class Decomposition:
 def flatten(tensors: Iterable[Tensor]) -> Tensor:
     """One new float64 vector of all elements, in the order given."""
     with torch.no_grad():
-        flat: Tensor = _flatten_dense_tensors(tuple(tensors))
+        own = tuple(tensors)
+        if len(own) == 1:
+            return own[0].reshape(-1).to(torch.float64, copy=True)
+        flat: Tensor = _flatten_dense_tensors(own)
         return flat.double()
 
 
@@ -67,11 +70,13 @@ class Elements:
         if self._vector is not None:
             yield self._vector
         group: list[Tensor] = []
+        size = 0
         for piece in (piece for tensor in self._tensors for piece in tensor.reshape(-1).split(self._block)):
-            if group and sum(map(len, group)) + len(piece) > self._block:
+            if group and size + len(piece) > self._block:
                 yield flatten(group)
-                group = []
+                group, size = [], 0
             group.append(piece)
+            size += len(piece)
         if group:
             yield flatten(group)
 

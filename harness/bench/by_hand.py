@@ -1,6 +1,7 @@
 """(b) The same sweep by hand (benchmarks/sweep_by_hand.py) and by the harness: same grid, same steps, all cores for both.
 
-The harness also trains a permuted full batch and a null band, and measures L0 and L1; the script's cells share nothing.
+The harness also trains a permuted full batch and a null band, and measures L0 (over ALGEBRA_STEPS windows) and L1; the script's
+cells share nothing.
 It runs with PyTorch's own number of threads and with one, and the faster of the two counts. On a GPU the harness captures its
 micro-steps (`execution=cuda_graph`); the script is eager there too.
 """
@@ -26,6 +27,7 @@ AXES = {"norm": "none,group", "optimizer": "sgd", "precision": "float32,float16"
 LARGE = {"norm": "none,batch,group", "optimizer": "sgd,adam", "precision": "float32,float16"}  # 48 cells
 NUMS = (2, 4, 8, 16)
 STEPS, LARGE_STEPS = 48, 100
+ALGEBRA_STEPS = 10
 
 
 def measure(rounds: int = ROUNDS, *, large: bool = False) -> Iterator[Measure]:
@@ -66,5 +68,5 @@ def by_hand(axes: dict[str, str], steps: int, folder: Path, *, threads: int) -> 
 def by_harness(axes: dict[str, str], steps: int, folder: Path) -> Cost:
     grid = [f"{axis}={values}" for axis, values in axes.items()]
     captured = ["execution=cuda_graph"] if choose_device(Device.auto).type == "cuda" else []
-    settings = [f"accumulation_steps=[{','.join(map(str, NUMS))}]", f"steps={steps}", f"algebra_steps={steps}", *captured]
+    settings = [f"accumulation_steps=[{','.join(map(str, NUMS))}]", f"steps={steps}", f"algebra_steps={ALGEBRA_STEPS}", *captured]
     return of_command([sys.executable, "-m", "harness", "-m", *grid, *settings, f"results={folder}"])
