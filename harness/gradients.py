@@ -70,13 +70,14 @@ class Elements:
         if self._vector is not None:
             yield self._vector
         group: list[Tensor] = []
-        size = 0
-        for piece in (piece for tensor in self._tensors for piece in tensor.reshape(-1).split(self._block)):
-            if group and size + len(piece) > self._block:
-                yield flatten(group)
-                group, size = [], 0
-            group.append(piece)
-            size += len(piece)
+        room = self._block
+        for tensor in self._tensors:
+            for piece in tensor.reshape(-1).split(self._block) if tensor.numel() > self._block else (tensor,):
+                if group and piece.numel() > room:
+                    yield flatten(group)
+                    group, room = [], self._block
+                group.append(piece)
+                room -= piece.numel()
         if group:
             yield flatten(group)
 
