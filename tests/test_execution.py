@@ -130,6 +130,7 @@ def test_a_compiler_that_errs_is_seen_in_every_arm(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler imports what torch deprecates
 @pytest.mark.parametrize("precision", [Precision.float32, Precision.float64, Precision.bfloat16])
 def test_compiled_arms_are_equivalent_to_the_eager_full_batch(precision: Precision) -> None:
     assert verdicts(TrialConfig(**SMALL, precision=precision)) == {"accumulated": "equivalent", "permuted": "equivalent"}
