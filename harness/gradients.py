@@ -48,6 +48,11 @@ def flatten(tensors: Iterable[Tensor]) -> Tensor:
         return flat.double()
 
 
+def gradients(parameters: Iterable[Tensor]) -> Iterator[Tensor]:
+    """The `.grad` of each parameter; zeros where there is none."""
+    return (torch.zeros_like(p) if p.grad is None else p.grad for p in parameters)
+
+
 class Elements:
     """All elements of some tensors as float64 vectors of at most BLOCK elements each (BLOCK_ON_DEVICE on a GPU).
 

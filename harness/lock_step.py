@@ -20,7 +20,16 @@ from harness import precision
 from harness.config import OptimizerConfig, Precision, TrialConfig
 from harness.determinism import fixed_randomness
 from harness.execution import check_available, exchange_forward
-from harness.gradients import Comparison, Elements, comparison, flatten, moments_of, norm_of_difference, relative_distance
+from harness.gradients import (
+    Comparison,
+    Elements,
+    comparison,
+    flatten,
+    gradients,
+    moments_of,
+    norm_of_difference,
+    relative_distance,
+)
 from harness.micro_batch import hash_seed
 from harness.oracle import Referee
 from harness.recipe import Arm, Recipe, make_optimizer, make_schedule, take_step
@@ -142,7 +151,7 @@ class Watch:
         self.rate = rate
         if not self.compares:
             return
-        consumed = Elements(torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters)
+        consumed = Elements(gradients(self.parameters))
         self.gradient = consumed.vector() if self.keeps else None
         if self.reference is None:
             self.consumed = consumed
@@ -165,7 +174,7 @@ class Watch:
             return
         self._backward_begun = True
         if any(p.grad is not None and bool(p.grad.count_nonzero()) for p in self.parameters):
-            self.left_over = flatten(torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters)
+            self.left_over = flatten(gradients(self.parameters))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from harness.gradients import Elements, norm, norm_of_difference
+from harness.gradients import Elements, gradients, norm, norm_of_difference
 from harness.recipe import Arm
 
 Row = dict[str, float]
@@ -61,7 +61,7 @@ class NoiseWatch:
     def _see_micro_batch(self, arm: Arm) -> None:
         if not self.is_seen:
             return
-        sums = Elements((torch.zeros_like(p) if p.grad is None else p.grad for p in arm.model.parameters()), copy=True)
+        sums = Elements(gradients(arm.model.parameters()), copy=True)
         self._norms.append(norm(sums) if self._before is None else norm_of_difference(sums, self._before))
         self._before = sums
 

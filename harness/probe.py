@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -159,9 +159,7 @@ class Probe:
         facts, smallest = self._facts(label, taken, WHOLE), dict[str, float]()
         share = sum(facts.parts.terms) / float(self.setting.exact.num_terms(window).sum())
         alone = [("", clipped(times * facts.parts.gradient, arm.clip_norm)) for times in (1, share)]
-        for name, gradient in (*alone, *hypotheses(facts)):
-            cause = name.partition("#")[0]
-            smallest[cause] = min(smallest.get(cause, math.inf), relative_distance(consumed, gradient))
+        keep_smallest(smallest, consumed, (*alone, *hypotheses(facts)))
         return smallest
 
     def _wrong_window(self, taken: Taken, exact: Tensor) -> WrongWindow:
@@ -211,14 +209,10 @@ class Probe:
         everywhere = {"": WHOLE} | ({f"{cause}+": inside for cause, inside in self.contexts.items()} if several else {})
         for tell in (hypotheses, stale):
             for prefix, inside in everywhere.items():
-                for name, gradient in tell(self._facts(label, taken, inside)):
-                    cause = prefix + name.partition("#")[0]
-                    smallest[cause] = min(smallest.get(cause, math.inf), relative_distance(taken.consumed, gradient))
+                keep_smallest(smallest, taken.consumed, tell(self._facts(label, taken, inside)), prefix)
             if min(smallest.values()) <= GATE:
                 return smallest  # weights of earlier windows cost a forward each: only for what nothing else explains
-        for name, gradient in partly(self._facts(label, taken, WHOLE), taken.consumed):
-            cause = name.partition("#")[0]
-            smallest[cause] = min(smallest.get(cause, math.inf), relative_distance(taken.consumed, gradient))
+        keep_smallest(smallest, taken.consumed, partly(self._facts(label, taken, WHOLE), taken.consumed))
         return smallest
 
     def _facts(self, label: str, taken: Taken, inside: Inside) -> WindowFacts:
@@ -287,6 +281,13 @@ def inside_causes(setting: Setting) -> dict[str, Inside]:
     if len(causes) == 2:
         causes[f"{BATCH}+{coupling}"] = Inside(statistics=True, loss=True)
     return causes
+
+
+def keep_smallest(smallest: dict[str, float], consumed: Tensor, variants: Iterable[tuple[str, Tensor]], prefix: str = "") -> None:
+    """By cause, the smallest relative distance of `consumed` to the cause's variants, in place."""
+    for name, gradient in variants:
+        cause = prefix + name.partition("#")[0]
+        smallest[cause] = min(smallest.get(cause, math.inf), relative_distance(consumed, gradient))
 
 
 def fingerprint(weights: Tensor) -> tuple[float, float]:

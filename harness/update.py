@@ -82,10 +82,10 @@ def check_update(
         relative_distance(_twin(setting, consumed, start * shrink, before)[0] - start, reached - start) <= DECAYED_FIRST
         for shrink in decays(arm, before.learning_rate, fewest=len(arm.seen) - 1)
     )
-    errors = entry_errors(optimizer_state(arm.optimizer, arm.model.parameters()), states)
+    own = optimizer_state(arm.optimizer, arm.model.parameters())
+    errors = entry_errors(own, states)
     advanced_error = 0.0
     if not all(value <= GATE for value in errors.values()):
-        own = optimizer_state(arm.optimizer, arm.model.parameters())
         twins = [_twin(setting, consumed, start, before.decayed(arm))]
         twins += [_twin(setting, consumed, start, before, first) for first in partial_gradients(parts())]
         # one entry alone may have advanced

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator
 
 from torch import Tensor
@@ -9,9 +10,9 @@ from torch import Tensor
 from harness.config import TrialConfig
 from harness.lock_step import Setting
 from harness.micro_batch import windows
-from harness.recipe import BOUNDARY, Arm, Recipe, Stage, take_step
+from harness.recipe import BOUNDARY, Arm, Stage, take_step
 from harness.studies import OnStep, Row, measured
-from harness.trial import split_plan
+from harness.trial import accumulated
 
 
 def run(config: TrialConfig, on_step: OnStep) -> Row:
@@ -27,7 +28,7 @@ def _row(setting: Setting, num: int) -> Row:
         held[0] = _bytes(p.grad for p in arm.model.parameters() if p.grad is not None)
 
     stages: tuple[Stage, ...] = (weigh, *BOUNDARY)
-    recipe = Recipe(accumulation_steps=num, split=split_plan(config, num), at_boundary=stages)
+    recipe = dataclasses.replace(accumulated(config, num), at_boundary=stages)
     arm = setting.arm(recipe, config.precision, total_steps=1, clip_norm=config.clip_norm)
     ids = next(windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window))
     take_step(arm, arm.workload.batch(ids))

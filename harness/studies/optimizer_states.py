@@ -23,7 +23,7 @@ from harness.micro_batch import SplitPlan, hash_seed, windows
 from harness.oracle import running_statistics
 from harness.recipe import Arm, Recipe
 from harness.studies import OnStep, Row, measured
-from harness.trial import ACCUMULATED, PERMUTED, Candidate, check_splits, full_batch, permuted, split_plan
+from harness.trial import ACCUMULATED, PERMUTED, Candidate, accumulated, check_splits, full_batch, permuted
 from harness.workloads import Batch
 
 REORDERED = "reordered"  # the same micro-batches in another order
@@ -109,9 +109,8 @@ def measure(setting: Setting, on_step: OnStep) -> list[Row]:
 def _contestants(config: TrialConfig) -> Iterator[Contestant]:
     yield Contestant(Candidate(PERMUTED, permuted(config, 0)), REFERENCE)
     for num in config.accumulation_steps:
-        split = split_plan(config, num)
-        right = Recipe(accumulation_steps=num, split=split)
-        ordering = InOrder(split, config.seed)
+        right = accumulated(config, num)
+        ordering = InOrder(right.split, config.seed)
         other_order = dataclasses.replace(right, split=ordering, arrange=ordering.arrange)
         yield Contestant(Candidate(ACCUMULATED, right), REFERENCE)
         yield Contestant(Candidate(REORDERED, other_order), f"{ACCUMULATED}/{num}")
