@@ -107,7 +107,7 @@ def claim(name: str, expects: Ruling, rule: str, decide: Callable[[Results], Fin
 
 CANNOT = {
     "D3": "Training keeps no key-value cache: there is nothing to save.",
-    "G4": "How often a service runs out of memory is no experiment's; what its micro-batching computes is the audit's.",
+    "G4": "How often a service runs out of memory is no experiment's; make audit-composer says what it computes.",
     "G5": "What a company runs in production leaves no trace that could be measured.",
     "G6": "How a model was trained in 2018 cannot be measured; its paper reports TPU pods.",
     "G7": "How a model was trained cannot be measured; its paper gives the batch, and does not say that it was accumulated.",

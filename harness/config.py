@@ -212,7 +212,7 @@ class TrialConfig:
     split: Split = Split.even
     steps: int = 60
     algebra_steps: int = 200  # length of the float64 trajectory
-    probe_every: int = 20
+    probe_every: int = 10  # optimizer steps between two looks at the gradients, the float64 referee among them
     permutations: int = 30  # K of the rounding test
     nulls: int = 5  # permuted full-batch runs of the null band, beside one run moved by one ulp
     faults: tuple[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -49,9 +49,19 @@ def deterministic(precision: Precision = Precision.float32) -> Iterator[None]:
 @contextmanager
 def fixed_randomness(seed: int, device: torch.device) -> Iterator[None]:
     """Draws inside start from `seed`; the generators are put back afterwards, whatever happened inside."""
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed formats a stack trace for every absent accelerator
-        if device.type == "cuda":
-            torch.cuda.manual_seed(seed)
+    with kept_randomness(device):
+        start_randomness(seed, device)
         yield
+
+
+def kept_randomness(device: torch.device) -> AbstractContextManager[None]:
+    """The generators are put back afterwards, whatever happened inside."""
+    context: AbstractContextManager[None] = torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
+    return context
+
+
+def start_randomness(seed: int, device: torch.device) -> None:
+    """The next draws start from `seed`."""
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed formats a stack trace for every absent accelerator
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)

@@ -53,6 +53,10 @@ def gradients(parameters: Iterable[Tensor]) -> Iterator[Tensor]:
     return (torch.zeros_like(p) if p.grad is None else p.grad for p in parameters)
 
 
+def _block(device: torch.device) -> int:
+    return BLOCK if device.type == "cpu" else BLOCK_ON_DEVICE
+
+
 class Elements:
     """All elements of some tensors as float64 vectors of at most BLOCK elements each (BLOCK_ON_DEVICE on a GPU).
 
@@ -62,7 +66,7 @@ class Elements:
 
     def __init__(self, tensors: Iterable[Tensor], *, copy: bool = False) -> None:
         own = [tensor.detach() for tensor in tensors]
-        self._block = BLOCK if own[0].device.type == "cpu" else BLOCK_ON_DEVICE
+        self._block = _block(own[0].device)
         is_small = sum(tensor.numel() for tensor in own) <= self._block
         self._vector = flatten(own) if is_small else None
         self._tensors = [] if is_small else [tensor.clone() if copy else tensor for tensor in own]
@@ -95,6 +99,15 @@ def norm(a: Elements) -> Tensor:
 def norm_of_difference(a: Elements, b: Elements) -> Tensor:
     """[1] float64 on the device: ||a - b||."""
     return _of_blocks(torch.dist(x, y) for x, y in zip(a, b, strict=True))
+
+
+def distances_to(reference: Elements, arms: Sequence[Sequence[Tensor]]) -> Tensor:
+    """[A] float64 on the device: the distance of each arm's tensors; of few elements all in one pass."""
+    if len(arms) * sum(tensor.numel() for tensor in arms[0]) > _block(arms[0][0].device):
+        return torch.cat([norm_of_difference(Elements(own), reference) for own in arms])
+    together = flatten(tensor for own in arms for tensor in own).reshape(len(arms), -1)
+    distances: Tensor = torch.linalg.vector_norm(together - reference.vector(), dim=1)
+    return distances
 
 
 def _of_blocks(norms: Iterable[Tensor]) -> Tensor:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +19,13 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from harness import precision
 from harness.config import OptimizerConfig, Precision, TrialConfig
-from harness.determinism import fixed_randomness
+from harness.determinism import fixed_randomness, kept_randomness, start_randomness
 from harness.execution import check_available, exchange_forward
 from harness.gradients import (
     Comparison,
     Elements,
     comparison,
+    distances_to,
     flatten,
     gradients,
     moments_of,
@@ -38,6 +40,7 @@ from harness.workloads.build import make_workload
 
 REFERENCE = "full"
 ExactGradient = Callable[[str], Tensor | None]  # label of an arm -> [P] float64 at its present parameters
+Gradients = Literal["kept", "compared", "unseen"]  # what becomes of the gradients that the optimizers consume
 
 
 class Setting:
@@ -109,7 +112,7 @@ class Watch:
 
     def __init__(self, arm: Arm, *, compares: bool = True) -> None:
         self.compares = compares  # whether anything but its steps is wanted
-        self.keeps = True  # whether `gradient` is wanted
+        self.sees_gradients = self.keeps = True  # whether this window's are looked at, and whether `gradient` is wanted
         self.gradient: Tensor | None = None  # [P] float64, of the last optimizer step; None when the scaler skipped it
         self.reference: Elements | None = None  # a gradient that each step's is compared with at once
         self.moments: Tensor | None = None  # [4] of the last optimizer step and the reference
@@ -149,7 +152,7 @@ class Watch:
         self.steps += 1
         self.steps_in_window += 1
         self.rate = rate
-        if not self.compares:
+        if not (self.compares and self.sees_gradients):
             return
         consumed = Elements(gradients(self.parameters))
         self.gradient = consumed.vector() if self.keeps else None
@@ -177,12 +180,15 @@ class Watch:
             self.left_over = flatten(gradients(self.parameters))
 
 
+NOT_COMPARED = Comparison(math.nan, math.nan, math.nan)
+
+
 @dataclass(frozen=True)
 class StepRecord:
     """One arm's optimizer step beside the reference's, each at its own parameters."""
 
     loss: float
-    gradient: Comparison  # NaN when one of the two steps was skipped
+    gradient: Comparison  # NaN when one of the two steps was skipped, or gradients were not looked at
     parameter_distance: float  # ||theta_arm - theta_full|| / ||theta_full - theta_0||
     gradient_error: float = math.nan  # ||g - g_64|| / ||g_64||, where an exact gradient was given
 
@@ -205,42 +211,52 @@ class LockStep:
         """[P] float64, the reference's weights before its first step."""
         return self.began.vector()
 
-    def step(self, ids: Tensor, *, keep: bool = True, exact: ExactGradient | None = None) -> dict[str, StepRecord]:
+    def step(self, ids: Tensor, *, gradients: Gradients = "kept", exact: ExactGradient | None = None) -> dict[str, StepRecord]:
         """All arms take the window `ids`; one transfer from the device at the end.
 
-        `keep`: every arm's gradient stays in its watch. Without, comparing holds two copies of the parameters however many arms
-        there are: where the reference began, and what it consumed. `exact(label)` is asked for before the arm's step, one arm
-        after the other; None for an arm that is not judged.
+        `gradients`: every arm's stays in its watch (`kept`), or is compared with the reference's at once, which holds two copies
+        of the parameters however many arms there are: where the reference began, and what it consumed. `exact(label)` is asked
+        for before the arm's step, one arm after the other; None for an arm that is not judged.
         """
-        window = self.arms[REFERENCE].workload.batch(ids)
-        gradient, reference_parameters, rows, errors = None, self.began, [], {}
-        for label, arm in self.arms.items():
-            watch = self.watches[label]
-            watch.start_window(gradient)
-            expected = exact(label) if exact is not None else None
-            watch.keeps = keep or expected is not None
-            with self.randomness(self.steps):
-                loss = take_step(arm, window)
-            watch.end_window()
-            if watch.compares:
-                self._count(label, window)
-            parameters = Elements(watch.parameters)
-            if label == REFERENCE:
-                gradient, reference_parameters = watch.consumed, parameters
-                watch.moments = None if gradient is None else moments_of(gradient, gradient)
-                watch.consumed = None
-            if expected is not None and watch.gradient is not None:
-                errors[label] = relative_distance(watch.gradient, expected)
-            if not keep:
-                watch.gradient = None
-            distance = norm_of_difference(parameters, reference_parameters)
-            rows += [loss.reshape(1), _or_nan(watch.moments, arm.device), distance]
-        movement = norm_of_difference(reference_parameters, self.began)
+        arms, seed = self.arms, self._seed(self.steps)
+        device = arms[REFERENCE].device
+        window = arms[REFERENCE].workload.batch(ids)
+        consumed, losses, errors = None, [], {}
+        with kept_randomness(device):
+            for label, arm in arms.items():
+                watch = self.watches[label]
+                watch.start_window(consumed)
+                expected = exact(label) if exact is not None else None
+                watch.sees_gradients = gradients != "unseen"
+                watch.keeps = gradients == "kept" or expected is not None
+                start_randomness(seed, device)
+                losses.append(take_step(arm, window))
+                watch.end_window()
+                if watch.compares:
+                    self._count(label, window)
+                if label == REFERENCE:
+                    consumed = watch.consumed
+                    watch.moments = None if consumed is None else moments_of(consumed, consumed)
+                    watch.consumed = None
+                if expected is not None and watch.gradient is not None:
+                    errors[label] = relative_distance(watch.gradient, expected)
+                if gradients != "kept":
+                    watch.gradient = None
         self.steps += 1
-        table = torch.cat([movement, *rows]).tolist()
+        reference = Elements(self.watches[REFERENCE].parameters)
+        distances = distances_to(reference, [watch.parameters for watch in self.watches.values()])
+        moments = {label: watch.moments for label, watch in self.watches.items() if watch.moments is not None}
+        seen = [norm_of_difference(reference, self.began), distances, torch.stack(losses), *moments.values()]
+        movement, *values = torch.cat(seen).tolist()
+        num, rest = len(arms), iter(values[2 * len(arms) :])
         return {
-            label: _record(table[1 + 6 * i : 7 + 6 * i], table[0], errors.get(label, math.nan))
-            for i, label in enumerate(self.arms)
+            label: StepRecord(
+                loss,
+                comparison([next(rest) for _ in range(4)]) if label in moments else NOT_COMPARED,
+                distance / movement if movement > 0 else (0.0 if distance == 0 else math.inf),
+                errors.get(label, math.nan),
+            )
+            for label, distance, loss in zip(arms, values[:num], values[num:], strict=False)
         }
 
     def _count(self, label: str, window: Batch) -> None:
@@ -258,7 +274,10 @@ class LockStep:
 
     def randomness(self, step: int) -> AbstractContextManager[None]:
         """The draws (dropout) of a step: every arm, and the referee, starts it from the same generator state."""
-        return fixed_randomness(hash_seed(self.seed, step), self.arms[REFERENCE].device)
+        return fixed_randomness(self._seed(step), self.arms[REFERENCE].device)
+
+    def _seed(self, step: int) -> int:
+        return hash_seed(self.seed, step)
 
     def counters(self, label: str) -> dict[str, float]:
         """L2: what must be the same as the reference's, exactly."""
@@ -284,17 +303,6 @@ class LockStep:
         """Counters of an arm that are not the reference's, as (arm, reference)."""
         reference = self.counters(REFERENCE)
         return {name: (value, reference[name]) for name, value in self.counters(label).items() if value != reference[name]}
-
-
-def _or_nan(four: Tensor | None, device: torch.device) -> Tensor:
-    """The moments, or NaN where one of the two steps was skipped."""
-    return torch.full((4,), math.nan, dtype=torch.float64, device=device) if four is None else four
-
-
-def _record(row: list[float], movement: float, gradient_error: float) -> StepRecord:
-    loss, *four, distance = row
-    relative = distance / movement if movement > 0 else (0.0 if distance == 0 else math.inf)
-    return StepRecord(loss, comparison(four), relative, gradient_error)
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]) -> dict[str, Tensor]:

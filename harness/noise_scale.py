@@ -19,7 +19,6 @@ from harness.gradients import Elements, gradients, norm, norm_of_difference
 from harness.recipe import Arm
 
 Row = dict[str, float]
-EVERY = 4  # windows: watching one costs a tenth of the window, for small models
 
 
 class NoiseWatch:
@@ -73,7 +72,7 @@ class NoiseWatch:
         self._scale = arm.scaler.scale(self._one)  # before the scaler updates it
 
 
-def watch(arms: Mapping[str, Arm], every: int = EVERY) -> dict[str, NoiseWatch]:
+def watch(arms: Mapping[str, Arm], every: int) -> dict[str, NoiseWatch]:
     """A watch on every so many windows for each arm that accumulates; the arms' recipes are right ones."""
     return {label: NoiseWatch(arm, every) for label, arm in arms.items() if arm.recipe.accumulation_steps > 1}
 

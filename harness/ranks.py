@@ -33,6 +33,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from harness import workers
 from harness.config import ConfigError, LastWindow, Precision, Split, TrialConfig
 from harness.determinism import fixed_randomness
 from harness.gradients import flatten
@@ -240,20 +241,24 @@ def train(setting: Setting, way: Way, num: int, rank: int, world: int) -> Trace:
 
 def serve(rank: int, world: int, folder: str, setting: bytes, link: Connection) -> None:
     """The life of one rank: join the others, answer jobs until there are none, or until one fails."""
-    threading.Thread(target=_die_with_parent, args=(folder,), daemon=True).start()
+    guard = threading.Thread(target=_die_with_parent, args=(folder,), daemon=True)
+    guard.start()
     torch.set_num_threads(1)
     store = f"file://{Path(folder) / 'store'}"  # a file, so no port has to be free
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=timedelta(seconds=PATIENCE_S))
     own: Setting = pickle.loads(setting)
-    while (job := link.recv()) is not None:
-        way, num = job
-        try:
-            answer: Any = train(own, way, num, rank, world)
-        except Exception:
-            answer = traceback.format_exc()
-        link.send_bytes(pickle.dumps(answer))
-        if isinstance(answer, str):
-            return  # whoever waits for this rank in a collective sees the connection closed
+    try:
+        while (job := link.recv()) is not None:
+            way, num = job
+            try:
+                answer: Any = train(own, way, num, rank, world)
+            except Exception:
+                answer = traceback.format_exc()
+            link.send_bytes(pickle.dumps(answer))
+            if isinstance(answer, str):
+                return  # whoever waits for this rank in a collective sees the connection closed
+    except (EOFError, OSError):  # the parent is gone: to end here could overtake the guard, and leave the folder
+        guard.join()
     dist.destroy_process_group()
 
 
@@ -301,16 +306,7 @@ class Ranks:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for link in self.links:
-            with suppress(OSError):
-                link.send(None)
-        for process in self.processes:
-            process.join(5)
-            if process.is_alive():
-                process.kill()
-                process.join()
-        for link in self.links:
-            link.close()
+        workers.end(self.links, self.processes)
         self.folder.cleanup()
 
     def run(self, way: Way, num: int) -> list[Trace]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from harness.config import OptimizerConfig, OptimizerName, Precision, TrialConfig
+from harness.config import OptimizerConfig, Precision, TrialConfig
 from harness.gradients import Comparison, Decomposition, compare, decompose, relative_distance
 from harness.lock_step import REFERENCE, LockStep, Setting
 from harness.micro_batch import hash_seed
@@ -24,13 +24,14 @@ from harness.recipe import Recipe
 from harness.resampling import permutation_rank, ratio_of_medians
 from harness.verdict import Rounding
 
-# An arm that goes through all its motions and stays where it is: one point, many permutations.
-STILL = OptimizerConfig(name=OptimizerName.sgd, lr=0.0)
 PERMUTATION_STREAM = 1  # of the trial's seed
 
 
 def still(config: TrialConfig) -> OptimizerConfig:
-    """The trial's own optimizer at rate 0: a loop written by hand may look into its groups and its state."""
+    """The trial's own optimizer at rate 0: an arm goes through all its motions and stays where it is.
+
+    A loop written by hand may look into its groups and its state.
+    """
     return dataclasses.replace(config.optimizer, lr=0.0)
 
 

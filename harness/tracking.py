@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ INIT_SECONDS = 20.0
 FINISH_SECONDS = 60.0  # how long the last rows may take; wandb's default is for ever
 # What the log of a killed process may lack at its end; 15 s by default. Not 0: that lost rows more than a second old.
 FLUSH_SECONDS = 0.1
+# Rows are handed to wandb together, this often: waking its thread for every row of a fast training took 5 % of the training.
+HAND_OVER_SECONDS = 1.0
 
 _WAY_OUT = "`wandb login`, WANDB_API_KEY=…, or tracking=offline (upload later with `wandb sync`)"
 # A process of its own, because wandb's own timeouts do not bound a server that accepts the connection and stays silent.
@@ -92,21 +95,40 @@ class Run:
     def __init__(self, inner: wandb.Run | None) -> None:
         self._inner = inner
         self._step = -1
+        self._waiting: list[tuple[int, dict[str, float]]] = []
+        self._handed_over = -math.inf  # when
         self.path = Path(inner.settings.sync_file) if inner is not None else None  # the local log; `wandb sync` takes its folder
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """All metrics of one optimizer step; steps ascend, because W&B drops a step that goes backwards."""
+        """All metrics of one optimizer step; steps ascend, because W&B drops a step that goes backwards.
+
+        A process that is killed may take the rows of its last HAND_OVER_SECONDS with it.
+        """
         assert step > self._step, f"expected a step after {self._step}, got {step}"
         self._step = step
-        # commit: without it the row waits in wandb's process for the next one, and dies with us.
-        self._guarded(lambda run: run.log(dict(metrics), step=step, commit=True), f"the rows from step {step} on")
+        self._waiting.append((step, dict(metrics)))
+        if time.monotonic() - self._handed_over >= HAND_OVER_SECONDS:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        def log(run: wandb.Run) -> None:
+            for step, metrics in self._waiting:
+                # commit: without it the row waits in wandb's process for the next one, and dies with us.
+                run.log(metrics, step=step, commit=True)
+
+        if self._waiting:
+            self._guarded(log, f"the rows from step {self._waiting[0][0]} on")
+            self._waiting.clear()
+            self._handed_over = time.monotonic()
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Add the summary and close the run, in at most FINISH_SECONDS; a second call does nothing."""
+        self._hand_over()
         self._guarded(lambda run: run.summary.update(_spelled(summary)), "the summary")
         self._close(exit_code=0)
 
     def _close(self, exit_code: int) -> None:
+        self._hand_over()
         self._guarded(lambda run: run.finish(exit_code=exit_code), "the end of the run")
         self._inner = None
 

@@ -224,8 +224,8 @@ def train(
 ) -> tuple[LockStep, Distances]:
     """All arms and the nulls in the target precision, one row per arm and step.
 
-    A row has `gradient_error` at probes and the squares of `noise_scale` where its watch saw the window; of a null, which is
-    the band of d_t, it has no gradients.
+    A row has the distances of gradients at probes and the squares of `noise_scale` where its watch saw the window; of a null,
+    which is the band of d_t, it has no gradients.
     """
     config = setting.config
     nulls = null_recipes(config)
@@ -238,13 +238,18 @@ def train(
         band=nulls,
     )
     move_one_ulp(lock.arms["ulp/0"].model)
-    noise = noise_scale.watch({label: lock.arms[label] for label in recipes if label.startswith(f"{ACCUMULATED}/")})
+    noise = noise_scale.watch(
+        {label: lock.arms[label] for label in recipes if label.startswith(f"{ACCUMULATED}/")}, config.probe_every
+    )
     labels = list(lock.arms)
     distances = Distances({label: [] for label in labels}, {label: [] for label in labels}, tuple(nulls))
     exact = ExactGradients(setting, lock, frozenset(recipes))
     for t, ids in enumerate(stream):
         is_probed = t % config.probe_every == 0
-        records = lock.step(ids, keep=False, exact=exact.at(t, ids) if is_probed else None)
+        if is_probed:
+            records = lock.step(ids, gradients="compared", exact=exact.at(t, ids))
+        else:
+            records = lock.step(ids, gradients="unseen")
         squares = noise_scale.read(noise)
         rows = []
         for label, record in records.items():
@@ -258,15 +263,14 @@ def train(
                 "loss": record.loss,
                 "parameter_distance": record.parameter_distance,
             }
-            if label in recipes:
+            if label in recipes and is_probed:
                 row |= {
                     "gradient_distance": record.gradient.distance,
                     "scale": record.gradient.scale,
                     "cosine": record.gradient.cosine,
-                    **({"gradient_error": record.gradient_error} if is_probed else {}),
-                    **squares.get(label, {}),
+                    "gradient_error": record.gradient_error,
                 }
-            rows.append(row)
+            rows.append(row | squares.get(label, {}))
         on_step(t, rows)
     return lock, distances
 

@@ -83,14 +83,14 @@ def test_a_step_waits_for_the_device_once(changes: dict[str, Any], execution: Ex
         lock = LockStep(arms, config.seed)
         ids = next(windows(setting.exact.num_samples, config.effective_batch, 0, config.data.last_window))
         for _ in range(2):  # the optimizer's state is made, models are compiled or captured
-            lock.step(ids, keep=False)
+            lock.step(ids, gradients="compared")
         for _ in range(2):
             torch.cuda.synchronize()
             torch.cuda.set_sync_debug_mode("warn")
             try:
                 with warnings.catch_warnings(record=True) as caught:
                     warnings.simplefilter("always")
-                    lock.step(ids, keep=False)
+                    lock.step(ids, gradients="compared")
             finally:
                 torch.cuda.set_sync_debug_mode("default")
             waits = [str(warning.message) for warning in caught if "synchroniz" in str(warning.message)]

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LEVELS = [
-    {"config", "preloaded"},
+    {"config", "preloaded", "workers"},
     {"environment", "workloads", "micro_batch", "precision", "determinism", "gradients", "resampling", "diagnosis", "rows"},
     {"statistics", "recipe", "oracle", "record", "tracking", "progress", "verdict", "two_pass", "execution"},
     {"store", "sweeps", "causes", "faults", "by_hand", "remedies", "noise_scale", "sample_masks", "memory", "replicas"},

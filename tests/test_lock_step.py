@@ -59,7 +59,7 @@ def test_comparing_keeps_two_copies_of_the_parameters_however_many_arms(keep: bo
             seen.append(live_bytes())
 
         lock.began = Elements(lock.watches[REFERENCE].parameters, copy=True)
-        lock.step(first, keep=keep, exact=look)
+        lock.step(first, gradients="kept" if keep else "compared", exact=look)
         grown[num_arms] = (max(*seen, live_bytes()) - before) / size
     if keep:
         assert grown[9] > grown[3] + 4
@@ -75,7 +75,7 @@ def test_a_gradient_is_compared_as_the_optimizer_consumed_it() -> None:
         for ids in stream(setting, 3):
             own = kept.step(ids)
             reference, arm = (kept.watches[label].gradient for label in (REFERENCE, "arm/0"))
-            other = dropped.step(ids, keep=False)
+            other = dropped.step(ids, gradients="compared")
             assert [record.loss for record in own.values()] == [record.loss for record in other.values()]
             assert reference is not None and arm is not None
             assert other["arm/0"].gradient.distance == pytest.approx(relative_distance(arm, reference), rel=1e-12)
@@ -94,7 +94,7 @@ def test_a_probe_is_asked_before_the_arm_moves() -> None:
             return referee.gradient(snapshot(lock.arms[label].model), setting.exact.batch(ids)) if label != "arm/1" else None
 
         before = {label: flatten(arm.model.parameters()) for label, arm in lock.arms.items()}
-        records = lock.step(ids, keep=False, exact=exact)
+        records = lock.step(ids, gradients="compared", exact=exact)
         assert all(torch.equal(at[label], before[label]) for label in before)
         assert 0 < records["arm/0"].gradient_error < 1e-5  # float32 against float64
         assert records["arm/1"].gradient_error != records["arm/1"].gradient_error

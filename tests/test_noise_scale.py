@@ -14,7 +14,7 @@ from analysis import noise
 from harness.config import LastWindow, OptimizerConfig, OptimizerName, Precision, TrialConfig
 from harness.lock_step import Setting
 from harness.micro_batch import Even, Ragged, SplitPlan, windows
-from harness.noise_scale import EVERY, NoiseWatch, read
+from harness.noise_scale import NoiseWatch, read
 from harness.oracle import snapshot
 from harness.recipe import Arm, take_step
 from harness.trial import run_trial
@@ -117,8 +117,8 @@ def test_the_run_does_not_notice(optimizer: OptimizerName, precision: Precision)
 
 
 def test_every_accumulated_arm_of_a_trial_logs_them() -> None:
-    """And no other, every EVERY windows: at the first step |g_B|^2 is the referee's, whatever N."""
-    config = TrialConfig(effective_batch=50, accumulation_steps=(2, 5), steps=EVERY + 1, algebra_steps=2, clip_norm=0.1)
+    """And no other, at every probe: at the first step |g_B|^2 is the referee's, whatever N."""
+    config = TrialConfig(effective_batch=50, accumulation_steps=(2, 5), steps=4, algebra_steps=2, probe_every=3, clip_norm=0.1)
     steps: list[list[dict[str, object]]] = []
     run_trial(config, lambda step, rows: steps.append(rows))
     setting = Setting(config, CPU)
@@ -127,7 +127,7 @@ def test_every_accumulated_arm_of_a_trial_logs_them() -> None:
     square = float(referee.gradient(snapshot(referee.model), setting.exact.batch(ids)).square().sum())
     for rows in steps:
         logged = [row for row in rows if "window_square" in row]
-        assert bool(logged) == (rows[0]["step"] in (0, EVERY))
+        assert bool(logged) == (rows[0]["step"] in (0, 3))
         assert not logged or [(row["arm"], row["accumulation_steps"]) for row in logged] == [
             ("accumulated", 2),
             ("accumulated", 5),

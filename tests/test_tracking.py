@@ -136,9 +136,11 @@ def test_two_trials_of_one_process_are_two_runs(tmp_path: Path, environment: dic
 
 
 @pytest.mark.parametrize("everything", [False, True], ids=["process", "process-and-wandb"])
-def test_killed_offline_run_keeps_every_row(tmp_path: Path, environment: dict[str, str], everything: bool) -> None:
-    killed_after(1.0, tmp_path, environment, everything)
-    same(read_offline(tmp_path).rows)
+def test_killed_offline_run_keeps_what_was_handed_over(tmp_path: Path, environment: dict[str, str], everything: bool) -> None:
+    """Every row where each is handed over at once; else the last ones wait for a row that comes HAND_OVER_SECONDS later."""
+    for name, seconds, number in (("at once", 0.0, len(ROWS)), ("together", 60.0, 1)):
+        killed_after(1.0, tmp_path / name, environment, everything, hand_over=seconds)
+        same(read_offline(tmp_path / name).rows, number)
 
 
 def test_run_killed_at_once_keeps_a_readable_log_without_a_gap(tmp_path: Path, environment: dict[str, str]) -> None:
@@ -149,9 +151,12 @@ def test_run_killed_at_once_keeps_a_readable_log_without_a_gap(tmp_path: Path, e
     same(rows, len(rows))
 
 
-def killed_after(seconds: float, folder: Path, environment: dict[str, str], everything: bool) -> None:
+def killed_after(
+    seconds: float, folder: Path, environment: dict[str, str], everything: bool, hand_over: float = tracking.HAND_OVER_SECONDS
+) -> None:
     """A run that logs ROWS and is killed so much later, alone or together with wandb's process."""
-    body = """
+    body = f"""
+    tracking.HAND_OVER_SECONDS = {hand_over}
     run = open_run("offline")
     for step, row in enumerate(ROWS):
         run.log(step, row)

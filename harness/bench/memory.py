@@ -46,7 +46,7 @@ def kept_copies(num_arms: int) -> float:
     arms = arms_of(num_arms)
     before, seen = live_bytes(), []
     lock = LockStep(arms, seed=0)
-    lock.step(torch.arange(SAMPLES), keep=False, exact=lambda label: seen.append(live_bytes()))
+    lock.step(torch.arange(SAMPLES), gradients="compared", exact=lambda label: seen.append(live_bytes()))
     return (max(*seen, live_bytes()) - before) / (4 * SIZE)
 
 
@@ -76,7 +76,7 @@ def main(side: str, num_arms: int) -> None:
     if side == "lock":
         lock = LockStep(arms, seed=0)
         for _ in range(2):
-            lock.step(ids, keep=False)
+            lock.step(ids, gradients="compared")
     else:
         for arm in arms.values():
             for _ in range(2):

@@ -64,7 +64,7 @@ def over_bare(name: str, workload: Vectors, num: int, rounds: int) -> Measure:
 
     def lock_steps() -> None:
         for _ in range(STEPS):
-            lock.step(ids, keep=False)
+            lock.step(ids, gradients="compared")
 
     bare_steps()
     lock_steps()

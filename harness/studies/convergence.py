@@ -59,7 +59,7 @@ def train(setting: Setting, chosen: Sequence[Candidate], on_step: OnStep) -> lis
         for candidate in chosen
     ]
     accumulated = {c.label: arm for c, arm in zip(chosen, arms, strict=True) if c.arm == ACCUMULATED}
-    noise = noise_scale.watch(accumulated)
+    noise = noise_scale.watch(accumulated, config.probe_every)
     losses: list[list[float]] = [[] for _ in chosen]
     stream = windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window)
     num_samples = 0

@@ -20,7 +20,7 @@ from harness.lock_step import Setting, Watch
 from harness.micro_batch import hash_seed, windows
 from harness.oracle import Referee, State, snapshot
 from harness.recipe import Recipe, take_step
-from harness.rounding import STILL
+from harness.rounding import still
 from harness.studies import OnStep, Row, measured
 from harness.trial import ACCUMULATED, Candidate, accumulated, check_splits
 from harness.workloads import Batch
@@ -129,7 +129,7 @@ def by_windows(setting: Setting, recipe: Recipe, state: State, each: Tensor, ste
     `loop_error`: largest relative distance of a window's accumulated gradient to the mean of its samples' rows.
     """
     config = setting.config
-    arm = setting.arm(recipe, Precision.float64, total_steps=1, optimizer=STILL, dropout=False)
+    arm = setting.arm(recipe, Precision.float64, total_steps=1, optimizer=still(config), dropout=False)
     arm.model.load_state_dict(state)
     watch, noise = Watch(arm), {"loop": noise_scale.NoiseWatch(arm)}
     generator = torch.Generator().manual_seed(hash_seed(config.seed, WINDOWS, step))

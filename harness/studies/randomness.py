@@ -18,7 +18,7 @@ from harness.gradients import relative_distance
 from harness.lock_step import Setting, Watch
 from harness.micro_batch import hash_seed, windows
 from harness.recipe import Recipe, take_step
-from harness.rounding import STILL
+from harness.rounding import still
 from harness.sample_masks import masks_of_samples, masks_repeated
 from harness.studies import OnStep, Row, measured
 from harness.trial import Candidate, accumulated, check_splits, full_batch
@@ -76,7 +76,7 @@ def drop_behind_relu(model: nn.Module, p: float) -> None:
 def draws(setting: Setting, recipe: Recipe, ids: Tensor, stream: int) -> Tensor:
     """[R, P] float64: the window's gradient under R draws; the r-th of a stream starts every recipe from the same state."""
     config = setting.config
-    arm = setting.arm(recipe, Precision.float64, total_steps=1, optimizer=STILL)
+    arm = setting.arm(recipe, Precision.float64, total_steps=1, optimizer=still(config))
     watch, window, found = Watch(arm), setting.exact.batch(ids), []
     for r in range(config.permutations):
         with fixed_randomness(hash_seed(config.seed, stream, r), setting.device):

@@ -10,7 +10,6 @@ import torch
 from harness import studies
 from harness.config import ConfigError, Data, Model, Norm, Precision, Split, Study, TrialConfig, WorkloadConfig
 from harness.lock_step import Setting
-from harness.noise_scale import EVERY
 from harness.oracle import snapshot
 from harness.studies.gradient_noise import SIZES, moments, sample_gradients, scatter
 from tests.toy import CPU
@@ -85,7 +84,7 @@ def test_a_training_and_what_is_seen_along_it() -> None:
     for seen, unseen in zip(itertools.chain(*steps), own, strict=True):
         assert seen["loss"] == unseen["loss"], "looking disturbs nothing"
         squares = {name: unseen[name] for name in ("micro_batch_square", "window_square") if name in unseen}
-        assert squares.items() <= seen.items() and bool(squares) == (seen["step"] % EVERY == 0)
+        assert squares.items() <= seen.items() and bool(squares) == (seen["step"] % CONFIG.probe_every == 0)
 
 
 def test_it_takes_micro_batches() -> None:
