@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from harness.audit.live import in_a_group
-from harness.audit.loss_graph import couples_rows, gradients_by_term
+from harness.audit.loss_graph import coupled_rows, gradients_by_term, mixes_rows
 from harness.audit.tensors import dense, gradients, tensors_in, vector
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Calls:
         return {
             "add_param_group": self._add_param_group,
             "zero_grad": self._noting("zero_grad"),
-            "schedule": self._noting("schedule"),
+            "schedule": self._schedule,
             "scaler_scale": self._scale,
             "scaler_unscale": self._unscale,
             "scaler_step": self._scaler_step,
@@ -79,6 +79,13 @@ class Calls:
 
         return wrap
 
+    def _schedule(self, original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        self.recorder.note("schedule")
+        lengths = [getattr(scheduler, name, None) for name in ("total_steps", "T_max", "total_iters")]
+        run = self.recorder.run
+        run.horizon = max([run.horizon, *(float(n) for n in lengths if isinstance(n, (int, float)))])
+        return original(scheduler, *args, **kwargs)
+
     def _add_param_group(self, original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(optimizer, *args, **kwargs)
         self.recorder.add(optimizer)
@@ -96,8 +103,9 @@ class Calls:
         recorder.run.float16 |= any(t.dtype == torch.float16 for t in tensors_in(root))
         if recorder.forwards.probing:
             self._probe(root)
+        unowned = self._unowned()
         for live in recorder.live.values():
-            live.before_backward()
+            live.before_backward(unowned)
         recorder.backward_depth += 1
         try:
             result = original(*args, **kwargs)
@@ -110,13 +118,23 @@ class Calls:
         self._end_of_backward()
         return result
 
+    def _unowned(self) -> list[Tensor]:
+        """The parameters of the model under way, where no optimizer holds any of them: it then holds copies (or none)."""
+        recorder = self.recorder
+        owned = {id(p) for live in recorder.live.values() for p in live.parameters}
+        model = recorder.forwards.first
+        found: list[Tensor] = [p for p in model.parameters() if p.requires_grad] if model is not None else []
+        return [] if any(id(p) in owned for p in found) else found
+
     def _probe(self, root: Any) -> None:
         """Differentiate the loss aside; none of it counts as a backward of the loop."""
         recorder = self.recorder
         leading = next(iter(recorder.live.values()), None)
         recorder.backward_depth += 1
         try:
-            recorder.run.coupled |= couples_rows(root, recorder.forwards.outputs)
+            outputs = recorder.forwards.outputs
+            recorder.run.mixes_rows |= mixes_rows([output for _, output in outputs], recorder.forwards.made)
+            recorder.run.coupled |= coupled_rows(root, outputs)
             if leading is not None and not in_a_group():
                 recorder.run.terms.append([term / recorder.loss_scale for term in gradients_by_term(root, leading.parameters)])
         except RuntimeError:  # a graph that cannot be differentiated twice: nothing is known

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 
 from harness.audit import fits
 from harness.audit.evidence import Row, Run, Step, Track, Vector
-from harness.audit.facts import RowFacts, RunFacts, StepFacts, TermFacts
+from harness.audit.facts import OneTerm, RowFacts, RunFacts, StepFacts, TermFacts
 from harness.audit.floors import FACTOR, NOISE, Floor, Gates, gates, noisy
 from harness.audit.tensors import overflow_is_expected
 from harness.audit.windows import (
@@ -171,6 +172,9 @@ def _step_facts(pair: Pair, candidate: Run, t: int, allowed: Gates) -> StepFacts
         active_clips_inside=sum(c.active and c.after < len(mine.backwards) for c in mine.clips),
         clips_scaled=any(c.active and c.scale > 1 and c.limit < c.scale for c in mine.clips),
         loss_scales=len({b.scale for b in mine.backwards}),
+        buffers=_buffers(mine, theirs, [null[t] for null in pair.nulls if t < len(null)]),
+        unscaled_inside=_unscaled_inside(mine),
+        drawn_between=len(mine.backwards) > 1 and all(b.outside for b in mine.backwards[1:]),
         broken_forwards=sum(b.broken_forwards for b in mine.backwards),
         moves_inside=len(inside),
         reference_moves_inside=sum(b.moved is not None for b in theirs.backwards[1:]) + (theirs.moved is not None),
@@ -191,6 +195,23 @@ def _step_facts(pair: Pair, candidate: Run, t: int, allowed: Gates) -> StepFacts
 
 def _cleared(step: Step) -> bool:
     return any(b.start in ("cleared", "empty", "manual") for b in step.backwards)
+
+
+def _buffers(mine: Step, theirs: Step, nulls: Sequence[Step]) -> tuple[str, ...]:
+    """The model's buffers that have moved otherwise than rounding explains."""
+    found = []
+    for name in {**mine.buffers, **theirs.buffers}:
+        wanted = theirs.buffers.get(name)
+        null = max((distance(n.buffers[name], wanted) for n in nulls if wanted is not None and name in n.buffers), default=0.0)
+        if wanted is None or name not in mine.buffers or distance(mine.buffers[name], wanted) > max(FACTOR * null, 1 / NOISE):
+            found.append(name)
+    return tuple(found)
+
+
+def _unscaled_inside(step: Step) -> int:
+    calls = list(step.calls)
+    last = max((place for place, call in enumerate(calls) if call == "backward"), default=0)
+    return calls[:last].count("unscale")
 
 
 def _along(difference: Vector, direction: Vector, keep: np.ndarray) -> float:
@@ -227,19 +248,57 @@ def rows(mine: Run, theirs: Run) -> RowFacts | None:
     return RowFacts(outputs=outputs, residual=residual, factors=tuple(tuple(factors[k]) for k in sorted(factors)))
 
 
+def separated(mine: Run, reference: Run, index: int) -> bool:
+    """Whether the reference's loss couples rows that are in different micro-batches of the candidate's step `index`."""
+    if not reference.coupled or not mine.tracks:
+        return False
+    steps = effective(mine.tracks[0])
+    held = [set(b.rows or ()) for b in steps[index].backwards] if index < len(steps) else []
+    return not all(any(rows.issuperset(pair) for rows in held) for pair in reference.coupled)
+
+
 def terms(mine: Run, reference: Run, index: int) -> TermFacts | None:
     """Step `index` of the reference by the addends of the candidate's loss; None where these do not make up its gradient."""
-    if not mine.terms or len({len(of_one) for of_one in mine.terms}) != 1 or not mine.terms[0]:
+    parts, wanted = _addends(mine, index), effective(reference.tracks[0])
+    if not parts or index >= len(wanted):
         return None
-    parts = [np.sum(addend, axis=0) for addend in zip(*mine.terms, strict=True)]
-    steps, wanted = effective(mine.tracks[0]), effective(reference.tracks[0])
-    if index >= min(len(steps), len(wanted)) or not all(part.any() and np.isfinite(part).all() for part in parts):
+    sums, g = [np.sum(addend, axis=0) for addend in parts], raw(wanted[index])
+    if not all(part.any() for part in sums) or not g.any():
         return None
-    total = steps[index].total
-    if total is None or not distance(np.sum(parts, axis=0), total) <= max(SAME_SUM, 100 * mine.roundoff):
-        return None
-    made = decompose(torch.from_numpy(raw(wanted[index])), [torch.from_numpy(part) for part in parts])
-    return TermFacts(weights=tuple(w / len(parts) for w in made.weights), residual=made.residual, condition=made.condition)
+    made = decompose(torch.from_numpy(g), [torch.from_numpy(part) for part in sums])
+    theirs = _addends(reference, index)
+    pairs = zip(parts, theirs, strict=True) if len(parts) == len(theirs) else ()
+    return TermFacts(
+        weights=tuple(w / len(sums) for w in made.weights),
+        residual=made.residual,
+        condition=made.condition,
+        each=tuple(_one_term(of_each, np.sum(whole, axis=0), float(np.linalg.norm(g))) for of_each, whole in pairs),
+    )
+
+
+def _addends(run: Run, index: int) -> list[list[Vector]]:
+    """Per addend of the loss, what it gave in each backward of step `index`; empty where these do not add up to the gradient."""
+    steps = effective(run.tracks[0]) if run.tracks else []
+    if not run.terms or len({len(of_one) for of_one in run.terms}) != 1 or not run.terms[0] or index >= len(steps):
+        return []
+    parts = [list(addend) for addend in zip(*run.terms, strict=True)]
+    whole, total = np.sum([np.sum(addend, axis=0) for addend in parts], axis=0), steps[index].total
+    same = total is not None and distance(whole, total) <= max(SAME_SUM, 100 * run.roundoff)
+    return parts if same and np.isfinite(whole).all() else []
+
+
+def _one_term(parts: list[Vector], wanted: Vector, size: float) -> OneTerm:
+    """`size`: of the whole reference gradient."""
+    a, squared = np.sum(parts, axis=0), float(wanted @ wanted)
+    usable = squared and 2 * len(parts) <= a.size and all(part.any() for part in parts)
+    made = decompose(torch.from_numpy(wanted), [torch.from_numpy(part) for part in parts]) if usable else None
+    return OneTerm(
+        distance=float(np.linalg.norm(a - wanted)) / size,
+        scale=float(a @ wanted) / squared if squared else math.inf,
+        weights=tuple(w / len(parts) for w in made.weights) if made else (),
+        residual=made.residual * math.sqrt(squared) / size if made else math.inf,
+        condition=made.condition if made else math.inf,
+    )
 
 
 def _alike(a: Row, b: Row) -> bool:
@@ -271,6 +330,8 @@ def _run_facts(pair: Pair, candidate: Run, reference: Run, track: Track, other: 
         reference_lrs=tuple(s.lrs for s in pair.theirs),
         schedule_calls=tuple(s.calls.count("schedule") for s in pair.mine),
         reference_schedule_calls=tuple(s.calls.count("schedule") for s in pair.theirs),
+        horizon=candidate.horizon,
+        reference_horizon=reference.horizon,
         lr_moves_inside=any(len({b.lrs for b in s.backwards} | {s.lrs}) > 1 for s in pair.mine),
         state_steps=tuple(s.state_step for s in pair.mine),
         reference_state_steps=tuple(s.state_step for s in pair.theirs),

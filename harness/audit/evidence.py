@@ -50,6 +50,9 @@ CAUSES = (  # the classes of fault, each with a section of docs/remedies.md
 )
 
 
+RANK = "rank "  # before the number of the rank, in names of tensors that ranks share out
+
+
 @dataclass(frozen=True, kw_only=True)
 class Backward:
     """One backward pass that reached the parameters of an optimizer."""
@@ -104,7 +107,9 @@ class Step:
     backwards: tuple[Backward, ...]
     clips: tuple[Clip, ...]
     calls: tuple[str, ...]  # the order of calls in the window
+    roundoff: float = 2.0**-24  # of the narrowest parameter
     norm_updates: int = 0  # BatchNorm `num_batches_tracked`, summed, so far
+    buffers: dict[str, Vector] = field(default_factory=dict)  # how far the model's buffers have moved, where they have
     shadows: tuple[Vector, ...] = ()  # EMA copies when the next window's first backward begins (or the run ends)
     shadow_updates: int = 0  # times they changed in this window
 
@@ -137,6 +142,8 @@ class Track:
     first_backward: int = 0  # their numbers in the run
     last_backward: int = 0
     resumed: tuple[tuple[int, int], ...] = ()  # (step, backwards lost) where another optimizer of the same tensors went on
+    place: int = 0  # among the optimizers that were made, those that never step included
+    start: Vector | None = None  # [P] parameters before the first forward; None for an optimizer made after it
 
 
 @dataclass(frozen=True)
@@ -164,11 +171,14 @@ class Run:
     norm_calls: int = 0
     forwards: int = 0
     backwards: int = 0
+    horizon: float = 0.0  # steps for which the longest learning-rate schedule is laid out; 0 when unknown
     float16: bool = False  # whether a loss, a forward or a parameter was in float16
-    coupled: bool = False  # whether the loss of one row depends on the outputs of another; only known after a probe
+    coupled: frozenset[tuple[str, str]] = frozenset()  # rows whose loss depends on each other's outputs; only after a probe
+    mixes_rows: bool = False  # whether the model's output for one row depends on another; only known after a probe
     probed: dict[str, Row] = field(default_factory=dict)  # by fingerprint; rows that came twice are left out
     terms: list[list[Vector]] = field(default_factory=list)  # [P] of each addend of the loss, per backward of the probed window
     ranks: int = 1
+    sharded: bool = False  # each rank's optimizer holds a part of the weights, in plain tensors (FSDP1)
     rank_distances: tuple[float, ...] = ()  # per optimizer step, between the gradients of the ranks
 
     @property

@@ -23,12 +23,24 @@ class RowFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OneTerm:
+    """What one addend of the loss gave to the candidate's gradient, beside what it gave to the reference's."""
+
+    distance: float  # relative to the whole reference gradient
+    scale: float  # of the candidate's along the reference's
+    weights: tuple[float, ...]  # of the reference's on those of the micro-batches; right: 1
+    residual: float  # of the reference's outside their span, relative to the whole reference gradient
+    condition: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class TermFacts:
     """The reference gradient as a sum of what each addend of the loss gave to the candidate's."""
 
     weights: tuple[float, ...]  # per addend; right: 1
     residual: float
     condition: float
+    each: tuple[OneTerm, ...] = ()  # the addends one by one, where both losses have the same number of them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +86,8 @@ class StepFacts:
     active_clips_inside: int = 0
     clips_scaled: bool = False  # clipped with the loss scale still inside
     loss_scales: int = 1  # different ones in the window
+    unscaled_inside: int = 0  # times a GradScaler unscaled gradients before the last backward of the window
+    drawn_between: bool = False  # random numbers were drawn between all backwards of the window, outside the model
     broken_forwards: int = 0
     moves_inside: int = 0  # times the parameters moved between the backwards of the window
     reference_moves_inside: int = 0
@@ -83,7 +97,9 @@ class StepFacts:
     outside_draws: bool = False
     dropout: bool = False
     batch_norm: bool = False
-    coupled: bool = False  # in the reference, the loss of one row depends on the outputs of another (seen in second derivatives)
+    mixed: bool = False  # in the reference, the model's output for one row depends on other rows; only after a probe
+    buffers: tuple[str, ...] = ()  # of the model, that have moved otherwise than the reference's
+    coupled: bool = False  # at N=1, a row's loss depends on the outputs of a row that is in another micro-batch here
     update_distance: float = 0.0
     update_gate: float = math.inf
     update_along_weights: float = math.nan  # residual of the difference of updates outside the direction of the parameters
@@ -125,6 +141,8 @@ class RunFacts:
     lr_moves_inside: bool
     state_steps: tuple[float | None, ...]
     reference_state_steps: tuple[float | None, ...]
+    horizon: float = 0.0  # steps for which the longest learning-rate schedule is laid out; 0 when unknown
+    reference_horizon: float = 0.0
     shadow_distances: tuple[tuple[int, float, float], ...] = ()  # (step, distance, gate) of averaged copies of the weights
     shadow_updates: tuple[int, ...] = ()
     reference_shadow_updates: tuple[int, ...] = ()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from harness.audit.evidence import Finding
 from harness.audit.facts import RunFacts, StepFacts
-from harness.audit.gradient_rules import explain_step, finding
+from harness.audit.gradient_rules import UNEQUAL, explain_step, finding
 from harness.diagnosis import UNEXPLAINED
 
 STRETCHED = 0.03  # of the range of the rates, within which a schedule laid out for more steps reproduces them
@@ -34,18 +35,27 @@ def explain(run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
             break  # only weights were seen: later steps start from other weights
     if not broken_off:
         found += _schedule(run) + _counters(run) + _shadows(run) + _statistics(run)
+        found = found or _buffers(run, steps)
         clean = not found and all(facts.agrees for facts in steps)
         found += _report(run) + _counts(run) if clean else []
     return first_of_each(_told_apart(found, run))
 
 
 def _told_apart(found: list[Finding], run: RunFacts) -> list[Finding]:
-    """K/N and 1/N are one number in a window of one micro-batch: the full windows say which of the two divides."""
+    """Short windows are ambiguous: K/N is 1/N where K is 1, and a growing scale looks like unequal terms where K is 2 or 3."""
     whole = [t for t, count in enumerate(run.backwards) if count == run.accumulation_steps]
     full = {f.cause for f in found if f.optimizer_step in whole}
     other = {"short_window_divided_by_n": "loss_divided_twice"}
     one = 1 / run.accumulation_steps
-    return [f for f in found if not (f.evidence.get("factor") == one and other.get(f.cause) in full)]
+    found = [f for f in found if not (f.evidence.get("factor") == one and other.get(f.cause) in full)]
+    growths = [f.evidence["factor"] for f in found if f.cause == "scaler_updated_in_window" and "factor" in f.evidence]
+    return [f for f in found if not (f.cause == "mean_of_means" and any(_grows(f, growth) for growth in growths))]
+
+
+def _grows(one: Finding, growth: float) -> bool:
+    """Whether the weights of a window too short to tell fall as they do in longer ones."""
+    ratios = [a / b for a, b in pairwise(one.evidence.get("right_weights", ()))]
+    return bool(ratios) and all(abs(ratio / growth - 1) <= UNEQUAL for ratio in ratios)
 
 
 def first_of_each(findings: Sequence[Finding]) -> list[Finding]:
@@ -103,7 +113,8 @@ def _structure(run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
     if first is not None and run.foreign and facts is not None and facts.outside_draws:
         return [finding(run, place, "stochastic_layers", evidence, "the rows themselves are drawn at random per micro-batch")]
     if first is not None and run.foreign:
-        return [finding(run, place, UNEXPLAINED, evidence, "the windows hold rows that the reference never saw")]
+        message = "the windows hold rows that the reference never saw: other data, or rows mixed within a micro-batch"
+        return [finding(run, place, UNEXPLAINED, evidence, message)]
     if sum(run.repeated):
         return [finding(run, place, "samples_repeated", evidence, f"{sum(run.repeated)} rows are used more often than at N=1")]
     if first is None and run.steps < run.reference_steps:
@@ -178,6 +189,8 @@ def _schedule(run: RunFacts) -> list[Finding]:
     pairs = list(zip(run.lrs, run.reference_lrs, strict=False))
     first = next((i for i, (mine, theirs) in enumerate(pairs) if not _same(mine, theirs)), None)
     evidence: dict[str, Any] = {
+        "laid_out_for_steps": run.horizon,
+        "reference_laid_out_for_steps": run.reference_horizon,
         "learning_rates": [lrs[0] for lrs in run.lrs if lrs],
         "reference_learning_rates": [lrs[0] for lrs in run.reference_lrs if lrs],
         "schedule_calls_per_step": list(run.schedule_calls),
@@ -189,7 +202,7 @@ def _schedule(run: RunFacts) -> list[Finding]:
         rate, wanted = _first(run.lrs, first), _first(run.reference_lrs, first)
         message = f"the learning-rate schedule advances per micro-batch: {rate:.4g} instead of {wanted:.4g}"
         return [finding(run, first, "schedule_per_micro_batch", evidence, message)]
-    if _stretched(run):
+    if _stretched(run) or _too_long(run):
         message = "the learning-rate schedule is laid out for micro-batches, and advances once per optimizer step: it lags behind"
         return [finding(run, first, "schedule_per_micro_batch", evidence, message)]
     message = "the learning rates differ, and not as if the schedule counted micro-batches"
@@ -206,6 +219,12 @@ def _runs_ahead(run: RunFacts) -> bool:
         if len(pairs) >= 2 and all(_same(mine, theirs) for mine, theirs in pairs):
             return True
     return False
+
+
+def _too_long(run: RunFacts) -> bool:
+    """The schedule is laid out for N times the steps of the reference's, give or take a window."""
+    wanted = run.accumulation_steps * run.reference_horizon
+    return run.accumulation_steps > 1 and wanted > 0 and abs(run.horizon - wanted) <= run.accumulation_steps
 
 
 def _stretched(run: RunFacts) -> bool:
@@ -253,8 +272,8 @@ def _counters(run: RunFacts) -> list[Finding]:
 
 def _shadows(run: RunFacts) -> list[Finding]:
     off = next((seen for seen in run.shadow_distances if seen[1] > seen[2]), None)
-    if off is None:
-        return []
+    if off is None or not any((*run.shadow_updates, *run.reference_shadow_updates)):
+        return []  # copies that nothing updates are no averages
     first, distance, gate = off
     evidence = {
         "distance": distance,
@@ -277,6 +296,15 @@ def _statistics(run: RunFacts) -> list[Finding]:
     evidence = {"updates": list(run.norm_updates), "reference_updates": list(run.reference_norm_updates), "what": "statistics"}
     message = f"running statistics of BatchNorm are updated {pairs[first][0]} times by then, and {pairs[first][1]} times at N=1"
     return [finding(run, first, "batch_statistics", evidence, message)]
+
+
+def _buffers(run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
+    """Buffers that the model's forward updates, although the gradients agree."""
+    off = next((facts for facts in steps if facts.buffers), None)
+    if off is None:
+        return []
+    message = f"equal gradients, but the model's buffers differ ({', '.join(off.buffers[:4])}): its forward updates them"
+    return [finding(run, off.step, "batch_statistics", {"buffers": off.buffers, "what": "statistics"}, message)]
 
 
 def _counts(run: RunFacts) -> list[Finding]:

@@ -108,6 +108,8 @@ def by_rank(mine: Step, a: Vector, g: Vector, gate: float) -> tuple[float, tuple
     parts = [part / len(ranks) for ranks in locals_ for part in ranks]
     if len(parts) > MOST_PARTS or 2 * len(parts) > g.size or not all(p.any() and np.isfinite(p).all() for p in parts):
         return math.inf, (), math.inf
+    if any(part.shape != g.shape for part in parts):
+        return math.inf, (), math.inf
     if not off_line(a, np.asarray(np.sum(parts, axis=0))) <= gate:  # what the ranks gave was not simply added
         return math.inf, (), math.inf
     made = decompose(torch.from_numpy(g), [torch.from_numpy(part) for part in parts])
@@ -139,7 +141,7 @@ def partly(mine: Step, a: Vector, g: Vector, gate: float) -> tuple[str, ...]:
                 return ()
             differ.append(name)
         else:
-            agree += bool(g[part].any())
+            agree += bool(np.linalg.norm(g[part]) > gate * size)  # what is all rounding agrees with anything
     return tuple(differ) if agree else ()
 
 

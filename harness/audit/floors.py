@@ -56,8 +56,9 @@ def gates(
         moved.append(_worst(seen) > 0)
         gradient.append(max(factor * _worst(seen), _summing(own, step, candidate, reference)))
         keep = ~noise[t]
-        update.append(max(FACTOR * _worst([update_distance(o, step, keep) for o in others]), 1 / NOISE))
-        state.append(max(FACTOR * _worst([state_distance(o, step) for o in others]), 1 / NOISE))
+        least = max(1 / NOISE, gradient[t])  # an update is known no better than its gradient
+        update.append(max(FACTOR * _worst([update_distance(o, step, keep) for o in others]), least))
+        state.append(max(FACTOR * _worst([state_distance(o, step) for o in others]), least))
     if len(gradient) > 1 and (drift or not moved[0]) and gradient[0] < gradient[1]:
         gradient[0], update[0], state[0] = gradient[1], update[1], state[1]  # the first step may come before any perturbation
     if drift and len(gradient) > 1:

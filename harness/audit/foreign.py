@@ -134,11 +134,13 @@ class HandedWeights:
         self.last: Vector | None = None
 
     def take(self, weights: Mapping[str, Any]) -> None:
-        """Copy the weights. Raises ValueError when there are none, or others than before."""
-        arrays = {str(name): np.asarray(value, dtype=np.float64).reshape(-1) for name, value in weights.items()}
+        """Copy the weights, in any order of the names. Raises ValueError when there are none, or others than before."""
+        arrays = {str(name): np.asarray(value, dtype=np.float64).reshape(-1) for name, value in sorted(weights.items())}
         tensors = tuple((name, array.size) for name, array in arrays.items())
-        if not tensors or (self.track.tensors and tensors != self.track.tensors):
-            raise ValueError(f"expected the same named weights each time, got {[name for name, _ in tensors][:8]}")
+        if not tensors:
+            raise ValueError("expected named weights, got none")
+        if self.track.tensors and tensors != self.track.tensors:
+            raise ValueError(f"expected the same named weights each time, {self.track.tensors[:8]}, got {tensors[:8]}")
         now = np.concatenate(list(arrays.values()))
         if self.last is not None:
             self.track.steps.append(_step(tensors, self.last, now))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from harness.audit.evidence import Row, Run
+from harness.audit.evidence import Row, Run, Vector
 from harness.audit.tensors import broken, dense, fingerprints, roundoff, tensors_in, vector
 
 
@@ -24,6 +25,8 @@ class Forwards:
         self.depth = 0
         self.names: dict[int, str] = {}  # parameter id -> name
         self.norms: dict[int, _BatchNorm] = {}
+        self.outermost: dict[int, nn.Module] = {}
+        self.first_buffers: dict[str, Tensor] = {}
         self.micro_batch = 0  # of the window under way
         self.before: Tensor | None = None  # generator state as the outermost forward began
         self.last: Tensor | None = None  # as the last watched event ended; None before the first
@@ -33,8 +36,18 @@ class Forwards:
         self.count, self.broken, self.draws, self.outside = 0, 0, False, False
         self.rows: list[tuple[str, int]] = []  # fingerprint and length
         self.first: nn.Module | None = None
-        self.outputs: list[Tensor] = []  # of the outermost forwards, kept for a probe only
+        self.outputs: list[tuple[list[str], Tensor]] = []  # rows and outputs of the outermost forwards, kept for a probe only
+        self.made: list[Tensor] = []  # what modules inside them gave, kept for a probe only
         self.produced: dict[int, torch.UntypedStorage] = {}  # memory of these outputs: what a model made is no row of data
+
+    def forget_models(self) -> None:
+        """The run is over: what it trained must not be taken for an averaged copy by the next one."""
+        self.reset()
+        self.outermost.clear()
+        self.norms.clear()
+        self.first_buffers.clear()
+        self.watched.clear()
+        self.inner.clear()
 
     def enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         self.depth += 1
@@ -46,6 +59,9 @@ class Forwards:
             self.norms.setdefault(id(module), module)
         if self.depth == 1 and torch.is_grad_enabled():
             self._note_parameters(module)
+            if id(module) not in self.outermost:
+                self.outermost[id(module)] = module
+                self.first_buffers |= {k: t.detach().clone() for k, t in self._buffers() if k not in self.first_buffers}
             self.before = torch.get_rng_state()
             self.outside |= self.last is not None and not torch.equal(self.before, self.last)
             self.first = self.first or module
@@ -65,7 +81,7 @@ class Forwards:
         self.broken += broken(output) or broken(list(args))
         rows = fingerprints(args, kwargs)
         if self.probing:
-            self.outputs += outputs
+            self.outputs += [([row for row, _ in rows], output) for output in outputs]
             self._watch_slopes([row for row, _ in rows], outputs)
         if module is self.first and not any(_memory(t) in self.produced for t in tensors_in([*args, kwargs])):
             self.rows += rows
@@ -79,7 +95,21 @@ class Forwards:
         found = [t for t in tensors_in(output) if t.ndim and t.requires_grad] or inside
         if self.inner:
             self.inner[-1].extend(found)
+            self.made += found
         return found
+
+    def _buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Floating buffers of the outermost modules; sharded ones left out, since reading them is a collective."""
+        for place, module in enumerate(self.outermost.values()):
+            for name, buffer in module.named_buffers():
+                if buffer.is_floating_point() and not buffer.is_meta and not hasattr(buffer, "full_tensor"):
+                    yield (f"{name} of model {place}" if place else name), buffer
+
+    def buffer_movements(self) -> dict[str, Vector]:
+        """How far each buffer is from where it was before the first forward; those that stayed there are left out."""
+        first = self.first_buffers
+        moved = [(k, t) for k, t in self._buffers() if k in first and t.shape == first[k].shape and not torch.equal(t, first[k])]
+        return {key: vector([buffer]) - vector([first[key]]) for key, buffer in moved}
 
     def _watch_slopes(self, rows: list[str], outputs: list[Tensor]) -> None:
         output = next((t for t in outputs if rows and t.shape[0] == len(rows)), None)
@@ -109,7 +139,11 @@ class Forwards:
                 slopes.clear()
 
     def _note_parameters(self, module: nn.Module) -> None:
-        """A model may be narrower than the weights its optimizer holds (master weights)."""
+        """A model may be narrower than the weights its optimizer holds (master weights), and shared out over ranks."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            from torch.distributed.fsdp import FullyShardedDataParallel
+
+            self.run.sharded |= any(isinstance(part, FullyShardedDataParallel) for part in module.modules())
         for parameter in module.parameters():
             self.run.roundoff = max(self.run.roundoff, roundoff(parameter.dtype))
             self.run.float16 |= parameter.dtype == torch.float16

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 from harness.audit.evidence import Finding
-from harness.audit.facts import RunFacts, StepFacts
+from harness.audit.facts import OneTerm, RunFacts, StepFacts
 from harness.diagnosis import UNEXPLAINED
 
 CONDITION_LIMIT = 1e6  # of the micro-batch gradients; beyond it their weights mean nothing
 UNEQUAL = 1e-2  # relative; weights that differ by more are not equal
 SAME_ROW = 1e-3  # relative, for a row's output and the direction of its slope
+CLEAR = 10.0  # gates; a difference without a prediction of its own is not named below
+FEWEST_RATIOS = 3  # of neighbouring weights, below which they fall evenly by chance
 LOST = 0.05  # share of elements that are 0 for no other reason than underflow
 
 
@@ -36,7 +39,7 @@ def explain_step(facts: StepFacts, *, judge_update: bool = True) -> list[Finding
         found = rule(facts)
         if found:
             return found
-    return [_other_computation(facts)]
+    return _other_computation(facts)
 
 
 def _seen_directly(facts: StepFacts) -> list[Finding]:
@@ -60,6 +63,10 @@ def _seen_directly(facts: StepFacts) -> list[Finding]:
     if facts.loss_scales > 1:
         message = f"the loss scale changes inside the window ({facts.loss_scales} values)"
         found.append(finding(facts, facts.step, "scaler_updated_in_window", {"scale": facts.scale}, message))
+    elif facts.unscaled_inside and facts.fits.get("sums", math.inf) <= facts.gate:
+        message = "gradients are unscaled inside the window: those of earlier micro-batches are divided by the loss scale again"
+        evidence = {"times": facts.unscaled_inside, "scale": facts.scale}
+        found.append(finding(facts, facts.step, "scaler_updated_in_window", evidence, message))
     if facts.active_clips_inside and not facts.clips_scaled and _sum_is_right(facts):
         evidence = {"active_clips_inside": facts.active_clips_inside, "scale": facts.scale, "cosine": facts.cosine}
         message = f"clipped {facts.active_clips_inside} times inside the window; unclipped, the sum is the full gradient"
@@ -199,6 +206,8 @@ def _rounded(facts: StepFacts) -> list[Finding]:
 
 def _weighted(facts: StepFacts) -> list[Finding]:
     """The reference gradient is a sum of the contributions with other weights: the micro-batches themselves are right."""
+    if facts.fits.get("line", math.inf) <= facts.gate:
+        return []  # a multiple of the right gradient: no micro-batch counts otherwise than another
     usable = len(facts.weights) > 1 and facts.condition <= CONDITION_LIMIT and all(w > 0 for w in facts.weights)
     if (
         not usable
@@ -209,6 +218,8 @@ def _weighted(facts: StepFacts) -> list[Finding]:
     weights, n = facts.weights, facts.accumulation_steps
     if one := _one_backward(facts):
         return [one]
+    if scaled := _growing(facts):
+        return [scaled]
     mean = sum(weights) / len(weights)
     evidence = {"right_weights": weights, "cosine": facts.raw_cosine, "scale": facts.raw_scale, "condition": facts.condition}
     message = "micro-batches count equally although they hold unequal numbers of loss terms; right weights: " + ", ".join(
@@ -221,10 +232,20 @@ def _weighted(facts: StepFacts) -> list[Finding]:
         (1 / n, "loss_not_divided"),
         (n, "loss_divided_twice"),
     ):
-        if n > 1 and factor and abs(mean / factor - 1) <= max(facts.gate, 1e-3):
+        if n > 1 and factor and abs(mean / factor - 1) <= min(max(facts.gate, 1e-3), UNEQUAL):
             message = f"besides, the gradient as a whole is {1 / mean:.4g} times what it should be"
             found.append(finding(facts, facts.step, cause, {"factor": 1 / mean, "right_weights": weights}, message))
     return found
+
+
+def _growing(facts: StepFacts) -> Finding | None:
+    """Each micro-batch counts by one and the same factor more (or less) than the one before: numbers of terms do not do that."""
+    ratios = [a / b for a, b in pairwise(facts.weights)]
+    if len(ratios) < FEWEST_RATIOS or max(ratios) - min(ratios) > UNEQUAL * max(ratios) or abs(ratios[0] - 1) <= UNEQUAL:
+        return None
+    evidence = {"right_weights": facts.weights, "factor": ratios[0], "condition": facts.condition}
+    message = f"every micro-batch counts {ratios[0]:.4g} times the one before: its loss is scaled by a factor that changes inside"
+    return finding(facts, facts.step, "scaler_updated_in_window", evidence, message)
 
 
 def _one_backward(facts: StepFacts) -> Finding | None:
@@ -265,6 +286,39 @@ def _regulariser(facts: StepFacts) -> list[Finding]:
     return []
 
 
+def _by_term(facts: StepFacts) -> list[Finding]:
+    """Terms of the loss one by one: some agree, hence the forwards do, and each of the others is wrong in a way of its own."""
+    if term := _one_term(facts):
+        return [term]
+    each = facts.by_term.each if facts.by_term is not None else ()
+    off = [(place, term) for place, term in enumerate(each) if term.distance > facts.gate]
+    if not 0 < len(off) < len(each) or facts.rows == "different":
+        return []
+    return [one for place, term in off for one in _wrong_term(facts, term, f"term {place + 1} of {len(each)} of the loss")]
+
+
+def _wrong_term(facts: StepFacts, term: OneTerm, which: str) -> list[Finding]:
+    weights, n = term.weights, facts.accumulation_steps
+    evidence = {"term": which, "right_weights": weights, "scale_of_term": term.scale, "distance": term.distance}
+    mean = sum(weights) / len(weights) if weights else math.inf
+    found = []
+    if term.residual > facts.gate:
+        message = f"{which} depends on which rows share a micro-batch: no weights of the micro-batches give it; the others agree"
+        found.append(finding(facts, facts.step, "non_separable_loss", evidence | {"residual": term.residual}, message))
+        undivided = term.scale > math.sqrt(n)  # nearer to N than to 1
+    elif term.condition > CONDITION_LIMIT or min(weights) <= 0:
+        return []
+    else:
+        if max(weights) - min(weights) > UNEQUAL * max(weights):
+            message = f"micro-batches count equally in {which} although they hold unequal numbers of its terms; the others agree"
+            found.append(finding(facts, facts.step, "mean_of_means", evidence, message))
+        undivided = not found or abs(mean * n - 1) <= max(facts.gate, 1e-3)
+    if undivided:
+        message = f"{which} is not divided like the rest: it counts {term.scale:.4g} times"
+        found.append(finding(facts, facts.step, "auxiliary_loss_scale", evidence, message))
+    return found
+
+
 def _one_term(facts: StepFacts) -> Finding | None:
     """The reference gradient is a sum of the terms of the loss, one of which counts otherwise than the rest."""
     seen = facts.by_term
@@ -280,7 +334,7 @@ def _one_term(facts: StepFacts) -> Finding | None:
     return finding(facts, facts.step, "auxiliary_loss_scale", evidence, message)
 
 
-def _other_computation(facts: StepFacts) -> Finding:
+def _other_computation(facts: StepFacts) -> list[Finding]:
     """Not a matter of weights: the micro-batch computations themselves differ, or several things at once."""
     evidence: dict[str, Any] = {
         "what": "gradient",
@@ -295,35 +349,50 @@ def _other_computation(facts: StepFacts) -> Finding:
         "rows": facts.rows,
     }
     outside = facts.fits.get("span", math.inf) > facts.gate
-    if term := _one_term(facts):
-        return term
+    if found := _by_term(facts):
+        return found
     if facts.held:
         message = "the difference is gone when the weights stay where they are: a forward uses weights of before the last step"
-        return finding(facts, facts.step, "cached_weights_stale", evidence, message)
+        return [finding(facts, facts.step, "cached_weights_stale", evidence, message)]
     if outside and facts.draws and not facts.dropout and not facts.batch_norm and facts.rows != "different":
-        return finding(facts, facts.step, "stochastic_layers", evidence, "random numbers are drawn inside the forward")
+        return [finding(facts, facts.step, "stochastic_layers", evidence, "random numbers are drawn inside the forward")]
+    if facts.drawn_between and facts.fits.get("sums", math.inf) <= facts.gate:
+        message = "what the micro-batches give adds up; random numbers are drawn after each, and its gradients change"
+        return [finding(facts, facts.step, "stochastic_layers", evidence, message)]
     if outside and facts.coupled and not facts.draws and facts.rows != "different":
         message = "no weights of the micro-batches give the full gradient: the loss of a row depends on the outputs of others"
-        return finding(facts, facts.step, "non_separable_loss", evidence, message)
+        return [finding(facts, facts.step, "non_separable_loss", evidence, message)]
     rows = facts.by_row
     alike, unequal = max(SAME_ROW, 30 * facts.roundoff), max(UNEQUAL, 100 * facts.roundoff)
+    moved = rows is not None and rows.outputs > alike and not facts.draws and facts.rows != "different"
+    if moved and (facts.mixed or facts.buffers):
+        evidence |= {"outputs_apart": rows.outputs if rows else None, "buffers": facts.buffers}
+        message = "the model gives the same rows other outputs: " + (
+            "each depends on the other rows of its micro-batch"
+            if facts.mixed
+            else f"its forward updates and uses {', '.join(facts.buffers[:4])}, once per micro-batch"
+        )
+        return [finding(facts, facts.step, "batch_statistics", evidence, message)]
     if rows is not None and rows.outputs <= alike and rows.residual <= alike and rows.spread > unequal:
         evidence |= {"factors_of_rows": rows.factors}
         if facts.same_at_one or facts.accumulation_steps == 1:
             message = "rows count otherwise than in the reference, at every N: each is averaged over its own loss terms"
-            return finding(facts, facts.step, "mean_of_means", evidence, message)
+            return [finding(facts, facts.step, "mean_of_means", evidence, message)]
         message = (
             "the same row gets another weight in another split: what it is divided by, or compared with, is the micro-batch's"
         )
-        return finding(facts, facts.step, "normaliser_depends_on_split", evidence, message)
-    if facts.probed and facts.partly and not facts.draws and not facts.batch_norm and facts.rows != "different":
+        return [finding(facts, facts.step, "normaliser_depends_on_split", evidence, message)]
+    clear = facts.raw_distance > CLEAR * facts.gate
+    if facts.probed and clear and facts.partly and not facts.draws and not facts.batch_norm and facts.rows != "different":
         evidence |= {"tensors": facts.partly}
         message = (
             f"only {', '.join(facts.partly[:4])} differ: a term of the loss that reaches only them is not divided like the rest"
         )
-        return finding(facts, facts.step, "auxiliary_loss_scale", evidence, message)
+        return [finding(facts, facts.step, "auxiliary_loss_scale", evidence, message)]
     message = "the gradients differ, and no known cause reproduces how"
-    return finding(facts, facts.step, UNEXPLAINED, evidence, message)
+    if facts.fits.get("line", math.inf) <= facts.gate:
+        message = f"the gradient is the right one times {facts.raw_scale:.6g}, a number that neither N nor the rows explain"
+    return [finding(facts, facts.step, UNEXPLAINED, evidence, message)]
 
 
 def _update(facts: StepFacts) -> list[Finding]:

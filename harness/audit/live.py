@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from harness.audit.evidence import Backward, Clip, Intervention, Run, Step, Track, Vector
+from harness.audit.evidence import RANK, Backward, Clip, Intervention, Run, Step, Track, Vector
 from harness.audit.foreign import Foreign
 from harness.audit.forwards import Forwards
 from harness.audit.tensors import dense, gradients, overflow_is_expected, roundoff, vector
 
 LONGEST = 400  # calls kept per window
 KEPT = 4  # windows whose contributions are kept: the first ones, as many with another number of backwards, and those asked for
+PADDING = 4096  # elements by which the one tensor of a sharded optimizer may be longer than the parameters in it
 COLLINEAR = 1e-6  # 1 - cosine below which a gradient was only scaled
 
 
@@ -32,12 +33,14 @@ class LiveTrack:
         self.num_odd = 0
         self.start: Vector | None = None  # parameters before the first window
         self.local: LocalGradients | None = None
+        self.stand_in: LocalGradients | None = None
         self.track = Track(name=getattr(optimizer, "name", type(optimizer).__name__), tensors=())
         self.parameters: list[Tensor] = []
         self.inner_stepped = False
         self.num_effective = 0
         self.shadows: list[list[Tensor]] = []
         self.last_shadows: tuple[float, ...] = ()
+        self.moving: set[int] = set()  # places of the shadows that have changed
         self.shadow_updates = 0
         self.last_gradient: Vector | None = None
         self.started: tuple[str, Vector, Vector | None, list[Any]] | None = None  # of the backward under way
@@ -51,6 +54,7 @@ class LiveTrack:
         self.clips: list[Clip] = []
         self.calls: list[str] = []
         self.filled = False
+        self.through_model = False
         self.unscaled = False
 
     def refresh(self) -> None:
@@ -81,7 +85,8 @@ class LiveTrack:
     # -- one backward -----------------------------------------------------------------------------------------------
 
     @overflow_is_expected
-    def before_backward(self) -> None:
+    def before_backward(self, unowned: Sequence[Tensor] = ()) -> None:
+        """`unowned`: parameters of the model under way that no optimizer holds; this one may hold copies of them."""
         self.refresh()
         start = gradients(self.parameters)
         empty = not start.any()
@@ -94,12 +99,19 @@ class LiveTrack:
         self._see_shadows()
         self.started = (kind, start, self._movement(), [_mark(p) for p in self.parameters])
         self.local = LocalGradients(self.parameters) if in_a_group() else None
+        self.stand_in = LocalGradients(unowned) if self._may_copy(unowned) else None
+
+    def _may_copy(self, unowned: Sequence[Tensor]) -> bool:
+        """Whether the optimizer's own tensors have room for these and little more; of one rank only, as ranks share them out."""
+        needed, own = sum(p.numel() for p in unowned), sum(p.numel() for p in self.parameters)
+        return 0 < needed <= own <= needed + PADDING and not in_a_group()
 
     @overflow_is_expected
     def after_backward(self, loss: float, scale: float, manual: Vector | None = None) -> bool:
         """Whether it reached this optimizer. `manual` is the gradient when it was returned instead of added."""
         local = self.local.taken() if self.local is not None else None
-        self.local = None
+        behind = self.stand_in.taken() if self.stand_in is not None else None
+        self.local = self.stand_in = None
         if self.started is None:
             return False
         kind, start, moved, marks = self.started
@@ -107,15 +119,18 @@ class LiveTrack:
         forwards, end = self.forwards, gradients(self.parameters)
         same = marks == [_mark(p) for p in self.parameters] and np.array_equal(start, end, equal_nan=True)
         if manual is None and same:  # marks alone do not tell: sharded gradients are added to behind their wrapper
-            return False  # this backward did not reach this optimizer
-        contribution = (manual if manual is not None else end - start) / scale
+            if behind is None:
+                return False  # this backward did not reach this optimizer
+            manual, self.through_model = np.pad(behind, (0, end.size - behind.size)), True
+        whole = manual is not None or start.shape == end.shape  # FSDP1 holds the unsharded gradient until ranks are synchronised
+        contribution = (manual if manual is not None else end - start) / scale if whole else None
         self.backwards.append(
             Backward(
                 loss=loss / scale,
                 scale=scale,
                 start="manual" if manual is not None else kind,
                 contribution=contribution,
-                finite=bool(np.isfinite(contribution).all()),
+                finite=bool(np.isfinite(end if contribution is None else contribution).all()),
                 rescaled=float(np.linalg.norm(start)) / scale if kind == "scaled" and self.backwards else math.nan,
                 local=None if local is None else local / scale,
                 rows=tuple(row for row, _ in forwards.rows) if self.run.forwards else None,
@@ -129,7 +144,7 @@ class LiveTrack:
                 shadows=self.last_shadows,
             )
         )
-        self.filled = self.filled or manual is None
+        self.filled = self.filled or (manual is None and bool(end.any()))  # a loss of 0 leaves nothing that could be cleared
         self.last_gradient = end
         self.track.first_backward = self.track.first_backward or self.run.backwards
         self.track.last_backward = self.run.backwards
@@ -178,6 +193,8 @@ class LiveTrack:
         state, state_step = self._state()
         self.note("step")
         parts = [b.contribution for b in self.backwards if b.contribution is not None]
+        if len(parts) < len(self.backwards) or any(part.shape != gradient.shape for part in parts):
+            parts = []
         if not self._kept():
             self.backwards = [dataclasses.replace(b, contribution=None, local=None) for b in self.backwards]
             self.clips = [dataclasses.replace(c, before=c.before if len(self.clips) == 1 else None) for c in self.clips]
@@ -186,7 +203,7 @@ class LiveTrack:
                 tensors=self.track.tensors,
                 gradient=gradient,
                 total=np.sum(parts, axis=0) if parts else None,
-                spread=float(np.linalg.norm(np.sum([np.abs(part) for part in parts], axis=0))) if parts else 0.0,
+                spread=self._spread(parts, gradient),
                 lrs=self.lrs,
                 decays=tuple(float(group.get("weight_decay") or 0.0) for group in self.optimizer.param_groups),
                 before=self.before,
@@ -198,6 +215,8 @@ class LiveTrack:
                 backwards=tuple(self.backwards),
                 clips=tuple(self.clips),
                 calls=tuple(self.calls),
+                roundoff=max(coarsest, 2.0**-24),
+                buffers=self.forwards.buffer_movements(),
                 norm_updates=sum(
                     int(n.num_batches_tracked) for n in self.forwards.norms.values() if n.num_batches_tracked is not None
                 ),
@@ -206,6 +225,14 @@ class LiveTrack:
         self.num_effective += self.track.steps[-1].effective
         self.before, self.last_parameters, self.last_gradient = None, after, gradient
         self.clear_window()
+
+    def _spread(self, parts: Sequence[Vector], gradient: Vector) -> float:
+        """||sum_k |c_k|||; in the gradient's own size where parts were seen in the model, maybe with a loss scale in them."""
+        if not parts:
+            return 0.0
+        spread = float(np.linalg.norm(np.sum([np.abs(part) for part in parts], axis=0)))
+        total = float(np.linalg.norm(np.sum(parts, axis=0)))
+        return spread * float(np.linalg.norm(gradient)) / total if self.through_model and total else spread
 
     def _kept(self) -> bool:
         """Whether the contributions of the window that ends are kept: rules need those of a few windows only."""
@@ -248,15 +275,21 @@ class LiveTrack:
         sums = tuple(float(v.sum()) for v in vectors)
         if self.track.steps and not self.backwards and not self.track.steps[-1].shadows:
             self.track.steps[-1] = dataclasses.replace(self.track.steps[-1], shadows=vectors)
-        if self.last_shadows and sums != self.last_shadows and self.track.steps:
-            last = self.track.steps[-1]
-            self.track.steps[-1] = dataclasses.replace(last, shadow_updates=last.shadow_updates + 1)
+        if self.last_shadows and sums != self.last_shadows:
+            self.moving |= {place for place, (a, b) in enumerate(zip(sums, self.last_shadows, strict=True)) if a != b}
+            if self.track.steps:
+                last = self.track.steps[-1]
+                self.track.steps[-1] = dataclasses.replace(last, shadow_updates=last.shadow_updates + 1)
         self.last_shadows = sums
 
     def finish(self) -> None:
         """The function has returned."""
         self._see_shadows()
         self.track.pending = self.backwards
+        if self.moving:  # the others are copies that somebody keeps
+            for t, step in enumerate(self.track.steps):
+                averages = tuple(s for place, s in enumerate(step.shadows) if place in self.moving)
+                self.track.steps[t] = dataclasses.replace(step, shadows=averages)
 
     # -- what the audit changes in an extra run ----------------------------------------------------------------------
 
@@ -264,11 +297,13 @@ class LiveTrack:
         """Put the followed run's parameters after its step `step` (-1: at its start), then perturb them."""
         if self.start is None:
             self.start = self.track.steps[0].before if self.track.steps else vector(self.parameters)
+            self.track.start = None if self.track.steps else self.start
         if what.hold and self.start.size == sum(p.numel() for p in self.parameters):
             self._put(self.start)
-        followed = what.follow.tracks[index] if what.follow is not None and index < len(what.follow.tracks) else None
+        tracks = what.follow.tracks if what.follow is not None else []
+        followed = next((t for t in tracks if t.place == index), tracks[0] if len(tracks) == 1 else None)
         if followed is not None and step < len(followed.steps):
-            wanted = followed.steps[step].after if step >= 0 else followed.steps[0].before
+            wanted = _own_part(followed.steps[max(step, 0)], after=step >= 0)
             if wanted.size == sum(p.numel() for p in self.parameters):
                 self._put(wanted)
         if what.perturb:
@@ -318,6 +353,17 @@ class LocalGradients:
 def in_a_group() -> bool:
     """Whether several ranks of `torch.distributed` train together."""
     return torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
+
+
+def _own_part(step: Step, *, after: bool) -> Vector:
+    """The parameters of a step; this rank's part where those of all ranks were joined (`ranks.pooled`)."""
+    whole = step.after if after else step.before
+    if not step.tensors or not step.tensors[0][0].startswith(RANK):
+        return whole
+    mine = f"{RANK}{torch.distributed.get_rank()} "
+    kept = [np.full(count, name.startswith(mine)) for name, count in step.tensors]
+    part: Vector = whole[np.concatenate(kept)]
+    return part
 
 
 def _mark(parameter: Tensor) -> tuple[int, int]:

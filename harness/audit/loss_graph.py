@@ -1,4 +1,4 @@
-"""What the graph of a loss shows before its backward: whether it couples rows, and what each of its terms gives. Reads only."""
+"""What the graph of a loss shows before its backward: which rows it couples, and what each of its terms gives. Reads only."""
 
 from __future__ import annotations
 
@@ -16,23 +16,42 @@ LINEAR = ("MulBackward0", "DivBackward0", "NegBackward0", "SumBackward0", "MeanB
 MOST_TERMS = 8
 
 
-def couples_rows(loss: Any, outputs: Sequence[Tensor]) -> bool:
-    """Whether d^2 loss / d out_i d out_j is other than zero for some row i = 0 or 1 and another row j."""
+def coupled_rows(loss: Any, outputs: Sequence[tuple[Sequence[str], Tensor]]) -> set[tuple[str, str]]:
+    """The pairs of rows i = 0 or 1 and j with d^2 loss / d out_i d out_j other than zero, by the rows' names.
+
+    Rows without a name of their own (an output with another number of them) are called by their number in the output.
+    """
+    found: set[tuple[str, str]] = set()
     if not isinstance(loss, Tensor):
-        return False
-    for output in outputs:
+        return found
+    for names, output in outputs:
         rows = output.shape[0]
+        called = names if len(names) == rows else [f"row {place} of {rows}" for place in range(rows)]
         try:
             (slope,) = torch.autograd.grad(loss, output, create_graph=True, allow_unused=True)
             for row in range(min(2, rows)):
                 if slope is None or not slope.requires_grad or rows < 2:
                     break
                 (bend,) = torch.autograd.grad(slope[row].square().sum(), output, retain_graph=True, allow_unused=True)
-                others = torch.arange(rows) != row
-                if bend is not None and bool(bend[others].abs().max() > 0):
-                    return True
+                bent = bend.reshape(rows, -1).abs().amax(1).nonzero().flatten().tolist() if bend is not None else []
+                found |= {(called[row], called[other]) for other in bent if other != row}
         except RuntimeError:  # no second derivative: nothing is known
             continue
+    return found
+
+
+def mixes_rows(outputs: Sequence[Tensor], made: Sequence[Tensor]) -> bool:
+    """Whether out_i, for some row i = 0 or 1 of an output, depends on another row of what modules inside the model made."""
+    for output in outputs:
+        inside = [t for t in made if t is not output and t.shape[0] == output.shape[0] > 1]
+        for row in range(2 if inside else 0):
+            try:
+                slopes = torch.autograd.grad(output[row].square().sum(), inside, retain_graph=True, allow_unused=True)
+            except RuntimeError:  # changed in place, or freed: nothing is known
+                break
+            others = torch.arange(output.shape[0]) != row
+            if any(slope is not None and bool(slope[others].abs().max() > 0) for slope in slopes):
+                return True
     return False
 
 

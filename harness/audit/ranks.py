@@ -9,7 +9,6 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from multiprocessing.connection import Connection
@@ -20,7 +19,8 @@ import numpy as np
 import torch
 import torch.multiprocessing as mp
 
-from harness.audit.evidence import Backward, Finding, Run, Step, Track
+from harness import workers
+from harness.audit.evidence import RANK, Backward, Finding, Run, Step, Track
 from harness.audit.runs import Job, Train, accepts, load_module, watch
 from harness.audit.tensors import overflow_is_expected
 
@@ -90,16 +90,7 @@ class Ranks:
             self.workers.append(worker)
 
     def _stop(self) -> None:
-        for connection in self.connections:
-            with suppress(OSError):
-                connection.send(None)
-        for worker in self.workers:
-            worker.join(5)
-            if worker.is_alive():
-                worker.kill()
-                worker.join()
-        for connection in self.connections:
-            connection.close()
+        workers.end(self.connections, self.workers)
         self.folder.cleanup()
 
 
@@ -156,18 +147,47 @@ def _free_port() -> int:
 
 @overflow_is_expected
 def pooled(runs: Sequence[Run]) -> Run:
-    """The first rank's run, with the rows of all ranks in each window, and an error if any rank raised."""
+    """The first rank's run, with the rows of all ranks in each window, and an error if any rank raised.
+
+    Where ranks hold parts of the weights, the parts one after the other.
+    """
     first = runs[0]
     first.ranks = len(runs)
     errors = [f"rank {rank}: {run.error}" for rank, run in enumerate(runs) if run.error is not None]
     if errors and len(runs) > 1:
         first.error = "; ".join(errors)
-    first.rank_distances = rank_distances(runs)
+    sharded = len(runs) > 1 and all(run.sharded for run in runs)
+    first.rank_distances = () if sharded else rank_distances(runs)
     for index, track in enumerate(first.tracks):
         others = [run.tracks[index] for run in runs[1:] if index < len(run.tracks)]
         for t, step in enumerate(track.steps):
-            track.steps[t] = _pooled_step(step, [other.steps[t] for other in others if t < len(other.steps)])
+            same = [other.steps[t] for other in others if t < len(other.steps)]
+            track.steps[t] = _joined(_pooled_step(step, same), same) if sharded else _pooled_step(step, same)
+        track.tensors = track.steps[-1].tensors if sharded and track.steps else track.tensors
     return first
+
+
+def _joined(step: Step, others: Sequence[Step]) -> Step:
+    """The parts of all ranks one after the other; what a single micro-batch gave is known only of each rank's whole gradient."""
+    steps = (step, *others)
+    tensors = tuple((f"{RANK}{r} {name}", count) for r, each in enumerate(steps) for name, count in each.tensors)
+    state = {
+        key: np.concatenate([each.state[key] for each in steps]) for key in step.state if all(key in s.state for s in others)
+    }
+    return replace(
+        step,
+        tensors=tensors,
+        gradient=np.concatenate([each.gradient for each in steps]),
+        before=np.concatenate([each.before for each in steps]),
+        after=np.concatenate([each.after for each in steps]),
+        state=state,
+        total=None,
+        spread=0.0,
+        moved=None,
+        backwards=tuple(replace(b, contribution=None, moved=None) for b in step.backwards),
+        clips=(),
+        shadows=(),
+    )
 
 
 def _pooled_step(step: Step, others: Sequence[Step]) -> Step:

@@ -33,6 +33,7 @@ class Recorder:
         self.backward_depth = 0
         self.prepared = False
         self.scanned = False
+        self.swept = False
         self.loss_scale = 1.0
         self._namespaces = list(namespaces)
         self._patches = Patches()
@@ -58,14 +59,16 @@ class Recorder:
 
     def __exit__(self, *_: object) -> None:
         self._patches.restore()
-        for live in self.live.values():
+        for place, live in enumerate(self.live.values()):
             live.finish()
+            live.track.place = place
         tracks = [live.track for live in self.live.values() if live.track.steps]
         if self.handed.track.steps:
             tracks.append(self.handed.track)
         self.run.probed = self.forwards.probed(self.loss_scale)
         self.run.tracks = tracks or [live.track for live in self.live.values() if live.track.pending]
         self.live.clear()
+        self.forwards.forget_models()
 
     def add(self, optimizer: Optimizer | Foreign) -> LiveTrack:
         """The track of an optimizer, made when first seen; its parameters are looked up again until it steps."""
@@ -122,8 +125,9 @@ class Recorder:
                     self.add(item)
 
     def _before_step(self, optimizer: Optimizer, *_: object) -> None:
+        nested = self._is_stepping(optimizer)
         self.stepping.append(optimizer)
-        if not getattr(optimizer, "param_groups", None):
+        if nested or not getattr(optimizer, "param_groups", None):
             return
         self.add(optimizer).before_step()
 
@@ -131,7 +135,7 @@ class Recorder:
         while self.stepping and self.stepping.pop() is not optimizer:
             pass
         live = self.live.get(id(optimizer))
-        if live is None:
+        if live is None or self._is_stepping(optimizer):
             return
         if live.inner_stepped:  # a wrapper around another optimizer of the same parameters: the inner one is the one to watch
             del self.live[id(optimizer)]
@@ -142,6 +146,10 @@ class Recorder:
         live.after_step(in_backward=self.backward_depth > 0, loss_scale=self.loss_scale)
         self._look_for_shadows(live)
         self.settle(live)
+
+    def _is_stepping(self, optimizer: Optimizer) -> bool:
+        """Whether its step is under way: one that calls the step of its base class fires the hooks of both."""
+        return any(other is optimizer for other in self.stepping)
 
     def settle(self, live: LiveTrack) -> None:
         """After a step: put the weights the intervention asks for."""
@@ -154,4 +162,7 @@ class Recorder:
 
     def _look_for_shadows(self, live: LiveTrack) -> None:
         if len(live.track.steps) == SHADOW_SEARCH:
+            if not self.swept:
+                gc.collect()  # models of earlier runs that only wait to be freed look like averages
+                self.swept = True
             live.shadows = shadows.find(live.parameters, live.own_tensors())

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 
-from harness.audit.comparison import Facts, ShapeError, facts, rows, terms
+from harness.audit.comparison import Facts, ShapeError, facts, rows, separated, stitched, terms
 from harness.audit.evidence import WATCH, Finding, Intervention, Run
 from harness.audit.findings import explain, first_of_each
 from harness.audit.floors import Floor
@@ -18,6 +19,7 @@ from harness.audit.ranks import Ranks, disagreement, pooled
 from harness.audit.report import ArmResult, Report
 from harness.audit.runs import Job, Local, Train
 from harness.audit.visibility import hidden
+from harness.audit.windows import distance
 from harness.diagnosis import UNEXPLAINED
 
 COARSE = 1e-2  # a gate above this is not taken from runs that drift apart: steps are compared one by one
@@ -94,6 +96,7 @@ class Session:
             if family.reference.error is None and family.reference.num_steps:
                 for n in self.arms:
                     self._arm(family, n)
+                self._check_finite(family.reference)
         return Report(
             batch_size=self.batch_size,
             results=tuple(self.results),
@@ -180,6 +183,7 @@ class Session:
         except ShapeError as error:
             self.problems.append(f"N={n}: the model is not the one of N=1: {error}; it must not depend on the arguments")
             return
+        self._check_start(candidate, family.reference)
         found = _explain(compared) if self.repeatable else []
         if self.repeatable and any(not step.agrees or step.gate > COARSE for item in compared for step in item.steps):
             compared, found = self._diagnose(family, n, compared, found)
@@ -191,6 +195,27 @@ class Session:
         self.results.append(
             ArmResult(n, _dtype_name(family.options), tuple(compared), tuple(first_of_each(found)), _evidence(candidate))
         )
+
+    def _check_start(self, candidate: Run, reference: Run) -> None:
+        """Other weights from the start are no matter of accumulation: runs that follow the reference would hide them."""
+        allowed = REPEATED * max(candidate.roundoff, reference.roundoff)
+        for mine, theirs in zip(stitched(candidate), stitched(reference), strict=True):
+            if mine.start is None or theirs.start is None:
+                continue
+            apart = distance(mine.start, theirs.start)
+            if apart > allowed and self.repeatable:
+                self.problems.append(
+                    f"N={candidate.accumulation_steps}: {mine.name} starts from other weights than N=1 ({apart:.2g} apart); "
+                    "the function must seed its model alike at every N"
+                )
+
+    def _check_finite(self, reference: Run) -> None:
+        """NaN equals NaN: what comes after is equal for no good reason."""
+        for track in reference.tracks:
+            broken = next((t for t, step in enumerate(track.steps) if not np.isfinite(step.after).all()), None)
+            if broken is not None:
+                where = f"N=1: the weights of {track.name} are not finite after optimizer step {broken}"
+                self.problems.append(f"{where}; what follows cannot be judged")
 
     def _diagnose(self, family: Family, n: int, free: list[Facts], found: list[Finding]) -> tuple[list[Facts], list[Finding]]:
         """Run again at the reference's own parameters, and without what couples samples, until every step can be judged alone."""
@@ -238,7 +263,14 @@ class Session:
         mine = self._run(n, family.options, Intervention(probe=window, follow=theirs if calm else family.reference, calm=calm))
         alone = mine.ranks == 1
         by_row, by_term = (rows(mine, theirs), terms(mine, theirs, window)) if alone else (None, None)
-        return _marked(compared, coupled=theirs.coupled, by_row=by_row, by_term=by_term, probed=True)
+        return _marked(
+            compared,
+            coupled=separated(mine, theirs, window),
+            mixed=theirs.mixes_rows,
+            by_row=by_row,
+            by_term=by_term,
+            probed=True,
+        )
 
     def _held(self, family: Family, n: int, compared: list[Facts]) -> list[Facts]:
         """Whether all windows agree when the weights never move: what differs then remembers older weights."""

@@ -120,7 +120,7 @@ def update_distance(mine: Step, theirs: Step, keep: np.ndarray) -> float:
         return math.inf
     a, b = movement(mine)[keep], movement(theirs)[keep]
     # a parameter is stored to u of its own size: no update is known better than that
-    known = float(np.linalg.norm(theirs.before[keep])) * 2.0**-23
+    known = float(np.linalg.norm(theirs.before[keep])) * 2 * theirs.roundoff
     return 0.0 if float(np.linalg.norm(a - b)) <= known else finite(distance(a, b))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.audit.facts import RowFacts, RunFacts, StepFacts, TermFacts
+from harness.audit.facts import OneTerm, RowFacts, RunFacts, StepFacts, TermFacts
 from harness.audit.findings import explain
 from harness.audit.gradient_rules import explain_step
 
@@ -69,6 +69,8 @@ STEPS: list[tuple[str, dict[str, Any], str]] = [
     ("on all ranks", {"ranks": 2, "fits": {"W": 1e-8}}, "replica_scale"),
     ("somebody else's", {"fits": {"without_foreign": 1e-8}}, "foreign_gradients"),
     ("found", {"found_changed": True, "fits": {"sum*1": 1e-8}}, "foreign_gradients"),
+    ("unscaled inside", {"unscaled_inside": 3, "fits": {"sums": 1e-8}}, "scaler_updated_in_window"),
+    ("noise after each", {"drawn_between": True, "fits": {"sums": 1e-8}}, "stochastic_layers"),
     ("one norm", {"rescaled": (0.1, 0.1), "fits": {"sums": 1e-8}}, "clip_per_micro_batch"),
     ("rows added", {"num_rows": 16, "fits": {"R": 1e-8}}, "loss_not_divided"),
     ("terms miscounted", {"same_at_one": True, "fits": {"line": 1e-8}}, "counter_wrong"),
@@ -79,7 +81,7 @@ STEPS: list[tuple[str, dict[str, Any], str]] = [
 def test_a_rule_speaks_when_its_prediction_fits_and_only_then(changes: dict[str, Any], cause: str) -> None:
     assert [f.cause for f in explain_step(replace(OFF, **changes))] == [cause]
     far = {**changes, "fits": {name: 0.2 for name in changes.get("fits", {})}}
-    if cause not in ("scaler_updated_in_window", "non_separable_loss", "stochastic_layers"):
+    if "fits" in changes and "span" not in changes["fits"]:
         assert cause not in [f.cause for f in explain_step(replace(OFF, **far))]
     if cause != "gradients_not_cleared":  # carried gradients are wrong at every N alike
         assert explain_step(replace(EQUAL, **changes)) == []
@@ -134,12 +136,62 @@ def test_weights_of_collinear_micro_batches_mean_nothing() -> None:
     assert [f.cause for f in explain_step(facts)] == ["unexplained"]
 
 
+def test_a_multiple_of_the_right_gradient_is_no_mean_of_means() -> None:
+    fits = {"span": 1e-8, "plain_sum": 1e-8}
+    facts = replace(OFF, fits=fits, weights=(0.6, 0.6, 0.7, 0.6), condition=2.0)
+    assert [f.cause for f in explain_step(facts)] == ["mean_of_means"]
+    (finding,) = explain_step(replace(facts, fits=fits | {"line": 1e-8}, weights=(0.6,) * 4, raw_scale=1.6))
+    assert finding.cause == "unexplained" and "1.6" in finding.message
+
+
+def test_a_scale_that_grows_is_told_from_unequal_terms() -> None:
+    facts = replace(OFF, fits={"span": 1e-8, "plain_sum": 1e-8}, weights=(8.0, 4.0, 2.0, 1.0), condition=2.0)
+    assert [f.cause for f in explain_step(facts)] == ["scaler_updated_in_window"]
+    for weights in ((8.0, 4.0, 2.1, 1.0), (4.0, 2.0, 1.0)):  # numbers of terms; too few to tell
+        assert [f.cause for f in explain_step(replace(facts, weights=weights))] == ["mean_of_means"]
+    short = replace(facts, step=1, backwards=2, weights=(2.0, 1.0))
+    assert [f.cause for f in explain(RUN, [facts, short])] == ["scaler_updated_in_window"]  # the full window tells
+    assert "mean_of_means" in [f.cause for f in explain(RUN, [facts, replace(short, weights=(3.0, 1.0))])]
+
+
+def test_copies_that_nothing_updates_are_no_averages() -> None:
+    steps = [replace(EQUAL, step=t) for t in range(3)]
+    kept = replace(RUN, shadow_distances=((1, 0.5, 1e-3),), shadow_updates=(0, 0, 0), reference_shadow_updates=(0, 0, 0))
+    assert explain(kept, steps) == []
+    assert [f.cause for f in explain(replace(kept, shadow_updates=(4, 4, 4)), steps)] == ["ema_per_micro_batch"]
+
+
+def test_other_outputs_for_the_same_rows_are_batch_statistics() -> None:
+    rows = RowFacts(outputs=0.1, residual=0.1, factors=((1.0,), (1.0,)))
+    facts = replace(OFF, fits={"span": 0.3}, by_row=rows, mixed=True, probed=True)
+    assert [f.cause for f in explain_step(facts)] == ["batch_statistics"]
+    assert [f.cause for f in explain_step(replace(facts, mixed=False, buffers=("mean",)))] == ["batch_statistics"]
+    other: list[dict[str, Any]] = [{"mixed": False}, {"by_row": replace(rows, outputs=0.0)}, {"rows": "different"}]
+    for changes in other:
+        assert [f.cause for f in explain_step(replace(facts, **changes))] == ["unexplained"]
+
+
+def test_buffers_speak_only_when_nothing_else_does() -> None:
+    steps = [EQUAL, replace(EQUAL, step=1, buffers=("mean",)), replace(EQUAL, step=2)]
+    (finding,) = explain(RUN, steps)
+    assert finding.cause == "batch_statistics" and finding.optimizer_step == 1 and "mean" in finding.message
+    assert [f.cause for f in explain(replace(RUN, state_steps=(4.0, 8.0, 12.0)), steps)] == ["optimizer_state_per_micro_batch"]
+
+
+def test_a_term_that_reaches_some_tensors_is_not_named_near_the_gate() -> None:
+    facts = replace(OFF, fits={"span": 0.3}, partly=("weight",), probed=True)
+    assert [f.cause for f in explain_step(facts)] == ["auxiliary_loss_scale"]
+    assert [f.cause for f in explain_step(replace(facts, gate=0.2))] == ["unexplained"]
+
+
 RUNS: list[tuple[str, dict[str, Any], str]] = [
     ("tail dropped", {"steps": 2}, "window_misplaced"),
     ("steps inside", {"steps": 12, "backwards": (1,) * 12}, "step_every_micro_batch"),
     ("state inside", {"idle_steps": 9}, "optimizer_state_per_micro_batch"),
     ("counter", {"state_steps": (4.0, 8.0, 12.0)}, "optimizer_state_per_micro_batch"),
     ("schedule", {"lrs": ((0.1,), (0.06,), (0.03,)), "schedule_calls": (4, 4, 4)}, "schedule_per_micro_batch"),
+    ("laid out", {"lrs": ((0.1,), (0.11,), (0.13,)), "horizon": 25.0, "reference_horizon": 7.0}, "schedule_per_micro_batch"),
+    ("another length", {"lrs": ((0.1,), (0.11,), (0.13,)), "horizon": 14.0, "reference_horizon": 7.0}, "unexplained"),
     ("rates", {"lrs": ((0.1,), (0.2,), (0.3,))}, "unexplained"),
     ("average", {"shadow_distances": ((1, 0.5, 1e-3),), "shadow_updates": (4, 4, 4)}, "ema_per_micro_batch"),
     ("statistics", {"norm_updates": (4, 8, 12), "reference_norm_updates": (1, 2, 3)}, "batch_statistics"),
@@ -184,6 +236,28 @@ def test_a_term_of_the_loss_that_counts_otherwise_is_an_auxiliary_loss() -> None
     for changes in other:
         assert [f.cause for f in explain_step(replace(facts, by_term=replace(terms, **changes)))] == ["unexplained"]
     assert explain_step(replace(EQUAL, by_term=terms)) == []
+
+
+@pytest.mark.parametrize(
+    ("term", "causes"),
+    [
+        ({"weights": (1.2, 0.8)}, ["mean_of_means"]),
+        ({"weights": (0.3, 0.2)}, ["mean_of_means", "auxiliary_loss_scale"]),  # of 4 micro-batches: added as well
+        ({"weights": (0.25, 0.25)}, ["auxiliary_loss_scale"]),
+        ({"residual": 0.1, "scale": 1.1}, ["non_separable_loss"]),
+        ({"residual": 0.1, "scale": 3.7}, ["non_separable_loss", "auxiliary_loss_scale"]),
+        ({"weights": (1.2, -0.8)}, ["unexplained"]),
+        ({"condition": 1e9}, ["unexplained"]),
+    ],
+)
+def test_each_term_of_the_loss_is_judged_by_itself(term: dict[str, Any], causes: list[str]) -> None:
+    right = OneTerm(distance=1e-8, scale=1.0, weights=(1.0, 1.0), residual=1e-8, condition=2.0)
+    wrong = replace(right, distance=0.3, **term)
+    terms = TermFacts(weights=(1.0, 0.9), residual=0.1, condition=2.0, each=(right, wrong))
+    facts = replace(OFF, fits={"span": 0.3}, by_term=terms, probed=True)
+    assert facts.accumulation_steps == 4 and [f.cause for f in explain_step(facts)] == causes
+    for each in ((right, right), (wrong, wrong), ()):  # none or all are wrong: nothing shows that the forwards agree
+        assert [f.cause for f in explain_step(replace(facts, by_term=replace(terms, each=each)))] == ["unexplained"]
 
 
 @pytest.mark.parametrize(

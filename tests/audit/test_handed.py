@@ -52,6 +52,23 @@ def test_right_weights_are_equivalent() -> None:
     assert set(report.frame.tensor) == {"all", "w"} and "only weights were seen" in report.hidden[0]
 
 
+def other_order(batch_size: int, accumulation_steps: int, weights: Hand) -> None:
+    """As transforms of JAX return them: the first time as they were written down, then sorted."""
+    turns = iter((False, *[True] * 100))
+    still = np.ones(2, dtype=np.float32)
+
+    def reordered(arrays: Mapping[str, Any]) -> None:
+        named = {"w": arrays["w"], "b": still}
+        weights(dict(sorted(named.items())) if next(turns) else named)
+
+    right(batch_size, accumulation_steps, reordered)
+
+
+def test_the_order_of_the_names_does_not_matter() -> None:
+    report = audit(other_order, batch_size=16, accumulation_steps=(4, 16))
+    assert report.equivalent and set(report.frame.tensor) == {"all", "b", "w"}, str(report)
+
+
 @pytest.mark.parametrize(("train", "cause"), [(not_divided, "loss_not_divided"), (tail_dropped, "window_misplaced")])
 def test_wrong_weights_have_their_cause(train: Any, cause: str) -> None:
     report = audit(train, batch_size=16, accumulation_steps=(4,))

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from experiments.trainers import right_loops, unusual_loops, wrong_loops
+from experiments.trainers import mixed_losses, right_loops, unusual_loops, wrong_loops
 from harness.audit import audit
 
-RIGHT = (*right_loops.RIGHT, *unusual_loops.RIGHT)
-WRONG = {**wrong_loops.WRONG, **unusual_loops.WRONG}
+RIGHT = (*right_loops.RIGHT, *unusual_loops.RIGHT, *mixed_losses.RIGHT)
+WRONG = {**wrong_loops.WRONG, **unusual_loops.WRONG, **mixed_losses.WRONG}
 
 
 def name(function: Any) -> str:

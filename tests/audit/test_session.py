@@ -139,9 +139,36 @@ def _raises_late(batch_size: int, accumulation_steps: int) -> None:
         optimizer.zero_grad()
 
 
+def _seeded(batch_size: int, seed: int, factor: float = 1.0) -> None:
+    x, y = data.images()
+    torch.manual_seed(seed)
+    model = nn.Linear(data.FEATURES, data.CLASSES)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for window in data.windows(16):
+        for ids in window.split(batch_size):
+            loss = nn.functional.cross_entropy(model(x[ids]), y[ids], reduction="sum") / len(window)
+            (factor * loss).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def _seed_depends(batch_size: int, accumulation_steps: int) -> None:
+    _seeded(batch_size, seed=accumulation_steps)
+
+
+def _seed_is_fixed(batch_size: int, accumulation_steps: int) -> None:
+    _seeded(batch_size, seed=1)
+
+
+def _overflows(batch_size: int, accumulation_steps: int) -> None:
+    _seeded(batch_size, seed=1, factor=float("inf"))
+
+
 @pytest.mark.parametrize(
     ("train", "words"),
     [
+        (_seed_depends, "starts from other weights than N=1"),
+        (_overflows, "not finite after optimizer step"),
         (_never_steps, "no step of a torch.optim optimizer"),
         (_does_nothing, "in the calling process"),
         (_random, "not deterministic"),
@@ -155,6 +182,10 @@ def test_bad_input_is_told_plainly(train: Any, words: str) -> None:
     assert any(words in problem for problem in report.problems), report.problems
     assert report.status == "inconclusive" and report.exit_code == 2 and not report.findings
     assert words in " ".join(str(report).split())
+
+
+def test_equal_starting_weights_are_no_problem() -> None:
+    assert audit(_seed_is_fixed, batch_size=16, accumulation_steps=(4,)).equivalent
 
 
 def test_evidence_of_a_run_that_raised_is_kept() -> None:
