@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.functional import cross_entropy as ce
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
@@ -65,6 +65,39 @@ def ddp_never_synchronised(batch_size: int, accumulation_steps: int) -> None:
                 (ce(model(x[ids]), y[ids], reduction="sum") / len(_mine(window))).backward()
         optimizer.step()
         optimizer.zero_grad()
+
+
+def _fully_sharded(batch_size: int, accumulation_steps: int, *, one_tensor: bool, by_means: bool) -> None:
+    """FSDP1, `no_sync` inside the window: the whole gradient is held until the last backward, which shares it out."""
+    tokens = data.sentences()
+    model = FullyShardedDataParallel(data.language_model(), device_id=torch.device("cpu"), use_orig_params=not one_tensor)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for window in data.windows(16, keep=False):
+        targets = data.num_targets(tokens[_mine(window)])
+        parts = _mine(window).split(batch_size)
+        for k, ids in enumerate(parts):
+            total = data.token_loss(model(tokens[ids]), tokens[ids])
+            with nullcontext() if k == len(parts) - 1 else model.no_sync():
+                (total / (data.num_targets(tokens[ids]) * len(parts) if by_means else targets)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def fsdp1(batch_size: int, accumulation_steps: int) -> None:
+    _fully_sharded(batch_size, accumulation_steps, one_tensor=False, by_means=False)
+
+
+def fsdp1_one_tensor(batch_size: int, accumulation_steps: int) -> None:
+    _fully_sharded(batch_size, accumulation_steps, one_tensor=True, by_means=False)
+
+
+def fsdp1_one_tensor_mean_of_means(batch_size: int, accumulation_steps: int) -> None:
+    _fully_sharded(batch_size, accumulation_steps, one_tensor=True, by_means=True)
+
+
+def fsdp1_mean_of_means(batch_size: int, accumulation_steps: int) -> None:
+    """The optimizer's tensors are views of what the backward reaches: what each micro-batch gave is not seen."""
+    _fully_sharded(batch_size, accumulation_steps, one_tensor=False, by_means=True)
 
 
 def ddp_not_divided(batch_size: int, accumulation_steps: int) -> None:
@@ -187,4 +220,8 @@ CASES: dict[Callable[..., Any], set[str]] = {
     ddp_mean_of_means: {"mean_of_means"},
     fsdp: set(),
     fsdp_not_divided: {"loss_not_divided"},
+    fsdp1: set(),
+    fsdp1_one_tensor: set(),
+    fsdp1_one_tensor_mean_of_means: {"mean_of_means"},
+    fsdp1_mean_of_means: {"unexplained"},
 }

@@ -16,25 +16,39 @@ audit = @mkdir -p $(RESULTS)/audits; rm -f $(RESULTS)/audits/$(4).json; for f in
 comma := ,
 CAUSAL := causal_sgd causal_divisible causal_equal_lengths causal_adamw_clipped
 HEADS := masked_sgd tokens_sgd sequences_sgd
+OTHERS := llama_sgd experts_divisible
 DECLARED := masked_declared sequences_declared
 ENGINE := divisible clipped zero_1 zero_2 remainder unequal unequal_zero_2
 
 .PHONY: audit-transformers audit-transformers-old audit-accelerate audit-trl audit-lightning audit-keras audit-keras-tensorflow audit-timm audit-replicas
 .PHONY: audit-fastai audit-deepspeed audit-small-engines
+.PHONY: audit-transformers-446 audit-transformers-450 audit-trl-024 audit-composer audit-mmengine audit-optax
 audit-transformers: $(TRAINERS)/transformers/.ready  ## audit the newest pinned transformers Trainer
 	$(call audit,transformers,transformers_trainer,$(CAUSAL) $(HEADS) $(DECLARED),transformers,transformers$(comma)accelerate$(comma)torch)
 audit-transformers-old: $(TRAINERS)/transformers-old/.ready  ## audit transformers 4.45.2
 	$(call audit,transformers-old,transformers_trainer,$(CAUSAL) $(HEADS),transformers-old,transformers$(comma)accelerate$(comma)torch)
+audit-transformers-446: $(TRAINERS)/transformers-446/.ready  ## audit transformers 4.46.3
+	$(call audit,transformers-446,transformers_trainer,$(CAUSAL) $(HEADS) $(OTHERS),transformers-446,transformers$(comma)accelerate$(comma)torch)
+audit-transformers-450: $(TRAINERS)/transformers-450/.ready  ## audit transformers 4.50.3
+	$(call audit,transformers-450,transformers_trainer,$(CAUSAL) $(HEADS) $(OTHERS),transformers-450,transformers$(comma)accelerate$(comma)torch)
 audit-accelerate: $(TRAINERS)/transformers/.ready  ## audit accelerate
 	$(call audit,transformers,accelerate_loops,naive documented documented_without_factor,accelerate,accelerate$(comma)torch)
 audit-trl: $(TRAINERS)/transformers/.ready  ## audit trl
 	$(call audit,transformers,trl_trainer,sft sft_adamw,trl,trl$(comma)transformers$(comma)accelerate$(comma)torch)
+audit-trl-024: $(TRAINERS)/trl-024/.ready  ## audit the preference trainers of trl 0.24.0
+	$(call audit,trl-024,preference_trainers,dpo reward orpo,trl-024,trl$(comma)transformers$(comma)accelerate$(comma)torch)
 audit-lightning: $(TRAINERS)/lightning/.ready  ## audit lightning
 	$(call audit,lightning,lightning_trainer,equal_divisible equal_clipped_scheduled equal_short_window unequal_divisible unequal_short_window,lightning,lightning$(comma)torch)
 audit-keras: $(TRAINERS)/keras/.ready  ## audit keras (torch backend)
 	$(call audit,keras,keras_fit,sgd_divisible sgd_remainder adamw_decay adam_ema,keras,keras$(comma)torch)
 audit-keras-tensorflow: $(TRAINERS)/keras-tensorflow/.ready  ## audit keras (TensorFlow backend) by its weights
 	$(call audit,keras-tensorflow,keras_weights,sgd_divisible sgd_remainder,keras-tensorflow,keras$(comma)tensorflow_cpu)
+audit-optax: $(TRAINERS)/optax/.ready  ## audit optax's MultiSteps by its weights
+	$(call audit,optax,optax_steps,sgd_divisible sgd_remainder clipped_scheduled adamw_decay sgd_added,optax,optax$(comma)jax)
+audit-composer: $(TRAINERS)/composer/.ready  ## audit MosaicML Composer (torch 2.7.0)
+	$(call audit,composer,composer_trainer,samples samples_adamw_clipped tokens_by_samples tokens_by_tokens,composer,mosaicml$(comma)torch)
+audit-mmengine: $(TRAINERS)/mmengine/.ready  ## audit mmengine
+	$(call audit,mmengine,mmengine_runner,clipped_divisible remainder schedule_by_iteration schedule_by_epoch average,mmengine,mmengine$(comma)torch)
 audit-timm: AUDIT_SIZES := --batch-size 16 --accumulation-steps 4,8
 audit-timm: $(TRAINERS)/timm/.ready  ## audit a plain loop over models and an optimizer of timm
 	$(call audit,timm,timm_loop,vision_transformer residual_group_norm residual_batch_norm drop_path,timm,timm$(comma)torch)

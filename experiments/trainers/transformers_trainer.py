@@ -1,7 +1,7 @@
 """transformers `Trainer` on tiny random models: SGD and AdamW, clipping off and on, two epochs with a remainder.
 
 `make audit-transformers` runs the newest release pinned in requirements/transformers.txt, `make audit-transformers-old` one of
-October 2024.
+October 2024, `make audit-transformers-446` and `-450` two of the releases between.
 """
 
 from __future__ import annotations
@@ -36,6 +36,12 @@ def _bert(kind: str, **more: Any) -> Any:
     torch.manual_seed(0)
     config = transformers.BertConfig(vocab_size=text.VOCABULARY, max_position_embeddings=16, **BERT, **QUIET, **more)
     return getattr(transformers, kind)(config)
+
+
+def _llama(kind: str = "Llama", **more: Any) -> Any:
+    torch.manual_seed(0)
+    sizes = {**BERT, "vocab_size": text.VOCABULARY, "num_key_value_heads": 2, "max_position_embeddings": 16}
+    return getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**sizes, **more))
 
 
 class Ordered(Trainer):
@@ -84,6 +90,17 @@ def causal_adamw_clipped(batch_size: int, accumulation_steps: int) -> list[float
     return _train(
         _gpt2(), text.causal(), batch_size, accumulation_steps, optim="adamw_torch", learning_rate=1e-3, max_grad_norm=1.0
     )
+
+
+def llama_sgd(batch_size: int, accumulation_steps: int) -> list[float]:
+    """Causal LM (Llama), whose head divides by the items it is given in more releases than GPT-2's."""
+    return _train(_llama(), text.causal(), batch_size, accumulation_steps)
+
+
+def experts_divisible(batch_size: int, accumulation_steps: int) -> list[float]:
+    """Causal LM with a mixture of experts (Mixtral) and its load-balancing loss, divisible."""
+    model = _llama("Mixtral", num_local_experts=4, output_router_logits=True, router_aux_loss_coef=0.1)
+    return _train(model, text.causal(32), batch_size, accumulation_steps)
 
 
 def masked_sgd(batch_size: int, accumulation_steps: int) -> list[float]:

@@ -1,4 +1,4 @@
-"""trl `SFTTrainer` and `DPOTrainer` on tiny random models with token ids given, so that nothing is downloaded."""
+"""trl `SFTTrainer` on a tiny random model with token ids given, so that nothing is downloaded."""
 
 from __future__ import annotations
 

@@ -106,6 +106,36 @@ def master_weights(batch_size: int, accumulation_steps: int) -> None:
                 p.copy_(master)
 
 
+def _flat_copy(batch_size: int, accumulation_steps: int, *, by_means: bool, reordered: bool = False, scale: float = 1.0) -> None:
+    """The optimizer holds all weights in one padded tensor (as ZeRO does), which gets its gradient when the window ends."""
+    tokens = data.sentences()
+    model = data.language_model()
+    order = list(model.parameters())[:: -1 if reordered else 1]
+    pad = torch.zeros(7)
+    flat = torch.cat([*(p.detach().reshape(-1) for p in order), pad]).requires_grad_()
+    optimizer = torch.optim.SGD([flat], lr=0.1)
+    for window in data.windows(batch_size * accumulation_steps, keep=not by_means):
+        for ids in window.split(batch_size):
+            total = data.token_loss(model(tokens[ids]), tokens[ids])
+            loss = total / (data.num_targets(tokens[ids]) * accumulation_steps if by_means else data.num_targets(tokens[window]))
+            (loss * scale).backward()
+        flat.grad = torch.cat([*(p.grad.reshape(-1) / scale for p in order if p.grad is not None), pad])
+        optimizer.step()
+        with torch.no_grad():
+            for p, part in zip(order, flat.split([*(p.numel() for p in order), len(pad)]), strict=False):
+                p.copy_(part.reshape(p.shape))
+                p.grad = None
+
+
+def flat_copy(batch_size: int, accumulation_steps: int) -> None:
+    _flat_copy(batch_size, accumulation_steps, by_means=False)
+
+
+def flat_copy_scaled(batch_size: int, accumulation_steps: int) -> None:
+    """With a loss scale of its own that nobody is told about."""
+    _flat_copy(batch_size, accumulation_steps, by_means=False, scale=2.0**10)
+
+
 def layer_added_later(batch_size: int, accumulation_steps: int) -> None:
     """The first layer is frozen, and joins the optimizer after two steps."""
     x, y = data.images()
@@ -246,6 +276,8 @@ def penalty_divided_apart(batch_size: int, accumulation_steps: int) -> None:
 
 
 RIGHT: tuple[Callable[..., Any], ...] = (
+    flat_copy,
+    flat_copy_scaled,
     line_search,
     sharpness_aware,
     sample_gradients,
@@ -512,6 +544,19 @@ def means_divided_at_the_end(batch_size: int, accumulation_steps: int) -> None:
         optimizer.zero_grad()
 
 
+def flat_copy_of_means(batch_size: int, accumulation_steps: int) -> None:
+    _flat_copy(batch_size, accumulation_steps, by_means=True)
+
+
+def flat_copy_of_means_scaled(batch_size: int, accumulation_steps: int) -> None:
+    _flat_copy(batch_size, accumulation_steps, by_means=True, scale=2.0**10)
+
+
+def flat_copy_in_another_order(batch_size: int, accumulation_steps: int) -> None:
+    """Means again; what the model's parameters got cannot be laid beside what the optimizer's tensor holds."""
+    _flat_copy(batch_size, accumulation_steps, by_means=True, reordered=True)
+
+
 class InBatchNegatives(nn.Module):
     """The model is called inside the module of its loss."""
 
@@ -544,6 +589,9 @@ def negatives_and_dropout(batch_size: int, accumulation_steps: int) -> None:
 
 
 WRONG: dict[Callable[..., Any], set[str]] = {
+    flat_copy_of_means: {"mean_of_means"},
+    flat_copy_of_means_scaled: {"mean_of_means"},
+    flat_copy_in_another_order: {"unexplained"},
     line_search_not_divided: {"loss_not_divided"},
     schedule_too_long: {"schedule_per_micro_batch"},
     clipped_by_hand_inside: {"clip_per_micro_batch"},

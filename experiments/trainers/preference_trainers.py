@@ -1,0 +1,87 @@
+"""trl's trainers on pairs of a chosen and a rejected answer, tiny random models, a tokenizer made here."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import warnings
+from typing import Any
+
+import datasets
+import torch
+import transformers
+from trl import DPOConfig, DPOTrainer, ORPOConfig, ORPOTrainer, RewardConfig, RewardTrainer
+
+from experiments.trainers import text
+from experiments.trainers.transformers_trainer import _gpt2
+
+logging.disable(logging.WARNING)
+warnings.simplefilter("ignore")
+datasets.disable_progress_bars()
+
+
+def _tokenizer() -> Any:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    vocabulary = {"<pad>": 0, **{f"t{i}": i for i in range(1, text.VOCABULARY)}}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token="t1"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    special = {"pad_token": "<pad>", "bos_token": "t1", "eos_token": "t1", "unk_token": "t1"}
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, **special)
+
+
+def _pairs(count: int) -> Any:
+    rows = [" ".join(f"t{int(token)}" for token in row) for row in text.rows(2 * count)]
+    made = []
+    for chosen, rejected in zip(rows[:count], rows[count:], strict=True):
+        prompt, answer = chosen.split(" ", 2)[:2], chosen.split(" ", 2)[2]
+        made.append({"prompt": " ".join(prompt), "chosen": f" {answer}", "rejected": f" {rejected[:11]}"})
+    return datasets.Dataset.from_list(made)
+
+
+def _train(trainer: Any, config: Any, model: Any, rows: int, batch_size: int, accumulation_steps: int, **settings: Any) -> None:
+    class Ordered(trainer):  # type: ignore[misc]
+        def _get_train_sampler(self, *_: Any) -> Any:
+            return torch.utils.data.SequentialSampler(self.train_dataset)
+
+    with tempfile.TemporaryDirectory() as folder:
+        made = config(
+            output_dir=folder,
+            per_device_train_batch_size=batch_size,
+            gradient_accumulation_steps=accumulation_steps,
+            num_train_epochs=2,
+            optim="sgd",
+            learning_rate=0.1,
+            max_grad_norm=0.0,
+            max_length=16,
+            report_to=[],
+            save_strategy="no",
+            use_cpu=True,
+            bf16=False,
+            gradient_checkpointing=False,
+            disable_tqdm=True,
+            seed=0,
+            **settings,
+        )
+        started = Ordered(model=model, args=made, train_dataset=_pairs(rows), processing_class=_tokenizer())
+        started.remove_callback(transformers.PrinterCallback)
+        started.train()
+
+
+def dpo(batch_size: int, accumulation_steps: int) -> None:
+    """`DPOTrainer`, unequal lengths, a remainder."""
+    _train(DPOTrainer, DPOConfig, _gpt2(), 40, batch_size, accumulation_steps)
+
+
+def reward(batch_size: int, accumulation_steps: int) -> None:
+    """`RewardTrainer`, which leaves out rows that are too long, so that the last micro-batch is short."""
+    torch.manual_seed(0)
+    sizes = {"n_positions": 32, "n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": text.VOCABULARY, "pad_token_id": 0}
+    quiet = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    model = transformers.GPT2ForSequenceClassification(transformers.GPT2Config(**sizes, **quiet, num_labels=1))
+    _train(RewardTrainer, RewardConfig, model, 40, batch_size, accumulation_steps)
+
+
+def orpo(batch_size: int, accumulation_steps: int) -> None:
+    """`ORPOTrainer`, unequal lengths, divisible."""
+    _train(ORPOTrainer, ORPOConfig, _gpt2(), 32, batch_size, accumulation_steps, max_prompt_length=4)
