@@ -212,7 +212,8 @@ class TrialConfig:
     split: Split = Split.even
     steps: int = 60
     algebra_steps: int = 200  # length of the float64 trajectory
-    probe_every: int = 10  # optimizer steps between two looks at the gradients, the float64 referee among them
+    probe_every: int = 10  # optimizer steps between two looks at the gradients
+    referee_every: int = 50  # optimizer steps between two float64 gradients of every judged arm, the dearest of what is measured
     permutations: int = 30  # K of the rounding test
     nulls: int = 5  # permuted full-batch runs of the null band, beside one run moved by one ulp
     faults: tuple[
@@ -290,7 +291,7 @@ def _check_optimizer(optimizer: OptimizerConfig) -> None:
 
 
 def _check_sizes(config: TrialConfig) -> None:
-    for name in ("effective_batch", "steps", "algebra_steps", "probe_every"):
+    for name in ("effective_batch", "steps", "algebra_steps", "probe_every", "referee_every"):
         _at_least(name, getattr(config, name), 1)
     # K >= 30 and five null runs: EQUIVALENCE.md, L1 and L3.
     _at_least("permutations", config.permutations, 30)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
 import time
@@ -224,8 +223,8 @@ def train(
 ) -> tuple[LockStep, Distances]:
     """All arms and the nulls in the target precision, one row per arm and step.
 
-    A row has the distances of gradients at probes and the squares of `noise_scale` where its watch saw the window; of a null,
-    which is the band of d_t, it has no gradients.
+    A row has the distances of gradients at probes, the error against float64 where the referee looks, and the squares of
+    `noise_scale` where its watch saw the window; of a null, which is the band of d_t, it has no gradients.
     """
     config = setting.config
     nulls = null_recipes(config)
@@ -245,11 +244,12 @@ def train(
     distances = Distances({label: [] for label in labels}, {label: [] for label in labels}, tuple(nulls))
     exact = ExactGradients(setting, lock, frozenset(recipes))
     for t, ids in enumerate(stream):
-        is_probed = t % config.probe_every == 0
-        if is_probed:
-            records = lock.step(ids, gradients="compared", exact=exact.at(t, ids))
-        else:
-            records = lock.step(ids, gradients="unseen")
+        is_probed, is_refereed = t % config.probe_every == 0, t % config.referee_every == 0
+        records = lock.step(
+            ids,
+            gradients="compared" if is_probed or is_refereed else "unseen",
+            exact=exact.at(t, ids) if is_refereed else None,
+        )
         squares = noise_scale.read(noise)
         rows = []
         for label, record in records.items():
@@ -268,8 +268,9 @@ def train(
                     "gradient_distance": record.gradient.distance,
                     "scale": record.gradient.scale,
                     "cosine": record.gradient.cosine,
-                    "gradient_error": record.gradient_error,
                 }
+            if label in recipes and is_refereed:
+                row["gradient_error"] = record.gradient_error
             rows.append(row | squares.get(label, {}))
         on_step(t, rows)
     return lock, distances
@@ -284,20 +285,15 @@ class ExactGradients:
     judged: frozenset[str]
 
     def at(self, step: int, ids: Tensor) -> ExactGradient:
-        """For `LockStep.step`: the clipped gradient of the window `ids`. At step 0 all judged arms have the same weights."""
+        """For `LockStep.step`: the clipped gradient of the window `ids`."""
         referee, max_norm = self.setting.referee(), self.setting.config.clip_norm
         window = self.setting.exact.batch(ids)
-
-        def gradient(label: str) -> Tensor:
-            with self.lock.randomness(step):
-                return clipped(referee.gradient(snapshot(self.lock.arms[label].model), window), max_norm)
-
-        shared = functools.cache(gradient)
 
         def exact(label: str) -> Tensor | None:
             if label not in self.judged:
                 return None
-            return shared(REFERENCE) if step == 0 else gradient(label)
+            with self.lock.randomness(step):
+                return clipped(referee.gradient(snapshot(self.lock.arms[label].model), window), max_norm)
 
         return exact
 

@@ -65,6 +65,7 @@ def test_every_setting_of_a_trial_is_part_of_its_identity() -> None:
     others = [
         dataclasses.replace(base, seed=1),
         dataclasses.replace(base, probe_every=21),
+        dataclasses.replace(base, referee_every=51),
         dataclasses.replace(base, experiment="other"),
         dataclasses.replace(base, optimizer=OptimizerConfig(eps=1e-7)),
         dataclasses.replace(base, data=DataConfig(root="/data")),

@@ -43,7 +43,7 @@ def configuration(name: str, precision: Precision = Precision.float32) -> TrialC
             return dataclasses.replace(base, steps=40)
         case "language model":
             workload = WorkloadConfig(data=Data.text, model=Model.transformer, depth=1)
-            return dataclasses.replace(base, workload=workload, norm=Norm.layer, split=Split.ragged, effective_batch=32, steps=30)
+            return dataclasses.replace(base, workload=workload, norm=Norm.layer, split=Split.ragged, effective_batch=32, steps=40)
         case "ResNet-18" if choose_device(Device.auto).type == "cuda":
             workload = WorkloadConfig(model=Model.resnet18, width=8)
             return dataclasses.replace(base, workload=workload, norm=Norm.group, steps=40)
@@ -55,7 +55,7 @@ def configuration(name: str, precision: Precision = Precision.float32) -> TrialC
                 norm=Norm.group,
                 effective_batch=16,
                 accumulation_steps=(2, 4),
-                steps=20,
+                steps=40,
                 algebra_steps=20,
             )
     raise ValueError(f"expected one of {', '.join(NAMES)}, got {name!r}")
