@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.experiment import flat_metrics
+from harness.child import Cell
+from harness.config import HarnessConfig, Precision
+from harness.experiment import flat_metrics, longest_first
 from harness.store import State, Store
 
 PROGRAM = Path(__file__).with_name("tiny_trials.py")
@@ -97,6 +99,16 @@ def is_alive(process: int) -> bool:
     except ProcessLookupError:
         return False
     return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
+
+
+def test_within_an_experiment_the_longest_trials_come_first(tmp_path: Path) -> None:
+    def cell(experiment: str, steps: int, precision: Precision = Precision.float32) -> Cell:
+        config = HarnessConfig(experiment=experiment, steps=steps, precision=precision)
+        return Cell(config, Store(tmp_path), f"{experiment}-{steps}-{precision}")
+
+    short, other, long = cell("b", 10), cell("a", 99), cell("b", 30)
+    half, again = cell("b", 10, Precision.float16), cell("b", 10)
+    assert longest_first([short, other, long, half, again]) == [long, half, short, again, other]
 
 
 def test_all_trials_run_and_a_second_call_has_nothing_to_do(sweep: Sweep) -> None:
