@@ -15,9 +15,9 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context
-from pathlib import Path
 
 from harness.config import ConfigError, TrialConfig
+from harness.run import BadInput, compose_trial
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 MARGIN = 0.05  # of the budget that stays free: temporaries inside operations are not counted on a CPU
@@ -47,10 +47,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"usage: {USAGE}", file=sys.stderr)
         return 2
     try:
-        config = _compose([text for text in given if not text.startswith("memory=") and text != AUTO])
+        settings = [text for text in given if not text.startswith("memory=") and text != AUTO]
+        config = compose_trial([*settings, "accumulation_steps=[1]"])  # N is what is asked
         for line in by_trying(config) if AUTO in given else by_budget(config, parse_bytes(budgets[0])):
             print(line)
-    except ConfigError as error:
+    except (BadInput, ConfigError) as error:
         print(error, file=sys.stderr)
         return 2
     return 0
@@ -166,23 +167,6 @@ def explain(plan: Plan, budget: float, effective_batch: int) -> list[str]:
     if num > 1:
         lines.append(f"accumulating saves {1 - plan.total / whole:.0%}: less than 1 - 1/N, because the static part stays")
     return lines
-
-
-def _compose(overrides: list[str]) -> TrialConfig:
-    """The trial that these settings describe, as the command line of the harness composes it."""
-    from hydra import compose, initialize_config_dir
-
-    from harness.run import BadInput, conf_dir, explain, is_bad_input, register_schema, to_config
-
-    register_schema()
-    nothing = ["accumulation_steps=[1]"]
-    try:
-        with initialize_config_dir(str(Path(conf_dir())), version_base="1.3"):
-            return to_config(compose("config", [*overrides, *nothing])).trial
-    except Exception as error:
-        if isinstance(error, (ConfigError, BadInput)) or not is_bad_input(error):
-            raise
-        raise ConfigError(" ".join(overrides), "", explain(error)) from error
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from harness import experiment
-from harness.config import ConfigError, HarnessConfig, validate
+from harness.config import ConfigError, HarnessConfig, TrialConfig, validate
 
 BAD_INPUT = 2  # exit code, as argparse has it
 
@@ -155,6 +155,18 @@ def _field_types(kind: Hashable) -> dict[str, Any]:
 def _known_names(name: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1)
     return f"a known setting; did you mean {close[0]}?" if close else f"one of {', '.join(known)}"
+
+
+def compose_trial(overrides: Sequence[str]) -> TrialConfig:
+    """The trial that these settings describe, as the command line composes it; BadInput about what cannot be run."""
+    register_schema()
+    try:
+        with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
+            return to_config(hydra.compose("config", list(overrides))).trial
+    except Exception as error:
+        if not is_bad_input(error):
+            raise
+        raise BadInput(explain(error)) from error
 
 
 class Composer:

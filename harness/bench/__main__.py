@@ -1,4 +1,8 @@
-"""`python -m harness.bench [PART...] [--out FILE]`: what the harness costs, as a table and as JSON."""
+"""`python -m harness.bench [PART...] [SETTING=VALUE...] [--out FILE]`: what the harness costs, as a table and as JSON.
+
+With settings, `overhead` and `profile` measure that trial (as `workload=text norm=layer precision=bfloat16`), and `by_hand` that
+grid (as `norm=none,group steps=50`), in the place of those that have targets.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,11 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from harness.bench.measure import Measure, table, to_dict
+from harness.config import ConfigError
+from harness.run import BadInput, compose_trial
 
 PARTS = {
     "overhead": "a trial against the same arms as bare loops",
@@ -19,7 +26,9 @@ PARTS = {
     "stored": "store and report over 10, 1,000 and 10,000 trials",
     "startup": "--help, and one tiny trial from the shell",
     "memory": "peak of a trial against bare arms, and copies kept for comparing",
+    "profile": "where the processor time of a trial goes",
 }
+OF_TRIALS, OF_SWEEPS = ("overhead", "profile"), ("by_hand",)  # those that can measure others than their own
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,24 +38,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epilog="\n".join(f"{name:10} {what}" for name, what in PARTS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
-    parser.add_argument("--large", action="store_true", help="by_hand: 48 cells x 100 steps (half an hour)")
+    parser.add_argument(
+        "parts",
+        nargs="*",
+        metavar="PART|SETTING=VALUE",
+        help=f"of {', '.join(PARTS)} (default: all; with settings: {OF_TRIALS[0]} and {OF_TRIALS[1]})",
+    )
     parser.add_argument("--out", type=Path, default=Path("reports/bench.json"), help="JSON file (default: reports/bench.json)")
     options = parser.parse_args(arguments)
-    unknown = [part for part in options.parts if part not in PARTS]
-    if unknown:
-        parser.error(f"expected parts of {', '.join(PARTS)}, got {', '.join(unknown)}")
+    settings = [text for text in options.parts if "=" in text]
+    parts = [text for text in options.parts if text not in settings] or (list(OF_TRIALS) if settings else list(PARTS))
+    known = [*OF_TRIALS, *OF_SWEEPS] if settings else list(PARTS)
+    if unknown := [part for part in parts if part not in known]:
+        parser.error(f"expected parts of {', '.join(known)}{' with settings' if settings else ''}, got {', '.join(unknown)}")
     measures: list[Measure] = []
-    for part in options.parts or PARTS:
-        started = time.perf_counter()
-        sizes = {"large": True} if options.large and part == "by_hand" else {}
-        for measure in importlib.import_module(f"harness.bench.{part}").measure(**sizes):
-            measures.append(measure)
-            print(f"  {measure.part}: {measure.name}: {measure.wall.median:.4g} {measure.unit}", file=sys.stderr, flush=True)
-        print(f"{part}: {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
+    try:
+        for part in parts:
+            started = time.perf_counter()
+            for measure in importlib.import_module(f"harness.bench.{part}").measure(**_of(part, settings)):
+                measures.append(measure)
+                print(f"  {measure.part}: {measure.name}: {measure.wall.median:.4g} {measure.unit}", file=sys.stderr, flush=True)
+            print(f"{part}: {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
+    except (BadInput, ConfigError) as error:
+        print(error, file=sys.stderr)
+        return 2
     print(table(measures))
     _write(options.out, measures)
     return 0
+
+
+def _of(part: str, settings: Sequence[str]) -> dict[str, Any]:
+    """What a part is to measure, where it is not its own choice."""
+    if not settings:
+        return {}
+    return {"overrides": settings} if part in OF_SWEEPS else {"configs": [compose_trial(settings)]}
 
 
 def _write(path: Path, measures: Sequence[Measure]) -> None:

@@ -1,0 +1,111 @@
+"""(f) Where the time of a trial goes: processor time by phase and by module of the harness, of whole trials as a sweep runs them.
+
+A timer interrupts the trial once per millisecond of processor time. What has passed since the last interrupt is credited to the
+phase that the trial is in and to the innermost module of the harness on the stack; nothing is wrapped, so nothing that is called
+often looks dearer than it is.
+"""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from types import FrameType
+from typing import Any, Self
+
+import torch
+
+from harness.bench.cost import Spread
+from harness.bench.measure import Measure
+from harness.bench.overhead import named, run_whole
+from harness.config import TrialConfig
+
+PART = "profile"
+ROUNDS = 3
+INTERVAL = 1e-3
+SMALLEST = 0.5  # percent; what takes less is summed up
+PHASES = {
+    ("harness.algebra", "measure"): "L0",
+    ("harness.rounding", "measure"): "L1",
+    ("harness.poison", "measure"): "poison",
+    ("harness.trial", "train"): "training",
+}
+# Inside the loop that is trained: which of its lines is at work.
+LINES = {("torch._tensor", "backward"): "backward", ("torch.nn.modules.module", "_wrapped_call_impl"): "forward"}
+Place = tuple[str, str]  # phase, module
+
+
+def measure(rounds: int = ROUNDS, configs: Sequence[TrialConfig] = ()) -> Iterator[Measure]:
+    """Of `configs`, or else of the trials of (a)."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for name, config in named(configs).items():
+            yield from of_trial(name, config, rounds)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def of_trial(name: str, config: TrialConfig, rounds: int) -> Iterator[Measure]:
+    """Percent of the trial's processor time by place, the largest first; it adds up to 100."""
+    taken = []
+    for _ in range(rounds):
+        with tempfile.TemporaryDirectory() as folder, Sampler() as sampler:
+            run_whole(config, Path(folder))
+        taken.append(sampler.shares())
+    middle = {place: median(shares[place] for shares in taken) for place in set().union(*taken)}
+    large = sorted((place for place in middle if middle[place] >= SMALLEST), key=lambda place: -middle[place])
+    for phase, module in large:
+        yield _share(f"{name}: {phase}: {module}", [shares[phase, module] for shares in taken])
+    yield _share(f"{name}: the rest", [100 - sum(shares[place] for place in large) for shares in taken])
+
+
+def _share(name: str, percent: list[float]) -> Measure:
+    return Measure(part=PART, name=name, unit="%", wall=Spread.of(percent))
+
+
+class Sampler:
+    """Seconds of processor time by place while it is open, of the main thread."""
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[Place, float] = defaultdict(float)
+
+    def __enter__(self) -> Self:
+        self._handler: Any = signal.signal(signal.SIGPROF, self._interrupt)
+        self._last = time.process_time()
+        signal.setitimer(signal.ITIMER_PROF, INTERVAL, INTERVAL)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, self._handler)
+
+    def _interrupt(self, _number: int, frame: FrameType | None) -> None:
+        """Python calls it when an operation in C has returned: its caller is the innermost frame, and has all its time."""
+        self.seconds[place(frame)] += time.process_time() - self._last
+        self._last = time.process_time()
+
+    def shares(self) -> defaultdict[Place, float]:
+        """Percent by place."""
+        total = sum(self.seconds.values())
+        return defaultdict(float, {key: 100 * seconds / total for key, seconds in self.seconds.items()})
+
+
+def place(frame: FrameType | None) -> Place:
+    """(phase, module) of a stack. Models and losses count for whoever calls them; the loop's own lines are told apart."""
+    phase, module, line = "other", "", ""
+    while frame is not None:
+        name, function = str(frame.f_globals.get("__name__", "")), frame.f_code.co_name
+        if not module:
+            line = LINES.get((name, function), line)
+            if name.startswith("torch.optim"):
+                line = "optimizer"
+            if name.startswith("harness.") and not name.startswith(("harness.workloads", "harness.bench")):
+                module = name.removeprefix("harness.")
+        phase = PHASES.get((name, function), phase)
+        frame = frame.f_back
+    return phase, f"{module}, {line}" if module == "recipe" and line else module or "outside the harness"
