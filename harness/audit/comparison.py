@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from harness.audit import fits
-from harness.audit.evidence import Row, Run, Step, Track, Vector
+from harness.audit.evidence import Copy, Row, Run, Step, Track, Vector
 from harness.audit.facts import OneTerm, RowFacts, RunFacts, StepFacts, TermFacts
 from harness.audit.floors import FACTOR, NOISE, Floor, Gates, gates, noisy
 from harness.audit.tensors import overflow_is_expected
@@ -393,12 +393,12 @@ def _shadow_distances(pair: Pair) -> tuple[tuple[int, float, float], ...]:
     for t in seen:
         theirs = pair.theirs[t]
         mine = pair.mine[t] if t < len(pair.mine) else None
-        if mine is None or [s.shape for s in mine.shadows] != [s.shape for s in theirs.shadows]:
+        if mine is None or not _same_copies(mine, theirs):
             continue
-        start = [pair.theirs[0].before] * len(theirs.shadows)
-        scale = [float(np.linalg.norm(b - a)) or math.inf for a, b in zip(start, theirs.shadows, strict=True)]
+        starts = [pair.theirs[0].before[c.start : c.start + c.values.size] for c in theirs.shadows]
+        scale = [float(np.linalg.norm(c.values - start)) or math.inf for start, c in zip(starts, theirs.shadows, strict=True)]
         distance = max(_apart(a, b) / s for a, b, s in zip(mine.shadows, theirs.shadows, scale, strict=True))
-        nulls = [n[t] for n in pair.nulls if t < len(n) and [s.shape for s in n[t].shadows] == [s.shape for s in theirs.shadows]]
+        nulls = [n[t] for n in pair.nulls if t < len(n) and _same_copies(n[t], theirs)]
         null = max(
             (_apart(a, b) / s for n in nulls for a, b, s in zip(n.shadows, theirs.shadows, scale, strict=True)), default=0.0
         )
@@ -406,5 +406,9 @@ def _shadow_distances(pair: Pair) -> tuple[tuple[int, float, float], ...]:
     return tuple(found)
 
 
-def _apart(a: Vector, b: Vector) -> float:
-    return float(np.linalg.norm(a - b))
+def _same_copies(mine: Step, theirs: Step) -> bool:
+    return [(c.start, c.values.size) for c in mine.shadows] == [(c.start, c.values.size) for c in theirs.shadows]
+
+
+def _apart(a: Copy, b: Copy) -> float:
+    return float(np.linalg.norm(a.values - b.values))

@@ -88,6 +88,14 @@ class Clip:
     scale: float  # loss scale still in the gradients: 1 when there is none or it has been taken out
 
 
+@dataclass(frozen=True)
+class Copy:
+    """An averaged copy of the parameters, from element `start` of their vector on."""
+
+    start: int
+    values: Vector
+
+
 @dataclass(frozen=True, kw_only=True)
 class Step:
     """One optimizer step, and the window before it."""
@@ -110,7 +118,7 @@ class Step:
     roundoff: float = 2.0**-24  # of the narrowest parameter
     norm_updates: int = 0  # BatchNorm `num_batches_tracked`, summed, so far
     buffers: dict[str, Vector] = field(default_factory=dict)  # how far the model's buffers have moved, where they have
-    shadows: tuple[Vector, ...] = ()  # EMA copies when the next window's first backward begins (or the run ends)
+    shadows: tuple[Copy, ...] = ()  # EMA copies when the next window's first backward begins (or the run ends)
     shadow_updates: int = 0  # times they changed in this window
 
     @property
@@ -207,6 +215,7 @@ class Intervention:
 
     perturb: float = 0.0  # move every parameter by this relative amount, with alternating signs, before each window
     follow: Run | None = None  # after step t, put the parameters this run had after step t: steps compare one by one
+    averages: bool = False  # with `follow`: averaged copies as well, which then stay where they are while a window lasts
     hold: bool = False  # put the starting parameters back after every step: what remembers older weights then has the right ones
     keep: frozenset[int] = frozenset()  # windows whose contributions are kept, besides the usual ones
     probe: int | None = None  # window whose outputs and slopes are kept by row, and whose loss is asked whether it couples rows

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
+from harness.audit import shadows
 from harness.audit.evidence import RANK, Backward, Clip, Intervention, Run, Step, Track, Vector
 from harness.audit.foreign import Foreign
 from harness.audit.forwards import Forwards
+from harness.audit.shadows import Shadow
 from harness.audit.tensors import dense, gradients, overflow_is_expected, roundoff, vector
 
 LONGEST = 400  # calls kept per window
@@ -38,7 +40,7 @@ class LiveTrack:
         self.parameters: list[Tensor] = []
         self.inner_stepped = False
         self.num_effective = 0
-        self.shadows: list[list[Tensor]] = []
+        self.shadows: list[Shadow] = []
         self.last_shadows: tuple[float, ...] = ()
         self.moving: set[int] = set()  # places of the shadows that have changed
         self.shadow_updates = 0
@@ -271,10 +273,10 @@ class LiveTrack:
     def _see_shadows(self) -> None:
         if not self.shadows:
             return
-        vectors = tuple(vector(tensors) for tensors in self.shadows)
-        sums = tuple(float(v.sum()) for v in vectors)
+        copies = tuple(shadow.copied() for shadow in self.shadows)
+        sums = tuple(float(copy.values.sum()) for copy in copies)
         if self.track.steps and not self.backwards and not self.track.steps[-1].shadows:
-            self.track.steps[-1] = dataclasses.replace(self.track.steps[-1], shadows=vectors)
+            self.track.steps[-1] = dataclasses.replace(self.track.steps[-1], shadows=copies)
         if self.last_shadows and sums != self.last_shadows:
             self.moving |= {place for place, (a, b) in enumerate(zip(sums, self.last_shadows, strict=True)) if a != b}
             if self.track.steps:
@@ -300,8 +302,7 @@ class LiveTrack:
             self.track.start = None if self.track.steps else self.start
         if what.hold and self.start.size == sum(p.numel() for p in self.parameters):
             self._put(self.start)
-        tracks = what.follow.tracks if what.follow is not None else []
-        followed = next((t for t in tracks if t.place == index), tracks[0] if len(tracks) == 1 else None)
+        followed = _followed(what, index)
         if followed is not None and step < len(followed.steps):
             wanted = _own_part(followed.steps[max(step, 0)], after=step >= 0)
             if wanted.size == sum(p.numel() for p in self.parameters):
@@ -312,17 +313,36 @@ class LiveTrack:
             self._put(now * (1 + what.perturb * signs))
         self.last_parameters = vector(self.parameters)
 
-    @torch.no_grad()
-    def _put(self, values: Vector) -> None:
-        start = 0
-        for p in self.parameters:
-            value = torch.from_numpy(values[start : start + p.numel()]).reshape(p.shape).to(p.device, p.dtype)
-            start += p.numel()
-            if hasattr(p, "device_mesh"):
-                from torch.distributed.tensor import distribute_tensor
+    def intervene_on_averages(self, what: Intervention, index: int) -> None:
+        """Before a forward: put the averaged copies that the followed run had as this window began."""
+        followed = _followed(what, index)
+        if followed is None or not 0 < self.num_effective <= len(followed.steps):
+            return
+        for wanted in followed.steps[self.num_effective - 1].shadows:
+            shadow = shadows.nearest(self.shadows, wanted)
+            if shadow is not None:
+                _put(shadow.tensors, wanted.values)
 
-                value = distribute_tensor(value, p.device_mesh, p.placements)  # type: ignore[attr-defined]
-            p.copy_(value)
+    def _put(self, values: Vector) -> None:
+        _put(self.parameters, values)
+
+
+@torch.no_grad()
+def _put(tensors: Sequence[Tensor], values: Vector) -> None:
+    start = 0
+    for p in tensors:
+        value = torch.from_numpy(values[start : start + p.numel()]).reshape(p.shape).to(p.device, p.dtype)
+        start += p.numel()
+        if hasattr(p, "device_mesh"):
+            from torch.distributed.tensor import distribute_tensor
+
+            value = distribute_tensor(value, p.device_mesh, p.placements)  # type: ignore[attr-defined]
+        p.copy_(value)
+
+
+def _followed(what: Intervention, index: int) -> Track | None:
+    tracks = what.follow.tracks if what.follow is not None else []
+    return next((t for t in tracks if t.place == index), tracks[0] if len(tracks) == 1 else None)
 
 
 class LocalGradients:

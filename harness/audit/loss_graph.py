@@ -13,6 +13,7 @@ from harness.audit.tensors import vector
 
 ADDITIONS = ("AddBackward0", "SubBackward0", "StackBackward0")
 LINEAR = ("MulBackward0", "DivBackward0", "NegBackward0", "SumBackward0", "MeanBackward0", "ToCopyBackward0")  # of one operand
+LEAF = "torch::autograd::AccumulateGrad"
 MOST_TERMS = 8
 
 
@@ -68,6 +69,8 @@ def gradients_by_term(loss: Any, parameters: Sequence[Tensor]) -> list[Vector]:
 def _addends(node: Any) -> list[Any]:
     """The nodes below additions and multiplications by constants."""
     below = [parent for parent, _ in node.next_functions if parent is not None]
+    if any(parent.name() == LEAF for parent in below):  # a parameter: cutting the graph there would cut it from all terms
+        return [node]
     if node.name() in LINEAR and len(below) == 1:
         return _addends(below[0])
     if node.name() in ADDITIONS and below:

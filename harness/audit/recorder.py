@@ -89,6 +89,9 @@ class Recorder:
     def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if transforming():
             return
+        if self.forwards.depth == 0 and self.intervention.averages:
+            for index, live in enumerate(self.live.values()):
+                live.intervene_on_averages(self.intervention, index)
         if self.forwards.depth == 0 and torch.is_grad_enabled():
             self.prepare()
             self.note("forward")
@@ -165,4 +168,5 @@ class Recorder:
             if not self.swept:
                 gc.collect()  # models of earlier runs that only wait to be freed look like averages
                 self.swept = True
-            live.shadows = shadows.find(live.parameters, live.own_tensors())
+            others = [p for other in self.live.values() for p in other.parameters]
+            live.shadows = shadows.find(live.parameters, [*live.own_tensors(), *others])
