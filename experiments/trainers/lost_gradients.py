@@ -63,10 +63,6 @@ def target_of_the_encoder_inside(batch_size: int, accumulation_steps: int) -> No
     _bootstrapped(batch_size, accumulation_steps, per_micro_batch=True, whole=False)
 
 
-def target_of_everything(batch_size: int, accumulation_steps: int) -> None:
-    _bootstrapped(batch_size, accumulation_steps, per_micro_batch=False, whole=True)
-
-
 def target_of_everything_inside(batch_size: int, accumulation_steps: int) -> None:
     _bootstrapped(batch_size, accumulation_steps, per_micro_batch=True, whole=True)
 
@@ -183,23 +179,52 @@ def reloaded_in_place_without_gradients(batch_size: int, accumulation_steps: int
     _reloaded(batch_size, accumulation_steps, fresh=False)
 
 
+# -- an optimizer that clears gradients itself ------------------------------------------------------------------------
+
+
+class Tidy(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        result = super().step(closure)
+        self.zero_grad()
+        return result
+
+
+def _tidied(batch_size: int, accumulation_steps: int, factor: float) -> None:
+    model = data.model()
+    optimizer = Tidy(model.parameters(), lr=0.05)
+    for ids, num_rows, last in _micro_batches(batch_size, accumulation_steps):
+        (factor * _loss(model, ids, num_rows)).backward()
+        if last:
+            optimizer.step()
+
+
+def clears_in_its_step(batch_size: int, accumulation_steps: int) -> None:
+    _tidied(batch_size, accumulation_steps, 1.0)
+
+
+def clears_in_its_step_not_divided(batch_size: int, accumulation_steps: int) -> None:
+    _tidied(batch_size, accumulation_steps, float(accumulation_steps))
+
+
 RIGHT = (
     target_of_the_encoder,
-    target_of_everything,
-    cleared_after_the_step,
     reloaded_with_gradients,
     reloaded_in_place_with_gradients,
     window_begun_again,
     window_begun_again_in_place,
+    clears_in_its_step,
 )
 WRONG: dict[Callable[..., Any], set[str]] = {
     target_of_the_encoder_inside: {"ema_per_micro_batch"},
     target_of_everything_inside: {"ema_per_micro_batch"},
-    cleared_before_the_step: {"gradients_cleared_in_window"},
     cleared_before_the_last: {"gradients_cleared_in_window"},
-    cleared_after_each: {"gradients_cleared_in_window"},
-    head_cleared_before_the_step: {"gradients_cleared_in_window"},
     head_cleared_between: {"gradients_cleared_in_window"},
     reloaded_without_gradients: {"resume_in_window"},
     reloaded_in_place_without_gradients: {"resume_in_window"},
+    clears_in_its_step_not_divided: {"loss_not_divided"},
+}
+AT_EVERY_N: dict[Callable[..., Any], set[str]] = {  # seen beside `cleared_after_the_step` only
+    cleared_before_the_step: {"gradients_cleared_in_window"},
+    cleared_after_each: {"gradients_cleared_in_window"},
+    head_cleared_before_the_step: {"gradients_cleared_in_window"},
 }

@@ -36,6 +36,9 @@ FUNCTIONS: dict[str, tuple[Any, str]] = {
 METHODS: dict[str, tuple[type, str]] = {
     "add_param_group": (torch.optim.Optimizer, "add_param_group"),
     "zero_grad": (torch.optim.Optimizer, "zero_grad"),
+    "module_zero_grad": (torch.nn.Module, "zero_grad"),
+    "load": (torch.optim.Optimizer, "load_state_dict"),
+    "module_load": (torch.nn.Module, "load_state_dict"),
     "schedule": (torch.optim.lr_scheduler.LRScheduler, "step"),
     "scaler_scale": (torch.amp.GradScaler, "scale"),
     "scaler_unscale": (torch.amp.GradScaler, "unscale_"),
@@ -53,7 +56,10 @@ class Calls:
     def methods(self) -> dict[str, Wrap]:
         return {
             "add_param_group": self._add_param_group,
-            "zero_grad": self._noting("zero_grad"),
+            "zero_grad": self._noting_owner("zero_grad"),
+            "module_zero_grad": self._noting_owner("zero_grad"),
+            "load": self._noting_owner("load"),
+            "module_load": self._noting_owner("load"),
             "schedule": self._schedule,
             "scaler_scale": self._scale,
             "scaler_unscale": self._unscale,
@@ -76,6 +82,18 @@ class Calls:
         def wrap(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             self.recorder.note(call)
             return original(*args, **kwargs)
+
+        return wrap
+
+    def _noting_owner(self, call: str) -> Wrap:
+        """Only in the windows of the optimizer, or of those of the module's parameters."""
+
+        def wrap(original: Callable[..., Any], owner: Any, *args: Any, **kwargs: Any) -> Any:
+            members = {id(p) for p in owner.parameters()} if isinstance(owner, torch.nn.Module) else set()
+            for live in self.recorder.live.values():
+                if live.optimizer is owner or any(id(p) in members for p in live.parameters):
+                    live.note(call)
+            return original(owner, *args, **kwargs)
 
         return wrap
 

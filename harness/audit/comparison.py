@@ -95,7 +95,7 @@ def _restored(last: Track, track: Track) -> bool:
 def _continued(last: Track, track: Track) -> list[Step]:
     """The steps of the resumed run; the first with what came before it in its window."""
     first, *others = track.steps
-    own = (replace(first.backwards[0], start="kept", moved=None), *first.backwards[1:])
+    own = (replace(first.backwards[0], start="kept", emptied=frozenset(), moved=None), *first.backwards[1:])
     return [replace(first, backwards=(*last.pending, *own), total=raw(first)), *others]
 
 
@@ -167,7 +167,10 @@ def _step_facts(pair: Pair, candidate: Run, t: int, allowed: Gates) -> StepFacts
         float16=candidate.float16,
         partly=fits.partly(mine, a, g, gate) if wrong and np.isfinite(a).all() else (),
         found_changed=bool(mine.backwards) and mine.backwards[0].start == "changed",
-        cleared_inside=sum(b.start == "cleared" for b in mine.backwards),
+        cleared_inside=sum(bool(b.emptied) for b in mine.backwards),
+        cleared_at_last=fits.emptied_at_last(mine, a) if wrong else (),
+        cleared_then_filled="zero_grad" in _calls_after_last(mine) and bool(a.any()),
+        loaded_inside="load" in _calls_inside(mine),
         stale=t > 0 and bool(mine.backwards) and mine.backwards[0].start in ("kept", "scaled", "changed") and not _cleared(mine),
         active_clips_inside=sum(c.active and c.after < len(mine.backwards) for c in mine.clips),
         clips_scaled=any(c.active and c.scale > 1 and c.limit < c.scale for c in mine.clips),
@@ -209,9 +212,18 @@ def _buffers(mine: Step, theirs: Step, nulls: Sequence[Step]) -> tuple[str, ...]
 
 
 def _unscaled_inside(step: Step) -> int:
-    calls = list(step.calls)
-    last = max((place for place, call in enumerate(calls) if call == "backward"), default=0)
-    return calls[:last].count("unscale")
+    return step.calls[: len(step.calls) - len(_calls_after_last(step))].count("unscale")
+
+
+def _calls_after_last(step: Step) -> tuple[str, ...]:
+    """Those after the last backward."""
+    return step.calls[max((place + 1 for place, call in enumerate(step.calls) if call == "backward"), default=0) :]
+
+
+def _calls_inside(step: Step) -> tuple[str, ...]:
+    """Those between the first backward and the last."""
+    first = step.calls.index("backward") if "backward" in step.calls else 0
+    return step.calls[first : len(step.calls) - len(_calls_after_last(step))]
 
 
 def _along(difference: Vector, direction: Vector, keep: np.ndarray) -> float:

@@ -60,6 +60,7 @@ class Backward:
     loss: float  # as differentiated, loss scale taken out; NaN when unknown
     scale: float  # loss scale of a GradScaler, 1 without one
     start: str  # the gradients it found: empty, kept, scaled, changed; `empty` where an earlier backward had filled them: cleared
+    emptied: frozenset[int] = frozenset()  # tensors whose gradients were cleared since the backward before
     contribution: Vector | None  # [P] its increment of .grad, loss scale taken out; None in windows that were not kept
     finite: bool  # whether all of it was
     rescaled: float = math.nan  # norm of the gradients it found, where somebody had scaled them since the backward before

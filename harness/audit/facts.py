@@ -81,7 +81,10 @@ class StepFacts:
     by_term: TermFacts | None = None  # only after a probe, where the loss is a sum
     held: bool = False  # the difference is gone when the parameters stay where they are
     same_at_one: bool = False  # the comparison is with an independent function, and N=1 differs from it as well
-    cleared_inside: int = 0
+    cleared_inside: int = 0  # backwards before which gradients of the window, or of some tensors, had been cleared
+    cleared_at_last: tuple[str, ...] = ()  # tensors whose gradients were cleared between the last backward and the step
+    cleared_then_filled: bool = False  # cleared after the last backward, and the step has a gradient nevertheless
+    loaded_inside: bool = False  # a checkpoint was loaded between the backwards of the window
     stale: bool = False
     active_clips_inside: int = 0
     clips_scaled: bool = False  # clipped with the loss scale still inside

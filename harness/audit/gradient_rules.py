@@ -90,10 +90,24 @@ def _sum_is_right(facts: StepFacts) -> bool:
 
 def _last_only(facts: StepFacts) -> list[Finding]:
     fit = facts.fits.get("since_clear", math.inf)
-    if not facts.cleared_inside or not fit <= facts.gate:
+    if not (facts.cleared_inside or facts.cleared_at_last) or not fit <= facts.gate:
         return []
-    evidence = {"cleared_inside": facts.cleared_inside, "micro_batches": facts.backwards, "fit": fit, "cosine": facts.cosine}
+    evidence: dict[str, Any] = {
+        "cleared_inside": facts.cleared_inside,
+        "micro_batches": facts.backwards,
+        "fit": fit,
+        "cosine": facts.cosine,
+    }
+    evidence["cleared_before_the_step"] = facts.cleared_at_last
+    if facts.cleared_then_filled and not facts.cleared_at_last:
+        message = "only the last micro-batch reaches the step, in gradients put back after they had been cleared"
+        return [finding(facts, facts.step, "accumulator_overwritten", evidence, message)]
+    if facts.loaded_inside:
+        message = "a checkpoint is loaded inside the window, and the gradients that the window had so far are lost"
+        return [finding(facts, facts.step, "resume_in_window", evidence, message)]
     message = f"gradients are cleared {facts.cleared_inside} times inside the window: only what came after counts"
+    if facts.cleared_at_last:
+        message = f"gradients are cleared between the last backward and the step ({', '.join(facts.cleared_at_last[:4])})"
     return [finding(facts, facts.step, "gradients_cleared_in_window", evidence, message)]
 
 

@@ -7,6 +7,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,8 @@ class LiveTrack:
         self.moving: set[int] = set()  # places of the shadows that have changed
         self.shadow_updates = 0
         self.last_gradient: Vector | None = None
-        self.started: tuple[str, Vector, Vector | None, list[Any]] | None = None  # of the backward under way
+        self.given: Vector | None = None  # gradients as the step began
+        self.started: tuple[str, Vector, frozenset[int], Vector | None, list[Any]] | None = None  # of the backward under way
         self.before: Vector | None = None
         self.unscaled = False
         self.refresh()
@@ -99,9 +101,18 @@ class LiveTrack:
         else:
             kind = "scaled" if self.last_gradient is not None and _parallel(start, self.last_gradient) else "changed"
         self._see_shadows()
-        self.started = (kind, start, self._movement(), [_mark(p) for p in self.parameters])
+        emptied = self._emptied(start) if kind in ("cleared", "changed") and self.backwards else frozenset()
+        self.started = (kind, start, emptied, self._movement(), [_mark(p) for p in self.parameters])
         self.local = LocalGradients(self.parameters) if in_a_group() else None
         self.stand_in = LocalGradients(unowned) if self._may_copy(unowned) else None
+
+    def _emptied(self, start: Vector) -> frozenset[int]:
+        """The tensors that the backward before had left a gradient in, and that have none now."""
+        if self.last_gradient is None or self.last_gradient.shape != start.shape:
+            return frozenset()
+        edges = np.cumsum([0, *(p.numel() for p in self.parameters)])
+        parts = [slice(a, b) for a, b in pairwise(edges)]
+        return frozenset(i for i, part in enumerate(parts) if self.last_gradient[part].any() and not start[part].any())
 
     def _may_copy(self, unowned: Sequence[Tensor]) -> bool:
         """Whether the optimizer's own tensors have room for these and little more; of one rank only, as ranks share them out."""
@@ -116,7 +127,7 @@ class LiveTrack:
         self.local = self.stand_in = None
         if self.started is None:
             return False
-        kind, start, moved, marks = self.started
+        kind, start, emptied, moved, marks = self.started
         self.started = None
         forwards, end = self.forwards, gradients(self.parameters)
         same = marks == [_mark(p) for p in self.parameters] and np.array_equal(start, end, equal_nan=True)
@@ -131,6 +142,7 @@ class LiveTrack:
                 loss=loss / scale,
                 scale=scale,
                 start="manual" if manual is not None else kind,
+                emptied=emptied if manual is None else frozenset(),
                 contribution=contribution,
                 finite=bool(np.isfinite(end if contribution is None else contribution).all()),
                 rescaled=float(np.linalg.norm(start)) / scale if kind == "scaled" and self.backwards else math.nan,
@@ -169,6 +181,7 @@ class LiveTrack:
         self.moved = self._movement()
         self._see_shadows()
         self.before = vector(self.parameters)
+        self.given = gradients(self.parameters)
         self.last_parameters = self.before
 
     def after_step(self, *, in_backward: bool, loss_scale: float) -> None:
@@ -186,8 +199,10 @@ class LiveTrack:
 
     @overflow_is_expected
     def close(self, gradient: Vector, *, skipped: bool = False) -> None:
-        """The step is over: it took `gradient`."""
+        """The step is over: it took `gradient`; what it was given, where it clears gradients itself."""
         assert self.before is not None
+        if self.given is not None and self.given.shape == gradient.shape and not gradient.any():
+            gradient = self.given
         coarsest = max((roundoff(p.dtype) for p in self.parameters), default=0.0)
         self.run.accumulator_roundoff = max(self.run.accumulator_roundoff, coarsest)
         self.run.roundoff = max(self.run.roundoff, coarsest)

@@ -97,7 +97,7 @@ class Session:
             if family.reference.error is None and family.reference.num_steps:
                 for n in self.arms:
                     self._arm(family, n)
-                self._check_finite(family.reference)
+                self._check_comparable(family.reference)
         return Report(
             batch_size=self.batch_size,
             results=tuple(self.results),
@@ -210,13 +210,18 @@ class Session:
                     "the function must seed its model alike at every N"
                 )
 
-    def _check_finite(self, reference: Run) -> None:
-        """NaN equals NaN: what comes after is equal for no good reason."""
+    def _check_comparable(self, reference: Run) -> None:
+        """NaN equals NaN, and nothing equals nothing: what comes after is equal for no good reason."""
         for track in reference.tracks:
             broken = next((t for t, step in enumerate(track.steps) if not np.isfinite(step.after).all()), None)
             if broken is not None:
                 where = f"N=1: the weights of {track.name} are not finite after optimizer step {broken}"
                 self.problems.append(f"{where}; what follows cannot be judged")
+            given = any(step.total is not None and step.total.any() for step in track.steps)
+            if given and not any(step.gradient.any() for step in track.steps):
+                self.problems.append(
+                    f"N=1: {track.name} steps without gradients, which were cleared after the backward: nothing can be compared"
+                )
 
     def _diagnose(self, family: Family, n: int, free: list[Facts], found: list[Finding]) -> tuple[list[Facts], list[Finding]]:
         """Run again at the reference's own parameters, and without what couples samples, until every step can be judged alone."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from harness.audit.evidence import Run, Step, Track
+from harness.audit.fits import emptied_at_last
 
 if TYPE_CHECKING:
     from harness.audit.report import ArmResult
@@ -22,6 +23,7 @@ def hidden(reference: Run, candidates: Mapping[int, Run], results: Sequence[ArmR
         return
     yield from _windows(steps, arms)
     yield from _clipping(steps)
+    yield from _cleared(steps)
     yield from _schedules(steps)
     if reference.roundoff > 2.0**-20:
         yield (
@@ -60,6 +62,13 @@ def _clipping(steps: Sequence[Step]) -> Iterator[str]:
         yield "clipping was active at every step: scale faults are hidden from the update (and judged before it)"
     elif calls and not any(clip.active for clip in calls):
         yield "clipping was never active: faults of where it is applied cannot show; lower its limit"
+
+
+def _cleared(steps: Sequence[Step]) -> Iterator[str]:
+    names = set.intersection(*(set(emptied_at_last(step, step.gradient)) for step in steps))
+    if names and any(step.gradient.any() for step in steps):
+        listed = ", ".join(sorted(names)[:4])
+        yield f"gradients of {listed} are cleared before every step, also at N=1: whether that is meant shows beside a `reference`"
 
 
 def _schedules(steps: Sequence[Step]) -> Iterator[str]:
