@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from harness.audit.live import in_a_group
 from harness.audit.loss_graph import coupled_rows, gradients_by_term, mixes_rows
-from harness.audit.tensors import dense, gradients, tensors_in, vector
+from harness.audit.tensors import dense, gradients, in_a_group, tensors_in, vector
 
 if TYPE_CHECKING:
     from harness.audit.recorder import Recorder

@@ -94,11 +94,11 @@ def _last_only(facts: StepFacts) -> list[Finding]:
         return []
     evidence: dict[str, Any] = {
         "cleared_inside": facts.cleared_inside,
+        "cleared_before_the_step": facts.cleared_at_last,
         "micro_batches": facts.backwards,
         "fit": fit,
         "cosine": facts.cosine,
     }
-    evidence["cleared_before_the_step"] = facts.cleared_at_last
     if facts.cleared_then_filled and not facts.cleared_at_last:
         message = "only the last micro-batch reaches the step, in gradients put back after they had been cleared"
         return [finding(facts, facts.step, "accumulator_overwritten", evidence, message)]

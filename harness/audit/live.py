@@ -20,7 +20,7 @@ from harness.audit.evidence import RANK, Backward, Clip, Intervention, Run, Step
 from harness.audit.foreign import Foreign
 from harness.audit.forwards import Forwards
 from harness.audit.shadows import Shadow
-from harness.audit.tensors import dense, gradients, overflow_is_expected, roundoff, vector
+from harness.audit.tensors import dense, gradients, in_a_group, overflow_is_expected, roundoff, vector
 
 LONGEST = 400  # calls kept per window
 KEPT = 4  # windows whose contributions are kept: the first ones, as many with another number of backwards, and those asked for
@@ -123,6 +123,7 @@ class LiveTrack:
     def after_backward(self, loss: float, scale: float, manual: Vector | None = None) -> bool:
         """Whether it reached this optimizer. `manual` is the gradient when it was returned instead of added."""
         local = self.local.taken() if self.local is not None else None
+        local = self.forwards.unsharded.taken(self.parameters) if local is None else local
         behind = self.stand_in.taken() if self.stand_in is not None else None
         self.local = self.stand_in = None
         if self.started is None:
@@ -132,10 +133,12 @@ class LiveTrack:
         forwards, end = self.forwards, gradients(self.parameters)
         same = marks == [_mark(p) for p in self.parameters] and np.array_equal(start, end, equal_nan=True)
         if manual is None and same:  # marks alone do not tell: sharded gradients are added to behind their wrapper
-            if behind is None:
+            if behind is None and local is None:
                 return False  # this backward did not reach this optimizer
-            manual, self.through_model = np.pad(behind, (0, end.size - behind.size)), True
-        whole = manual is not None or start.shape == end.shape  # FSDP1 holds the unsharded gradient until ranks are synchronised
+            if behind is not None:
+                manual, self.through_model = np.pad(behind, (0, end.size - behind.size)), True
+        # FSDP holds the unsharded gradient until ranks are synchronised: FSDP1 in `.grad`, FSDP2 out of sight
+        whole = manual is not None or (start.shape == end.shape and not same)
         contribution = (manual if manual is not None else end - start) / scale if whole else None
         self.backwards.append(
             Backward(
@@ -383,11 +386,6 @@ class LocalGradients:
         if not self.parts:
             return None
         return vector(self.parts.get(id(p), torch.zeros_like(p)) for p in self.parameters)
-
-
-def in_a_group() -> bool:
-    """Whether several ranks of `torch.distributed` train together."""
-    return torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
 
 
 def _own_part(step: Step, *, after: bool) -> Vector:
