@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from harness.audit.loss_graph import coupled_rows, gradients_by_term, mixes_rows
+from harness.audit.loss_graph import coupled_rows, gradients_by_term, mixes_rows, slopes_by_term
 from harness.audit.tensors import dense, gradients, in_a_group, tensors_in, vector
 
 if TYPE_CHECKING:
@@ -153,6 +153,7 @@ class Calls:
             recorder.run.mixes_rows |= mixes_rows([output for _, output in outputs], recorder.forwards.made)
             recorder.run.coupled |= coupled_rows(root, outputs)
             if leading is not None and not in_a_group():
+                recorder.run.term_slopes.append(slopes_by_term(root, outputs))
                 recorder.run.terms.append([term / recorder.loss_scale for term in gradients_by_term(root, leading.parameters)])
         except RuntimeError:  # a graph that cannot be differentiated twice: nothing is known
             recorder.run.terms.append([])

@@ -284,7 +284,12 @@ def terms(mine: Run, reference: Run, index: int) -> TermFacts | None:
         weights=tuple(w / len(sums) for w in made.weights),
         residual=made.residual,
         condition=made.condition,
-        each=tuple(_one_term(of_each, np.sum(whole, axis=0), float(np.linalg.norm(g))) for of_each, whole in pairs),
+        each=tuple(
+            replace(
+                _one_term(of_each, np.sum(whole, axis=0), float(np.linalg.norm(g))), off_rows=_off_rows(mine, reference, place)
+            )
+            for place, (of_each, whole) in enumerate(pairs)
+        ),
     )
 
 
@@ -311,6 +316,16 @@ def _one_term(parts: list[Vector], wanted: Vector, size: float) -> OneTerm:
         residual=made.residual * math.sqrt(squared) / size if made else math.inf,
         condition=made.condition if made else math.inf,
     )
+
+
+def _off_rows(mine: Run, reference: Run, place: int) -> float:
+    """How far slopes of addend `place` by the same rows are from multiples of the reference's."""
+    a, b = [
+        {key: slope for of_one in run.term_slopes if place < len(of_one) for key, slope in of_one[place].items()}
+        for run in (mine, reference)
+    ]
+    shared = [(a[key], b[key]) for key in a.keys() & b.keys() if a[key].any() and b[key].any() and a[key].shape == b[key].shape]
+    return max((math.sqrt(max(0.0, 1 - cosine(x, y) ** 2)) for x, y in shared if x.size > 1), default=math.inf)
 
 
 def _alike(a: Row, b: Row) -> bool:

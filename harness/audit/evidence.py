@@ -186,6 +186,9 @@ class Run:
     mixes_rows: bool = False  # whether the model's output for one row depends on another; only known after a probe
     probed: dict[str, Row] = field(default_factory=dict)  # by fingerprint; rows that came twice are left out
     terms: list[list[Vector]] = field(default_factory=list)  # [P] of each addend of the loss, per backward of the probed window
+    term_slopes: list[list[dict[tuple[int, str], Vector]]] = field(
+        default_factory=list
+    )  # of each addend by (output, row), likewise
     ranks: int = 1
     sharded: bool = False  # each rank's optimizer holds a part of the weights, in plain tensors (FSDP1)
     rank_distances: tuple[float, ...] = ()  # per optimizer step, between the gradients of the ranks

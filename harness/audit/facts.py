@@ -31,6 +31,7 @@ class OneTerm:
     weights: tuple[float, ...]  # of the reference's on those of the micro-batches; right: 1
     residual: float  # of the reference's outside their span, relative to the whole reference gradient
     condition: float
+    off_rows: float = math.inf  # largest relative distance of a row's slope from a multiple of the reference's; infinite: unknown
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -316,7 +316,11 @@ def _wrong_term(facts: StepFacts, term: OneTerm, which: str) -> list[Finding]:
     evidence = {"term": which, "right_weights": weights, "scale_of_term": term.scale, "distance": term.distance}
     mean = sum(weights) / len(weights) if weights else math.inf
     found = []
-    if term.residual > facts.gate:
+    if term.residual > facts.gate and term.off_rows <= max(SAME_ROW, 30 * facts.roundoff):
+        message = f"the same row gets another weight in {which} in another split: its divisor or baseline is the micro-batch's"
+        found.append(finding(facts, facts.step, "normaliser_depends_on_split", evidence | {"off_rows": term.off_rows}, message))
+        undivided = False
+    elif term.residual > facts.gate:
         message = f"{which} depends on which rows share a micro-batch: no weights of the micro-batches give it; the others agree"
         found.append(finding(facts, facts.step, "non_separable_loss", evidence | {"residual": term.residual}, message))
         undivided = term.scale > math.sqrt(n)  # nearer to N than to 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -64,6 +65,15 @@ def gradients_by_term(loss: Any, parameters: Sequence[Tensor]) -> list[Vector]:
     if not 1 < len(nodes) <= MOST_TERMS:
         return []
     return [_with_only(loss, parameters, [node for node in nodes if node is not kept]) for kept in nodes]
+
+
+def slopes_by_term(loss: Any, outputs: Sequence[tuple[Sequence[str], Tensor]]) -> list[dict[tuple[int, str], Vector]]:
+    """Of each addend of the loss by every row of the outputs: (number of the output, name of the row) -> slope."""
+    named = [(names, output) for names, output in outputs if len(names) == output.shape[0]]
+    keys = [(place, name) for place, (names, _) in enumerate(named) for name in names]
+    widths = [output.numel() // output.shape[0] for names, output in named for _ in names]
+    slopes = gradients_by_term(loss, [output for _, output in named]) if named else []
+    return [dict(zip(keys, np.split(slope, np.cumsum(widths)[:-1]), strict=True)) for slope in slopes]
 
 
 def _addends(node: Any) -> list[Any]:

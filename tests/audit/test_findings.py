@@ -267,6 +267,8 @@ def test_a_term_of_the_loss_that_counts_otherwise_is_an_auxiliary_loss() -> None
         ({"weights": (0.25, 0.25)}, ["auxiliary_loss_scale"]),
         ({"residual": 0.1, "scale": 1.1}, ["non_separable_loss"]),
         ({"residual": 0.1, "scale": 3.7}, ["non_separable_loss", "auxiliary_loss_scale"]),
+        ({"residual": 0.1, "off_rows": 1e-5}, ["normaliser_depends_on_split"]),  # each row's slope points as it should
+        ({"residual": 0.1, "off_rows": 0.1}, ["non_separable_loss"]),
         ({"weights": (1.2, -0.8)}, ["unexplained"]),
         ({"condition": 1e9}, ["unexplained"]),
     ],
