@@ -365,6 +365,7 @@ def _run_facts(pair: Pair, candidate: Run, reference: Run, track: Track, other: 
         shadow_distances=_shadow_distances(pair),
         shadow_updates=tuple(s.shadow_updates for s in pair.mine),
         reference_shadow_updates=tuple(s.shadow_updates for s in pair.theirs),
+        shadow_moves_inside=any(len({b.shadows for b in s.backwards if b.shadows}) > 1 for s in pair.mine),
         resumed=track.resumed,
         skipped=tuple(t for t, s in enumerate(pair.mine) if s.skipped),
         reference_skipped=tuple(t for t, s in enumerate(pair.theirs) if s.skipped),

@@ -150,6 +150,7 @@ class RunFacts:
     shadow_distances: tuple[tuple[int, float, float], ...] = ()  # (step, distance, gate) of averaged copies of the weights
     shadow_updates: tuple[int, ...] = ()
     reference_shadow_updates: tuple[int, ...] = ()
+    shadow_moves_inside: bool = False  # averaged copies moved between the backwards of a window
     reported: tuple[float, ...] | None = None
     reference_reported: tuple[float, ...] | None = None
     losses: tuple[float, ...] = ()  # differentiated, summed over the window

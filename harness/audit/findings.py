@@ -281,7 +281,7 @@ def _shadows(run: RunFacts) -> list[Finding]:
         "updates_per_step": list(run.shadow_updates),
         "reference_updates_per_step": list(run.reference_shadow_updates),
     }
-    more = sum(run.shadow_updates) > sum(run.reference_shadow_updates)
+    more = run.shadow_moves_inside or sum(run.shadow_updates) > sum(run.reference_shadow_updates)
     cause = "ema_per_micro_batch" if more else UNEXPLAINED
     message = "the averaged copy of the weights differs" + (": it is updated per micro-batch" if more else "")
     return [finding(run, first, cause, {**evidence, "what": "average"}, message)]

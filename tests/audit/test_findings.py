@@ -159,6 +159,9 @@ def test_copies_that_nothing_updates_are_no_averages() -> None:
     kept = replace(RUN, shadow_distances=((1, 0.5, 1e-3),), shadow_updates=(0, 0, 0), reference_shadow_updates=(0, 0, 0))
     assert explain(kept, steps) == []
     assert [f.cause for f in explain(replace(kept, shadow_updates=(4, 4, 4)), steps)] == ["ema_per_micro_batch"]
+    as_often = replace(kept, shadow_updates=(1, 1, 1), reference_shadow_updates=(1, 1, 1))
+    assert [f.cause for f in explain(as_often, steps)] == ["unexplained"]
+    assert [f.cause for f in explain(replace(as_often, shadow_moves_inside=True), steps)] == ["ema_per_micro_batch"]
 
 
 def test_other_outputs_for_the_same_rows_are_batch_statistics() -> None:
