@@ -243,7 +243,7 @@ class LiveTrack:
             )
         )
         self.num_effective += self.track.steps[-1].effective
-        self.before, self.last_parameters, self.last_gradient = None, after, gradient
+        self.before, self.given, self.last_parameters, self.last_gradient = None, None, after, gradient
         self.clear_window()
 
     def _spread(self, parts: Sequence[Vector], gradient: Vector) -> float:
