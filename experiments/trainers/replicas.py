@@ -96,7 +96,6 @@ def fsdp1_one_tensor_mean_of_means(batch_size: int, accumulation_steps: int) -> 
 
 
 def fsdp1_mean_of_means(batch_size: int, accumulation_steps: int) -> None:
-    """The optimizer's tensors are views of what the backward reaches: what each micro-batch gave is not seen."""
     _fully_sharded(batch_size, accumulation_steps, one_tensor=False, by_means=True)
 
 
@@ -205,6 +204,36 @@ def fsdp_not_divided(batch_size: int, accumulation_steps: int) -> None:
         optimizer.zero_grad()
 
 
+def _fsdp_language(batch_size: int, accumulation_steps: int, *, by_means: bool, every_backward: bool = False) -> None:
+    """FSDP2; where ranks are synchronised at the window's end, `.grad` shows nothing before."""
+    tokens = data.sentences()
+    model = data.language_model()
+    for layer in (model.embedding, model.hidden, model):
+        fully_shard(layer)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for window in data.windows(16, keep=False):
+        targets = data.num_targets(tokens[_mine(window)])
+        parts = _mine(window).split(batch_size)
+        for k, ids in enumerate(parts):
+            model.set_requires_gradient_sync(every_backward or k == len(parts) - 1)  # type: ignore[operator]
+            total = data.token_loss(model(tokens[ids]), tokens[ids])
+            (total / (data.num_targets(tokens[ids]) * len(parts) if by_means else targets)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def fsdp_tokens(batch_size: int, accumulation_steps: int) -> None:
+    _fsdp_language(batch_size, accumulation_steps, by_means=False)
+
+
+def fsdp_mean_of_means(batch_size: int, accumulation_steps: int) -> None:
+    _fsdp_language(batch_size, accumulation_steps, by_means=True)
+
+
+def fsdp_mean_of_means_every_backward(batch_size: int, accumulation_steps: int) -> None:
+    _fsdp_language(batch_size, accumulation_steps, by_means=True, every_backward=True)
+
+
 def one_rank_raises(batch_size: int, accumulation_steps: int) -> None:
     ddp(batch_size, accumulation_steps)
     if dist.get_rank() == 1:
@@ -223,5 +252,8 @@ CASES: dict[Callable[..., Any], set[str]] = {
     fsdp1: set(),
     fsdp1_one_tensor: set(),
     fsdp1_one_tensor_mean_of_means: {"mean_of_means"},
-    fsdp1_mean_of_means: {"unexplained"},
+    fsdp1_mean_of_means: {"mean_of_means"},
+    fsdp_tokens: set(),
+    fsdp_mean_of_means: {"mean_of_means"},
+    fsdp_mean_of_means_every_backward: {"mean_of_means"},
 }

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from harness.audit.live import in_a_group
-from harness.audit.loss_graph import coupled_rows, gradients_by_term, mixes_rows
-from harness.audit.tensors import dense, gradients, tensors_in, vector
+from harness.audit.loss_graph import coupled_rows, gradients_by_term, mixes_rows, slopes_by_term
+from harness.audit.tensors import dense, gradients, in_a_group, tensors_in, vector
 
 if TYPE_CHECKING:
     from harness.audit.recorder import Recorder
@@ -36,6 +35,9 @@ FUNCTIONS: dict[str, tuple[Any, str]] = {
 METHODS: dict[str, tuple[type, str]] = {
     "add_param_group": (torch.optim.Optimizer, "add_param_group"),
     "zero_grad": (torch.optim.Optimizer, "zero_grad"),
+    "module_zero_grad": (torch.nn.Module, "zero_grad"),
+    "load": (torch.optim.Optimizer, "load_state_dict"),
+    "module_load": (torch.nn.Module, "load_state_dict"),
     "schedule": (torch.optim.lr_scheduler.LRScheduler, "step"),
     "scaler_scale": (torch.amp.GradScaler, "scale"),
     "scaler_unscale": (torch.amp.GradScaler, "unscale_"),
@@ -53,7 +55,10 @@ class Calls:
     def methods(self) -> dict[str, Wrap]:
         return {
             "add_param_group": self._add_param_group,
-            "zero_grad": self._noting("zero_grad"),
+            "zero_grad": self._noting_owner("zero_grad"),
+            "module_zero_grad": self._noting_owner("zero_grad"),
+            "load": self._noting_owner("load"),
+            "module_load": self._noting_owner("load"),
             "schedule": self._schedule,
             "scaler_scale": self._scale,
             "scaler_unscale": self._unscale,
@@ -76,6 +81,18 @@ class Calls:
         def wrap(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             self.recorder.note(call)
             return original(*args, **kwargs)
+
+        return wrap
+
+    def _noting_owner(self, call: str) -> Wrap:
+        """Only in the windows of the optimizer, or of those of the module's parameters."""
+
+        def wrap(original: Callable[..., Any], owner: Any, *args: Any, **kwargs: Any) -> Any:
+            members = {id(p) for p in owner.parameters()} if isinstance(owner, torch.nn.Module) else set()
+            for live in self.recorder.live.values():
+                if live.optimizer is owner or any(id(p) in members for p in live.parameters):
+                    live.note(call)
+            return original(owner, *args, **kwargs)
 
         return wrap
 
@@ -136,6 +153,7 @@ class Calls:
             recorder.run.mixes_rows |= mixes_rows([output for _, output in outputs], recorder.forwards.made)
             recorder.run.coupled |= coupled_rows(root, outputs)
             if leading is not None and not in_a_group():
+                recorder.run.term_slopes.append(slopes_by_term(root, outputs))
                 recorder.run.terms.append([term / recorder.loss_scale for term in gradients_by_term(root, leading.parameters)])
         except RuntimeError:  # a graph that cannot be differentiated twice: nothing is known
             recorder.run.terms.append([])

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from harness.audit import fits
-from harness.audit.evidence import Row, Run, Step, Track, Vector
+from harness.audit.evidence import Copy, Row, Run, Step, Track, Vector
 from harness.audit.facts import OneTerm, RowFacts, RunFacts, StepFacts, TermFacts
 from harness.audit.floors import FACTOR, NOISE, Floor, Gates, gates, noisy
 from harness.audit.tensors import overflow_is_expected
@@ -95,7 +95,7 @@ def _restored(last: Track, track: Track) -> bool:
 def _continued(last: Track, track: Track) -> list[Step]:
     """The steps of the resumed run; the first with what came before it in its window."""
     first, *others = track.steps
-    own = (replace(first.backwards[0], start="kept", moved=None), *first.backwards[1:])
+    own = (replace(first.backwards[0], start="kept", emptied=frozenset(), moved=None), *first.backwards[1:])
     return [replace(first, backwards=(*last.pending, *own), total=raw(first)), *others]
 
 
@@ -167,7 +167,10 @@ def _step_facts(pair: Pair, candidate: Run, t: int, allowed: Gates) -> StepFacts
         float16=candidate.float16,
         partly=fits.partly(mine, a, g, gate) if wrong and np.isfinite(a).all() else (),
         found_changed=bool(mine.backwards) and mine.backwards[0].start == "changed",
-        cleared_inside=sum(b.start == "cleared" for b in mine.backwards),
+        cleared_inside=sum(bool(b.emptied) for b in mine.backwards),
+        cleared_at_last=fits.emptied_at_last(mine, a) if wrong else (),
+        cleared_then_filled="zero_grad" in _calls_after_last(mine) and bool(a.any()),
+        loaded_inside="load" in _calls_inside(mine),
         stale=t > 0 and bool(mine.backwards) and mine.backwards[0].start in ("kept", "scaled", "changed") and not _cleared(mine),
         active_clips_inside=sum(c.active and c.after < len(mine.backwards) for c in mine.clips),
         clips_scaled=any(c.active and c.scale > 1 and c.limit < c.scale for c in mine.clips),
@@ -209,9 +212,18 @@ def _buffers(mine: Step, theirs: Step, nulls: Sequence[Step]) -> tuple[str, ...]
 
 
 def _unscaled_inside(step: Step) -> int:
-    calls = list(step.calls)
-    last = max((place for place, call in enumerate(calls) if call == "backward"), default=0)
-    return calls[:last].count("unscale")
+    return step.calls[: len(step.calls) - len(_calls_after_last(step))].count("unscale")
+
+
+def _calls_after_last(step: Step) -> tuple[str, ...]:
+    """Those after the last backward."""
+    return step.calls[max((place + 1 for place, call in enumerate(step.calls) if call == "backward"), default=0) :]
+
+
+def _calls_inside(step: Step) -> tuple[str, ...]:
+    """Those between the first backward and the last."""
+    first = step.calls.index("backward") if "backward" in step.calls else 0
+    return step.calls[first : len(step.calls) - len(_calls_after_last(step))]
 
 
 def _along(difference: Vector, direction: Vector, keep: np.ndarray) -> float:
@@ -272,7 +284,12 @@ def terms(mine: Run, reference: Run, index: int) -> TermFacts | None:
         weights=tuple(w / len(sums) for w in made.weights),
         residual=made.residual,
         condition=made.condition,
-        each=tuple(_one_term(of_each, np.sum(whole, axis=0), float(np.linalg.norm(g))) for of_each, whole in pairs),
+        each=tuple(
+            replace(
+                _one_term(of_each, np.sum(whole, axis=0), float(np.linalg.norm(g))), off_rows=_off_rows(mine, reference, place)
+            )
+            for place, (of_each, whole) in enumerate(pairs)
+        ),
     )
 
 
@@ -299,6 +316,16 @@ def _one_term(parts: list[Vector], wanted: Vector, size: float) -> OneTerm:
         residual=made.residual * math.sqrt(squared) / size if made else math.inf,
         condition=made.condition if made else math.inf,
     )
+
+
+def _off_rows(mine: Run, reference: Run, place: int) -> float:
+    """How far slopes of addend `place` by the same rows are from multiples of the reference's."""
+    a, b = [
+        {key: slope for of_one in run.term_slopes if place < len(of_one) for key, slope in of_one[place].items()}
+        for run in (mine, reference)
+    ]
+    shared = [(a[key], b[key]) for key in a.keys() & b.keys() if a[key].any() and b[key].any() and a[key].shape == b[key].shape]
+    return max((math.sqrt(max(0.0, 1 - cosine(x, y) ** 2)) for x, y in shared if x.size > 1), default=math.inf)
 
 
 def _alike(a: Row, b: Row) -> bool:
@@ -338,6 +365,7 @@ def _run_facts(pair: Pair, candidate: Run, reference: Run, track: Track, other: 
         shadow_distances=_shadow_distances(pair),
         shadow_updates=tuple(s.shadow_updates for s in pair.mine),
         reference_shadow_updates=tuple(s.shadow_updates for s in pair.theirs),
+        shadow_moves_inside=any(len({b.shadows for b in s.backwards if b.shadows}) > 1 for s in pair.mine),
         resumed=track.resumed,
         skipped=tuple(t for t, s in enumerate(pair.mine) if s.skipped),
         reference_skipped=tuple(t for t, s in enumerate(pair.theirs) if s.skipped),
@@ -393,12 +421,12 @@ def _shadow_distances(pair: Pair) -> tuple[tuple[int, float, float], ...]:
     for t in seen:
         theirs = pair.theirs[t]
         mine = pair.mine[t] if t < len(pair.mine) else None
-        if mine is None or [s.shape for s in mine.shadows] != [s.shape for s in theirs.shadows]:
+        if mine is None or not _same_copies(mine, theirs):
             continue
-        start = [pair.theirs[0].before] * len(theirs.shadows)
-        scale = [float(np.linalg.norm(b - a)) or math.inf for a, b in zip(start, theirs.shadows, strict=True)]
+        starts = [pair.theirs[0].before[c.start : c.start + c.values.size] for c in theirs.shadows]
+        scale = [float(np.linalg.norm(c.values - start)) or math.inf for start, c in zip(starts, theirs.shadows, strict=True)]
         distance = max(_apart(a, b) / s for a, b, s in zip(mine.shadows, theirs.shadows, scale, strict=True))
-        nulls = [n[t] for n in pair.nulls if t < len(n) and [s.shape for s in n[t].shadows] == [s.shape for s in theirs.shadows]]
+        nulls = [n[t] for n in pair.nulls if t < len(n) and _same_copies(n[t], theirs)]
         null = max(
             (_apart(a, b) / s for n in nulls for a, b, s in zip(n.shadows, theirs.shadows, scale, strict=True)), default=0.0
         )
@@ -406,5 +434,9 @@ def _shadow_distances(pair: Pair) -> tuple[tuple[int, float, float], ...]:
     return tuple(found)
 
 
-def _apart(a: Vector, b: Vector) -> float:
-    return float(np.linalg.norm(a - b))
+def _same_copies(mine: Step, theirs: Step) -> bool:
+    return [(c.start, c.values.size) for c in mine.shadows] == [(c.start, c.values.size) for c in theirs.shadows]
+
+
+def _apart(a: Copy, b: Copy) -> float:
+    return float(np.linalg.norm(a.values - b.values))

@@ -60,6 +60,7 @@ class Backward:
     loss: float  # as differentiated, loss scale taken out; NaN when unknown
     scale: float  # loss scale of a GradScaler, 1 without one
     start: str  # the gradients it found: empty, kept, scaled, changed; `empty` where an earlier backward had filled them: cleared
+    emptied: frozenset[int] = frozenset()  # tensors whose gradients were cleared since the backward before
     contribution: Vector | None  # [P] its increment of .grad, loss scale taken out; None in windows that were not kept
     finite: bool  # whether all of it was
     rescaled: float = math.nan  # norm of the gradients it found, where somebody had scaled them since the backward before
@@ -88,6 +89,14 @@ class Clip:
     scale: float  # loss scale still in the gradients: 1 when there is none or it has been taken out
 
 
+@dataclass(frozen=True)
+class Copy:
+    """An averaged copy of the parameters, from element `start` of their vector on."""
+
+    start: int
+    values: Vector
+
+
 @dataclass(frozen=True, kw_only=True)
 class Step:
     """One optimizer step, and the window before it."""
@@ -110,7 +119,7 @@ class Step:
     roundoff: float = 2.0**-24  # of the narrowest parameter
     norm_updates: int = 0  # BatchNorm `num_batches_tracked`, summed, so far
     buffers: dict[str, Vector] = field(default_factory=dict)  # how far the model's buffers have moved, where they have
-    shadows: tuple[Vector, ...] = ()  # EMA copies when the next window's first backward begins (or the run ends)
+    shadows: tuple[Copy, ...] = ()  # EMA copies when the next window's first backward begins (or the run ends)
     shadow_updates: int = 0  # times they changed in this window
 
     @property
@@ -177,6 +186,9 @@ class Run:
     mixes_rows: bool = False  # whether the model's output for one row depends on another; only known after a probe
     probed: dict[str, Row] = field(default_factory=dict)  # by fingerprint; rows that came twice are left out
     terms: list[list[Vector]] = field(default_factory=list)  # [P] of each addend of the loss, per backward of the probed window
+    term_slopes: list[list[dict[tuple[int, str], Vector]]] = field(
+        default_factory=list
+    )  # of each addend by (output, row), likewise
     ranks: int = 1
     sharded: bool = False  # each rank's optimizer holds a part of the weights, in plain tensors (FSDP1)
     rank_distances: tuple[float, ...] = ()  # per optimizer step, between the gradients of the ranks
@@ -207,6 +219,7 @@ class Intervention:
 
     perturb: float = 0.0  # move every parameter by this relative amount, with alternating signs, before each window
     follow: Run | None = None  # after step t, put the parameters this run had after step t: steps compare one by one
+    averages: bool = False  # with `follow`: averaged copies as well, which then stay where they are while a window lasts
     hold: bool = False  # put the starting parameters back after every step: what remembers older weights then has the right ones
     keep: frozenset[int] = frozenset()  # windows whose contributions are kept, besides the usual ones
     probe: int | None = None  # window whose outputs and slopes are kept by row, and whose loss is asked whether it couples rows

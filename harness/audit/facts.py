@@ -31,6 +31,7 @@ class OneTerm:
     weights: tuple[float, ...]  # of the reference's on those of the micro-batches; right: 1
     residual: float  # of the reference's outside their span, relative to the whole reference gradient
     condition: float
+    off_rows: float = math.inf  # largest relative distance of a row's slope from a multiple of the reference's; infinite: unknown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +82,10 @@ class StepFacts:
     by_term: TermFacts | None = None  # only after a probe, where the loss is a sum
     held: bool = False  # the difference is gone when the parameters stay where they are
     same_at_one: bool = False  # the comparison is with an independent function, and N=1 differs from it as well
-    cleared_inside: int = 0
+    cleared_inside: int = 0  # backwards before which gradients of the window, or of some tensors, had been cleared
+    cleared_at_last: tuple[str, ...] = ()  # tensors whose gradients were cleared between the last backward and the step
+    cleared_then_filled: bool = False  # cleared after the last backward, and the step has a gradient nevertheless
+    loaded_inside: bool = False  # a checkpoint was loaded between the backwards of the window
     stale: bool = False
     active_clips_inside: int = 0
     clips_scaled: bool = False  # clipped with the loss scale still inside
@@ -146,6 +150,7 @@ class RunFacts:
     shadow_distances: tuple[tuple[int, float, float], ...] = ()  # (step, distance, gate) of averaged copies of the weights
     shadow_updates: tuple[int, ...] = ()
     reference_shadow_updates: tuple[int, ...] = ()
+    shadow_moves_inside: bool = False  # averaged copies moved between the backwards of a window
     reported: tuple[float, ...] | None = None
     reference_reported: tuple[float, ...] | None = None
     losses: tuple[float, ...] = ()  # differentiated, summed over the window

@@ -83,7 +83,7 @@ def _own_kind(finding: Finding) -> bool:
 
 def _structure(run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
     """Windows that are not the reference's; at most one finding, since what follows it cannot be aligned."""
-    if lost := [(step, count) for step, count in run.resumed if count]:
+    if lost := [(step, count) for step, count in run.resumed if count and not _accounted(steps, step)]:
         return [_resumed(run, *lost[0])]
     differs = run.steps != run.reference_steps or "different" in run.windows or any(not facts.gradients_agree for facts in steps)
     if differs and (run.broken_windows or run.reference_broken_windows):
@@ -281,7 +281,7 @@ def _shadows(run: RunFacts) -> list[Finding]:
         "updates_per_step": list(run.shadow_updates),
         "reference_updates_per_step": list(run.reference_shadow_updates),
     }
-    more = sum(run.shadow_updates) > sum(run.reference_shadow_updates)
+    more = run.shadow_moves_inside or sum(run.shadow_updates) > sum(run.reference_shadow_updates)
     cause = "ema_per_micro_batch" if more else UNEXPLAINED
     message = "the averaged copy of the weights differs" + (": it is updated per micro-batch" if more else "")
     return [finding(run, first, cause, {**evidence, "what": "average"}, message)]

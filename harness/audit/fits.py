@@ -27,8 +27,10 @@ def fits(
     Contributions are used where they were kept (`Backward.contribution`).
     """
     nothing: Weights = (), math.inf
-    if not (np.isfinite(a).all() and np.isfinite(g).all()) or not g.any() or not a.any():
+    if not (np.isfinite(a).all() and np.isfinite(g).all()) or not g.any():
         return {}, nothing
+    if not a.any():
+        return _of_nothing(mine, theirs, g), nothing
     n, k, ranks = candidate.accumulation_steps, len(mine.backwards), candidate.ranks
     found = {
         name: distance(a, f * g)
@@ -73,14 +75,40 @@ def _counts(left: Vector, g: Vector, gate: float) -> bool:
 
 def _by_part(mine: Step, a: Vector, g: Vector, parts: Sequence[Vector]) -> Fits:
     found = {"first": off_line(a, parts[0]), "last": off_line(a, parts[-1])}
-    cleared = [i for i, b in enumerate(mine.backwards) if b.start == "cleared"]
-    if cleared:
-        found["since_clear"] = off_line(a, _sum(mine.backwards[cleared[-1] :]))
+    if any(b.emptied for b in mine.backwards) or emptied_at_last(mine, a):
+        found["since_clear"] = off_line(a, _since_clear(mine, a))
     groups = {b.reached for b in mine.backwards}
     if len(groups) > 1:
         own = [distance(_sum([b for b in mine.backwards if b.reached == group]), g) for group in groups]
         found["without_foreign"] = min(own)
     return found
+
+
+def _of_nothing(mine: Step, theirs: Step, g: Vector) -> Fits:
+    """The step took zeros, whatever the backwards had given."""
+    if mine.total is None or not mine.total.any():
+        return {}
+    return {"since_clear": 0.0, "sums": distance(mine.total, theirs.total if theirs.total is not None else g)}
+
+
+def emptied_at_last(mine: Step, a: Vector) -> tuple[str, ...]:
+    """The tensors without a gradient at the step, although the window's backwards gave them one."""
+    if mine.total is None or mine.total.shape != a.shape:
+        return ()
+    return tuple(name for name, part in slices(mine).items() if mine.total[part].any() and not a[part].any())
+
+
+def _since_clear(mine: Step, a: Vector) -> Vector:
+    """What each tensor was given after its gradient was cleared for the last time."""
+    kept, parts = np.zeros_like(a), slices(mine)
+    places = list(parts.values())
+    for b in mine.backwards:
+        for place in b.emptied:
+            kept[places[place]] = 0
+        kept = kept + b.contribution if b.contribution is not None else kept
+    for name in emptied_at_last(mine, a):
+        kept[parts[name]] = 0
+    return kept
 
 
 def _sum(backwards: Sequence[Backward]) -> Vector:

@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from harness.audit.evidence import Step, Track, Vector
+from harness.audit.shadows import Shadow
 from harness.audit.tensors import gradients, vector
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class KerasAdapter:
         given = vector(grads)
         result = original(optimizer, grads, variables, learning_rate)
         live.close(given)
-        live.shadows = foreign.averages()
+        live.shadows = [Shadow(0, kept) for kept in foreign.averages()]
         self.recorder.settle(live)
         return result
 

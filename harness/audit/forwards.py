@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from harness.audit.evidence import Row, Run, Vector
-from harness.audit.tensors import broken, dense, fingerprints, roundoff, tensors_in, vector
+from harness.audit.tensors import broken, dense, fingerprints, in_a_group, roundoff, tensors_in, vector
+from harness.audit.unsharded import Unsharded
 
 
 class Forwards:
@@ -29,11 +30,13 @@ class Forwards:
         self.first_buffers: dict[str, Tensor] = {}
         self.micro_batch = 0  # of the window under way
         self.before: Tensor | None = None  # generator state as the outermost forward began
+        self.unsharded = Unsharded()
         self.last: Tensor | None = None  # as the last watched event ended; None before the first
         self.reset()
 
     def reset(self) -> None:
         self.count, self.broken, self.draws, self.outside = 0, 0, False, False
+        self.unsharded.clear()
         self.rows: list[tuple[str, int]] = []  # fingerprint and length
         self.first: nn.Module | None = None
         self.outputs: list[tuple[list[str], Tensor]] = []  # rows and outputs of the outermost forwards, kept for a probe only
@@ -61,6 +64,8 @@ class Forwards:
             self._note_parameters(module)
             if id(module) not in self.outermost:
                 self.outermost[id(module)] = module
+                if in_a_group():
+                    self.unsharded.know(module)
                 self.first_buffers |= {k: t.detach().clone() for k, t in self._buffers() if k not in self.first_buffers}
             self.before = torch.get_rng_state()
             self.outside |= self.last is not None and not torch.equal(self.before, self.last)
@@ -70,6 +75,8 @@ class Forwards:
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         self.depth = max(0, self.depth - 1)
+        if torch.is_grad_enabled():
+            self.unsharded.see(module)
         outputs = self._by_row(output)
         if self.depth or not torch.is_grad_enabled():
             return

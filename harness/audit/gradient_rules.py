@@ -90,10 +90,24 @@ def _sum_is_right(facts: StepFacts) -> bool:
 
 def _last_only(facts: StepFacts) -> list[Finding]:
     fit = facts.fits.get("since_clear", math.inf)
-    if not facts.cleared_inside or not fit <= facts.gate:
+    if not (facts.cleared_inside or facts.cleared_at_last) or not fit <= facts.gate:
         return []
-    evidence = {"cleared_inside": facts.cleared_inside, "micro_batches": facts.backwards, "fit": fit, "cosine": facts.cosine}
+    evidence: dict[str, Any] = {
+        "cleared_inside": facts.cleared_inside,
+        "cleared_before_the_step": facts.cleared_at_last,
+        "micro_batches": facts.backwards,
+        "fit": fit,
+        "cosine": facts.cosine,
+    }
+    if facts.cleared_then_filled and not facts.cleared_at_last:
+        message = "only the last micro-batch reaches the step, in gradients put back after they had been cleared"
+        return [finding(facts, facts.step, "accumulator_overwritten", evidence, message)]
+    if facts.loaded_inside:
+        message = "a checkpoint is loaded inside the window, and the gradients that the window had so far are lost"
+        return [finding(facts, facts.step, "resume_in_window", evidence, message)]
     message = f"gradients are cleared {facts.cleared_inside} times inside the window: only what came after counts"
+    if facts.cleared_at_last:
+        message = f"gradients are cleared between the last backward and the step ({', '.join(facts.cleared_at_last[:4])})"
     return [finding(facts, facts.step, "gradients_cleared_in_window", evidence, message)]
 
 
@@ -302,7 +316,11 @@ def _wrong_term(facts: StepFacts, term: OneTerm, which: str) -> list[Finding]:
     evidence = {"term": which, "right_weights": weights, "scale_of_term": term.scale, "distance": term.distance}
     mean = sum(weights) / len(weights) if weights else math.inf
     found = []
-    if term.residual > facts.gate:
+    if term.residual > facts.gate and term.off_rows <= max(SAME_ROW, 30 * facts.roundoff):
+        message = f"the same row gets another weight in {which} in another split: its divisor or baseline is the micro-batch's"
+        found.append(finding(facts, facts.step, "normaliser_depends_on_split", evidence | {"off_rows": term.off_rows}, message))
+        undivided = False
+    elif term.residual > facts.gate:
         message = f"{which} depends on which rows share a micro-batch: no weights of the micro-batches give it; the others agree"
         found.append(finding(facts, facts.step, "non_separable_loss", evidence | {"residual": term.residual}, message))
         undivided = term.scale > math.sqrt(n)  # nearer to N than to 1

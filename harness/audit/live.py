@@ -7,6 +7,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,12 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
+from harness.audit import shadows
 from harness.audit.evidence import RANK, Backward, Clip, Intervention, Run, Step, Track, Vector
 from harness.audit.foreign import Foreign
 from harness.audit.forwards import Forwards
-from harness.audit.tensors import dense, gradients, overflow_is_expected, roundoff, vector
+from harness.audit.shadows import Shadow
+from harness.audit.tensors import dense, gradients, in_a_group, overflow_is_expected, roundoff, vector
 
 LONGEST = 400  # calls kept per window
 KEPT = 4  # windows whose contributions are kept: the first ones, as many with another number of backwards, and those asked for
@@ -38,12 +41,13 @@ class LiveTrack:
         self.parameters: list[Tensor] = []
         self.inner_stepped = False
         self.num_effective = 0
-        self.shadows: list[list[Tensor]] = []
+        self.shadows: list[Shadow] = []
         self.last_shadows: tuple[float, ...] = ()
         self.moving: set[int] = set()  # places of the shadows that have changed
         self.shadow_updates = 0
         self.last_gradient: Vector | None = None
-        self.started: tuple[str, Vector, Vector | None, list[Any]] | None = None  # of the backward under way
+        self.given: Vector | None = None  # gradients as the step began
+        self.started: tuple[str, Vector, frozenset[int], Vector | None, list[Any]] | None = None  # of the backward under way
         self.before: Vector | None = None
         self.unscaled = False
         self.refresh()
@@ -97,9 +101,18 @@ class LiveTrack:
         else:
             kind = "scaled" if self.last_gradient is not None and _parallel(start, self.last_gradient) else "changed"
         self._see_shadows()
-        self.started = (kind, start, self._movement(), [_mark(p) for p in self.parameters])
+        emptied = self._emptied(start) if kind in ("cleared", "changed") and self.backwards else frozenset()
+        self.started = (kind, start, emptied, self._movement(), [_mark(p) for p in self.parameters])
         self.local = LocalGradients(self.parameters) if in_a_group() else None
         self.stand_in = LocalGradients(unowned) if self._may_copy(unowned) else None
+
+    def _emptied(self, start: Vector) -> frozenset[int]:
+        """The tensors that the backward before had left a gradient in, and that have none now."""
+        if self.last_gradient is None or self.last_gradient.shape != start.shape:
+            return frozenset()
+        edges = np.cumsum([0, *(p.numel() for p in self.parameters)])
+        parts = [slice(a, b) for a, b in pairwise(edges)]
+        return frozenset(i for i, part in enumerate(parts) if self.last_gradient[part].any() and not start[part].any())
 
     def _may_copy(self, unowned: Sequence[Tensor]) -> bool:
         """Whether the optimizer's own tensors have room for these and little more; of one rank only, as ranks share them out."""
@@ -110,25 +123,29 @@ class LiveTrack:
     def after_backward(self, loss: float, scale: float, manual: Vector | None = None) -> bool:
         """Whether it reached this optimizer. `manual` is the gradient when it was returned instead of added."""
         local = self.local.taken() if self.local is not None else None
+        local = self.forwards.unsharded.taken(self.parameters) if local is None else local
         behind = self.stand_in.taken() if self.stand_in is not None else None
         self.local = self.stand_in = None
         if self.started is None:
             return False
-        kind, start, moved, marks = self.started
+        kind, start, emptied, moved, marks = self.started
         self.started = None
         forwards, end = self.forwards, gradients(self.parameters)
         same = marks == [_mark(p) for p in self.parameters] and np.array_equal(start, end, equal_nan=True)
         if manual is None and same:  # marks alone do not tell: sharded gradients are added to behind their wrapper
-            if behind is None:
+            if behind is None and local is None:
                 return False  # this backward did not reach this optimizer
-            manual, self.through_model = np.pad(behind, (0, end.size - behind.size)), True
-        whole = manual is not None or start.shape == end.shape  # FSDP1 holds the unsharded gradient until ranks are synchronised
+            if behind is not None:
+                manual, self.through_model = np.pad(behind, (0, end.size - behind.size)), True
+        # FSDP holds the unsharded gradient until ranks are synchronised: FSDP1 in `.grad`, FSDP2 out of sight
+        whole = manual is not None or (start.shape == end.shape and not same)
         contribution = (manual if manual is not None else end - start) / scale if whole else None
         self.backwards.append(
             Backward(
                 loss=loss / scale,
                 scale=scale,
                 start="manual" if manual is not None else kind,
+                emptied=emptied if manual is None else frozenset(),
                 contribution=contribution,
                 finite=bool(np.isfinite(end if contribution is None else contribution).all()),
                 rescaled=float(np.linalg.norm(start)) / scale if kind == "scaled" and self.backwards else math.nan,
@@ -167,6 +184,7 @@ class LiveTrack:
         self.moved = self._movement()
         self._see_shadows()
         self.before = vector(self.parameters)
+        self.given = gradients(self.parameters)
         self.last_parameters = self.before
 
     def after_step(self, *, in_backward: bool, loss_scale: float) -> None:
@@ -184,8 +202,10 @@ class LiveTrack:
 
     @overflow_is_expected
     def close(self, gradient: Vector, *, skipped: bool = False) -> None:
-        """The step is over: it took `gradient`."""
+        """The step is over: it took `gradient`; what it was given, where it clears gradients itself."""
         assert self.before is not None
+        if self.given is not None and self.given.shape == gradient.shape and not gradient.any():
+            gradient = self.given
         coarsest = max((roundoff(p.dtype) for p in self.parameters), default=0.0)
         self.run.accumulator_roundoff = max(self.run.accumulator_roundoff, coarsest)
         self.run.roundoff = max(self.run.roundoff, coarsest)
@@ -223,7 +243,7 @@ class LiveTrack:
             )
         )
         self.num_effective += self.track.steps[-1].effective
-        self.before, self.last_parameters, self.last_gradient = None, after, gradient
+        self.before, self.given, self.last_parameters, self.last_gradient = None, None, after, gradient
         self.clear_window()
 
     def _spread(self, parts: Sequence[Vector], gradient: Vector) -> float:
@@ -271,10 +291,10 @@ class LiveTrack:
     def _see_shadows(self) -> None:
         if not self.shadows:
             return
-        vectors = tuple(vector(tensors) for tensors in self.shadows)
-        sums = tuple(float(v.sum()) for v in vectors)
+        copies = tuple(shadow.copied() for shadow in self.shadows)
+        sums = tuple(float(copy.values.sum()) for copy in copies)
         if self.track.steps and not self.backwards and not self.track.steps[-1].shadows:
-            self.track.steps[-1] = dataclasses.replace(self.track.steps[-1], shadows=vectors)
+            self.track.steps[-1] = dataclasses.replace(self.track.steps[-1], shadows=copies)
         if self.last_shadows and sums != self.last_shadows:
             self.moving |= {place for place, (a, b) in enumerate(zip(sums, self.last_shadows, strict=True)) if a != b}
             if self.track.steps:
@@ -300,8 +320,7 @@ class LiveTrack:
             self.track.start = None if self.track.steps else self.start
         if what.hold and self.start.size == sum(p.numel() for p in self.parameters):
             self._put(self.start)
-        tracks = what.follow.tracks if what.follow is not None else []
-        followed = next((t for t in tracks if t.place == index), tracks[0] if len(tracks) == 1 else None)
+        followed = _followed(what, index)
         if followed is not None and step < len(followed.steps):
             wanted = _own_part(followed.steps[max(step, 0)], after=step >= 0)
             if wanted.size == sum(p.numel() for p in self.parameters):
@@ -312,17 +331,36 @@ class LiveTrack:
             self._put(now * (1 + what.perturb * signs))
         self.last_parameters = vector(self.parameters)
 
-    @torch.no_grad()
-    def _put(self, values: Vector) -> None:
-        start = 0
-        for p in self.parameters:
-            value = torch.from_numpy(values[start : start + p.numel()]).reshape(p.shape).to(p.device, p.dtype)
-            start += p.numel()
-            if hasattr(p, "device_mesh"):
-                from torch.distributed.tensor import distribute_tensor
+    def intervene_on_averages(self, what: Intervention, index: int) -> None:
+        """Before a forward: put the averaged copies that the followed run had as this window began."""
+        followed = _followed(what, index)
+        if followed is None or not 0 < self.num_effective <= len(followed.steps):
+            return
+        for wanted in followed.steps[self.num_effective - 1].shadows:
+            shadow = shadows.nearest(self.shadows, wanted)
+            if shadow is not None:
+                _put(shadow.tensors, wanted.values)
 
-                value = distribute_tensor(value, p.device_mesh, p.placements)  # type: ignore[attr-defined]
-            p.copy_(value)
+    def _put(self, values: Vector) -> None:
+        _put(self.parameters, values)
+
+
+@torch.no_grad()
+def _put(tensors: Sequence[Tensor], values: Vector) -> None:
+    start = 0
+    for p in tensors:
+        value = torch.from_numpy(values[start : start + p.numel()]).reshape(p.shape).to(p.device, p.dtype)
+        start += p.numel()
+        if hasattr(p, "device_mesh"):
+            from torch.distributed.tensor import distribute_tensor
+
+            value = distribute_tensor(value, p.device_mesh, p.placements)  # type: ignore[attr-defined]
+        p.copy_(value)
+
+
+def _followed(what: Intervention, index: int) -> Track | None:
+    tracks = what.follow.tracks if what.follow is not None else []
+    return next((t for t in tracks if t.place == index), tracks[0] if len(tracks) == 1 else None)
 
 
 class LocalGradients:
@@ -348,11 +386,6 @@ class LocalGradients:
         if not self.parts:
             return None
         return vector(self.parts.get(id(p), torch.zeros_like(p)) for p in self.parameters)
-
-
-def in_a_group() -> bool:
-    """Whether several ranks of `torch.distributed` train together."""
-    return torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
 
 
 def _own_part(step: Step, *, after: bool) -> Vector:

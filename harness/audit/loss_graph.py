@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from harness.audit.tensors import vector
 
 ADDITIONS = ("AddBackward0", "SubBackward0", "StackBackward0")
 LINEAR = ("MulBackward0", "DivBackward0", "NegBackward0", "SumBackward0", "MeanBackward0", "ToCopyBackward0")  # of one operand
+LEAF = "torch::autograd::AccumulateGrad"
 MOST_TERMS = 8
 
 
@@ -65,9 +67,20 @@ def gradients_by_term(loss: Any, parameters: Sequence[Tensor]) -> list[Vector]:
     return [_with_only(loss, parameters, [node for node in nodes if node is not kept]) for kept in nodes]
 
 
+def slopes_by_term(loss: Any, outputs: Sequence[tuple[Sequence[str], Tensor]]) -> list[dict[tuple[int, str], Vector]]:
+    """Of each addend of the loss by every row of the outputs: (number of the output, name of the row) -> slope."""
+    named = [(names, output) for names, output in outputs if len(names) == output.shape[0]]
+    keys = [(place, name) for place, (names, _) in enumerate(named) for name in names]
+    widths = [output.numel() // output.shape[0] for names, output in named for _ in names]
+    slopes = gradients_by_term(loss, [output for _, output in named]) if named else []
+    return [dict(zip(keys, np.split(slope, np.cumsum(widths)[:-1]), strict=True)) for slope in slopes]
+
+
 def _addends(node: Any) -> list[Any]:
     """The nodes below additions and multiplications by constants."""
     below = [parent for parent, _ in node.next_functions if parent is not None]
+    if any(parent.name() == LEAF for parent in below):  # a parameter: cutting the graph there would cut it from all terms
+        return [node]
     if node.name() in LINEAR and len(below) == 1:
         return _addends(below[0])
     if node.name() in ADDITIONS and below:

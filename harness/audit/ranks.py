@@ -20,7 +20,7 @@ import torch
 import torch.multiprocessing as mp
 
 from harness import workers
-from harness.audit.evidence import RANK, Backward, Finding, Run, Step, Track
+from harness.audit.evidence import RANK, Backward, Finding, Run, Step, Track, Vector
 from harness.audit.runs import Job, Train, accepts, load_module, watch
 from harness.audit.tensors import overflow_is_expected
 
@@ -170,6 +170,7 @@ def pooled(runs: Sequence[Run]) -> Run:
 def _joined(step: Step, others: Sequence[Step]) -> Step:
     """The parts of all ranks one after the other; what a single micro-batch gave is known only of each rank's whole gradient."""
     steps = (step, *others)
+    counts = [[count for _, count in each.tensors] for each in steps]
     tensors = tuple((f"{RANK}{r} {name}", count) for r, each in enumerate(steps) for name, count in each.tensors)
     state = {
         key: np.concatenate([each.state[key] for each in steps]) for key in step.state if all(key in s.state for s in others)
@@ -184,10 +185,23 @@ def _joined(step: Step, others: Sequence[Step]) -> Step:
         total=None,
         spread=0.0,
         moved=None,
-        backwards=tuple(replace(b, contribution=None, moved=None) for b in step.backwards),
+        backwards=tuple(
+            replace(b, contribution=None, moved=None, locals=tuple(_in_parts(local, counts) for local in b.locals))
+            for b in step.backwards
+        ),
         clips=(),
         shadows=(),
     )
+
+
+def _in_parts(whole: Vector, counts: Sequence[Sequence[int]]) -> Vector:
+    """A gradient of whole tensors in the order of the ranks' parts; `counts[r][i]` elements of tensor i are rank r's."""
+    widths = np.sum(counts, axis=0)
+    if whole.size != widths.sum():
+        return whole
+    starts = np.cumsum([0, *widths[:-1]]) + np.cumsum([[0] * len(widths), *counts[:-1]], axis=0)
+    pieces = zip(starts.flat, np.ravel(counts), strict=True)
+    return np.concatenate([whole[start : start + count] for start, count in pieces])
 
 
 def _pooled_step(step: Step, others: Sequence[Step]) -> Step:

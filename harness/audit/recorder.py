@@ -33,7 +33,6 @@ class Recorder:
         self.backward_depth = 0
         self.prepared = False
         self.scanned = False
-        self.swept = False
         self.loss_scale = 1.0
         self._namespaces = list(namespaces)
         self._patches = Patches()
@@ -89,6 +88,9 @@ class Recorder:
     def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if transforming():
             return
+        if self.forwards.depth == 0 and self.intervention.averages:
+            for index, live in enumerate(self.live.values()):
+                live.intervene_on_averages(self.intervention, index)
         if self.forwards.depth == 0 and torch.is_grad_enabled():
             self.prepare()
             self.note("forward")
@@ -162,7 +164,5 @@ class Recorder:
 
     def _look_for_shadows(self, live: LiveTrack) -> None:
         if len(live.track.steps) == SHADOW_SEARCH:
-            if not self.swept:
-                gc.collect()  # models of earlier runs that only wait to be freed look like averages
-                self.swept = True
-            live.shadows = shadows.find(live.parameters, live.own_tensors())
+            others = [p for other in self.live.values() for p in other.parameters]
+            live.shadows = shadows.find(live.parameters, [*live.own_tensors(), *others])

@@ -16,6 +16,7 @@ from harness.audit.floors import Floor
 from harness.audit.gradient_rules import SAME_ROW
 from harness.audit.live import KEPT
 from harness.audit.ranks import Ranks, disagreement, pooled
+from harness.audit.recorder import SHADOW_SEARCH
 from harness.audit.report import ArmResult, Report
 from harness.audit.runs import Job, Local, Train
 from harness.audit.visibility import hidden
@@ -96,7 +97,7 @@ class Session:
             if family.reference.error is None and family.reference.num_steps:
                 for n in self.arms:
                     self._arm(family, n)
-                self._check_finite(family.reference)
+                self._check_comparable(family.reference)
         return Report(
             batch_size=self.batch_size,
             results=tuple(self.results),
@@ -209,19 +210,26 @@ class Session:
                     "the function must seed its model alike at every N"
                 )
 
-    def _check_finite(self, reference: Run) -> None:
-        """NaN equals NaN: what comes after is equal for no good reason."""
+    def _check_comparable(self, reference: Run) -> None:
+        """NaN equals NaN, and nothing equals nothing: what comes after is equal for no good reason."""
         for track in reference.tracks:
             broken = next((t for t, step in enumerate(track.steps) if not np.isfinite(step.after).all()), None)
             if broken is not None:
                 where = f"N=1: the weights of {track.name} are not finite after optimizer step {broken}"
                 self.problems.append(f"{where}; what follows cannot be judged")
+            given = any(step.total is not None and step.total.any() for step in track.steps)
+            if given and not any(step.gradient.any() for step in track.steps):
+                self.problems.append(
+                    f"N=1: {track.name} steps without gradients, which were cleared after the backward: nothing can be compared"
+                )
 
     def _diagnose(self, family: Family, n: int, free: list[Facts], found: list[Finding]) -> tuple[list[Facts], list[Finding]]:
         """Run again at the reference's own parameters, and without what couples samples, until every step can be judged alone."""
         compared, found, run = self._followed(family, n) or (free, found, family.candidates[n])
         if later := _not_kept(compared, found):
             compared, found, run = self._followed(family, n, keep=later) or (compared, found, run)
+        if _open(found) and any(f.cause == "ema_per_micro_batch" for f in found) and self._follows_averages(family, n, compared):
+            return compared, [f for f in found if f.evidence.get("what") != "gradient"]
         if _open(found) and not (run.dropout_calls or run.norm_calls):
             compared = self._probed(family, n, compared)
             found = _explain(compared)
@@ -272,6 +280,15 @@ class Session:
             probed=True,
         )
 
+    def _follows_averages(self, family: Family, n: int, compared: list[Facts]) -> bool:
+        """Whether gradients agree once averaged copies of the weights are the reference's: then these take part in the loss."""
+        same = self._followed(family, n, averages=True)
+        if same is None:
+            return False
+        pairs = [(a, b) for x, y in zip(compared, same[0], strict=True) for a, b in zip(x.steps, y.steps, strict=False)]
+        known = [(a, b) for a, b in pairs if b.step >= SHADOW_SEARCH]
+        return all(b.gradients_agree for _, b in known) and not all(a.gradients_agree for a, _ in known)
+
     def _held(self, family: Family, n: int, compared: list[Facts]) -> list[Facts]:
         """Whether all windows agree when the weights never move: what differs then remembers older weights."""
         if any(item.steps and not item.steps[0].gradients_agree for item in compared):
@@ -286,12 +303,18 @@ class Session:
         return _marked(compared, held=same)
 
     def _followed(
-        self, family: Family, n: int, *, calm: frozenset[str] = frozenset(), keep: frozenset[int] = frozenset()
+        self,
+        family: Family,
+        n: int,
+        *,
+        calm: frozenset[str] = frozenset(),
+        keep: frozenset[int] = frozenset(),
+        averages: bool = False,
     ) -> tuple[list[Facts], list[Finding], Run] | None:
         """Candidate and nulls that follow the reference's parameters step by step; None when they cannot."""
         reference = self._baseline(family.options, Intervention(calm=calm)) if calm else family.reference
         null = self._baseline(family.options, Intervention(perturb=reference.roundoff, follow=reference, calm=calm))
-        run = self._run(n, family.options, Intervention(follow=reference, calm=calm, keep=keep))
+        run = self._run(n, family.options, Intervention(follow=reference, calm=calm, keep=keep, averages=averages))
         if run.error is not None or reference.error is not None or not run.num_steps:
             return None
         nulls = [null] if null.error is None else []

@@ -40,6 +40,11 @@ def transforming() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
+def in_a_group() -> bool:
+    """Whether several ranks of `torch.distributed` train together."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
+
+
 def roundoff(dtype: torch.dtype) -> float:
     """Unit roundoff: half the distance from 1 to the next number."""
     return torch.finfo(dtype).eps / 2 if dtype.is_floating_point else 0.0

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from harness.audit.evidence import Run, Step, Track
+from harness.audit.fits import emptied_at_last
 
 if TYPE_CHECKING:
     from harness.audit.report import ArmResult
@@ -21,7 +22,10 @@ def hidden(reference: Run, candidates: Mapping[int, Run], results: Sequence[ArmR
         yield "only weights were seen: the number of steps and scale faults under plain SGD can be named, other causes cannot"
         return
     yield from _windows(steps, arms)
+    if any(_unseen(track.steps[0]) for tracks in arms.values() for track in tracks if track.steps):
+        yield "what each micro-batch gave was not seen (sharded out of sight): wrong weights of micro-batches cannot be named"
     yield from _clipping(steps)
+    yield from _cleared(steps)
     yield from _schedules(steps)
     if reference.roundoff > 2.0**-20:
         yield (
@@ -45,6 +49,11 @@ def _windows(steps: Sequence[Step], arms: Mapping[int, list[Track]]) -> Iterator
         yield "every micro-batch weighs the same: a mean of means cannot show; use sequences of unequal length"
 
 
+def _unseen(step: Step) -> bool:
+    """Whether there were several backwards, and neither what they added to the gradients nor what they gave is known."""
+    return len(step.backwards) > 1 and step.total is None and not all(b.locals for b in step.backwards)
+
+
 def _equal_weights(arms: Mapping[int, list[Track]]) -> bool:
     """Whether all micro-batches had one number of rows and rows of one length, as far as the model's input shows."""
     backwards = [b for tracks in arms.values() for track in tracks for step in track.steps for b in step.backwards]
@@ -60,6 +69,13 @@ def _clipping(steps: Sequence[Step]) -> Iterator[str]:
         yield "clipping was active at every step: scale faults are hidden from the update (and judged before it)"
     elif calls and not any(clip.active for clip in calls):
         yield "clipping was never active: faults of where it is applied cannot show; lower its limit"
+
+
+def _cleared(steps: Sequence[Step]) -> Iterator[str]:
+    names = set.intersection(*(set(emptied_at_last(step, step.gradient)) for step in steps))
+    if names and any(step.gradient.any() for step in steps):
+        listed = ", ".join(sorted(names)[:4])
+        yield f"gradients of {listed} are cleared before every step, also at N=1: give a `reference` to see whether that is meant"
 
 
 def _schedules(steps: Sequence[Step]) -> Iterator[str]:

@@ -69,7 +69,7 @@ def _last(step: Step, part: tuple[Backward, ...]) -> Step:
     dropped = len(step.backwards) - len(part)
     if not dropped:
         return step
-    first = dataclasses.replace(part[0], start="empty", moved=None)
+    first = dataclasses.replace(part[0], start="empty", emptied=frozenset(), moved=None)
     clips = tuple(dataclasses.replace(c, after=c.after - dropped) for c in step.clips if c.after > dropped)
     kept = [b.contribution for b in part if b.contribution is not None]
     total = np.sum(kept, axis=0) if len(kept) == len(part) else None

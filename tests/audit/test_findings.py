@@ -159,6 +159,9 @@ def test_copies_that_nothing_updates_are_no_averages() -> None:
     kept = replace(RUN, shadow_distances=((1, 0.5, 1e-3),), shadow_updates=(0, 0, 0), reference_shadow_updates=(0, 0, 0))
     assert explain(kept, steps) == []
     assert [f.cause for f in explain(replace(kept, shadow_updates=(4, 4, 4)), steps)] == ["ema_per_micro_batch"]
+    as_often = replace(kept, shadow_updates=(1, 1, 1), reference_shadow_updates=(1, 1, 1))
+    assert [f.cause for f in explain(as_often, steps)] == ["unexplained"]
+    assert [f.cause for f in explain(replace(as_often, shadow_moves_inside=True), steps)] == ["ema_per_micro_batch"]
 
 
 def test_other_outputs_for_the_same_rows_are_batch_statistics() -> None:
@@ -196,7 +199,6 @@ RUNS: list[tuple[str, dict[str, Any], str]] = [
     ("average", {"shadow_distances": ((1, 0.5, 1e-3),), "shadow_updates": (4, 4, 4)}, "ema_per_micro_batch"),
     ("statistics", {"norm_updates": (4, 8, 12), "reference_norm_updates": (1, 2, 3)}, "batch_statistics"),
     ("counts", {"counts": {"samples": 48.0}, "reference_counts": {"samples": 12.0}}, "counter_wrong"),
-    ("resumed", {"resumed": ((1, 2),)}, "resume_in_window"),
     ("report", {"reported": (1.0, 2.0, 3.0), "reference_reported": (1.0, 2.0, 12.0)}, "loss_report_differs"),
 ]
 
@@ -206,6 +208,28 @@ def test_counters_speak_when_gradients_agree(changes: dict[str, Any], cause: str
     steps = [replace(EQUAL, step=t) for t in range(3)]
     assert explain(RUN, steps) == []
     assert [f.cause for f in explain(replace(RUN, **changes), steps)] == [cause]
+
+
+def test_a_resumed_window_speaks_when_gradients_are_lost() -> None:
+    run = replace(RUN, resumed=((1, 2),))
+    assert explain(run, [replace(EQUAL, step=t) for t in range(3)]) == []  # the window was begun again
+    found = explain(run, [EQUAL, replace(OFF, step=1), replace(EQUAL, step=2)])
+    assert [(f.cause, f.optimizer_step) for f in found] == [("resume_in_window", 1)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [
+        ({"cleared_at_last": ("weight",)}, "gradients_cleared_in_window"),
+        ({"cleared_inside": 3, "cleared_then_filled": True}, "accumulator_overwritten"),
+        ({"cleared_inside": 1, "loaded_inside": True}, "resume_in_window"),
+    ],
+)
+def test_gradients_that_are_lost_are_told_apart(changes: dict[str, Any], cause: str) -> None:
+    facts = replace(OFF, fits={"since_clear": 1e-8}, **changes)
+    assert [f.cause for f in explain_step(facts)] == [cause]
+    assert [f.cause for f in explain_step(replace(facts, fits={"since_clear": 0.2}))] == ["unexplained"]
+    assert explain_step(replace(EQUAL, **changes)) == []
 
 
 def test_rows_decide_only_where_gradients_differ() -> None:
@@ -246,6 +270,8 @@ def test_a_term_of_the_loss_that_counts_otherwise_is_an_auxiliary_loss() -> None
         ({"weights": (0.25, 0.25)}, ["auxiliary_loss_scale"]),
         ({"residual": 0.1, "scale": 1.1}, ["non_separable_loss"]),
         ({"residual": 0.1, "scale": 3.7}, ["non_separable_loss", "auxiliary_loss_scale"]),
+        ({"residual": 0.1, "off_rows": 1e-5}, ["normaliser_depends_on_split"]),  # each row's slope points as it should
+        ({"residual": 0.1, "off_rows": 0.1}, ["non_separable_loss"]),
         ({"weights": (1.2, -0.8)}, ["unexplained"]),
         ({"condition": 1e9}, ["unexplained"]),
     ],

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.trainers import lookalikes, unusual_loops
+from experiments.trainers import lookalikes, lost_gradients, unusual_loops
 from experiments.trainers.replicas import CASES
 from experiments.trainers.right_loops import RIGHT
 from harness.audit.evidence import CAUSES, Finding
@@ -45,6 +45,7 @@ def test_every_remedy_names_a_loop_that_is_audited_as_right() -> None:
     right = {loop.__name__ for loop in RIGHT} | {f"replicas.{loop.__name__}" for loop, causes in CASES.items() if not causes}
     right |= {f"unusual_loops.{loop.__name__}" for loop in unusual_loops.RIGHT}
     right |= {f"lookalikes.{loop.__name__}" for loop in lookalikes.RIGHT}
+    right |= {f"lost_gradients.{loop.__name__}" for loop in lost_gradients.RIGHT}
     right |= {"accelerate_loops.documented"}
     sections = re.split(r"^## ", (ROOT / "docs/remedies.md").read_text(), flags=re.M)[1:]
     for section in sections:
