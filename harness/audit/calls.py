@@ -88,7 +88,7 @@ class Calls:
 
     def _add_param_group(self, original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(optimizer, *args, **kwargs)
-        self.recorder.add(optimizer)
+        self.recorder.made(optimizer)
         return result
 
     # -- backward ----------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class Calls:
             recorder.run.coupled |= coupled_rows(root, outputs)
             if leading is not None and not in_a_group():
                 recorder.run.terms.append([term / recorder.loss_scale for term in gradients_by_term(root, leading.parameters)])
-        except RuntimeError:  # a graph that cannot be differentiated twice: nothing is known
+        except Exception:  # a graph that cannot be differentiated twice, or hooks in it that raise: nothing is known
             recorder.run.terms.append([])
         finally:
             recorder.backward_depth -= 1
