@@ -18,10 +18,13 @@ CAUSAL := causal_sgd causal_divisible causal_equal_lengths causal_adamw_clipped
 HEADS := masked_sgd tokens_sgd sequences_sgd
 OTHERS := llama_sgd experts_divisible
 DECLARED := masked_declared sequences_declared
+NOMINAL := classify classify_batch_norm classify_warmup detect detect_remainder detect_batch_norm
+ZOO := schedule_free lookahead sharpness_aware lion lion_not_divided madgrad soap soap_not_divided
 ENGINE := divisible clipped zero_1 zero_2 remainder unequal unequal_zero_2
 
 .PHONY: audit-transformers audit-transformers-old audit-accelerate audit-trl audit-lightning audit-keras audit-keras-tensorflow audit-timm audit-replicas
 .PHONY: audit-fastai audit-deepspeed audit-small-engines
+.PHONY: audit-ultralytics audit-opacus audit-flair audit-optimizers
 .PHONY: audit-transformers-446 audit-transformers-450 audit-trl-024 audit-composer audit-mmengine audit-optax
 audit-transformers: $(TRAINERS)/transformers/.ready  ## audit the newest pinned transformers Trainer
 	$(call audit,transformers,transformers_trainer,$(CAUSAL) $(HEADS) $(DECLARED),transformers,transformers$(comma)accelerate$(comma)torch)
@@ -62,5 +65,13 @@ audit-small-engines: $(TRAINERS)/small-engines/.ready  ## audit ignite, poutyne,
 	$(call audit,small-engines,small_engines,accelerated_divisible accelerated_short_window accelerated_clipped,pytorch-accelerated,pytorch-accelerated$(comma)accelerate$(comma)torch)
 	$(call audit,small-engines,small_engines,torchtnt_clipped_scheduled torchtnt_short_window,torchtnt,torchtnt$(comma)torch)
 	$(call audit,small-engines,small_engines,skorch_divisible skorch_remainder,skorch,skorch$(comma)torch)
+audit-ultralytics: $(TRAINERS)/ultralytics/.ready  ## audit the trainers of ultralytics
+	$(call audit,ultralytics,ultralytics_trainer,$(NOMINAL),ultralytics,ultralytics$(comma)torch)
+audit-opacus: $(TRAINERS)/opacus/.ready  ## audit opacus
+	$(call audit,opacus,opacus_engine,managed managed_noise managed_ghost added added_remainder added_ghost,opacus,opacus$(comma)torch)
+audit-flair: $(TRAINERS)/flair/.ready  ## audit flair
+	$(call audit,flair,flair_trainer,tagger tagger_crf tagger_adamw tagger_dropout classifier,flair,flair$(comma)torch)
+audit-optimizers: $(TRAINERS)/optimizers/.ready  ## audit right loops over optimizers of pytorch_optimizer and schedulefree
+	$(call audit,optimizers,optimizer_zoo,$(ZOO),optimizers,pytorch_optimizer$(comma)schedulefree$(comma)torch)
 audit-replicas: $(VENV)/.ready  ## audit DDP and FSDP2 on two gloo ranks
 	$(BIN)/python -m pytest -q -m "" tests/audit/test_ranks.py

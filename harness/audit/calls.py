@@ -105,7 +105,7 @@ class Calls:
 
     def _add_param_group(self, original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(optimizer, *args, **kwargs)
-        self.recorder.add(optimizer)
+        self.recorder.made(optimizer)
         return result
 
     # -- backward ----------------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ class Calls:
             if leading is not None and not in_a_group():
                 recorder.run.term_slopes.append(slopes_by_term(root, outputs))
                 recorder.run.terms.append([term / recorder.loss_scale for term in gradients_by_term(root, leading.parameters)])
-        except RuntimeError:  # a graph that cannot be differentiated twice: nothing is known
+        except Exception:  # a graph that cannot be differentiated twice, or hooks in it that raise: nothing is known
             recorder.run.terms.append([])
         finally:
             recorder.backward_depth -= 1

@@ -48,6 +48,7 @@ def gates(
     candidate, reference = runs
     gradient, update, state = [], [], []
     moved: list[bool] = []
+    small = faint(theirs, reference)
     factor = COARSE_FACTOR if reference.roundoff > COARSE_ROUNDOFF else FACTOR
     for t, step in enumerate(theirs):
         others = [null[t] for null in nulls if t < len(null)]
@@ -57,7 +58,8 @@ def gates(
         gradient.append(max(factor * _worst(seen), _summing(own, step, candidate, reference)))
         keep = ~noise[t]
         least = max(1 / NOISE, gradient[t])  # an update is known no better than its gradient
-        update.append(max(FACTOR * _worst([update_distance(o, step, keep) for o in others]), least))
+        apart = [update_distance(o, step, of) for o in others for of in (keep, ~small[t])]  # more than faint elements: see below
+        update.append(max(FACTOR * _worst(apart), least))
         state.append(max(FACTOR * _worst([state_distance(o, step) for o in others]), least))
     if len(gradient) > 1 and (drift or not moved[0]) and gradient[0] < gradient[1]:
         gradient[0], update[0], state[0] = gradient[1], update[1], state[1]  # the first step may come before any perturbation
@@ -84,12 +86,25 @@ def _worst(values: Sequence[float]) -> float:
     return max((v for v in values if math.isfinite(v)), default=0.0)
 
 
+def faint(theirs: Sequence[Step], reference: Run) -> list[np.ndarray]:
+    """Cumulative masks: elements with a gradient near its rounding.
+
+    Where the nulls disagree about the update of others, the step mixes elements and jumps (a basis of eigenvectors under
+    rounding): no element of it is known then.
+    """
+    masks: list[np.ndarray] = []
+    for step in theirs:
+        gradient = np.abs(raw(step))
+        now = gradient < NOISE * reference.roundoff * (gradient.max(initial=0.0) if np.isfinite(gradient).all() else 0.0)
+        masks.append(masks[-1] | now if masks and masks[-1].shape == now.shape else now)
+    return masks
+
+
 def noisy(theirs: Sequence[Step], nulls: Sequence[Sequence[Step]], reference: Run) -> list[np.ndarray]:
     """Cumulative masks: elements with a gradient near its rounding, or whose update the nulls do not agree about."""
     masks: list[np.ndarray] = []
-    for t, step in enumerate(theirs):
-        gradient = np.abs(raw(step))
-        now = gradient < NOISE * reference.roundoff * (gradient.max(initial=0.0) if np.isfinite(gradient).all() else 0.0)
+    for t, (step, small) in enumerate(zip(theirs, faint(theirs, reference), strict=True)):
+        now = small.copy()
         for null in nulls:
             if t < len(null) and null[t].after.shape == step.after.shape:
                 mine, own = null[t].after - null[t].before, step.after - step.before

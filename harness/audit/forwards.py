@@ -43,6 +43,12 @@ class Forwards:
         self.made: list[Tensor] = []  # what modules inside them gave, kept for a probe only
         self.produced: dict[int, torch.UntypedStorage] = {}  # memory of these outputs: what a model made is no row of data
 
+    def begin(self) -> None:
+        """Training begins: forwards so far (of zeros, for shapes) were none of it."""
+        self.reset()
+        self.watched.clear()
+        self.last = None
+
     def forget_models(self) -> None:
         """The run is over: what it trained must not be taken for an averaged copy by the next one."""
         self.reset()

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -83,7 +83,8 @@ class LiveTrack:
 
     def own_tensors(self) -> list[Tensor]:
         """Tensors of the optimizer, and gradients: none of these is an average of weights."""
-        state = [t for values in self.optimizer.state.values() for t in values.values() if isinstance(t, Tensor)]
+        kept = [v for v in self.optimizer.state.values() if isinstance(v, Mapping)]  # some keep plain numbers beside them
+        state = [t for values in kept for t in values.values() if isinstance(t, Tensor)]
         return state + [p.grad for p in self.parameters if p.grad is not None]
 
     # -- one backward -----------------------------------------------------------------------------------------------

@@ -76,6 +76,14 @@ class Recorder:
             live = self.live[id(optimizer)] = LiveTrack(optimizer, self.run, self.forwards, self.intervention.keep)
         return live
 
+    def made(self, optimizer: Optimizer) -> None:
+        """An optimizer is being made, or gets more parameters. A forward before the first one (for shapes) is of no window."""
+        begun = self.run.backwards or any(live.backwards or live.track.steps for live in self.live.values())
+        if id(optimizer) not in self.live and not begun:
+            self.forwards.begin()
+            self.prepared = False
+        self.add(optimizer)
+
     def hand_over(self, weights: Mapping[str, Any]) -> None:
         """Take the weights of a framework that is not torch: its starting weights first, then those after each step."""
         self.handed.take(weights)

@@ -269,6 +269,8 @@ class Session:
         window = min(step.step for item in compared for step in item.steps if not step.gradients_agree)
         theirs = self._baseline(family.options, Intervention(probe=window, calm=calm))
         mine = self._run(n, family.options, Intervention(probe=window, follow=theirs if calm else family.reference, calm=calm))
+        if theirs.error is not None or mine.error is not None:
+            return compared  # hooks of the trainer's own that stand no second differentiation: nothing is known
         alone = mine.ranks == 1
         by_row, by_term = (rows(mine, theirs), terms(mine, theirs, window)) if alone else (None, None)
         return _marked(

@@ -63,7 +63,7 @@ def tensors_in(values: Any, depth: int = 3) -> Iterator[Tensor]:
 
 
 def fingerprints(args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[str, int]]:
-    """(hash, length) per row of the first tensor with rows; padding at the ends of integer rows does not count."""
+    """(hash, length) per row of the first tensor with rows; padding (around integers, after other numbers) does not count."""
     first = next((t for t in tensors_in([*args, kwargs]) if t.ndim >= 1 and t.shape[0] > 0), None)
     if first is None or first.is_meta:
         return []
@@ -78,8 +78,12 @@ def fingerprints(args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[str,
         elif not row.is_floating_point() and row.ndim == 1:
             used = ((row != 0) & (row != -100)).nonzero()
             row = row[int(used[0]) : int(used[-1]) + 1] if len(used) else row[:0]
+        elif row.ndim:  # sequences of numbers or of vectors are padded to the longest of their batch
+            used = row.reshape(row.shape[0], -1).any(1).nonzero()
+            row = row[: int(used[-1]) + 1] if len(used) else row[:0]
         content = row.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        hashes.append((hashlib.blake2b(content, digest_size=8).hexdigest(), row.numel()))
+        features = rows[index].is_floating_point() and rows.ndim == 2  # a last one of 0 makes no shorter sequence
+        hashes.append((hashlib.blake2b(content, digest_size=8).hexdigest(), (rows[index] if features else row).numel()))
     return hashes
 
 

@@ -11,6 +11,8 @@ from harness.audit.fits import emptied_at_last
 if TYPE_CHECKING:
     from harness.audit.report import ArmResult
 
+JUMPS = 1.0  # gate of an update, which is ten times what rounding alone did to it
+
 
 def hidden(reference: Run, candidates: Mapping[int, Run], results: Sequence[ArmResult]) -> Iterator[str]:
     """One statement each; empty when every class of fault would have shown."""
@@ -21,12 +23,13 @@ def hidden(reference: Run, candidates: Mapping[int, Run], results: Sequence[ArmR
     if not any(step.backwards for step in steps):
         yield "only weights were seen: the number of steps and scale faults under plain SGD can be named, other causes cannot"
         return
-    yield from _windows(steps, arms)
+    yield from _windows(steps, arms, shown=any(f.cause == "mean_of_means" for result in results for f in result.findings))
     if any(_unseen(track.steps[0]) for tracks in arms.values() for track in tracks if track.steps):
         yield "what each micro-batch gave was not seen (sharded out of sight): wrong weights of micro-batches cannot be named"
     yield from _clipping(steps)
     yield from _cleared(steps)
     yield from _schedules(steps)
+    yield from _updates(results)
     if reference.roundoff > 2.0**-20:
         yield (
             f"arithmetic is rounded to {reference.roundoff:.1e}: smaller differences than the measured floor cannot be seen; "
@@ -38,14 +41,15 @@ def hidden(reference: Run, candidates: Mapping[int, Run], results: Sequence[ArmR
         yield "weight decay is 0: set it to see whether it is applied per micro-batch"
 
 
-def _windows(steps: Sequence[Step], arms: Mapping[int, list[Track]]) -> Iterator[str]:
+def _windows(steps: Sequence[Step], arms: Mapping[int, list[Track]], *, shown: bool) -> Iterator[str]:
+    """`shown`: whether unequal weights were found, whatever the inputs look like."""
     short = any(len(s.backwards) < n for n, tracks in arms.items() for track in tracks for s in track.steps)
     sizes = {sum(step.rows.values()) for step in steps if step.rows}
     if not sizes:
         yield "rows were not seen (no module was called): dropped or repeated rows show only in the number of steps"
     if arms and not short and len(sizes) <= 1:
         yield "every window is full: short windows cannot show; take data that the window does not divide, for two epochs"
-    if arms and _equal_weights(arms):
+    if arms and not shown and _equal_weights(arms):
         yield "every micro-batch weighs the same: a mean of means cannot show; use sequences of unequal length"
 
 
@@ -81,3 +85,16 @@ def _cleared(steps: Sequence[Step]) -> Iterator[str]:
 def _schedules(steps: Sequence[Step]) -> Iterator[str]:
     if len({step.lrs for step in steps}) == 1:
         yield "the learning rate is constant: a schedule that advances per micro-batch cannot show"
+
+
+def _updates(results: Sequence[ArmResult]) -> Iterator[str]:
+    """Known no better in any arithmetic."""
+    known: dict[str, float] = {}
+    for result in results:
+        worst = max((step.update_gate for item in result.facts for step in item.steps), default=0.0)
+        known[result.arithmetic] = max(known.get(result.arithmetic, 0.0), worst)
+    if known and min(known.values()) > JUMPS:
+        yield (
+            "rounding alone changes the optimizer's update by a tenth or more (a basis of eigenvectors, say): gradients were "
+            "compared, but not what it makes of them"
+        )

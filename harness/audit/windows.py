@@ -50,8 +50,8 @@ def judged(mine: Step, theirs: Step, num_micro_batches: int, gate: float) -> tup
 
 
 def _whole(mine: tuple[Backward, ...], theirs: tuple[Backward, ...], num_micro_batches: int) -> bool:
-    """Whether both hold the same rows; by their number where rows are unknown."""
-    if any(b.rows is None for b in (*mine, *theirs)) or not mine or not theirs:
+    """Whether both hold the same rows; by their number where rows are unknown (a second backward of one forward has none)."""
+    if any(b.rows is None for b in (*mine, *theirs)) or not any(b.rows for b in mine) or not any(b.rows for b in theirs):
         return len(mine) == num_micro_batches
     return sorted(r for b in mine for r in b.rows or ()) == sorted(r for b in theirs for r in b.rows or ())
 
