@@ -13,7 +13,8 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -192,3 +193,16 @@ def start_forkserver() -> None:
         forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+
+
+@contextmanager
+def forkserver_at_work(*, start: bool) -> Iterator[None]:
+    """Have it start now, or not, and leave none behind: while it imports it would hold this process' output open for seconds."""
+    if start:
+        start_forkserver()
+    try:
+        yield
+    finally:
+        if pid := forkserver._forkserver._forkserver_pid:  # type: ignore[attr-defined] # there is no public name for it
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)

@@ -31,8 +31,8 @@ WORKERS_TARGET = 1.8
 STEPS = 4
 SAMPLES = 64
 CPU = torch.device("cpu")
-# Eight trials of a second or two each: long beside the start-up, which does not get shorter with more workers.
-SWEEP = ("seed=range(8)", "algebra_steps=60", "steps=30", "tracking=disabled")
+# Eight trials of some seconds each: long beside the start-up, which does not get shorter with more workers.
+SWEEP = ("seed=range(8)", "algebra_steps=150", "steps=60", "tracking=disabled")
 
 
 def measure(rounds: int = ROUNDS) -> Iterator[Measure]:
