@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,17 @@ from torch import Tensor, nn
 from harness import precision
 from harness.lock_step import Setting
 from harness.recipe import Recipe
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """What a trial of a sweep has, and so what it is measured beside."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def bare_arms(setting: Setting, recipes: Mapping[str, Recipe], stream: Sequence[Tensor]) -> dict[str, float]:

@@ -14,10 +14,8 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import torch
-
 from harness import experiment, tracking
-from harness.bench.bare import bare_arms
+from harness.bench.bare import bare_arms, one_thread
 from harness.bench.cost import Cost, alternate, of_call, ratios, seconds
 from harness.bench.measure import Measure
 from harness.config import Data, Device, HarnessConfig, Model, Norm, Precision, Split, TrialConfig, WorkloadConfig, to_dict
@@ -63,13 +61,9 @@ def configuration(name: str, precision: Precision = Precision.float32) -> TrialC
 
 def measure(rounds: int = ROUNDS, configs: Sequence[TrialConfig] = ()) -> Iterator[Measure]:
     """Every workload, or each of `configs`, with probes at every tenth step and at every step; then the whole trial."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         for name, config in named(configs).items():
             yield from of_workload(name, config, rounds)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def named(configs: Sequence[TrialConfig]) -> dict[str, TrialConfig]:

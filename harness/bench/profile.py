@@ -17,8 +17,7 @@ from statistics import median
 from types import FrameType
 from typing import Any, Self
 
-import torch
-
+from harness.bench.bare import one_thread
 from harness.bench.cost import Spread
 from harness.bench.measure import Measure
 from harness.bench.overhead import named, run_whole
@@ -41,13 +40,9 @@ Place = tuple[str, str]  # phase, module
 
 def measure(rounds: int = ROUNDS, configs: Sequence[TrialConfig] = ()) -> Iterator[Measure]:
     """Of `configs`, or else of the trials of (a)."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         for name, config in named(configs).items():
             yield from of_trial(name, config, rounds)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def of_trial(name: str, config: TrialConfig, rounds: int) -> Iterator[Measure]:

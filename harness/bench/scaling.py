@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from harness.bench.bare import one_thread
 from harness.bench.cost import Cost, Spread, alternate, of_call, of_command, ratios, seconds
 from harness.bench.measure import Measure
 from harness.bench.startup import TINY
@@ -36,19 +37,15 @@ SWEEP = ("seed=range(8)", "algebra_steps=150", "steps=60", "tracking=disabled")
 
 
 def measure(rounds: int = ROUNDS) -> Iterator[Measure]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     axes: dict[str, dict[str, tuple[Vectors, int]]] = {
         "N": {f"{num}": (wide(10**5), num) for num in NUMS},
         "parameters": {f"{size:.0e}": (wide(size), 2) for size in PARAMETERS},
         "tensors": {f"{num}": (deep(num), 2) for num in TENSORS},
     }
-    try:
+    with one_thread():
         for axis, sizes in axes.items():
             for size, (workload, num) in sizes.items():
                 yield over_bare(f"{axis} = {size}", workload, num, rounds)
-    finally:
-        torch.set_num_threads(threads)
     yield from over_workers(rounds)
     yield from over_trials(rounds)
 
