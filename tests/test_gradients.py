@@ -12,6 +12,7 @@ from harness.gradients import (
     by_tensor,
     compare,
     decompose,
+    distances_to,
     flatten,
     moments,
     moments_of,
@@ -100,6 +101,20 @@ def test_elements_read_in_blocks_are_the_elements(monkeypatch: pytest.MonkeyPatc
     assert torch.equal(torch.cat(blocks), a) and torch.equal(Elements(tensors).vector(), a)
     assert torch.allclose(moments_of(Elements(tensors), Elements(others)), whole[0], rtol=1e-14, atol=0)
     assert torch.allclose(norm_of_difference(Elements(tensors), Elements(others)), whole[1], rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("block", [1, 10, 100, 10_000])  # smaller than a tensor, than an arm, than all arms, larger
+def test_distances_to_are_those_of_whole_vectors(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.gradients.BLOCK", block)
+    shapes = [(3, 4), (1,), (25,), (2, 2, 2)]
+    reference = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+    arms = [[torch.nn.Parameter(p + size * torch.randn_like(p)) for p in reference] for size in (0, 1e-6, 1)]
+    before = [p.detach().clone() for arm in arms for p in arm]
+    found = distances_to(Elements(reference), arms)
+    vectors = [np.concatenate([p.detach().double().numpy().ravel() for p in arm]) for arm in (reference, *arms)]
+    np.testing.assert_allclose(found, [math.dist(vectors[0], own) for own in vectors[1:]], rtol=ROUNDING)
+    assert found.dtype == torch.float64 and found[0] == 0 and found[1] > 0
+    assert all(torch.equal(a, b) for a, b in zip(before, (p for arm in arms for p in arm), strict=True))
 
 
 def test_a_copy_of_elements_stays_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
