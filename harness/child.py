@@ -28,20 +28,7 @@ from harness.store import State, Store, StoreWarning, TrialTaken
 
 TrialFunction = Callable[[HarnessConfig], None]
 
-# Imported once, before the first child: wandb and pyarrow alone would cost every trial half a second, what `wandb.init` imports
-# another one, and torch._dynamo, which the first optimizer imports, two.
-PRELOAD: tuple[str, ...] = (
-    "torch",
-    "torch._dynamo",
-    "wandb",
-    "wandb.apis.public",
-    "wandb.sdk.launch.inputs.internal",
-    "requests",
-    "pyarrow.parquet",
-    "harness.studies.verdicts",
-    "harness.tracking",
-    "harness.preloaded",
-)
+PRELOAD: tuple[str, ...] = ("harness.preloaded",)  # imported once, before the first child
 MOST_WARNINGS = 3  # of one trial that are shown
 OUTPUT_TAIL = 8192  # characters of a traceback, or of a dead child's output, that are kept
 LINE_LENGTH = 300  # characters of a line of either in the terminal
