@@ -77,12 +77,14 @@ def of_command(
         return Cost(**found)
 
 
-def alternate(sides: Mapping[str, Callable[[], Cost]], rounds: int) -> dict[str, list[Cost]]:
-    """Every side once per round, in order on even rounds and backwards on odd ones."""
+def alternate(sides: Mapping[str, Callable[[], Cost]], rounds: int, *, least_seconds: float = 0.0) -> dict[str, list[Cost]]:
+    """Every side once per round, in order on even rounds and backwards on odd ones: `rounds`, more while `least_seconds` last."""
     costs: dict[str, list[Cost]] = {name: [] for name in sides}
-    for number in range(rounds):
+    number, started = 0, time.monotonic()
+    while number < rounds or time.monotonic() - started < least_seconds:
         for name in list(sides)[:: 1 if number % 2 == 0 else -1]:
             costs[name].append(sides[name]())
+        number += 1
     return costs
 
 

@@ -38,6 +38,16 @@ def test_sides_take_turns_at_going_first() -> None:
     assert {name: len(own) for name, own in costs.items()} == {"a": 3, "b": 3}
 
 
+def test_rounds_go_on_until_the_seconds_are_over() -> None:
+    """And are as many as were asked for, however long they take."""
+
+    def nap() -> Cost:
+        return of_call(lambda: time.sleep(0.02))
+
+    assert 2 < len(alternate({"a": nap}, 2, least_seconds=0.5)["a"]) <= 25
+    assert len(alternate({"a": nap}, 2, least_seconds=0.01)["a"]) == 2
+
+
 def test_a_call_that_sleeps_takes_time_and_no_processor() -> None:
     asleep = of_call(lambda: time.sleep(0.2))
     assert asleep.wall >= 0.2 and asleep.cpu < 0.1
