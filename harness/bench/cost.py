@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
+
+from harness.statistics import median_interval
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -32,16 +33,18 @@ class Cost:
 
 @dataclass(frozen=True)
 class Spread:
-    """Median, smallest and largest of `n` values."""
+    """Median, smallest and largest of `n` values, and between which of them the median of many more would lie."""
 
     median: float
     low: float
     high: float
     n: int
+    interval: tuple[float, float]  # 90 % of the median
 
     @staticmethod
     def of(values: Sequence[float]) -> Spread:
-        return Spread(median(values), min(values), max(values), len(values))
+        middle = median_interval(values)
+        return Spread(middle.estimate, min(values), max(values), len(values), (middle.low, middle.high))
 
 
 def of_call(call: Callable[[], object]) -> Cost:

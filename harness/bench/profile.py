@@ -2,7 +2,7 @@
 
 A timer interrupts the trial once per millisecond of processor time. What has passed since the last interrupt is credited to the
 phase that the trial is in and to the innermost module of the harness on the stack; nothing is wrapped, so nothing that is called
-often looks dearer than it is.
+often looks dearer than it is. A hook that a backward calls may have a part of that backward's own time.
 """
 
 from __future__ import annotations
