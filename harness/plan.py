@@ -157,8 +157,9 @@ def choose(effective_batch: int, budget: float, static: float, per_sample: float
 def explain(plan: Plan, budget: float, effective_batch: int) -> list[str]:
     b, num = plan.micro_batch, plan.accumulation_steps
     whole = plan.static + plan.per_sample * effective_batch
+    cut = f"{num} micro-batches of {b} samples" if num > 1 else f"the whole window of {b} samples"
     lines = [
-        f"b = {b}, N = {num}: {num} micro-batches of {b} samples are the window of {effective_batch}",
+        f"b = {b}, N = {num}: {cut}",
         f"static part M_s = {plan.static / 1e6:.4g} MB (parameters, gradients, optimizer state), "
         f"a = {plan.per_sample / 1e6:.4g} MB per sample (kept for backward)",
         f"M = M_s + a b = {plan.total / 1e6:.4g} MB of {budget / 1e6:.4g} MB, of which {MARGIN:.0%} stay free; "

@@ -270,6 +270,8 @@ def _explain_composition(error: ConfigCompositionException) -> str:
     cause = error.__cause__
     if text.startswith("Could not override"):
         key = text.split("'")[1]
+        if key == "b":
+            return "b: expected accumulation_steps=[N], b is effective_batch / N; python -m harness.plan b=auto finds what fits"
         known_group = key in _field_types(HarnessConfig) and "defaults list" in text
         return f"{key}: expected " + (f"+{key}=NAME" if known_group else _nearest_setting(key))
     if text.startswith("Ambiguous value for argument"):

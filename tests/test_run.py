@@ -102,6 +102,7 @@ BAD_INPUT = {
     "optimzer=adam": "optimzer: expected a known setting; did you mean optimizer?",
     "optimizer.momentm=1": "optimizer.momentm: expected a known setting; did you mean momentum?",
     "+optimizer.momentm=0.9": "optimizer.momentm=0.9: expected a known setting; did you mean momentum?",
+    "b=auto": "b: expected accumulation_steps=[N], b is effective_batch / N; python -m harness.plan b=auto finds what fits",
     "+zzz=1": "zzz=1: expected one of experiment, study, workload,",
     "optimizer@other=adam": "optimizer@other: expected a known setting; did you mean optimizer?",
     "optimizer.lr=-1": "optimizer.lr=-1.0: expected a positive number",
