@@ -61,71 +61,73 @@ def _block(device: torch.device) -> int:
 class Elements:
     """All elements of some tensors as float64 vectors of at most BLOCK elements each (BLOCK_ON_DEVICE on a GPU).
 
-    Few elements are converted once. Many stay in their own format and are converted block by block when they are read: what is
-    kept is one copy of them (with `copy`) or none.
+    Few elements are converted once. Many stay where they are, and are converted block by block when they are read.
     """
 
-    def __init__(self, tensors: Iterable[Tensor], *, copy: bool = False) -> None:
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
         own = [tensor.detach() for tensor in tensors]
         self._block = _block(own[0].device)
         is_small = sum(tensor.numel() for tensor in own) <= self._block
         self._vector = flatten(own) if is_small else None
-        self._tensors = [] if is_small else [tensor.clone() if copy else tensor for tensor in own]
+        self._tensors = [] if is_small else own
 
     def vector(self) -> Tensor:
         """[P] float64, all of them."""
         return flatten(self._tensors) if self._vector is None else self._vector
 
     def __iter__(self) -> Iterator[Tensor]:
-        return converted(self._tensors, self._block) if self._vector is None else iter([self._vector])
+        return map(Tensor.double, blocks(self._tensors, self._block)) if self._vector is None else iter([self._vector])
 
 
-def converted(tensors: Iterable[Tensor], block: int) -> Iterator[Tensor]:
-    """All elements in order as new float64 vectors of at most `block` elements, each made when it is asked for."""
+def blocks(tensors: Iterable[Tensor], block: int) -> Iterator[Tensor]:
+    """All elements in order as vectors of at most `block` elements in their own format, each made when it is asked for.
+
+    One that lies within a single tensor is a view of it.
+    """
     group: list[Tensor] = []
     room = block
     for tensor in tensors:
         for piece in tensor.reshape(-1).split(block) if tensor.numel() > block else (tensor,):
             if group and piece.numel() > room:
-                yield flatten(group)
+                yield _joined(group)
                 group, room = [], block
             group.append(piece)
             room -= piece.numel()
     if group:
-        yield flatten(group)
+        yield _joined(group)
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    return tensors[0].reshape(-1) if len(tensors) == 1 else _flatten_dense_tensors(tensors)
 
 
 def norm(a: Elements) -> Tensor:
-    """[1] float64 on the device: ||a||."""
-    return _of_blocks(torch.linalg.vector_norm(x) for x in a)
+    """0-dim float64 on the device: ||a||."""
+    squares = [_square(x) for x in a]
+    return squares[0].sqrt() if len(squares) == 1 else torch.stack(squares).sum().sqrt()
 
 
-def norm_of_difference(a: Elements, b: Elements) -> Tensor:
-    """[1] float64 on the device: ||a - b||."""
-    return _of_blocks(torch.linalg.vector_norm(x - y) for x, y in zip(a, b, strict=True))
+@torch.no_grad()
+def distances_to(reference: Sequence[Tensor], others: Sequence[Sequence[Tensor]]) -> Tensor:
+    """[A] float64 on the device: the distance of each of `others` to the reference; of few elements all in one pass.
 
-
-def distances_to(reference: Elements, arms: Sequence[Sequence[Tensor]]) -> Tensor:
-    """[A] float64 on the device: the distance of each arm's tensors; of few elements all in one pass.
-
-    Of many the reference is read once, and each arm's block is gone before the next one is made.
+    Of many the reference is read once, and each block is gone before the next one is made. A difference is then rounded once, in
+    the tensors' own format: by 2^-24 of itself in float32.
     """
-    block = _block(arms[0][0].device)
-    if len(arms) * sum(tensor.numel() for tensor in arms[0]) > block:
-        own = [converted(tensors, block) for tensors in arms]
-        blocks = [torch.stack([torch.linalg.vector_norm(next(vectors).sub_(x)) for vectors in own]) for x in reference]
-        rows = torch.stack(blocks, dim=1)
-    else:
-        rows = flatten(tensor for own in arms for tensor in own).reshape(len(arms), -1) - reference.vector()
-    distances: Tensor = torch.linalg.vector_norm(rows, dim=1)
-    return distances
+    block = _block(reference[0].device)
+    if len(others) * sum(tensor.numel() for tensor in reference) <= block:
+        rows = flatten(tensor for own in others for tensor in own).reshape(len(others), -1) - flatten(reference)
+        distances: Tensor = torch.linalg.vector_norm(rows, dim=1)
+        return distances
+    own = [blocks(tensors, block) for tensors in others]
+    squares = [torch.stack([_square(next(vectors) - x) for vectors in own]) for x in blocks(reference, block)]
+    return torch.stack(squares).sum(0).sqrt()
 
 
-def _of_blocks(norms: Iterable[Tensor]) -> Tensor:
-    """[1], the norm of the whole from those of its blocks."""
-    own = list(norms)
-    whole: Tensor = own[0] if len(own) == 1 else torch.linalg.vector_norm(torch.stack(own))
-    return whole.reshape(1)
+def _square(x: Tensor) -> Tensor:
+    """0-dim float64: ||x||^2."""
+    wide = x.double()
+    return wide @ wide
 
 
 def moments_of(a: Elements, g: Elements) -> Tensor:

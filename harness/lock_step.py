@@ -29,7 +29,6 @@ from harness.gradients import (
     flatten,
     gradients,
     moments_of,
-    norm_of_difference,
     relative_distance,
 )
 from harness.micro_batch import hash_seed
@@ -201,7 +200,7 @@ class LockStep:
         assert next(iter(arms)) == REFERENCE and REFERENCE not in band
         self.arms, self.seed, self.steps = dict(arms), seed, 0
         self.watches = {label: Watch(arm, compares=label not in band) for label, arm in arms.items()}
-        self.began = Elements(self.watches[REFERENCE].parameters, copy=True)
+        self.began = [parameter.detach().clone() for parameter in self.watches[REFERENCE].parameters]
         self.foreign_windows = dict.fromkeys(arms, 0)  # windows whose samples were not the window's
         self.dirty_starts = dict.fromkeys(arms, 0)  # windows that began with gradients left over
         self.foreign_rates = dict.fromkeys(arms, 0)  # windows whose step had another learning rate than the reference's
@@ -209,7 +208,7 @@ class LockStep:
     @property
     def start(self) -> Tensor:
         """[P] float64, the reference's weights before its first step."""
-        return self.began.vector()
+        return flatten(self.began)
 
     def step(self, ids: Tensor, *, gradients: Gradients = "kept", exact: ExactGradient | None = None) -> dict[str, StepRecord]:
         """All arms take the window `ids`; one transfer from the device at the end.
@@ -243,10 +242,10 @@ class LockStep:
                 if gradients != "kept":
                     watch.gradient = None
         self.steps += 1
-        reference = Elements(self.watches[REFERENCE].parameters)
-        distances = distances_to(reference, [watch.parameters for watch in self.watches.values()])
+        weights = [watch.parameters for watch in self.watches.values()]
+        distances = distances_to(weights[0], [self.began, *weights])
         moments = {label: watch.moments for label, watch in self.watches.items() if watch.moments is not None}
-        seen = [norm_of_difference(reference, self.began), distances, torch.stack(losses), *moments.values()]
+        seen = [distances, torch.stack(losses), *moments.values()]
         movement, *values = torch.cat(seen).tolist()
         num, rest = len(arms), iter(values[2 * len(arms) :])
         return {

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import chain
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
-from harness.gradients import Elements, gradients, norm, norm_of_difference
+from harness.gradients import Elements, gradients, norm
 from harness.recipe import Arm
 
 Row = dict[str, float]
@@ -24,13 +26,15 @@ Row = dict[str, float]
 class NoiseWatch:
     """Sees the squared norms of an arm's micro-batch gradients and of their sum; the arm's recipe is a right one.
 
-    What a backward has added is the difference of the `.grad`s after it and before. Nothing is changed, nothing is read back.
+    What a backward adds is seen on its way to the `.grad`s. Nothing is changed, nothing is read back.
     """
 
     def __init__(self, arm: Arm, every: int = 1) -> None:
         self._arm, self._normalise, self._every = arm, arm.recipe.normalise, every
         self.is_seen = False  # the present or last window
-        self._before: Elements | None = None  # the sums after the last backward
+        self._parameters = [p for p in arm.model.parameters() if p.requires_grad]
+        self._hooks: list[RemovableHandle] = []  # of the parameters, while a window is seen: a hook costs each backward a call
+        self._added: dict[int, Tensor] = {}  # by the last backward, one gradient for each parameter that has a part in it
         self._norms: list[Tensor] = []  # of what each micro-batch added; the window's sum last
         self._terms: Sequence[Tensor] = ()
         self._one = self._scale = torch.ones((), device=arm.device)
@@ -55,20 +59,21 @@ class NoiseWatch:
 
     def _start_window(self, terms: Sequence[Tensor], accumulation_steps: int) -> Sequence[Tensor]:
         self._norms, self._terms, self.is_seen = [], terms, self._arm.windows % self._every == 0
+        if self.is_seen:
+            self._hooks = [p.register_hook(partial(self._added.__setitem__, k)) for k, p in enumerate(self._parameters)]
         return self._normalise(terms, accumulation_steps)
 
     def _see_micro_batch(self, arm: Arm) -> None:
-        if not self.is_seen:
-            return
-        sums = Elements(gradients(arm.model.parameters()), copy=True)
-        self._norms.append(norm(sums) if self._before is None else norm_of_difference(sums, self._before))
-        self._before = sums
+        if self.is_seen:
+            self._norms.append(norm(Elements(self._added.values())))
+            self._added.clear()
 
     def _see_window(self, arm: Arm) -> None:
-        if self._before is None:
+        if not self.is_seen:
             return
-        self._norms.append(norm(self._before))
-        self._before = None
+        self._norms.append(norm(Elements(gradients(self._parameters))))
+        for hook in self._hooks:
+            hook.remove()
         self._scale = arm.scaler.scale(self._one)  # before the scaler updates it
 
 

@@ -285,15 +285,20 @@ class ExactGradients:
     judged: frozenset[str]
 
     def at(self, step: int, ids: Tensor) -> ExactGradient:
-        """For `LockStep.step`: the clipped gradient of the window `ids`."""
+        """For `LockStep.step`: the clipped gradient of the window `ids`; one for all at the first step, where all stand alike."""
         referee, max_norm = self.setting.referee(), self.setting.config.clip_norm
         window = self.setting.exact.batch(ids)
+
+        def gradient(label: str) -> Tensor:
+            with self.lock.randomness(step):
+                return clipped(referee.gradient(snapshot(self.lock.arms[label].model), window), max_norm)
+
+        first = gradient(REFERENCE) if step == 0 else None
 
         def exact(label: str) -> Tensor | None:
             if label not in self.judged:
                 return None
-            with self.lock.randomness(step):
-                return clipped(referee.gradient(snapshot(self.lock.arms[label].model), window), max_norm)
+            return gradient(label) if first is None else first
 
         return exact
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from harness.config import Model, OptimizerConfig, OptimizerName, TrialConfig, WorkloadConfig
-from harness.gradients import Elements, flatten, relative_distance
+from harness.gradients import flatten, relative_distance
 from harness.lock_step import REFERENCE, LockStep, Setting
 from harness.micro_batch import Even, windows
 from harness.oracle import snapshot
@@ -58,7 +58,7 @@ def test_comparing_keeps_two_copies_of_the_parameters_however_many_arms(keep: bo
         def look(label: str, seen: list[int] = seen) -> None:
             seen.append(live_bytes())
 
-        lock.began = Elements(lock.watches[REFERENCE].parameters, copy=True)
+        lock.began = [p.detach().clone() for p in lock.watches[REFERENCE].parameters]
         lock.step(first, gradients="kept" if keep else "compared", exact=look)
         grown[num_arms] = (max(*seen, live_bytes()) - before) / size
     if keep:
