@@ -45,7 +45,7 @@ format: $(VENV)/.ready  ## let ruff mend what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.ready  ## what the harness costs: a table, and reports/bench.json (forty minutes on 2 idle cores)
+bench: $(VENV)/.ready  ## what the harness costs: a table, and reports/bench.json (an hour on 2 idle cores)
 	$(BIN)/python -m harness.bench --out $(REPORTS)/bench.json
 
 gpu: $(VENV)/.ready  ## on a CUDA machine: GPU tests, ResNet-18 and the language model; summary in results/gpu/

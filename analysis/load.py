@@ -114,12 +114,15 @@ def read(results: Path | str, experiment: str | None = None) -> Results:
         detail = status.detail
         if (trial := status.stored) is not None:
             try:
-                rows = [_arm(trial, arm) for arm in trial.arms]
+                shared = group(trial.config)
+                rows = [{"group": shared, **_arm(trial, arm)} for arm in trial.arms]
             except (KeyError, TypeError) as error:  # not written by this engine
                 missing.append(Missing(status.experiment, status.trial, str(State.damaged), _one_line(error)))
                 continue
             arms.extend(rows)
-            measurements.extend({**settings(trial), **row} for row in trial.record.get("measurements", ()))
+            if measured := trial.record.get("measurements"):
+                about = settings(trial)
+                measurements.extend({**about, **row} for row in measured)
             trials.extend([_trial(trial)])
         else:
             missing.append(Missing(status.experiment, status.trial, str(status.state), detail))
@@ -233,7 +236,6 @@ def _arm(trial: StoredTrial, arm: Mapping[str, Any]) -> dict[str, Any]:
     planted: Mapping[str, bool] = trial.record.get("faults", {})  # fault arm -> whether it changes this trial's computation
     return {
         **{name: arm[name] for name in VERDICT_COLUMNS},
-        "group": group(trial.config),
         "model": f"{arm['workload']} {arm['norm']}",
         **{column: evidence.get(part, {}).get(name, absent) for column, (part, name, absent) in EVIDENCE.items()},
         "fault": arm["arm"] in planted,
