@@ -22,7 +22,7 @@ def test_ratios_are_taken_round_by_round() -> None:
     above = [Cost(wall=2.0, cpu=4.0, peak=0), Cost(wall=20.0, cpu=40.0, peak=0), Cost(wall=2.2, cpu=4.4, peak=0)]
     below = [Cost(wall=1.0, cpu=1.0, peak=0), Cost(wall=10.0, cpu=10.0, peak=0), Cost(wall=1.0, cpu=1.0, peak=0)]
     wall, cpu = ratios(above, below)
-    assert (wall, cpu) == (Spread.of([2.0, 2.0, 2.2]), Spread.of([4.0, 4.0, 4.4]))
+    assert (wall, cpu) == (Spread(2.0, 2.0, 2.2, 3, (2.0, 2.2)), Spread(4.0, 4.0, 4.4, 3, (4.0, 4.4)))
     assert seconds(above)[0].median == 2.2
 
 
