@@ -11,7 +11,7 @@ from scipy import stats
 
 from analysis import tables
 from analysis.load import Results
-from harness import statistics
+from harness.judge import statistics
 
 DEFAULT_MOMENTUM = 0.1  # PyTorch's; the other momenta are there for the formula alone
 EXACT, TRAINED, REMEDIED = "batch_statistics", "convergence", "remedies"  # studies

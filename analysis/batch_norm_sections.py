@@ -7,7 +7,6 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import batch_norm_figures as figures
 from analysis.batch_norm import (
     DEFAULT_MOMENTUM,
     EXACT,
@@ -22,8 +21,10 @@ from analysis.batch_norm import (
     growing_batch,
     trained,
 )
-from analysis.content import Material, Picture, Section, Table, Text, number
-from harness import statistics
+from analysis.content import Picture, Section, Table, Text, number
+from analysis.figures import batch_norm as figures
+from analysis.question import Material
+from harness.judge import statistics
 
 LEVEL = 0.05
 WORDS = {

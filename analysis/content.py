@@ -3,37 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
-import pandas as pd
 from matplotlib.figure import Figure
-
-from experiments import Experiment
-
-if TYPE_CHECKING:
-    from analysis.load import Results  # which reads audits, whose section is made of this
-
-
-@dataclass(frozen=True, kw_only=True)
-class Material:
-    """What the sections of an experiment are made from."""
-
-    experiment: Experiment
-    results: Results
-    steps: pd.DataFrame  # step rows of the drawn trials, with the columns of their arms
-    read_steps: Callable[[Iterable[str]], pd.DataFrame]  # step rows of the trials named, with a column `trial`
-    l4: pd.DataFrame  # tables.convergence
-
-    @property
-    def arms(self) -> pd.DataFrame:
-        return self.results.arms
-
-    @property
-    def measurements(self) -> pd.DataFrame:
-        return self.results.measurements
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis import load
-from harness.diagnosis import UNEXPLAINED
-from harness.verdict import ALGEBRA_GATE, RANK_LEVEL, ROUNDING_GATE, SCALE_FACTOR, TRAJECTORY_GATE
+from harness.judge.diagnosis import UNEXPLAINED
+from harness.judge.verdict import ALGEBRA_GATE, RANK_LEVEL, ROUNDING_GATE, SCALE_FACTOR, TRAJECTORY_GATE
 
 # The columns of `faults.csv`, in their order (DESIGN.md).
 COLUMNS = ("fault", "optimizer", "norm", "precision", "clipping", "lengths", "detected", "cause_named",
@@ -167,7 +167,7 @@ def by_check(arms: pd.DataFrame) -> pd.DataFrame:
 
 
 def rounding_fails(arms: pd.DataFrame) -> pd.Series[bool]:
-    """L1 by column, as `harness.verdict.rounding_failures` has it."""
+    """L1 by column, as `harness.judge.verdict.rounding_failures` has it."""
     allowed = SCALE_FACTOR * arms["rounding_ratio"] * arms["full_error"]
     rough = ~(arms["rounding_high"] <= ROUNDING_GATE) | ~((arms["scale"] * arms["cosine"] - 1).abs() <= allowed)
     ranked = (arms["precision"] == "float32") & (arms["rank_p"] <= RANK_LEVEL)

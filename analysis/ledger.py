@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from pathlib import Path
+from importlib.resources import files
 
 import pandas as pd
 
-import experiments
 from analysis.content import number
 from analysis.load import Results
-from experiments import Answer, Claim, Experiment, Finding, Ruling
+from analysis.question import FOLDER, Answer, Claim, ClaimResult, Experiment, Ruling, registered
 
 COLUMNS = ("id", "source", "claim", "verdict", "measured", "threshold", "n", "experiment", "explanation")
 COLOURED = ("confirmed", "refuted", "conditional")
@@ -21,17 +20,17 @@ DECIDED = (Ruling.confirmed, Ruling.refuted, Ruling.conditional, Ruling.not_test
 
 def claims() -> pd.DataFrame:
     """Every claim, in the order of the ledger: `id`, `source`, `claim`."""
-    return pd.read_csv(Path(experiments.__file__).with_name("claims.csv"), dtype=str)
+    return pd.read_csv(str(files(FOLDER) / "claims.csv"), dtype=str)
 
 
-def findings(experiment: Experiment, own: Results) -> dict[str, Finding]:
+def findings(experiment: Experiment, own: Results) -> dict[str, ClaimResult]:
     """What an experiment's results say of its claims; `no data` where it has no finished trial."""
     return {claim.id: _decide(claim, own) for claim in experiment.claims}
 
 
-def _decide(claim: Claim, own: Results) -> Finding:
+def _decide(claim: Claim, own: Results) -> ClaimResult:
     if own.is_empty:
-        return Finding(
+        return ClaimResult(
             verdict=Ruling.no_data, measured=math.nan, threshold="", n=0, explanation="None of its trials is finished."
         )
     return claim.decide(own)
@@ -39,7 +38,7 @@ def _decide(claim: Claim, own: Results) -> Finding:
 
 def table(results: Results) -> pd.DataFrame:
     """`claims.csv`: one row per claim. A claim that no experiment decides is `pending`; two experiments have one row together."""
-    deciding = list(experiments.registered().values())
+    deciding = list(registered().values())
     found = [(experiment.name, findings(experiment, results.of(experiment.name))) for experiment in deciding]
     rows = []
     for row in claims().to_dict("records"):
@@ -49,7 +48,7 @@ def table(results: Results) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def _together(found: list[Finding]) -> Finding:
+def _together(found: list[ClaimResult]) -> ClaimResult:
     """One finding of several on the same claim: theirs where they agree, undecided where one is, else `conditional`.
 
     An experiment that has not run says nothing beside one that has.
@@ -57,11 +56,11 @@ def _together(found: list[Finding]) -> Finding:
     found = [one for one in found if one.verdict != Ruling.no_data] or found
     if not found:
         text = "No experiment of this project decides it yet."
-        return Finding(verdict=Ruling.pending, measured=math.nan, threshold="", n=0, explanation=text)
+        return ClaimResult(verdict=Ruling.pending, measured=math.nan, threshold="", n=0, explanation=text)
     verdicts = {one.verdict for one in found}
     undecided = [one.verdict for one in found if one.verdict not in DECIDED]
     verdict = verdicts.pop() if len(verdicts) == 1 else next(iter(undecided), Ruling.conditional)
-    return Finding(
+    return ClaimResult(
         verdict=verdict,
         measured=found[0].measured,
         threshold=found[0].threshold,

@@ -14,10 +14,10 @@ from typing import Any
 import pandas as pd
 
 from analysis import audits
-from harness import tracking
-from harness.record import StoredTrial, StoreError, read_trial
-from harness.store import State, Store
-from harness.tracking import MirroredRun
+from harness.results import tracking
+from harness.results.record import StoredTrial, StoreError, read_trial
+from harness.results.store import State, Store
+from harness.results.tracking import MirroredRun
 
 # The columns of `verdicts.csv`, in their order (DESIGN.md).
 VERDICT_COLUMNS = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from harness import statistics
-from harness.resampling import Interval
+from harness.judge import statistics
+from harness.judge.resampling import Interval
 
 SQUARES = ["micro_batches", "window_samples", "micro_batch_square", "window_square"]
 

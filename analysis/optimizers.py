@@ -8,11 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from analysis import optimizer_figures as figures
-from analysis.content import Material, Picture, Section, Table, number
+from analysis.content import Picture, Section, Table, number
+from analysis.figures import optimizers as figures
 from analysis.load import Results
+from analysis.question import Material
 from analysis.tables import OPTIMIZERS, resolution
-from harness import statistics
+from harness.judge import statistics
 
 ABOUT = ("trial", "workload", "norm", "dropout", "optimizer", "seed", "lr", "effective_batch", "accumulation_steps")
 ERRORS = ("gradient_error", "state_error", "parameter_error", "buffer_error")

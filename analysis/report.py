@@ -15,11 +15,12 @@ import jinja2
 import pandas as pd
 from markupsafe import Markup
 
-from analysis import faults, ledger, load, sections, style, tables
-from analysis.content import Material, Picture, Section, Text, number
-from experiments import Answer, Experiment, registered
-from harness.record import write_whole
-from harness.verdict import ALGEBRA_GATE, RANK_LEVEL, ROUNDING_GATE, TRAJECTORY_GATE
+from analysis import faults, ledger, load, sections, tables
+from analysis.content import Picture, Section, Text, number
+from analysis.figures import style
+from analysis.question import Answer, Experiment, Material, registered
+from harness.judge.verdict import ALGEBRA_GATE, RANK_LEVEL, ROUNDING_GATE, TRAJECTORY_GATE
+from harness.results.record import write_whole
 
 MAX_LISTED = 50
 # The question, the caveats, and whether the answers can be trusted.

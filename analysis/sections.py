@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis import figures, tables
-from analysis.content import Block, Cell, Material, Matrix, Picture, Section, Table, Text, number, share
-from harness.verdict import ALGEBRA_GATE, ROUNDING_GATE
+from analysis import tables
+from analysis.content import Block, Cell, Matrix, Picture, Section, Table, Text, number, share
+from analysis.figures import common as figures
+from analysis.question import Material
+from harness.judge.verdict import ALGEBRA_GATE, ROUNDING_GATE
 
 SYMBOLS = {"equivalent": "=", "degraded": "≈", "explained": "≠", "different": "≠!", "inconclusive": "?"}
 MEANINGS = {

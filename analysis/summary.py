@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from analysis import load
-from harness.record import write_whole
+from harness.results.record import write_whole
 
 KEYS = ["workload", "norm", "optimizer", "precision", "arm"]
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from analysis.load import VERDICT_COLUMNS
-from harness import statistics
+from harness.judge import statistics
 
 WORST_FIRST = ("different", "degraded", "inconclusive", "equivalent")
 PRECISIONS = ("float64", "float32", "float16", "bfloat16")

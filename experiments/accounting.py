@@ -7,9 +7,9 @@ from functools import partial
 
 import pandas as pd
 
-from analysis.content import Material, Section, Table
+from analysis.content import Section, Table
 from analysis.load import Results
-from experiments import Claim, Experiment, Finding, Ruling, undecided
+from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
 
 ADAM = ("adam", "adamw")
 CLOSE = 0.02  # relative, of a sum that a text rounds to two or three digits
@@ -22,11 +22,11 @@ def spread_over_n(rows: pd.DataFrame, columns: list[str]) -> float:
     return float((totals.max() / totals.min() - 1).max())
 
 
-def models_become_larger(results: Results) -> Finding:
+def models_become_larger(results: Results) -> ClaimResult:
     """D4: the bytes of weights, gradients and optimizer state do not depend on N, so no larger model fits."""
     rows = results.measurements
     spread = spread_over_n(rows, MODEL_STATE)
-    return Finding(
+    return ClaimResult(
         verdict=Ruling.refuted if spread == 0 else Ruling.conditional,
         measured=spread,
         threshold="model state at N over N = 1, less 1: 0",
@@ -36,11 +36,11 @@ def models_become_larger(results: Results) -> Finding:
     )
 
 
-def gradient_buffer_grows(results: Results) -> Finding:
+def gradient_buffer_grows(results: Results) -> ClaimResult:
     """D5: the bytes of the gradients, over N."""
     rows = results.measurements
     spread = spread_over_n(rows, ["gradient_bytes"])
-    return Finding(
+    return ClaimResult(
         verdict=Ruling.refuted if spread == 0 else Ruling.confirmed,
         measured=spread,
         threshold="gradient bytes at N over N = 1, less 1: 0",
@@ -49,7 +49,7 @@ def gradient_buffer_grows(results: Results) -> Finding:
     )
 
 
-def bytes_per_parameter(results: Results) -> Finding:
+def bytes_per_parameter(results: Results) -> ClaimResult:
     """D7: parameters, gradients and Adam's state, in bytes per parameter, times 1.3e9."""
     rows = results.measurements
     adam = rows[rows["optimizer"].isin(ADAM)]
@@ -57,7 +57,7 @@ def bytes_per_parameter(results: Results) -> Finding:
         return undecided("It takes trials with Adam.", 0)
     each = adam[MODEL_STATE].sum(axis=1) / adam["num_parameters"]
     needed = 1.3e9 * float(each.median()) / 1e9
-    return Finding(
+    return ClaimResult(
         verdict=Ruling.confirmed if abs(needed / 10.4 - 1) <= CLOSE else Ruling.refuted,
         measured=needed,
         threshold="10.4 GB within 2%",
@@ -67,14 +67,14 @@ def bytes_per_parameter(results: Results) -> Finding:
     )
 
 
-def adam_copies(results: Results) -> Finding:
+def adam_copies(results: Results) -> ClaimResult:
     """D11: bytes of Adam's state over those of the parameters. S3 says two; S0 says one."""
     rows = results.measurements
     adam = rows[rows["optimizer"].isin(ADAM)]
     if adam.empty:
         return undecided("It takes trials with Adam.", 0)
     copies = adam["state_bytes"] / adam["parameter_bytes"]
-    return Finding(
+    return ClaimResult(
         verdict=Ruling.conditional if copies.eq(2).all() else Ruling.refuted,
         measured=float(copies.median()),
         threshold="2 (S3), not 1 (S0)",
@@ -86,9 +86,9 @@ def adam_copies(results: Results) -> Finding:
 # Arithmetic --------------------------------------------------------------------------------------------------------------------
 
 
-def arithmetic(value: float, claimed: float, explanation: str, results: Results) -> Finding:
+def arithmetic(value: float, claimed: float, explanation: str, results: Results) -> ClaimResult:
     """A sum that a text gives, done again: confirmed within `CLOSE`."""
-    return Finding(
+    return ClaimResult(
         verdict=Ruling.confirmed if abs(value / claimed - 1) <= CLOSE else Ruling.refuted,
         measured=value,
         threshold=f"{claimed:g} within 2%",
@@ -97,11 +97,11 @@ def arithmetic(value: float, claimed: float, explanation: str, results: Results)
     )
 
 
-def not_testable(explanation: str, results: Results) -> Finding:
-    return Finding(verdict=Ruling.not_testable, measured=float("nan"), threshold="", n=0, explanation=explanation)
+def not_testable(explanation: str, results: Results) -> ClaimResult:
+    return ClaimResult(verdict=Ruling.not_testable, measured=float("nan"), threshold="", n=0, explanation=explanation)
 
 
-def claim(name: str, expects: Ruling, rule: str, decide: Callable[[Results], Finding]) -> Claim:
+def claim(name: str, expects: Ruling, rule: str, decide: Callable[[Results], ClaimResult]) -> Claim:
     return Claim(id=name, expects=expects, rule=rule, decide=decide)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis import optimizer_figures as figures
 from analysis import optimizers
-from analysis.content import Material, Picture, Section, Table, Text, number
+from analysis.content import Picture, Section, Table, Text, number
+from analysis.figures import optimizers as figures
 from analysis.load import Results
 from analysis.optimizers import of_study
-from experiments import Claim, Experiment, Finding, Ruling, undecided
+from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
 from experiments.momentum import APART, LONG, SAME, long_runs, states_evolve_otherwise
 
 SMALL_EPS = 1e-8  # PyTorch's default, and below
@@ -24,7 +24,7 @@ MOMENT_MARGIN = 0.05  # relative; averaging over about 2,000 windows leaves 1 to
 # Rules -------------------------------------------------------------------------------------------------------------------------
 
 
-def hides_missing_division(results: Results) -> Finding:
+def hides_missing_division(results: Results) -> ClaimResult:
     """C11: exactly the right gradient under eps / N; hidden at the usual eps; SGD shows it in the same data."""
     rows = of_study(results, "adam_scale")
     free = rows[rows["clip_norm"].isna()]
@@ -41,7 +41,7 @@ def hides_missing_division(results: Results) -> Finding:
     unseen = hidden <= HIDDEN and loss <= VISIBLE
     holds = exact <= SAME and unseen
     bits = int((free["as_if_error"] == 0).sum())
-    return Finding(
+    return ClaimResult(
         verdict=Ruling.confirmed if holds else Ruling.conditional if unseen else Ruling.refuted,
         measured=hidden,
         threshold=f"first step ≤ {HIDDEN:g}, loss ≤ {VISIBLE:g} off at eps ≤ {SMALL_EPS:.0e}; eps/N exact to {SAME:.0e}",

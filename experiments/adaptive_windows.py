@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis import order_figures
-from analysis.content import Material, Picture, Section, Table, Text, number, share
+from analysis.content import Picture, Section, Table, Text, number, share
+from analysis.figures import order as order_figures
 from analysis.load import Results
-from experiments import Claim, Experiment, Finding, Ruling, undecided
-from harness.verdict import ALGEBRA_GATE, TRAJECTORY_GATE
+from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from harness.judge.verdict import ALGEBRA_GATE, TRAJECTORY_GATE
 
 ANOTHER = 1e-3  # relative, of the weights: seven decades above what rounding does in float64
 ZERO = 1e-9  # of the largest norm of a gradient: a bias before BatchNorm has a true gradient of zero, and no ratio
@@ -20,7 +20,7 @@ ARMS = {
 }
 
 
-def adapted(results: Results) -> Finding:
+def adapted(results: Results) -> ClaimResult:
     """A18: equivalent at constant B, another training at varying B."""
     rows = results.study("adaptive_windows")
     if rows.empty or rows["distinct_n"].min() < 2:
@@ -29,7 +29,7 @@ def adapted(results: Results) -> Finding:
     other = rows[rows["arm"].str.startswith("varying_batch")]
     exact = (same["gradient_error"] <= ALGEBRA_GATE) & (same["distance"] <= TRAJECTORY_GATE)
     parted = other["distance"] > ANOTHER
-    return Finding(
+    return ClaimResult(
         verdict=Ruling.refuted if not exact.all() else Ruling.conditional if parted.all() else Ruling.confirmed,
         measured=float(same["distance"].max()),
         threshold=f"≤ {TRAJECTORY_GATE:.0e} at constant B, > {ANOTHER:g} at varying B",
@@ -58,7 +58,7 @@ def balance(rows: pd.DataFrame) -> pd.DataFrame:
     return table.reset_index()
 
 
-def imbalance(results: Results) -> Finding:
+def imbalance(results: Results) -> ClaimResult:
     """A17: every tensor's norm is the full batch's, so their imbalance is, over N and along training."""
     rows = results.study("tensor_norms")
     table = balance(rows) if len(rows) else pd.DataFrame({"norm": []})
@@ -70,7 +70,7 @@ def imbalance(results: Results) -> Finding:
         return undecided("BatchNorm's tensors have to differ, or the comparison could not have failed.", len(table))
     same = free["off"] <= ALGEBRA_GATE
     worse = int((bound["aggravation"] > 0).sum())
-    return Finding(
+    return ClaimResult(
         verdict=Ruling.refuted
         if same.all()
         else Ruling.confirmed

@@ -7,8 +7,8 @@ import pandas as pd
 from analysis import batch_norm_sections as shown
 from analysis.batch_norm import AMPLE, MARGIN, SCARCE, against_full, exact_rows, expected_momentum, trained
 from analysis.load import Results
-from experiments import Claim, Experiment, Finding, Ruling, undecided
-from harness.verdict import ALGEBRA_GATE
+from analysis.question import Claim, ClaimResult, Experiment, Ruling, undecided
+from harness.judge.verdict import ALGEBRA_GATE
 
 LEVEL = 0.05
 GATE = f"≤ {ALGEBRA_GATE:.0e}"
@@ -20,7 +20,7 @@ CONDITIONING = 10.0
 FEWEST_SEEDS = 4  # accuracies of 297 images come in steps: two or three seeds can agree by chance and seem to have no scatter
 
 
-def sees_micro_batches(results: Results) -> Finding:
+def sees_micro_batches(results: Results) -> ClaimResult:
     """B1: every accumulated gradient is off, and the full batch that normalises in the same chunks has it exactly."""
     rows = exact_rows(results, "accumulated")
     if rows.empty:
@@ -32,7 +32,7 @@ def sees_micro_batches(results: Results) -> Finding:
     verdict = (
         Ruling.confirmed if smallest > APART and explained else Ruling.refuted if largest <= ALGEBRA_GATE else Ruling.conditional
     )
-    return Finding(
+    return ClaimResult(
         verdict=verdict,
         measured=smallest,
         threshold=f"> {APART:g}, oracle {GATE} or 10 x its floor",
@@ -42,7 +42,7 @@ def sees_micro_batches(results: Results) -> Finding:
     )
 
 
-def cannot_be_accumulated(results: Results) -> Finding:
+def cannot_be_accumulated(results: Results) -> ClaimResult:
     """B2: pooled running statistics, the gradient that they leave as it is, and the gradient of the two-pass statistics."""
     pooled, exact = exact_rows(results, "window_statistics"), exact_rows(results, "two_pass_statistics")
     if pooled.empty or exact.empty:
@@ -57,7 +57,7 @@ def cannot_be_accumulated(results: Results) -> Finding:
         verdict = Ruling.refuted if can_be_pooled and not stays_off else Ruling.confirmed
     passes = f"{exact['forwards'].min():.0f} to {exact['forwards'].max():.0f}" if exact["forwards"].nunique() > 1 else (
         f"{exact['forwards'].max():.0f}")  # fmt: skip
-    return Finding(
+    return ClaimResult(
         verdict=verdict,
         measured=mended,
         threshold=f"pooled and two-pass {GATE}, one pass > {APART:g}",
@@ -69,7 +69,7 @@ def cannot_be_accumulated(results: Results) -> Finding:
     )
 
 
-def effective_momentum(results: Results) -> Finding:
+def effective_momentum(results: Results) -> ClaimResult:
     """B5: 1 - (1 - m)^N against the buffers, and m under the corrected momentum, whose gradient stays off."""
     plain, corrected = (
         exact_rows(results, "accumulated", all_momenta=True),
@@ -82,7 +82,7 @@ def effective_momentum(results: Results) -> Finding:
     telling = float((expected_momentum(plain) - plain["momentum"]).min())
     same_gradient = float(corrected["change"].max()) <= ALGEBRA_GATE and float(corrected["gradient_error"].min()) > APART
     holds = off <= ALGEBRA_GATE and corrected_off <= ALGEBRA_GATE and same_gradient and telling > APART
-    return Finding(
+    return ClaimResult(
         verdict=Ruling.confirmed if holds else Ruling.refuted,
         measured=off,
         threshold=f"|measured - formula| {GATE}",
@@ -93,7 +93,7 @@ def effective_momentum(results: Results) -> Finding:
     )
 
 
-def costs_accuracy(results: Results) -> Finding:
+def costs_accuracy(results: Results) -> ClaimResult:
     """B4: what accumulation adds to the held-out error, at b = 2 and b = 16, each at several N."""
     rows = trained(results)
     cells = against_full(rows, MARGIN) if len(rows) else rows
@@ -121,7 +121,7 @@ def costs_accuracy(results: Results) -> Finding:
     others = cells[~dense]
     wide = f" With 16 values or more per sample and channel (convolutions) b = {SCARCE} costs {_points(others, SCARCE)}." if (
         len(others) and (others["b"] == SCARCE).any()) else ""  # fmt: skip
-    return Finding(
+    return ClaimResult(
         verdict=verdict,
         measured=float(cells.loc[scarce, "mean"].min()),
         threshold=f"b = {SCARCE}: > {MARGIN:g} point (Holm), b = {AMPLE}: within {MARGIN:g} (TOST)",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis import faults, tables
-from analysis.content import Material, Section, Table, Text
+from analysis.content import Section, Table, Text
+from analysis.question import Answer, Experiment, Material
 from analysis.rates import percent, rate
-from experiments import Answer, Experiment
 
 EXACT = ("float64", "float32")  # precisions of which no false alarm is tolerated
 TOLERATED = 0.01  # of the arms in float16 and in bfloat16

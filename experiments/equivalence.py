@@ -6,8 +6,8 @@ import pandas as pd
 
 from analysis import sections, tables
 from analysis.load import Results
-from experiments import Answer, Claim, Experiment, Finding, Ruling, undecided
-from harness.verdict import ALGEBRA_GATE
+from analysis.question import Answer, Claim, ClaimResult, Experiment, Ruling, undecided
+from harness.judge.verdict import ALGEBRA_GATE
 
 BATCH_NORM = "batch"
 UNDIVIDED = "loss_not_divided"
@@ -71,14 +71,14 @@ def _accumulated(results: Results, *, batch_norm: bool) -> pd.DataFrame:
     return arms[(arms["norm"] == BATCH_NORM) == batch_norm]
 
 
-def same_update(results: Results) -> Finding:
+def same_update(results: Results) -> ClaimResult:
     """A1 over all arms; the condition is BatchNorm."""
     free, bound = _accumulated(results, batch_norm=False), _accumulated(results, batch_norm=True)
     if free.empty or bound.empty:
         return undecided("It takes arms with BatchNorm and without.", len(free) + len(bound))
     same, parted = free["verdict"].eq("equivalent"), bound["verdict"].eq("different")
     verdict = Ruling.refuted if not same.any() else Ruling.confirmed if same.all() and not parted.any() else Ruling.conditional
-    return Finding(
+    return ClaimResult(
         verdict=verdict,
         measured=float(free["algebra_error"].max()),
         threshold=GATE,
@@ -88,13 +88,13 @@ def same_update(results: Results) -> Finding:
     )
 
 
-def only_approximates(results: Results) -> Finding:
+def only_approximates(results: Results) -> ClaimResult:
     """A2: refuted as a blanket statement by arms without BatchNorm that agree to the last bits of float64."""
     free = _accumulated(results, batch_norm=False)
     if free.empty:
         return undecided("It takes arms without BatchNorm.", 0)
     exact = free["algebra_error"] <= ALGEBRA_GATE
-    return Finding(
+    return ClaimResult(
         verdict=Ruling.refuted if exact.all() else Ruling.confirmed if not exact.any() else Ruling.conditional,
         measured=float(free["algebra_error"].max()),
         threshold=GATE,
@@ -104,7 +104,7 @@ def only_approximates(results: Results) -> Finding:
     )
 
 
-def sum_of_gradients(results: Results) -> Finding:
+def sum_of_gradients(results: Results) -> ClaimResult:
     """A3: sums of mean losses are N times the full batch's gradient, sums of summed losses over the window's terms are it."""
     wrong = results.arms[results.arms["arm"] == UNDIVIDED]
     right = _accumulated(results, batch_norm=False)
@@ -113,7 +113,7 @@ def sum_of_gradients(results: Results) -> Finding:
     ratio = wrong["scale"] / wrong["accumulation_steps"]
     off = float((ratio - 1).abs().max())
     conditional = off < SCALE_TOLERANCE and right["verdict"].eq("equivalent").all()
-    return Finding(
+    return ClaimResult(
         verdict=Ruling.conditional if conditional else Ruling.refuted,
         measured=off,
         threshold=f"scale / N within {SCALE_TOLERANCE:g} of 1",
@@ -123,13 +123,13 @@ def sum_of_gradients(results: Results) -> Finding:
     )
 
 
-def no_relation(results: Results) -> Finding:
+def no_relation(results: Results) -> ClaimResult:
     """A5: refuted where every arm that is equivalent has N micro-batches of b with N·b = B, and the samples are counted."""
     even = results.arms[results.arms["arm"].eq("accumulated") & ~results.arms["ragged"] & results.arms["counters_ok"]]
     if even.empty:
         return undecided("It takes arms with equal micro-batches.", 0)
     off = (even["accumulation_steps"] * even["micro_batch"] - even["effective_batch"]).abs()
-    return Finding(
+    return ClaimResult(
         verdict=Ruling.refuted if (off == 0).all() else Ruling.confirmed,
         measured=float(off.max()),
         threshold="|N·b - B| = 0",
@@ -138,14 +138,14 @@ def no_relation(results: Results) -> Finding:
     )
 
 
-def eight_and_two(results: Results) -> Finding:
+def eight_and_two(results: Results) -> ClaimResult:
     """A6 at exactly these sizes, and with the loss left undivided."""
     arms = results.arms[(results.arms["effective_batch"] == 8) & (results.arms["accumulation_steps"] == 4)]
     right, wrong = arms[arms["arm"] == "accumulated"], arms[arms["arm"] == UNDIVIDED]
     if right.empty or wrong.empty:
         return undecided("It takes B = 8 with N = 4.", 0)
     same, parted = right["verdict"].eq("equivalent").all(), wrong["verdict"].eq("different").all()
-    return Finding(
+    return ClaimResult(
         verdict=Ruling.confirmed if same and parted else Ruling.refuted,
         measured=float(right["algebra_error"].max()),
         threshold=GATE,

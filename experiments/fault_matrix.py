@@ -8,17 +8,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis import fault_figures, faults, tables
-from analysis.content import Material, Picture, Section, Table, Text, share
+from analysis import faults, tables
+from analysis.content import Picture, Section, Table, Text, share
+from analysis.figures import faults as fault_figures
+from analysis.question import Answer, Experiment, Material
 from analysis.rates import Rate, percent, rate
-from experiments import Answer, Experiment
 
 NAMED = 0.97  # of the detected, at least
 CONFIDENTLY_WRONG = 0.01  # of the detected, at most
 ENOUGH = 368  # arms: with fewer, the interval of none wrong reaches beyond 1% (0.025 ** (1 / 367) < 0.99)
 MAX_LISTED = 40
 SETTING = ["norm", "precision", "clipping", "lengths"]
-# As in harness/faults.py, which needs torch; a test holds them equal.
+# As in harness/recipes/faults.py, which needs torch; a test holds them equal.
 INHERENT = {"F13": "batch_statistics", "F14": "stochastic_layers", "F25": "non_separable_loss"}
 ON_RANKS = {"F15": "replica_scale", "F16": "replicas_not_synchronised"}
 

@@ -7,12 +7,13 @@ import math
 import numpy as np
 import pandas as pd
 
-from analysis import noise, noise_figures
-from analysis.content import Material, Picture, Section, Table, Text, number
+from analysis import noise
+from analysis.content import Picture, Section, Table, Text, number
+from analysis.figures import noise as noise_figures
 from analysis.load import Results
-from experiments import Claim, Experiment, Finding, Ruling, undecided
-from harness.resampling import Interval
-from harness.statistics import mean_interval
+from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from harness.judge.resampling import Interval
+from harness.judge.statistics import mean_interval
 
 SLOPE_MARGIN = 0.05  # of the mean slope around -1; from 4 to 1,024 it would be a factor 1.3 of the variance
 FEWEST_DRAWS = 200  # of every size (the claim's own condition)
@@ -33,7 +34,7 @@ def variances(rows: pd.DataFrame) -> pd.DataFrame:
     return own.assign(independent=own["variance"] / factor)
 
 
-def falls_as_one_over_b(results: Results) -> Finding:
+def falls_as_one_over_b(results: Results) -> ClaimResult:
     """C6: slope of log variance over log B, drawn with replacement, and without after division by (D - B) / (D - 1)."""
     rows = variances(results.measurements)
     if rows.empty or rows["draws"].min() < FEWEST_DRAWS or rows["batch"].nunique() < 3 or rows["trial"].nunique() < 2:
@@ -45,7 +46,7 @@ def falls_as_one_over_b(results: Results) -> Finding:
     inside = all(one.low >= -1 - SLOPE_MARGIN and one.high <= -1 + SLOPE_MARGIN for one in kinds.values())
     outside = all(one.low > -1 + SLOPE_MARGIN or one.high < -1 - SLOPE_MARGIN for one in kinds.values())
     drawn = kinds[True]
-    return Finding(
+    return ClaimResult(
         verdict=Ruling.confirmed if inside else Ruling.refuted if outside else Ruling.conditional,
         measured=drawn.estimate,
         threshold=f"slope -1 ± {SLOPE_MARGIN:g}",
@@ -74,7 +75,7 @@ def quarters(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame.from_dict(found, orient="index", columns=["first", "last"])
 
 
-def early_large_late_small(results: Results) -> Finding:
+def early_large_late_small(results: Results) -> ClaimResult:
     """C7: the noise scale at the end over that of the beginning, exact, in every trial."""
     found = quarters(results.measurements)
     growth = found["last"] / found["first"]
@@ -82,7 +83,7 @@ def early_large_late_small(results: Results) -> Finding:
         return undecided("It takes two trainings or more.", len(growth))
     one = mean_interval(np.log(growth).tolist())
     grew, fell = bool((growth >= GROWTH).all()), bool((growth <= 1 / GROWTH).all())
-    return Finding(
+    return ClaimResult(
         verdict=Ruling.refuted if grew else Ruling.confirmed if fell else Ruling.conditional,
         measured=math.exp(one.estimate),
         threshold=f"noise scale, last quarter over first: below 1/{GROWTH:g} in every training; above {GROWTH:g} refutes",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from analysis import batch_norm_sections as shown
 from analysis.batch_norm import EXACT, MARGIN, SCARCE, between_norms, fixed_batch, trained
 from analysis.load import Results
-from experiments import Claim, Experiment, Finding, Ruling, undecided
-from harness.verdict import ALGEBRA_GATE
+from analysis.question import Claim, ClaimResult, Experiment, Ruling, undecided
+from harness.judge.verdict import ALGEBRA_GATE
 
 
-def better_choice(results: Results) -> Finding:
+def better_choice(results: Results) -> ClaimResult:
     """B3: exact at every N; the error that GroupNorm saves at b = 2 and at the full batch, at fixed B."""
     exact = results.study(EXACT)
     own = exact[exact["norm"].isin(["group", "layer"])] if len(exact) else exact
@@ -33,7 +33,7 @@ def better_choice(results: Results) -> Finding:
         verdict = Ruling.conditional
     else:
         return undecided(f"{int(small['n'])} seeds do not tell whether GroupNorm gains at b = {SCARCE} and at the full batch.", n)
-    return Finding(
+    return ClaimResult(
         verdict=verdict,
         measured=float(small["gain"]),
         threshold=f"gradient <= {ALGEBRA_GATE:.0e}; gain > {MARGIN:g} point at b = {SCARCE}, < {MARGIN:g} at b = B",

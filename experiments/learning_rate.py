@@ -7,13 +7,13 @@ from collections.abc import Hashable, Mapping
 
 import pandas as pd
 
-from analysis import optimizer_figures as figures
 from analysis import optimizers
-from analysis.content import Block, Material, Picture, Section, Table, Text, number
+from analysis.content import Block, Picture, Section, Table, Text, number
+from analysis.figures import optimizers as figures
 from analysis.load import Results
 from analysis.optimizers import of_study
-from experiments import Claim, Experiment, Finding, Ruling, undecided
-from harness import statistics
+from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from harness.judge import statistics
 
 SAME = 1e-9  # relative, of a loss after 72 float64 steps: the gate of L0 on trajectories
 APART = 1e-2  # what another learning rate must change it by, for the comparison to mean anything
@@ -74,7 +74,7 @@ def against_true_batch(results: Results) -> pd.DataFrame:
 # Rules -------------------------------------------------------------------------------------------------------------------------
 
 
-def rate_has_to_be_raised(results: Results) -> Finding:
+def rate_has_to_be_raised(results: Results) -> ClaimResult:
     """C4: never against the true batch; against the small batch as much as the best rates differ."""
     pairs, rows = against_true_batch(results), trained(results)
     same, other = pairs[pairs["factor"].round(6) == 1], pairs[pairs["factor"] > 1.5]
@@ -87,7 +87,7 @@ def rate_has_to_be_raised(results: Results) -> Finding:
     words = ", ".join(f"{name} {ratio:g}" for name, ratio in ratios.items())
     step = batch_ratio(rows)
     raised = max(ratios.values()) > 1
-    return Finding(
+    return ClaimResult(
         verdict=Ruling.confirmed if worst > SAME else Ruling.conditional if raised else Ruling.refuted,
         measured=worst,
         threshold=f"≤ {SAME:.0e} at the unchanged rate; must differ by ≥ {APART:g} at others",
@@ -108,7 +108,7 @@ def batch_ratio(rows: pd.DataFrame) -> float:
     return float(rows["batch"].max() / rows["batch"].min())
 
 
-def linear_scaling_is_stable(results: Results) -> Finding:
+def linear_scaling_is_stable(results: Results) -> ClaimResult:
     """C5: the training loss under linear scaling, over that at the batch's own best rate."""
     table = scaled(results)
     linear = table[table["rule"] == "linear"]
@@ -119,7 +119,7 @@ def linear_scaling_is_stable(results: Results) -> Finding:
         f"{row['optimizer']} at B = {row['batch']:g}: {', '.join(f'{rule} {_excess(table, row, rule)}' for rule in RULES)}"
         for row in linear.to_dict("records")
     )
-    return Finding(
+    return ClaimResult(
         verdict=Ruling.confirmed if stable.all() else Ruling.conditional if stable.any() else Ruling.refuted,
         measured=float(stable.mean()),
         threshold=f"share of cells within {STABLE:g} nats of the best rate's loss: 1",
@@ -133,7 +133,7 @@ def _excess(table: pd.DataFrame, row: Mapping[Hashable, object], rule: str) -> s
     return number(float(own["excess"].iloc[0])) if len(own) else "beyond the grid"
 
 
-def smoother_and_better(results: Results) -> Finding:
+def smoother_and_better(results: Results) -> ClaimResult:
     """C8: noise per step, and held-out loss at equal steps and at equal samples; each batch at its best rate."""
     rows = trained(results)
     if rows["batch"].nunique() < 2:
@@ -148,7 +148,7 @@ def smoother_and_better(results: Results) -> Finding:
         f"{number(row['samples_large'])} against {number(row['samples_small'])}"
         for row in table.to_dict("records")
     )
-    return Finding(
+    return ClaimResult(
         verdict=verdict,
         measured=float((table["noise_large"] / table["noise_small"]).max()),
         threshold="noise < 1 and lower loss at equal steps and at equal samples: confirmed",
@@ -170,7 +170,7 @@ def comparison(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(columns).reset_index()
 
 
-def generalisation(results: Results) -> Finding:
+def generalisation(results: Results) -> ClaimResult:
     """C9: held-out loss, and its gap to the training loss, of the largest batch less the smallest's, paired by seed."""
     differences = largest_less_smallest(trained(results))
     seeds = int(differences.groupby("optimizer").size().min()) if len(differences) else 0
@@ -187,7 +187,7 @@ def generalisation(results: Results) -> Finding:
         f"{number(gap.estimate)} ({number(gap.low)} to {number(gap.high)})"
         for name, (loss, gap) in each.items()
     )
-    return Finding(
+    return ClaimResult(
         verdict=Ruling.conditional if better or overfits else Ruling.refuted,
         measured=max(loss.estimate for loss, _ in each.values()),
         threshold="held-out loss below 0 (S4), or above 0 with a larger gap (S0); 95% intervals",

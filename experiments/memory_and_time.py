@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from analysis.content import Material, Picture, Section, Table, number
+from analysis.content import Picture, Section, Table, number
+from analysis.figures.memory import figure_cost_of_memory
 from analysis.load import Results
-from analysis.memory_figures import figure_cost_of_memory
-from experiments import Claim, Experiment, Finding, Ruling, undecided
+from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
 
 CLOSE = 0.02  # relative: what counts as the factor that a text gives
 NEGLIGIBLE = 0.05  # relative: what counts as no cost in time
@@ -21,13 +21,13 @@ def against_full(rows: pd.DataFrame, column: str, num: int) -> pd.Series:
     return (wide[1] / wide[num]).dropna() if {1, num} <= set(wide) else pd.Series(dtype=float)
 
 
-def falls_four_times(results: Results) -> Finding:
+def falls_four_times(results: Results) -> ClaimResult:
     """D1: memory of the full batch over that at N = 4."""
     factors = against_full(results.measurements, "total_bytes", 4)
     if factors.empty:
         return undecided("It takes trials with N = 4.", 0)
     reached = factors >= 4 * (1 - CLOSE)
-    return Finding(
+    return ClaimResult(
         verdict=Ruling.confirmed if reached.all() else Ruling.conditional if reached.any() else Ruling.refuted,
         measured=float(factors.median()),
         threshold="4 within 2%",
@@ -37,14 +37,14 @@ def falls_four_times(results: Results) -> Finding:
     )
 
 
-def activations_fall(results: Results) -> Finding:
+def activations_fall(results: Results) -> ClaimResult:
     """D2: activations of the full batch over those at N, divided by N, worst N of every trial."""
     rows = results.measurements
     worst = 0.0
     for num in sorted(set(rows["accumulation_steps"]) - {1}):
         factors = against_full(rows, "activation_bytes", num) / num
         worst = max(worst, float((factors - 1).abs().max()))
-    return Finding(
+    return ClaimResult(
         verdict=Ruling.confirmed if worst <= CLOSE else Ruling.refuted,
         measured=worst,
         threshold="activations at N = 1 over N times those at N, less 1: 0 within 2%",
@@ -53,14 +53,14 @@ def activations_fall(results: Results) -> Finding:
     )
 
 
-def cost_in_time(results: Results) -> Finding:
+def cost_in_time(results: Results) -> ClaimResult:
     """D6: seconds of a window at N over the full batch's."""
     rows = results.measurements
     cost = pd.concat([1 / against_full(rows, "seconds", num) for num in sorted(set(rows["accumulation_steps"]) - {1})])
     nums = sorted(set(rows["accumulation_steps"]) - {1})
     smallest = 1 / against_full(rows, "seconds", nums[0])
     largest = 1 / against_full(rows, "seconds", nums[-1])
-    return Finding(
+    return ClaimResult(
         verdict=Ruling.confirmed if (cost <= 1 + NEGLIGIBLE).all() else Ruling.conditional,
         measured=float(largest.median()),
         threshold=f"confirmed at 1 within {NEGLIGIBLE:.0%} at every N (S0); N (S3) or a little over 1 (S4) are conditions",

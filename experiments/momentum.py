@@ -7,13 +7,13 @@ from collections.abc import Iterable
 
 import pandas as pd
 
-from analysis import optimizer_figures as figures
 from analysis import optimizers
-from analysis.content import Material, Picture, Section, Table, Text, number
+from analysis.content import Picture, Section, Table, Text, number
+from analysis.figures import optimizers as figures
 from analysis.load import Results
 from analysis.optimizers import of_study
-from experiments import Claim, Experiment, Finding, Ruling, undecided
-from harness import statistics
+from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from harness.judge import statistics
 
 # Float64 trajectories of correct code differ by a few 1e-15 (docs/equivalence.md), faults by 1e-3 and more: the gate of L0 and,
 # nine decades above it, what has to be visible for the comparison to mean anything.
@@ -29,7 +29,7 @@ LEAST_SEEDS = 5  # of the comparison of Adam's beta2
 # Rules -------------------------------------------------------------------------------------------------------------------------
 
 
-def states_evolve_otherwise(results: Results) -> Finding:
+def states_evolve_otherwise(results: Results) -> ClaimResult:
     """C3: optimizer state and weights of every accumulated arm after 200 steps, beside arms that have to differ."""
     rows = long_runs(results)
     right = rows[rows["arm"] == "accumulated"]
@@ -41,7 +41,7 @@ def states_evolve_otherwise(results: Results) -> Finding:
     least = _least_apart(pd.concat([small, fault]))
     if not least >= APART:
         return undecided("An arm that has to differ did not: the comparison could not have seen it.", len(right))
-    return Finding(
+    return ClaimResult(
         verdict=Ruling.refuted if worst <= SAME else Ruling.confirmed,
         measured=worst,
         threshold=f"≤ {SAME:.0e}; must differ by ≥ {APART:.0e}",
@@ -82,7 +82,7 @@ def _plain(rows: pd.DataFrame) -> pd.Series[bool]:
     return (rows["norm"] != "batch") & (rows["dropout"] == 0)
 
 
-def older_micro_batches(results: Results) -> Finding:
+def older_micro_batches(results: Results) -> ClaimResult:
     """C1: no order inside the window is felt, and every micro-batch of a window has the same weight in the momentum."""
     reordered, small = _orders(results)
     reordered, small = reordered[_plain(reordered)], small[_plain(small)]
@@ -96,7 +96,7 @@ def older_micro_batches(results: Results) -> Finding:
         return undecided("Small steps in another order have to differ and did not.", len(momentum))
     cost = float((momentum["loss"] / momentum["loss_against"] - 1).abs().max())
     stale = max(worst, float(spread.max()))
-    return Finding(
+    return ClaimResult(
         verdict=Ruling.refuted if stale <= SAME else Ruling.confirmed,
         measured=stale,
         threshold=f"≤ {SAME:.0e}; must differ by ≥ {APART:.0e}",
@@ -108,7 +108,7 @@ def older_micro_batches(results: Results) -> Finding:
     )
 
 
-def coupled_in_time(results: Results) -> Finding:
+def coupled_in_time(results: Results) -> ClaimResult:
     """C2: only what is carried from one forward to the next couples micro-batches: running statistics, random draws."""
     reordered, small = _orders(results)
     free, bound = reordered[_plain(reordered)], reordered[~_plain(reordered)]
@@ -121,7 +121,7 @@ def coupled_in_time(results: Results) -> Finding:
     gradients = _largest(batch_norm, ("gradient_error",))
     buffers, draws = float(batch_norm["buffer_error_now"].min()), float(dropout["gradient_error"].min())
     apart = buffers >= APART and draws >= APART
-    return Finding(
+    return ClaimResult(
         verdict=Ruling.confirmed if worst > SAME else Ruling.conditional if apart else Ruling.refuted,
         measured=worst,
         threshold=f"≤ {SAME:.0e} where nothing is carried over",
@@ -132,7 +132,7 @@ def coupled_in_time(results: Results) -> Finding:
     )
 
 
-def memory_in_samples(results: Results) -> Finding:
+def memory_in_samples(results: Results) -> ClaimResult:
     """C10: half-lives in samples, the path of the weights under matched memory, and (where run) Adam's beta2 at small b."""
     lives = optimizers.half_lives(of_study(results, "optimizer_memory"))
     paths = optimizers.path_ratios(of_study(results, "optimizer_states"), ORDERED)
@@ -152,7 +152,7 @@ def memory_in_samples(results: Results) -> Finding:
     adam = beta2_differences(results)
     sentences += _beta2_in_words(adam)
     holds = error <= HALF_LIFE_ERROR and off <= HALF_LIFE_ERROR and nearest >= CLOSER
-    return Finding(
+    return ClaimResult(
         verdict=Ruling.confirmed if holds else Ruling.refuted if nearest < 1 else Ruling.conditional,
         measured=nearest,
         threshold=f"≥ {CLOSER:g} times nearer; half-lives within {HALF_LIFE_ERROR:.0e}",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis import normalisation_figures, tables
-from analysis.content import Material, Picture, Section, Table, Text, number, share
+from analysis import tables
+from analysis.content import Picture, Section, Table, Text, number, share
+from analysis.figures import normalisation as normalisation_figures
 from analysis.load import Results
-from experiments import Claim, Experiment, Finding, Ruling, undecided
-from harness.verdict import ALGEBRA_GATE
+from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from harness.judge.verdict import ALGEBRA_GATE
 
 UNDIVIDED, DIVIDED_BY_N, BY_FULL_N = "loss_not_divided", "mean_of_means", "short_window_divided_by_n"
 FAULTS = {
@@ -28,7 +29,7 @@ def _accumulated(arms: pd.DataFrame) -> pd.DataFrame:
     return arms[arms["arm"] == "accumulated"]
 
 
-def undivided_loop(results: Results) -> Finding:
+def undivided_loop(results: Results) -> ClaimResult:
     """A4: the sum of mean losses gives N times the gradient, under every optimizer."""
     arms = results.arms[~results.arms["unequal_terms"]]
     wrong, right = arms[arms["arm"] == UNDIVIDED], _accumulated(arms)
@@ -41,7 +42,7 @@ def undivided_loop(results: Results) -> Finding:
     hidden = few.groupby("optimizer")["final_distance"].median()
     moved = ", ".join(f"{number(hidden[name])} under {name}" for name in tables.OPTIMIZERS if name in hidden)
     refuted = parted.all() and off <= SCALE_TOLERANCE
-    return Finding(
+    return ClaimResult(
         verdict=Ruling.refuted if refuted else Ruling.confirmed if same.all() else Ruling.conditional,
         measured=off,
         threshold=f"|scale / N - 1| ≤ {SCALE_TOLERANCE:.0e}",
@@ -52,7 +53,7 @@ def undivided_loop(results: Results) -> Finding:
     )
 
 
-def divided_by_n(results: Results) -> Finding:
+def divided_by_n(results: Results) -> ClaimResult:
     """A9: exact with equal weights and full windows, wrong with unequal weights or a short window."""
     arms = results.arms
     by_n, short = arms[arms["arm"] == DIVIDED_BY_N], arms[(arms["arm"] == BY_FULL_N) & (arms["short_windows"] > 0)]
@@ -64,7 +65,7 @@ def divided_by_n(results: Results) -> Finding:
         return undecided("A correct arm is not equivalent, so that nothing can be said of the others.", len(even) + len(uneven))
     same, parted = even["verdict"].eq("equivalent"), uneven["verdict"].eq("different")
     least = uneven["gradient_error"]
-    return Finding(
+    return ClaimResult(
         verdict=Ruling.refuted if not same.all() else Ruling.conditional if parted.any() else Ruling.confirmed,
         measured=float(least.min()),
         threshold=f"> {ALGEBRA_GATE:.0e} with unequal weights or short windows, ≤ with neither",
@@ -75,7 +76,7 @@ def divided_by_n(results: Results) -> Finding:
     )
 
 
-def loop_over_the_loader(results: Results) -> Finding:
+def loop_over_the_loader(results: Results) -> ClaimResult:
     """A10: steps missed, samples leaked into the next epoch or dropped, where the epoch does not end with a window."""
     rows = results.study("epoch_tail", ("tail_samples",))
     tails, none = rows[rows["tail_samples"] > 0], rows[rows["tail_samples"] == 0]
@@ -87,7 +88,7 @@ def loop_over_the_loader(results: Results) -> Finding:
     if not mended.all() or (none["gradient_error"] > ALGEBRA_GATE).any():
         return undecided("The complete loop, or one over an epoch without remainder, is not exact.", len(rows))
     one = written.iloc[0]
-    return Finding(
+    return ClaimResult(
         verdict=Ruling.refuted if lost.all() else Ruling.confirmed if not lost.any() else Ruling.conditional,
         measured=float(written["gradient_error"].median()),
         threshold=f"≤ {ALGEBRA_GATE:.0e}",
@@ -98,7 +99,7 @@ def loop_over_the_loader(results: Results) -> Finding:
     )
 
 
-def update_over_n(results: Results) -> Finding:
+def update_over_n(results: Results) -> ClaimResult:
     """A16: the first update over N at a fixed micro-batch, divided and not."""
     rows = results.study("update_size")
     own = rows.set_index(["trial", "optimizer", "accumulation_steps", "arm"])["first_update"].unstack()
@@ -111,7 +112,7 @@ def update_over_n(results: Results) -> Finding:
     ratios = [frame[UNDIVIDED] / frame["accumulated"] for frame in (plain, adam)]
     times_n = ((ratios[0] / plain["accumulation_steps"] - 1).abs() <= EXACT).all()
     hidden, steady = ((ratios[1] - 1).abs() <= ADAM_TOLERANCE).all(), (growth <= GROWTH).all()
-    return Finding(
+    return ClaimResult(
         verdict=Ruling.confirmed if not steady else Ruling.conditional if times_n and hidden else Ruling.refuted,
         measured=float(growth.max()),
         threshold=f"≤ {GROWTH:g} times the update of one micro-batch, up to N = {int(own['accumulation_steps'].max())}",

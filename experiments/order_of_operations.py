@@ -7,11 +7,12 @@ from functools import partial
 
 import pandas as pd
 
-from analysis import faults, order_figures
-from analysis.content import Material, Picture, Section, Table, Text, number, share
+from analysis import faults
+from analysis.content import Picture, Section, Table, Text, number, share
+from analysis.figures import order as order_figures
 from analysis.load import Results
-from experiments import Claim, Experiment, Finding, Ruling, undecided
-from harness.verdict import ALGEBRA_GATE, TRAJECTORY_GATE
+from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from harness.judge.verdict import ALGEBRA_GATE, TRAJECTORY_GATE
 
 GATE = f"> {ALGEBRA_GATE:.0e}; correct arms ≤"
 WRONG = {
@@ -31,7 +32,7 @@ SMALL_PRINT = (
 )
 
 
-def once_per_window(names: tuple[str, ...], meaning: str, results: Results) -> Finding:
+def once_per_window(names: tuple[str, ...], meaning: str, results: Results) -> ClaimResult:
     """Confirmed when the correct arm is equivalent and every arm that does it otherwise is different."""
     arms = results.arms
     wrong = arms[arms["arm"].isin(names) & arms["changes"]]
@@ -41,13 +42,13 @@ def once_per_window(names: tuple[str, ...], meaning: str, results: Results) -> F
     return _judged(wrong, right, meaning)
 
 
-def _judged(wrong: pd.DataFrame, right: pd.DataFrame, meaning: str) -> Finding:
+def _judged(wrong: pd.DataFrame, right: pd.DataFrame, meaning: str) -> ClaimResult:
     if right.empty or right["verdict"].ne("equivalent").any():
         return undecided("A correct arm is not equivalent, so that nothing can be said of the others.", len(wrong))
     parted = wrong["verdict"].eq("different")
     named = [arm in faults.causes_of(cause) for arm, cause in zip(wrong["arm"], wrong["cause"], strict=True)]
     gap = wrong[["algebra_error", "trajectory_error"]].max(axis=1)
-    return Finding(
+    return ClaimResult(
         verdict=Ruling.confirmed if parted.all() else Ruling.refuted if not parted.any() else Ruling.conditional,
         measured=float(gap.min()),
         threshold=GATE,
@@ -58,7 +59,7 @@ def _judged(wrong: pd.DataFrame, right: pd.DataFrame, meaning: str) -> Finding:
     )
 
 
-def clip_afterwards(results: Results) -> Finding:
+def clip_afterwards(results: Results) -> ClaimResult:
     """A13: with clipping off and active, and with a loss scaler."""
     arms = results.arms
     right = arms[arms["arm"] == "accumulated"]
@@ -70,7 +71,7 @@ def clip_afterwards(results: Results) -> Finding:
     return once_per_window(("clip_per_micro_batch", "clip_before_unscale"), meaning, results)
 
 
-def threshold(results: Results) -> Finding:
+def threshold(results: Results) -> ClaimResult:
     """A14: which threshold clips as the full batch is clipped, for averaged and for summed gradients."""
     rows = _of(results, "clipping_threshold")
     if rows.empty:
@@ -84,7 +85,7 @@ def threshold(results: Results) -> Finding:
     # Where it clips, a sum under the old threshold is the full batch's own clipped gradient; where it does not, it is neither.
     breaks = (least[rows["threshold"] == "not_clipped"] > ADJUSTED).all()
     bound = moved and needs_n and breaks
-    return Finding(
+    return ClaimResult(
         verdict=Ruling.confirmed if not unchanged else Ruling.conditional if bound else Ruling.refuted,
         measured=float(rows.loc[averaged & same, "error"].max()),
         threshold=f"≤ {ALGEBRA_GATE:.0e} with the threshold unchanged",
@@ -95,7 +96,7 @@ def threshold(results: Results) -> Finding:
     )
 
 
-def checkpoints(results: Results) -> Finding:
+def checkpoints(results: Results) -> ClaimResult:
     """A15: bitwise, at the boundary and inside a window."""
     rows = _of(results, "resumption")
     same: dict[str, list[bool]] = {str(arm): own.tolist() for arm, own in rows.groupby("arm")["identical"]} if len(rows) else {}
@@ -106,7 +107,7 @@ def checkpoints(results: Results) -> Finding:
     belong = never and all(same["at_boundary"])
     lost = rows.loc[rows["arm"] == "in_window", "distance"]
     counts = {name: share(sum(own), len(own)) for name, own in same.items()}
-    return Finding(
+    return ClaimResult(
         verdict=Ruling.refuted if not belong else Ruling.conditional if saved else Ruling.confirmed,
         measured=float(lost.min()),
         threshold="0, bit by bit",
@@ -122,7 +123,7 @@ def _of(results: Results, study: str) -> pd.DataFrame:
     return rows[rows["study"] == study].reset_index(drop=True) if "study" in rows else rows
 
 
-def claim(name: str, rule: str, decide: Callable[[Results], Finding], expects: Ruling = Ruling.confirmed) -> Claim:
+def claim(name: str, rule: str, decide: Callable[[Results], ClaimResult], expects: Ruling = Ruling.confirmed) -> Claim:
     return Claim(id=name, expects=expects, rule=rule, decide=decide)
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis import precision_figures, tables
-from analysis.content import Block, Material, Picture, Section, Table, Text, number, share
+from analysis import tables
+from analysis.content import Block, Picture, Section, Table, Text, number, share
+from analysis.figures import precision as precision_figures
 from analysis.load import Results
-from experiments import Claim, Experiment, Finding, Ruling, undecided
-from harness.statistics import equivalence_p, mean_interval
-from harness.verdict import ALGEBRA_GATE, ROUNDING_GATE
+from analysis.precision import NOTICEABLE, errors, growth, scaling
+from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from harness.judge.statistics import equivalence_p, mean_interval
+from harness.judge.verdict import ALGEBRA_GATE, ROUNDING_GATE
 
 SMALL = 2  # samples: the claim speaks of micro-batches of 1 or 2
-NOTICEABLE = 10.0  # times the full batch's own rounding: one decimal digit is lost
 GROWTH = 2.0  # of a 16-bit accumulator's error from the smallest N to the largest: independent roundings give sqrt(N)
-FLOAT16_ERROR = 0.05  # relative, of one gradient under float16 autocast, in which a rounding can flip a ReLU
 SIXTEEN = ("float16", "bfloat16")
 MARGIN = 0.01  # of accuracy: one point of a hundred, three images of the 297 held out
 LEVEL = tables.LEVEL
@@ -24,12 +24,7 @@ FEWEST_SEEDS = 3
 # E1 ----------------------------------------------------------------------------------------------------------------------------
 
 
-def errors(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the study `accumulators` that hold errors."""
-    return rows[rows["quantity"] == "error"] if "quantity" in rows else rows.iloc[:0]
-
-
-def small_micro_batches(results: Results) -> Finding:
+def small_micro_batches(results: Results) -> ClaimResult:
     """E1 with the forward in float32: error over the full batch's own at micro-batches of 1 or 2, by accumulator."""
     rows = errors(results.measurements)
     rows = rows[rows["precision"] == "float32"] if len(rows) else rows
@@ -41,7 +36,7 @@ def small_micro_batches(results: Results) -> Finding:
     grown = growth(rows[rows["accumulator"].isin(SIXTEEN)])
     dirty = bool((narrow["low"] >= NOTICEABLE).all()) and bool((grown >= GROWTH).all())
     worst = {name: own["arm_error"].max() for name, own in small.groupby("accumulator")}
-    return Finding(
+    return ClaimResult(
         verdict=Ruling.conditional if clean and dirty else Ruling.refuted if clean else Ruling.confirmed,
         measured=float(wide["ratio"].max()),
         threshold=f"error over the full batch's own, accumulators in float32: ≤ {NOTICEABLE:g}; in 16 bits above it",
@@ -53,33 +48,10 @@ def small_micro_batches(results: Results) -> Finding:
     )
 
 
-def growth(rows: pd.DataFrame) -> pd.Series[float]:
-    """Error at the largest N over that at the smallest N above 1, of each trial and accumulator."""
-    split = rows[rows["accumulation_steps"] > 1].sort_values("accumulation_steps")
-    ends = split.groupby(["trial", "accumulator"])["arm_error"].agg(["first", "last"])
-    return ends["last"] / ends["first"]
-
-
 # E2 ----------------------------------------------------------------------------------------------------------------------------
 
 
-def scaling(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the study `loss_scaling`, with `right`: both healthy windows `exact`, the one that overflows skipped `once`.
-
-    In float64 exact is exact. In float16 the full batch's own error may be as large as a flipped ReLU makes it: there an error is
-    too large above FLOAT16_ERROR and above NOTICEABLE times the full batch's.
-    """
-    own = rows[rows["study"] == "loss_scaling"]
-    exact = (own["steps"] == 1) & (own["steps_after"] == 1)
-    for error in ("error", "error_after"):
-        of_full = own[error].where(own["arm"] == "full").groupby([own["trial"], own["width"]]).transform("max").fillna(0.0)
-        rough = (NOTICEABLE * of_full).clip(lower=FLOAT16_ERROR)
-        exact &= own[error] <= rough.where(own["width"] == "float16", ALGEBRA_GATE)
-    skipped = (own["steps_when_hit"] == 0) & (own["scale_factor"] == 0.5) & ~own["moved"].astype(bool)
-    return own.assign(exact=exact, once=skipped, right=exact & skipped)
-
-
-def scaling_works(results: Results) -> Finding:
+def scaling_works(results: Results) -> ClaimResult:
     """E2: every accumulated arm right as the full batch is, every wrong order not."""
     if not {"study", "scale_factor"} <= set(results.measurements):
         return undecided("It takes trials of loss scaling.", 0)
@@ -91,7 +63,7 @@ def scaling_works(results: Results) -> Finding:
     works, tells = bool(good["right"].all()), not bool(wrong["right"].any())
     exact = accumulated[accumulated["width"] == "float64"]
     verdict = Ruling.confirmed if works and tells else Ruling.refuted if not accumulated["right"].any() else Ruling.conditional
-    return Finding(
+    return ClaimResult(
         verdict=verdict,
         measured=max(exact["error"].max(), exact["error_after"].max()),
         threshold=f"error ≤ {ALGEBRA_GATE:.0e} in float64; a window that overflows: no step, scale halved once",
@@ -130,7 +102,7 @@ def accuracy(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
-def mixed_precision(results: Results) -> Finding:
+def mixed_precision(results: Results) -> ClaimResult:
     """E3: rounding of accumulated over full in 16 bits (L1), and accuracy over seeds within MARGIN (L4)."""
     rows = results.measurements
     rounded = errors(rows)
@@ -142,7 +114,7 @@ def mixed_precision(results: Results) -> Finding:
     close, apart = bool((cells["tost_p"] < LEVEL).all()), bool(((cells["low"] > MARGIN) | (cells["high"] < -MARGIN)).any())
     farthest = cells.sort_values("mean", key=abs).iloc[-1]
     verdict = Ruling.confirmed if no_rougher and close else Ruling.refuted if apart else Ruling.conditional
-    return Finding(
+    return ClaimResult(
         verdict=verdict,
         measured=float(farthest["mean"]),
         threshold=f"accuracy within ±{MARGIN:g} (TOST, 5%), error ratio ≤ {ROUNDING_GATE:g}",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from analysis.content import Material, Section, Table, Text, number
+from analysis.content import Section, Table, Text, number
 from analysis.load import Results
-from experiments import Claim, Experiment, Finding, Ruling, undecided
-from harness.verdict import ALGEBRA_GATE
+from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from harness.judge.verdict import ALGEBRA_GATE
 
 DIFFERS = 0.01  # relative distance of two gradients: rounding is fourteen decades below
 SPREAD = 0.1  # of the mean ratio of spreads around 1; 200 draws know a spread to a few per cent
@@ -13,7 +13,7 @@ SHIFT = 2.0  # of the standardised difference of means, which is 1 where the mea
 FEWEST_DRAWS = 200
 
 
-def single_runs_differ(results: Results) -> Finding:
+def single_runs_differ(results: Results) -> ClaimResult:
     """B6: single runs with the loop's masks, their law, and masks that belong to samples."""
     rows = results.measurements
     if rows["draws"].min() < FEWEST_DRAWS or rows["trial"].nunique() < 2 or rows["dropout_layers"].nunique() < 2:
@@ -33,7 +33,7 @@ def single_runs_differ(results: Results) -> Finding:
     exact = bool((remedy["largest_distance"] <= ALGEBRA_GATE).all())
     everywhere, somewhere = apart[True].all() and apart[False].all(), apart[True].any() or apart[False].any()
     verdict = Ruling.refuted if not somewhere else Ruling.confirmed if everywhere and in_law and exact else Ruling.conditional
-    return Finding(
+    return ClaimResult(
         verdict=verdict,
         measured=several,
         threshold=f"distance > {DIFFERS:g}; spread within {SPREAD:.0%}, means ≤ {SHIFT:g}; remedy ≤ {ALGEBRA_GATE:.0e}",

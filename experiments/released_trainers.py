@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pandas as pd
 
 from analysis.audits import released_trainers
-from analysis.content import Material, Section
+from analysis.content import Section
 from analysis.load import Results
-from experiments import Claim, Experiment, Finding, Ruling, undecided
+from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
 
 
 def of(results: Results, *frameworks: str) -> pd.DataFrame:
@@ -18,17 +18,17 @@ def of(results: Results, *frameworks: str) -> pd.DataFrame:
     return audits[audits["name"].isin(frameworks) & audits["verdict"].isin(["equivalent", "different", "degraded"])]
 
 
-def handles(*frameworks: str, remark: str = "") -> Callable[[Results], Finding]:
+def handles(*frameworks: str, remark: str = "") -> Callable[[Results], ClaimResult]:
     """The rule of G1 to G3: confirmed when all audited settings are equivalent, refuted when none is, else conditional."""
 
-    def decide(results: Results) -> Finding:
+    def decide(results: Results) -> ClaimResult:
         arms = of(results, *frameworks)
         if arms["function"].nunique() < 2:
             return undecided(f"It takes the audits of {', '.join(frameworks)}: make audit-<name>.", len(arms))
         right = arms["verdict"].eq("equivalent")
         share = float(right.mean())
         verdict = Ruling.confirmed if share == 1 else Ruling.refuted if share == 0 else Ruling.conditional
-        return Finding(
+        return ClaimResult(
             verdict=verdict,
             measured=share,
             threshold="share of arms that are equivalent: 1",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.content import Material, Section, Table, Text, number, share
+from analysis.content import Section, Table, Text, number, share
 from analysis.load import Results
-from experiments import Claim, Experiment, Finding, Ruling, undecided
-from harness.verdict import ALGEBRA_GATE, TRAJECTORY_GATE
+from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from harness.judge.verdict import ALGEBRA_GATE, TRAJECTORY_GATE
 
 # One synchronisation per window, and the same one after every micro-batch.
 PAIRS = {"mean_of_scaled": "mean_every_micro_batch", "ddp": "ddp_every_backward"}
@@ -26,7 +26,7 @@ WORDS = {
 }
 
 
-def synchronised_once(results: Results) -> Finding:
+def synchronised_once(results: Results) -> ClaimResult:
     """D10: what is synchronised takes the window's step, with equal and unequal terms; what is not does not, and is named."""
     rows = results.measurements
     right, wrong = _parted(rows)
@@ -35,7 +35,7 @@ def synchronised_once(results: Results) -> Finding:
     exact = _exact(right)
     different = wrong["gradient_error"] > ALGEBRA_GATE
     named = wrong["cause"] == wrong["expected"]
-    return Finding(
+    return ClaimResult(
         verdict=Ruling.refuted
         if not (exact.all() and different.all())
         else Ruling.confirmed
@@ -66,7 +66,7 @@ def wire_ratios(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(pairs, ignore_index=True).dropna()
 
 
-def communication(results: Results) -> Finding:
+def communication(results: Results) -> ClaimResult:
     """D9: N times against synchronising every micro-batch, nothing against the true batch on the same ranks."""
     rows = results.measurements
     if not ({*PAIRS, *PAIRS.values()} <= set(rows["arm"]) and {1} < set(rows["accumulation_steps"])):
@@ -75,7 +75,7 @@ def communication(results: Results) -> Finding:
     by_n = (ratios["every"] == ratios["accumulation_steps"]).all()
     nothing = (ratios["true_batch"] == 1).all()
     numbers = ", ".join(str(n) for n in sorted(set(ratios["accumulation_steps"])))
-    return Finding(
+    return ClaimResult(
         verdict=Ruling.confirmed
         if (ratios["true_batch"] >= 4).all()
         else Ruling.conditional

@@ -6,10 +6,11 @@ import math
 
 import pandas as pd
 
-from analysis import fault_figures, faults, tables
-from analysis.content import Material, Picture, Section, Table, number, share
+from analysis import faults, tables
+from analysis.content import Picture, Section, Table, number, share
+from analysis.figures import faults as fault_figures
+from analysis.question import Answer, Experiment, Material
 from analysis.rates import Rate, percent
-from experiments import Answer, Experiment
 
 WANTED = 0.95  # share that has to be found
 ENOUGH = 20  # trials of every size: fewer cannot tell 95% from much less

@@ -2,7 +2,7 @@
 
 import sys
 
-from harness.child import forkserver_at_work
+from harness.sweep.child import forkserver_at_work
 
 
 def main() -> int:

@@ -92,10 +92,10 @@ def take_windows(config: TrialConfig, micro_batch: int) -> None:
     """Train on windows of B samples in micro-batches of b."""
     import torch
 
-    from harness.determinism import choose_device, deterministic
-    from harness.lock_step import Setting
-    from harness.micro_batch import Even
-    from harness.recipe import Recipe, take_step
+    from harness.measure.lock_step import Setting
+    from harness.recipes.determinism import choose_device, deterministic
+    from harness.recipes.micro_batch import Even
+    from harness.recipes.recipe import Recipe, take_step
 
     size = config.effective_batch
     recipe = Recipe(accumulation_steps=size // micro_batch, split=Even(micro_batch))
@@ -122,12 +122,12 @@ def measure(config: TrialConfig) -> tuple[float, float]:
     """(M_s, a) in bytes, from one step each at two micro-batches."""
     from itertools import islice
 
-    from harness import memory
     from harness.config import LastWindow
-    from harness.determinism import choose_device, deterministic
-    from harness.lock_step import Setting
-    from harness.micro_batch import Even, windows
-    from harness.recipe import Recipe
+    from harness.measure import memory
+    from harness.measure.lock_step import Setting
+    from harness.recipes.determinism import choose_device, deterministic
+    from harness.recipes.micro_batch import Even, windows
+    from harness.recipes.recipe import Recipe
 
     with deterministic():
         setting = Setting(config, choose_device(config.device))

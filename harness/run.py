@@ -30,8 +30,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from harness import experiment
 from harness.config import ConfigError, HarnessConfig, TrialConfig, validate
+from harness.sweep import experiment
 
 BAD_INPUT = 2  # exit code, as argparse has it
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness import sweeps
-from harness.progress import clock
-from harness.store import State, Status, Store
+from harness.results import sweeps
+from harness.results.store import State, Status, Store
+from harness.sweep.progress import clock
 
 MOST_FAILURES = 10  # that are listed
 WAITING = "waiting"  # asked for, and not begun

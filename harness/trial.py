@@ -13,19 +13,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness import algebra, noise_scale, poison, precision, rounding
-from harness.ablation import attribute
-from harness.algebra import AlgebraResult
-from harness.by_hand import Loop, by_hand
 from harness.config import ConfigError, Execution, Split, TrialConfig, identity, validate
-from harness.determinism import choose_device, deterministic
-from harness.environment import describe
-from harness.lock_step import REFERENCE, ExactGradient, LockStep, Setting
-from harness.micro_batch import Even, Ragged, SplitPlan, hash_seed, windows
-from harness.oracle import clipped, snapshot
-from harness.poison import PoisonedWindow
-from harness.recipe import Arm, Recipe
-from harness.verdict import Evidence, Outcome, Rounding, Trajectory, judge
+from harness.judge.verdict import Evidence, Outcome, Rounding, Trajectory, judge
+from harness.measure import algebra, noise_scale, poison, rounding
+from harness.measure.ablation import attribute
+from harness.measure.algebra import AlgebraResult
+from harness.measure.environment import describe
+from harness.measure.lock_step import REFERENCE, ExactGradient, LockStep, Setting
+from harness.measure.poison import PoisonedWindow
+from harness.recipes import precision
+from harness.recipes.determinism import choose_device, deterministic
+from harness.recipes.hand_written import Loop, by_hand
+from harness.recipes.micro_batch import Even, Ragged, SplitPlan, hash_seed, windows
+from harness.recipes.recipe import Arm, Recipe
+from harness.referee.oracle import clipped, snapshot
 from harness.workloads import Batch
 from harness.workloads.build import smallest_micro_batch
 

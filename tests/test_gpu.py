@@ -21,9 +21,9 @@ from harness.config import (
     TrialConfig,
     WorkloadConfig,
 )
-from harness.determinism import choose_device, deterministic
-from harness.lock_step import REFERENCE, LockStep, Setting
-from harness.micro_batch import windows
+from harness.measure.lock_step import REFERENCE, LockStep, Setting
+from harness.recipes.determinism import choose_device, deterministic
+from harness.recipes.micro_batch import windows
 from harness.trial import full_batch, run_trial, standard_candidates
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

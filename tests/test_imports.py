@@ -1,94 +1,135 @@
-"""Imports go one way: a module may import from its own level's lower neighbours and from levels below, never upwards."""
+"""Walls between the rooms (the folders of the tree), followed through every import, and no circle anywhere."""
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-LEVELS = [
-    {"config", "preloaded", "workers"},
-    {"environment", "workloads", "micro_batch", "precision", "determinism", "gradients", "resampling", "diagnosis", "rows"},
-    {"statistics", "recipe", "oracle", "record", "tracking", "progress", "verdict", "two_pass", "execution"},
-    {"store", "sweeps", "causes", "faults", "by_hand", "remedies", "noise_scale", "sample_masks", "memory", "replicas"},
-    {"lock_step"},
-    {"update", "ranks"},
-    {"probe"},
-    {"algebra", "rounding", "poison"},
-    {"ablation"},
-    {"trial", "audit"},
-    {"studies"},
-    {"child"},
-    {"experiment"},
-    {"run"},
-    {"__main__", "bench", "status", "plan"},
-]
-LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
-WITHOUT_TORCH = {
-    "config",
-    "resampling",
-    "statistics",
-    "diagnosis",
-    "verdict",
-    "store",
-    "tracking",
-    "run",
-    "__main__",
-    "experiment",
+OURS = ("harness", "analysis", "experiments", "hydra_plugins")
+TRAINERS = "experiments.trainers"  # scripts for environments of their own
+
+WALLS = {  # room -> what none of its modules may reach, however many imports it takes
+    "harness": ("analysis", "experiments"),
+    "harness.referee": ("harness.recipes", "harness.measure", "torch.optim"),
+    "harness.judge": ("torch", "harness.measure"),
+    "harness.results": ("torch",),
+    "harness.audit": ("harness.recipes", "harness.measure", "harness.workloads"),
+    "harness.audit.compare": ("harness.audit.observe",),
+    "harness.audit.rules": ("harness.audit.observe", "torch"),
+    "harness.run": ("torch",),
+    "analysis": ("experiments", "torch"),
+    "experiments": ("torch", "harness.recipes", "harness.measure", "harness.trial"),
+}
+LAZY = {  # imported inside a function, when a trial is about to run: a wall ends there
+    ("harness.sweep.experiment", "torch"),
+    ("harness.sweep.experiment", "harness.studies"),
 }
 
 
-def module_imports(path: Path, *, top_only: bool = False) -> set[str]:
-    """Dotted names that a file imports; `top_only` leaves out imports inside functions and TYPE_CHECKING blocks."""
-    tree = ast.parse(path.read_text())
-    nodes = tree.body if top_only else list(ast.walk(tree))
-    found = set()
-    for node in nodes:
+def name_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def modules() -> Mapping[str, Path]:
+    paths = [path for folder in OURS for path in sorted((ROOT / folder).rglob("*.py"))]
+    return {name: path for path in paths if not (name := name_of(path)).startswith(TRAINERS)}
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    """Dotted names of modules, also those of imports inside functions and TYPE_CHECKING blocks."""
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return found
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module and not node.level, "imports are absolute"
+            inside = {f"{node.module}.{alias.name}" for alias in node.names}
+            yield from inside & modules().keys() or {node.module}
 
 
-def files(folder: str) -> list[Path]:
-    return sorted((ROOT / folder).rglob("*.py"))
+@cache
+def graph() -> Mapping[str, frozenset[str]]:
+    return {name: frozenset(imports(ast.parse(path.read_text()))) for name, path in modules().items()}
 
 
-@pytest.mark.parametrize("path", files("harness"), ids=lambda path: str(path.relative_to(ROOT)))
-def test_harness_imports_point_downwards(path: Path) -> None:
-    parts = path.relative_to(ROOT / "harness").with_suffix("").parts
-    own = parts[0]
-    if own == "__init__":
-        return
-    assert own in LEVEL, f"{path.name} has no level: add it to the table above"
-    for name in module_imports(path):
-        if name.startswith("harness.") and (other := name.split(".")[1]) in LEVEL and other != own:
-            assert LEVEL[other] < LEVEL[own], f"harness.{own} must not import harness.{other}"
-        assert not name.startswith(("analysis", "experiments")), f"{path.name} must not import {name}"
+def reached(name: str) -> dict[str, tuple[str, ...]]:
+    """Everything that a module reaches, and by which way."""
+    ways, waiting = {name: (name,)}, [name]
+    while waiting:
+        one = waiting.pop()
+        for other in graph().get(one, ()):
+            if other not in ways and (one, other) not in LAZY:
+                ways[other] = (*ways[one], other)
+                waiting.append(other)
+    return ways
 
 
-def test_the_oracle_knows_nothing_of_the_recipe() -> None:
-    assert not any("recipe" in name or "optim" in name for name in module_imports(ROOT / "harness" / "oracle.py"))
+def inside(names: Iterable[str], room: str) -> list[str]:
+    return [name for name in names if name == room or name.startswith(f"{room}.")]
 
 
-@pytest.mark.parametrize("name", sorted(WITHOUT_TORCH))
-def test_these_do_not_load_torch(name: str) -> None:
-    assert not any(n.split(".")[0] == "torch" for n in module_imports(ROOT / "harness" / f"{name}.py", top_only=True))
+def room_of(name: str) -> str:
+    """The folder of a module; where a folder has folders, its files are rooms by themselves."""
+    folder = name.rpartition(".")[0]
+    has_folders = any(other.startswith(f"{folder}.") and path.name == "__init__.py" for other, path in modules().items())
+    return name if has_folders or modules()[name].name == "__init__.py" else folder
 
 
-@pytest.mark.parametrize(
-    "path", files("analysis") + sorted((ROOT / "experiments").glob("*.py")), ids=lambda path: str(path.relative_to(ROOT))
-)
-def test_analysis_reads_results_and_never_trains(path: Path) -> None:
-    allowed = {"config", "resampling", "statistics", "diagnosis", "verdict", "record", "store", "tracking"}
-    for name in module_imports(path):
-        assert name.split(".")[0] != "torch"
-        assert not name.startswith("harness.") or name.split(".")[1] in allowed
+@pytest.mark.parametrize("room", WALLS)
+def test_walls(room: str) -> None:
+    behind = inside(modules(), room)
+    assert behind, f"there is no {room}"
+    for name in behind:
+        ways = reached(name)
+        for forbidden in WALLS[room]:
+            for found in inside(ways, forbidden):
+                pytest.fail(f"{room} must not reach {forbidden}: {' -> '.join(ways[found])}")
+
+
+def test_what_is_lazy_is_imported_inside_a_function() -> None:
+    for name, other in LAZY:
+        top = {found for node in ast.parse(modules()[name].read_text()).body for found in _top(node)}
+        assert other in graph()[name] and other not in top
+
+
+def _top(node: ast.AST) -> set[str]:
+    return set(imports(ast.Module([node], []))) if isinstance(node, (ast.Import, ast.ImportFrom)) else set()
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    order(graph())
+
+
+def test_no_room_imports_itself_through_others() -> None:
+    rooms: dict[str, set[str]] = {}
+    for name, others in graph().items():
+        rooms.setdefault(room_of(name), set()).update(room_of(other) for other in others if other in graph())
+    order({room: others - {room} for room, others in rooms.items()})
+
+
+def order(arrows: Mapping[str, Iterable[str]]) -> list[str]:
+    try:
+        return list(TopologicalSorter(arrows).static_order())
+    except CycleError as error:
+        pytest.fail("a circle: " + " -> ".join(error.args[1]))
 
 
 def test_only_tracking_knows_wandb() -> None:
-    users = [path.name for path in files("harness") if any(n.split(".")[0] == "wandb" for n in module_imports(path))]
-    assert users in (["tracking.py"], [])
+    users = {name for name, others in graph().items() if inside(others, "wandb")}
+    assert users == {"harness.results.tracking", "harness.bench.sweep_by_hand"}
+
+
+def test_the_walls_would_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A way through two rooms is found, and so is a circle."""
+    detour = {**graph(), "harness.judge.verdict": frozenset({"harness.referee.oracle"})}
+    monkeypatch.setattr(f"{__name__}.graph", lambda: detour)
+    assert reached("harness.judge.verdict")["torch"][1] == "harness.referee.oracle"
+    with pytest.raises(pytest.fail.Exception, match="a circle: "):
+        order({"a": {"b"}, "b": {"a"}})

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness import memory, plan
+from harness import plan
 from harness.config import ConfigError, Model, Norm, TrialConfig, WorkloadConfig
-from harness.lock_step import Setting
-from harness.micro_batch import Even
-from harness.recipe import Recipe
+from harness.measure import memory
+from harness.measure.lock_step import Setting
+from harness.recipes.micro_batch import Even
+from harness.recipes.recipe import Recipe
 
 
 def test_the_largest_divisor_that_fits() -> None:

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments import registered
-from harness import experiment, run
-from harness.child import Failure
+from analysis.question import registered
+from harness import run
 from harness.config import (
     HarnessConfig,
     Norm,
@@ -29,7 +28,9 @@ from harness.config import (
     TrackingMode,
     identity,
 )
-from harness.store import Store
+from harness.results.store import Store
+from harness.sweep import experiment
+from harness.sweep.child import Failure
 
 Command = Callable[..., tuple[int, list[HarnessConfig]]]
 

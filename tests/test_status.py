@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from harness import status, sweeps
-from harness.store import State, Store
+from harness import status
+from harness.results import sweeps
+from harness.results.store import State, Store
 
 # A process that claims a trial, says so, and holds it until its input ends.
 HOLD = """
 import sys
-from harness.store import Store
+from harness.results.store import Store
 with Store(sys.argv[1]).open_trial("sweep", sys.argv[2], {}) as writer:
     print("claimed", flush=True)
     sys.stdin.read()
@@ -25,7 +26,7 @@ with Store(sys.argv[1]).open_trial("sweep", sys.argv[2], {}) as writer:
 # A process that stores forty trials, each claimed by whoever comes first.
 RACE = """
 import sys
-from harness.store import Store, TrialTaken
+from harness.results.store import Store, TrialTaken
 store, done = Store(sys.argv[1]), 0
 for i in range(40):
     try:

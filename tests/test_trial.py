@@ -21,10 +21,10 @@ from harness.config import (
     TrialConfig,
     WorkloadConfig,
 )
-from harness.determinism import deterministic
-from harness.lock_step import Setting
-from harness.micro_batch import hash_seed, windows
-from harness.recipe import BOUNDARY, Recipe, clear, take_step, tick
+from harness.measure.lock_step import Setting
+from harness.recipes.determinism import deterministic
+from harness.recipes.micro_batch import hash_seed, windows
+from harness.recipes.recipe import BOUNDARY, Recipe, clear, take_step, tick
 from harness.trial import Candidate, Row, full_batch, permuted, run_trial, split_plan, standard_candidates
 
 ADAM = OptimizerConfig(name=OptimizerName.adam, lr=3e-3)

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from harness.config import OptimizerConfig, Precision, ScheduleConfig
-from harness.micro_batch import SplitPlan
-from harness.precision import make_scaler, parameter_dtype
-from harness.recipe import Arm, Recipe, make_optimizer, make_schedule
+from harness.recipes.micro_batch import SplitPlan
+from harness.recipes.precision import make_scaler, parameter_dtype
+from harness.recipes.recipe import Arm, Recipe, make_optimizer, make_schedule
 from harness.workloads import Batch, Workload
 
 CPU = torch.device("cpu")

@@ -12,10 +12,11 @@
 # Make the results first: `python -m harness +experiment=batchnorm` (`hydra.sweeper.size=quick` for a small part of them).
 
 # %%
-from analysis import batch_norm_figures, ledger, load
+from analysis import ledger, load
 from analysis.batch_norm import EXACT, exact_rows, expected_momentum
-from analysis.style import Shown
-from experiments import registered
+from analysis.figures import batch_norm as batch_norm_figures
+from analysis.figures.style import Shown
+from analysis.question import registered
 
 RESULTS = "results"
 results = load.read(RESULTS, "batchnorm")

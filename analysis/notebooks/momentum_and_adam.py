@@ -13,10 +13,11 @@
 # (`hydra.sweeper.size=quick` for a small part of them).
 
 # %%
-from analysis import ledger, load, optimizer_figures, optimizers
+from analysis import ledger, load, optimizers
+from analysis.figures import optimizers as optimizer_figures
+from analysis.figures.style import Shown
 from analysis.optimizers import of_study
-from analysis.style import Shown
-from experiments import registered
+from analysis.question import registered
 
 RESULTS = "results"
 results = load.read(RESULTS, "momentum")

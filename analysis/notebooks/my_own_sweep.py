@@ -19,9 +19,10 @@
 # %%
 from matplotlib.figure import Figure
 
-from analysis import load, style
-from analysis.style import Shown
-from harness import statistics
+from analysis import load
+from analysis.figures import style
+from analysis.figures.style import Shown
+from harness.judge import statistics
 
 RESULTS = "results"
 EXPERIMENT = "single"  # what a sweep without a name is called

@@ -12,9 +12,10 @@
 # Make the results first: `python -m harness +experiment=precision` (`hydra.sweeper.size=quick` for a small part of them).
 
 # %%
-from analysis import ledger, load, precision_figures
-from analysis.style import Shown
-from experiments import precision, registered
+from analysis import ledger, load, precision
+from analysis.figures import precision as precision_figures
+from analysis.figures.style import Shown
+from analysis.question import registered
 
 RESULTS = "results"
 results = load.read(RESULTS, "precision")

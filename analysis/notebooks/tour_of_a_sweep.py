@@ -12,9 +12,11 @@
 # Make the results first: `python -m harness +experiment=equivalence` (or `make report`).
 
 # %%
-from analysis import figures, load, style, tables
-from analysis.style import Shown
-from harness import statistics
+from analysis import load, tables
+from analysis.figures import common as figures
+from analysis.figures import style
+from analysis.figures.style import Shown
+from harness.judge import statistics
 
 RESULTS = "results"
 

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness.audit.observe.runs import load
 from harness.audit.released import record
-from harness.audit.runs import load
 from harness.audit.session import audit
 
 

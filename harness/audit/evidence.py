@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.diagnosis import UNEXPLAINED
+from harness.judge.diagnosis import UNEXPLAINED
 
 Vector = npt.NDArray[np.float64]
+overflow_is_expected = np.errstate(invalid="ignore", over="ignore")  # watched runs overflow, and are told about it elsewhere
 
 CAUSES = (  # the classes of fault, each with a section of docs/remedies.md
     "loss_not_divided",

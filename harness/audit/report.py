@@ -16,7 +16,7 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from harness.audit.comparison import Facts
+from harness.audit.compare.comparison import Facts
 from harness.audit.evidence import Finding
 
 WIDTH = 130

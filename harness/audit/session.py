@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from harness.audit.comparison import Facts, ShapeError, facts, rows, separated, stitched, terms
+from harness.audit.compare.comparison import Facts, ShapeError, facts, rows, separated, stitched, terms
+from harness.audit.compare.floors import Floor
+from harness.audit.compare.windows import distance
 from harness.audit.evidence import WATCH, Finding, Intervention, Run
-from harness.audit.findings import explain, first_of_each
-from harness.audit.floors import Floor
-from harness.audit.gradient_rules import SAME_ROW
-from harness.audit.live import KEPT
-from harness.audit.ranks import Ranks, disagreement, pooled
-from harness.audit.recorder import SHADOW_SEARCH
+from harness.audit.observe.live import KEPT
+from harness.audit.observe.ranks import Ranks, disagreement, pooled
+from harness.audit.observe.recorder import SHADOW_SEARCH
+from harness.audit.observe.runs import Job, Local, Train
 from harness.audit.report import ArmResult, Report
-from harness.audit.runs import Job, Local, Train
+from harness.audit.rules.findings import explain, first_of_each
+from harness.audit.rules.gradient_rules import SAME_ROW
 from harness.audit.visibility import hidden
-from harness.audit.windows import distance
-from harness.diagnosis import UNEXPLAINED
+from harness.judge.diagnosis import UNEXPLAINED
 
 COARSE = 1e-2  # a gate above this is not taken from runs that drift apart: steps are compared one by one
 REPEATED = 100.0  # roundings by which two runs with the same arguments may differ

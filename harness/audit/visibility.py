@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from harness.audit.compare.fits import emptied_at_last
 from harness.audit.evidence import Run, Step, Track
-from harness.audit.fits import emptied_at_last
 
 if TYPE_CHECKING:
     from harness.audit.report import ArmResult

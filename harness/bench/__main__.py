@@ -21,7 +21,7 @@ from harness.run import BadInput, compose_trial
 
 PARTS = {
     "overhead": "a trial against the same arms as bare loops",
-    "by_hand": "a sweep against a hand-written one (benchmarks/sweep_by_hand.py)",
+    "by_hand": "a sweep against a hand-written one (harness/bench/sweep_by_hand.py)",
     "scaling": "time over trials, N, parameters, tensors, workers",
     "stored": "store and report over 10, 1,000 and 10,000 trials",
     "startup": "--help, and one tiny trial from the shell",
@@ -79,9 +79,9 @@ def _write(path: Path, measures: Sequence[Measure]) -> None:
     import torch
 
     from harness.config import Device
-    from harness.determinism import choose_device
-    from harness.environment import describe
-    from harness.record import write_whole
+    from harness.measure.environment import describe
+    from harness.recipes.determinism import choose_device
+    from harness.results.record import write_whole
 
     taken = {measure.part for measure in measures}
     try:

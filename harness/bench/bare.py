@@ -8,9 +8,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from harness import precision
-from harness.lock_step import Setting
-from harness.recipe import Recipe
+from harness.measure.lock_step import Setting
+from harness.recipes import precision
+from harness.recipes.recipe import Recipe
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from harness.statistics import median_interval
+from harness.judge.statistics import median_interval
 
 TICKS = os.sysconf("SC_CLK_TCK")
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from harness.bench.cost import Spread
 from harness.bench.measure import Measure
 from harness.bench.scaling import SAMPLES, make_arm, wide
-from harness.lock_step import REFERENCE, LockStep
-from harness.recipe import Arm, take_step
+from harness.measure.lock_step import REFERENCE, LockStep
+from harness.recipes.recipe import Arm, take_step
 
 PART = "memory"
 ROUNDS = 5

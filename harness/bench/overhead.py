@@ -14,16 +14,17 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from harness import experiment, tracking
 from harness.bench.bare import bare_arms, one_thread
 from harness.bench.cost import Cost, alternate, of_call, ratios, seconds
 from harness.bench.measure import Measure
 from harness.config import Data, Device, HarnessConfig, Model, Norm, Precision, Split, TrialConfig, WorkloadConfig, to_dict
-from harness.determinism import choose_device, deterministic
-from harness.lock_step import REFERENCE, Setting
-from harness.micro_batch import windows
-from harness.recipe import Recipe
-from harness.store import Store
+from harness.measure.lock_step import REFERENCE, Setting
+from harness.recipes.determinism import choose_device, deterministic
+from harness.recipes.micro_batch import windows
+from harness.recipes.recipe import Recipe
+from harness.results import tracking
+from harness.results.store import Store
+from harness.sweep import experiment
 from harness.trial import full_batch, null_recipes, standard_candidates, train
 
 PART = "overhead"

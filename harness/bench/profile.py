@@ -28,9 +28,9 @@ ROUNDS = 3
 INTERVAL = 1e-3
 SMALLEST = 0.5  # percent; what takes less is summed up
 PHASES = {
-    ("harness.algebra", "measure"): "L0",
-    ("harness.rounding", "measure"): "L1",
-    ("harness.poison", "measure"): "poison",
+    ("harness.measure.algebra", "measure"): "L0",
+    ("harness.measure.rounding", "measure"): "L1",
+    ("harness.measure.poison", "measure"): "poison",
     ("harness.trial", "train"): "training",
 }
 # Inside the loop that is trained: which of its lines is at work.

@@ -16,10 +16,10 @@ from harness.bench.cost import Cost, Spread, alternate, of_call, of_command, rat
 from harness.bench.measure import Measure
 from harness.bench.startup import TINY
 from harness.config import OptimizerConfig, Precision, ScheduleConfig
-from harness.lock_step import REFERENCE, LockStep
-from harness.micro_batch import Even
-from harness.precision import make_scaler
-from harness.recipe import Arm, Recipe, make_optimizer, make_schedule, take_step
+from harness.measure.lock_step import REFERENCE, LockStep
+from harness.recipes.micro_batch import Even
+from harness.recipes.precision import make_scaler
+from harness.recipes.recipe import Arm, Recipe, make_optimizer, make_schedule, take_step
 from harness.workloads import Batch, Workload
 
 PART = "scaling"

@@ -23,7 +23,7 @@ from harness.config import (
     identity,
     to_dict,
 )
-from harness.store import Store
+from harness.results.store import Store
 
 PART = "stored"
 SIZES = (10, 1_000, 10_000)

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from harness import precision
 from harness.config import TrialConfig, validate
-from harness.determinism import choose_device, deterministic
-from harness.environment import describe
-from harness.lock_step import Setting
+from harness.measure.environment import describe
+from harness.measure.lock_step import Setting
+from harness.recipes import precision
+from harness.recipes.determinism import choose_device, deterministic
 
 Row = dict[str, Any]
 OnStep = Callable[[int, list[Row]], None]

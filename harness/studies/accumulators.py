@@ -1,6 +1,6 @@
 """The rounding of the sum over a window's micro-batches, with the sum kept in float32, bfloat16 or float16.
 
-Errors are distances to the float64 referee at the initial weights, over permutations of one window (`harness.rounding`).
+Errors are distances to the float64 referee at the initial weights, over permutations of one window (`harness.measure.rounding`).
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import math
 import torch
 from torch import Tensor
 
-from harness import rounding
 from harness.config import TrialConfig
-from harness.lock_step import REFERENCE, Setting
-from harness.micro_batch import windows
-from harness.oracle import snapshot
-from harness.recipe import Arm, Recipe
+from harness.measure import rounding
+from harness.measure.lock_step import REFERENCE, Setting
+from harness.recipes.micro_batch import windows
+from harness.recipes.recipe import Arm, Recipe
+from harness.referee.oracle import snapshot
 from harness.studies import OnStep, Row, measured
 from harness.trial import Candidate, accumulated, check_splits, full_batch
 

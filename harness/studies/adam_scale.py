@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from harness.config import LastWindow, OptimizerConfig, OptimizerName, Precision, TrialConfig
-from harness.faults import loss_not_divided
-from harness.gradients import flatten, relative_distance
-from harness.lock_step import REFERENCE, LockStep, Setting
-from harness.micro_batch import windows
-from harness.oracle import clipped
+from harness.measure.lock_step import REFERENCE, LockStep, Setting
+from harness.recipes.faults import loss_not_divided
+from harness.recipes.micro_batch import windows
+from harness.referee.gradients import flatten, relative_distance
+from harness.referee.oracle import clipped
 from harness.studies import OnStep, Row, measured
 from harness.trial import ACCUMULATED, Candidate, accumulated, check_splits, full_batch
 

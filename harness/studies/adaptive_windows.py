@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from harness.config import Precision, TrialConfig
-from harness.gradients import flatten, relative_distance
-from harness.lock_step import Setting, Watch
-from harness.micro_batch import Even, hash_seed, windows
-from harness.oracle import snapshot
-from harness.recipe import Normalise, Recipe, take_step, window_total
+from harness.judge.verdict import worst
+from harness.measure.lock_step import Setting, Watch
+from harness.recipes.micro_batch import Even, hash_seed, windows
+from harness.recipes.recipe import Normalise, Recipe, take_step, window_total
+from harness.referee.gradients import flatten, relative_distance
+from harness.referee.oracle import snapshot
 from harness.studies import OnStep, Row, measured
 from harness.trial import full_batch
-from harness.verdict import worst
 
 STREAM = 18  # of the draws of N, apart from a trial's other draws
 

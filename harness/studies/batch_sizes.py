@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from harness.config import TrialConfig
-from harness.determinism import fixed_randomness
-from harness.lock_step import Setting
-from harness.micro_batch import hash_seed, windows
-from harness.recipe import Arm, take_step
+from harness.measure.lock_step import Setting
+from harness.recipes.determinism import fixed_randomness
+from harness.recipes.micro_batch import hash_seed, windows
+from harness.recipes.recipe import Arm, take_step
 from harness.studies import OnStep, Row, measured
 from harness.studies.optimizer_states import small_batch
 from harness.trial import Candidate, accumulated, check_splits, outcome

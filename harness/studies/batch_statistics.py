@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from harness.config import ConfigError, Norm, Precision, TrialConfig
-from harness.gradients import compare, flatten, relative_distance
-from harness.lock_step import Setting
-from harness.micro_batch import hash_seed, windows
-from harness.oracle import Inside, Referee, State, running_statistics, snapshot
-from harness.recipe import Arm, Recipe, take_step
-from harness.remedies import REMEDIES, batch_norms
+from harness.measure.lock_step import Setting
+from harness.recipes.micro_batch import hash_seed, windows
+from harness.recipes.recipe import Arm, Recipe, take_step
+from harness.recipes.remedies import REMEDIES, batch_norms
+from harness.referee.gradients import compare, flatten, relative_distance
+from harness.referee.oracle import Inside, Referee, State, running_statistics, snapshot
 from harness.studies import OnStep, Row, measured
 from harness.trial import ACCUMULATED, check_splits, full_batch, standard_candidates
 from harness.workloads import Batch

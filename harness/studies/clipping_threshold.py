@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from harness import faults
 from harness.config import Precision, TrialConfig
-from harness.gradients import relative_distance
-from harness.lock_step import Setting, Watch
-from harness.micro_batch import windows
-from harness.oracle import clipped, snapshot
-from harness.recipe import take_step
+from harness.measure.lock_step import Setting, Watch
+from harness.recipes import faults
+from harness.recipes.micro_batch import windows
+from harness.recipes.recipe import take_step
+from harness.referee.gradients import relative_distance
+from harness.referee.oracle import clipped, snapshot
 from harness.studies import OnStep, Row, measured
 from harness.trial import accumulated
 

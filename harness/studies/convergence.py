@@ -9,12 +9,13 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness import faults, noise_scale
 from harness.config import TrialConfig
-from harness.determinism import fixed_randomness
-from harness.lock_step import REFERENCE, Setting
-from harness.micro_batch import hash_seed, windows
-from harness.recipe import Arm, take_step
+from harness.measure import noise_scale
+from harness.measure.lock_step import REFERENCE, Setting
+from harness.recipes import faults
+from harness.recipes.determinism import fixed_randomness
+from harness.recipes.micro_batch import hash_seed, windows
+from harness.recipes.recipe import Arm, take_step
 from harness.studies import OnStep, Row, measured
 from harness.trial import ACCUMULATED, Candidate, check_splits, full_batch, outcome, with_faults
 

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from harness.config import LastWindow, Precision, TrialConfig
-from harness.gradients import flatten, relative_distance
-from harness.lock_step import Setting
-from harness.micro_batch import windows
-from harness.oracle import snapshot
+from harness.judge.verdict import worst
+from harness.measure.lock_step import Setting
+from harness.recipes.micro_batch import windows
+from harness.referee.gradients import flatten, relative_distance
+from harness.referee.oracle import snapshot
 from harness.studies import OnStep, Row, measured
 from harness.trial import full_batch
-from harness.verdict import worst
 
 EPOCHS = 2  # the first leaves something behind, the second finds it
 

@@ -1,6 +1,6 @@
 """The noise of the gradient, exactly: every sample's own gradient at points along a training, and what batches of them scatter.
 
-The training itself accumulates, so its step rows hold what `harness.noise_scale` makes of the micro-batches alone.
+The training itself accumulates, so its step rows hold what `harness.measure.noise_scale` makes of the micro-batches alone.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-from harness import noise_scale
 from harness.config import ConfigError, Precision, TrialConfig
-from harness.determinism import fixed_randomness
-from harness.gradients import relative_distance
-from harness.lock_step import Setting, Watch
-from harness.micro_batch import hash_seed, windows
-from harness.oracle import Referee, State, snapshot
-from harness.recipe import Recipe, take_step
-from harness.rounding import still
+from harness.measure import noise_scale
+from harness.measure.lock_step import Setting, Watch
+from harness.measure.rounding import still
+from harness.recipes.determinism import fixed_randomness
+from harness.recipes.micro_batch import hash_seed, windows
+from harness.recipes.recipe import Recipe, take_step
+from harness.referee.gradients import relative_distance
+from harness.referee.oracle import Referee, State, snapshot
 from harness.studies import OnStep, Row, measured
 from harness.trial import ACCUMULATED, Candidate, accumulated, check_splits
 from harness.workloads import Batch

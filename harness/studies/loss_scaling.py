@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import torch
 
-from harness import faults, poison
-from harness.algebra import ACTIVE
 from harness.config import Precision, TrialConfig
-from harness.determinism import fixed_randomness
-from harness.gradients import flatten, relative_distance
-from harness.lock_step import REFERENCE, Setting, Watch
-from harness.micro_batch import hash_seed, windows
-from harness.oracle import clipped, snapshot
-from harness.recipe import Arm, Recipe, take_step
+from harness.measure import poison
+from harness.measure.algebra import ACTIVE
+from harness.measure.lock_step import REFERENCE, Setting, Watch
+from harness.recipes import faults
+from harness.recipes.determinism import fixed_randomness
+from harness.recipes.micro_batch import hash_seed, windows
+from harness.recipes.recipe import Arm, Recipe, take_step
+from harness.referee.gradients import flatten, relative_distance
+from harness.referee.oracle import clipped, snapshot
 from harness.studies import OnStep, Row, measured
 from harness.trial import PERMUTED, Candidate, check_splits, full_batch, with_faults
 

@@ -6,11 +6,11 @@ import itertools
 import statistics
 import time
 
-from harness import memory
 from harness.config import LastWindow, TrialConfig
-from harness.lock_step import Setting
-from harness.micro_batch import windows
-from harness.recipe import Arm, take_step
+from harness.measure import memory
+from harness.measure.lock_step import Setting
+from harness.recipes.micro_batch import windows
+from harness.recipes.recipe import Arm, take_step
 from harness.studies import OnStep, Row, measured
 from harness.trial import accumulated
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from torch import Tensor
 
 from harness.config import TrialConfig
-from harness.lock_step import Setting
-from harness.micro_batch import windows
-from harness.recipe import BOUNDARY, Arm, Stage, take_step
+from harness.measure.lock_step import Setting
+from harness.recipes.micro_batch import windows
+from harness.recipes.recipe import BOUNDARY, Arm, Stage, take_step
 from harness.studies import OnStep, Row, measured
 from harness.trial import accumulated
 

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from harness.config import LastWindow, OptimizerConfig, Precision, TrialConfig
-from harness.gradients import decompose
-from harness.lock_step import Setting, optimizer_state
-from harness.micro_batch import windows
-from harness.oracle import snapshot
-from harness.recipe import Recipe, take_step
+from harness.measure.lock_step import Setting, optimizer_state
+from harness.recipes.micro_batch import windows
+from harness.recipes.recipe import Recipe, take_step
+from harness.referee.gradients import decompose
+from harness.referee.oracle import snapshot
 from harness.studies import OnStep, Row, measured
 from harness.studies.optimizer_states import SMALL, SMALL_MEMORY, same_memory, small_batch
 from harness.trial import ACCUMULATED, accumulated

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from harness.config import OptimizerConfig, OptimizerName, Precision, TrialConfig
-from harness.faults import loss_not_divided, optimizer_state_per_micro_batch, step_every_micro_batch
-from harness.gradients import relative_distance
-from harness.lock_step import REFERENCE, LockStep, Setting, arm_state
-from harness.micro_batch import SplitPlan, hash_seed, windows
-from harness.oracle import running_statistics
-from harness.recipe import Arm, Recipe
+from harness.measure.lock_step import REFERENCE, LockStep, Setting, arm_state
+from harness.recipes.faults import loss_not_divided, optimizer_state_per_micro_batch, step_every_micro_batch
+from harness.recipes.micro_batch import SplitPlan, hash_seed, windows
+from harness.recipes.recipe import Arm, Recipe
+from harness.referee.gradients import relative_distance
+from harness.referee.oracle import running_statistics
 from harness.studies import OnStep, Row, measured
 from harness.trial import ACCUMULATED, PERMUTED, Candidate, accumulated, check_splits, full_batch, permuted
 from harness.workloads import Batch

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from harness.config import ConfigError, Precision, TrialConfig
-from harness.determinism import fixed_randomness
-from harness.gradients import relative_distance
-from harness.lock_step import Setting, Watch
-from harness.micro_batch import hash_seed, windows
-from harness.recipe import Recipe, take_step
-from harness.rounding import still
-from harness.sample_masks import masks_of_samples, masks_repeated
+from harness.measure.lock_step import Setting, Watch
+from harness.measure.rounding import still
+from harness.recipes.determinism import fixed_randomness
+from harness.recipes.micro_batch import hash_seed, windows
+from harness.recipes.recipe import Recipe, take_step
+from harness.recipes.sample_masks import masks_of_samples, masks_repeated
+from harness.referee.gradients import relative_distance
 from harness.studies import OnStep, Row, measured
 from harness.trial import Candidate, accumulated, check_splits, full_batch
 

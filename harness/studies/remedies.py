@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 
 from harness.config import ConfigError, Norm, TrialConfig
-from harness.lock_step import REFERENCE, Setting
-from harness.remedies import REMEDIES, calibrate
+from harness.measure.lock_step import REFERENCE, Setting
+from harness.recipes.remedies import REMEDIES, calibrate
 from harness.studies import OnStep, Row, measured
 from harness.studies.convergence import End, train
 from harness.trial import Candidate, full_batch, outcome, split_plan, with_faults

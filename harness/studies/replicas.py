@@ -9,12 +9,12 @@ import torch
 from torch.nn.utils import vector_to_parameters
 
 from harness.config import ConfigError, Precision, TrialConfig
-from harness.gradients import flatten, relative_distance
-from harness.lock_step import Setting
-from harness.oracle import State, snapshot
-from harness.ranks import APART, RIGHT, SCALED, Ranks, Trace, Way, micro_batches, whole_windows
-from harness.recipe import take_step
-from harness.replicas import Evidence, diagnose, observe
+from harness.measure.lock_step import Setting
+from harness.measure.ranks import APART, RIGHT, SCALED, Ranks, Trace, Way, micro_batches, whole_windows
+from harness.recipes.recipe import take_step
+from harness.referee.gradients import flatten, relative_distance
+from harness.referee.oracle import State, snapshot
+from harness.referee.replicas import Evidence, diagnose, observe
 from harness.studies import OnStep, Row, measured
 from harness.trial import full_batch
 

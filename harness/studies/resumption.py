@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from harness.config import TrialConfig
-from harness.determinism import fixed_randomness
-from harness.gradients import flatten, relative_distance
-from harness.lock_step import Setting, optimizer_state
-from harness.micro_batch import hash_seed, windows
-from harness.recipe import Arm, Recipe, take_step
+from harness.measure.lock_step import Setting, optimizer_state
+from harness.recipes.determinism import fixed_randomness
+from harness.recipes.micro_batch import hash_seed, windows
+from harness.recipes.recipe import Arm, Recipe, take_step
+from harness.referee.gradients import flatten, relative_distance
 from harness.studies import OnStep, Row, measured
 from harness.trial import accumulated
 from harness.workloads import Batch

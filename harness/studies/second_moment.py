@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from harness.config import LastWindow, Precision, TrialConfig
-from harness.lock_step import Setting, optimizer_state
-from harness.micro_batch import windows
-from harness.recipe import BOUNDARY, Arm, Recipe, step, take_step
+from harness.measure.lock_step import Setting, optimizer_state
+from harness.recipes.micro_batch import windows
+from harness.recipes.recipe import BOUNDARY, Arm, Recipe, step, take_step
 from harness.studies import OnStep, Row, measured
 from harness.trial import accumulated, full_batch
 from harness.workloads import Batch

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from harness.config import Precision, TrialConfig
-from harness.determinism import fixed_randomness
-from harness.lock_step import Setting, Watch
-from harness.micro_batch import hash_seed, windows
-from harness.recipe import Arm, take_step
+from harness.measure.lock_step import Setting, Watch
+from harness.recipes.determinism import fixed_randomness
+from harness.recipes.micro_batch import hash_seed, windows
+from harness.recipes.recipe import Arm, take_step
 from harness.studies import OnStep, Row, measured
 from harness.trial import accumulated, full_batch
 from harness.workloads import Batch

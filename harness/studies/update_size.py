@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from harness import faults
 from harness.config import LastWindow, Precision, TrialConfig
-from harness.gradients import flatten
-from harness.lock_step import Setting
-from harness.micro_batch import Even, windows
-from harness.recipe import Recipe, take_step
+from harness.measure.lock_step import Setting
+from harness.recipes import faults
+from harness.recipes.micro_batch import Even, windows
+from harness.recipes.recipe import Recipe, take_step
+from harness.referee.gradients import flatten
 from harness.studies import OnStep, Row, measured
 
 UNDIVIDED = "loss_not_divided"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from harness import faults
 from harness.config import TrialConfig
+from harness.recipes import faults
 from harness.studies import OnStep, Row
 from harness.trial import run_trial, with_faults
 

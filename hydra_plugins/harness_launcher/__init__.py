@@ -1,4 +1,4 @@
-"""Hydra launcher `forkserver`: every trial in a child process of its own, in parallel (harness/experiment.py).
+"""Hydra launcher `forkserver`: every trial in a child process of its own, in parallel (harness/sweep/experiment.py).
 
 Hydra imports every installed plugin in every Hydra application: imports of the harness stay inside the methods.
 It runs this file before it registers the module, so dataclasses here cannot have postponed annotations.
@@ -30,8 +30,8 @@ class ForkserverLauncher(Launcher):
         self._config = config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        from harness.experiment import run_many
         from harness.run import Composer
+        from harness.sweep.experiment import run_many
 
         run_many(Composer(self._loader, self._config).cells(job_overrides)).raise_failures()
         return []  # the results are in the store

@@ -106,8 +106,8 @@ class GridsSweeper(BasicSweeper):
 
 def collected(results: Sequence[JobReturn]) -> Sequence[JobReturn]:
     """What other launchers bring back; raises what a job raised. Failed trials, told in the job's own log, are told here too."""
-    from harness.child import Failure
-    from harness.experiment import Outcome, TrialsFailed
+    from harness.sweep.child import Failure
+    from harness.sweep.experiment import Outcome, TrialsFailed
 
     failures: list[Failure] = []
     for result in results:

@@ -16,10 +16,10 @@ import pytest
 from analysis import faults, load, report, tables
 from analysis.rates import Rate
 from experiments import fault_matrix
-from harness import verdict
 from harness.config import Precision
-from harness.store import Store
-from harness.verdict import Algebra, Evidence, Rounding, Trajectory
+from harness.judge import verdict
+from harness.judge.verdict import Algebra, Evidence, Rounding, Trajectory
+from harness.results.store import Store
 
 FAULT = "mean_of_means"
 SAME = [1.0] * 12
@@ -307,7 +307,7 @@ def test_algebra_as_the_verdict_has_it(name: str, value: float) -> None:
 
 
 def test_the_list_of_what_is_elsewhere_is_the_catalogues() -> None:
-    from harness import faults as catalogue
+    from harness.recipes import faults as catalogue
 
     assert fault_matrix.INHERENT == catalogue.INHERENT
     assert fault_matrix.ON_RANKS == catalogue.ON_RANKS

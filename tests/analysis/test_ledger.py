@@ -8,15 +8,15 @@ import pandas as pd
 import pytest
 
 from analysis import ledger, load, report
-from experiments import Claim, Experiment, Finding, Ruling, registered, undecided
+from analysis.question import Claim, ClaimResult, Experiment, Ruling, registered, undecided
 from experiments.equivalence import CLAIMS
-from tests.analysis.conftest import MakeTrial
+from tests.stored_trials import MakeTrial
 
 ROOT = Path(__file__).parents[2]
 
 
-def finding(verdict: Ruling, measured: float = 1.0, n: int = 3) -> Finding:
-    return Finding(verdict=verdict, measured=measured, threshold="< 2", n=n, explanation="Because.")
+def finding(verdict: Ruling, measured: float = 1.0, n: int = 3) -> ClaimResult:
+    return ClaimResult(verdict=verdict, measured=measured, threshold="< 2", n=n, explanation="Because.")
 
 
 def claim(name: str, verdict: Ruling, expects: Ruling = Ruling.confirmed) -> Claim:
@@ -92,7 +92,7 @@ def test_a_prediction_holds_when_every_claim_fell_as_expected(
 # The rules of `equivalence` --------------------------------------------------------------------------------------------------
 
 
-def decide(name: str, arms: pd.DataFrame) -> Finding:
+def decide(name: str, arms: pd.DataFrame) -> ClaimResult:
     (one,) = [claim for claim in CLAIMS if claim.id == name]
     empty = pd.DataFrame({"experiment": []})
     return one.decide(load.Results(arms, empty, empty, ()))

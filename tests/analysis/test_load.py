@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from analysis import load
-from harness.store import Store
+from harness.results.store import Store
 
 
 def test_one_row_per_trial_and_arm(results: Path, grid: list[str]) -> None:

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from analysis import report
-from harness.store import Store
+from harness.results.store import Store
 
 CHROMIUM = Path("/usr/bin/chromium")
 FETCHED = {"src", "href", "xlink:href", "srcset", "data", "poster", "action"}

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from harness.store import Store
+from harness.results.store import Store
 
 ARM = {
     "workload": "digits", "norm": "group", "optimizer": "adam", "precision": "float16", "seed": 0, "effective_batch": 64,

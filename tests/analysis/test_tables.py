@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 
 from analysis import load, tables
-from harness.store import Store
+from harness.results.store import Store
 
 MARGIN = 0.02
 

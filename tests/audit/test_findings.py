@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from harness.audit.facts import OneTerm, RowFacts, RunFacts, StepFacts, TermFacts
-from harness.audit.findings import explain
-from harness.audit.gradient_rules import explain_step
+from harness.audit.compare.facts import OneTerm, RowFacts, RunFacts, StepFacts, TermFacts
+from harness.audit.rules.findings import explain
+from harness.audit.rules.gradient_rules import explain_step
 
 GATE = 1e-6
 EQUAL = StepFacts(

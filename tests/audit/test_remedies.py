@@ -13,7 +13,7 @@ from experiments.trainers.replicas import CASES
 from experiments.trainers.right_loops import RIGHT
 from harness.audit.evidence import CAUSES, Finding
 from harness.audit.report import remedy
-from harness.diagnosis import UNEXPLAINED
+from harness.judge.diagnosis import UNEXPLAINED
 
 ROOT = Path(__file__).parents[2]
 RULES = ("findings", "gradient_rules", "ranks", "session")

@@ -14,10 +14,10 @@ from experiments.trainers import data
 from experiments.trainers.right_loops import RIGHT, adamw_clipped, grad_scaler, sgd_mean_over_window, tokens_weighted
 from experiments.trainers.wrong_loops import bfloat16_buffer, dropout, non_finite, not_divided
 from harness.audit import audit
-from harness.audit.calls import FUNCTIONS, METHODS
 from harness.audit.evidence import Run
-from harness.audit.recorder import Recorder
-from harness.audit.runs import Job, watch
+from harness.audit.observe.calls import FUNCTIONS, METHODS
+from harness.audit.observe.recorder import Recorder
+from harness.audit.observe.runs import Job, watch
 
 
 def hooks() -> list[Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.bench import by_hand, overhead, startup
+from harness.bench import overhead, script_sweep, startup
 from harness.bench.__main__ import main
 from harness.bench.cost import Spread
 from harness.bench.measure import Measure, table
@@ -97,16 +97,16 @@ def test_a_trial_that_is_not_ours_has_its_own_name() -> None:
 
 
 def test_the_grid_by_hand_is_the_one_that_was_asked_for() -> None:
-    assert by_hand.cells(by_hand.changed([])) == 48
-    grid = by_hand.changed(["norm=none,group", "steps=7", "seed=0,1,2"])
-    assert (by_hand.cells(grid), grid["steps"]) == (2 * 2 * 2 * 4 * 3, "7")
+    assert script_sweep.cells(script_sweep.changed([])) == 48
+    grid = script_sweep.changed(["norm=none,group", "steps=7", "seed=0,1,2"])
+    assert (script_sweep.cells(grid), grid["steps"]) == (2 * 2 * 2 * 4 * 3, "7")
     with pytest.raises(ConfigError, match="lr"):
-        by_hand.changed(["lr=1"])
+        script_sweep.changed(["lr=1"])
 
 
 @pytest.mark.slow
 def test_the_sweep_by_hand_and_ours_on_a_small_grid() -> None:
     small = ["norm=none", "optimizer=sgd", "precision=float32", "accumulation_steps=2,4", "steps=3"]
-    *sides, ratio = by_hand.measure(1, small)
+    *sides, ratio = script_sweep.measure(1, small)
     assert len(sides) == 2 and all("2 cells x 3 steps" in one.name and one.wall.median > 0 for one in sides)
     assert ratio.target is None and ratio.wall.median == pytest.approx(sides[0].wall.median / sides[1].wall.median)

@@ -9,10 +9,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from harness import lock_step
 from harness.config import TrialConfig
-from harness.lock_step import Setting
-from harness.micro_batch import windows
+from harness.measure import lock_step
+from harness.measure.lock_step import Setting
+from harness.recipes.micro_batch import windows
 from tests.reference import softmax_regression_gradients
 from tests.toy import CPU, Toy
 

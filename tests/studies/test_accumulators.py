@@ -10,7 +10,7 @@ import torch
 
 from harness import studies
 from harness.config import Model, OptimizerConfig, Precision, Split, Study, TrialConfig, WorkloadConfig
-from harness.recipe import Arm, take_step
+from harness.recipes.recipe import Arm, take_step
 from harness.studies.accumulators import WIDTHS, independent_roundings, stops_at, summed_in
 from tests.toy import make_arm
 

@@ -28,7 +28,7 @@ class EqualTerms(Toy):
 @pytest.fixture
 def row_of(monkeypatch: pytest.MonkeyPatch, toy_setting):
     def measure(name: OptimizerName, *, num: int = 4, clip_norm: float | None = None, **settings: Any) -> dict[str, Any]:
-        from harness import lock_step
+        from harness.measure import lock_step
 
         monkeypatch.setattr(lock_step, "make_workload", lambda config, *, device, dtype: EqualTerms(dtype))
         config = TrialConfig(

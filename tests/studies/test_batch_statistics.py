@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from harness import studies
 from harness.config import ConfigError, Model, Norm, OptimizerConfig, OptimizerName, Precision, Study, TrialConfig, WorkloadConfig
-from harness.determinism import choose_device
-from harness.gradients import flatten, relative_distance
-from harness.lock_step import Setting
-from harness.micro_batch import windows
-from harness.remedies import REMEDIES
+from harness.measure.lock_step import Setting
+from harness.recipes.determinism import choose_device
+from harness.recipes.micro_batch import windows
+from harness.recipes.remedies import REMEDIES
+from harness.referee.gradients import flatten, relative_distance
 
 EXACT = 1e-12
 CONFIG = TrialConfig(

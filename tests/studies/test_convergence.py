@@ -10,9 +10,9 @@ import torch.nn.functional as F
 
 from harness import studies
 from harness.config import Norm, OptimizerConfig, OptimizerName, Precision, Study, TrialConfig
-from harness.determinism import choose_device
-from harness.lock_step import Setting
-from harness.micro_batch import windows
+from harness.measure.lock_step import Setting
+from harness.recipes.determinism import choose_device
+from harness.recipes.micro_batch import windows
 
 # 33 steps of 47: an epoch of 1,500 ends in a short window of 43, which 4 micro-batches of 12 cut unevenly.
 CONFIG = TrialConfig(

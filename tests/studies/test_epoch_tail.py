@@ -8,9 +8,9 @@ from torch import nn
 
 from harness import studies
 from harness.config import LastWindow, OptimizerConfig, OptimizerName, Study, TrialConfig
-from harness.determinism import choose_device
-from harness.lock_step import Setting
-from harness.micro_batch import windows
+from harness.measure.lock_step import Setting
+from harness.recipes.determinism import choose_device
+from harness.recipes.micro_batch import windows
 
 # Micro-batches of 75: an epoch of 1,500 has 20, which 3 do not divide: two are left over.
 CONFIG = TrialConfig(study=Study.epoch_tail, effective_batch=225, accumulation_steps=(3,), seed=2)

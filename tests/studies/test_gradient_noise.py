@@ -9,8 +9,8 @@ import torch
 
 from harness import studies
 from harness.config import ConfigError, Data, Model, Norm, Precision, Split, Study, TrialConfig, WorkloadConfig
-from harness.lock_step import Setting
-from harness.oracle import snapshot
+from harness.measure.lock_step import Setting
+from harness.referee.oracle import snapshot
 from harness.studies.gradient_noise import SIZES, moments, sample_gradients, scatter
 from tests.toy import CPU
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from harness.config import Norm, OptimizerConfig, OptimizerName, Precision, Split, TrialConfig
-from harness.micro_batch import Even, Ragged
+from harness.recipes.micro_batch import Even, Ragged
 from harness.studies import optimizer_states
 from harness.studies.optimizer_states import InOrder, same_memory
 from harness.workloads import Batch

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 
 from harness import studies
 from harness.config import ConfigError, Norm, OptimizerConfig, Precision, Study, TrialConfig
-from harness.determinism import choose_device
-from harness.lock_step import Setting
-from harness.micro_batch import windows
-from harness.remedies import REMEDIES
+from harness.measure.lock_step import Setting
+from harness.recipes.determinism import choose_device
+from harness.recipes.micro_batch import windows
+from harness.recipes.remedies import REMEDIES
 
 CONFIG = TrialConfig(
     study=Study.remedies, norm=Norm.batch, precision=Precision.float64, effective_batch=24, accumulation_steps=(6,), steps=5,

@@ -8,9 +8,9 @@ from analysis import load, report
 from experiments.replicas import CLAIMS
 from harness import studies
 from harness.config import ConfigError, Data, Device, Model, Split, Study, TrialConfig, WorkloadConfig, identity, to_dict
-from harness.determinism import choose_device
-from harness.lock_step import Setting
-from harness.store import Store
+from harness.measure.lock_step import Setting
+from harness.recipes.determinism import choose_device
+from harness.results.store import Store
 from harness.studies import replicas
 
 MLP = WorkloadConfig(data=Data.digits, model=Model.mlp)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from harness.config import OptimizerConfig, OptimizerName, Precision, TrialConfig
-from harness.recipe import take_step
+from harness.recipes.recipe import take_step
 from harness.studies import second_moment
 from harness.studies.second_moment import Noise, exact_noise, square_per_micro_batch
 from harness.trial import accumulated, full_batch

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 
 from harness import studies
 from harness.config import LastWindow, OptimizerConfig, OptimizerName, Study, TrialConfig
-from harness.determinism import choose_device
-from harness.lock_step import Setting
-from harness.micro_batch import windows
+from harness.measure.lock_step import Setting
+from harness.recipes.determinism import choose_device
+from harness.recipes.micro_batch import windows
 
 CONFIG = TrialConfig(
     study=Study.update_size, effective_batch=120, accumulation_steps=(2, 12), steps=2, seed=5,

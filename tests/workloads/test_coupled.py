@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from harness.config import Data, Model, TrialConfig, WorkloadConfig
-from harness.lock_step import Setting
-from harness.oracle import Inside, snapshot
+from harness.measure.lock_step import Setting
+from harness.referee.oracle import Inside, snapshot
 from harness.workloads import Workload
 from harness.workloads.build import make_workload
 from harness.workloads.pairs import TEMPERATURE

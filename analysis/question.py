@@ -1,0 +1,107 @@
+"""What an experiment is: a question fixed before its trials run, the claims that it decides, and how the page answers it."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import pkgutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+import pandas as pd
+
+from analysis.content import Section
+from analysis.load import Results
+
+FOLDER = "experiments"  # one file per question, found by name: this package imports none of them
+
+
+class Ruling(StrEnum):
+    """What becomes of a claim."""
+
+    confirmed = "confirmed"
+    refuted = "refuted"
+    conditional = "conditional"  # true under a condition that the finding names
+    not_testable = "not testable"
+    needs_full_grid = "needs the full grid"  # the results are there, and too few
+    no_data = "no data"
+    pending = "pending"  # no experiment of this project decides it yet
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimResult:
+    """What the results say of a claim: a row of the ledger."""
+
+    verdict: Ruling
+    measured: float
+    threshold: str  # what `measured` was held against
+    n: int  # arms, trials or draws that decided
+    explanation: str  # one sentence
+
+
+def undecided(reason: str, n: int) -> ClaimResult:
+    """The results are there and do not suffice: `reason` says what is missing."""
+    return ClaimResult(verdict=Ruling.needs_full_grid, measured=math.nan, threshold="", n=n, explanation=reason)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A claim of the literature and the rule that decides it; its text and sources are in `claims.csv`."""
+
+    id: str
+    expects: Ruling  # what the theory leads one to expect
+    rule: str  # in words, fixed before the run
+    decide: Callable[[Results], ClaimResult]  # from the experiment's own results, which are never empty
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the numbers say of the question."""
+
+    sentences: tuple[str, ...]
+    holds: bool | None  # whether the prediction held; None when there is nothing to decide it by
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """A question, fixed before the trials run, and how the report answers it."""
+
+    name: str
+    title: str
+    question: str
+    prediction: str
+    rule: str  # the decision rule, in words
+    margin: float = 0.02  # of the equivalence test of L4, nats per loss term
+    margin_reason: str = "0.02 nats of loss is a change of perplexity of 2%"
+    claims: tuple[Claim, ...] = ()  # of the ledger, that this experiment decides
+    answer: Callable[[pd.DataFrame], Answer] | None = None  # from the arms; None: from the findings on its claims
+    sections: tuple[Callable[[Material], Section | None], ...]  # what the page shows, in order
+
+
+@dataclass(frozen=True, kw_only=True)
+class Material:
+    """What the sections of an experiment are made from."""
+
+    experiment: Experiment
+    results: Results
+    steps: pd.DataFrame  # step rows of the drawn trials, with the columns of their arms
+    read_steps: Callable[[Iterable[str]], pd.DataFrame]  # step rows of the trials named, with a column `trial`
+    l4: pd.DataFrame  # tables.convergence
+
+    @property
+    def arms(self) -> pd.DataFrame:
+        return self.results.arms
+
+    @property
+    def measurements(self) -> pd.DataFrame:
+        return self.results.measurements
+
+
+def registered(package: str = FOLDER) -> dict[str, Experiment]:
+    """Every experiment of a package by its name: the `EXPERIMENT` of each module; its folders hold what they use."""
+    folder = importlib.import_module(package).__path__
+    names = [found.name for found in pkgutil.iter_modules(folder) if not found.ispkg]
+    modules = (importlib.import_module(f"{package}.{name}") for name in names)
+    experiments: list[Experiment] = [module.EXPERIMENT for module in modules]
+    return {experiment.name: experiment for experiment in experiments}

@@ -1,0 +1,173 @@
+"""What goes into and comes out of the model: rows, broken values, random draws, the arithmetic in use."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from harness.audit.evidence import Row, Run, Vector
+from harness.audit.observe.tensors import broken, dense, fingerprints, in_a_group, roundoff, tensors_in, vector
+from harness.audit.observe.unsharded import Unsharded
+
+
+class Forwards:
+    """The outermost training forwards since the last backward."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.probing = False  # whether the window under way is the probed one
+        self.watched: list[tuple[int, list[str], Tensor, list[Tensor]]] = []  # micro-batch, rows, output, slopes
+        self.inner: list[list[Tensor]] = []  # outputs by row inside each module under way; kept for a probe only
+        self.depth = 0
+        self.names: dict[int, str] = {}  # parameter id -> name
+        self.norms: dict[int, _BatchNorm] = {}
+        self.outermost: dict[int, nn.Module] = {}
+        self.first_buffers: dict[str, Tensor] = {}
+        self.micro_batch = 0  # of the window under way
+        self.before: Tensor | None = None  # generator state as the outermost forward began
+        self.unsharded = Unsharded()
+        self.last: Tensor | None = None  # as the last watched event ended; None before the first
+        self.reset()
+
+    def reset(self) -> None:
+        self.count, self.broken, self.draws, self.outside = 0, 0, False, False
+        self.unsharded.clear()
+        self.rows: list[tuple[str, int]] = []  # fingerprint and length
+        self.first: nn.Module | None = None
+        self.outputs: list[tuple[list[str], Tensor]] = []  # rows and outputs of the outermost forwards, kept for a probe only
+        self.made: list[Tensor] = []  # what modules inside them gave, kept for a probe only
+        self.produced: dict[int, torch.UntypedStorage] = {}  # memory of these outputs: what a model made is no row of data
+
+    def begin(self) -> None:
+        """Training begins: forwards so far (of zeros, for shapes) were none of it."""
+        self.reset()
+        self.watched.clear()
+        self.last = None
+
+    def forget_models(self) -> None:
+        """The run is over: what it trained must not be taken for an averaged copy by the next one."""
+        self.reset()
+        self.outermost.clear()
+        self.norms.clear()
+        self.first_buffers.clear()
+        self.watched.clear()
+        self.inner.clear()
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        self.depth += 1
+        if self.depth == 1:
+            self.inner.clear()
+        self.inner.append([])
+        self._note_arithmetic(args)
+        if isinstance(module, _BatchNorm):
+            self.norms.setdefault(id(module), module)
+        if self.depth == 1 and torch.is_grad_enabled():
+            self._note_parameters(module)
+            if id(module) not in self.outermost:
+                self.outermost[id(module)] = module
+                if in_a_group():
+                    self.unsharded.know(module)
+                self.first_buffers |= {k: t.detach().clone() for k, t in self._buffers() if k not in self.first_buffers}
+            self.before = torch.get_rng_state()
+            self.outside |= self.last is not None and not torch.equal(self.before, self.last)
+            self.first = self.first or module
+            for name, parameter in module.named_parameters():
+                self.names.setdefault(id(parameter), name)
+
+    def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        self.depth = max(0, self.depth - 1)
+        if torch.is_grad_enabled():
+            self.unsharded.see(module)
+        outputs = self._by_row(output)
+        if self.depth or not torch.is_grad_enabled():
+            return
+        state = torch.get_rng_state()
+        self.draws |= self.before is not None and not torch.equal(self.before, state)
+        self.last = state
+        self.run.forwards += 1
+        self.count += 1
+        self.broken += broken(output) or broken(list(args))
+        rows = fingerprints(args, kwargs)
+        if self.probing:
+            self.outputs += [([row for row, _ in rows], output) for output in outputs]
+            self._watch_slopes([row for row, _ in rows], outputs)
+        if module is self.first and not any(_memory(t) in self.produced for t in tensors_in([*args, kwargs])):
+            self.rows += rows
+        self.produced |= {_memory(t): t.untyped_storage() for t in tensors_in(output) if _memory(t)}
+
+    def _by_row(self, output: Any) -> list[Tensor]:
+        """What the module under way gives per row: its output, or what modules inside it gave where that is a loss."""
+        inside = self.inner.pop() if self.inner else []
+        if not self.probing:
+            return []
+        found = [t for t in tensors_in(output) if t.ndim and t.requires_grad] or inside
+        if self.inner:
+            self.inner[-1].extend(found)
+            self.made += found
+        return found
+
+    def _buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Floating buffers of the outermost modules; sharded ones left out, since reading them is a collective."""
+        for place, module in enumerate(self.outermost.values()):
+            for name, buffer in module.named_buffers():
+                if buffer.is_floating_point() and not buffer.is_meta and not hasattr(buffer, "full_tensor"):
+                    yield (f"{name} of model {place}" if place else name), buffer
+
+    def buffer_movements(self) -> dict[str, Vector]:
+        """How far each buffer is from where it was before the first forward; those that stayed there are left out."""
+        first = self.first_buffers
+        moved = [(k, t) for k, t in self._buffers() if k in first and t.shape == first[k].shape and not torch.equal(t, first[k])]
+        return {key: vector([buffer]) - vector([first[key]]) for key, buffer in moved}
+
+    def _watch_slopes(self, rows: list[str], outputs: list[Tensor]) -> None:
+        output = next((t for t in outputs if rows and t.shape[0] == len(rows)), None)
+        if output is not None:
+            slopes: list[Tensor] = []
+            output.register_hook(lambda slope: slopes.append(slope.detach().clone()))
+            self.watched.append((self.micro_batch, rows, output.detach().clone(), slopes))
+
+    def probed(self, loss_scale: float) -> dict[str, Row]:
+        """The rows watched so far; those that came more than once, or got no gradient, left out."""
+        found: dict[str, list[Row]] = {}
+        times: Counter[tuple[int, str]] = Counter()
+        for micro_batch, rows, output, slopes in self.watched:
+            if not slopes:
+                continue
+            total = torch.stack([dense(slope).double() for slope in slopes]).sum(0) / loss_scale
+            for index, row in enumerate(rows):
+                times[micro_batch, row] += 1  # several models may see the same row
+                key = f"{row} {times[micro_batch, row]}"
+                found.setdefault(key, []).append(Row(micro_batch, vector([output[index]]), vector([total[index]])))
+        return {row: seen[0] for row, seen in found.items() if len(seen) == 1}
+
+    def forget_slopes(self) -> None:
+        """Those of the micro-batch under way were of another differentiation."""
+        for micro_batch, _, _, slopes in self.watched:
+            if micro_batch == self.micro_batch:
+                slopes.clear()
+
+    def _note_parameters(self, module: nn.Module) -> None:
+        """A model may be narrower than the weights its optimizer holds (master weights), and shared out over ranks."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            from torch.distributed.fsdp import FullyShardedDataParallel
+
+            self.run.sharded |= any(isinstance(part, FullyShardedDataParallel) for part in module.modules())
+        for parameter in module.parameters():
+            self.run.roundoff = max(self.run.roundoff, roundoff(parameter.dtype))
+            self.run.float16 |= parameter.dtype == torch.float16
+
+    def _note_arithmetic(self, args: tuple[Any, ...]) -> None:
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                self.run.roundoff = max(self.run.roundoff, roundoff(torch.get_autocast_dtype(device)))
+                self.run.float16 |= torch.get_autocast_dtype(device) == torch.float16
+
+
+def _memory(tensor: Tensor) -> int:
+    """Where its elements are; 0 for tensors without memory of their own."""
+    return tensor.untyped_storage().data_ptr() if type(tensor) is Tensor and tensor.layout == torch.strided else 0

@@ -1,0 +1,104 @@
+"""What the graph of a loss shows before its backward: which rows it couples, and what each of its terms gives. Reads only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from harness.audit.evidence import Vector
+from harness.audit.observe.tensors import vector
+
+ADDITIONS = ("AddBackward0", "SubBackward0", "StackBackward0")
+LINEAR = ("MulBackward0", "DivBackward0", "NegBackward0", "SumBackward0", "MeanBackward0", "ToCopyBackward0")  # of one operand
+LEAF = "torch::autograd::AccumulateGrad"
+MOST_TERMS = 8
+
+
+def coupled_rows(loss: Any, outputs: Sequence[tuple[Sequence[str], Tensor]]) -> set[tuple[str, str]]:
+    """The pairs of rows i = 0 or 1 and j with d^2 loss / d out_i d out_j other than zero, by the rows' names.
+
+    Rows without a name of their own (an output with another number of them) are called by their number in the output.
+    """
+    found: set[tuple[str, str]] = set()
+    if not isinstance(loss, Tensor):
+        return found
+    for names, output in outputs:
+        rows = output.shape[0]
+        called = names if len(names) == rows else [f"row {place} of {rows}" for place in range(rows)]
+        try:
+            (slope,) = torch.autograd.grad(loss, output, create_graph=True, allow_unused=True)
+            for row in range(min(2, rows)):
+                if slope is None or not slope.requires_grad or rows < 2:
+                    break
+                (bend,) = torch.autograd.grad(slope[row].square().sum(), output, retain_graph=True, allow_unused=True)
+                bent = bend.reshape(rows, -1).abs().amax(1).nonzero().flatten().tolist() if bend is not None else []
+                found |= {(called[row], called[other]) for other in bent if other != row}
+        except RuntimeError:  # no second derivative: nothing is known
+            continue
+    return found
+
+
+def mixes_rows(outputs: Sequence[Tensor], made: Sequence[Tensor]) -> bool:
+    """Whether out_i, for some row i = 0 or 1 of an output, depends on another row of what modules inside the model made."""
+    for output in outputs:
+        inside = [t for t in made if t is not output and t.shape[0] == output.shape[0] > 1]
+        for row in range(2 if inside else 0):
+            try:
+                slopes = torch.autograd.grad(output[row].square().sum(), inside, retain_graph=True, allow_unused=True)
+            except RuntimeError:  # changed in place, or freed: nothing is known
+                break
+            others = torch.arange(output.shape[0]) != row
+            if any(slope is not None and bool(slope[others].abs().max() > 0) for slope in slopes):
+                return True
+    return False
+
+
+def gradients_by_term(loss: Any, parameters: Sequence[Tensor]) -> list[Vector]:
+    """[P] of each addend of the loss, in order, by cutting the graph at all others; empty where it is not a sum."""
+    if not isinstance(loss, Tensor) or loss.grad_fn is None:
+        return []
+    nodes = list(dict.fromkeys(_addends(loss.grad_fn)))
+    if not 1 < len(nodes) <= MOST_TERMS:
+        return []
+    return [_with_only(loss, parameters, [node for node in nodes if node is not kept]) for kept in nodes]
+
+
+def slopes_by_term(loss: Any, outputs: Sequence[tuple[Sequence[str], Tensor]]) -> list[dict[tuple[int, str], Vector]]:
+    """Of each addend of the loss by every row of the outputs: (number of the output, name of the row) -> slope."""
+    named = [(names, output) for names, output in outputs if len(names) == output.shape[0]]
+    keys = [(place, name) for place, (names, _) in enumerate(named) for name in names]
+    widths = [output.numel() // output.shape[0] for names, output in named for _ in names]
+    slopes = gradients_by_term(loss, [output for _, output in named]) if named else []
+    return [dict(zip(keys, np.split(slope, np.cumsum(widths)[:-1]), strict=True)) for slope in slopes]
+
+
+def _addends(node: Any) -> list[Any]:
+    """The nodes below additions and multiplications by constants."""
+    below = [parent for parent, _ in node.next_functions if parent is not None]
+    if any(parent.name() == LEAF for parent in below):  # a parameter: cutting the graph there would cut it from all terms
+        return [node]
+    if node.name() in LINEAR and len(below) == 1:
+        return _addends(below[0])
+    if node.name() in ADDITIONS and below:
+        return [addend for parent in below for addend in _addends(parent)]
+    return [node]
+
+
+def _with_only(loss: Tensor, parameters: Sequence[Tensor], cut: Sequence[Any]) -> Vector:
+    asked = [p for p in parameters if p.requires_grad]
+    handles = [node.register_prehook(_nothing) for node in cut]
+    try:
+        found = torch.autograd.grad(loss, asked, retain_graph=True, allow_unused=True)
+    finally:
+        for handle in handles:
+            handle.remove()
+    given = {id(p): gradient for p, gradient in zip(asked, found, strict=True)}
+    return vector(torch.zeros_like(p) if given.get(id(p)) is None else given[id(p)] for p in parameters)
+
+
+def _nothing(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    return tuple(None if g is None else torch.zeros_like(g) for g in gradients)

@@ -1,0 +1,117 @@
+"""One call of a training function: which, with what arguments and interventions, and watched."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from harness.audit.evidence import WATCH, Intervention, Run
+from harness.audit.observe.recorder import Recorder
+from harness.audit.observe.tensors import counts_in, losses_in
+
+Train = Callable[..., Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One call of the training function."""
+
+    batch_size: int
+    accumulation_steps: int
+    intervention: Intervention = WATCH
+    options: Mapping[str, Any] = field(default_factory=dict)  # `dtype`, `order_seed`
+    independent: bool = False  # the function given as `reference`
+
+
+class Local:
+    """Runs jobs in this process."""
+
+    def __init__(self, train: Train, reference: Train | None) -> None:
+        self.functions = {False: train, True: reference}
+
+    def accepts(self, name: str, *, independent: bool = False) -> bool:
+        return accepts(self.functions[independent], name)
+
+    def run(self, job: Job) -> list[Run]:
+        """The evidence of every rank; here of one."""
+        function = self.functions[job.independent]
+        assert function is not None
+        return [watch(function, job)]
+
+
+def accepts(function: Train | None, name: str) -> bool:
+    """Whether the function has a parameter of that name."""
+    return function is not None and name in inspect.signature(function).parameters
+
+
+def watch(train: Train, job: Job) -> Run:
+    """One watched call from the same generator state each time; the caller's generators are put back."""
+    run = Run(batch_size=job.batch_size, accumulation_steps=job.accumulation_steps)
+    namespaces = [train.__globals__] if hasattr(train, "__globals__") else []
+    numpy_state = np.random.get_state()
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
+        try:
+            with Recorder(run, job.intervention, namespaces) as recorder:
+                result = _call(train, job, recorder)
+            run.reported, run.counts = losses_in(result), counts_in(result)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            run.error = "".join(traceback.format_exception_only(error)).strip() + _place(error)
+        finally:
+            np.random.set_state(numpy_state)
+    return run
+
+
+def _call(train: Train, job: Job, recorder: Recorder) -> Any:
+    """By name where the function has these names, by position where it has others."""
+    options = dict(job.options)
+    if accepts(train, "weights"):
+        options["weights"] = recorder.hand_over
+    sizes = {"batch_size": job.batch_size, "accumulation_steps": job.accumulation_steps}
+    parameters = inspect.signature(train).parameters.values()
+    if all(accepts(train, name) for name in sizes) or any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return train(**sizes, **options)
+    return train(*sizes.values(), **options)
+
+
+def _place(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+
+
+def load(target: str) -> Callable[..., Any]:
+    """The function. Raises ValueError that says what was expected when it cannot be found."""
+    path, separator, name = target.rpartition(":")
+    if not separator or not path.endswith(".py") or not name:
+        raise ValueError(f"expected FILE.py:FUNCTION, got {target}")
+    file = Path(path).resolve()
+    if not file.is_file():
+        raise ValueError(f"expected a file, got {path}, which is not there")
+    function = getattr(load_module(file), name, None)
+    if not callable(function):
+        raise ValueError(f"expected a function {name} in {path}, found none")
+    result: Callable[..., Any] = function
+    return result
+
+
+def load_module(file: Path) -> Any:
+    """The file as a module of its own name; its folder is importable while it is read and afterwards."""
+    if str(file.parent) not in sys.path:
+        sys.path.insert(0, str(file.parent))
+    name = f"audited_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,103 @@
+"""Averaged copies of the weights, or of a part of them (EMA, target networks), found in a running program by their shapes."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from harness.audit.evidence import Copy
+from harness.audit.observe.tensors import vector
+
+PLAIN = (Tensor, nn.Parameter)  # not the fake ones of a compiler, nor sharded ones
+NEAR = 0.5  # an average of weights stays within this relative distance of them; lists of gradients or batches do not
+
+
+@dataclass(frozen=True)
+class Shadow:
+    """Tensors that follow the parameters from element `start` of their vector on."""
+
+    start: int
+    tensors: list[Tensor]
+
+    @property
+    def size(self) -> int:
+        return sum(tensor.numel() for tensor in self.tensors)
+
+    def copied(self) -> Copy:
+        return Copy(self.start, vector(self.tensors))
+
+
+def find(parameters: Sequence[Tensor], excluded: Iterable[Tensor]) -> list[Shadow]:
+    """Containers (modules, dicts, lists) of tensors shaped like `parameters` or a run of them, near them, and none of them."""
+    if any(hasattr(p, "full_tensor") for p in parameters):
+        return []  # reading a sharded tensor is a collective, and every rank finds objects in an order of its own
+    taken = {_storage(tensor) for tensor in [*parameters, *excluded]}
+    found: dict[frozenset[int], Shadow] = {}
+    kinds: dict[type, bool] = {}  # issubclass, not isinstance: that would wake lazy proxies, and fail on dead weak ones
+    for item in gc.get_objects():
+        kind = type(item)
+        if kind not in kinds:
+            kinds[kind] = kind in (list, tuple, dict) or issubclass(kind, nn.Module)
+        tensors = _tensors(item, len(parameters)) if kinds[kind] else []
+        if not tensors or any(_storage(tensor) in taken for tensor in tensors):
+            continue
+        shadow = _match(tensors, parameters)
+        if shadow is not None:
+            found.setdefault(frozenset(_storage(tensor) for tensor in shadow.tensors), shadow)
+    whole = [shadow for key, shadow in found.items() if not any(key < other for other in found)]  # not the layers of one
+    return sorted(whole, key=lambda shadow: (shadow.start, shadow.size))
+
+
+def nearest(shadows: Sequence[Shadow], wanted: Copy) -> Shadow | None:
+    """The shadow of the same parameters that is nearest in value."""
+    same = [shadow for shadow in shadows if (shadow.start, shadow.size) == (wanted.start, wanted.values.size)]
+    return min(same, key=lambda shadow: float(np.linalg.norm(shadow.copied().values - wanted.values)), default=None)
+
+
+def _storage(tensor: Tensor) -> int:
+    """Identity of the memory; tensors without memory of their own (sparse, wrapped) stand for themselves."""
+    if tensor.layout != torch.strided or type(tensor) not in (Tensor, nn.Parameter):
+        return id(tensor)
+    return tensor.untyped_storage().data_ptr()
+
+
+def _tensors(item: Any, count: int) -> list[Tensor]:
+    """The floating tensors of a container of nothing but tensors."""
+    if type(item) in (list, tuple, dict):
+        values = item.values() if type(item) is dict else item
+        if not 0 < len(item) <= 4 * count + 8:
+            return []
+    else:
+        values = list(item.parameters()) if "_parameters" in vars(item) else []
+    return [value for value in values if value.is_floating_point()] if all(type(value) in PLAIN for value in values) else []
+
+
+def _match(tensors: list[Tensor], parameters: Sequence[Tensor]) -> Shadow | None:
+    """The nearest run of parameters with these shapes, if it is near; all of them where others in between are buffers."""
+    shapes, edges = [p.shape for p in parameters], [0, *itertools.accumulate(p.numel() for p in parameters)]
+    runs: list[tuple[int, list[Tensor]]] = []
+    if len(tensors) >= len(shapes):
+        matched: list[Tensor] = []
+        for tensor in tensors:
+            if len(matched) < len(shapes) and tensor.shape == shapes[len(matched)]:
+                matched.append(tensor)
+        runs = [(0, matched)] if len(matched) == len(shapes) else []
+    elif any(tensor.ndim > 1 for tensor in tensors):  # not the scale and shift of a norm, which are alike everywhere
+        places = range(len(shapes) - len(tensors) + 1)
+        runs = [(i, tensors) for i in places if all(t.shape == s for t, s in zip(tensors, shapes[i:], strict=False))]
+    apart = [(_apart(matched, parameters[i : i + len(matched)]), i, matched) for i, matched in runs]
+    near, i, matched = min(apart, key=lambda each: each[0], default=(NEAR, 0, []))
+    return Shadow(edges[i], matched) if near < NEAR else None
+
+
+def _apart(tensors: Sequence[Tensor], parameters: Sequence[Tensor]) -> float:
+    mine, theirs = vector(tensors), vector(parameters)
+    size = float(np.linalg.norm(theirs))
+    return float(np.linalg.norm(mine - theirs)) / size if size else np.inf

@@ -1,0 +1,188 @@
+"""From evidence to a verdict. Plain numbers in, plain words out: no torch, so a stored trial can be judged again.
+
+The levels L0 to L3, their gates and the reasons for them: docs/equivalence.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from harness.config import Precision
+from harness.judge.diagnosis import INHERENT, Signature, diagnose, roughness
+
+ALGEBRA_GATE = 1e-12  # L0, relative, gradients and optimizer state in float64: correct code is near 1e-15, faults above 1e-3
+TRAJECTORY_GATE = 1e-9  # L0, relative, parameters over the float64 trajectory
+ROUNDING_GATE = 2.0  # L1, upper end of the interval of the error ratio
+SCALE_FACTOR = 10.0  # L1, |alpha - 1| in units of the accumulated gradient's usual error
+CLOSES = 0.5  # of the gap: a factor is named when its removal closes more than that
+RANK_LEVEL = 0.01  # L1, float32: can reject only from K = 99 permutations on
+RAN_AWAY = "a loss or a parameter became non-finite"
+
+
+class Outcome(StrEnum):
+    equivalent = "equivalent"
+    degraded = "degraded"
+    different = "different"
+    inconclusive = "inconclusive"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algebra:
+    """L0: in float64."""
+
+    gradient_error: float  # largest over the probes, clipping as configured, off and active
+    state_error: float  # optimizer state after the first step, largest over its entries
+    trajectory_error: float  # largest ||theta_acc - theta_full|| / ||theta_full - theta_0||
+    loss_error: float  # reported loss against the loss whose gradient was consumed, relative, where that gradient is exact
+    steps: int
+    floor: float  # the gradient error of a permuted full batch: what this model can resolve
+    clipping_active: bool  # some window was really clipped: otherwise the clipping test was vacuous
+    clipped_share: float  # of the windows of the configured run
+    short_windows: int  # windows smaller than the effective batch
+    unequal_terms: bool  # some micro-batches of a window had different numbers of loss terms
+
+    @property
+    def error(self) -> float:
+        """`algebra_error` of the tables."""
+        return worst(self.gradient_error, self.state_error)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounding:
+    """L1: in the target precision, at the first weights, against float64. NaN in float64, which is its own referee."""
+
+    ratio: float  # median error of the arm over median error of the full batch
+    low: float  # 95 % bootstrap interval
+    high: float
+    full_error: float  # median over permutations of ||g_full - g_64|| / ||g_64||
+    arm_error: float  # the same of the arm
+    rank_p: float
+    permutations: int
+    scale: float  # natural order: ||a|| / ||g_64||
+    cosine: float
+    residual: float  # of a outside the span of the full batch's micro-batch gradients
+    weights: tuple[float, ...]
+    condition: float
+    zeros: float = math.nan  # share of the entries that are not zero in float64 and exactly zero here
+    full_zeros: float = math.nan  # the same of the full batch
+    skipped: int  # permutations whose gradient overflowed and was skipped by the loss scaler
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trajectory:
+    """L3: reported, never a gate."""
+
+    ratio: float  # largest d_t over the largest null at t, before the null's first jump
+    jump_step: int | None  # first step with null > 100 times the null of the first step
+    final_distance: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """All that is known of one arm."""
+
+    precision: Precision
+    algebra: Algebra
+    rounding: Rounding
+    trajectory: Trajectory
+    counters: Mapping[str, tuple[float, float]]  # L2: those that differ, (arm, reference)
+    signature: Signature = field(default_factory=Signature)
+    ablation: Mapping[str, float] = field(default_factory=dict)  # factor -> share of the gap that its removal closes
+    finite: bool = True  # losses and parameters stayed finite
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    verdict: Outcome
+    cause: str  # empty when there is nothing to explain
+    explained: bool
+    reasons: tuple[str, ...]
+
+
+def judge(evidence: Evidence) -> Verdict:
+    """The verdict of one arm: L0 and L2 decide `different`, then L1 decides `degraded`."""
+    doubt = unjudgeable(evidence)
+    if doubt:
+        return Verdict(verdict=Outcome.inconclusive, cause="", explained=False, reasons=(doubt,))
+    vanished: tuple[str, tuple[str, ...]] = ("", ())
+    if evidence.precision == Precision.float16:  # the other formats have float32's range
+        vanished = roughness(evidence.rounding.zeros, evidence.rounding.full_zeros)
+    wrong = (*algebra_failures(evidence.algebra), *counter_failures(evidence.counters))
+    if wrong:
+        diagnosis = diagnose(evidence.signature, evidence.counters)
+        # A loop with a fault of its own may rightly have other zeros than the full batch.
+        also, why = vanished if INHERENT.issuperset(diagnosis.causes) else ("", ())
+        return Verdict(
+            verdict=Outcome.different,
+            cause="+".join(filter(None, (diagnosis.cause, also))),
+            explained=diagnosis.explained and not also,
+            reasons=(*diagnosis.sentences, *why, *wrong, *[RAN_AWAY] * (not evidence.finite)),
+        )
+    rough = rounding_failures(evidence)
+    if rough:
+        cause, why = vanished
+        reasons = (*why, *rough, *attribution(evidence.ablation))
+        return Verdict(verdict=Outcome.degraded, cause=cause, explained=False, reasons=reasons)
+    return Verdict(verdict=Outcome.equivalent, cause="", explained=False, reasons=())
+
+
+def unjudgeable(evidence: Evidence) -> str:
+    """Why this arm cannot be judged; empty when it can."""
+    # One that ran away is judged when its float64 gradients were finite and wrong at its own weights: that may be why.
+    own = (evidence.algebra.gradient_error, evidence.algebra.state_error)
+    if not evidence.finite and not any(ALGEBRA_GATE < error < math.inf for error in own):
+        return RAN_AWAY
+    if evidence.algebra.floor > ALGEBRA_GATE:
+        return f"the model resolves only {evidence.algebra.floor:.1e} in float64: a permuted full batch differs by that much"
+    if evidence.algebra.steps < 1:
+        return "no window was compared in float64"
+    if evidence.precision != Precision.float64 and math.isnan(evidence.rounding.ratio):
+        return f"the rounding could not be measured: {evidence.rounding.skipped} gradients overflowed in {evidence.precision}"
+    return ""
+
+
+def algebra_failures(algebra: Algebra) -> tuple[str, ...]:
+    """What fails of L0, in words."""
+    checks = (
+        ("gradients", algebra.gradient_error, ALGEBRA_GATE),
+        ("optimizer state after one step", algebra.state_error, ALGEBRA_GATE),
+        ("reported loss", algebra.loss_error, ALGEBRA_GATE),
+        (f"parameters over {algebra.steps} steps", algebra.trajectory_error, TRAJECTORY_GATE),
+    )
+    return tuple(
+        f"{what} differ by {error:.1e} in float64 (gate {gate:.0e})" for what, error, gate in checks if not error <= gate
+    )
+
+
+def counter_failures(counters: Mapping[str, tuple[float, float]]) -> tuple[str, ...]:
+    """What fails of L2, in words."""
+    return tuple(f"{name} is {arm:g}, full batch {reference:g}" for name, (arm, reference) in counters.items())
+
+
+def rounding_failures(evidence: Evidence) -> tuple[str, ...]:
+    """What fails of L1, in words; nothing in float64, where L0 has already measured the rounding."""
+    if evidence.precision == Precision.float64:
+        return ()
+    rounding, failures = evidence.rounding, []
+    if not rounding.high <= ROUNDING_GATE:
+        failures.append(f"rounding error is {rounding.ratio:.2f} times the full batch's (95 % up to {rounding.high:.2f})")
+    allowed = SCALE_FACTOR * rounding.ratio * rounding.full_error
+    if not abs(rounding.scale * rounding.cosine - 1) <= allowed:
+        failures.append(f"gradient scale is off by {abs(rounding.scale * rounding.cosine - 1):.1e} (allowed {allowed:.1e})")
+    if evidence.precision == Precision.float32 and rounding.rank_p <= RANK_LEVEL:
+        failures.append(f"error ranks above the permuted full batches (p = {rounding.rank_p:.3f})")
+    return tuple(failures)
+
+
+def attribution(ablation: Mapping[str, float]) -> tuple[str, ...]:
+    """The factors whose removal closes at least half of the gap, in words."""
+    closing = sorted(((share, factor) for factor, share in ablation.items() if share >= CLOSES), reverse=True)
+    return tuple(f"without {factor} {share:.0%} of the gap closes" for share, factor in closing)
+
+
+def worst(*errors: float) -> float:
+    """The largest, where NaN counts as worse than any number: a measure that failed must not pass."""
+    return math.nan if any(math.isnan(error) for error in errors) else max(errors, default=math.nan)

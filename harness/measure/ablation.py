@@ -1,0 +1,116 @@
+"""Attribution by removal: run one window again without a factor, and see how much of the gap to the full batch it closes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from harness.config import Precision
+from harness.measure.lock_step import Setting, Watch
+from harness.measure.rounding import still
+from harness.recipes.micro_batch import Even
+from harness.recipes.recipe import Recipe, take_step
+from harness.referee.gradients import relative_distance
+from harness.referee.oracle import clipped, no_clipping, snapshot
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One window under the trial's own conditions, or with one of them removed."""
+
+    recipe: Recipe
+    ids: Tensor
+    precision: Precision
+    clip_norm: float | None
+    dropout: bool = True
+    frozen_statistics: bool = False
+
+
+Removal = Callable[[Setting, Run], Run]
+
+
+def frozen_batch_norm(setting: Setting, run: Run) -> Run:
+    """BatchNorm normalises by its running statistics."""
+    return dataclasses.replace(run, frozen_statistics=True)
+
+
+def dropout_off(setting: Setting, run: Run) -> Run:
+    return dataclasses.replace(run, dropout=False)
+
+
+def clipping_off(setting: Setting, run: Run) -> Run:
+    return dataclasses.replace(run, clip_norm=no_clipping(run.clip_norm))
+
+
+def float64(setting: Setting, run: Run) -> Run:
+    return dataclasses.replace(run, precision=Precision.float64)
+
+
+def equal_lengths(setting: Setting, run: Run) -> Run:
+    """A full window of samples with equally many loss terms, cut evenly."""
+    workload, config, num = setting.exact, setting.config, run.recipe.accumulation_steps
+    terms = workload.num_terms(workload.batch(torch.arange(workload.num_samples))).cpu()
+    commonest = terms.mode().values
+    alike = torch.nonzero(terms == commonest).flatten()
+    micro_batch = max(1, min(config.effective_batch, len(alike)) // num)
+    recipe = dataclasses.replace(run.recipe, split=Even(micro_batch))
+    return dataclasses.replace(run, recipe=recipe, ids=alike[: micro_batch * num])
+
+
+REMOVALS: dict[str, Removal] = {
+    "batch statistics": frozen_batch_norm,
+    "dropout": dropout_off,
+    "clipping": clipping_off,
+    "low precision": float64,
+    "unequal lengths": equal_lengths,
+}
+
+
+def attribute(setting: Setting, recipe: Recipe, windows: Sequence[Tensor]) -> Mapping[str, float]:
+    """Factor -> share of the gap that its removal closes (1: all of it, 0: none; below 0: the gap grew).
+
+    The gap is ||a - g|| / ||g|| of one consumed gradient against the float64 full batch under the same conditions, on the window
+    of `windows` where it is widest. Empty when no single window shows a gap: the fault then needs several, or is no gradient's.
+    """
+    config = setting.config
+    runs = [Run(recipe=recipe, ids=ids, precision=config.precision, clip_norm=config.clip_norm) for ids in windows]
+    widest = max(runs, key=lambda run: _order(gap(setting, run)))
+    whole = gap(setting, widest)
+    if not whole > 0 or not math.isfinite(whole):
+        return {}
+    return {name: 1 - gap(setting, remove(setting, widest)) / whole for name, remove in REMOVALS.items()}
+
+
+def gap(setting: Setting, run: Run) -> float:
+    """||a - g|| / ||g|| of one window; NaN when the step was skipped."""
+    optimizer = still(setting.config)
+    arm = setting.arm(run.recipe, run.precision, total_steps=1, optimizer=optimizer, clip_norm=run.clip_norm, dropout=run.dropout)
+    referee = setting.referee(dropout=run.dropout)
+    if run.frozen_statistics:
+        freeze(arm.model)
+        freeze(referee.model)
+    watch = Watch(arm)
+    with setting.randomness():
+        take_step(arm, arm.workload.batch(run.ids))
+    if watch.gradient is None:
+        return math.nan
+    with setting.randomness():
+        exact = referee.gradient(snapshot(referee.model), setting.exact.batch(run.ids))
+    return relative_distance(watch.gradient, clipped(exact, run.clip_norm))
+
+
+def freeze(model: nn.Module) -> None:
+    """Put every BatchNorm layer into evaluation mode."""
+    for layer in model.modules():
+        if isinstance(layer, _BatchNorm):
+            layer.eval()
+
+
+def _order(value: float) -> float:
+    return -1.0 if math.isnan(value) else value

@@ -1,0 +1,323 @@
+"""Arms trained side by side on the same windows, and what is seen of them.
+
+Measuring leaves no trace: gradients are read in the optimizer's own hook, parameters are copied, generators are put back.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from harness.config import OptimizerConfig, Precision, TrialConfig
+from harness.recipes import precision
+from harness.recipes.determinism import fixed_randomness, kept_randomness, start_randomness
+from harness.recipes.execution import check_available, exchange_forward
+from harness.recipes.micro_batch import hash_seed
+from harness.recipes.recipe import Arm, Recipe, make_optimizer, make_schedule, take_step
+from harness.referee.gradients import (
+    Comparison,
+    Elements,
+    comparison,
+    distances_to,
+    flatten,
+    gradients,
+    moments_of,
+    relative_distance,
+)
+from harness.referee.oracle import Referee
+from harness.workloads import Batch, Workload
+from harness.workloads.build import make_workload
+
+REFERENCE = "full"
+ExactGradient = Callable[[str], Tensor | None]  # label of an arm -> [P] float64 at its present parameters
+Gradients = Literal["kept", "compared", "unseen"]  # what becomes of the gradients that the optimizers consume
+
+
+class Setting:
+    """What all arms of a trial share: the data in both widths, the device, and the weights they start from."""
+
+    def __init__(self, config: TrialConfig, device: torch.device) -> None:
+        self.config, self.device = config, device
+        check_available(config.execution, device)
+        self.workloads: dict[torch.dtype, Workload] = {
+            dtype: make_workload(config, device=device, dtype=dtype)
+            for dtype in {torch.float64, precision.parameter_dtype(config.precision)}
+        }
+        with fixed_randomness(config.seed, torch.device("cpu")):
+            self.initial = self.exact.make_model().train()
+
+    @property
+    def exact(self) -> Workload:
+        """The workload in float64."""
+        return self.workloads[torch.float64]
+
+    def randomness(self) -> AbstractContextManager[None]:
+        """The draws of a single window, the same whenever it is run again."""
+        return fixed_randomness(self.config.seed, self.device)
+
+    def referee(self, *, dropout: bool = True) -> Referee:
+        return Referee(self.exact, self._model(torch.float64, dropout))
+
+    def arm(
+        self,
+        recipe: Recipe,
+        width: Precision,
+        *,
+        total_steps: int,
+        clip_norm: float | None = None,
+        optimizer: OptimizerConfig | None = None,
+        dropout: bool = True,
+    ) -> Arm:
+        """A fresh arm at the initial weights; with the configured optimizer unless another is given."""
+        dtype = precision.parameter_dtype(width)
+        model = self._model(dtype, dropout)
+        decay = self.config.ema_decay
+        made = make_optimizer(optimizer or self.config.optimizer, model.parameters())
+        ema = None if decay is None else AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
+        if width == self.config.precision:
+            exchange_forward(model, recipe.execution)
+        return Arm(
+            recipe=recipe,
+            workload=self.workloads[dtype],
+            model=model,
+            optimizer=made,
+            schedule=make_schedule(self.config.schedule, made, total_steps),
+            scaler=precision.make_scaler(self.config.precision, self.device, self.config.loss_scale),
+            precision=width,
+            device=self.device,
+            clip_norm=clip_norm,
+            ema=ema,
+        )
+
+    def _model(self, dtype: torch.dtype, dropout: bool) -> nn.Module:
+        model = copy.deepcopy(self.initial).to(self.device, dtype)
+        for layer in model.modules():
+            if isinstance(layer, nn.Dropout) and not dropout:
+                layer.p = 0.0
+        return model
+
+
+class Watch:
+    """Sees what an arm's optimizer consumes, each time it steps, and where the weights are at each forward."""
+
+    def __init__(self, arm: Arm, *, compares: bool = True) -> None:
+        self.compares = compares  # whether anything but its steps is wanted
+        self.sees_gradients = self.keeps = True  # whether this window's are looked at, and whether `gradient` is wanted
+        self.gradient: Tensor | None = None  # [P] float64, of the last optimizer step; None when the scaler skipped it
+        self.reference: Elements | None = None  # a gradient that each step's is compared with at once
+        self.moments: Tensor | None = None  # [4] of the last optimizer step and the reference
+        self.consumed: Elements | None = None  # of the last optimizer step, where there is no reference
+        self.last_forward: Tensor | None = None  # [P] float64, the weights at the window's last forward, where watched
+        self.left_over: Tensor | None = None  # [P] float64, gradients there before the window's first backward, if any
+        self.rate = self._idle_rate = math.nan  # the learning rate of the last optimizer step, and of one without gradients
+        self.steps = self.steps_in_window = 0
+        self.steps_before_last_forward = 0  # of the window, where forwards are watched
+        self.sees_forwards = self._backward_begun = False
+        self.parameters = list(arm.model.parameters())
+        self._optimizer = arm.optimizer
+        arm.optimizer.register_step_pre_hook(self._see_step)
+        if compares:
+            arm.model.register_forward_hook(self._see_outputs)
+
+    def start_window(self, reference: Elements | None = None) -> None:
+        self.gradient = self.moments = self.consumed = self.last_forward = self.left_over = None
+        self.reference = reference
+        self.steps_in_window = self.steps_before_last_forward = 0
+        self._backward_begun = False
+        self._idle_rate = math.nan
+
+    def _see_step(self, *_: object) -> None:
+        rate = float(self._optimizer.param_groups[0]["lr"])
+        if all(p.grad is None for p in self.parameters):
+            self._idle_rate = rate  # it does nothing, and is the window's step only where there is no other
+        else:
+            self._take(rate)
+
+    def end_window(self) -> None:
+        """A window whose only steps found no gradient has consumed zeros."""
+        if self.steps_in_window == 0 and not math.isnan(self._idle_rate):
+            self._take(self._idle_rate)
+
+    def _take(self, rate: float) -> None:
+        self.steps += 1
+        self.steps_in_window += 1
+        self.rate = rate
+        if not (self.compares and self.sees_gradients):
+            return
+        consumed = Elements(gradients(self.parameters))
+        self.gradient = consumed.vector() if self.keeps else None
+        if self.reference is None:
+            self.consumed = consumed
+        else:
+            self.moments = moments_of(consumed, self.reference)
+
+    def _see_outputs(self, _model: nn.Module, _inputs: object, outputs: Tensor) -> None:
+        if outputs.requires_grad and not self._backward_begun:
+            outputs.register_hook(self._see_backward)
+        if outputs.requires_grad and self.sees_forwards:
+            outputs.register_hook(partial(self._used, flatten(self.parameters), self.steps_in_window))
+
+    def _used(self, weights: Tensor, steps: int, _gradient: Tensor) -> None:
+        """A backward goes through a forward with these weights; one for logging alone does not count."""
+        self.last_forward, self.steps_before_last_forward = weights, steps
+
+    def _see_backward(self, _gradient: Tensor) -> None:
+        """Before anything is added to a `.grad`: the outputs come first in a backward."""
+        if self._backward_begun:
+            return
+        self._backward_begun = True
+        if any(p.grad is not None and bool(p.grad.count_nonzero()) for p in self.parameters):
+            self.left_over = flatten(gradients(self.parameters))
+
+
+NOT_COMPARED = Comparison(math.nan, math.nan, math.nan)
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One arm's optimizer step beside the reference's, each at its own parameters."""
+
+    loss: float
+    gradient: Comparison  # NaN when one of the two steps was skipped, or gradients were not looked at
+    parameter_distance: float  # ||theta_arm - theta_full|| / ||theta_full - theta_0||
+    gradient_error: float = math.nan  # ||g - g_64|| / ||g_64||, where an exact gradient was given
+
+
+class LockStep:
+    """One reference arm and its candidates, stepped together."""
+
+    def __init__(self, arms: Mapping[str, Arm], seed: int, band: Collection[str] = ()) -> None:
+        """`arms` by label; the one labelled `full` is the reference and comes first. Of the `band` only weights are compared."""
+        assert next(iter(arms)) == REFERENCE and REFERENCE not in band
+        self.arms, self.seed, self.steps = dict(arms), seed, 0
+        self.watches = {label: Watch(arm, compares=label not in band) for label, arm in arms.items()}
+        self.began = [parameter.detach().clone() for parameter in self.watches[REFERENCE].parameters]
+        self.foreign_windows = dict.fromkeys(arms, 0)  # windows whose samples were not the window's
+        self.dirty_starts = dict.fromkeys(arms, 0)  # windows that began with gradients left over
+        self.foreign_rates = dict.fromkeys(arms, 0)  # windows whose step had another learning rate than the reference's
+
+    @property
+    def start(self) -> Tensor:
+        """[P] float64, the reference's weights before its first step."""
+        return flatten(self.began)
+
+    def step(self, ids: Tensor, *, gradients: Gradients = "kept", exact: ExactGradient | None = None) -> dict[str, StepRecord]:
+        """All arms take the window `ids`; one transfer from the device at the end.
+
+        `gradients`: every arm's stays in its watch (`kept`), or is compared with the reference's at once, which holds two copies
+        of the parameters however many arms there are: where the reference began, and what it consumed. `exact(label)` is asked
+        for before the arm's step, one arm after the other; None for an arm that is not judged.
+        """
+        arms, seed = self.arms, self._seed(self.steps)
+        device = arms[REFERENCE].device
+        window = arms[REFERENCE].workload.batch(ids)
+        consumed, losses, errors = None, [], {}
+        with kept_randomness(device):
+            for label, arm in arms.items():
+                watch = self.watches[label]
+                watch.start_window(consumed)
+                expected = exact(label) if exact is not None else None
+                watch.sees_gradients = gradients != "unseen"
+                watch.keeps = gradients == "kept" or expected is not None
+                start_randomness(seed, device)
+                losses.append(take_step(arm, window))
+                watch.end_window()
+                if watch.compares:
+                    self._count(label, window)
+                if label == REFERENCE:
+                    consumed = watch.consumed
+                    watch.moments = None if consumed is None else moments_of(consumed, consumed)
+                    watch.consumed = None
+                if expected is not None and watch.gradient is not None:
+                    errors[label] = relative_distance(watch.gradient, expected)
+                if gradients != "kept":
+                    watch.gradient = None
+        self.steps += 1
+        weights = [watch.parameters for watch in self.watches.values()]
+        distances = distances_to(weights[0], [self.began, *weights])
+        moments = {label: watch.moments for label, watch in self.watches.items() if watch.moments is not None}
+        seen = [distances, torch.stack(losses), *moments.values()]
+        movement, *values = torch.cat(seen).tolist()
+        num, rest = len(arms), iter(values[2 * len(arms) :])
+        return {
+            label: StepRecord(
+                loss,
+                comparison([next(rest) for _ in range(4)]) if label in moments else NOT_COMPARED,
+                distance / movement if movement > 0 else (0.0 if distance == 0 else math.inf),
+                errors.get(label, math.nan),
+            )
+            for label, distance, loss in zip(arms, values[:num], values[num:], strict=False)
+        }
+
+    def _count(self, label: str, window: Batch) -> None:
+        """What an arm did otherwise than the reference in this window."""
+        watch, reference = self.watches[label], self.watches[REFERENCE]
+        self.dirty_starts[label] += watch.left_over is not None
+        self.foreign_windows[label] += not window.holds(torch.cat(self.arms[label].seen))
+        both = watch.steps_in_window > 0 and reference.steps_in_window > 0
+        self.foreign_rates[label] += both and watch.rate != reference.rate
+
+    def watch_forwards(self, on: bool) -> None:
+        """Copy the weights at every forward from now on, or stop: a probe's business."""
+        for watch in self.watches.values():
+            watch.sees_forwards = on
+
+    def randomness(self, step: int) -> AbstractContextManager[None]:
+        """The draws (dropout) of a step: every arm, and the referee, starts it from the same generator state."""
+        return fixed_randomness(self._seed(step), self.arms[REFERENCE].device)
+
+    def _seed(self, step: int) -> int:
+        return hash_seed(self.seed, step)
+
+    def counters(self, label: str) -> dict[str, float]:
+        """L2: what must be the same as the reference's, exactly."""
+        arm, watch = self.arms[label], self.watches[label]
+        buffers = dict(arm.model.named_buffers())
+        tracked = [float(value) for name, value in buffers.items() if name.endswith("num_batches_tracked")]
+        state_steps = [float(state["step"]) for state in arm.optimizer.state.values() if "step" in state]
+        return {
+            "windows": arm.windows,
+            "samples counted": arm.samples,
+            "optimizer steps": watch.steps,
+            "optimizer state's step": max(state_steps, default=0.0),
+            "schedule index": arm.schedule.last_epoch,
+            **{f"learning rate of {group['name']}": group["lr"] for group in arm.optimizer.param_groups},
+            "BatchNorm num_batches_tracked": max(tracked, default=0.0),
+            "loss scale": arm.scaler.get_scale(),
+            "windows with other samples": self.foreign_windows[label],
+            "windows begun with gradients": self.dirty_starts[label],
+            "windows at another learning rate": self.foreign_rates[label],
+        }
+
+    def differing_counters(self, label: str) -> dict[str, tuple[float, float]]:
+        """Counters of an arm that are not the reference's, as (arm, reference)."""
+        reference = self.counters(REFERENCE)
+        return {name: (value, reference[name]) for name, value in self.counters(label).items() if value != reference[name]}
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]) -> dict[str, Tensor]:
+    """The optimizer's tensors by entry name (`exp_avg`, ...), each flattened in the order of `parameters`; no counters.
+
+    A parameter without an entry that others have (it never had a gradient) has zeros there.
+    """
+    states = [(parameter, optimizer.state.get(parameter, {})) for parameter in parameters]
+    names = {name: None for _, state in states for name, value in state.items() if isinstance(value, Tensor) and value.dim() > 0}
+    return {
+        name: flatten(value if (value := state.get(name)) is not None else torch.zeros_like(p) for p, state in states)
+        for name in names
+    }
+
+
+def arm_state(arm: Arm) -> dict[str, Tensor]:
+    """What an arm carries from step to step beside its weights: the optimizer's state and the moving average."""
+    ema = {} if arm.ema is None else {"ema": flatten(arm.ema.module.parameters())}
+    return optimizer_state(arm.optimizer, arm.model.parameters()) | ema

@@ -1,0 +1,91 @@
+"""Bytes that a training step takes: M = M_s + a b, a static part and what the backward of a micro-batch of b keeps.
+
+On the CPU the activations are counted exactly: the storages that autograd saves for backward, each once, without parameters,
+buffers and the data itself. Temporaries inside an operation are not among them. On CUDA the allocator's peak has them as well.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from harness.recipes.recipe import Arm, take_step
+from harness.workloads import Batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes of one window's step, each at its largest."""
+
+    parameters: int  # and buffers
+    gradients: int
+    state: int  # the optimizer's
+    activations: int  # of the largest micro-batch
+    peak: int | None  # the CUDA allocator's, over the step; None on the CPU
+
+    @property
+    def total(self) -> int:
+        return self.peak if self.peak is not None else self.parameters + self.gradients + self.state + self.activations
+
+
+def of_step(arm: Arm, window: Batch) -> Memory:
+    """Take one step of the arm, and count."""
+    own = [*arm.model.parameters(), *arm.model.buffers(), window.inputs, window.targets]
+    known = {tensor.untyped_storage().data_ptr() for tensor in own}
+    saved: dict[int, int] = {}
+    most, gradients = [0], [0]
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in known:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor.detach()
+
+    def end_micro_batch(_arm: Arm) -> None:
+        most[0] = max(most[0], sum(saved.values()))
+        saved.clear()
+
+    def see_gradients(arm: Arm) -> None:
+        gradients[0] = num_bytes(p.grad for p in arm.model.parameters() if p.grad is not None)
+
+    recipe = arm.recipe
+    arm.recipe = dataclasses.replace(
+        recipe, after_backward=(end_micro_batch, *recipe.after_backward), at_boundary=(see_gradients, *recipe.at_boundary)
+    )
+    is_cuda = arm.device.type == "cuda"
+    if is_cuda:
+        torch.cuda.reset_peak_memory_stats(arm.device)
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            take_step(arm, window)
+    finally:
+        arm.recipe = recipe
+    return Memory(
+        parameters=num_bytes([*arm.model.parameters(), *arm.model.buffers()]),
+        gradients=gradients[0],
+        state=num_bytes(_state(arm)),
+        activations=most[0],
+        peak=torch.cuda.max_memory_allocated(arm.device) if is_cuda else None,
+    )
+
+
+def fit(micro_batches: Sequence[int], totals: Sequence[int]) -> tuple[float, float]:
+    """(M_s, a) of M = M_s + a b by least squares, in bytes; a is per sample. One size alone has no fit."""
+    if len(set(micro_batches)) < 2:
+        raise ValueError(f"expected two or more sizes of micro-batches, got {sorted(set(micro_batches))}")
+    slope, static = np.polyfit(np.asarray(micro_batches, dtype=float), np.asarray(totals, dtype=float), 1)
+    return float(static), float(slope)
+
+
+def num_bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _state(arm: Arm) -> Iterator[Tensor]:
+    for entries in arm.optimizer.state.values():
+        yield from (value for value in entries.values() if isinstance(value, Tensor) and value.dim() > 0)

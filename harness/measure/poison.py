@@ -1,0 +1,152 @@
+"""A window with one micro-batch that is not finite, met by the reference as well: who skips it, who steps, and on what.
+
+With a loss scaler the right answer is to skip the whole window once, to halve the scale once and to move nothing; without one the
+full batch's step is not finite, so the accumulated one must not be either.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from harness.config import Precision
+from harness.measure.lock_step import REFERENCE, LockStep, Setting, arm_state
+from harness.measure.probe import inside_causes
+from harness.recipes.recipe import Arm, Recipe
+from harness.referee.gradients import flatten, relative_distance
+from harness.referee.oracle import WHOLE, Parts, State, no_clipping, snapshot
+from harness.workloads import Batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoisonedWindow:
+    """What an arm did with the window."""
+
+    steps: int  # optimizer steps taken in it; 0 where the scaler skipped it
+    finite: bool  # its weights afterwards
+    moved: bool  # weights, optimizer state or moving average are not what they were
+    scale_before: float  # of the loss; 1 without a scaler
+    scale_after: float
+    survivors: float  # relative distance of the consumed gradient to that of the finite micro-batches; infinite without a step
+
+    def counters(self) -> dict[str, float]:
+        """What must be the same as the reference's, exactly."""
+        return {
+            "steps in a window with a non-finite micro-batch": self.steps,
+            "finite weights after a non-finite micro-batch": self.finite,
+            "loss scale's factor at a non-finite micro-batch": self.scale_after / self.scale_before,
+        }
+
+
+def measure(setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[Tensor]) -> dict[str, PoisonedWindow]:
+    """All arms, the reference (`full`) too, in float64: `windows[0]` as it is, then `windows[1]` with one sample poisoned.
+
+    Clipping and dropout are off. The scaler is the configured precision's; a power of two, so exact in float64.
+    """
+    clip_norm = no_clipping(setting.config.clip_norm)
+    arms = {
+        label: setting.arm(recipe, Precision.float64, total_steps=2, clip_norm=clip_norm, dropout=False)
+        for label, recipe in recipes.items()
+    }
+    lock = LockStep(arms, setting.config.seed)
+    first, ids = windows
+    lock.step(first)
+    before = {label: _everything(arm) for label, arm in arms.items()}
+    states = {label: snapshot(arm.model) for label, arm in arms.items()}
+    scales = {label: arm.scaler.get_scale() for label, arm in arms.items()}
+    window = setting.exact.batch(ids)
+    sample = window.rows(slice(len(ids) // 2, len(ids) // 2 + 1))
+    with poisoned(list(arms.values()), sample):
+        lock.step(ids)
+    found = {}
+    for label, arm in arms.items():
+        after = _everything(arm)
+        found[label] = PoisonedWindow(
+            steps=lock.watches[label].steps_in_window,
+            finite=bool(torch.isfinite(flatten(arm.model.parameters())).all()),
+            moved=len(after) != len(before[label]) or not torch.equal(after, before[label]),
+            scale_before=scales[label],
+            scale_after=arm.scaler.get_scale(),
+            survivors=_survivors(setting, arm, states[label], lock.watches[label].gradient, window, sample.ids),
+        )
+    return found
+
+
+def differing(found: Mapping[str, PoisonedWindow], label: str) -> dict[str, tuple[float, float]]:
+    """Counters of an arm that are not the reference's, as (arm, reference).
+
+    Without a scaler the reference's weights are lost; an arm that leaves the whole window out, and moves nothing, is no worse.
+    """
+    if not (found[label].steps or found[label].moved or found[REFERENCE].finite):
+        return {}
+    reference = found[REFERENCE].counters()
+    return {name: (value, reference[name]) for name, value in found[label].counters().items() if value != reference[name]}
+
+
+def _survivors(setting: Setting, arm: Arm, state: State, consumed: Tensor | None, window: Batch, sample: Tensor) -> float:
+    """Smallest relative distance of the consumed gradient to that of the window without the micro-batch of the id `sample`."""
+    poison = int(sample)
+    seen = torch.cat(arm.seen)
+    # Where no backward has gone through the micro-batch at all, it is what is missing of the window.
+    missing = window.ids[~torch.isin(window.ids, seen)]
+    cut = [*arm.seen, missing] if len(missing) else arm.seen
+    if consumed is None or not bool(torch.isfinite(consumed).all()) or not window.holds(torch.cat(cut)):
+        return math.inf
+    if len(missing) and poison in seen:
+        return math.inf
+    lost = next(k for k, ids in enumerate(cut) if poison in ids)
+    referee, sizes = setting.referee(dropout=False), [len(ids) for ids in cut]
+    inside = (WHOLE, *inside_causes(setting).values())
+    taken = (referee.parts(state, window.in_order(torch.cat(cut)), sizes, one) for one in inside)
+    apart = torch.cat([window.ids[window.ids != poison], sample])
+    others = referee.parts(state, window.in_order(apart), [len(window) - 1, 1]).shares[0]
+    candidates = [kept for parts in taken for kept in without(parts, lost)]
+    return min(relative_distance(consumed, kept) for kept in (*candidates, replaced(consumed, candidates[0], others)))
+
+
+def replaced(consumed: Tensor, survivors: Tensor, others: Tensor) -> Tensor:
+    """The window's gradient when entries that are not finite become 0, in the sum or in the lost micro-batch's.
+
+    The other entries have what the `others`, all samples but the one, have in them.
+    """
+    choices = torch.stack([torch.zeros_like(others), survivors, others])
+    nearest = (choices - consumed).abs().argmin(0, keepdim=True)
+    return choices.gather(0, nearest)[0]
+
+
+def without(parts: Parts, lost: int) -> Iterator[Tensor]:
+    """The window's gradient when micro-batch `lost` is dropped: the others as they are, weighted up by terms, or by number."""
+    rest = torch.stack([share for k, share in enumerate(parts.shares) if k != lost] or [torch.zeros_like(parts.gradient)]).sum(0)
+    yield rest
+    left = sum(parts.terms) - parts.terms[lost]
+    if left:
+        yield rest * (sum(parts.terms) / left)
+        yield rest * (len(parts.terms) / (len(parts.terms) - 1))
+
+
+@contextmanager
+def poisoned(arms: Sequence[Arm], sample: Batch) -> Iterator[None]:
+    """Inside, the model's output for `sample` (one row) is infinite, so that its loss and its gradients are not finite."""
+
+    def poison(_model: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> Tensor:
+        rows = inputs[0]
+        if rows.shape[1:] != sample.inputs.shape[1:]:
+            return outputs
+        mine = (rows == sample.inputs.to(rows)).flatten(1).all(1)
+        return outputs * torch.where(mine, math.inf, 1.0).to(outputs).view(-1, *[1] * (outputs.dim() - 1))
+
+    handles = [arm.model.register_forward_hook(poison) for arm in arms]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _everything(arm: Arm) -> Tensor:
+    return flatten([*arm.model.parameters(), *arm_state(arm).values()])

@@ -1,0 +1,126 @@
+"""L1, the rounding in the target precision: is the accumulated gradient less accurate than the full batch's?
+
+All gradients are taken at the initial weights on the first window and judged by their distance to the float64 referee, never by
+their distance to each other: in 16-bit formats permuting a full batch moves almost nothing while correct accumulation does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from harness.config import OptimizerConfig, Precision, TrialConfig
+from harness.judge.resampling import permutation_rank, ratio_of_medians
+from harness.judge.verdict import Rounding
+from harness.measure.lock_step import REFERENCE, LockStep, Setting
+from harness.measure.probe import inside_causes
+from harness.recipes.micro_batch import hash_seed
+from harness.recipes.recipe import Recipe
+from harness.referee.gradients import Comparison, Decomposition, compare, decompose, relative_distance
+from harness.referee.oracle import WHOLE, no_clipping, snapshot
+
+PERMUTATION_STREAM = 1  # of the trial's seed
+
+
+def still(config: TrialConfig) -> OptimizerConfig:
+    """The trial's own optimizer at rate 0: an arm goes through all its motions and stays where it is.
+
+    A loop written by hand may look into its groups and its state.
+    """
+    return dataclasses.replace(config.optimizer, lr=0.0)
+
+
+def measure(setting: Setting, recipes: Mapping[str, Recipe], ids: Tensor) -> dict[str, Rounding]:
+    """L1 of every arm but the reference on the window `ids`, over K permutations of its rows. Dropout and clipping are off."""
+    config = setting.config
+    referee, clip_norm = setting.referee(dropout=False), no_clipping(config.clip_norm)
+    state, window = snapshot(referee.model), setting.exact.batch(ids)
+    exact = referee.gradient(state, window)
+    lock = LockStep(
+        {
+            label: setting.arm(
+                recipe, config.precision, total_steps=1, clip_norm=clip_norm, optimizer=still(config), dropout=False
+            )
+            for label, recipe in recipes.items()
+        },
+        config.seed,
+    )
+    lock.step(ids)
+    natural = {label: _judged(watch.gradient, exact) for label, watch in lock.watches.items()}
+    # Beside what its micro-batches compute in exact arithmetic: under BatchNorm a small one has other dead units than the window.
+    inside = [WHOLE, *inside_causes(setting).values()][-1]
+    own = {  # without such parts the window's gradient is every arm's
+        label: exact if inside == WHOLE else referee.within(state, window, recipe.split(len(window)), inside)[1]
+        for label, recipe in recipes.items()
+    }
+    zeros = {label: vanished(watch.gradient, own[label]) for label, watch in lock.watches.items()}
+    apart = {
+        label: _apart(lock, label, referee.parts(state, window, recipe.split(len(window))).parts)
+        for label, recipe in recipes.items()
+    }
+    generator = torch.Generator().manual_seed(hash_seed(config.seed, PERMUTATION_STREAM))
+    errors: dict[str, list[float]] = {label: [] for label in recipes}
+    for _ in range(config.permutations):
+        lock.step(ids[torch.randperm(len(ids), generator=generator)])
+        for label, watch in lock.watches.items():
+            if watch.gradient is not None:
+                errors[label].append(relative_distance(watch.gradient, exact))
+    return {
+        label: dataclasses.replace(
+            _rounding(setting, natural[label], apart[label], errors[label], errors[REFERENCE]),
+            zeros=zeros[label],
+            full_zeros=zeros[REFERENCE],
+        )
+        for label in recipes
+        if label != REFERENCE
+    }
+
+
+def _judged(gradient: Tensor | None, exact: Tensor) -> Comparison:
+    return Comparison(math.nan, math.nan, math.nan) if gradient is None else compare(gradient, exact)
+
+
+def vanished(gradient: Tensor | None, exact: Tensor) -> float:
+    """Share of the entries of `exact` that are not zero and are exactly zero in `gradient`."""
+    if gradient is None or not bool(exact.count_nonzero()):
+        return math.nan
+    return float(((gradient == 0) & (exact != 0)).sum() / (exact != 0).sum())
+
+
+def _apart(lock: LockStep, label: str, parts: tuple[Tensor, ...]) -> Decomposition:
+    gradient = lock.watches[label].gradient
+    if gradient is None or not bool(torch.isfinite(gradient).all()):
+        return Decomposition((), math.nan, math.nan)
+    return decompose(gradient, parts)
+
+
+def _rounding(
+    setting: Setting, natural: Comparison, apart: Decomposition, errors: list[float], full_errors: list[float]
+) -> Rounding:
+    config = setting.config
+    usable = len(errors) > 0 and len(full_errors) > 0 and statistics.median(full_errors) > 0
+    ratio = low = high = rank = math.nan
+    if usable and config.precision != Precision.float64:
+        interval = ratio_of_medians(errors, full_errors, seed=config.seed)
+        ratio, low, high = interval.estimate, interval.low, interval.high
+        rank = permutation_rank(natural.distance, full_errors)
+    return Rounding(
+        ratio=ratio,
+        low=low,
+        high=high,
+        full_error=statistics.median(full_errors) if full_errors else math.nan,
+        arm_error=statistics.median(errors) if errors else math.nan,
+        rank_p=rank,
+        permutations=config.permutations,
+        scale=natural.scale,
+        cosine=natural.cosine,
+        residual=apart.residual,
+        weights=apart.weights,
+        condition=apart.condition,
+        skipped=2 * config.permutations - len(errors) - len(full_errors),
+    )

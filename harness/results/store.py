@@ -1,0 +1,412 @@
+"""Results on disk: one folder per trial, numbers exact, files whole or absent, many writers at once.
+
+```
+<root>/<experiment>/<trial>/
+    config.json     the whole resolved configuration
+    steps.jsonl     one row per step and arm while the trial runs; a row counts once its newline is on disk
+    steps.parquet   the same rows, at the end
+    trial.json      configuration, verdicts, evidence, environment; its presence means "finished"
+    failed.json     error and traceback, when the trial raised or its process died
+    lock            flock of the process that runs the trial; the kernel frees it when that process dies
+    wandb/          the W&B mirror of the trial (tracking.py)
+```
+
+Numbers are exact, NaN and the infinities included: rows.py says how.
+
+`trial.json` carries its own checksum (record.py) and that of `steps.parquet`: a damaged file is told from a good one.
+
+A trial that was killed starts over: its partial files are replaced. What is damaged or not ours is never deleted or overwritten:
+the folder is renamed to `<trial>.set-aside-<n>` and a `StoreWarning` names the reason.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from harness.config import ConfigError
+from harness.results.record import (
+    FORMAT,
+    PARTIAL,
+    StoredTrial,
+    StoreError,
+    damage,
+    read_steps,
+    read_trial,
+    write_failed,
+    write_record,
+    write_whole,
+)
+from harness.results.rows import Row, RowFile, from_parquet, read_rows, to_parquet
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["State", "Status", "Store", "StoreError", "StoreWarning", "StoredTrial", "TrialTaken", "TrialWriter", "read_rows"]
+
+_ATTEMPT = ("steps.jsonl", "steps.parquet", "failed.json")  # what an attempt that did not finish may leave
+_FILES = ("config.json", "trial.json", *_ATTEMPT)
+_MIRROR = "wandb"
+_RESERVED = ("sha256", "format", "experiment", "trial", "config", "steps", "steps_sha256")
+_SET_ASIDE = re.compile(r"\.set-aside-\d+$")
+
+
+class StoreWarning(UserWarning):
+    """Something in the results folder is damaged or not ours; it was skipped or set aside, never deleted."""
+
+
+class TrialTaken(RuntimeError):
+    """The trial needs no run by us: another process runs it now, or it is finished (see `state`)."""
+
+    def __init__(self, folder: Path, state: State) -> None:
+        super().__init__(f"{folder} is {state}")
+        self.state = state
+
+
+class State(StrEnum):
+    finished = "finished"
+    running = "running"
+    failed = "failed"
+    unfinished = "unfinished"  # killed, interrupted, or about to start
+    damaged = "damaged"  # has a trial.json that cannot be trusted; the next run sets it aside
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """Where one trial stands; `detail` is the error of a failed trial or the damage of a damaged one, on one line."""
+
+    experiment: str
+    trial: str
+    state: State
+    folder: Path
+    detail: str = ""
+    stored: StoredTrial | None = field(default=None, repr=False)  # of a finished trial
+
+
+class Store:
+    """The results under `root`. Any number of processes on one file system may use the same root."""
+
+    def __init__(self, root: Path | str) -> None:
+        self.root = Path(root)
+
+    def folder(self, experiment: str, trial: str) -> Path:
+        """Where a trial lives; ValueError for a name that is not one plain folder name."""
+        for name in (experiment, trial):
+            if not name or name.startswith(".") or "/" in name or "\0" in name or _SET_ASIDE.search(name):
+                raise ValueError(f"expected the name of a folder, got {name!r}")
+        return self.root / experiment / trial
+
+    def check_writable(self) -> None:
+        """Raise ConfigError unless files can be made under the root."""
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.root) as file:
+                file.write(b"x")
+        except OSError as error:
+            raise ConfigError("results", self.root, f"a folder that can be written ({error.strerror})") from error
+
+    def open_trial(self, experiment: str, trial: str, config: Mapping[str, Any]) -> TrialWriter:
+        """Claim a trial and start it from nothing; partial results of an earlier attempt are replaced.
+
+        Raises TrialTaken when another process runs the trial or it is finished, ConfigError when the root cannot be written.
+        """
+        folder = self.folder(experiment, trial)
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            with self._root_lock():
+                lock = self._claim(folder)
+        except OSError as error:
+            raise ConfigError(
+                "results", self.root, f"a folder that can be written ({error.strerror}: {error.filename})"
+            ) from error
+        return TrialWriter(folder, dict(config), lock)
+
+    def finished(self, experiment: str, trial: str) -> bool:
+        """Whether the trial has a good `trial.json` and the `steps.parquet` that belongs to it."""
+        folder = self.folder(experiment, trial)
+        return (folder / "trial.json").exists() and damage(folder) is None
+
+    def trials(self, experiment: str | None = None) -> Iterator[StoredTrial]:
+        """Finished trials in the order of their names, from `trial.json` alone; damaged ones are skipped with a warning."""
+        for folder in self._folders(experiment):
+            try:
+                yield read_trial(folder)
+            except FileNotFoundError:
+                continue
+            except StoreError as error:
+                warnings.warn(f"skipped: {error}", StoreWarning, stacklevel=2)
+
+    def status(self, experiment: str | None = None) -> Iterator[Status]:
+        """Every trial that has a folder, finished or not."""
+        for folder in self._folders(experiment):
+            if folder.is_dir() and any((folder / name).exists() for name in ("trial.json", "lock", "failed.json", "config.json")):
+                yield self._status(folder)
+
+    def steps(self, trial: StoredTrial) -> pd.DataFrame:
+        """The step rows of a finished trial, in the order they were written; StoreError when the file is not the one written."""
+        return from_parquet(read_steps(trial))
+
+    def mark_failed(self, experiment: str, trial: str, error: str) -> bool:
+        """Write `failed.json` for a trial whose process died; `error` is its last line or whole traceback.
+
+        False, and nothing written, when the trial is finished or another process has taken it up.
+        """
+        folder = self.folder(experiment, trial)
+        self.root.mkdir(parents=True, exist_ok=True)
+        with self._root_lock():
+            _make_folder(folder.parent)
+            _make_folder(folder)
+            lock = _try_lock(folder / "lock")
+            if lock is None:
+                return False
+            try:
+                if self.finished(experiment, trial):
+                    return False
+                write_failed(folder, error)
+                return True
+            finally:
+                _release(folder / "lock", lock)
+
+    @contextmanager
+    def _root_lock(self) -> Iterator[None]:
+        """Held for moments, while trials are claimed or set aside, so that nobody renames a folder another has just claimed."""
+        descriptor = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _claim(self, folder: Path) -> int:
+        """Lock descriptor of a folder that holds nothing but its lock."""
+        _make_folder(folder.parent)
+        _make_folder(folder)
+        if (folder / "lock").exists() and not (folder / "lock").is_file():
+            _set_aside(folder, f"{folder / 'lock'} is not a file of this store")
+            folder.mkdir()
+        lock = _try_lock(folder / "lock")
+        if lock is None:
+            raise TrialTaken(folder, State.running)
+        if self.finished(folder.parent.name, folder.name):
+            _release(folder / "lock", lock)
+            raise TrialTaken(folder, State.finished)
+        problem = damage(folder) or _foreign(folder)
+        if problem is None:
+            _clear(folder)
+            return lock
+        os.close(lock)  # nobody can take it up: that needs the root lock
+        _set_aside(folder, problem)
+        return self._claim(folder)
+
+    def _folders(self, experiment: str | None) -> Iterator[Path]:
+        experiments = [self.folder(experiment, "any").parent] if experiment is not None else _names(self.root)
+        for parent in experiments:
+            yield from _names(parent)
+
+    def _status(self, folder: Path) -> Status:
+        def status(state: State, detail: str = "", stored: StoredTrial | None = None) -> Status:
+            names = {"experiment": folder.parent.name, "trial": folder.name}
+            return Status(**names, state=state, folder=folder, detail=detail, stored=stored)
+
+        try:
+            return status(State.finished, stored=read_trial(folder))
+        except FileNotFoundError:
+            pass
+        except StoreError as error:
+            return status(State.damaged, str(error))
+        if self._is_running(folder):
+            return status(State.running)
+        try:
+            return status(State.failed, str(json.loads((folder / "failed.json").read_bytes())["error"]))
+        except FileNotFoundError:
+            return status(State.unfinished)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            return status(State.failed, f"failed.json cannot be read: {error}")
+
+    def _is_running(self, folder: Path) -> bool:
+        if not (folder / "lock").exists():
+            return False
+        with self._root_lock():  # else a trial claimed at this moment would take our probe for a running process
+            try:
+                descriptor = os.open(folder / "lock", os.O_RDWR)
+            except FileNotFoundError:
+                return False
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return False
+            except BlockingIOError:
+                return True
+            finally:
+                os.close(descriptor)
+
+
+class TrialWriter:
+    """The running trial: `add` at every step, then `finish`. As a context manager it records what was raised inside it.
+
+    An exception leaves `failed.json`; Ctrl-C and leaving without `finish` leave the trial unfinished, to be started over.
+    """
+
+    def __init__(self, folder: Path, config: dict[str, Any], lock: int) -> None:
+        self.folder = folder
+        self._config = config
+        self._lock: int | None = lock
+        try:
+            write_whole(folder / "config.json", (json.dumps(config, indent=1) + "\n").encode())
+            self._rows = RowFile(folder / "steps.jsonl")
+        except OSError as error:
+            self._release()
+            raise _explained(error, folder) from error
+
+    def add(self, *rows: Row) -> None:
+        """Append rows of plain scalars; once this returns, the death of the process does not lose them.
+
+        RowError when a value is no scalar or a column changes its type, StoreError when it cannot be written.
+        """
+        try:
+            self._rows.append(*rows)
+        except OSError as error:
+            raise _explained(error, self.folder / "steps.jsonl") from error
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Make the trial finished: `summary` holds `arms`, `environment`, `seconds` and whatever else is to be kept.
+
+        Plain JSON types only; `arms` has one verdict row per arm: the columns of `verdicts.csv`, and `evidence`.
+        All or nothing: `trial.json` appears last, and only when everything before it is on disk.
+        """
+        missing = {"arms", "environment", "seconds"} - summary.keys()
+        reserved = summary.keys() & set(_RESERVED)
+        if missing or reserved:
+            raise ValueError(f"expected arms, environment, seconds and free names, got missing {missing}, reserved {reserved}")
+        try:
+            self._rows.close()
+            rows = read_rows(self.folder / "steps.jsonl")
+            if len(rows) != self._rows.num_rows:
+                raise StoreError(f"{self.folder}/steps.jsonl: {self._rows.num_rows} rows were written, {len(rows)} are there")
+            steps = to_parquet(rows)
+            write_whole(self.folder / "steps.parquet", steps)
+            record = {
+                "format": FORMAT,
+                "experiment": self.folder.parent.name,
+                "trial": self.folder.name,
+                "config": self._config,
+                **summary,
+                "steps": len(rows),
+                "steps_sha256": hashlib.sha256(steps).hexdigest(),
+            }
+            write_record(self.folder, record)
+        except OSError as error:
+            raise _explained(error, self.folder) from error
+        (self.folder / "steps.jsonl").unlink()
+        self._release()
+
+    def close(self) -> None:
+        """Give the trial up, unfinished; nothing happens after `finish`."""
+        self._rows.close()
+        self._release()
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            _release(self.folder / "lock", self._lock)
+            self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._lock is not None and error is not None and not isinstance(error, KeyboardInterrupt):
+            try:
+                write_failed(self.folder, "".join(traceback.format_exception(kind, error, trace)))
+            except OSError as second:  # a full disk, most likely: the error itself goes on to the caller
+                warnings.warn(f"{self.folder}: failed.json could not be written ({second})", StoreWarning, stacklevel=2)
+        self.close()
+
+
+def _foreign(folder: Path) -> str | None:
+    """Names what is in a trial's folder and is not ours."""
+    ours = {"lock", *_FILES, *(name + PARTIAL for name in _FILES)}
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        if not (
+            entry.is_dir(follow_symlinks=False)
+            if entry.name == _MIRROR
+            else entry.name in ours and entry.is_file(follow_symlinks=False)
+        ):
+            return f"{entry.path} is not a file of this store"
+    return None
+
+
+def _clear(folder: Path) -> None:
+    """Remove what an attempt that did not finish has left."""
+    for name in (*_ATTEMPT, *(name + PARTIAL for name in _FILES)):
+        (folder / name).unlink(missing_ok=True)
+    if (folder / _MIRROR).exists():
+        shutil.rmtree(folder / _MIRROR)
+
+
+def _make_folder(path: Path) -> None:
+    """A folder at `path`, in place of anything else that was there; the caller holds the root lock."""
+    if os.path.lexists(path) and not path.is_dir():
+        _set_aside(path, "is not a folder")
+    path.mkdir(exist_ok=True)
+
+
+def _set_aside(path: Path, reason: str) -> None:
+    """Rename to the next free `<name>.set-aside-<n>`; the caller holds the root lock."""
+    number = 1
+    while os.path.lexists(target := path.with_name(f"{path.name}.set-aside-{number}")):
+        number += 1
+    path.rename(target)
+    warnings.warn(f"{path} set aside as {target.name}: {reason}", StoreWarning, stacklevel=2)
+
+
+def _try_lock(path: Path) -> int | None:
+    """Descriptor that holds the lock, or None when another process holds it."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                return descriptor
+        os.close(descriptor)  # its last holder removed the file between our open and our flock
+
+
+def _release(path: Path, descriptor: int) -> None:
+    path.unlink(missing_ok=True)
+    os.close(descriptor)
+
+
+def _explained(error: OSError, path: Path) -> StoreError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StoreError(
+            f"{path}: the disk is full. Finished trials are safe; free some space and run again: this trial starts over"
+        )
+    return StoreError(f"{path}: cannot be written ({error.strerror})")
+
+
+def _names(folder: Path) -> Iterator[Path]:
+    """Entries that may be ours, in the order of their names; nothing when the folder is not there."""
+    try:
+        names = sorted(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for name in names:
+        if not name.startswith(".") and not _SET_ASIDE.search(name):
+            yield folder / name

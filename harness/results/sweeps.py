@@ -1,0 +1,46 @@
+"""What a sweep was asked to run: `<root>/.sweeps/<name>.json`, so that another process can tell how much is left.
+
+The file is a note for whoever watches. Nothing depends on it: which trials are finished is in the store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.results.record import write_whole
+
+FOLDER = ".sweeps"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The trials that one command asked for, as `experiment/trial`, and when it (last) started."""
+
+    trials: tuple[str, ...]
+    started: float  # seconds since the epoch
+
+
+def announce(root: Path, trials: Sequence[str]) -> None:
+    """Write down the trials of a sweep that starts now; the same trials again replace their own note."""
+    folder = root / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    name = hashlib.sha256("\n".join(sorted(trials)).encode()).hexdigest()[:16]
+    content = {"trials": list(trials), "started": time.time()}
+    write_whole(folder / f"{name}.json", (json.dumps(content) + "\n").encode())
+
+
+def announced(root: Path) -> list[Sweep]:
+    """Every sweep's note, oldest first; one that cannot be read is left out."""
+    found = []
+    for path in (root / FOLDER).glob("*.json"):
+        try:
+            content = json.loads(path.read_bytes())
+            found.append(Sweep(tuple(map(str, content["trials"])), float(content["started"])))
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return sorted(found, key=lambda sweep: sweep.started)

@@ -1,0 +1,195 @@
+"""One trial in a process of its own, which takes nothing with it when it raises, exits, crashes or is killed.
+
+Children come from a forkserver that has torch imported: about 0.05 s each, and no state of the parent, which does not import it.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess, parent_process
+from pathlib import Path
+from typing import NamedTuple
+
+from harness.config import ConfigError, HarnessConfig, identity
+from harness.results import tracking
+from harness.results.store import State, Store, StoreWarning, TrialTaken
+
+TrialFunction = Callable[[HarnessConfig], None]
+
+PRELOAD: tuple[str, ...] = ("harness.sweep.preloaded",)  # imported once, before the first child
+MOST_WARNINGS = 3  # of one trial that are shown
+OUTPUT_TAIL = 8192  # characters of a traceback, or of a dead child's output, that are kept
+LINE_LENGTH = 300  # characters of a line of either in the terminal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A trial that did not finish: `summary` in one line, `details` the traceback or the last output."""
+
+    trial: str
+    summary: str
+    details: str
+    is_bad_input: bool = False
+
+
+class Cell(NamedTuple):
+    config: HarnessConfig
+    store: Store
+    trial: str
+
+    @property
+    def folder(self) -> Path:
+        return self.store.folder(self.config.experiment, self.trial)
+
+    def is_finished(self) -> bool:
+        return self.store.finished(self.config.experiment, self.trial)
+
+
+class Done(NamedTuple):
+    warnings: tuple[str, ...] = ()  # of the store and the mirror: what was set aside, what was not mirrored
+
+
+class Taken(NamedTuple):
+    state: State
+
+
+@dataclass(kw_only=True)
+class Child:
+    """One trial's process, the pipe of its report and the pipe of what it prints."""
+
+    cell: Cell
+    process: BaseProcess
+    report: Connection
+    output: Connection
+    tail: bytes = b""
+
+    @classmethod
+    def start(cls, cell: Cell, run: TrialFunction, threads: int) -> Child:
+        report, child_report = multiprocessing.Pipe(duplex=False)
+        output, child_output = multiprocessing.Pipe(duplex=False)
+        process = multiprocessing.get_context("forkserver").Process(
+            target=_child_main, args=(run, cell.config, threads, child_report, child_output), name=cell.trial
+        )
+        process.start()
+        child_report.close()
+        child_output.close()
+        return cls(cell=cell, process=process, report=report, output=output)
+
+    def read_output(self) -> None:
+        """Take what the child has printed, keep the end of it."""
+        chunk = os.read(self.output.fileno(), 65536)
+        if not chunk:
+            self.output.close()
+        self.tail = (self.tail + chunk)[-OUTPUT_TAIL:]
+
+    def end(self) -> Done | Taken | Failure:
+        """What became of a process that is no longer alive."""
+        self.process.join()
+        while not self.output.closed and self.output.poll():
+            self.read_output()
+        try:
+            report = self.report.recv() if self.report.poll() else None
+        except EOFError:
+            report = None
+        self.close()
+        if isinstance(report, (Done, Taken, Failure)):
+            return report
+        code = self.process.exitcode
+        summary = _describe_exit(code if code is not None else 255)
+        return Failure(trial=self.cell.trial, summary=summary, details=self.tail.decode(errors="replace"))
+
+    def close(self) -> None:
+        self.report.close()
+        self.output.close()
+
+
+def _describe_exit(code: int) -> str:
+    if code == -signal.SIGKILL:
+        return "killed by SIGKILL (by hand, or out of memory)"
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    return f"left with exit code {code} before it was finished"
+
+
+def _child_main(run: TrialFunction, config: HarnessConfig, threads: int, report: Connection, output: Connection) -> None:
+    """Run one trial and report how it ended; a crash shows as a process that ends without a report."""
+    for descriptor in (1, 2):  # also what libraries print; the parent's terminal belongs to the progress bar
+        os.dup2(output.fileno(), descriptor)
+    output.close()
+    faulthandler.enable()
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    if torch := sys.modules.get("torch"):  # preloaded
+        torch.set_num_threads(threads)
+    report.send(_attempt(run, config))
+
+
+def _attempt(run: TrialFunction, config: HarnessConfig) -> Done | Taken | Failure:
+    try:
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("default")
+            run(config)
+        ours = [w for w in seen if issubclass(w.category, (StoreWarning, tracking.TrackingWarning))]
+        return Done(tuple(str(w.message)[:LINE_LENGTH] for w in ours[:MOST_WARNINGS]))
+    except TrialTaken as taken:
+        return Taken(taken.state)
+    except ConfigError as error:
+        return _failure(config, str(error), is_bad_input=True)
+    except SystemExit as error:
+        return _failure(config, f"called sys.exit({error.code!r})")
+    except BaseException as error:
+        return _failure(config, f"{type(error).__name__}: {error}")
+
+
+def _failure(config: HarnessConfig, summary: str, is_bad_input: bool = False) -> Failure:
+    """About the exception in flight, cut to what fits into a pipe: the parent reads the report after the child has ended."""
+    return Failure(
+        trial=identity(config.trial),
+        summary=next(iter(summary.splitlines()), "")[:LINE_LENGTH],
+        details=traceback.format_exc()[-OUTPUT_TAIL:],
+        is_bad_input=is_bad_input,
+    )
+
+
+def _die_with_parent() -> None:
+    """Without this, the children of a killed parent would go on, and the next call would find their trials taken."""
+    parent = parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)
+
+
+def start_forkserver() -> None:
+    """Start it with SIGINT blocked, which children inherit: Ctrl-C reaches all processes of a terminal, only the parent acts."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(PRELOAD))
+    resource_tracker.ensure_running()  # else `ensure_running` below does, and that unblocks SIGINT
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+
+
+@contextmanager
+def forkserver_at_work(*, start: bool) -> Iterator[None]:
+    """Have it start now, or not, and leave none behind: while it imports it would hold this process' output open for seconds."""
+    if start:
+        start_forkserver()
+    try:
+        yield
+    finally:
+        if pid := forkserver._forkserver._forkserver_pid:  # type: ignore[attr-defined] # there is no public name for it
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,342 @@
+"""Many trials: in parallel, each in a child process of its own; finished ones are skipped, so the same command resumes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from harness.config import ConfigError, Device, HarnessConfig, Model, Precision, TrialConfig, identity, to_dict
+from harness.results import sweeps, tracking
+from harness.results.store import State, Store, TrialWriter
+from harness.sweep.child import LINE_LENGTH, Cell, Child, Done, Failure, Taken, TrialFunction, start_forkserver
+from harness.sweep.progress import Progress, open_progress
+
+GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
+RETRY_SECONDS = 2.0  # how often a trial that another process runs is looked at
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of the trials that were asked for."""
+
+    done: int  # run to their end now
+    skipped: int  # were finished before, or by another process meanwhile
+    failures: tuple[Failure, ...] = ()
+
+    @property
+    def is_bad_input(self) -> bool:
+        """Whether every failure was a setting that only the data could refute."""
+        return bool(self.failures) and all(failure.is_bad_input for failure in self.failures)
+
+    def raise_failures(self) -> None:
+        if self.failures:
+            raise TrialsFailed(self)
+
+
+class TrialsFailed(RuntimeError):
+    """Some trials failed; each has been reported, and the others are done."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome
+
+    def __str__(self) -> str:
+        return f"{len(self.outcome.failures)} trials failed"
+
+
+class Interrupted(KeyboardInterrupt):
+    """SIGINT or SIGTERM: the children are stopped, finished trials are safe."""
+
+    def __init__(self, number: int, done: int, total: int) -> None:
+        super().__init__(f"Stopped: {done} of {total} trials are done; the same command resumes.")
+        self.signal = number
+
+
+def run_one(config: HarnessConfig) -> None:
+    """Run a trial into the store and its W&B mirror. TrialTaken when another process has it, or it is finished."""
+    from harness import studies
+
+    trial, name, started = config.trial, identity(config.trial), time.monotonic()
+    with (
+        Store(config.results).open_trial(trial.experiment, name, to_dict(trial)) as writer,
+        tracking.open_run(
+            config.tracking, to_dict(trial), experiment=trial.experiment, trial_id=name, folder=writer.folder, tags=_tags(trial)
+        ) as mirror,
+    ):
+        record = studies.run(trial, recorder(writer, mirror))
+        phases = record["seconds"]
+        phases["other"] = time.monotonic() - started - sum(phases.values())
+        writer.finish(record)
+        mirror.finish(summary(record))
+
+
+def summary(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What W&B keeps of a trial: the scalars of every arm with where its training ended, and the measurements; no evidence."""
+    arms = {
+        f"{arm['arm']}-{arm['accumulation_steps']}": {
+            **{name: value for name, value in arm.items() if not isinstance(value, (dict, list))},
+            **arm["outcome"],
+        }
+        for arm in record["arms"]
+    }
+    return {"arms": arms, "reference": record.get("reference", {}), "measurements": record.get("measurements", [])}
+
+
+def recorder(writer: TrialWriter, mirror: tracking.Run) -> Callable[[int, list[dict[str, Any]]], None]:
+    """What a trial calls after each step: its rows go to the store, and as metrics to the mirror."""
+
+    def on_step(step: int, rows: list[dict[str, Any]]) -> None:
+        writer.add(*rows)
+        mirror.log(step, flat_metrics(rows))
+
+    return on_step
+
+
+def _tags(trial: TrialConfig) -> list[str]:
+    return [trial.workload.label, f"norm-{trial.norm}", str(trial.optimizer.name), str(trial.precision)]
+
+
+def flat_metrics(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """One step's rows as W&B has them: `metric/arm-N`, with the replicate's number for repeated arms.
+
+    >>> flat_metrics([{"step": 3, "arm": "null", "accumulation_steps": 1, "replicate": 2, "loss": 0.5}])
+    {'loss/null-1.2': 0.5}
+    """
+    about = ("step", "arm", "accumulation_steps", "replicate")
+    metrics: dict[str, float] = {}
+    for row in rows:
+        arm = f"{row['arm']}-{row['accumulation_steps']}" + (f".{row['replicate']}" if row["replicate"] else "")
+        metrics |= {f"{name}/{arm}": value for name, value in row.items() if name not in about}
+    return metrics
+
+
+# Parent ------------------------------------------------------------------------------------------------------------------------
+
+
+def run_many(configs: Sequence[HarnessConfig], run: TrialFunction | None = None) -> Outcome:
+    """Run each distinct trial that is not finished, `run` (a module-level function) in a child process each.
+
+    Returns when all have ended, also those that another process on the same store runs. ConfigError before the first starts when
+    the results cannot be written or W&B is not reachable; Interrupted on SIGINT and SIGTERM, with the children stopped.
+    """
+    cells = _distinct(configs)
+    todo = [cell for cell in cells if not cell.is_finished()]
+    skipped = len(cells) - len(todo)
+    if not todo:
+        print(f"Nothing to do: {_trials(len(cells))} finished already.")
+        return Outcome(done=0, skipped=skipped)
+    for tracking_config in dict.fromkeys(cell.config.tracking for cell in todo):
+        tracking.check(tracking_config)
+    workers = _num_workers(configs[0])
+    for store in {cell.store.root: cell.store for cell in cells}.values():
+        sweeps.announce(store.root, [f"{cell.config.experiment}/{cell.trial}" for cell in cells if cell.store.root == store.root])
+    threads = _num_threads(cells, workers)
+    with _caught_signals() as caught, open_progress(total=len(cells), skipped=skipped) as progress:
+        start_forkserver()
+        queue = deque(longest_first(todo))
+        pool = _Pool(run=run or run_one, workers=workers, threads=threads, progress=progress, todo=queue, skipped=skipped)
+        try:
+            while pool.is_busy and not caught.signals:
+                pool.start_children()
+                pool.wait(caught.readable)
+        finally:
+            pool.stop()
+    if caught.signals:
+        raise Interrupted(caught.signals[0], pool.skipped + pool.done, len(cells))
+    outcome = Outcome(done=pool.done, skipped=pool.skipped, failures=tuple(pool.failures))
+    print(f"{_trials(outcome.done)} done, {outcome.skipped} finished already, {len(outcome.failures)} failed.")
+    return outcome
+
+
+def _trials(number: int) -> str:
+    return f"{number} trial" + ("" if number == 1 else "s")
+
+
+def _distinct(configs: Sequence[HarnessConfig]) -> list[Cell]:
+    """One cell per identity and store, in order; ConfigError when a store cannot be written."""
+    stores = {root: Store(root) for root in dict.fromkeys(config.results for config in configs)}
+    for store in stores.values():
+        store.check_writable()
+    cells: dict[Path, Cell] = {}
+    for config in configs:
+        cell = Cell(config, stores[config.results], identity(config.trial))
+        try:
+            cells.setdefault(cell.folder, cell)
+        except ValueError as error:
+            raise ConfigError("experiment", config.experiment, "the name of a folder") from error
+    return list(cells.values())
+
+
+def longest_first(cells: Sequence[Cell]) -> list[Cell]:
+    """Experiment by experiment, each with what is guessed to be its longest trials first: at its end no core waits for one."""
+    place = {experiment: i for i, experiment in enumerate(dict.fromkeys(cell.config.experiment for cell in cells))}
+
+    def guess(config: TrialConfig) -> float:
+        is_slow = config.precision in (Precision.float16, Precision.bfloat16)  # on a CPU, nearly twice float32's time
+        return config.steps * config.effective_batch * (2 if is_slow else 1)
+
+    return sorted(cells, key=lambda cell: (place[cell.config.experiment], -guess(cell.config)))
+
+
+@dataclass(kw_only=True)
+class _Pool:
+    """The trials under way, and the counts of those that have ended."""
+
+    run: TrialFunction
+    workers: int
+    threads: int
+    progress: Progress
+    todo: deque[Cell]
+    children: list[Child] = field(default_factory=list)
+    taken: deque[tuple[float, Cell]] = field(default_factory=deque)  # run by another process; when to look again
+    done: int = 0
+    skipped: int  # finished before we could start them
+    failures: list[Failure] = field(default_factory=list)
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self.todo or self.children or self.taken)
+
+    def start_children(self) -> None:
+        while self.taken and self.taken[0][0] <= time.monotonic():
+            self.todo.append(self.taken.popleft()[1])
+        while self.todo and len(self.children) < self.workers:
+            cell = self.todo.popleft()
+            if cell.is_finished():  # by another process, since the first look
+                self.skipped += 1
+            else:
+                self.children.append(Child.start(cell, self.run, self.threads))
+        self._show()
+
+    def wait(self, wakeup: int) -> None:
+        """Until a child ends, a signal comes, or a second has passed."""
+        by_output = {child.output.fileno(): child for child in self.children if not child.output.closed}
+        sentinels = [child.process.sentinel for child in self.children]
+        for ready in wait([wakeup, *by_output, *sentinels], timeout=1.0):
+            if isinstance(ready, int) and ready in by_output:
+                by_output[ready].read_output()
+        for child in [child for child in self.children if not child.process.is_alive()]:
+            self.children.remove(child)
+            self._account(child)
+        self._show()
+
+    def stop(self) -> None:
+        """End what still runs: SIGTERM, and SIGKILL for what does not go."""
+        for child in self.children:
+            child.process.terminate()
+        deadline = time.monotonic() + GRACE_SECONDS
+        for child in self.children:
+            child.process.join(max(0.0, deadline - time.monotonic()))
+            if child.process.exitcode is None:
+                child.process.kill()
+                child.process.join()
+            child.close()
+        self.children.clear()
+
+    def _account(self, child: Child) -> None:
+        match child.end():
+            case Done(warnings=told):
+                self.done += 1
+                for warning in told:
+                    self.progress.note(f"{child.cell.trial}: {warning}")
+            case Taken(state=State.finished):
+                self.skipped += 1
+            case Taken():
+                self.taken.append((time.monotonic() + RETRY_SECONDS, child.cell))
+            case Failure() as failure if child.cell.is_finished():  # the end of the mirror, after the results were safe
+                self.done += 1
+                self.progress.note(f"{failure.trial}: finished, but then: {failure.summary}")
+            case Failure() as failure:
+                self.failures.append(failure)
+                self.progress.note(_tell(failure, _mark_failed(child.cell, failure)))
+
+    def _show(self) -> None:
+        self.progress.show(
+            done=self.done + self.skipped, running=len(self.children), failed=len(self.failures), elsewhere=len(self.taken)
+        )
+
+
+def _mark_failed(cell: Cell, failure: Failure) -> Path | None:
+    """`failed.json` of a failure, or None when it could not be written: a full disk must not stop the others."""
+    with contextlib.suppress(OSError):
+        if cell.store.mark_failed(cell.config.experiment, cell.trial, f"{failure.details}\n{failure.summary}"):
+            return cell.folder / "failed.json"
+    return None
+
+
+def _tell(failure: Failure, record: Path | None) -> str:
+    tail = [] if failure.is_bad_input else [f"    {line[:LINE_LENGTH]}" for line in failure.details.strip().splitlines()[-6:]]
+    where = [f"    all of it: {record}"] if record and not failure.is_bad_input else []
+    return "\n".join([f"failed: {failure.trial}: {failure.summary}", *tail, *where])
+
+
+# Surroundings ------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class _Signals:
+    readable: int  # becomes ready when a signal has come
+    signals: list[int] = field(default_factory=list)
+
+
+@contextlib.contextmanager
+def _caught_signals() -> Iterator[_Signals]:
+    """Collects SIGINT and SIGTERM, instead of an exception at any point: no child is started and then forgotten.
+
+    Outside the main thread, where Python has no signal handlers, nothing is caught.
+    """
+    readable, writable = os.pipe()
+    caught = _Signals(readable=readable)
+
+    def handler(number: int, _frame: FrameType | None) -> None:
+        caught.signals.append(number)
+        os.write(writable, b"x")
+
+    previous: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        previous = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield caught
+    finally:
+        for number, old in previous.items():
+            signal.signal(number, old)
+        os.close(readable)
+        os.close(writable)
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _num_threads(cells: Sequence[Cell], workers: int) -> int:
+    """Of each trial: one where several run at once, and for small models, which are slower on several.
+
+    All trials of a sweep decide, not those left: a resumed trial computes with as many threads as it would have had.
+    """
+    is_large = any(cell.config.workload.model == Model.resnet18 for cell in cells)
+    return _num_cores() if is_large and min(workers, len(cells)) == 1 else 1
+
+
+def _num_workers(config: HarnessConfig) -> int:
+    """Parallel trials: as configured, else one on a GPU, else one per core."""
+    return config.workers or (1 if _uses_cuda(config.device) else _num_cores())
+
+
+def _uses_cuda(device: Device) -> bool:
+    if device != Device.auto:
+        return device == Device.cuda
+    if not any(os.path.exists(path) for path in ("/dev/nvidiactl", "/dev/dxg")):
+        return False  # no driver: not worth a second for importing torch
+    import torch
+
+    return torch.cuda.is_available()

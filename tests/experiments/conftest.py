@@ -1,0 +1,5 @@
+"""A small store to read from: `tests/stored_trials.py`."""
+
+from tests.stored_trials import grid, make_trial, results
+
+__all__ = ["grid", "make_trial", "results"]

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from analysis import load, report
+from experiments.adaptive_windows import CLAIMS, balance
+from harness import studies
+from harness.config import Data, Model, Norm, Study, TrialConfig, WorkloadConfig, identity, to_dict
+from harness.results.store import Store
+
+Row = dict[str, object]
+EMPTY = pd.DataFrame({"experiment": []})
+
+
+def decide(name: str, rows: list[Row]) -> str:
+    (one,) = [claim for claim in CLAIMS if claim.id == name]
+    return str(one.decide(load.Results(EMPTY, pd.DataFrame(rows), EMPTY, ())).verdict)
+
+
+def adapted(name: str, distance: float, **changes: object) -> Row:
+    usual: Row = {"study": "adaptive_windows", "arm": name, "distance": distance, "gradient_error": 1e-16, "distinct_n": 4}
+    return usual | changes
+
+
+@pytest.mark.parametrize(
+    ("rows", "verdict"),
+    [
+        ([adapted("constant_batch", 1e-15), adapted("varying_batch", 0.1)], "conditional"),
+        ([adapted("constant_batch", 1e-15), adapted("varying_batch", 1e-9)], "confirmed"),
+        ([adapted("constant_batch", 1e-3), adapted("varying_batch", 0.1)], "refuted"),
+        ([adapted("constant_batch", 1e-15, gradient_error=1e-6), adapted("varying_batch", 0.1)], "refuted"),
+        ([adapted("constant_batch", 1e-15, distinct_n=1), adapted("varying_batch", 0.1)], "needs the full grid"),
+        ([], "needs the full grid"),
+    ],
+)
+def test_rule_of_a_changing_n(rows: list[Row], verdict: str) -> None:
+    assert decide("A18", rows) == verdict
+
+
+def tensors(norm: str, *pairs: tuple[float, float]) -> list[Row]:
+    return [{"study": "tensor_norms", "trial": norm, "norm": norm, "accumulation_steps": 4, "step": 0, "full_norm": full,
+             "accumulated_norm": own} for full, own in pairs]  # fmt: skip
+
+
+BATCH = tensors("batch", (1.0, 1.2), (0.1, 0.1))
+
+
+@pytest.mark.parametrize(
+    ("rows", "verdict"),
+    [
+        ([*tensors("none", (1.0, 1.0), (0.1, 0.1)), *BATCH], "refuted"),
+        ([*tensors("none", (1.0, 1.5), (0.1, 0.1)), *BATCH], "confirmed"),
+        ([*tensors("none", (1.0, 0.9), (0.1, 0.1)), *BATCH], "conditional"),  # another balance, and not a worse one
+        (tensors("none", (1.0, 1.0), (0.1, 0.1)), "needs the full grid"),
+        ([*tensors("none", (1.0, 1.0)), *tensors("batch", (1.0, 1.0))], "needs the full grid"),  # could not have failed
+    ],
+)
+def test_rule_of_the_balance(rows: list[Row], verdict: str) -> None:
+    assert decide("A17", rows) == verdict
+
+
+def test_balance_by_hand_leaves_out_gradients_that_are_zero() -> None:
+    (row,) = balance(pd.DataFrame(tensors("batch", (2.0, 3.0), (0.5, 0.5), (1e-17, 4e-17)))).to_dict("records")
+    assert row["off"] == pytest.approx(0.5) and row["aggravation"] == pytest.approx(6 / 4 - 1)
+
+
+def test_real_studies_and_the_page(tmp_path: Path) -> None:
+    mlp = WorkloadConfig(data=Data.digits, model=Model.mlp)
+    sizes = {"experiment": "adaptive_windows", "workload": mlp, "effective_batch": 48, "steps": 4}
+    for config in (
+        TrialConfig(study=Study.adaptive_windows, accumulation_steps=(1, 2, 4), **sizes),  # type: ignore[arg-type]
+        TrialConfig(study=Study.tensor_norms, accumulation_steps=(4,), **sizes),  # type: ignore[arg-type]
+        TrialConfig(study=Study.tensor_norms, accumulation_steps=(4,), norm=Norm.batch, **sizes),  # type: ignore[arg-type]
+    ):
+        with Store(tmp_path / "results").open_trial(config.experiment, identity(config), to_dict(config)) as writer:
+            writer.finish(studies.run(config, lambda step, rows: None))
+    own = load.read(tmp_path / "results")
+    assert {claim.id: str(claim.decide(own).verdict) for claim in CLAIMS} == {"A17": "refuted", "A18": "conditional"}
+    report.write(tmp_path / "results", tmp_path / "out")
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert "The balance between tensors" in page and "N that changes from window to window" in page

@@ -1,0 +1,121 @@
+"""The rules of `experiments/batchnorm.py` on rows made by hand, and a page of one real trial."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from analysis import load, report
+from analysis.load import Results
+from analysis.question import Ruling
+from experiments.batchnorm import CLAIMS
+from harness import studies
+from harness.config import Norm, Precision, Study, TrialConfig, identity, to_dict
+from harness.results.store import Store
+
+RULES = {claim.id: claim.decide for claim in CLAIMS}
+EXPECTED = {claim.id: claim.expects for claim in CLAIMS}
+NEAR, FAR = 1e-15, 0.3
+EXACT_ROW = {
+    "experiment": "batchnorm", "trial": "t", "study": "batch_statistics", "norm": "batch", "model": "mlp", "after_steps": 0,
+    "momentum": 0.1, "split_error": NEAR, "oracle_error": None, "oracle_statistics_error": None, "forwards": 1.0,
+}  # fmt: skip
+# gradient_error, change, statistics_error, first_statistics_error of each arm as the theory has them
+ARMS = {
+    "accumulated": (FAR, 0.0, FAR, FAR),
+    "corrected_momentum": (FAR, 0.0, 0.01, 0.01),
+    "window_statistics": (FAR, 0.0, 0.01, NEAR),
+    "two_pass_statistics": (NEAR, FAR, NEAR, NEAR),
+}
+
+
+def exact(arm: str, n: int, momentum: float = 0.1) -> dict[str, Any]:
+    columns = dict(zip(("gradient_error", "change", "statistics_error", "first_statistics_error"), ARMS[arm], strict=True))
+    oracle = (
+        {"oracle_floor": NEAR, "oracle_error": NEAR, "oracle_statistics_error": NEAR}
+        if arm == "accumulated" and momentum == 0.1
+        else {}
+    )
+    effective = 1 - (1 - momentum) ** n if arm == "accumulated" else momentum
+    own = {"arm": arm, "accumulation_steps": n, "micro_batch": 64 // n, "momentum": momentum, "effective_momentum": effective}
+    return {**EXACT_ROW, **columns, **own, **oracle}
+
+
+def rows_as_expected() -> list[dict[str, Any]]:
+    usual = [exact(arm, n) for arm in ARMS for n in (2, 8)]
+    return usual + [exact(arm, n, 0.5) for arm in ("accumulated", "corrected_momentum") for n in (2, 8)]
+
+
+def made_of(rows: list[dict[str, Any]]) -> Results:
+    nothing = pd.DataFrame()
+    return Results(nothing, pd.DataFrame(rows, columns=None if rows else ["experiment", "trial"]), nothing, ())
+
+
+def changed(arm: str, **columns: Any) -> Results:
+    """As expected but for one arm."""
+    return made_of([row | columns if row["arm"] == arm else row for row in rows_as_expected()])
+
+
+@pytest.mark.parametrize("name", ["B1", "B2", "B5"])
+def test_as_the_theory_has_it(name: str) -> None:
+    finding = RULES[name](made_of(rows_as_expected()))
+    assert finding.verdict == EXPECTED[name] and finding.n > 0
+
+
+@pytest.mark.parametrize("name, arm, columns, verdict", [
+    ("B1", "accumulated", {"gradient_error": NEAR}, Ruling.refuted),
+    ("B1", "accumulated", {"oracle_error": 1e-6}, Ruling.conditional),
+    ("B1", "accumulated", {"oracle_error": 5e-12, "oracle_floor": 1e-12}, Ruling.confirmed),
+    ("B1", "accumulated", {"oracle_error": 5e-12, "oracle_floor": 1e-13}, Ruling.conditional),
+    ("B1", "accumulated", {"oracle_statistics_error": 1e-6}, Ruling.conditional),
+    ("B2", "window_statistics", {"first_statistics_error": 1e-6}, Ruling.confirmed),
+    ("B2", "two_pass_statistics", {"gradient_error": 1e-6}, Ruling.confirmed),
+    ("B2", "two_pass_statistics", {"statistics_error": 1e-6}, Ruling.confirmed),
+    ("B2", "window_statistics", {"gradient_error": NEAR}, Ruling.refuted),
+    ("B5", "accumulated", {"effective_momentum": 0.1}, Ruling.refuted),
+    ("B5", "corrected_momentum", {"effective_momentum": 0.11}, Ruling.refuted),
+    ("B5", "corrected_momentum", {"change": 1e-6}, Ruling.refuted),
+])  # fmt: skip
+def test_one_arm_that_falls_otherwise(name: str, arm: str, columns: dict[str, Any], verdict: Ruling) -> None:
+    assert RULES[name](changed(arm, **columns)).verdict == verdict
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_without_rows_nothing_is_decided(name: str) -> None:
+    assert RULES[name](made_of([])).verdict == Ruling.needs_full_grid
+
+
+def stored(results: Path, config: TrialConfig) -> None:
+    with Store(results).open_trial(config.experiment, identity(config), to_dict(config)) as writer:
+        writer.finish(studies.run(config, lambda step, rows: None))
+
+
+def test_real_trials_on_the_page(tmp_path: Path) -> None:
+    exactly = TrialConfig(
+        experiment="batchnorm", study=Study.batch_statistics, norm=Norm.batch, precision=Precision.float64, effective_batch=16,
+        accumulation_steps=(2, 4), steps=2,
+    )  # fmt: skip
+    stored(tmp_path / "results", exactly)
+    for study, seed in itertools.product((Study.convergence, Study.remedies), (0, 1)):
+        trained = {"study": study, "precision": Precision.float32, "accumulation_steps": (4,), "seed": seed}
+        stored(tmp_path / "results", dataclasses.replace(exactly, **trained))
+    results = load.read(tmp_path / "results").of("batchnorm")
+    verdicts = {name: decide(results).verdict for name, decide in RULES.items()}
+    assert verdicts == {"B1": EXPECTED["B1"], "B2": EXPECTED["B2"], "B4": Ruling.needs_full_grid, "B5": EXPECTED["B5"]}
+    page = report.write(tmp_path / "results", tmp_path / "out").read_text()
+    for title in (
+        "The gradient: batch statistics",
+        "effective momentum",
+        "Accuracy: b, not N",
+        "side by side",
+        "Remedies, trained",
+    ):
+        assert title in page
+    assert {path.stem for path in (tmp_path / "out" / "figures").iterdir()} >= {
+        "batchnorm-gradient-over-b", "batchnorm-effective-momentum", "batchnorm-accuracy-over-b",
+    }  # fmt: skip

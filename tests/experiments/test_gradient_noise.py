@@ -1,0 +1,139 @@
+"""The rules on results made by hand, the estimates against brute force, and the page of a real tiny run."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis import load, noise, report
+from analysis.question import Ruling
+from experiments.gradient_noise import EXPERIMENT, early_large_late_small, falls_as_one_over_b
+from harness import studies
+from harness.config import Norm, Study, TrialConfig, WorkloadConfig, identity, to_dict
+from harness.judge.statistics import ratio_of_means
+from harness.results.store import Store
+
+D = 1500
+SIZES = (4, 16, 64, 256, 1024)
+
+
+def results(rows: list[dict[str, Any]]) -> load.Results:
+    empty = pd.DataFrame(columns=["experiment", "trial"])
+    return load.Results(empty, pd.DataFrame(rows), empty, ())
+
+
+def training(trial: str, growth: float, *, slope: float = -1.0, draws: int = 200) -> list[dict[str, Any]]:
+    """Four points along a training whose noise scale grows from 50; variances S B^slope, with the factor where it belongs."""
+    rows: list[dict[str, Any]] = []
+    for step in (0, 80, 160, 240):
+        trace = 2.0
+        about = {"trial": trial, "step": step, "quantity": "noise_scale", "optimizer": "sgd", "norm": f"of {trial}"}
+        scale = 50 * growth if step > 120 else 50
+        rows.append({**about, "noise_trace": trace, "gradient_square": trace / scale, "windows": 200})
+        for replacement in (True, False):
+            for size in SIZES:
+                factor = 1.0 if replacement else (D - size) / (D - 1)
+                drawn = {"batch": size, "draws": draws, "replacement": replacement, "expected": trace / size * factor}
+                rows.append({**about, "quantity": "variance", **drawn, "variance": trace * size**slope * factor})
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("trials", "verdict"),
+    [
+        ([training(name, 2, slope=slope) for name, slope in zip("abc", (-1.01, -0.99, -1.0), strict=True)], Ruling.confirmed),
+        ([training(name, 2, slope=slope) for name, slope in zip("abc", (-0.51, -0.49, -0.5), strict=True)], Ruling.refuted),
+        ([training(name, 2, slope=slope) for name, slope in zip("abc", (-1.2, -0.8, -1.0), strict=True)], Ruling.conditional),
+        ([training("a", 2)], Ruling.needs_full_grid),
+        ([training(name, 2, draws=50) for name in "abc"], Ruling.needs_full_grid),
+    ],
+)
+def test_c6(trials: list[list[dict[str, Any]]], verdict: Ruling) -> None:
+    found = falls_as_one_over_b(results(list(itertools.chain(*trials))))
+    assert found.verdict == verdict
+    if verdict == Ruling.confirmed:
+        assert found.measured == pytest.approx(-1)
+        plain = np.polyfit(np.log(SIZES), [math.log((D - size) / (D - 1) / size) for size in SIZES], 1)[0]
+        assert plain < -1.1 and f"{plain:.3f}" in found.explanation, "without the factor it falls faster"
+
+
+@pytest.mark.parametrize(
+    ("growths", "verdict"),
+    [((3, 4), Ruling.refuted), ((0.3, 0.2), Ruling.confirmed), ((3, 1.5), Ruling.conditional), ((3,), Ruling.needs_full_grid)],
+)
+def test_c7(growths: tuple[float, ...], verdict: Ruling) -> None:
+    found = early_large_late_small(results([row for k, growth in enumerate(growths) for row in training(f"t{k}", growth)]))
+    assert found.verdict == verdict
+    if len(growths) > 1:
+        assert found.measured == pytest.approx(math.sqrt(math.prod(growths)))
+    if verdict == Ruling.conditional:
+        assert "sgd, norm=of t1: 1.5 to 1.5 (n = 1); sgd, norm=of t0: 3 to 3 (n = 1)" in found.explanation
+
+
+def test_ratio_of_means_where_the_mean_of_ratios_fails() -> None:
+    """Noisy denominators near zero: the ratio of means is within its interval of the truth, the mean of ratios far from it."""
+    rng = np.random.default_rng(0)
+    top, bottom = rng.normal(6, 1, 2000), rng.normal(1, 2, 2000)
+    found = ratio_of_means(top.tolist(), bottom.tolist())
+    assert found.low < 6 < found.high and found.high - found.low < 1.5
+    assert not found.low < float(np.mean(top / bottom)) < found.high
+
+
+def test_fieller_covers_the_truth() -> None:
+    """In 95 of 100, at 12 pairs, correlated; 4 binomial standard errors of 2,000."""
+    rng = np.random.default_rng(1)
+    covered = 0
+    for _ in range(2000):
+        bottom = rng.normal(2, 1, 12)
+        top = 3 * bottom + rng.normal(0, 1, 12)
+        found = ratio_of_means(top.tolist(), bottom.tolist())
+        covered += found.low <= 3 <= found.high
+    assert abs(covered / 2000 - 0.95) < 4 * math.sqrt(0.95 * 0.05 / 2000)
+
+
+def test_fieller_without_bounds_and_without_pairs() -> None:
+    assert ratio_of_means([1.0, 2.0, 1.5], [1.0, -1.0, 0.1]).high == math.inf
+    assert math.isnan(ratio_of_means([1.0], [2.0]).low) and ratio_of_means([1.0], [2.0]).estimate == 0.5
+    assert math.isnan(ratio_of_means([], []).estimate)
+
+
+def test_two_size_leaves_out_what_it_cannot_use() -> None:
+    """A window of one micro-batch, and one that the scaler skipped."""
+    usual = {"micro_batches": 4, "window_samples": 64, "micro_batch_square": 5.0, "window_square": 2.0}
+    rows = pd.DataFrame(
+        [usual, {**usual, "micro_batches": 1}, {**usual, "window_square": math.inf}, {**usual, "window_square": None}]
+    )
+    found = noise.two_size(rows)
+    assert len(found) == 1
+    # b = 16: S = 3 / (1/16 - 1/64), and |G|^2 = (B g - b m) / (B - b)
+    assert found["noise_trace"].item() == pytest.approx(3 / (1 / 16 - 1 / 64))
+    assert found["gradient_square"].item() == pytest.approx((64 * 2 - 16 * 5) / 48)
+    again = noise.two_size(rows, population=100.0)
+    assert again["gradient_square"].item() == pytest.approx(found["gradient_square"].item() + 64 / 100)
+
+
+def test_stretches_are_equal_in_steps() -> None:
+    rows = pd.DataFrame({"step": range(20), "noise_trace": [2.0] * 10 + [6.0] * 10, "gradient_square": [0.5, 1.5] * 10})
+    found = noise.stretches(rows, 2)
+    assert found["estimate"].tolist() == pytest.approx([2, 6]) and found["step"].tolist() == [5, 15] and set(found["n"]) == {10}
+
+
+def test_the_page_of_a_real_run(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        config = TrialConfig(
+            experiment="gradient_noise", study=Study.gradient_noise, workload=WorkloadConfig(width=2), norm=Norm.group,
+            effective_batch=40, accumulation_steps=(4,), steps=6, probe_every=3, permutations=30, seed=seed,
+        )  # fmt: skip
+        with Store(tmp_path / "results").open_trial(config.experiment, identity(config), to_dict(config)) as writer:
+            record = studies.run(config, lambda step, rows, writer=writer: [writer.add(row) for row in rows])  # type: ignore[misc]
+            writer.finish(record)
+    page = report.write(tmp_path / "results", tmp_path / "out").read_text()
+    assert EXPERIMENT.title in page and "The noise scale along the training" in page
+    assert "It takes 200 draws" in page, "30 draws do not decide"
+    assert (tmp_path / "out" / "figures" / "gradient_noise-noise-scale.svg").exists()

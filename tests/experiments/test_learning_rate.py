@@ -1,0 +1,124 @@
+"""The rules of the experiment on learning rates, on hand-built results and on a real tiny run."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from analysis import ledger, report
+from analysis.question import Ruling
+from experiments import learning_rate
+from harness.config import (
+    Data,
+    HarnessConfig,
+    Model,
+    OptimizerConfig,
+    OptimizerName,
+    Precision,
+    Study,
+    TrackingConfig,
+    TrackingMode,
+    WorkloadConfig,
+)
+from harness.sweep.experiment import run_one
+from tests.experiments.optimizer_rows import Rows, results
+
+OPEN = Ruling.needs_full_grid
+RATES = (0.1, 0.2, 0.4, 0.8, 1.6)
+BEST = {8: 0.1, 32: 0.2, 128: 0.4}  # square-root scaling is right
+
+
+def loss_at(lr: float, best: float) -> float:
+    """0.2 at the best rate, 0.08 more an octave away, no number from eight times on."""
+    octaves = abs(math.log2(lr / best))
+    return 0.2 + 0.08 * octaves if lr < 7.9 * best else math.nan
+
+
+def trained(*, seeds: int = 5, worse: float = 0.01, gap: float = 0.0, best: dict[int, float] = BEST) -> Rows:
+    """SGD and Adam at three batches. Of the largest all losses are `worse`, the held-out by `gap` more."""
+    rows = []
+    for optimizer in ("sgd", "adam"):
+        for lr in RATES:
+            for seed in range(seeds):
+                for batch, rate in best.items():
+                    large = batch == max(best)
+                    loss = loss_at(lr, rate) + large * worse
+                    rows.append({"trial": f"{optimizer}-{lr}-{seed}", "study": "batch_sizes", "optimizer": optimizer, "lr": lr,
+                                 "seed": seed, "batch": batch, "tail_loss": loss,
+                                 "held_out_loss": loss + large * (gap + 1e-3 * (seed - 2)),
+                                 "early_held_out_loss": loss + (not large), "step_noise": 0.5 if large else 1.0})  # fmt: skip
+    return rows
+
+
+def beside(*, same: float = 1e-15, other: float = 0.3) -> Rows:
+    rows: Rows = []
+    for optimizer in ("sgd", "adam"):
+        for lr in (0.1, 0.4, 1.6):
+            off = same if lr == 0.1 else other
+            about = {"trial": f"{optimizer}-{lr}", "study": "convergence", "optimizer": optimizer, "lr": lr, "seed": 0}
+            rows += [about | {"arm": "full", "held_out_loss": 0.5 if lr == 0.1 else 0.1}]
+            rows += [about | {"arm": "accumulated", "held_out_loss": 0.5 * (1 + off)}]
+    return rows
+
+
+def verdicts(rows: Rows) -> dict[str, Ruling]:
+    found = ledger.findings(learning_rate.EXPERIMENT, results(rows))
+    return {name: one.verdict for name, one in found.items()}
+
+
+EXPECTED = {"C4": Ruling.conditional, "C5": Ruling.conditional, "C8": Ruling.conditional, "C9": Ruling.refuted}
+
+
+@pytest.mark.parametrize(
+    ("rows", "fell"),
+    [
+        ([*beside(), *trained()], {}),
+        ([*beside(same=1e-8), *trained()], {"C4": Ruling.confirmed}),
+        ([*beside(other=1e-3), *trained()], {"C4": OPEN}),  # blind: another rate changes nothing
+        # one best rate for all: nothing has to be raised, and linear scaling overshoots everywhere
+        ([*beside(), *trained(best=dict.fromkeys(BEST, 0.1))], {"C4": Ruling.refuted, "C5": Ruling.refuted}),
+        ([*beside(), *trained(best={8: 0.1, 32: 0.4, 128: 1.6})], {"C5": Ruling.confirmed}),
+        ([*beside(), *trained(worse=-0.05)], {"C8": Ruling.confirmed, "C9": Ruling.conditional}),  # S4
+        ([*beside(), *trained(gap=0.02)], {"C9": Ruling.conditional}),  # S0: worse, with a larger gap
+        ([*beside(), *trained(seeds=4)], {"C9": OPEN}),
+        (trained(), {"C4": OPEN}),
+        (beside(), dict.fromkeys(EXPECTED, OPEN)),
+    ],
+)
+def test_verdicts(rows: Rows, fell: dict[str, Ruling]) -> None:
+    assert verdicts(rows) == EXPECTED | fell
+
+
+def test_scaling_from_the_smallest_batch() -> None:
+    table = learning_rate.scaled(results(trained())).set_index(["optimizer", "batch", "rule"])["excess"]
+    own = table["adam"].to_dict()
+    assert own == pytest.approx(
+        {(32, "no"): 0.08, (32, "square root"): 0.0, (32, "linear"): 0.08, (128, "no"): 0.16, (128, "square root"): 0.0,
+         (128, "linear"): 0.16}, abs=1e-9,
+    )  # fmt: skip
+    assert learning_rate.best_rate_ratios(learning_rate.trained(results(trained()))) == pytest.approx({"sgd": 4, "adam": 4})
+
+
+def test_a_real_tiny_run_reaches_the_page(tmp_path: Path) -> None:
+    store = tmp_path / "results"
+    base = HarnessConfig(
+        experiment="learning_rate",
+        workload=WorkloadConfig(data=Data.digits, model=Model.mlp, width=2),
+        precision=Precision.float64,
+        effective_batch=128,
+        accumulation_steps=(16,),
+        steps=4,
+        results=str(store),
+        tracking=TrackingConfig(mode=TrackingMode.disabled),
+    )
+    for study, lr in itertools.product((Study.convergence, Study.batch_sizes), (0.1, 1.6)):
+        run_one(dataclasses.replace(base, study=study, optimizer=OptimizerConfig(name=OptimizerName.sgd, lr=lr)))
+    page = report.write(store, tmp_path / "reports").read_text()
+    claims = pd.read_csv(tmp_path / "reports" / "claims.csv").set_index("id")
+    assert claims.loc["C4", "measured"] < 1e-12 and claims.loc["C4", "verdict"] in ("conditional", "refuted")
+    assert "Loss over rate and batch size" in page

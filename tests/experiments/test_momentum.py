@@ -1,0 +1,156 @@
+"""The rules of the experiment on momentum, on hand-built results and on a real tiny run."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis import ledger, optimizers, report
+from analysis.question import Ruling
+from experiments import momentum
+from harness.config import (
+    Data,
+    HarnessConfig,
+    Model,
+    OptimizerConfig,
+    OptimizerName,
+    Precision,
+    Study,
+    TrackingConfig,
+    TrackingMode,
+    WorkloadConfig,
+)  # fmt: skip
+from harness.sweep.experiment import run_one
+from tests.experiments.optimizer_rows import results, state_rows
+
+
+def memory_rows(*, stale: float = 1.0, beta: float = 0.9) -> list[dict[str, Any]]:
+    """Three windows of 4 micro-batches of 16; `stale`: factor from each micro-batch of a window to the next older one."""
+    powers = {
+        "accumulated": lambda k: beta ** (2 - k // 4) * stale ** (3 - k % 4),
+        "small_steps": lambda k: beta ** (11 - k),
+        "small_steps_memory": lambda k: beta ** ((11 - k) / 4),
+    }
+    return [
+        {"trial": "memory", "study": "optimizer_memory", "optimizer": "momentum", "effective_batch": 64, "momentum": 0.9,
+         "arm": arm, "accumulation_steps": 4, "entry": "momentum_buffer", "window": k // 4, "position": k % 4,
+         "age": 16 * (11 - k),
+         "weight": weight(k), "residual": 1e-15, "condition": 3.0}
+        for arm, weight in powers.items() for k in range(12)
+    ]  # fmt: skip
+
+
+def beta2_rows(gain: float, seeds: int = 5) -> list[dict[str, Any]]:
+    """b = 2 at two rates and two beta2; the rate 0.002 is the better one, and lower by `gain` at the higher beta2."""
+    return [
+        {"trial": f"{beta2}-{lr}-{seed}", "study": "batch_sizes", "optimizer": "adam", "beta2": beta2, "lr": lr, "seed": seed,
+         "accumulation_steps": 30, "batch": 2, "effective_batch": 60, "held_out_loss": loss, "tail_loss": loss}
+        for seed in range(seeds)
+        for beta2, better in ((0.95, 0.0), (0.998, gain))
+        for lr, loss in ((0.002, 0.3 - better + 1e-3 * seed * (beta2 == 0.95)), (0.004, math.nan if seed == 2 else 0.1))
+    ]  # fmt: skip
+
+
+def everything(**changes: Any) -> list[dict[str, Any]]:
+    return [*state_rows(**changes), *state_rows(norm="batch"), *state_rows(dropout=0.2), *state_rows("sgd"), *memory_rows()]
+
+
+def verdicts(measurements: list[dict[str, Any]]) -> dict[str, Ruling]:
+    return {name: one.verdict for name, one in ledger.findings(momentum.EXPERIMENT, results(measurements)).items()}
+
+
+EXPECTED = {claim.id: claim.expects for claim in momentum.CLAIMS}
+OPEN = Ruling.needs_full_grid
+
+
+def test_what_theory_expects() -> None:
+    assert verdicts(everything()) == EXPECTED
+    assert ledger.answer(momentum.EXPERIMENT, results(everything())).holds is True
+
+
+@pytest.mark.parametrize(
+    ("change", "fell"),
+    [
+        ({("accumulated", "state_error"): 2e-12}, {"C3": Ruling.confirmed}),
+        ({("accumulated", "parameter_error"): math.nan}, {"C3": Ruling.confirmed}),
+        ({("reordered", "state_error"): 2e-12}, {"C1": Ruling.confirmed, "C2": Ruling.confirmed}),
+        ({("reordered", "gradient_error"): 2e-12}, {"C2": Ruling.confirmed}),
+        # what has to differ does not: the comparison was blind
+        ({("small_steps", "state_error"): 1e-4}, {"C3": OPEN}),
+        ({("optimizer_state_per_micro_batch", "state_error"): 1e-14}, {"C3": OPEN}),
+        ({("small_steps_reordered", "state_error"): 1e-14}, {"C1": OPEN, "C2": OPEN}),
+        ({("small_steps_memory", "parameter_error"): 0.25}, {"C10": Ruling.conditional}),
+        ({("small_steps_memory", "parameter_error"): 0.5}, {"C10": Ruling.refuted}),
+    ],
+)
+def test_what_would_change_a_verdict(change: dict[tuple[str, str], float], fell: dict[str, Ruling]) -> None:
+    assert verdicts(everything(change=change)) == EXPECTED | fell
+
+
+def test_momentum_that_mixes_older_micro_batches_confirms_c1() -> None:
+    rows = [row for row in everything() if row["study"] != "optimizer_memory"]
+    assert verdicts([*rows, *memory_rows(stale=0.99)])["C1"] == Ruling.confirmed
+    assert verdicts([*rows, *memory_rows(beta=0.91)])["C10"] == Ruling.conditional  # not the half-life of the optimizer's beta
+    assert {name: verdicts(rows)[name] for name in ("C1", "C10")} == {"C1": OPEN, "C10": OPEN}
+
+
+def test_too_few_results_decide_nothing() -> None:
+    assert verdicts(memory_rows()) == dict.fromkeys(EXPECTED, OPEN)
+    short = [row for row in everything() if row.get("after_steps", 0) < 200]
+    assert verdicts(short) == EXPECTED | {"C3": OPEN}
+    plain = [row for row in everything() if row.get("norm", "none") == "none"]
+    assert verdicts(plain) == EXPECTED | {"C2": OPEN}
+    assert verdicts([*plain, *state_rows(norm="batch", change={("reordered", "buffer_error"): 1e-15})])["C2"] == Ruling.refuted
+
+
+@pytest.mark.parametrize(("gain", "seeds"), [(0.05, 5), (-0.05, 5), (0.05, 4)])
+def test_adams_beta2_is_reported_beside_the_verdict(gain: float, seeds: int) -> None:
+    rows = [*everything(), *beta2_rows(gain, seeds)]
+    assert verdicts(rows) == EXPECTED
+    finding = ledger.findings(momentum.EXPERIMENT, results(rows))["C10"]
+    assert ("held-out, each at its best rate" in finding.explanation) == (seeds == 5)
+    differences = momentum.beta2_differences(results(rows))
+    expected = gain + 1e-3 * np.arange(seeds)
+    assert differences["held_out"].to_list() == pytest.approx(expected)  # at the rate 0.002: a seed has no number at 0.004
+
+
+def test_half_lives() -> None:
+    lives = optimizers.half_lives(pd.DataFrame(memory_rows())).set_index("arm")
+    assert lives["half_life"].to_dict() == pytest.approx(
+        {"accumulated": 421.04, "small_steps": 105.26, "small_steps_memory": 421.04}, 1e-4
+    )
+    assert lives["predicted"].to_dict() == pytest.approx(lives["half_life"].to_dict(), 1e-12)
+
+
+def test_a_real_tiny_run_reaches_the_page(tmp_path: Path) -> None:
+    """One trial of each study."""
+    store = tmp_path / "results"
+    for study, name, batch, num, steps in (
+        (Study.optimizer_states, OptimizerName.momentum, 64, 4, 50),
+        (Study.optimizer_memory, OptimizerName.adam, 64, 4, 3),
+        (Study.batch_sizes, OptimizerName.momentum, 60, 12, 4),
+    ):
+        run_one(
+            HarnessConfig(
+                experiment="momentum",
+                study=study,
+                workload=WorkloadConfig(data=Data.digits, model=Model.mlp, width=2),
+                optimizer=OptimizerConfig(name=name, lr=0.02),
+                precision=Precision.float64,
+                effective_batch=batch,
+                accumulation_steps=(num,),
+                steps=steps,
+                results=str(store),
+                tracking=TrackingConfig(mode=TrackingMode.disabled),
+            )
+        )
+    page = report.write(store, tmp_path / "reports").read_text()
+    claims = pd.read_csv(tmp_path / "reports" / "claims.csv").set_index("id")["verdict"]
+    assert claims[["C1", "C2", "C10"]].to_list() == ["refuted", "needs the full grid", "confirmed"]
+    for title in ("What the state remembers", "The order inside a window", "N small steps against one window"):
+        assert title in page

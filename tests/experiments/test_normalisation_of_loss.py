@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from analysis import load, report
+from analysis.question import ClaimResult
+from experiments.normalisation_of_loss import CLAIMS
+from harness import studies
+from harness.config import Data, Model, OptimizerConfig, OptimizerName, Study, TrialConfig, WorkloadConfig, identity, to_dict
+from harness.results.store import Store
+
+Row = dict[str, object]
+EMPTY = pd.DataFrame({"experiment": []})
+
+
+def decide(name: str, arms: list[Row] = [], measurements: list[Row] = []) -> ClaimResult:  # noqa: B006 - never changed
+    (one,) = [claim for claim in CLAIMS if claim.id == name]
+    return one.decide(load.Results(pd.DataFrame(arms) if arms else EMPTY, pd.DataFrame(measurements), EMPTY, ()))
+
+
+def arm(name: str, verdict: str = "equivalent", **changes: object) -> Row:
+    usual: Row = {"arm": name, "verdict": verdict, "cause": name if verdict == "different" else "", "optimizer": "sgd",
+             "scale": 1.0, "unequal_terms": False, "short_windows": 0, "accumulation_steps": 4, "gradient_error": 0.1,
+             "final_distance": 0.1, "steps": 3}  # fmt: skip
+    return usual | changes
+
+
+RIGHT = arm("accumulated")
+UNDIVIDED = arm("loss_not_divided", "different", scale=4.0)
+EVEN, UNEVEN = arm("mean_of_means"), arm("mean_of_means", "different", unequal_terms=True)
+SHORT = arm("short_window_divided_by_n", "different", short_windows=1, unequal_terms=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "arms", "verdict"),
+    [
+        ("A4", [RIGHT, UNDIVIDED], "refuted"),
+        ("A4", [RIGHT, UNDIVIDED | {"scale": 3.99}], "conditional"),
+        ("A4", [RIGHT, arm("loss_not_divided")], "confirmed"),
+        ("A4", [RIGHT], "needs the full grid"),
+        ("A4", [RIGHT | {"verdict": "different"}, UNDIVIDED], "needs the full grid"),
+        ("A9", [RIGHT, EVEN, UNEVEN, SHORT], "conditional"),
+        ("A9", [RIGHT, EVEN, UNEVEN | {"verdict": "equivalent"}, SHORT | {"verdict": "equivalent"}], "confirmed"),
+        ("A9", [RIGHT, EVEN | {"verdict": "different"}, UNEVEN, SHORT], "refuted"),
+        ("A9", [RIGHT, EVEN, UNEVEN], "needs the full grid"),
+        ("A9", [RIGHT | {"verdict": "different"}, EVEN, UNEVEN, SHORT], "needs the full grid"),
+    ],
+)
+def test_rules_on_arms(name: str, arms: list[Row], verdict: str) -> None:
+    assert str(decide(name, arms).verdict) == verdict
+
+
+def loop(name: str, tail: int, **changes: object) -> Row:
+    usual: Row = {"study": "epoch_tail", "arm": name, "effective_batch": 64, "accumulation_steps": 4, "tail_samples": tail,
+                  "steps": 48, "windows": 48, "leaked_samples": 0, "unused_samples": 0, "gradient_error": 1e-15}  # fmt: skip
+    return usual | changes
+
+
+LOST: Row = {"steps": 46, "leaked_samples": 28, "unused_samples": 28, "gradient_error": 0.7}
+LOOPS = [loop("as_written", 0), loop("complete", 0), loop("complete", 28)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "verdict"),
+    [
+        ([*LOOPS, loop("as_written", 28, **LOST)], "refuted"),
+        ([*LOOPS, loop("as_written", 28)], "confirmed"),
+        ([*LOOPS, loop("as_written", 28), loop("as_written", 28, **LOST)], "conditional"),
+        ([*LOOPS[:2], loop("complete", 28, gradient_error=1e-3), loop("as_written", 28, **LOST)], "needs the full grid"),
+        (LOOPS[:2], "needs the full grid"),
+    ],
+)
+def test_rule_of_the_loop(rows: list[Row], verdict: str) -> None:
+    assert str(decide("A10", measurements=rows).verdict) == verdict
+
+
+def update(optimizer: str, num: int, divided: float, undivided: float) -> list[Row]:
+    both = (("accumulated", divided), ("loss_not_divided", undivided))
+    return [{"study": "update_size", "trial": optimizer, "optimizer": optimizer, "accumulation_steps": num, "arm": name,
+             "first_update": size} for name, size in both]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("sgd", "adam", "verdict"),
+    [
+        ((0.5, 4.0), (1.1, 1.1), "conditional"),
+        ((2.5, 20.0), (1.1, 1.1), "confirmed"),  # grows although divided
+        ((0.5, 0.5), (1.1, 1.1), "refuted"),
+        ((0.5, 4.0), (1.1, 8.8), "refuted"),
+        (None, (1.1, 1.1), "needs the full grid"),
+    ],
+)
+def test_rule_of_the_update(sgd: tuple[float, float] | None, adam: tuple[float, float], verdict: str) -> None:
+    found = {"sgd": sgd, "adam": adam}
+    rows = [row for name, sizes in found.items() if sizes for row in (*update(name, 1, 1.0, 1.0), *update(name, 8, *sizes))]
+    assert str(decide("A16", measurements=rows).verdict) == verdict
+
+
+def test_two_real_studies_and_the_page(tmp_path: Path) -> None:
+    for study, optimizer in ((Study.epoch_tail, "sgd"), (Study.update_size, "sgd"), (Study.update_size, "adam")):
+        config = TrialConfig(
+            experiment="normalisation_of_loss", study=study, effective_batch=300, accumulation_steps=(2,), steps=1,
+            workload=WorkloadConfig(data=Data.digits, model=Model.mlp), optimizer=OptimizerConfig(name=OptimizerName(optimizer)),
+        )  # fmt: skip
+        with Store(tmp_path / "results").open_trial(config.experiment, identity(config), to_dict(config)) as writer:
+            writer.finish(studies.run(config, lambda step, rows: None))
+    own = load.read(tmp_path / "results")
+    verdicts = {claim.id: str(claim.decide(own).verdict) for claim in CLAIMS}
+    assert verdicts == {
+        "A4": "needs the full grid",
+        "A9": "needs the full grid",
+        "A10": "needs the full grid",
+        "A16": "conditional",
+    }
+    report.write(tmp_path / "results", tmp_path / "out")
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert "What becomes of the remainder" in page and "normalisation_of_loss-update-size" in page

@@ -1,0 +1,79 @@
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+
+from harness.config import Precision
+from harness.judge.verdict import Algebra, Evidence, Outcome, Rounding, Trajectory, judge, worst
+
+ALGEBRA = Algebra(
+    gradient_error=1e-15, state_error=1e-15, trajectory_error=1e-14, loss_error=1e-16, steps=200, floor=1e-15,
+    clipping_active=True, clipped_share=0.5, short_windows=8, unequal_terms=True,
+)  # fmt: skip
+ROUNDING = Rounding(
+    ratio=0.5, low=0.4, high=0.6, full_error=2e-7, arm_error=1e-7, rank_p=1.0, permutations=99, scale=1.0, cosine=1.0,
+    residual=1e-7, weights=(1.0, 1.0), condition=2.0, skipped=0,
+)  # fmt: skip
+GOOD = Evidence(
+    precision=Precision.float32,
+    algebra=ALGEBRA,
+    rounding=ROUNDING,
+    trajectory=Trajectory(ratio=1.0, jump_step=None, final_distance=1e-6),
+    counters={},
+)
+
+
+def changed(**changes: Any) -> Evidence:
+    """`GOOD` with fields of its parts replaced: `algebra__floor=1` and the like."""
+    evidence = GOOD
+    for path, value in changes.items():
+        part, _, name = path.partition("__")
+        evidence = dataclasses.replace(
+            evidence, **{part: dataclasses.replace(getattr(evidence, part), **{name: value}) if name else value}
+        )
+    return evidence
+
+
+@pytest.mark.parametrize(
+    ("changes", "outcome"),
+    [
+        ({}, Outcome.equivalent),
+        ({"algebra__gradient_error": 1e-12}, Outcome.equivalent),
+        ({"algebra__gradient_error": 1.01e-12}, Outcome.different),
+        ({"algebra__state_error": 1.01e-12}, Outcome.different),
+        ({"algebra__trajectory_error": 1.01e-9}, Outcome.different),
+        ({"algebra__loss_error": 1.01e-12}, Outcome.different),
+        ({"algebra__gradient_error": math.nan}, Outcome.different),
+        ({"algebra__floor": 1e-7}, Outcome.inconclusive),
+        ({"algebra__floor": 1e-7, "algebra__gradient_error": 1e-7}, Outcome.inconclusive),
+        ({"counters": {"optimizer steps": (60.0, 59.0)}}, Outcome.different),
+        ({"rounding__high": 2.0}, Outcome.equivalent),
+        ({"rounding__high": 2.01}, Outcome.degraded),
+        ({"rounding__rank_p": 0.01}, Outcome.degraded),
+        ({"rounding__rank_p": 0.011}, Outcome.equivalent),
+        ({"rounding__rank_p": 0.001, "precision": Precision.float16}, Outcome.equivalent),
+        ({"rounding__scale": 1 + 1.1e-6}, Outcome.degraded),
+        ({"rounding__scale": 1 + 0.9e-6}, Outcome.equivalent),
+        ({"rounding__ratio": math.nan, "rounding__high": math.nan}, Outcome.inconclusive),
+        ({"rounding__ratio": math.nan, "rounding__high": math.nan, "precision": Precision.float64}, Outcome.equivalent),
+        ({"finite": False}, Outcome.inconclusive),
+        ({"finite": False, "algebra__gradient_error": 51.9, "algebra__trajectory_error": 2e8}, Outcome.different),
+        ({"finite": False, "algebra__state_error": 1e-3}, Outcome.different),
+        ({"finite": False, "algebra__gradient_error": math.nan}, Outcome.inconclusive),
+        ({"finite": False, "algebra__gradient_error": math.inf}, Outcome.inconclusive),
+        ({"finite": False, "algebra__trajectory_error": 2e8}, Outcome.inconclusive),  # what a right arm's rounding may do
+        ({"finite": False, "algebra__gradient_error": 51.9, "algebra__floor": 1e-7}, Outcome.inconclusive),
+        ({"trajectory__ratio": 1e6}, Outcome.equivalent),
+    ],
+    ids=str,
+)
+def test_gates(changes: dict[str, Any], outcome: Outcome) -> None:
+    verdict = judge(changed(**changes))
+    assert verdict.verdict == outcome
+    assert bool(verdict.reasons) == (outcome != Outcome.equivalent)
+
+
+def test_a_failed_measure_is_the_worst() -> None:
+    assert math.isnan(worst(1.0, math.nan)) and math.isnan(worst(math.nan, 1.0))
+    assert worst(1.0, 3.0, 2.0) == 3.0

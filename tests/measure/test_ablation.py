@@ -1,0 +1,51 @@
+"""The factor whose removal closes the gap is the one that opened it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from harness.config import Data, Model, Norm, Precision, Split, TrialConfig, WorkloadConfig
+from harness.measure.ablation import REMOVALS, attribute
+from harness.measure.lock_step import Setting
+from harness.recipes.faults import low_precision_accumulator, mean_of_means, short_window_divided_by_n
+from harness.recipes.recipe import Recipe
+from harness.trial import Permuted, full_batch, split_plan
+
+FULL, SHORT = torch.arange(64), torch.arange(64, 92)
+TEXT = WorkloadConfig(data=Data.text, model=Model.transformer, depth=1)
+
+
+def shares(transform: Any = None, permuted: bool = False, **settings: Any) -> dict[str, float]:
+    config = TrialConfig(accumulation_steps=(4,), **settings)
+    recipe = Recipe(accumulation_steps=4, split=split_plan(config, 4))
+    if permuted:
+        recipe = dataclasses.replace(full_batch(config), arrange=Permuted(1))
+    recipe = recipe if transform is None else transform(recipe)
+    return dict(attribute(Setting(config, torch.device("cpu")), recipe, [FULL, SHORT]))
+
+
+@pytest.mark.parametrize(
+    ("found", "factor"),
+    [
+        (lambda: shares(norm=Norm.batch), "batch statistics"),
+        (lambda: shares(permuted=True, workload=WorkloadConfig(dropout=0.2)), "dropout"),
+        (lambda: shares(mean_of_means, split=Split.ragged), "unequal lengths"),
+        (lambda: shares(mean_of_means, workload=TEXT, norm=Norm.layer), "unequal lengths"),
+        (lambda: shares(short_window_divided_by_n), "unequal lengths"),
+        (lambda: shares(precision=Precision.bfloat16), "low precision"),
+    ],
+    ids=["BatchNorm", "dropout", "ragged", "text", "short window", "bfloat16"],
+)
+def test_removing_the_factor_closes_the_gap_and_removing_others_does_not(found: Any, factor: str) -> None:
+    by_factor = found()
+    assert set(by_factor) == set(REMOVALS)
+    assert by_factor[factor] > 0.999
+    assert all(share < 0.5 for name, share in by_factor.items() if name != factor), by_factor
+
+
+def test_a_fault_without_such_a_factor_is_attributed_to_none() -> None:
+    assert max(shares(low_precision_accumulator).values()) < 0.5

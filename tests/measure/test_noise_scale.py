@@ -1,0 +1,139 @@
+"""Squared norms against per-sample gradients by hand, unbiasedness by enumeration, and a run that does not notice."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from analysis import noise
+from harness.config import LastWindow, OptimizerConfig, OptimizerName, Precision, TrialConfig
+from harness.measure.lock_step import Setting
+from harness.measure.noise_scale import NoiseWatch, read
+from harness.recipes.micro_batch import Even, Ragged, SplitPlan, windows
+from harness.recipes.recipe import Arm, take_step
+from harness.referee.oracle import snapshot
+from harness.trial import run_trial
+from tests.reference import Array, softmax_regression_gradients
+from tests.toy import CPU, Toy, make_arm
+
+EXACT = 1e-13  # relative, sums of a few dozen float64 numbers
+SINGLE = 1e-5  # relative, norms of a few dozen float32 numbers
+SPLITS: list[SplitPlan] = [Even(7), Even(8), Ragged(5, 24), Even(24)]
+
+
+def squares(row: dict[str, float]) -> tuple[float, float]:
+    return row["micro_batch_square"], row["window_square"]
+
+
+def gradients(arm: Arm) -> Array:
+    """[24, P] each sample's own gradient at the arm's weights, of one loss term."""
+    toy, model = Toy(), snapshot(arm.model)
+    weights, bias = model["weight"].numpy(), model["bias"].numpy()
+    return softmax_regression_gradients(weights, bias, toy.x.numpy(), toy.y.numpy())
+
+
+def by_hand(each: Array, ids: Array, sizes: list[int]) -> tuple[float, float]:
+    """sum_k w_k |g_k|^2 and |g_B|^2 of a window, sample i with 1 + i % 4 terms."""
+    terms, start, small = 1 + ids % 4, 0, 0.0
+    for size in sizes:
+        own = slice(start, start + size)
+        micro = terms[own] @ each[ids[own]] / terms[own].sum()
+        small += terms[own].sum() / terms.sum() * float(micro @ micro)
+        start += size
+    whole = terms @ each[ids] / terms.sum()
+    return small, float(whole @ whole)
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+@pytest.mark.parametrize(
+    ("precision", "tolerance"), [(Precision.float64, EXACT), (Precision.float32, SINGLE), (Precision.float16, 1e-2)]
+)
+@pytest.mark.parametrize("clip_norm", [None, 1e-3])
+def test_squared_norms(split: SplitPlan, precision: Precision, tolerance: float, clip_norm: float | None) -> None:
+    """Two windows, the second short, with clipping and a loss scale of 4,096 in float16: neither is seen."""
+    arm = make_arm(split, precision=precision, clip_norm=clip_norm)
+    watch = NoiseWatch(arm)
+    for ids in (torch.arange(24).flip(0), torch.tensor([3, 1, 20, 5, 5, 9, 2, 11, 13])):
+        expected = by_hand(gradients(arm), ids.numpy(), split(len(ids)))
+        take_step(arm, arm.workload.batch(ids))
+        row = read({"arm": watch})["arm"]
+        assert squares(row) == pytest.approx(expected, rel=tolerance)
+        assert (row["micro_batches"], row["window_samples"]) == (len(split(len(ids))), len(ids))
+    assert clip_norm is None or all(arm.clipped), "the clip has to be active, or it could not be missed"
+
+
+def test_a_micro_batch_alone_is_the_window_and_several_are_not() -> None:
+    for split, equal in ((Even(24), True), (Even(6), False)):
+        arm = make_arm(split)
+        watch = NoiseWatch(arm)
+        take_step(arm, arm.workload.batch(torch.arange(24)))
+        small, large = squares(read({"arm": watch})["arm"])
+        assert math.isclose(small, large, rel_tol=EXACT) == equal and small > 0.99 * large
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (1, 3), (1, 1, 2)], ids=str)
+def test_the_estimates_are_unbiased(sizes: tuple[int, ...]) -> None:
+    """Over all 81 windows of 4 from 3 samples, with replacement, the means are exactly S and |G|^2; unweighted they are not."""
+    arm = make_arm(lambda size: list(sizes))
+    ids = torch.tensor([0, 4, 8])  # one loss term each
+    each = gradients(arm)[ids.numpy()]
+    mean = each.mean(0)
+    rows, wrong = [], []
+    for window in itertools.product(range(3), repeat=4):
+        chosen = each[list(window)]
+        edges = list(itertools.pairwise(itertools.accumulate(sizes, initial=0)))
+        parts = [float(np.square(chosen[start:end].mean(0)).sum()) for start, end in edges]
+        whole = float(np.square(chosen.mean(0)).sum())
+        same = {"micro_batches": len(sizes), "window_samples": 4, "window_square": whole}
+        shares = [size / 4 for size in sizes]
+        rows.append({**same, "micro_batch_square": float(np.dot(shares, parts))})
+        wrong.append({**same, "micro_batch_square": float(np.mean(parts))})
+    found = noise.two_size(pd.DataFrame(rows)).mean()
+    assert found["gradient_square"] == pytest.approx(mean @ mean, rel=1e-12)
+    assert found["noise_trace"] == pytest.approx(np.square(each - mean).sum(1).mean(), rel=1e-12)
+    if len(set(sizes)) > 1:
+        assert noise.two_size(pd.DataFrame(wrong))["noise_trace"].mean() > 1.1 * found["noise_trace"]
+
+
+@pytest.mark.parametrize("optimizer", [OptimizerName.momentum, OptimizerName.adam])
+@pytest.mark.parametrize("precision", [Precision.float32, Precision.float16, Precision.bfloat16])
+def test_the_run_does_not_notice(optimizer: OptimizerName, precision: Precision) -> None:
+    """Bit for bit the same weights, losses and generator state after three epochs with clipping and short windows."""
+    chosen = OptimizerConfig(name=optimizer)
+    arms = [make_arm(Ragged(4, 24), precision=precision, clip_norm=0.5, optimizer=chosen) for _ in range(2)]
+    watch = NoiseWatch(arms[1])
+    runs = []
+    for arm in arms:
+        torch.manual_seed(1)
+        losses = [take_step(arm, arm.workload.batch(ids)) for ids in itertools.islice(windows(24, 11, 0, LastWindow.keep), 9)]
+        runs.append((torch.stack(losses), torch.cat([p.flatten() for p in arm.model.parameters()]), torch.get_rng_state()))
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+    assert all(map(math.isfinite, squares(read({"arm": watch})["arm"])))
+
+
+def test_every_accumulated_arm_of_a_trial_logs_them() -> None:
+    """And no other, at every probe: at the first step |g_B|^2 is the referee's, whatever N."""
+    config = TrialConfig(effective_batch=50, accumulation_steps=(2, 5), steps=4, algebra_steps=2, probe_every=3, clip_norm=0.1)
+    steps: list[list[dict[str, object]]] = []
+    run_trial(config, lambda step, rows: steps.append(rows))
+    setting = Setting(config, CPU)
+    referee = setting.referee()
+    ids = next(windows(setting.exact.num_samples, 50, config.seed, config.data.last_window))
+    square = float(referee.gradient(snapshot(referee.model), setting.exact.batch(ids)).square().sum())
+    for rows in steps:
+        logged = [row for row in rows if "window_square" in row]
+        assert bool(logged) == (rows[0]["step"] in (0, 3))
+        assert not logged or [(row["arm"], row["accumulation_steps"]) for row in logged] == [
+            ("accumulated", 2),
+            ("accumulated", 5),
+        ]
+    small = [row["micro_batch_square"] for row in logged]
+    assert isinstance(small[0], float) and isinstance(small[1], float) and small[1] > small[0], "smaller batches are noisier"
+    for row in steps[0]:
+        if "window_square" in row:
+            assert row["window_square"] == pytest.approx(square, rel=1e-4)

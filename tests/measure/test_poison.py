@@ -1,0 +1,99 @@
+"""A window with a micro-batch that is not finite: skipped once, or not finite for everybody; a fault steps on the rest."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from harness.config import Data, Model, Norm, OptimizerConfig, OptimizerName, Precision, Split, TrialConfig, WorkloadConfig
+from harness.measure.lock_step import REFERENCE, Setting
+from harness.measure.poison import PoisonedWindow, differing, measure, replaced, without
+from harness.recipes.faults import non_finite_micro_batch
+from harness.recipes.micro_batch import windows
+from harness.recipes.recipe import Arm, Recipe
+from harness.referee.oracle import Parts
+from harness.trial import PERMUTED, full_batch, permuted, split_plan
+
+ADAM = OptimizerConfig(name=OptimizerName.adam, lr=1e-3)
+TEXT = WorkloadConfig(data=Data.text, model=Model.transformer, depth=1)
+
+
+def probe(transform: Any = None, **settings: Any) -> dict[str, PoisonedWindow]:
+    config = TrialConfig(accumulation_steps=(5,), effective_batch=30, **{"split": Split.ragged, "optimizer": ADAM, **settings})
+    right = Recipe(accumulation_steps=5, split=split_plan(config, 5))
+    recipes = {REFERENCE: full_batch(config), PERMUTED: permuted(config, 0), "right": right}
+    if transform is not None:
+        recipes["wrong"] = transform(right)
+    setting = Setting(config, torch.device("cpu"))
+    stream = windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window)
+    return measure(setting, recipes, list(itertools.islice(stream, 2)))
+
+
+@pytest.mark.parametrize("settings", [{}, {"norm": Norm.batch}, {"workload": TEXT, "norm": Norm.layer}], ids=str)
+def test_with_a_scaler_every_right_arm_skips_once_and_halves_once(settings: dict[str, Any]) -> None:
+    for label, found in probe(precision=Precision.float16, **settings).items():
+        assert (found.steps, found.finite, found.moved, found.survivors) == (0, True, False, math.inf), label
+        assert (found.scale_before, found.scale_after) == (4096.0, 2048.0)
+
+
+def test_without_a_scaler_every_right_arm_is_lost() -> None:
+    found = probe()
+    assert all((one.steps, one.finite, one.moved, one.survivors) == (1, False, True, math.inf) for one in found.values())
+    assert not differing(found, "right") and not differing(found, PERMUTED)
+
+
+@pytest.mark.parametrize("precision", [Precision.float16, Precision.float32])
+@pytest.mark.parametrize("norm", [Norm.none, Norm.batch])
+def test_dropping_the_micro_batch_shows_and_the_rest_is_recognised(precision: Precision, norm: Norm) -> None:
+    found = probe(non_finite_micro_batch, precision=precision, norm=norm)
+    assert found["wrong"].steps == 1 and found["wrong"].finite and found["wrong"].moved
+    assert found["wrong"].survivors < 1e-14
+    assert differing(found, "wrong") and not differing(found, "right")
+
+
+def test_dropping_without_weighting_up_is_recognised_too() -> None:
+    def as_they_are(recipe: Recipe) -> Recipe:
+        return dataclasses.replace(non_finite_micro_batch(recipe), at_boundary=recipe.at_boundary)
+
+    assert probe(as_they_are)["wrong"].survivors < 1e-14
+
+
+def test_a_step_on_something_else_is_not_taken_for_the_survivors() -> None:
+    def zeros_for_nans(recipe: Recipe) -> Recipe:
+        def patch(arm: Arm) -> None:
+            for p in arm.model.parameters():
+                if p.grad is not None:
+                    p.grad.nan_to_num_(0.0, 1.0, -1.0).add_(1e-3)
+
+        return dataclasses.replace(recipe, at_boundary=(patch, *recipe.at_boundary))
+
+    wrong = probe(zeros_for_nans)["wrong"]
+    assert wrong.finite and wrong.survivors > 1e-3
+
+
+def test_what_is_left_of_a_window() -> None:
+    one, two, three = (torch.tensor([float(k), 1.0], dtype=torch.float64) for k in (1, 2, 3))
+    found = list(without(Parts((one, two, three), (1, 4, 3)), 1))
+    expected = [(1 * one + 3 * three) / 8, (1 * one + 3 * three) / 4, (1 * one + 3 * three) / 8 * 1.5]
+    assert [f.tolist() for f in found] == [pytest.approx(e.tolist(), rel=1e-15) for e in expected]
+    assert [f.tolist() for f in without(Parts((one,), (2,)), 0)] == [[0.0, 0.0]]
+
+
+def test_entries_that_are_not_finite_become_zero() -> None:
+    consumed, survivors, others = (torch.tensor(values, dtype=torch.float64) for values in ([0, 2, 4], [1, 2, 3], [1, 3, 4]))
+    assert replaced(consumed, survivors, others).tolist() == [0.0, 2.0, 4.0]
+    assert replaced(consumed + 0.25, survivors, others).tolist() == [0.0, 2.0, 4.0], "a choice of three, and no more"
+
+
+def test_leaving_the_whole_window_out_is_right() -> None:
+    still = PoisonedWindow(steps=0, finite=True, moved=False, scale_before=1.0, scale_after=1.0, survivors=math.inf)
+    lost = dataclasses.replace(still, steps=1, finite=False, moved=True)
+    assert not differing({REFERENCE: lost, "mine": still}, "mine")
+    assert differing({REFERENCE: lost, "mine": dataclasses.replace(still, moved=True)}, "mine"), "its state went on"
+    skipped = dataclasses.replace(still, scale_after=0.5)
+    assert differing({REFERENCE: skipped, "mine": still}, "mine"), "the scaler has to see it"

@@ -1,0 +1,143 @@
+"""How a model runs: compiled and captured it computes what it computes op by op, and what would differ is seen."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from harness.config import ConfigError, Execution, Model, Precision, TrialConfig, WorkloadConfig
+from harness.recipes import execution
+from harness.recipes.execution import exchange_forward
+from harness.trial import run_trial
+
+SMALL: dict[str, Any] = {
+    "workload": WorkloadConfig(model=Model.mlp),
+    "execution": Execution.compile,
+    "effective_batch": 12,
+    "accumulation_steps": (3,),
+    "steps": 4,
+    "algebra_steps": 2,
+}
+CPU = torch.device("cpu")
+
+
+def verdicts(config: TrialConfig) -> dict[str, str]:
+    return {row["arm"]: row["verdict"] for row in run_trial(config, lambda step, rows: None).arms}
+
+
+def make_model() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)).double().train()
+
+
+def accumulate(model: nn.Module, batches: list[Tensor]) -> Tensor:
+    """[P] the gradient of the sum of squares over `batches`."""
+    for batch in batches:
+        model(batch).square().sum().backward()
+    return torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None])
+
+
+def graphed_on_cpu(module: Any, sample: tuple[Tensor, ...], **_: object) -> Callable[[Tensor], Tensor]:
+    """What `torch.cuda.make_graphed_callables` does to memory: inputs, outputs and gradients each stay in one place."""
+    parameters = list(module.parameters())
+    inputs = sample[0].clone()
+    for _ in range(3):
+        module(inputs)  # warming up
+    outputs, gradients = module(inputs).detach(), [torch.empty_like(p) for p in parameters]
+
+    class Replay(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, given: Tensor, *_: Tensor) -> Tensor:
+            inputs.copy_(given)
+            with torch.enable_grad():
+                ctx.live = module(inputs)
+            outputs.copy_(ctx.live)
+            return outputs.detach()
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+            for place, new in zip(gradients, torch.autograd.grad(ctx.live, parameters, grads[0]), strict=True):
+                place.copy_(new)
+            return (None, *(place.detach() for place in gradients))
+
+    return lambda given: Replay.apply(given, *parameters)  # type: ignore[no-any-return,no-untyped-call]
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", graphed_on_cpu)
+
+
+BATCHES = [torch.randn(size, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(size)) for size in (5, 5, 2, 5)]
+
+
+def test_captured_gradients_add_up_as_eager_ones_do(graphs: None) -> None:
+    eager, captured = make_model(), make_model()
+    exchange_forward(captured, Execution.cuda_graph)
+    assert torch.equal(accumulate(captured, BATCHES), accumulate(eager, BATCHES))
+    for own, others in zip(captured.buffers(), eager.buffers(), strict=True):
+        assert torch.equal(own, others)  # capturing has run the model, and left no trace in its statistics
+
+
+def test_a_gradient_that_stays_the_graphs_memory_would_be_overwritten(graphs: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execution, "own_copy", lambda parameter, gradient: None)
+    eager, captured = make_model(), make_model()
+    exchange_forward(captured, Execution.cuda_graph)
+    assert not torch.allclose(accumulate(captured, BATCHES), accumulate(eager, BATCHES))
+
+
+def test_captured_models_run_op_by_op_where_no_gradient_is_wanted(graphs: None) -> None:
+    eager, captured = make_model(), make_model()
+    exchange_forward(captured, Execution.cuda_graph)
+    with torch.no_grad():
+        assert torch.equal(captured(BATCHES[0]), eager(BATCHES[0]))
+    assert torch.equal(captured.eval()(BATCHES[0]), eager.eval()(BATCHES[0]))
+
+
+def test_hooks_of_the_model_see_what_they_saw(graphs: None) -> None:
+    seen: list[torch.Size] = []
+    model = make_model()
+    exchange_forward(model, Execution.cuda_graph)
+    model.register_forward_hook(lambda _model, _inputs, outputs: seen.append(outputs.shape))
+    accumulate(model, BATCHES[:3])
+    assert seen == [(5, 2), (5, 2), (2, 2)]
+
+
+def test_graphs_need_a_cuda_device() -> None:
+    with pytest.raises(ConfigError, match="execution=cuda_graph: expected eager or compile on device=cpu"):
+        execution.check_available(Execution.cuda_graph, CPU)
+    execution.check_available(Execution.compile, CPU)
+
+
+def test_a_compiler_that_errs_is_seen_in_every_arm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reference runs op by op: a gradient 1 % off is `degraded`, and not for being accumulated."""
+
+    def wrong(forward: Callable[[Tensor], Tensor], **_: object) -> Callable[[Tensor], Tensor]:
+        return lambda inputs: forward(inputs) * 1.01
+
+    monkeypatch.setattr(torch, "compile", wrong)
+    assert verdicts(TrialConfig(**SMALL)) == {"accumulated": "degraded", "permuted": "degraded"}
+    assert verdicts(TrialConfig(**{**SMALL, "execution": Execution.eager})) == {
+        "accumulated": "equivalent",
+        "permuted": "equivalent",
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler imports what torch deprecates
+@pytest.mark.parametrize("precision", [Precision.float32, Precision.float64, Precision.bfloat16])
+def test_compiled_arms_are_equivalent_to_the_eager_full_batch(precision: Precision) -> None:
+    assert verdicts(TrialConfig(**SMALL, precision=precision)) == {"accumulated": "equivalent", "permuted": "equivalent"}
+
+
+def test_exchanging_leaves_an_eager_model_alone() -> None:
+    model = make_model()
+    before = copy.copy(model.__dict__)
+    exchange_forward(model, Execution.eager)
+    assert model.__dict__ == before

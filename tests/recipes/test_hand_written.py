@@ -1,0 +1,451 @@
+"""Loops as everyone writes them: the right ones are equivalent, the wrong ones are named from the evidence."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from harness.config import (
+    Model,
+    OptimizerConfig,
+    OptimizerName,
+    Precision,
+    ScheduleConfig,
+    ScheduleName,
+    Split,
+    TrialConfig,
+    WorkloadConfig,
+)  # fmt: skip
+from harness.recipes.hand_written import by_hand, recognised
+from harness.recipes.recipe import Arm
+from harness.trial import Candidate, Row, judge_loop, run_trial, split_plan, standard_candidates
+from harness.workloads import Batch
+from tests.toy import Toy
+
+CONFIG = TrialConfig(
+    accumulation_steps=(4,), effective_batch=32, steps=1, algebra_steps=4, workload=WorkloadConfig(width=2),
+    optimizer=OptimizerConfig(name=OptimizerName.momentum, lr=0.05),
+)  # fmt: skip
+
+
+def micro_batches(window: Batch) -> list[Batch]:
+    return [window.rows(slice(k, k + 8)) for k in range(0, len(window), 8)]
+
+
+def usual(arm: Arm, window: Batch) -> Tensor:
+    """Clears first, and computes its own loss."""
+    arm.optimizer.zero_grad()
+    total = torch.zeros(())
+    for part in micro_batches(window):
+        loss = F.cross_entropy(arm.model(part.inputs), part.targets, reduction="sum") / len(window)
+        loss.backward()
+        total = total + loss.detach().double()
+    if arm.clip_norm is not None:
+        torch.nn.utils.clip_grad_norm_(arm.model.parameters(), arm.clip_norm)
+    arm.optimizer.step()
+    arm.schedule.step()
+    return total
+
+
+def zeros_not_none(arm: Arm, window: Batch) -> Tensor:
+    """Looks at the loss of the whole window first, without gradients; keeps its gradients as zeros."""
+    with torch.no_grad():
+        total = F.cross_entropy(arm.model(window.inputs), window.targets)
+    for part in micro_batches(window):
+        (F.cross_entropy(arm.model(part.inputs), part.targets) * (len(part) / len(window))).backward()
+    if arm.clip_norm is not None:
+        torch.nn.utils.clip_grad_norm_(arm.model.parameters(), arm.clip_norm)
+    arm.optimizer.step()
+    arm.schedule.step()
+    arm.optimizer.zero_grad(set_to_none=False)
+    return total
+
+
+def undivided(arm: Arm, window: Batch) -> Tensor:
+    arm.optimizer.zero_grad()
+    total = torch.zeros(())
+    for part in micro_batches(window):
+        loss = F.cross_entropy(arm.model(part.inputs), part.targets)
+        loss.backward()
+        total = total + loss.detach().double() * (len(part) / len(window))
+    if arm.clip_norm is not None:
+        torch.nn.utils.clip_grad_norm_(arm.model.parameters(), arm.clip_norm)
+    arm.optimizer.step()
+    arm.schedule.step()
+    return total
+
+
+def never_clears(arm: Arm, window: Batch) -> Tensor:
+    kept, arm.optimizer.zero_grad = arm.optimizer.zero_grad, lambda *_: None  # type: ignore[method-assign, assignment]
+    try:
+        return usual(arm, window)
+    finally:
+        arm.optimizer.zero_grad = kept  # type: ignore[method-assign]
+
+
+def forgets_the_last(arm: Arm, window: Batch) -> Tensor:
+    return usual(arm, window.rows(slice(0, len(window) - 8)))
+
+
+def turns_one_tensor(arm: Arm, window: Batch) -> Tensor:
+    """Something that is in no catalogue."""
+    first = next(arm.model.parameters())
+    handle = first.register_hook(lambda gradient: gradient.flip(0))
+    try:
+        return usual(arm, window)
+    finally:
+        handle.remove()
+
+
+def steps_twice(arm: Arm, window: Batch) -> Tensor:
+    total = usual(arm, window)
+    arm.optimizer.step()
+    return total
+
+
+def forgets_its_momentum(arm: Arm, window: Batch) -> Tensor:
+    """The optimizer's state is wrong, and not because it advanced too often."""
+    arm.optimizer.state.clear()
+    return usual(arm, window)
+
+
+def undivided_and_too_fast(arm: Arm, window: Batch) -> Tensor:
+    """Two faults."""
+    total = undivided(arm, window)
+    for _ in range(3):
+        arm.schedule.step()
+    return total
+
+
+def looks_again(arm: Arm, window: Batch) -> Tensor:
+    """A forward that no backward goes through, with gradients recorded."""
+    total = usual(arm, window)
+    arm.model(window.inputs)
+    return total
+
+
+@pytest.mark.parametrize(
+    ("loop", "verdict", "cause"),
+    [
+        (usual, "equivalent", ""),
+        (zeros_not_none, "equivalent", ""),
+        (undivided, "different", "loss_not_divided"),
+        (never_clears, "different", "gradients_not_cleared"),
+        (forgets_the_last, "different", "window_misplaced"),
+        (turns_one_tensor, "different", "unexplained"),
+        (steps_twice, "different", "window_misplaced"),
+        (forgets_its_momentum, "different", "unexplained"),
+        (undivided_and_too_fast, "different", "loss_not_divided+schedule_per_micro_batch"),
+        (looks_again, "equivalent", ""),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_loops_are_judged_by_what_they_do(loop: Callable[[Arm, Batch], Tensor], verdict: str, cause: str) -> None:
+    row = judge_loop(CONFIG, loop)
+    assert (row["verdict"], row["cause"]) == (verdict, cause), row["reasons"]
+
+
+def test_a_loop_that_scales_is_followed_in_float16() -> None:
+    def scaled(arm: Arm, window: Batch) -> Tensor:
+        total = torch.zeros(())
+        for part, normaliser in arm.micro_batches(window):
+            with torch.autocast("cpu", dtype=torch.float16, enabled=arm.precision == Precision.float16):
+                outputs = arm.model(part.inputs)
+            loss = arm.workload.losses(outputs, part).sum() / normaliser
+            arm.scaler.scale(loss).backward()
+            total = total + loss.detach().double()
+        arm.scaler.unscale_(arm.optimizer)
+        if arm.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(arm.model.parameters(), arm.clip_norm)
+        arm.scaler.step(arm.optimizer)
+        arm.scaler.update()
+        arm.schedule.step()
+        arm.optimizer.zero_grad()
+        return total
+
+    config = dataclasses.replace(CONFIG, precision=Precision.float16, split=Split.ragged, algebra_steps=2)
+    row = judge_loop(config, scaled)
+    assert (row["verdict"], row["cause"]) == ("equivalent", ""), row["reasons"]
+
+
+def test_rows_are_recognised_by_their_content() -> None:
+    window = Toy().batch(torch.tensor([5, 3, 11, 7]))
+    assert recognised(window.inputs[[2, 0]], window).tolist() == [11, 5]
+    assert recognised(window.inputs[:2] + 1, window).tolist() == [-1, -1]
+    assert recognised(window.inputs[:2, :4], window).tolist() == [5, 3], "trimmed"
+    assert recognised(torch.zeros(2, 5, 1), window).tolist() == [-1, -1]
+
+
+# Many loops as arms of one trial: momentum, a moving average, clipping that is sometimes active, and a short window of 3.
+MANY = TrialConfig(
+    accumulation_steps=(4,), effective_batch=400, steps=1, algebra_steps=8, clip_norm=0.8, ema_decay=0.9,
+    workload=WorkloadConfig(model=Model.mlp), schedule=ScheduleConfig(name=ScheduleName.cosine),
+    optimizer=OptimizerConfig(name=OptimizerName.adam, lr=0.003),
+)  # fmt: skip
+
+
+def parts_of(window: Batch, micro_batch: int = 100) -> list[Batch]:
+    return [window.rows(slice(k, k + micro_batch)) for k in range(0, len(window), micro_batch)]
+
+
+def finish(arm: Arm) -> None:
+    assert arm.clip_norm is not None and arm.ema is not None
+    torch.nn.utils.clip_grad_norm_(arm.model.parameters(), arm.clip_norm)
+    arm.optimizer.step()
+    arm.ema.update_parameters(arm.model)
+    arm.schedule.step()
+    arm.optimizer.zero_grad()
+
+
+def backward(arm: Arm, part: Batch, divisor: float) -> Tensor:
+    loss = F.cross_entropy(arm.model(part.inputs), part.targets, reduction="sum") / divisor
+    loss.backward()
+    return loss.detach()
+
+
+def accumulate(
+    arm: Arm, window: Batch, before: Callable[[int], object] = lambda k: None, after: Callable[[int], object] = lambda k: None
+) -> Tensor:
+    """A right window around which, and around whose micro-batches, a loop does something else."""
+    total = torch.zeros((), dtype=torch.float64)
+    for k, part in enumerate(parts_of(window)):
+        before(k)
+        total += backward(arm, part, len(window))
+        after(k)
+    return total
+
+
+def reports_in_float32(arm: Arm, window: Batch) -> Tensor:
+    total = torch.tensor(float(accumulate(arm, window)))
+    finish(arm)
+    return total
+
+
+def reports_a_little_less(arm: Arm, window: Batch) -> Tensor:
+    return reports_in_float32(arm, window) * (1 - 1e-5)
+
+
+def leaves_a_lost_window_out(arm: Arm, window: Batch) -> Tensor:
+    total = accumulate(arm, window)
+    if torch.isfinite(total):
+        finish(arm)
+    arm.optimizer.zero_grad()
+    return total
+
+
+def leaves_a_lost_micro_batch_out(arm: Arm, window: Batch) -> Tensor:
+    total = torch.zeros((), dtype=torch.float64)
+    for part in parts_of(window):
+        loss = F.cross_entropy(arm.model(part.inputs), part.targets, reduction="sum") / len(window)
+        if torch.isfinite(loss):
+            loss.backward()
+            total += loss.detach()
+    finish(arm)
+    return total
+
+
+def zeros_for_lost_entries(arm: Arm, window: Batch) -> Tensor:
+    total = accumulate(arm, window)
+    for p in arm.model.parameters():
+        assert p.grad is not None
+        p.grad.nan_to_num_(0.0, 0.0, 0.0)
+    finish(arm)
+    return total
+
+
+def clears_after_the_first(arm: Arm, window: Batch) -> Tensor:
+    total = accumulate(arm, window, before=lambda k: arm.model.zero_grad() if k == 1 else None)
+    finish(arm)
+    return total
+
+
+def keeps_half(arm: Arm, window: Batch) -> Tensor:
+    for p, old in zip(arm.model.parameters(), arm.memory.get("kept", ()), strict=False):
+        p.grad = 0.5 * old
+    total = accumulate(arm, window)
+
+    def keep(*_: object) -> None:
+        arm.memory["kept"] = [p.grad.clone() for p in arm.model.parameters() if p.grad is not None]
+
+    handle = arm.optimizer.register_step_pre_hook(keep)
+    finish(arm)
+    handle.remove()
+    return total
+
+
+def begins_with_something(arm: Arm, window: Batch) -> Tensor:
+    sum(p.square().sum() for p in arm.model.parameters()).backward()  # type: ignore[union-attr]
+    total = accumulate(arm, window)
+    finish(arm)
+    return total
+
+
+def steps_after_the_first(arm: Arm, window: Batch) -> Tensor:
+    return accumulate(arm, window, after=lambda k: finish(arm) if k == 0 else None)
+
+
+def steps_in_full_windows_alone(arm: Arm, window: Batch) -> Tensor:
+    """A short window's gradients wait for the next."""
+    total = accumulate(arm, window)
+    if len(window) == 400:
+        finish(arm)
+    return total
+
+
+def advances_at_rate_zero(arm: Arm, window: Batch) -> Tensor:
+    def advance(k: int) -> None:
+        if k < len(window) // 100 - 1:
+            rates = [group["lr"] for group in arm.optimizer.param_groups]
+            for group in arm.optimizer.param_groups:
+                group["lr"] = 0.0
+            arm.optimizer.step()
+            for group, rate in zip(arm.optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+
+    total = accumulate(arm, window, after=advance)
+    finish(arm)
+    return total
+
+
+def second_moment_of_each(arm: Arm, window: Batch) -> Tensor:
+    """Looks into its optimizer's groups and state, as only Adam has them."""
+    beta = arm.optimizer.param_groups[0]["betas"][1]
+
+    def advance(k: int) -> None:
+        for p in arm.model.parameters() if k < len(window) // 100 - 1 else ():
+            assert p.grad is not None
+            for state in filter(None, [arm.optimizer.state.get(p)]):
+                state["exp_avg_sq"].mul_(beta).addcmul_(p.grad, p.grad, value=1 - beta)
+
+    total = accumulate(arm, window, after=advance)
+    finish(arm)
+    return total
+
+
+def second_moment_of_something(arm: Arm, window: Batch) -> Tensor:
+    for state in arm.optimizer.state.values():
+        state["exp_avg_sq"].mul_(0.9)
+    total = accumulate(arm, window)
+    finish(arm)
+    return total
+
+
+def averages_each(arm: Arm, window: Batch) -> Tensor:
+    assert arm.ema is not None
+    total = accumulate(arm, window, after=lambda k: arm.ema.update_parameters(arm.model) if k else None)  # type: ignore[union-attr]
+    finish(arm)
+    return total
+
+
+def averages_before_the_step(arm: Arm, window: Batch) -> Tensor:
+    assert arm.ema is not None
+    total = accumulate(arm, window)
+    arm.ema.update_parameters(arm.model)
+    average, arm.ema = arm.ema, torch.optim.swa_utils.AveragedModel(arm.model)
+    finish(arm)
+    arm.ema = average
+    return total
+
+
+def ticks_first(arm: Arm, window: Batch) -> Tensor:
+    arm.optimizer.step()  # without gradients: nothing, and no warning that the schedule comes first
+    total = accumulate(arm, window)
+    arm.schedule.step()
+    finish(arm)
+    arm.schedule.last_epoch -= 1
+    return total
+
+
+def old_weights(arm: Arm, window: Batch) -> Tensor:
+    """All micro-batches but the first go through the weights of the second window, as long as there are others."""
+    if arm.windows < 2:
+        arm.memory["old"] = [p.detach().clone() for p in arm.model.parameters()]
+    return with_weights(arm, window, arm.memory["old"])
+
+
+def other_weights(arm: Arm, window: Batch) -> Tensor:
+    return with_weights(arm, window, [p.detach() * 1.001 for p in arm.model.parameters()])
+
+
+def with_weights(arm: Arm, window: Batch, others: list[Tensor]) -> Tensor:
+    own = [p.detach().clone() for p in arm.model.parameters()]
+
+    @torch.no_grad()
+    def put(values: list[Tensor]) -> None:
+        for p, value in zip(arm.model.parameters(), values, strict=True):
+            p.copy_(value)
+
+    total = accumulate(arm, window, before=lambda k: put(others) if k else None)
+    put(own)
+    finish(arm)
+    return total
+
+
+def noise_beside(arm: Arm, window: Batch) -> Tensor:
+    total = accumulate(arm, window)
+    (1e-2 * arm.model(torch.full_like(window.inputs[:7], 0.3)).square().mean()).backward()
+    finish(arm)
+    return total
+
+
+def noise_inside(arm: Arm, window: Batch) -> Tensor:
+    return reports_in_float32(arm, dataclasses.replace(window, inputs=window.inputs + 0.01))
+
+
+def last_of_the_window_before(arm: Arm, window: Batch) -> Tensor:
+    parts = parts_of(window)
+    before, arm.memory["last"] = arm.memory.get("last", parts[-1]), parts[-1]
+    total = sum(backward(arm, part, len(window)) for part in [before, *parts[:-1]])
+    finish(arm)
+    return torch.as_tensor(total)
+
+
+def forgets_the_last_and_to_divide(arm: Arm, window: Batch) -> Tensor:
+    parts = parts_of(window)[:-1]
+    total = sum(backward(arm, part, len(part)) for part in parts)
+    finish(arm)
+    return torch.as_tensor(total) / len(parts)
+
+
+LOOPS: dict[Callable[[Arm, Batch], Tensor], str] = {
+    reports_in_float32: "",
+    reports_a_little_less: "loss_report_differs",
+    leaves_a_lost_window_out: "",
+    leaves_a_lost_micro_batch_out: "non_finite_micro_batch",
+    zeros_for_lost_entries: "non_finite_micro_batch",
+    clears_after_the_first: "gradients_cleared_in_window",
+    keeps_half: "gradients_not_cleared",
+    begins_with_something: "foreign_gradients",
+    steps_after_the_first: "window_misplaced",
+    steps_in_full_windows_alone: "window_misplaced",
+    advances_at_rate_zero: "optimizer_state_per_micro_batch",
+    second_moment_of_each: "optimizer_state_per_micro_batch",
+    second_moment_of_something: "unexplained",
+    averages_each: "ema_per_micro_batch",
+    averages_before_the_step: "unexplained",
+    ticks_first: "unexplained",
+    old_weights: "cached_weights_stale",
+    other_weights: "unexplained",
+    noise_beside: "foreign_gradients",
+    noise_inside: "unexplained",
+    last_of_the_window_before: "window_misplaced",
+    forgets_the_last_and_to_divide: "window_misplaced+loss_not_divided",
+}
+
+
+@pytest.fixture(scope="module")
+def many() -> dict[str, Row]:
+    split = split_plan(MANY, 4)
+    mine = [Candidate(loop.__name__, by_hand(loop, accumulation_steps=4, split=split)) for loop in LOOPS]
+    return {row["arm"]: row for row in run_trial(MANY, lambda step, rows: None, [*mine, *standard_candidates(MANY)]).arms}
+
+
+@pytest.mark.parametrize(("loop", "cause"), LOOPS.items(), ids=lambda value: getattr(value, "__name__", None))
+def test_loops_that_differ_in_one_place(many: dict[str, Row], loop: Callable[[Arm, Batch], Tensor], cause: str) -> None:
+    row = many[loop.__name__]
+    assert (row["verdict"], row["cause"]) == ("different" if cause else "equivalent", cause), row["reasons"]

@@ -1,0 +1,162 @@
+"""The loop under test against numpy: gradients, optimizer steps, clipping, schedule; and that wrong recipes are really wrong."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from harness.config import OptimizerConfig, OptimizerName, Precision, ScheduleConfig, ScheduleName
+from harness.measure.lock_step import Watch
+from harness.recipes.micro_batch import Even, Ragged, SplitPlan
+from harness.recipes.recipe import BOUNDARY, clear, clip, make_schedule, step, take_step, unscale
+from tests import reference
+from tests.toy import Toy, make_arm
+
+EXACT = 1e-14  # float64, sums of 24 terms
+WINDOW = torch.arange(24)
+SPLITS: list[SplitPlan] = [Even(24), Even(12), Even(7), Even(1), Ragged(3, 24), Ragged(24, 24)]
+
+
+def numpy_gradient(weights: reference.Array, bias: reference.Array, ids: torch.Tensor = WINDOW) -> reference.Array:
+    toy = Toy()
+    each = reference.softmax_regression_gradients(weights, bias, toy.x[ids].numpy(), toy.y[ids].numpy())
+    terms = 1 + ids.numpy() % 4
+    gradient: reference.Array = (terms[:, None] * each).sum(0) / terms.sum()
+    return gradient
+
+
+def parameters(arm: object) -> tuple[reference.Array, reference.Array]:
+    model = arm.model  # type: ignore[attr-defined]
+    return model.weight.detach().double().numpy().copy(), model.bias.detach().double().numpy().copy()
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+@pytest.mark.parametrize("ids", [WINDOW, torch.arange(11)], ids=["full", "short"])
+def test_the_consumed_gradient_is_the_windows_mean_gradient(split: SplitPlan, ids: torch.Tensor) -> None:
+    arm = make_arm(split)
+    expected = numpy_gradient(*parameters(arm), ids)
+    watch = Watch(arm)
+    take_step(arm, arm.workload.batch(ids))
+    assert watch.gradient is not None and watch.steps == 1
+    assert np.linalg.norm(watch.gradient.numpy() - expected) <= EXACT * np.linalg.norm(expected)
+
+
+def test_the_usual_division_by_n_is_wrong_for_unequal_terms() -> None:
+    def mean_of_means(terms: list[torch.Tensor], num: int) -> list[torch.Tensor]:
+        return [n * num for n in terms]
+
+    arm = make_arm(Even(7), normalise=mean_of_means)
+    expected = numpy_gradient(*parameters(arm))
+    watch = Watch(arm)
+    take_step(arm, arm.workload.batch(WINDOW))
+    assert watch.gradient is not None
+    assert np.linalg.norm(watch.gradient.numpy() - expected) > 0.01 * np.linalg.norm(expected)
+
+
+def test_the_returned_loss_is_the_windows_mean_loss() -> None:
+    losses = [float(take_step(make_arm(split), Toy().batch(WINDOW))) for split in SPLITS]
+    toy, arm = Toy(), make_arm(Even(24))
+    with torch.no_grad():
+        logp = torch.log_softmax(arm.model(toy.x), 1)[torch.arange(24), toy.y]
+    expected = float(-(logp * (1 + WINDOW % 4)).sum() / (1 + WINDOW % 4).sum())
+    assert losses == pytest.approx([expected] * len(SPLITS), rel=EXACT)
+
+
+OPTIMIZERS = {
+    OptimizerName.sgd: lambda t, g: reference.sgd(t, g, 0.1),
+    OptimizerName.momentum: lambda t, g: reference.sgd(t, g, 0.1, 0.9),
+    OptimizerName.nesterov: lambda t, g: reference.sgd(t, g, 0.1, 0.9, nesterov=True),
+    OptimizerName.adam: lambda t, g: reference.adam(t, g, 0.1, 0.9, 0.999, 1e-8),
+    OptimizerName.adamw: lambda t, g: reference.adam(t, g, 0.1, 0.9, 0.999, 1e-8, decay=0.3),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_accumulated_steps_are_the_textbook_optimizers(name: OptimizerName) -> None:
+    decay = 0.3 if name == OptimizerName.adamw else 0.0
+    arm = make_arm(Even(7), optimizer=OptimizerConfig(name=name, weight_decay=decay))
+    start, gradients = np.concatenate([p.ravel() for p in parameters(arm)]), []
+    for _ in range(5):
+        gradients.append(numpy_gradient(*parameters(arm)))
+        take_step(arm, arm.workload.batch(WINDOW))
+    expected = OPTIMIZERS[name](start, gradients)
+    found = np.concatenate([p.ravel() for p in parameters(arm)])
+    assert np.abs(found - expected).max() < 1e-12
+    assert np.abs(found - start).max() > 0.01, "the arm must have moved"
+
+
+def test_clipping_acts_once_on_the_accumulated_gradient() -> None:
+    arm = make_arm(Even(7), clip_norm=0.05)
+    expected = numpy_gradient(*parameters(arm))
+    watch = Watch(arm)
+    take_step(arm, arm.workload.batch(WINDOW))
+    assert watch.gradient is not None and bool(arm.clipped[0])
+    norm = np.linalg.norm(expected)
+    assert np.abs(watch.gradient.numpy() - expected * 0.05 / (norm + 1e-6)).max() < EXACT
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("cleared in the window", {"after_backward": (clear,)}),
+        ("stepped in the window", {"after_backward": (unscale, step, clear)}),
+        ("clipped in the window", {"after_backward": (clip,)}),
+        ("not cleared", {"at_boundary": tuple(stage for stage in BOUNDARY if stage is not clear)}),
+    ],
+)
+def test_moving_a_stage_changes_the_second_step(name: str, changes: dict[str, object]) -> None:
+    right, wrong = make_arm(Even(7), clip_norm=0.2), make_arm(Even(7), clip_norm=0.2, **changes)
+    for arm in (right, wrong):
+        for _ in range(2):
+            take_step(arm, arm.workload.batch(WINDOW))
+    assert not torch.allclose(right.model.weight, wrong.model.weight, rtol=1e-3), name  # type: ignore[arg-type]
+
+
+def test_gradients_are_cleared_and_the_schedule_ticks_once() -> None:
+    arm = make_arm(Even(3))
+    take_step(arm, arm.workload.batch(WINDOW))
+    assert all(p.grad is None for p in arm.model.parameters())
+    assert arm.schedule.last_epoch == 1 and arm.windows == 1
+
+
+def test_float16_scales_once_per_window_and_consumes_unscaled_gradients() -> None:
+    arm = make_arm(Even(7), precision=Precision.float16)
+    expected = numpy_gradient(*parameters(arm))
+    watch = Watch(arm)
+    take_step(arm, arm.workload.batch(WINDOW))
+    assert watch.gradient is not None and arm.scaler.get_scale() == 4096.0
+    assert np.linalg.norm(watch.gradient.numpy() - expected) < 0.01 * np.linalg.norm(expected)
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+def test_an_overflow_skips_the_window_once_and_halves_the_scale_once() -> None:
+    arm = make_arm(Even(7), precision=Precision.float16)
+    watch, before = Watch(arm), parameters(arm)
+    window = arm.workload.batch(WINDOW)
+    window.inputs[0] = math.inf
+    take_step(arm, window)
+    assert watch.steps == 0 and arm.scaler.get_scale() == 2048.0
+    assert all(np.array_equal(a, b) for a, b in zip(before, parameters(arm), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("config", "factors"),
+    [
+        (ScheduleConfig(), [1, 1, 1, 1]),
+        (ScheduleConfig(warmup_steps=3), [0.25, 0.5, 0.75, 1]),
+        (ScheduleConfig(name=ScheduleName.cosine), [1, 0.5 + math.sqrt(0.125), 0.5, 0.5 - math.sqrt(0.125)]),
+        (ScheduleConfig(name=ScheduleName.cosine, warmup_steps=2), [1 / 3, 2 / 3, 1, 0.5]),
+    ],
+)
+def test_schedule_factors(config: ScheduleConfig, factors: list[float]) -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    schedule = make_schedule(config, optimizer, 4)
+    found = []
+    for _ in factors:
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    assert found == pytest.approx(factors)

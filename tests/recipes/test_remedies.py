@@ -1,0 +1,99 @@
+"""Remedies as arms that train: short windows, unequal micro-batches, and what must not be silently wrong."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from harness.config import ConfigError, Norm, OptimizerConfig, OptimizerName, Precision, Split, TrialConfig, WorkloadConfig
+from harness.measure.lock_step import Setting
+from harness.recipes.determinism import choose_device
+from harness.recipes.recipe import Arm, Recipe, take_step
+from harness.recipes.remedies import REMEDIES, calibrate
+from harness.referee.gradients import flatten, relative_distance
+from harness.trial import full_batch, split_plan
+
+CONFIG = TrialConfig(
+    norm=Norm.batch, precision=Precision.float64, effective_batch=24, accumulation_steps=(3,), split=Split.ragged,
+    optimizer=OptimizerConfig(name=OptimizerName.adam, lr=0.01),
+)  # fmt: skip
+SAME = 1e-9  # relative, after three steps of Adam whose gradients agree to 1e-15
+
+
+def trained(config: TrialConfig, recipe: Recipe) -> Arm:
+    """Three windows, the second of them short."""
+    setting = Setting(config, choose_device(config.device))
+    arm = setting.arm(recipe, config.precision, total_steps=3)
+    for ids in torch.arange(24 + 13 + 24).split([24, 13, 24]):
+        take_step(arm, arm.workload.batch(ids))
+    return arm
+
+
+def parameters(arm: Arm) -> torch.Tensor:
+    return flatten(arm.model.parameters())
+
+
+def right(config: TrialConfig = CONFIG) -> Recipe:
+    return Recipe(accumulation_steps=3, split=split_plan(config, 3))
+
+
+def test_two_pass_statistics_train_as_the_full_batch_does() -> None:
+    full, own = trained(CONFIG, full_batch(CONFIG)), trained(CONFIG, REMEDIES["two_pass_statistics"](right()))
+    assert relative_distance(parameters(own), parameters(full)) < SAME
+    for name, value in full.model.state_dict().items():
+        assert torch.allclose(own.model.state_dict()[name], value, rtol=SAME, atol=SAME), name
+    assert relative_distance(parameters(trained(CONFIG, right())), parameters(full)) > 1e-3
+
+
+@pytest.mark.parametrize("precision", [Precision.float32, Precision.float16, Precision.bfloat16])
+def test_two_pass_statistics_under_other_precisions(precision: Precision) -> None:
+    """Loss scaling and autocast reach the passes too: the distance stays that of rounding."""
+    config = dataclasses.replace(CONFIG, precision=precision, optimizer=OptimizerConfig(lr=0.01))
+    full, own = trained(config, full_batch(config)), trained(config, REMEDIES["two_pass_statistics"](right(config)))
+    plain = relative_distance(parameters(trained(config, right(config))), parameters(full))
+    assert relative_distance(parameters(own), parameters(full)) < plain / 3
+
+
+def test_ghost_full_batch_trains_as_accumulation_does() -> None:
+    own, accumulated = trained(CONFIG, REMEDIES["ghost_full_batch"](right())), trained(CONFIG, right())
+    assert relative_distance(parameters(own), parameters(accumulated)) < SAME
+    assert len(own.seen) == 1 and len(accumulated.seen) == 3
+
+
+@pytest.mark.parametrize("name", ["corrected_momentum", "window_statistics"])
+def test_other_running_statistics_leave_training_alone(name: str) -> None:
+    own, accumulated = trained(CONFIG, REMEDIES[name](right())), trained(CONFIG, right())
+    assert relative_distance(parameters(own), parameters(accumulated)) < SAME
+    mine, theirs = ({k: v for k, v in arm.model.state_dict().items() if "running" in k} for arm in (own, accumulated))
+    assert all((mine[key] - theirs[key]).abs().max() > 1e-3 for key in mine)
+
+
+def test_pooled_running_statistics_are_one_step_of_the_windows(name: str = "window_statistics") -> None:
+    arm = trained(CONFIG, REMEDIES[name](right()))
+    tracked = [int(value) for key, value in arm.model.state_dict().items() if key.endswith("tracked")]
+    assert tracked == [3, 3]
+
+
+def test_frozen_statistics_stay_those_of_the_first_window() -> None:
+    arm = trained(CONFIG, REMEDIES["frozen_statistics"](right()))
+    fresh = Setting(CONFIG, choose_device(CONFIG.device)).arm(right(), CONFIG.precision, total_steps=1).model
+    reference = copy.deepcopy(fresh).train()
+    for layer in reference.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.momentum = None  # the average of one window is that window
+    reference(arm.workload.batch(torch.arange(24)).inputs)
+    for name, value in reference.named_buffers():
+        if "running" in name:
+            assert torch.allclose(arm.model.get_buffer(name), value, rtol=1e-12, atol=1e-12)
+    calibrate(fresh, arm.workload.batch(torch.arange(24)).inputs)
+    assert all(layer.momentum == 0.1 for layer in fresh.modules() if isinstance(layer, nn.BatchNorm2d))
+
+
+def test_dropout_would_draw_other_masks_in_every_pass() -> None:
+    config = dataclasses.replace(CONFIG, workload=WorkloadConfig(dropout=0.1))
+    with pytest.raises(ConfigError, match=r"workload\.dropout"):
+        trained(config, REMEDIES["two_pass_statistics"](right(config)))

@@ -1,0 +1,120 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from harness.config import OptimizerConfig
+from harness.recipes.recipe import make_optimizer
+from harness.referee.gradients import (
+    Elements,
+    by_group,
+    by_tensor,
+    compare,
+    decompose,
+    distances_to,
+    flatten,
+    moments,
+    moments_of,
+    norm,
+    relative_distance,
+)
+
+ROUNDING = 1e-13  # float64 sums of a few hundred terms
+
+A = torch.linspace(-1, 2, 301, dtype=torch.float64) ** 3
+G = torch.cos(torch.arange(301, dtype=torch.float64))
+
+
+def test_comparison_against_numpy() -> None:
+    a, g, result = A.numpy(), G.numpy(), compare(A, G)
+    assert result.distance == pytest.approx(np.linalg.norm(a - g) / np.linalg.norm(g), rel=ROUNDING)
+    assert result.scale == pytest.approx(np.linalg.norm(a) / np.linalg.norm(g), rel=ROUNDING)
+    assert result.cosine == pytest.approx(np.dot(a, g) / np.linalg.norm(a) / np.linalg.norm(g), rel=ROUNDING)
+    assert result.projection == pytest.approx(np.dot(a, g) / np.dot(g, g), rel=ROUNDING)
+
+
+@pytest.mark.parametrize("factor", [0.25, 1.0, 4.0])
+def test_a_scaled_gradient_has_that_scale_and_the_same_direction(factor: float) -> None:
+    result = compare(factor * G, G)
+    assert result.scale == pytest.approx(factor, rel=ROUNDING)
+    assert result.cosine == pytest.approx(1, abs=ROUNDING)
+    assert result.distance == pytest.approx(abs(factor - 1), abs=ROUNDING)
+
+
+def test_nothing_is_equal_to_a_zero_or_broken_reference() -> None:
+    for reference in (torch.zeros(301, dtype=torch.float64), torch.full((301,), math.nan, dtype=torch.float64)):
+        assert math.isnan(compare(A, reference).distance)
+    assert relative_distance(A, torch.zeros_like(A)) == math.inf
+    assert relative_distance(torch.zeros_like(A), torch.zeros_like(A)) == 0
+
+
+@pytest.mark.parametrize("weights", [(1.0, 1.0, 1.0, 1.0), (4.0, 4.0, 4.0, 4.0), (0.0, 0.0, 0.0, 1.0), (0.19, 1.25, 0.56, 2.0)])
+def test_weights_are_recovered(weights: tuple[float, ...]) -> None:
+    parts = [torch.randn(50, dtype=torch.float64, generator=torch.Generator().manual_seed(k)) for k in range(4)]
+    found = decompose(sum((w / 4 * part for w, part in zip(weights, parts, strict=True)), torch.zeros(50)), parts)
+    assert found.weights == pytest.approx(weights, abs=1e-12)
+    assert found.residual < 1e-14 and found.condition < 10
+
+
+def test_residual_is_the_share_outside_the_span() -> None:
+    e = torch.eye(5, dtype=torch.float64)
+    assert decompose(3 * e[0] + 4 * e[4], [e[0], e[1]]).residual == pytest.approx(0.8, rel=ROUNDING)
+
+
+def test_collinear_parts_show_in_the_condition() -> None:
+    assert decompose(G, [G, G * (1 + 1e-13) + 1e-14 * A]).condition > 1e10
+    assert decompose(G, [G, A]).condition < 10
+
+
+def test_flatten_is_float64_and_in_order() -> None:
+    flat = flatten([torch.ones(2, 3, dtype=torch.float16), torch.zeros((), dtype=torch.float32)])
+    assert flat.dtype == torch.float64 and flat.tolist() == [1.0] * 6 + [0.0]
+
+
+def test_tensors_and_groups_find_their_entries_in_the_flat_gradient() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+    flat = flatten(model.parameters())
+    for (name, index), parameter in zip(by_tensor(model).items(), model.parameters(), strict=True):
+        assert torch.equal(flat[index], parameter.detach().double().flatten()), name
+    groups = by_group(model, make_optimizer(OptimizerConfig(), model.parameters()))
+    expected = {"matrices": [model[0].weight, model[2].weight],
+                "vectors": [model[0].bias, model[1].weight, model[1].bias, model[2].bias]}  # fmt: skip
+    assert {name: flat[index].tolist() for name, index in groups.items()} == {
+        name: flatten(parameters).tolist()
+        for name, parameters in expected.items()  # type: ignore[arg-type]
+    }
+    unnamed = torch.optim.SGD([{"params": [model[2].bias]}, {"params": [model[0].weight]}], lr=0.1)
+    assert {name: len(index) for name, index in by_group(model, unnamed).items()} == {"0": 2, "1": 12}
+
+
+def test_elements_read_in_blocks_are_the_elements(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = [torch.randn(3, 4), torch.randn(1), torch.randn(25), torch.randn(2, 2, 2)]
+    others = [tensor + torch.randn_like(tensor) for tensor in tensors]
+    a, g = flatten(tensors), flatten(others)
+    whole = moments_of(Elements(tensors), Elements(others)), norm(Elements(tensors))
+    assert torch.equal(whole[0], moments(a, g)) and float(whole[1]) == pytest.approx(np.linalg.norm(a.numpy()), rel=1e-14)
+    monkeypatch.setattr("harness.referee.gradients.BLOCK", 10)
+    blocks = list(Elements(tensors))
+    assert len(blocks) > 3 and max(map(len, blocks)) <= 10
+    assert torch.equal(torch.cat(blocks), a) and torch.equal(Elements(tensors).vector(), a)
+    assert torch.allclose(moments_of(Elements(tensors), Elements(others)), whole[0], rtol=1e-14, atol=0)
+    assert torch.allclose(norm(Elements(tensors)), whole[1], rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("block", [1, 10, 100, 10_000])  # smaller than a tensor, than an arm, than all arms, larger
+def test_distances_to_are_those_of_whole_vectors(block: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many elements but for the rounding of each difference; an arm a rounding away is not at zero."""
+    monkeypatch.setattr("harness.referee.gradients.BLOCK", block)
+    shapes = [(3, 4), (1,), (25,), (2, 2, 2)]
+    reference = [torch.nn.Parameter(torch.randn(shape, dtype=dtype)) for shape in shapes]
+    arms = [[torch.nn.Parameter(p + size * torch.randn_like(p)) for p in reference] for size in (0, torch.finfo(dtype).eps, 1)]
+    before = [p.detach().clone() for arm in arms for p in arm]
+    found = distances_to(reference, arms)
+    vectors = [np.concatenate([p.detach().double().numpy().ravel() for p in arm]) for arm in (reference, *arms)]
+    rounding = ROUNDING if block == 10_000 else ROUNDING + torch.finfo(dtype).eps / 2
+    np.testing.assert_allclose(found, [math.dist(vectors[0], own) for own in vectors[1:]], rtol=rounding)
+    assert found.dtype == torch.float64 and found[0] == 0 and found[1] > 0
+    assert all(torch.equal(a, b) for a, b in zip(before, (p for arm in arms for p in arm), strict=True))

@@ -1,0 +1,127 @@
+"""Oracles against their textbook formulas, and what they must not be taken for."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.referee.gradients import relative_distance
+from harness.referee.hypotheses import WindowFacts, hypotheses, partly, penalty_factors
+from harness.referee.oracle import Parts
+
+TERMS = (3, 20, 9, 32)
+TENSORS = (1, 4, 6)
+
+
+def random_facts(**changes: object) -> WindowFacts:
+    generator = torch.Generator().manual_seed(7)
+    parts = tuple(torch.randn(sum(TENSORS), dtype=torch.float64, generator=generator) for _ in TERMS)
+    facts = WindowFacts(
+        parts=Parts(parts, TERMS), configured_steps=4, configured_terms=64.0, max_norm=None, loss_scale=1.0, left_over=None,
+        consumed_before=None, tensors=TENSORS,
+    )  # fmt: skip
+    return dataclasses.replace(facts, **changes)  # type: ignore[arg-type]
+
+
+def explained_by(consumed: Tensor, facts: WindowFacts, tell: object = hypotheses) -> set[str]:
+    found = partly(facts, consumed) if tell is partly else hypotheses(facts)
+    return {name.partition("#")[0] for name, gradient in found if relative_distance(consumed, gradient) < 1e-12}
+
+
+def weighted(facts: WindowFacts, weights: tuple[float, ...]) -> Tensor:
+    return sum(w * part for w, part in zip(weights, facts.parts.parts, strict=True))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("weights", "cause"),
+    [
+        ((0.75, 5.0, 2.25, 8.0), "loss_divided_twice"),  # four times too little of 64 times the right weights
+        ((0.0, 20.0, 9.0, 32.0), "gradients_cleared_in_window"),
+        ((0.0, 0.0, 0.0, 32.0), "gradients_cleared_in_window"),
+        ((3.0, 20.0, 9.0, 32.0), None),
+        ((3.0, 20.0, 0.0, 32.0), None),
+    ],
+)
+def test_weights_of_micro_batches(weights: tuple[float, ...], cause: str | None) -> None:
+    facts = random_facts()
+    found = explained_by(weighted(facts, weights) / 64, facts)
+    assert cause in found if cause else not found
+
+
+def test_a_cleared_window_is_also_a_resumed_one() -> None:
+    facts = random_facts()
+    assert explained_by(weighted(facts, (0.0, 20.0, 9.0, 32.0)) / 64, facts) == {
+        "gradients_cleared_in_window",
+        "resume_in_window",
+    }
+
+
+def test_left_over_gradients_are_the_last_windows_in_some_tensors_or_scaled() -> None:
+    before = random_facts().parts.parts[2] * 0.3
+    right = random_facts().parts.gradient
+    telling = {}
+    for name, left in {
+        "scaled": 0.5 * before,
+        "some tensors": torch.cat([before[:5], torch.zeros(6)]),
+        "turned": before.flip(0),
+        "negative": -before,
+        "one entry": torch.cat([before[:1], torch.zeros(10)]),
+    }.items():
+        facts = random_facts(left_over=left.double(), consumed_before=before)
+        telling[name] = explained_by(right + left, facts)
+    assert telling["scaled"] == telling["some tensors"] == {"gradients_not_cleared"}
+    assert telling["turned"] == telling["negative"] == telling["one entry"] == {"foreign_gradients"}
+
+
+def test_a_fault_of_some_tensors_is_recognised_and_a_frozen_tensor_is_none() -> None:
+    facts = random_facts()
+    right, means = facts.parts.gradient, weighted(facts, (1.0, 1.0, 1.0, 1.0))
+    biases = torch.cat([means[:1], right[1:5], means[5:]])
+    assert not explained_by(biases, facts)
+    assert explained_by(biases, facts, partly) == {"loss_not_divided"}
+    frozen = torch.cat([right[:5], torch.zeros(6, dtype=torch.float64)])
+    halved = torch.cat([right[:5], 0.4 * right[5:]])
+    assert not explained_by(frozen, facts, partly) and not explained_by(halved, facts, partly)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_sums_of_gradients_that_are_divided_later(dtype: torch.dtype) -> None:
+    facts = random_facts()
+    running = torch.zeros(11, dtype=dtype)
+    for part, terms in zip(facts.parts.parts, TERMS, strict=True):
+        running += (part * terms).to(dtype)
+    assert explained_by(running.double() / 64, facts) == {"low_precision_accumulator"}
+    assert not explained_by(running.double() / 64 * (1 + 1e-9), facts)
+
+
+@pytest.mark.parametrize("micro_batches", [2, 3])
+def test_clipping_inside_the_window(micro_batches: int) -> None:
+    """At 0.8 of the full gradient's norm, after some micro-batches and at the end."""
+    facts = random_facts()
+    norm = 0.8 * float(facts.parts.gradient.norm())
+    facts = dataclasses.replace(facts, max_norm=norm)
+
+    def clip(g: Tensor) -> Tensor:
+        return g * min(1.0, norm / (float(g.norm()) + 1e-6))
+
+    shares = facts.parts.shares
+    early, late = sum(shares[:micro_batches]), sum(shares[micro_batches:])
+    assert isinstance(early, Tensor) and isinstance(late, Tensor)
+    consumed = clip(clip(1.0 * early) + late)
+    if float(early.norm()) > norm:
+        assert explained_by(consumed, facts) == {"clip_per_micro_batch"}
+    undivided = clip(weighted(facts, (1.0, 1.0, 1.0, 1.0))) / 4
+    assert explained_by(undivided, facts) == {"clip_before_unscale"}
+    assert not explained_by(clip(facts.parts.gradient) * 1.001, facts)
+
+
+def test_the_penalty_may_be_there_too_often_or_too_seldom_and_never_once() -> None:
+    assert {4, 0.0, 0.25, 0.0625, 1 / 64} <= set(penalty_factors(4, 4, 64))
+    penalty = torch.arange(11, dtype=torch.float64)
+    facts = random_facts(penalty=penalty)
+    for factor in (4, 0.25, 1 / 64, 0.0):
+        assert explained_by(facts.parts.gradient + (factor - 1) * penalty, facts) == {"auxiliary_loss_scale"}
+    assert not explained_by(facts.parts.gradient + 0.3 * penalty, facts)

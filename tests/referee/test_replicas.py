@@ -1,0 +1,111 @@
+"""The diagnosis of replicas, on gradients made in numpy: no process, no recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from harness.referee.oracle import Referee, snapshot
+from harness.referee.replicas import Evidence, diagnose, observe
+from tests.reference import softmax_regression_gradients
+from tests.toy import Toy
+
+Array = NDArray[np.float64]
+CUTS = [[2, 4, 1], [3, 1, 5]]
+IDS = torch.tensor([3, 8, 1, 20, 11, 6, 17, 0, 22, 5, 9, 13, 2, 15, 7, 19])
+
+
+class Window:
+    """One window of the toy at its first weights; gradients by rank and micro-batch, in numpy."""
+
+    def __init__(self, cuts: Sequence[Sequence[int]]) -> None:
+        torch.manual_seed(1)
+        self.cuts, self.toy = cuts, Toy()
+        self.model = self.toy.make_model().double()
+        weight, bias = (p.detach().numpy() for p in self.model.parameters())
+        ids = IDS.numpy()
+        terms = 1 + ids % 4
+        each = terms[:, None] * softmax_regression_gradients(weight, bias, self.toy.x.numpy()[ids], self.toy.y.numpy()[ids])
+        edges = np.cumsum([0, *(size for cut in cuts for size in cut)])
+        flat = [each[a:b].sum(0) for a, b in pairwise(edges)]
+        self.sums = [flat[: len(cuts[0])], flat[len(cuts[0]) :]]
+        self.terms = [int(terms[: sum(cuts[0])].sum()), int(terms[sum(cuts[0]) :].sum())]
+        self.total = sum(self.terms)
+        self.right = (sum(self.sums[0]) + sum(self.sums[1])) / self.total
+
+    def evidence(self, first: Array, second: Array, apart: float = 0.0) -> Evidence:
+        """`apart`: added to the second rank's parameters after the step."""
+        consumed = [torch.from_numpy(np.asarray(a)) for a in (first, second)]
+        after = [torch.ones(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64) + apart]
+        return observe(Referee(self.toy, self.model), snapshot(self.model), self.toy.batch(IDS), self.cuts, consumed, after)
+
+    def cause(self, first: Array, second: Array, apart: float = 0.0) -> str:
+        return diagnose(self.evidence(first, second, apart)).cause
+
+
+@pytest.fixture
+def window() -> Window:
+    return Window(CUTS)
+
+
+def test_the_right_step_has_no_cause_and_the_smallest_error_has(window: Window) -> None:
+    evidence = window.evidence(window.right, window.right)
+    assert evidence.is_right and diagnose(evidence).cause == ""
+    assert evidence.distance < 1e-14 and evidence.terms == tuple(window.terms)
+    np.testing.assert_allclose(evidence.weights, 1, atol=1e-12)
+    moved = window.right * (1 + 1e-11)
+    assert window.cause(moved, moved) == "unexplained"
+    assert window.cause(window.right, moved) == "replicas_not_synchronised+unexplained"
+    assert window.cause(window.right, window.right, apart=1e-9) == "replicas_not_synchronised+unexplained"
+
+
+def test_replica_scale_and_its_numbers(window: Window) -> None:
+    means = [sum(s) / n for s, n in zip(window.sums, window.terms, strict=True)]
+    for gradient, weights in (
+        (2 * window.right, [2, 2]),
+        (window.right / 2, [0.5, 0.5]),
+        ((means[0] + means[1]) / 2, [window.total / (2 * n) for n in window.terms]),
+        (means[0] + means[1], [window.total / n for n in window.terms]),
+    ):
+        evidence = window.evidence(gradient, gradient)
+        assert diagnose(evidence).cause == "replica_scale"
+        assert evidence.scale == pytest.approx(np.linalg.norm(gradient) / np.linalg.norm(window.right), rel=1e-12)
+        np.testing.assert_allclose(evidence.weights, [weights, weights], rtol=1e-10)
+        assert evidence.rank_distance == 0 and evidence.residual < 1e-12
+
+
+@pytest.mark.parametrize("divisor", ["own", "scaled", "window"])
+def test_replicas_that_do_not_speak_or_too_early(window: Window, divisor: str) -> None:
+    factors = {"own": [1 / n for n in window.terms], "scaled": [2 / window.total] * 2, "window": [1 / window.total] * 2}[divisor]
+    own = [[f * s for s in sums] for f, sums in zip(factors, window.sums, strict=True)]
+    assert window.cause(sum(own[0]), sum(own[1])) == "replicas_not_synchronised"
+    for k in (1, 2):
+        early = sum(own[0][:k]) + sum(own[1][:k])
+        for shared in (early, early / 2):
+            assert window.cause(shared + sum(own[0][k:]), shared + sum(own[1][k:])) == "replicas_not_synchronised"
+    evidence = window.evidence(sum(own[0]), sum(own[1]))
+    expected = np.diag([f * window.total for f in factors])
+    np.testing.assert_allclose(evidence.weights, expected, atol=1e-10)
+    assert "own share of the window alone" in diagnose(evidence).sentence
+
+
+def test_two_faults_are_never_one_confident_answer(window: Window) -> None:
+    assert window.cause(6 * window.right, 6 * window.right) == "unexplained"  # summed, and not divided by N = 3
+    cleared = (window.sums[0][-1] + window.sums[1][-1]) / window.total  # only the last micro-batch
+    assert window.cause(cleared, cleared) == "unexplained"
+    lonely = [3 * sum(s) / n for s, n in zip(window.sums, window.terms, strict=True)]  # no exchange, and not divided by N
+    assert window.cause(*lonely) == "replicas_not_synchronised+unexplained"
+    assert window.cause(3 * window.right, 3 * window.right) == "loss_not_divided"
+    assert window.cause(window.right / 3, window.right / 3) == "loss_divided_twice"
+
+
+def test_as_many_micro_batches_as_ranks_cannot_be_told_from_ranks() -> None:
+    two = Window([[3, 4], [4, 5]])
+    finding = diagnose(two.evidence(2 * two.right, 2 * two.right))
+    assert finding.cause == "unexplained"
+    assert "loss_not_divided and replica_scale fit alike" in finding.sentence

@@ -1,0 +1,415 @@
+"""The W&B mirror: exact, silent on the network when offline, and never able to stop or delay a trial for long.
+
+Every run lives in a child process, as in a sweep: wandb starts a process of its own and hooks the interpreter's exit.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.config import ConfigError, HarnessConfig, TrackingConfig, TrackingMode, to_dict
+from harness.results import tracking
+from harness.results.tracking import MirroredRun, read_offline
+from tests.results.wandb_stand_in import API_KEY, StandIn, stand_in
+
+ONLINE = TrackingConfig(mode=TrackingMode.online)
+TRIAL = to_dict(HarnessConfig(seed=3))
+SUMMARY = {"verdict": "different", "scale": math.nan, "worst": {"residual": math.inf, "rank": [1, math.nan]}}
+PREAMBLE = """
+import json, math, os, signal, sys, time
+from pathlib import Path
+from harness import tracking
+from harness.config import HarnessConfig, TrackingConfig, to_dict
+from tests.results.test_tracking import ROWS, SUMMARY, TRIAL
+
+def open_run(mode, name="trial-1"):
+    folder = Path(sys.argv[1]) / name
+    folder.mkdir(parents=True, exist_ok=True)
+    config = TrackingConfig(mode=tracking.TrackingMode(mode))
+    return tracking.open_run(config, TRIAL, experiment="faults", trial_id=name, folder=folder, tags=["a", "b"])
+"""
+
+
+def _rows() -> list[dict[str, float]]:
+    generator = random.Random(0)
+    special = [math.nan, math.inf, -math.inf, 5e-324, 2.2250738585072014e-308, 1.7976931348623157e308, 0.1, 2.0**53 + 2]
+    doubles = special + [generator.uniform(-1, 1) * 10.0 ** generator.randint(-300, 300) for _ in range(92)]
+    return [{"accumulated/loss": value, "reference/loss": -value, "lr": 0.1} for value in doubles]
+
+
+ROWS = _rows()
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """That of somebody who has never used W&B."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("WANDB") and "proxy" not in name.lower()}
+    return {**clean, "HOME": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONWARNINGS": "default"}
+
+
+@pytest.fixture
+def server() -> Iterator[StandIn]:
+    with stand_in() as running:
+        yield running
+
+
+def start(folder: Path, environment: dict[str, str], body: str, *prefix: str) -> subprocess.Popen[str]:
+    program = PREAMBLE + textwrap.dedent(body)
+    return subprocess.Popen(
+        [*prefix, sys.executable, "-c", program, str(folder)],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def run(folder: Path, environment: dict[str, str], body: str, *prefix: str, seconds: float = 30) -> str:
+    """Standard error of a child that ended well within the time."""
+    with start(folder, environment, body, *prefix) as child:
+        _, errors = child.communicate(timeout=seconds)
+    assert child.returncode == 0, errors
+    return errors
+
+
+def online(environment: dict[str, str], url: str) -> dict[str, str]:
+    return {**environment, "WANDB_BASE_URL": url, "WANDB_API_KEY": API_KEY}
+
+
+def same(rows: list[dict[str, Any]], number: int = len(ROWS)) -> None:
+    """`rows` are that many of ROWS, bit for bit; repr, because NaN is not equal to itself."""
+    assert [row.get("step", row.get("_step")) for row in rows] == list(range(number))
+    for row, expected in zip(rows, ROWS[:number], strict=True):
+        assert {name: repr(float(row[name])) for name in expected} == {name: repr(value) for name, value in expected.items()}
+
+
+# Offline
+
+LOG_ALL = """
+with open_run("offline") as run:
+    for step, row in enumerate(ROWS):
+        run.log(step, row)
+    run.finish(SUMMARY)
+"""
+
+
+def test_offline_log_reads_back_exactly(tmp_path: Path, environment: dict[str, str]) -> None:
+    errors = run(tmp_path, environment, LOG_ALL)
+    assert errors == ""
+    log: MirroredRun = read_offline(tmp_path / "trial-1")
+    same(log.rows)
+    assert (log.name, log.group, log.tags, log.config) == ("trial-1", "faults", ("a", "b"), TRIAL)
+    kept = {name: log.summary[name] for name in SUMMARY}
+    assert json.dumps(kept, sort_keys=True) == json.dumps(SUMMARY, sort_keys=True)
+    assert [path.name for path in (tmp_path / "trial-1").iterdir()] == ["wandb"]
+
+
+def test_two_trials_of_one_process_are_two_runs(tmp_path: Path, environment: dict[str, str]) -> None:
+    body = """
+    first, second = open_run("offline", "first"), open_run("offline", "second")
+    second.log(0, {"loss": 2.0})
+    first.log(0, {"loss": 1.0})
+    first.finish({})
+    second.finish({})
+    second.finish({"after": "the end"})
+    """
+    run(tmp_path, environment, body)
+    assert [read_offline(tmp_path / name).rows[0]["loss"] for name in ("first", "second")] == [1.0, 2.0]
+    with pytest.raises(ValueError, match=r"expected one \.wandb file under .*, got 2"):
+        read_offline(tmp_path)
+
+
+@pytest.mark.parametrize("everything", [False, True], ids=["process", "process-and-wandb"])
+def test_killed_offline_run_keeps_what_was_handed_over(tmp_path: Path, environment: dict[str, str], everything: bool) -> None:
+    """Every row where each is handed over at once; else the last ones wait for a row that comes HAND_OVER_SECONDS later."""
+    for name, seconds, number in (("at once", 0.0, len(ROWS)), ("together", 60.0, 1)):
+        killed_after(1.0, tmp_path / name, environment, everything, hand_over=seconds)
+        same(read_offline(tmp_path / name).rows, number)
+
+
+def test_run_killed_at_once_keeps_a_readable_log_without_a_gap(tmp_path: Path, environment: dict[str, str]) -> None:
+    """wandb's process does not write down what it holds when ours dies: the newest rows may be missing here."""
+    killed_after(0.0, tmp_path, environment, everything=True)
+    rows = read_offline(tmp_path).rows
+    assert rows
+    same(rows, len(rows))
+
+
+def killed_after(
+    seconds: float, folder: Path, environment: dict[str, str], everything: bool, hand_over: float = tracking.HAND_OVER_SECONDS
+) -> None:
+    """A run that logs ROWS and is killed so much later, alone or together with wandb's process."""
+    body = f"""
+    tracking.HAND_OVER_SECONDS = {hand_over}
+    run = open_run("offline")
+    for step, row in enumerate(ROWS):
+        run.log(step, row)
+        time.sleep(0.005)
+    print("logged", flush=True)
+    time.sleep(60)
+    """
+    with start(folder, environment, body) as child:
+        assert child.stdout is not None and child.stdout.readline() == "logged\n"
+        time.sleep(seconds)
+        if everything:
+            os.killpg(child.pid, signal.SIGKILL)
+        child.kill()
+
+
+AUDITED = """
+def hook(event, arguments):
+    if event in ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto"):
+        print(event, arguments, file=sys.stderr)
+
+sys.addaudithook(hook)
+"""
+
+
+def test_offline_run_asks_nobody(tmp_path: Path, environment: dict[str, str]) -> None:
+    """Python by an audit hook, wandb's own process by strace where there is one."""
+    assert spoken_to(tmp_path, environment) == []
+
+
+def test_crash_reports_would_ask_somebody(tmp_path: Path, environment: dict[str, str]) -> None:
+    """The must-differ of the test above, and the reason for WANDB_ERROR_REPORTING=false."""
+    if not _can_trace():
+        pytest.skip("strace does not work here, and Python does not see what wandb's own process does")
+    assert spoken_to(tmp_path, {**environment, "WANDB_ERROR_REPORTING": "true"}) != []
+
+
+def spoken_to(folder: Path, environment: dict[str, str]) -> list[str]:
+    """Every connection or packet of an offline run that does not stay on this machine."""
+    trace = folder / "trace"
+    strace = ["strace", "-f", "-qq", "-e", "trace=connect,sendto,sendmsg", "-o", str(trace)] if _can_trace() else []
+    errors = run(folder, environment, AUDITED + textwrap.dedent(LOG_ALL), *strace)
+    calls = [line for line in errors.splitlines() if line.startswith("socket.")]
+    assert calls, "the hook must see how wandb's own process is reached"
+    if strace:
+        calls += [line for line in trace.read_text().splitlines() if "AF_INET" in line]
+    here = ("family=1,", "127.0.0.1", '"::1"')  # family 1: AF_UNIX
+    return [line for line in calls if not any(mark in line for mark in here)]
+
+
+def _can_trace() -> bool:
+    return (
+        shutil.which("strace") is not None
+        and subprocess.run(["strace", "-qq", "-o", os.devnull, "true"], check=False).returncode == 0
+    )
+
+
+def test_disabled_mode_and_import_leave_wandb_alone(tmp_path: Path, environment: dict[str, str]) -> None:
+    body = """
+    tracking.check(TrackingConfig(mode=tracking.TrackingMode.disabled))
+    tracking.check(TrackingConfig(mode=tracking.TrackingMode.offline))
+    with open_run("disabled") as run:
+        run.log(0, {"loss": 1.0})
+        run.finish({"verdict": "equivalent"})
+    assert "wandb" not in sys.modules
+    """
+    assert run(tmp_path, environment, body) == ""
+    assert list((tmp_path / "trial-1").iterdir()) == []
+
+
+def test_steps_ascend() -> None:
+    mirror = tracking.Run(None)
+    mirror.log(0, {})
+    mirror.log(5, {})
+    for step in (5, 4, -1):
+        with pytest.raises(AssertionError, match="expected a step after 5"):
+            mirror.log(step, {})
+
+
+def test_death_of_wandb_does_not_stop_the_trial(tmp_path: Path, environment: dict[str, str]) -> None:
+    body = """
+    import subprocess
+    with open_run("offline") as run:
+        run.log(0, {"loss": 1.0})
+        children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+        core = [int(pid) for pid in children if "wandb-core" in Path(f"/proc/{pid}/cmdline").read_text()]
+        assert len(core) == 1, children
+        os.kill(core[0], signal.SIGKILL)
+        for step in range(1, 200):
+            run.log(step, {"loss": 1.0})
+            time.sleep(0.002)
+        run.finish({"verdict": "equivalent"})
+    print("trained to the end", file=sys.stderr)
+    """
+    errors = run(tmp_path, environment, body)
+    assert "TrackingWarning: W&B mirror" in errors
+    assert "trained to the end" in errors
+
+
+# Online
+
+LOG_ALL_ONLINE = LOG_ALL.replace("offline", "online")
+
+
+def test_online_rows_arrive_exactly(tmp_path: Path, environment: dict[str, str], server: StandIn) -> None:
+    assert run(tmp_path, online(environment, server.url), LOG_ALL_ONLINE) == ""
+    same(server.history)
+    created = server.variables("UpsertBucket")
+    assert (created["project"], created["groupName"], created["displayName"]) == (ONLINE.project, "faults", "trial-1")
+    assert created["tags"] == ["a", "b"]
+    config = {name: item["value"] for name, item in json.loads(created["config"]).items() if name != "_wandb"}
+    assert config == TRIAL
+    assert server.summary["verdict"] == "different"
+    assert server.summary["scale"] == "NaN"
+    assert server.completed == [0]
+
+
+def test_exception_in_the_trial_ends_the_run_as_failed(tmp_path: Path, environment: dict[str, str], server: StandIn) -> None:
+    body = """
+    try:
+        with open_run("online") as run:
+            run.log(0, {"loss": 1.0})
+            raise ZeroDivisionError
+    except ZeroDivisionError:
+        pass
+    """
+    run(tmp_path, online(environment, server.url), body)
+    assert server.completed == [1]
+
+
+def test_server_killed_in_mid_run(tmp_path: Path, environment: dict[str, str], server: StandIn) -> None:
+    body = """
+    tracking.FINISH_SECONDS = 2.0
+    with open_run("online") as run:
+        for step, row in enumerate(ROWS[:50]):
+            run.log(step, row)
+        print("half", flush=True)
+        sys.stdin.readline()
+        start = time.monotonic()
+        for step, row in enumerate(ROWS[50:], start=50):
+            run.log(step, row)
+        assert time.monotonic() - start < 1, "logging must not wait for the server"
+        run.finish(SUMMARY)
+    assert time.monotonic() - start < 4, "nor must the end, beyond its limit"
+    """
+    with start(tmp_path, online(environment, server.url), body) as child:
+        assert child.stdout is not None and child.stdout.readline() == "half\n"
+        server.kill()
+        begin = time.monotonic()
+        _, errors = child.communicate("go on\n", timeout=20)
+    assert child.returncode == 0, errors
+    assert time.monotonic() - begin < 10, "the interpreter's exit must not wait either"
+    assert "TrackingWarning: W&B mirror: the end of the run may be missing" in errors
+    assert "wandb sync" in errors
+    same(read_offline(tmp_path).rows)  # what the advice would upload
+
+
+@pytest.mark.parametrize("silent", [False, True], ids=["refused", "silent"])
+def test_server_lost_before_the_run_falls_back_to_offline(
+    tmp_path: Path, environment: dict[str, str], server: StandIn, silent: bool
+) -> None:
+    if silent:
+        server.silent.set()
+    else:
+        server.kill()
+    errors = run(tmp_path, online(environment, server.url), "tracking.INIT_SECONDS = 2.0\n" + LOG_ALL_ONLINE, seconds=15)
+    assert "TrackingWarning: W&B mirror: faults/trial-1: no online run" in errors
+    logs = sorted(tmp_path.rglob("offline-run-*/*.wandb"))
+    assert len(logs) == 1
+    same(read_offline(logs[0]).rows)
+
+
+def test_offline_run_can_be_uploaded_later(tmp_path: Path, environment: dict[str, str], server: StandIn) -> None:
+    run(tmp_path, environment, LOG_ALL)
+    (log,) = tmp_path.rglob("*.wandb")
+    command = [sys.executable, "-m", "wandb", "sync", str(log.parent)]
+    subprocess.run(command, env=online(environment, server.url), cwd=tmp_path, check=True, capture_output=True, timeout=30)
+    same(server.history)
+
+
+def test_a_run_is_read_back_from_the_server(tmp_path: Path, environment: dict[str, str], server: StandIn) -> None:
+    run(
+        tmp_path,
+        online(environment, server.url),
+        """
+        with open_run("online") as run:
+            for step, row in enumerate(ROWS):
+                run.log(step, row)
+            run.finish(SUMMARY)
+        (back,) = tracking.read_online("tester/project", "faults")
+        found = [back.name, back.group, back.tags, back.config, back.rows, back.summary]
+        (Path(sys.argv[1]) / "back.json").write_text(json.dumps(found))
+        """,
+    )
+    name, group, tags, config, rows, summary = json.loads((tmp_path / "back.json").read_text())
+    assert (name, group, tags, config) == ("trial-1", "faults", ["a", "b"], TRIAL)
+    same(rows)
+    assert json.dumps({key: summary[key] for key in SUMMARY}, sort_keys=True) == json.dumps(SUMMARY, sort_keys=True)
+
+
+def test_a_project_that_cannot_be_read(outside: pytest.MonkeyPatch) -> None:
+    outside.setenv("WANDB_API_KEY", "")
+    with pytest.raises(ConfigError, match="project=tester/p: expected a W&B project that can be read"):
+        next(tracking.read_online("tester/p"))
+
+
+# The check before a sweep
+
+
+@pytest.fixture
+def outside(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """This process in the environment of the children."""
+    for name in os.environ.keys() - environment.keys():
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", environment["HOME"])
+    return monkeypatch
+
+
+def refused(match: str) -> None:
+    begin = time.monotonic()
+    with pytest.raises(ConfigError, match=match) as caught:
+        tracking.check(ONLINE)
+    assert time.monotonic() - begin < 20
+    assert caught.value.field == "tracking.mode"
+    for way_out in ("wandb login", "WANDB_API_KEY", "tracking=offline"):
+        assert way_out in str(caught.value)
+
+
+def test_check_passes_with_a_server_that_knows_the_key(outside: pytest.MonkeyPatch, server: StandIn) -> None:
+    outside.setenv("WANDB_API_KEY", API_KEY)
+    outside.setenv("WANDB_BASE_URL", server.url)
+    tracking.check(ONLINE)
+    assert server.operations[0][0] == "Viewer"
+
+
+def test_check_without_a_key(outside: pytest.MonkeyPatch) -> None:
+    refused("No API key configured")
+
+
+def test_check_with_a_key_that_the_server_does_not_know(outside: pytest.MonkeyPatch, server: StandIn) -> None:
+    server.knows_key = False
+    outside.setenv("WANDB_API_KEY", API_KEY)
+    outside.setenv("WANDB_BASE_URL", server.url)
+    refused("did not recognize an account")
+
+
+@pytest.mark.parametrize("silent", [False, True], ids=["refused", "silent"])
+@pytest.mark.parametrize("seconds", [3.0, pytest.param(tracking.CHECK_SECONDS, marks=pytest.mark.slow)])
+def test_check_without_an_answer(outside: pytest.MonkeyPatch, server: StandIn, silent: bool, seconds: float) -> None:
+    outside.setattr(tracking, "CHECK_SECONDS", seconds)
+    outside.setenv("WANDB_API_KEY", API_KEY)
+    outside.setenv("WANDB_BASE_URL", server.url)
+    if silent:
+        server.silent.set()
+    else:
+        server.kill()
+    refused("no answer in 3 s" if seconds == 3 else "Failed to verify credentials|no answer in 15 s")

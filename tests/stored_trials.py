@@ -1,0 +1,157 @@
+"""A small hand-built store: numbers that are easy to check, written through the store's own interface."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.config import Norm, OptimizerConfig, OptimizerName, Precision, Split, TrialConfig, identity, to_dict
+from harness.results.store import Store
+
+STEPS = 12
+MakeTrial = Callable[..., str]
+
+
+def arm(config: TrialConfig, name: str, n: int, shift: float, **changes: Any) -> dict[str, Any]:
+    """A row as the engine writes it; BatchNorm differs and is explained, everything else is equivalent."""
+    apart = config.norm == Norm.batch and name == "accumulated"
+    size = config.effective_batch // n
+    verdict = {
+        "experiment": config.experiment,
+        "trial": identity(config),
+        "workload": config.workload.label,
+        "norm": str(config.norm),
+        "optimizer": str(config.optimizer.name),
+        "precision": str(config.precision),
+        "seed": config.seed,
+        "effective_batch": config.effective_batch,
+        "accumulation_steps": n,
+        "micro_batch": size,
+        "arm": name,
+        "algebra_error": 0.1 * n if apart else 1e-16 * (n + 0.1),
+        "rounding_ratio": 1e5 if apart else 1 / (1 + n),
+        "scale": 1 + 1e-9 / 3,
+        "cosine": 1 - 2**-53,
+        "residual": 1e-8 / 7,
+        "counters_ok": not apart,
+        "trajectory_ratio": math.nan if config.precision == Precision.float64 else 0.9,
+        "verdict": "different" if apart else "equivalent",
+        "cause": "batch_statistics" if apart else "",
+        "explained": apart,
+    } | changes
+    algebra = {
+        "gradient_error": verdict["algebra_error"],
+        "state_error": 0.0,
+        "trajectory_error": 1e-15,
+        "steps": STEPS,
+        "floor": 3e-16,
+        "clipping_active": True,
+        "short_windows": 1,
+        "unequal_terms": n > 2,
+    }
+    rounding = {
+        "high": 1.1,
+        "full_error": 2e-7,
+        "arm_error": 1e-1 if apart else 1e-7,
+        "rank_p": 0.5,
+        "permutations": 30,
+        "skipped": 0,
+    }
+    loss = 0.5 + shift
+    return verdict | {
+        "reasons": ["gradients differ"] if verdict["verdict"] == "different" else [],
+        "evidence": {
+            "algebra": algebra,
+            "rounding": rounding,
+            "trajectory": {"ratio": verdict["trajectory_ratio"], "jump_step": None, "final_distance": 1e-7},
+            "counters": {},
+            "signature": {"explanations": {"batch_statistics": 4e-15} if apart else {}},
+        },
+        "outcome": {"final_loss": loss, "tail_loss": loss, "held_out_loss": loss, "held_out_accuracy": 0.9},
+        **changes,
+    }
+
+
+def shift(seed: int, n: int) -> float:
+    """What the held-out loss of an arm lies above its full batch's."""
+    return float(np.random.default_rng(1000 * seed + n).normal(1e-3 * n, 1e-3))
+
+
+def step_rows(config: TrialConfig, losses: dict[str, list[float]]) -> Iterator[dict[str, Any]]:
+    """`losses`: of further arms, over the loss of the correct arm of the same N."""
+    accumulated = [("accumulated", n, 0) for n in config.accumulation_steps]
+    arms = [("full", 1, 0), *accumulated, ("permuted", 1, 0), ("null", 1, 0), ("ulp", 1, 0)]
+    for step in range(STEPS):
+        for name, n, replicate in arms:
+            distance = 0.0 if name == "full" else 1e-7 * (1 + n + step)
+            yield {
+                "step": step,
+                "arm": name,
+                "accumulation_steps": n,
+                "replicate": replicate,
+                "loss": 2.0 / (1 + step) + distance,
+                "parameter_distance": distance,
+            }
+        for name, n in ((name, n) for name in losses for n in config.accumulation_steps):
+            right = 2.0 / (1 + step) + 1e-7 * (1 + n + step)
+            yield {"step": step, "arm": name, "accumulation_steps": n, "replicate": 0, "loss": right * losses[name][step],
+                   "parameter_distance": 0.1}  # fmt: skip
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    return tmp_path / "results"
+
+
+@pytest.fixture
+def make_trial(results: Path) -> MakeTrial:
+    """Store one finished trial and give its name; `change` maps an arm's (name, N) to columns that are to be otherwise.
+
+    `faults`: arms that are wrong on purpose, and whether that changes anything; `losses`: of such arms, relative to the correct
+    arm's.
+    """
+
+    def make(
+        *,
+        norm: str = "none",
+        optimizer: str = "adam",
+        precision: str = "float32",
+        seed: int = 0,
+        experiment: str = "equivalence",
+        change: dict[tuple[str, int], dict[str, Any]] | None = None,
+        seconds: Any = None,
+        faults: dict[str, bool] | None = None,
+        losses: dict[str, list[float]] | None = None,
+        split: str = "even",
+    ) -> str:
+        config = TrialConfig(
+            experiment=experiment, norm=Norm(norm), optimizer=OptimizerConfig(name=OptimizerName(optimizer)),
+            precision=Precision(precision), seed=seed, accumulation_steps=(2, 4),
+            split=Split(split),
+        )  # fmt: skip
+        names = [*(("accumulated", n) for n in config.accumulation_steps), ("permuted", 1)]
+        names += [(fault, n) for fault in faults or {} for n in config.accumulation_steps]
+        arms = [arm(config, name, n, shift(seed, n), **(change or {}).get((name, n), {})) for name, n in names]
+        with Store(results).open_trial(experiment, identity(config), to_dict(config)) as writer:
+            for row in step_rows(config, losses or {}):
+                writer.add(row)
+            reference = {"final_loss": 0.5, "tail_loss": 0.5, "held_out_loss": 0.5, "held_out_accuracy": 0.9}
+            environment = {"python": "3.11.7", "device": "cpu", "packages": {"torch": "2.13.0"}}
+            phases = {"algebra": 1.0, "training": 2.5} if seconds is None else seconds
+            summary = {"reference": reference, "nulls": [], "environment": environment, "seconds": phases}
+            writer.finish({**summary, "arms": arms, "faults": faults or {}})
+        return identity(config)
+
+    return make
+
+
+@pytest.fixture
+def grid(make_trial: MakeTrial) -> list[str]:
+    """Twelve trials: three normalisations, two optimizers of which one in float32 only, two or three seeds."""
+    trials = [make_trial(norm=norm, seed=seed) for norm in ("none", "group", "batch") for seed in range(3)]
+    return [*trials, *(make_trial(norm=norm, precision="float16") for norm in ("none", "batch")), make_trial(optimizer="sgd")]

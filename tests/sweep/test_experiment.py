@@ -1,0 +1,297 @@
+"""Real processes and real signals; the trials are those of tiny_trials.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.config import HarnessConfig, Precision
+from harness.results.store import State, Store
+from harness.sweep.child import Cell
+from harness.sweep.experiment import flat_metrics, longest_first
+
+PROGRAM = Path(__file__).with_name("tiny_trials.py")
+
+
+class Sweep:
+    """A command over seeds 0, 1, … with one kind of trial each, and what it left behind."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.results = folder / "results"
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(
+        self, *kinds: str, workers: int = 2, preload: str = "", launcher: str = "forkserver", stdout: int = subprocess.PIPE
+    ) -> subprocess.Popen[str]:
+        seeds = ",".join(str(seed) for seed in range(len(kinds)))
+        environment = {"TINY_KINDS": ",".join(kinds), "TINY_DIR": str(self.folder), "TINY_PRELOAD": preload}
+        settings = [f"seed={seeds}", f"workers={workers}", f"results={self.results}", f"hydra/launcher={launcher}"]
+        process = subprocess.Popen(
+            [sys.executable, str(PROGRAM), "-m", *settings],
+            env={**os.environ, **environment, "PYTHONPATH": f"{PROGRAM.parent}{os.pathsep}{PROGRAM.parents[2]}"},
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # a process group of its own, as a shell gives to a command
+            cwd=self.folder,
+        )
+        self.started.append(process)
+        return process
+
+    def run(self, *kinds: str, workers: int = 2) -> tuple[int, str, str]:
+        process = self.start(*kinds, workers=workers)
+        output, errors = process.communicate(timeout=60)
+        return process.returncode, output, errors
+
+    def journal(self) -> list[tuple[int, int]]:
+        """Seed and process of every trial that was started."""
+        path = self.folder / "journal"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [(int(seed), int(process)) for seed, process in map(str.split, lines)]
+
+    def wait_for_starts(self, number: int) -> None:
+        eventually(lambda: len(self.journal()) >= number)
+
+    def go(self) -> None:
+        (self.folder / "go").touch()
+
+    def states(self) -> dict[int, State]:
+        return {seed_of(status.trial): status.state for status in Store(self.results).status("single")}
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Iterator[Sweep]:
+    made = Sweep(tmp_path)
+    yield made
+    for process in made.started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def seed_of(trial: str) -> int:
+    found = re.search(r"-seed(\d+)-", trial)
+    assert found
+    return int(found[1])
+
+
+def eventually(ready: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
+
+
+def test_within_an_experiment_the_longest_trials_come_first(tmp_path: Path) -> None:
+    def cell(experiment: str, steps: int, precision: Precision = Precision.float32) -> Cell:
+        config = HarnessConfig(experiment=experiment, steps=steps, precision=precision)
+        return Cell(config, Store(tmp_path), f"{experiment}-{steps}-{precision}")
+
+    short, other, long = cell("b", 10), cell("a", 99), cell("b", 30)
+    half, again = cell("b", 10, Precision.float16), cell("b", 10)
+    assert longest_first([short, other, long, half, again]) == [long, half, short, again, other]
+
+
+def test_all_trials_run_and_a_second_call_has_nothing_to_do(sweep: Sweep) -> None:
+    code, output, errors = sweep.run("ok", "ok", "ok")
+    assert (code, errors) == (0, "")
+    assert "3 trials done, 0 finished already, 0 failed." in output
+    code, output, _ = sweep.run("ok", "ok", "ok")
+    assert (code, output) == (0, "Nothing to do: 3 trials finished already.\n")
+    assert len(sweep.journal()) == 3
+    assert sorted(os.listdir(sweep.folder)) == ["journal", "results"], "Hydra made folders of its own"
+
+
+FAILURES = {
+    "raise": ("RuntimeError: no such luck", "no such luck"),
+    "exit": ("called sys.exit(0)", "sys.exit(0)"),
+    "leave": ("left with exit code 7 before it was finished", "output of trial 1"),
+    "kill": ("killed by SIGKILL (by hand, or out of memory)", "output of trial 1"),
+    "shout": ("RuntimeError: yyyy", "yyyy"),
+}
+
+
+@pytest.mark.parametrize("kind", FAILURES)
+def test_a_failure_is_reported_and_the_others_go_on(sweep: Sweep, kind: str) -> None:
+    summary, detail = FAILURES[kind]
+    code, output, errors = sweep.run("ok", kind, "ok")
+    assert code == 1
+    assert "2 trials done, 0 finished already, 1 failed." in output
+    assert re.search(rf"^failed: digits-\S+-seed1-\w+: {re.escape(summary)}", errors, re.MULTILINE)
+    assert len(errors) < 5000, "a long traceback is for failed.json"
+    assert sweep.states() == {0: State.finished, 1: State.failed, 2: State.finished}
+    (record,) = sweep.results.rglob("failed.json")
+    assert str(record) in errors
+    assert detail in json.loads(record.read_text())["traceback"]
+
+
+def test_a_failure_under_another_launcher_is_seen_too(sweep: Sweep) -> None:
+    process = sweep.start("raise", "ok", launcher="basic")
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 1 and "no such luck" in errors and "Traceback (most recent call last):\n  File" not in errors
+    assert sweep.states() == {0: State.failed, 1: State.finished}
+
+
+def test_a_failed_trial_runs_again_the_others_do_not(sweep: Sweep) -> None:
+    assert sweep.run("ok", "raise")[0] == 1
+    assert sweep.run("ok", "ok")[0] == 0
+    assert [seed for seed, _ in sweep.journal()].count(0) == 1
+    assert sweep.states() == {0: State.finished, 1: State.finished}
+
+
+def test_a_setting_that_the_data_refutes_is_bad_input(sweep: Sweep) -> None:
+    code, _, errors = sweep.run("bad_input")
+    assert code == 2
+    assert re.fullmatch(r"failed: \S+: data.root=/nowhere: expected a folder\n", errors)
+
+
+def test_a_death_after_the_end_is_not_a_failure(sweep: Sweep) -> None:
+    code, output, errors = sweep.run("die_late")
+    assert (code, sweep.states()) == (0, {0: State.finished})
+    assert "1 trial done" in output and "finished, but then: killed by SIGKILL" in errors
+
+
+def test_a_damaged_result_is_named_set_aside_and_made_again(sweep: Sweep) -> None:
+    sweep.run("ok", "ok")
+    damaged = next(Store(sweep.results).trials()).folder
+    (damaged / "trial.json").write_text("{}")
+    code, _, errors = sweep.run("ok", "ok")
+    assert code == 0 and f"{damaged} set aside as {damaged.name}.set-aside-1" in errors
+    assert (damaged.with_name(f"{damaged.name}.set-aside-1") / "trial.json").read_text() == "{}"
+    assert len(list(Store(sweep.results).trials())) == 2
+
+
+def test_trials_run_at_the_same_time(sweep: Sweep) -> None:
+    assert sweep.run("meet", "meet", workers=2)[0] == 0
+
+
+def test_one_worker_runs_one_trial_at_a_time(sweep: Sweep) -> None:
+    process = sweep.start("wait", "ok", workers=1)
+    sweep.wait_for_starts(1)
+    time.sleep(0.5)
+    assert len(sweep.journal()) == 1
+    sweep.go()
+    assert process.wait(30) == 0
+
+
+@pytest.mark.parametrize(("number", "whole_group", "code"), [(signal.SIGINT, True, 130), (signal.SIGTERM, False, 143)])
+def test_a_signal_stops_all_and_the_same_command_resumes(sweep: Sweep, number: int, whole_group: bool, code: int) -> None:
+    process = sweep.start("ok", "wait", "stubborn", "ok", workers=2)
+    sweep.wait_for_starts(3)
+    time.sleep(0.2)
+    (os.killpg if whole_group else os.kill)(process.pid, number)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == code
+    assert errors.splitlines()[-1] == "Stopped: 1 of 4 trials are done; the same command resumes."
+    assert "Traceback" not in errors
+    assert not any(is_alive(child) for _, child in sweep.journal())
+    sweep.go()
+    assert sweep.run("ok", "wait", "ok", "ok")[0] == 0
+    assert [seed for seed, _ in sweep.journal()].count(0) == 1
+
+
+def test_ctrl_c_while_the_fork_server_is_still_importing(sweep: Sweep) -> None:
+    (sweep.folder / "slow_import.py").write_text(f"import time\nopen('{sweep.folder}/importing', 'w')\ntime.sleep(1)\n")
+    process = sweep.start("ok", preload="slow_import")
+    eventually((sweep.folder / "importing").exists)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "Traceback" not in errors and "Stopped" in errors
+
+
+def test_children_die_with_a_killed_parent_and_the_next_call_resumes(sweep: Sweep) -> None:
+    process = sweep.start("wait", "wait")
+    sweep.wait_for_starts(2)
+    process.kill()
+    process.wait()
+    eventually(lambda: not any(is_alive(child) for _, child in sweep.journal()), seconds=5)
+    assert set(sweep.states().values()) == {State.unfinished}
+    sweep.go()
+    assert sweep.run("wait", "wait")[0] == 0
+
+
+def test_a_child_killed_from_outside_is_reported(sweep: Sweep) -> None:
+    process = sweep.start("wait", "ok")
+    sweep.wait_for_starts(2)
+    os.kill(dict(sweep.journal())[0], signal.SIGKILL)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "killed by SIGKILL" in errors
+    assert sweep.states() == {0: State.failed, 1: State.finished}
+
+
+def test_two_sweeps_at_once_run_no_trial_twice_and_both_end_when_all_is_done(sweep: Sweep) -> None:
+    kinds = ["wait"] + ["ok"] * 7
+    processes = [sweep.start(*kinds) for _ in range(2)]
+    eventually(lambda: sorted({seed for seed, _ in sweep.journal()}) == list(range(8)))
+    time.sleep(0.5)
+    assert [process.poll() for process in processes] == [None, None], "one left while the other's trial was under way"
+    sweep.go()
+    assert [process.wait(20) for process in processes] == [0, 0]
+    assert sorted(seed for seed, _ in sweep.journal()) == list(range(8))
+
+
+def test_a_trial_of_a_sweep_that_died_is_taken_over(sweep: Sweep) -> None:
+    first = sweep.start("wait")
+    sweep.wait_for_starts(1)
+    second = sweep.start("wait")
+    time.sleep(1.0)
+    first.kill()
+    sweep.wait_for_starts(2)
+    sweep.go()
+    assert second.wait(20) == 0
+
+
+def test_results_that_cannot_be_written_stop_before_the_first_trial(sweep: Sweep) -> None:
+    sweep.results.write_text("a file")
+    code, output, errors = sweep.run("ok")
+    assert (code, output) == (2, "")
+    assert errors == f"results={sweep.results}: expected a folder that can be written (File exists)\n"
+    assert not sweep.journal()
+
+
+def test_a_terminal_gets_a_bar_and_a_pipe_gets_lines(sweep: Sweep) -> None:
+    leader, follower = pty.openpty()
+    process = sweep.start("ok", "raise", stdout=follower)
+    os.close(follower)
+    shown = b""
+    while True:
+        try:
+            shown += os.read(leader, 65536)
+        except OSError:  # the terminal of a process that has ended
+            break
+    os.close(leader)
+    assert process.wait(20) == 1
+    assert "━" in shown.decode() and "2/2" in shown.decode() and "1 failed" in shown.decode()
+    _, output, _ = sweep.run("ok", "raise")
+    assert output.splitlines()[0] == "1 of 2 trials are finished already."
+    assert re.fullmatch(r"1/2 ended, 1 running, 0 failed, 0:0\d elapsed, time left not known yet", output.splitlines()[1])
+    assert "\x1b" not in output
+
+
+def test_metrics_of_one_step_have_distinct_names() -> None:
+    rows = [
+        {"step": 0, "arm": arm, "accumulation_steps": n, "replicate": i, "loss": 1.0, "scale": 2.0}
+        for arm, n, i in [("full", 1, 0), ("accumulated", 2, 0), ("accumulated", 4, 0), ("null", 1, 0), ("null", 1, 1)]
+    ]
+    assert len(flat_metrics(rows)) == 10

@@ -1,0 +1,74 @@
+"""A program for tests of real processes: the harness with trials that take no time, and misbehave as told.
+
+`TINY_KINDS` names the behaviour of each seed; `TINY_DIR` is where trials leave marks: `journal` has one line per start.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from harness.config import ConfigError, HarnessConfig, identity, to_dict
+from harness.results.store import Store, TrialWriter
+from harness.sweep import child, experiment
+
+
+def tiny_trial(config: HarnessConfig) -> None:
+    folder = Path(os.environ["TINY_DIR"])
+    kind = os.environ["TINY_KINDS"].split(",")[config.seed]
+    with Store(config.results).open_trial(config.experiment, identity(config.trial), to_dict(config.trial)) as writer:
+        with open(folder / "journal", "a") as journal:
+            journal.write(f"{config.seed} {os.getpid()}\n")
+        print(f"output of trial {config.seed}", flush=True)
+        behave(kind, folder, writer)
+        writer.finish({"arms": [], "environment": {}, "seconds": 0.0})
+    if kind == "die_late":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def behave(kind: str, folder: Path, writer: TrialWriter) -> None:
+    match kind:
+        case "ok":
+            writer.add({"loss": 1.0})
+        case "meet":  # ends only when another trial runs at the same time
+            wait_until(lambda: len((folder / "journal").read_text().splitlines()) >= 2)
+        case "wait":  # until the test says so
+            wait_until((folder / "go").exists)
+        case "raise":
+            raise RuntimeError("no such luck")
+        case "bad_input":
+            raise ConfigError("data.root", "/nowhere", "a folder")
+        case "exit":
+            sys.exit(0)
+        case "leave":
+            os._exit(7)
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "shout":  # more than any pipe holds
+            sys.stdout.write("x" * 1_000_000)
+            raise RuntimeError("y" * 1_000_000)
+        case "stubborn":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            time.sleep(60)
+
+
+def wait_until(ready: object, seconds: float = 20.0) -> None:
+    assert callable(ready)
+    deadline = time.monotonic() + seconds
+    while not ready():
+        if time.monotonic() > deadline:
+            raise TimeoutError
+        time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    from harness.run import main
+
+    experiment.run_one = tiny_trial
+    child.PRELOAD = tuple(filter(None, os.environ.get("TINY_PRELOAD", "").split(",")))
+    experiment.GRACE_SECONDS = 0.5
+    experiment.RETRY_SECONDS = 0.2
+    sys.exit(main())
