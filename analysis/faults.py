@@ -12,8 +12,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis import load
-from harness.judge.diagnosis import UNEXPLAINED
-from harness.judge.verdict import ALGEBRA_GATE, RANK_LEVEL, ROUNDING_GATE, SCALE_FACTOR, TRAJECTORY_GATE
+from harness.judge.cause import Cause
+from harness.judge.gates import ALGEBRA_GATE, RANK_LEVEL, ROUNDING_GATE, SCALE_FACTOR, TRAJECTORY_GATE
 
 # The columns of `faults.csv`, in their order (DESIGN.md).
 COLUMNS = ("fault", "optimizer", "norm", "precision", "clipping", "lengths", "detected", "cause_named",
@@ -53,8 +53,8 @@ def judged(arms: pd.DataFrame) -> pd.DataFrame:
     causes, own = (joined[name].map(causes_of) for name in ("cause", "cause_correct"))
     judgements = zip(joined["verdict"], causes, joined["verdict_correct"], own, strict=True)
     detected = [v in ("different", "degraded") and (v, c) != (vc, cc) for v, c, vc, cc in judgements]
-    wrong = [c - cc - {fault, UNEXPLAINED} for fault, c, cc in zip(joined["arm"], causes, own, strict=True)]
-    sure = [UNEXPLAINED not in c for c in causes]
+    wrong = [c - cc - {fault, Cause.unexplained} for fault, c, cc in zip(joined["arm"], causes, own, strict=True)]
+    sure = [Cause.unexplained not in c for c in causes]
     return joined.assign(
         detected=pd.Series(detected, dtype=bool),
         named=pd.Series([d and fault in c for d, fault, c in zip(detected, joined["arm"], causes, strict=True)], dtype=bool),

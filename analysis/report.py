@@ -19,7 +19,7 @@ from analysis import faults, ledger, load, sections, tables
 from analysis.content import Picture, Section, Text, number
 from analysis.figures import style
 from analysis.question import Answer, Experiment, Material, registered
-from harness.judge.verdict import ALGEBRA_GATE, RANK_LEVEL, ROUNDING_GATE, TRAJECTORY_GATE
+from harness.judge.gates import ALGEBRA_GATE, RANK_LEVEL, ROUNDING_GATE, TRAJECTORY_GATE
 from harness.results.record import write_whole
 
 MAX_LISTED = 50

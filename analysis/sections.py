@@ -12,7 +12,7 @@ from analysis import tables
 from analysis.content import Block, Cell, Matrix, Picture, Section, Table, Text, number, share
 from analysis.figures import common as figures
 from analysis.question import Material
-from harness.judge.verdict import ALGEBRA_GATE, ROUNDING_GATE
+from harness.judge.gates import ALGEBRA_GATE, ROUNDING_GATE
 
 SYMBOLS = {"equivalent": "=", "degraded": "≈", "explained": "≠", "different": "≠!", "inconclusive": "?"}
 MEANINGS = {

@@ -8,7 +8,7 @@ from analysis.content import Picture, Section, Table, Text, number, share
 from analysis.figures import order as order_figures
 from analysis.load import Results
 from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
-from harness.judge.verdict import ALGEBRA_GATE, TRAJECTORY_GATE
+from harness.judge.gates import ALGEBRA_GATE, TRAJECTORY_GATE
 
 ANOTHER = 1e-3  # relative, of the weights: seven decades above what rounding does in float64
 ZERO = 1e-9  # of the largest norm of a gradient: a bias before BatchNorm has a true gradient of zero, and no ratio

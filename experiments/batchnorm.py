@@ -8,7 +8,7 @@ from analysis import batch_norm_sections as shown
 from analysis.batch_norm import AMPLE, MARGIN, SCARCE, against_full, exact_rows, expected_momentum, trained
 from analysis.load import Results
 from analysis.question import Claim, ClaimResult, Experiment, Ruling, undecided
-from harness.judge.verdict import ALGEBRA_GATE
+from harness.judge.gates import ALGEBRA_GATE
 
 LEVEL = 0.05
 GATE = f"≤ {ALGEBRA_GATE:.0e}"

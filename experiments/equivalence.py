@@ -7,7 +7,7 @@ import pandas as pd
 from analysis import sections, tables
 from analysis.load import Results
 from analysis.question import Answer, Claim, ClaimResult, Experiment, Ruling, undecided
-from harness.judge.verdict import ALGEBRA_GATE
+from harness.judge.gates import ALGEBRA_GATE
 
 BATCH_NORM = "batch"
 UNDIVIDED = "loss_not_divided"

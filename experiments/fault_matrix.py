@@ -13,15 +13,13 @@ from analysis.content import Picture, Section, Table, Text, share
 from analysis.figures import faults as fault_figures
 from analysis.question import Answer, Experiment, Material
 from analysis.rates import Rate, percent, rate
+from harness.judge.cause import INHERENT, MEANINGS, ON_RANKS
 
 NAMED = 0.97  # of the detected, at least
 CONFIDENTLY_WRONG = 0.01  # of the detected, at most
 ENOUGH = 368  # arms: with fewer, the interval of none wrong reaches beyond 1% (0.025 ** (1 / 367) < 0.99)
 MAX_LISTED = 40
 SETTING = ["norm", "precision", "clipping", "lengths"]
-# As in harness/recipes/faults.py, which needs torch; a test holds them equal.
-INHERENT = {"F13": "batch_statistics", "F14": "stochastic_layers", "F25": "non_separable_loss"}
-ON_RANKS = {"F15": "replica_scale", "F16": "replicas_not_synchronised"}
 
 
 def active(arms: pd.DataFrame) -> pd.DataFrame:
@@ -193,8 +191,8 @@ def _together(one: Rate) -> str:
 
 def elsewhere(_material: Material) -> Section:
     """Faults of the catalogue that are not arms of the matrix."""
-    rows = [(id, cause, "inherent: a setting of the trial, diagnosed as its cause") for id, cause in INHERENT.items()]
-    rows += [(id, cause, "on two processes: the experiment replicas") for id, cause in ON_RANKS.items()]
+    rows = [(MEANINGS[cause].fault, cause, "inherent: a setting of the trial, diagnosed as its cause") for cause in INHERENT]
+    rows += [(MEANINGS[cause].fault, cause, "on two processes: the experiment replicas") for cause in ON_RANKS]
     caption = f"{len(rows)} of the catalogue's faults have no arm here. Nothing above says anything of them."
     return Section("Faults that are not here", (Table(("id", "cause", "why"), tuple(sorted(rows)), caption),))
 

@@ -6,7 +6,7 @@ from analysis import batch_norm_sections as shown
 from analysis.batch_norm import EXACT, MARGIN, SCARCE, between_norms, fixed_batch, trained
 from analysis.load import Results
 from analysis.question import Claim, ClaimResult, Experiment, Ruling, undecided
-from harness.judge.verdict import ALGEBRA_GATE
+from harness.judge.gates import ALGEBRA_GATE
 
 
 def better_choice(results: Results) -> ClaimResult:

@@ -9,7 +9,7 @@ from analysis.content import Picture, Section, Table, Text, number, share
 from analysis.figures import normalisation as normalisation_figures
 from analysis.load import Results
 from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
-from harness.judge.verdict import ALGEBRA_GATE
+from harness.judge.gates import ALGEBRA_GATE
 
 UNDIVIDED, DIVIDED_BY_N, BY_FULL_N = "loss_not_divided", "mean_of_means", "short_window_divided_by_n"
 FAULTS = {

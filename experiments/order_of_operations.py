@@ -12,7 +12,7 @@ from analysis.content import Picture, Section, Table, Text, number, share
 from analysis.figures import order as order_figures
 from analysis.load import Results
 from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
-from harness.judge.verdict import ALGEBRA_GATE, TRAJECTORY_GATE
+from harness.judge.gates import ALGEBRA_GATE, TRAJECTORY_GATE
 
 GATE = f"> {ALGEBRA_GATE:.0e}; correct arms ≤"
 WRONG = {

@@ -10,8 +10,8 @@ from analysis.figures import precision as precision_figures
 from analysis.load import Results
 from analysis.precision import NOTICEABLE, errors, growth, scaling
 from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from harness.judge.gates import ALGEBRA_GATE, ROUNDING_GATE
 from harness.judge.statistics import equivalence_p, mean_interval
-from harness.judge.verdict import ALGEBRA_GATE, ROUNDING_GATE
 
 SMALL = 2  # samples: the claim speaks of micro-batches of 1 or 2
 GROWTH = 2.0  # of a 16-bit accumulator's error from the smallest N to the largest: independent roundings give sqrt(N)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from analysis.content import Section, Table, Text, number
 from analysis.load import Results
 from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
-from harness.judge.verdict import ALGEBRA_GATE
+from harness.judge.gates import ALGEBRA_GATE
 
 DIFFERS = 0.01  # relative distance of two gradients: rounding is fourteen decades below
 SPREAD = 0.1  # of the mean ratio of spreads around 1; 200 draws know a spread to a few per cent

@@ -7,7 +7,7 @@ import pandas as pd
 from analysis.content import Section, Table, Text, number, share
 from analysis.load import Results
 from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
-from harness.judge.verdict import ALGEBRA_GATE, TRAJECTORY_GATE
+from harness.judge.gates import ALGEBRA_GATE, TRAJECTORY_GATE
 
 # One synchronisation per window, and the same one after every micro-batch.
 PAIRS = {"mean_of_scaled": "mean_every_micro_batch", "ddp": "ddp_every_backward"}

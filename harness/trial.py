@@ -387,6 +387,6 @@ def _arm_row(
         "cause": verdict.cause,
         "explained": verdict.explained,
         "reasons": list(verdict.reasons),
-        "evidence": dataclasses.asdict(evidence),
+        "evidence": evidence.stored(),
         "outcome": outcome(lock.arms[label], distances.losses[label]),
     }

@@ -25,7 +25,7 @@ from analysis.figures.style import (
     steps_axis,
     style,
 )
-from harness.judge.verdict import ALGEBRA_GATE
+from harness.judge.gates import ALGEBRA_GATE
 
 NAMES = {"mlp": "perceptron", "conv": "convolutions"}  # models as the page calls them
 FLOOR = 1e-17  # where an exact zero is drawn

@@ -30,7 +30,7 @@ from analysis.figures.style import (
     style,
 )
 from analysis.tables import NORMS, PRECISIONS, facets, in_order
-from harness.judge.verdict import ALGEBRA_GATE
+from harness.judge.gates import ALGEBRA_GATE
 
 WIDTH = 9.4  # inches, of every figure: then letters have one size on the page
 MAX_MARKS = 150  # of one strip: more cannot be told apart, and would make the page heavy

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from analysis.faults import VISIBLE
 from analysis.figures.style import INK, SERIES, VERMILLION, log_axis, new_figure, steps_axis, style
 from analysis.tables import NORMS, OPTIMIZERS
-from harness.judge.verdict import ALGEBRA_GATE
+from harness.judge.gates import ALGEBRA_GATE
 
 WIDTH = 9.4  # inches, of every figure
 DASHES = ("-", (0, (4, 1.5)))

@@ -6,7 +6,6 @@ this table.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -265,15 +264,18 @@ MEANINGS: dict[Cause, Meaning] = {
 }
 
 INHERENT = frozenset(cause for cause, meaning in MEANINGS.items() if meaning.of_the_model)
+ON_RANKS = (Cause.replica_scale, Cause.replicas_not_synchronised)  # they take several processes
 PRIORITY = {cause: place for place, cause in enumerate(Cause)}
-JOINT = "+"  # between the causes of one arm, in tables
+
+Causes = tuple[Cause, ...]  # of one arm; empty: nothing is wrong
+JOINT = "+"  # between them in tables
 
 
-def joined(causes: Iterable[Cause]) -> str:
-    """The causes of one arm as one field of a table: `batch_statistics+loss_not_divided`; empty without any."""
+def joined(causes: Causes) -> str:
+    """The causes as one field of a table: `batch_statistics+loss_not_divided`; empty without any."""
     return JOINT.join(causes)
 
 
-def parsed(text: str) -> tuple[Cause, ...]:
+def parsed(text: str) -> Causes:
     """The causes of a field written by `joined`. Raises ValueError for a name that is no cause."""
     return tuple(Cause(name) for name in text.split(JOINT)) if text else ()

@@ -5,20 +5,21 @@ The levels L0 to L3, their gates and the reasons for them: docs/equivalence.md.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from harness.config import Precision
-from harness.judge.diagnosis import INHERENT, Signature, diagnose, roughness
+from harness.judge.cause import INHERENT, Causes, joined
+from harness.judge.counters import Differences, told
+from harness.judge.diagnosis import Found, diagnose, underflow_cause
+from harness.judge.gates import ALGEBRA_GATE, RANK_LEVEL, ROUNDING_GATE, SCALE_FACTOR, TRAJECTORY_GATE
+from harness.judge.signature import Signature, worst
 
-ALGEBRA_GATE = 1e-12  # L0, relative, gradients and optimizer state in float64: correct code is near 1e-15, faults above 1e-3
-TRAJECTORY_GATE = 1e-9  # L0, relative, parameters over the float64 trajectory
-ROUNDING_GATE = 2.0  # L1, upper end of the interval of the error ratio
-SCALE_FACTOR = 10.0  # L1, |alpha - 1| in units of the accumulated gradient's usual error
 CLOSES = 0.5  # of the gap: a factor is named when its removal closes more than that
-RANK_LEVEL = 0.01  # L1, float32: can reject only from K = 99 permutations on
 RAN_AWAY = "a loss or a parameter became non-finite"
 
 
@@ -88,45 +89,53 @@ class Evidence:
     algebra: Algebra
     rounding: Rounding
     trajectory: Trajectory
-    counters: Mapping[str, tuple[float, float]]  # L2: those that differ, (arm, reference)
+    counters: Differences  # L2
     signature: Signature = field(default_factory=Signature)
     ablation: Mapping[str, float] = field(default_factory=dict)  # factor -> share of the gap that its removal closes
     finite: bool = True  # losses and parameters stayed finite
+
+    def stored(self) -> dict[str, Any]:
+        """As in the store: plain JSON types."""
+        return dataclasses.asdict(self) | {"signature": self.signature.stored()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
     verdict: Outcome
-    cause: str  # empty when there is nothing to explain
-    explained: bool
-    reasons: tuple[str, ...]
+    causes: Causes = ()  # empty when there is nothing to explain
+    explained: bool = False
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def cause(self) -> str:
+        """As in the tables: several causes joined by `+`."""
+        return joined(self.causes)
 
 
 def judge(evidence: Evidence) -> Verdict:
     """The verdict of one arm: L0 and L2 decide `different`, then L1 decides `degraded`."""
     doubt = unjudgeable(evidence)
     if doubt:
-        return Verdict(verdict=Outcome.inconclusive, cause="", explained=False, reasons=(doubt,))
-    vanished: tuple[str, tuple[str, ...]] = ("", ())
+        return Verdict(verdict=Outcome.inconclusive, reasons=(doubt,))
+    vanished: Found = {}
     if evidence.precision == Precision.float16:  # the other formats have float32's range
-        vanished = roughness(evidence.rounding.zeros, evidence.rounding.full_zeros)
-    wrong = (*algebra_failures(evidence.algebra), *counter_failures(evidence.counters))
+        vanished = underflow_cause(evidence.rounding.zeros, evidence.rounding.full_zeros)
+    wrong = (*algebra_failures(evidence.algebra), *told(evidence.counters))
     if wrong:
         diagnosis = diagnose(evidence.signature, evidence.counters)
         # A loop with a fault of its own may rightly have other zeros than the full batch.
-        also, why = vanished if INHERENT.issuperset(diagnosis.causes) else ("", ())
+        also = vanished if INHERENT.issuperset(diagnosis.causes) else {}
         return Verdict(
             verdict=Outcome.different,
-            cause="+".join(filter(None, (diagnosis.cause, also))),
+            causes=(*diagnosis.causes, *also),
             explained=diagnosis.explained and not also,
-            reasons=(*diagnosis.sentences, *why, *wrong, *[RAN_AWAY] * (not evidence.finite)),
+            reasons=(*diagnosis.sentences, *also.values(), *wrong, *[RAN_AWAY] * (not evidence.finite)),
         )
     rough = rounding_failures(evidence)
     if rough:
-        cause, why = vanished
-        reasons = (*why, *rough, *attribution(evidence.ablation))
-        return Verdict(verdict=Outcome.degraded, cause=cause, explained=False, reasons=reasons)
-    return Verdict(verdict=Outcome.equivalent, cause="", explained=False, reasons=())
+        reasons = (*vanished.values(), *rough, *attribution(evidence.ablation))
+        return Verdict(verdict=Outcome.degraded, causes=tuple(vanished), reasons=reasons)
+    return Verdict(verdict=Outcome.equivalent)
 
 
 def unjudgeable(evidence: Evidence) -> str:
@@ -157,11 +166,6 @@ def algebra_failures(algebra: Algebra) -> tuple[str, ...]:
     )
 
 
-def counter_failures(counters: Mapping[str, tuple[float, float]]) -> tuple[str, ...]:
-    """What fails of L2, in words."""
-    return tuple(f"{name} is {arm:g}, full batch {reference:g}" for name, (arm, reference) in counters.items())
-
-
 def rounding_failures(evidence: Evidence) -> tuple[str, ...]:
     """What fails of L1, in words; nothing in float64, where L0 has already measured the rounding."""
     if evidence.precision == Precision.float64:
@@ -181,8 +185,3 @@ def attribution(ablation: Mapping[str, float]) -> tuple[str, ...]:
     """The factors whose removal closes at least half of the gap, in words."""
     closing = sorted(((share, factor) for factor, share in ablation.items() if share >= CLOSES), reverse=True)
     return tuple(f"without {factor} {share:.0%} of the gap closes" for share, factor in closing)
-
-
-def worst(*errors: float) -> float:
-    """The largest, where NaN counts as worse than any number: a measure that failed must not pass."""
-    return math.nan if any(math.isnan(error) for error in errors) else max(errors, default=math.nan)

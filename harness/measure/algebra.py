@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import reduce
 
 import torch
 from torch import Tensor
 
 from harness.config import Precision
-from harness.judge.diagnosis import Signature, alone, explanations
-from harness.judge.verdict import Algebra, worst
+from harness.judge.cause import Cause
+from harness.judge.counters import Differences
+from harness.judge.signature import Signature, worst
+from harness.judge.verdict import Algebra
 from harness.measure.lock_step import REFERENCE, LockStep, Setting, arm_state
-from harness.measure.probe import Findings, Probe
-from harness.measure.update import entry_errors, size
+from harness.measure.probe import Probe
+from harness.measure.update import entry_errors
 from harness.recipes.recipe import Recipe
 from harness.referee.oracle import no_clipping, snapshot
 
@@ -22,9 +26,21 @@ ACTIVE = 0.5  # the clipping test's threshold, as a fraction of the first gradie
 
 @dataclass(frozen=True)
 class AlgebraResult:
+    """L0 and L2 of one arm, and what its probes saw."""
+
     algebra: Algebra
     signature: Signature
-    counters: Mapping[str, tuple[float, float]]  # those that differ from the reference's, (arm, reference)
+    counters: Differences
+
+
+@dataclass
+class Run:
+    """One arm over all windows: what its probes saw, and what only the whole run shows."""
+
+    signature: Signature = field(default_factory=Signature)
+    state_error: float = 0.0  # after the first step, beside the reference's state
+    trajectory_error: float = 0.0  # largest distance of the parameters, relative to the reference's movement
+    clipped_share: float = 0.0  # of the windows
 
 
 def measure(
@@ -35,18 +51,17 @@ def measure(
     The whole trajectory runs as configured. A few more windows (the first two, a short one and the one after it) have clipping
     the other way round, certainly active unless it has been active already, then off; and dropout off where there is dropout.
     """
-    config, findings = setting.config, {label: Findings() for label in recipes}
-    lock = _run(setting, recipes, windows, findings, clip_norm=config.clip_norm)
+    config = setting.config
+    lock, runs = _run(setting, recipes, windows, clip_norm=config.clip_norm)
     has_clipped = any(bool(flag) for flag in lock.arms[REFERENCE].clipped)
     # A loop written by hand need not know of a clipping that its trial does not ask for.
     unasked = config.clip_norm is None and any(recipe.loop is not None for recipe in recipes.values())
     off = has_clipped or unasked
     other_clip = no_clipping(config.clip_norm) if off else ACTIVE * _first_norm(setting, windows[0])
-    plain = {label: Findings() for label in recipes}
-    _run(setting, recipes, _few(windows), plain, clip_norm=other_clip, dropout=False)
+    _, plain = _run(setting, recipes, _few(windows), clip_norm=other_clip, dropout=False)
     return {
-        label: _result(setting, findings[label], plain[label], plain[floor_arm], lock.differing_counters(label), windows)
-        for label in recipes
+        label: _result(setting, run, plain[label], plain[floor_arm], lock.differing_counters(label), windows)
+        for label, run in runs.items()
         if label != REFERENCE
     }
 
@@ -68,69 +83,36 @@ def _first_norm(setting: Setting, ids: Tensor) -> float:
 
 
 def _result(
-    setting: Setting,
-    found: Findings,
-    plain: Findings,
-    floor: Findings,
-    counters: Mapping[str, tuple[float, float]],
-    windows: Sequence[Tensor],
+    setting: Setting, run: Run, plain: Run, floor: Run, counters: Differences, windows: Sequence[Tensor]
 ) -> AlgebraResult:
-    gap = worst(plain.gradient_error, plain.state_error)
+    """The configured run and the plain one of an arm, taken together; `floor`: the permuted full batch's plain run."""
     stochastic = setting.config.workload.dropout > 0
-    runs = [found] if stochastic else [found, plain]
-    moved, update = max((run.moved for run in runs), key=size), max((run.update for run in runs), key=size)
+    runs = [run] if stochastic else [run, plain]
+    signature = reduce(Signature.merged, (one.signature for one in runs))
+    if stochastic:
+        gap = worst(plain.signature.gradient_error, plain.state_error)
+        signature = dataclasses.replace(signature, gap_without_factor={Cause.stochastic_layers: gap})
     algebra = Algebra(
-        gradient_error=worst(*(run.gradient_error for run in runs)),
-        state_error=worst(*(run.state_error for run in runs)),
-        trajectory_error=found.trajectory_error,
+        gradient_error=signature.gradient_error,
+        state_error=worst(*(one.state_error for one in runs)),
+        trajectory_error=run.trajectory_error,
         steps=len(windows),
-        loss_error=worst(*(run.loss_error for run in runs)),
-        floor=floor.gradient_error,
-        clipping_active=found.clipped_share > 0 or plain.clipped_share > 0,
-        clipped_share=found.clipped_share,
+        loss_error=signature.loss_error,
+        floor=floor.signature.gradient_error,
+        clipping_active=run.clipped_share > 0 or plain.clipped_share > 0,
+        clipped_share=run.clipped_share,
         short_windows=sum(len(ids) < setting.config.effective_batch for ids in windows),
-        unequal_terms=found.unequal_terms,
-    )
-    errors = [window for run in runs for window in run.errors]
-    signature = Signature(
-        probes=sum(run.probes for run in runs),
-        wrong=sum(len(run.errors) for run in runs),
-        worst=max((run.worst for run in runs if run.worst), key=lambda window: window.distance, default=None),
-        explanations=explanations(errors),
-        at_rest=alone(errors),
-        beside=explanations([window for run in runs for window in run.beside]),
-        resolved={"stochastic_layers": gap} if stochastic else {},
-        moved_in_window=moved[0],
-        moved_along_weights=moved[1],
-        steps_in_window=max(run.steps_in_window for run in runs),
-        decays_fit=all(run.decays_fit for run in runs),
-        steps_before_last_forward=max(run.steps_before_last_forward for run in runs),
-        skipped_windows=max(run.skipped for run in runs),
-        advanced_error=worst(*(run.advanced_error for run in runs)),
-        average_error=worst(*(run.average_error for run in runs)),
-        update_error=update[0],
-        update_along_weights=update[1],
-        state_errors={name: worst(*(run.own_state_errors.get(name, 0.0) for run in runs)) for name in found.own_state_errors},
-        loss_error=algebra.loss_error,
-        repeated_samples=max(run.samples[0] for run in runs),
-        missing_samples=max(run.samples[1] for run in runs),
-        foreign_samples=max(run.samples[2] for run in runs),
-        unknown_rows=max(run.samples[3] for run in runs),
+        unequal_terms=run.signature.unequal_terms,
     )
     return AlgebraResult(algebra, signature, counters)
 
 
 def _run(
-    setting: Setting,
-    recipes: Mapping[str, Recipe],
-    windows: Sequence[Tensor],
-    findings: dict[str, Findings],
-    *,
-    clip_norm: float | None,
-    dropout: bool = True,
-) -> LockStep:
+    setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[Tensor], *, clip_norm: float | None, dropout: bool = True
+) -> tuple[LockStep, dict[str, Run]]:
     """Train all arms over `windows` in float64 and collect what they show."""
     config = setting.config
+    runs = {label: Run() for label in recipes}
     lock = LockStep(
         {
             label: setting.arm(recipe, Precision.float64, total_steps=len(windows), clip_norm=clip_norm, dropout=dropout)
@@ -145,16 +127,15 @@ def _run(
         if watched:
             probe.before()
         records = lock.step(ids)
-        for label, found in findings.items():
-            found.trajectory_error = worst(found.trajectory_error, records[label].parameter_distance)
+        for label, run in runs.items():
+            run.trajectory_error = worst(run.trajectory_error, records[label].parameter_distance)
             if watched:
-                probe.after(label, ids, t, records[label].loss, found)
+                run.signature = run.signature.merged(probe.after(label, ids, t, records[label].loss))
         if t == 0:
             reference = arm_state(lock.arms[REFERENCE])
-            for label, found in findings.items():
-                state = arm_state(lock.arms[label])
-                found.state_error = worst(0.0, *entry_errors(state, reference).values())
-    for label, found in findings.items():
+            for label, run in runs.items():
+                run.state_error = worst(0.0, *entry_errors(arm_state(lock.arms[label]), reference).values())
+    for label, run in runs.items():
         flags = [bool(flag) for flag in lock.arms[label].clipped]
-        found.clipped_share = sum(flags) / max(1, len(flags))
-    return lock
+        run.clipped_share = sum(flags) / max(1, len(flags))
+    return lock, runs

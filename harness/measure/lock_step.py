@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from harness.config import OptimizerConfig, Precision, TrialConfig
+from harness.judge.counters import Counter, Counts, Differences, differing
 from harness.recipes import precision
 from harness.recipes.determinism import fixed_randomness, kept_randomness, start_randomness
 from harness.recipes.execution import check_available, exchange_forward
@@ -278,30 +279,29 @@ class LockStep:
     def _seed(self, step: int) -> int:
         return hash_seed(self.seed, step)
 
-    def counters(self, label: str) -> dict[str, float]:
+    def counters(self, label: str) -> Counts:
         """L2: what must be the same as the reference's, exactly."""
         arm, watch = self.arms[label], self.watches[label]
         buffers = dict(arm.model.named_buffers())
         tracked = [float(value) for name, value in buffers.items() if name.endswith("num_batches_tracked")]
         state_steps = [float(state["step"]) for state in arm.optimizer.state.values() if "step" in state]
         return {
-            "windows": arm.windows,
-            "samples counted": arm.samples,
-            "optimizer steps": watch.steps,
-            "optimizer state's step": max(state_steps, default=0.0),
-            "schedule index": arm.schedule.last_epoch,
-            **{f"learning rate of {group['name']}": group["lr"] for group in arm.optimizer.param_groups},
-            "BatchNorm num_batches_tracked": max(tracked, default=0.0),
-            "loss scale": arm.scaler.get_scale(),
-            "windows with other samples": self.foreign_windows[label],
-            "windows begun with gradients": self.dirty_starts[label],
-            "windows at another learning rate": self.foreign_rates[label],
+            Counter.windows: arm.windows,
+            Counter.samples: arm.samples,
+            Counter.optimizer_steps: watch.steps,
+            Counter.state_step: max(state_steps, default=0.0),
+            Counter.schedule_index: arm.schedule.last_epoch,
+            **{Counter.learning_rate.of(group["name"]): group["lr"] for group in arm.optimizer.param_groups},
+            Counter.batches_tracked: max(tracked, default=0.0),
+            Counter.loss_scale: arm.scaler.get_scale(),
+            Counter.windows_with_other_samples: self.foreign_windows[label],
+            Counter.windows_begun_with_gradients: self.dirty_starts[label],
+            Counter.windows_at_another_rate: self.foreign_rates[label],
         }
 
-    def differing_counters(self, label: str) -> dict[str, tuple[float, float]]:
-        """Counters of an arm that are not the reference's, as (arm, reference)."""
-        reference = self.counters(REFERENCE)
-        return {name: (value, reference[name]) for name, value in self.counters(label).items() if value != reference[name]}
+    def differing_counters(self, label: str) -> Differences:
+        """The arm's counters that are not the reference's."""
+        return differing(self.counters(label), self.counters(REFERENCE))
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]) -> dict[str, Tensor]:

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from harness.config import Precision
+from harness.judge import counters
+from harness.judge.counters import Counter, Counts, Differences
 from harness.measure.lock_step import REFERENCE, LockStep, Setting, arm_state
 from harness.measure.probe import inside_causes
 from harness.recipes.recipe import Arm, Recipe
@@ -34,12 +36,12 @@ class PoisonedWindow:
     scale_after: float
     survivors: float  # relative distance of the consumed gradient to that of the finite micro-batches; infinite without a step
 
-    def counters(self) -> dict[str, float]:
+    def counters(self) -> Counts:
         """What must be the same as the reference's, exactly."""
         return {
-            "steps in a window with a non-finite micro-batch": self.steps,
-            "finite weights after a non-finite micro-batch": self.finite,
-            "loss scale's factor at a non-finite micro-batch": self.scale_after / self.scale_before,
+            Counter.poisoned_steps: self.steps,
+            Counter.poisoned_finite: self.finite,
+            Counter.poisoned_scale: self.scale_after / self.scale_before,
         }
 
 
@@ -77,15 +79,14 @@ def measure(setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[T
     return found
 
 
-def differing(found: Mapping[str, PoisonedWindow], label: str) -> dict[str, tuple[float, float]]:
-    """Counters of an arm that are not the reference's, as (arm, reference).
+def differing(found: Mapping[str, PoisonedWindow], label: str) -> Differences:
+    """Counters of an arm that are not the reference's.
 
     Without a scaler the reference's weights are lost; an arm that leaves the whole window out, and moves nothing, is no worse.
     """
     if not (found[label].steps or found[label].moved or found[REFERENCE].finite):
         return {}
-    reference = found[REFERENCE].counters()
-    return {name: (value, reference[name]) for name, value in found[label].counters().items() if value != reference[name]}
+    return counters.differing(found[label].counters(), found[REFERENCE].counters())
 
 
 def _survivors(setting: Setting, arm: Arm, state: State, consumed: Tensor | None, window: Batch, sample: Tensor) -> float:

@@ -5,21 +5,22 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from harness.config import Norm
-from harness.judge.diagnosis import BATCH, GATE, Attribution, WrongWindow, telling
-from harness.judge.verdict import worst
+from harness.judge.cause import Cause, Causes
+from harness.judge.gates import ALGEBRA_GATE
+from harness.judge.signature import Attribution, Errors, Samples, Signature, WrongWindow, clearly_nearer, worst
 from harness.measure.lock_step import REFERENCE, LockStep, Setting
-from harness.measure.update import Before, Update, check_update, is_decays, movement, size
+from harness.measure.update import Before, check_update, is_decays, movement
 from harness.recipes.hand_written import FOREIGN, NO_SAMPLE
 from harness.recipes.recipe import Arm
 from harness.referee.gradients import by_group, by_tensor, compare, decompose, flatten, relative_distance
-from harness.referee.hypotheses import WindowFacts, hypotheses, partly, stale
+from harness.referee.hypotheses import Hypothesis, WindowFacts, hypotheses, partly, stale
 from harness.referee.oracle import WHOLE, Inside, Parts, Referee, State, clipped, running_statistics, snapshot
 from harness.workloads import Batch
 
@@ -27,52 +28,21 @@ REMEMBERED = 4, 16  # windows, at least and at most, whose first weights are kep
 REMEMBERED_BYTES = 2**26  # that these may take, of one arm
 
 
-@dataclass
-class Findings:
-    """What one arm showed, collected over the runs."""
-
-    gradient_error: float = 0.0
-    state_error: float = 0.0
-    trajectory_error: float = 0.0
-    clipped_share: float = 0.0
-    unequal_terms: bool = False
-    probes: int = 0
-    worst: WrongWindow | None = None
-    errors: list[dict[str, float]] = field(default_factory=list)  # of every wrong window: cause -> error of its oracle
-    beside: list[dict[str, float]] = field(default_factory=list)  # of windows with other samples: the same, for those samples
-    loss_error: float = 0.0
-    moved: tuple[float, float] = (0.0, 0.0)  # how far inside a window, and its cosine with the weights
-    steps_in_window: tuple[int, int] = (1, 1)  # most optimizer steps in a window, and its micro-batches
-    decays_fit: bool = True  # every movement along the weights is what that many decays make
-    steps_before_last_forward: int = 0  # most optimizer steps in a window before the last forward that a backward went through
-    skipped: int = 0  # windows in which the reference stepped and the arm did not
-    advanced_error: float = 0.0  # of the state against one that was advanced for every micro-batch
-    average_error: float = 0.0  # of the moving average against one that was moved for every micro-batch
-    update: tuple[float, float] = (0.0, 0.0)
-    own_state_errors: dict[str, float] = field(default_factory=dict)
-    samples: tuple[int, int, int, int] = (0, 0, 0, 0)  # repeated, missing, of other windows, no training samples at all
-
-    def add(self, update: Update) -> None:
-        self.update = max(self.update, update.parameters, key=size)
-        self.decays_fit &= update.decays_fit
-        self.advanced_error = worst(self.advanced_error, update.advanced_error)
-        if not update.states.get("ema", 0.0) <= GATE:
-            self.average_error = worst(self.average_error, update.average_error)
-        for name, error in update.states.items():
-            self.own_state_errors[name] = worst(self.own_state_errors.get(name, 0.0), error)
-
-
 @dataclass(frozen=True)
-class Taken:
-    """A window as an arm took it, and what its optimizer consumed."""
+class ConsumedWindow:
+    """A window as an arm saw it, and the gradient that its optimizer consumed."""
 
     arm: Arm
     step: int
     window: Batch  # in the order in which the arm saw its samples
-    sizes: list[int]  # of its micro-batches
     consumed: Tensor  # [P]
     state: State  # parameters and buffers at its start
     stale: Tensor | None = None  # [P] weights of an earlier window that its last forward has used
+
+    @property
+    def sizes(self) -> list[int]:
+        """Samples of each micro-batch."""
+        return [len(part) for part in self.arm.seen]
 
 
 class Probe:
@@ -105,64 +75,84 @@ class Probe:
             if len(kept) > max(least, min(most, REMEMBERED_BYTES // kept[-1].nbytes)):
                 del kept[1]
 
-    def after(self, label: str, ids: Tensor, step: int, loss: float, found: Findings) -> None:
-        """Add what the arm did with the window `ids` to its findings."""
+    def after(self, label: str, ids: Tensor, step: int, loss: float) -> Signature:
+        """What the arm did with the window `ids`; `loss`: the one it reported."""
         arm, watch, state = self.lock.arms[label], self.lock.watches[label], self.states[label]
         self.lock.watch_forwards(False)
-        window, seen = self.setting.exact.batch(ids), torch.cat(arm.seen)
-        found.probes += 1
-        found.steps_in_window = max(found.steps_in_window, (watch.steps_in_window, len(arm.seen)))
-        found.samples = _more(found.samples, _sample_counts(seen, ids))
+        window = self.setting.exact.batch(ids)
         start = flatten(state[name] for name in self.referee.names)
         stale = self._stale_forward(label, start)
-        found.steps_before_last_forward = max(found.steps_before_last_forward, watch.steps_before_last_forward)
-        if watch.last_forward is not None and stale is None:
-            moved = movement(watch.last_forward - start, start, torch.linalg.vector_norm(start))
-            found.moved = max(found.moved, moved, key=size)
-            # before the last forward the last decay, and perhaps the first, have not acted
-            rate = self.carried[label].learning_rate
-            found.decays_fit &= is_decays(moved[0], arm, rate, fewest=len(arm.seen) - 2)
+        found = self._inside(label, ids, start, stale)
         if watch.gradient is None:
-            found.gradient_error = math.nan
-            found.skipped += self.lock.watches[REFERENCE].steps_in_window > 0
-            return
+            skipped = int(self.lock.watches[REFERENCE].steps_in_window > 0)
+            return dataclasses.replace(found, gradient_error=math.nan, skipped_windows=skipped)
         with self.lock.randomness(step):
             exact_loss, gradient = self.referee.loss_and_gradient(state, window)
-        exact = clipped(gradient, arm.clip_norm)
         if watch.steps_in_window == 1:
             # A schedule that ticks inside the window is a fault of its own: the step is judged by the rate that it took.
             before = dataclasses.replace(self.carried[label], learning_rate=watch.rate)
             parts = partial(self._parts_of, label, window, state, step)
-            found.add(check_update(self.setting, arm, watch.gradient, start, before, parts))
-        error = relative_distance(watch.gradient, exact)
-        found.gradient_error = worst(found.gradient_error, error)
-        found.unequal_terms |= (
-            len({int(self.setting.exact.num_terms(self.setting.exact.batch(part)).sum()) for part in arm.seen}) > 1
-        )
-        if window.holds(seen):
-            terms = self.setting.exact.num_terms(window.in_order(seen)).split([len(part) for part in arm.seen])
-            found.unequal_terms |= len({int(n.sum()) for n in terms}) > 1
-        if error <= GATE:
-            found.loss_error = worst(found.loss_error, loss_error(arm, loss, exact_loss))
-        elif window.holds(seen):
-            taken = Taken(arm, step, window.in_order(seen), [len(part) for part in arm.seen], watch.gradient, state, stale)
-            found.errors.append(telling(self._errors(label, taken, loss, found), error) if watch.steps_in_window == 1 else {})
-            if found.worst is None or not error <= found.worst.distance:
-                found.worst = self._wrong_window(taken, exact)
-        elif watch.steps_in_window == 1 and bool((seen >= 0).all()):
-            found.beside.append(self._beside(label, arm, step, window, watch.gradient, state))
+            found = found.merged(check_update(self.setting, arm, watch.gradient, start, before, parts))
+        seen = ConsumedWindow(arm, step, window, watch.gradient, state, stale)
+        return found.merged(self._gradient(label, seen, clipped(gradient, arm.clip_norm), loss, exact_loss))
 
-    def _beside(self, label: str, arm: Arm, step: int, window: Batch, consumed: Tensor, state: State) -> dict[str, float]:
-        """Cause -> error of its best variant, of the samples that the arm saw in place of its window's; "": no other cause."""
-        seen = self.setting.exact.batch(torch.cat(arm.seen))
-        taken = Taken(arm, step, seen, [len(part) for part in arm.seen], consumed, state)
-        facts, smallest = self._facts(label, taken, WHOLE), dict[str, float]()
-        share = sum(facts.parts.terms) / float(self.setting.exact.num_terms(window).sum())
-        alone = [("", clipped(times * facts.parts.gradient, arm.clip_norm)) for times in (1, share)]
-        keep_smallest(smallest, consumed, (*alone, *hypotheses(facts)))
+    def _inside(self, label: str, ids: Tensor, start: Tensor, stale: Tensor | None) -> Signature:
+        """What happened inside the window, whatever was consumed at its end."""
+        arm, watch = self.lock.arms[label], self.lock.watches[label]
+        found = Signature(
+            probes=1,
+            steps_in_window=max((1, 1), (watch.steps_in_window, len(arm.seen))),
+            steps_before_last_forward=watch.steps_before_last_forward,
+            samples=count_samples(torch.cat(arm.seen), ids),
+        )
+        if watch.last_forward is None or stale is not None:
+            return found
+        moved = movement(watch.last_forward - start, start, torch.linalg.vector_norm(start))
+        # before the last forward the last decay, and perhaps the first, have not acted
+        fits = is_decays(moved.length, arm, self.carried[label].learning_rate, fewest=len(arm.seen) - 2)
+        return dataclasses.replace(found, moved=moved, decays_fit=fits)
+
+    def _gradient(self, label: str, seen: ConsumedWindow, exact: Tensor, loss: float, exact_loss: float) -> Signature:
+        """The consumed gradient beside the `exact` one [P], and beside those of the causes where it is wrong."""
+        arm, window, samples = seen.arm, seen.window, torch.cat(seen.arm.seen)
+        stepped_once = self.lock.watches[label].steps_in_window == 1
+        error = relative_distance(seen.consumed, exact)
+        found = Signature(gradient_error=error, unequal_terms=self._unequal_terms(arm, window))
+        if error <= ALGEBRA_GATE:
+            return dataclasses.replace(found, loss_error=loss_error(arm, loss, exact_loss))
+        if window.holds(samples):
+            taken = dataclasses.replace(seen, window=window.in_order(samples))
+            errors, own_error = self._errors(label, taken, loss) if stepped_once else ({}, 0.0)
+            return dataclasses.replace(
+                found,
+                wrong_windows=(clearly_nearer(errors, error),),
+                worst_window=self._wrong_window(taken, exact),
+                loss_error=own_error,
+            )
+        if stepped_once and bool((samples >= 0).all()):
+            return dataclasses.replace(found, other_samples=(self._beside(label, seen),))
+        return found
+
+    def _unequal_terms(self, arm: Arm, window: Batch) -> bool:
+        """Whether the micro-batches, as the data has them or as the window does, have different numbers of loss terms."""
+        exact = self.setting.exact
+        terms = {int(exact.num_terms(exact.batch(part)).sum()) for part in arm.seen}
+        samples = torch.cat(arm.seen)
+        if len(terms) == 1 and window.holds(samples):
+            terms = {int(n.sum()) for n in exact.num_terms(window.in_order(samples)).split([len(part) for part in arm.seen])}
+        return len(terms) > 1
+
+    def _beside(self, label: str, seen: ConsumedWindow) -> Errors:
+        """Causes -> error of their best variant, of the samples that the arm saw in place of its window's."""
+        other = dataclasses.replace(seen, window=self.setting.exact.batch(torch.cat(seen.arm.seen)), stale=None)
+        facts, max_norm = self._facts(label, other, WHOLE), seen.arm.clip_norm
+        share = sum(facts.parts.terms) / float(self.setting.exact.num_terms(seen.window).sum())
+        alone = (clipped(times * facts.parts.gradient, max_norm) for times in (1, share))
+        smallest: dict[Causes, float] = {(): min(relative_distance(seen.consumed, gradient) for gradient in alone)}
+        keep_smallest(smallest, seen.consumed, hypotheses(facts))
         return smallest
 
-    def _wrong_window(self, taken: Taken, exact: Tensor) -> WrongWindow:
+    def _wrong_window(self, taken: ConsumedWindow, exact: Tensor) -> WrongWindow:
         with self.lock.randomness(taken.step):
             parts = self.referee.parts(taken.state, taken.window, taken.sizes)
         arm, right = taken.arm, [n * len(taken.sizes) / max(1, sum(parts.terms)) for n in parts.terms]
@@ -190,32 +180,34 @@ class Probe:
             tensors={name: attributed(index) for name, index in by_tensor(arm.model).items()},
         )
 
-    def _errors(self, label: str, taken: Taken, loss: float, found: Findings) -> dict[str, float]:
-        """Cause -> error of its best variant; also beside what the model computes within micro-batches (BatchNorm)."""
-        smallest: dict[str, float] = {}
+    def _errors(self, label: str, taken: ConsumedWindow, loss: float) -> tuple[Errors, float]:
+        """Causes -> error of their best variant, also beside what the model computes within micro-batches (BatchNorm).
+
+        With it the error of the reported `loss`, where the model's own computation explains the gradient; else 0.
+        """
+        smallest: dict[Causes, float] = {}
         if not bool(torch.isfinite(taken.consumed).all()):
-            return smallest
-        arm, several = taken.arm, len(taken.sizes) > 1
-        for cause, inside in self.contexts.items() if several else ():
+            return smallest, 0.0
+        arm = taken.arm
+        contexts = self.contexts if len(taken.sizes) > 1 else {}
+        for causes, inside in contexts.items():
             with self.lock.randomness(taken.step):
                 own_loss, gradient, after = self.referee.within(taken.state, taken.window, taken.sizes, inside)
-            smallest[cause] = relative_distance(taken.consumed, clipped(gradient, arm.clip_norm))
+            smallest[causes] = relative_distance(taken.consumed, clipped(gradient, arm.clip_norm))
             if inside.statistics:
                 moved = relative_distance(running_statistics(snapshot(arm.model)), running_statistics(after))
-                smallest[cause] = worst(smallest[cause], moved)
-            if smallest[cause] <= GATE:
-                found.loss_error = worst(found.loss_error, loss_error(arm, loss, own_loss))
-                return smallest
-        everywhere = {"": WHOLE} | ({f"{cause}+": inside for cause, inside in self.contexts.items()} if several else {})
+                smallest[causes] = worst(smallest[causes], moved)
+            if smallest[causes] <= ALGEBRA_GATE:
+                return smallest, loss_error(arm, loss, own_loss)
         for tell in (hypotheses, stale):
-            for prefix, inside in everywhere.items():
-                keep_smallest(smallest, taken.consumed, tell(self._facts(label, taken, inside)), prefix)
-            if min(smallest.values()) <= GATE:
-                return smallest  # weights of earlier windows cost a forward each: only for what nothing else explains
+            for context, inside in ({(): WHOLE} | contexts).items():
+                keep_smallest(smallest, taken.consumed, tell(self._facts(label, taken, inside)), context)
+            if min(smallest.values()) <= ALGEBRA_GATE:
+                return smallest, 0.0  # weights of earlier windows cost a forward each: only for what nothing else explains
         keep_smallest(smallest, taken.consumed, partly(self._facts(label, taken, WHOLE), taken.consumed))
-        return smallest
+        return smallest, 0.0
 
-    def _facts(self, label: str, taken: Taken, inside: Inside) -> WindowFacts:
+    def _facts(self, label: str, taken: ConsumedWindow, inside: Inside) -> WindowFacts:
         arm, watch = taken.arm, self.lock.watches[label]
 
         def parts(state: State) -> Parts:
@@ -237,7 +229,7 @@ class Probe:
             tensors=[parameter.numel() for parameter in self.referee.model.parameters()],
         )
 
-    def _earlier(self, label: str, taken: Taken) -> list[Tensor]:
+    def _earlier(self, label: str, taken: ConsumedWindow) -> list[Tensor]:
         """Weights of earlier windows: those a forward was seen to use, then those that are remembered."""
         return ([] if taken.stale is None else [taken.stale]) + self.earlier[label][:-1]
 
@@ -271,23 +263,23 @@ class Probe:
         return {name: piece.view(shape) for name, piece, shape in zip(self.referee.names, pieces, shapes, strict=True)}
 
 
-def inside_causes(setting: Setting) -> dict[str, Inside]:
-    """What this trial's model and loss compute within a micro-batch, by the cause that it has when they are accumulated."""
-    coupling, causes = setting.exact.coupling, {}
+def inside_causes(setting: Setting) -> dict[Causes, Inside]:
+    """What this trial's model and loss compute within a micro-batch, by the causes that it has when they are accumulated."""
+    coupling, causes = setting.exact.coupling, dict[Causes, Inside]()
     if setting.config.norm == Norm.batch:
-        causes[BATCH] = Inside(statistics=True)
+        causes[(Cause.batch_statistics,)] = Inside(statistics=True)
     if coupling:
-        causes[coupling] = Inside(loss=True)
-    if len(causes) == 2:
-        causes[f"{BATCH}+{coupling}"] = Inside(statistics=True, loss=True)
+        causes[(coupling,)] = Inside(loss=True)
+        if len(causes) == 2:
+            causes[(Cause.batch_statistics, coupling)] = Inside(statistics=True, loss=True)
     return causes
 
 
-def keep_smallest(smallest: dict[str, float], consumed: Tensor, variants: Iterable[tuple[str, Tensor]], prefix: str = "") -> None:
-    """By cause, the smallest relative distance of `consumed` to the cause's variants, in place."""
-    for name, gradient in variants:
-        cause = prefix + name.partition("#")[0]
-        smallest[cause] = min(smallest.get(cause, math.inf), relative_distance(consumed, gradient))
+def keep_smallest(smallest: dict[Causes, float], consumed: Tensor, variants: Iterable[Hypothesis], context: Causes = ()) -> None:
+    """By cause, beside those of its context, the smallest relative distance of `consumed` to the cause's variants, in place."""
+    for cause, _, gradient in variants:
+        causes = (*context, cause)
+        smallest[causes] = min(smallest.get(causes, math.inf), relative_distance(consumed, gradient))
 
 
 def fingerprint(weights: Tensor) -> tuple[float, float]:
@@ -301,13 +293,12 @@ def loss_error(arm: Arm, reported: float, exact: float) -> float:
     return 0.0 if error <= arm.loss_resolution else error
 
 
-def _sample_counts(seen: Tensor, wanted: Tensor) -> tuple[int, int, int, int]:
-    """(samples used more than once, samples of the window not seen, samples of other windows, rows that are no samples)."""
-    known = seen[seen >= 0]  # others have no id
-    used, counts = known.unique(return_counts=True)
-    foreign = int((~torch.isin(used, wanted)).sum()) + int((seen == FOREIGN).sum())
-    return int((counts - 1).sum()), int((~torch.isin(wanted, seen)).sum()), foreign, int((seen == NO_SAMPLE).sum())
-
-
-def _more(a: tuple[int, int, int, int], b: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
-    return max(a[0], b[0]), max(a[1], b[1]), max(a[2], b[2]), max(a[3], b[3])
+def count_samples(seen: Tensor, wanted: Tensor) -> Samples:
+    """How the ids of the samples an arm saw differ from those of its window; rows that are no samples have negative ids."""
+    used, counts = seen[seen >= 0].unique(return_counts=True)
+    return Samples(
+        repeated=int((counts - 1).sum()),
+        missing=int((~torch.isin(wanted, seen)).sum()),
+        foreign=int((~torch.isin(used, wanted)).sum()) + int((seen == FOREIGN).sum()),
+        unknown=int((seen == NO_SAMPLE).sum()),
+    )

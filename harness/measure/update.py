@@ -11,7 +11,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from harness.judge.diagnosis import GATE
+from harness.judge.gates import ALGEBRA_GATE
+from harness.judge.signature import Movement, Signature
 from harness.measure.lock_step import Setting, optimizer_state
 from harness.recipes.recipe import Arm, make_optimizer
 from harness.referee.gradients import flatten, relative_distance
@@ -51,33 +52,22 @@ class Before:
         return dataclasses.replace(self, entries=entries, step=None if self.step is None else self.step + more)
 
 
-@dataclass(frozen=True)
-class Update:
-    """A step's outcome beside that of a twin optimizer in the same state, given the same gradient at the same weights."""
-
-    parameters: tuple[float, float]  # (error relative to the update, its cosine with the weights); zero within their rounding
-    decays_fit: bool  # that error is what a decay for every micro-batch makes, or there is none
-    states: Mapping[str, float]  # relative errors of the entries of the optimizer's state and of the moving average
-    advanced_error: float  # largest of the state's errors against a twin whose state had advanced for every micro-batch before
-    average_error: float  # of the moving average against one that was moved for every micro-batch
-
-
 def check_update(
     setting: Setting, arm: Arm, consumed: Tensor, start: Tensor, before: Before, parts: Callable[[], Parts | None]
-) -> Update:
-    """What the arm's optimizer made of the gradient it consumed. `start`: the weights before the step.
+) -> Signature:
+    """What the arm's optimizer made of the gradient it consumed [P], beside a twin in the same state at the same weights.
 
-    `parts`: the window's micro-batch gradients, asked for only where the state is wrong.
+    `start` [P]: the weights before the step. `parts`: the micro-batch gradients, asked for only where the state is wrong.
     """
     expected, states = _twin(setting, consumed, start, before)
     reached = flatten(arm.model.parameters())
     difference = reached - expected
-    error = (0.0, 0.0)
+    error = Movement()  # of the weights, relative to the update; zero within their rounding
     length = torch.linalg.vector_norm(start)
     # Rounding of the weights themselves: it looks large beside a tiny update, at the end of a cosine schedule for example.
     if torch.linalg.vector_norm(difference) > WEIGHT_ROUNDING * length:
         error = movement(difference, start, torch.linalg.vector_norm(expected - start))
-    shrunk = float(torch.linalg.vector_norm(difference) / length) if error[0] else 0.0
+    shrunk = float(torch.linalg.vector_norm(difference) / length) if error.length else 0.0
     fits = is_decays(shrunk, arm, before.learning_rate, fewest=len(arm.seen) - 1) or any(
         relative_distance(_twin(setting, consumed, start * shrink, before)[0] - start, reached - start) <= DECAYED_FIRST
         for shrink in decays(arm, before.learning_rate, fewest=len(arm.seen) - 1)
@@ -85,21 +75,25 @@ def check_update(
     own = optimizer_state(arm.optimizer, arm.model.parameters())
     errors = entry_errors(own, states)
     advanced_error = 0.0
-    if not all(value <= GATE for value in errors.values()):
+    if not all(value <= ALGEBRA_GATE for value in errors.values()):
         twins = [_twin(setting, consumed, start, before.decayed(arm))]
         twins += [_twin(setting, consumed, start, before, first) for first in partial_gradients(parts())]
         # one entry alone may have advanced
-        advanced_error = min(_largest_of_smaller(errors, entry_errors(own, advanced)) for _, advanced in twins)
+        advanced_error = min(_worst_entry_of_best_twin(errors, entry_errors(own, advanced)) for _, advanced in twins)
     average_error = 0.0
     if arm.ema is not None and setting.config.ema_decay is not None:
         mean = flatten(arm.ema.module.parameters())
         right, *wrong = averages(before.ema, start, reached, setting.config.ema_decay, len(arm.seen))
         errors["ema"] = relative_distance(mean, right)
-        average_error = min(relative_distance(mean, each) for each in wrong) if wrong else math.inf
-    return Update(error, fits, errors, advanced_error, average_error)
+        if not errors["ema"] <= ALGEBRA_GATE:
+            average_error = min(relative_distance(mean, each) for each in wrong) if wrong else math.inf
+    return Signature(
+        update=error, decays_fit=fits, state_errors=errors, advanced_error=advanced_error, average_error=average_error
+    )
 
 
-def _largest_of_smaller(a: Mapping[str, float], b: Mapping[str, float]) -> float:
+def _worst_entry_of_best_twin(a: Mapping[str, float], b: Mapping[str, float]) -> float:
+    """The largest error of an entry, each by the twin that it is nearer to."""
     return max((min(a[name], b.get(name, math.inf)) for name in a), default=0.0)
 
 
@@ -156,17 +150,12 @@ def decays(arm: Arm, learning_rate: float, *, fewest: int) -> list[float]:
     return [(1 - one) ** k for k in range(max(1, fewest), len(arm.seen) + 1)]
 
 
-def size(pair: tuple[float, float]) -> float:
-    """Of a movement and its direction, the movement; a NaN counts as the largest."""
-    return math.inf if math.isnan(pair[0]) else pair[0]
-
-
-def movement(difference: Tensor, along: Tensor, unit: Tensor) -> tuple[float, float]:
-    """(||difference|| / unit, cosine of the difference with `along`)."""
-    size = torch.linalg.vector_norm(difference)
-    if size == 0:
-        return 0.0, 0.0
-    return float(size / unit), float(difference @ along / size / torch.linalg.vector_norm(along))
+def movement(difference: Tensor, along: Tensor, unit: Tensor) -> Movement:
+    """||difference|| / unit, and the cosine of the difference with `along`."""
+    length = torch.linalg.vector_norm(difference)
+    if length == 0:
+        return Movement()
+    return Movement(float(length / unit), float(difference @ along / length / torch.linalg.vector_norm(along)))
 
 
 def entry_errors(state: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> dict[str, float]:

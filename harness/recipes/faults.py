@@ -1,6 +1,6 @@
 """The catalogue of faults: each a function from a right recipe to a wrong one. The engine knows none of them.
 
-Ids and causes: F1 to F32 of the project's catalogue; the threads named are where real projects shipped the fault.
+The threads named are where real projects shipped the fault.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from harness.config import ConfigError, Data, OptimizerName, Precision, Split, TrialConfig
+from harness.judge.cause import MEANINGS, Cause
 from harness.recipes.recipe import BOUNDARY, Arm, Recipe, Stage, average, clear, clip, step, tick, unscale, update_scale
 from harness.referee.gradients import flatten
 from harness.workloads import Batch, Workload
@@ -27,10 +28,14 @@ SHRINK = 2.0**27
 class Fault:
     """A wrong way to accumulate."""
 
-    id: str
-    cause: str  # what a diagnosis should call it
+    cause: Cause  # what a diagnosis should call it
     apply: Transform
     changes: Callable[[TrialConfig], bool]  # whether it changes the computation of such a trial at all
+
+    @property
+    def id(self) -> str:
+        """Its number in the catalogue."""
+        return MEANINGS[self.cause].fault
 
     @property
     def summary(self) -> str:
@@ -363,33 +368,33 @@ def _averaged(config: TrialConfig) -> bool:
 NUM_DIGITS = 1500  # training samples of the digits, on which the matrix runs
 
 FAULTS = (
-    Fault("F1", "loss_not_divided", loss_not_divided, _several),
-    Fault("F2", "loss_divided_twice", loss_divided_twice, _several),
-    Fault("F3", "mean_of_means", mean_of_means, _unequal_terms),
-    Fault("F4", "short_window_divided_by_n", short_window_divided_by_n, _short_windows),
-    Fault("F5", "window_misplaced", window_misplaced, always),
-    Fault("F6", "gradients_cleared_in_window", gradients_cleared_in_window, _several),
-    Fault("F7", "gradients_not_cleared", gradients_not_cleared, always),
-    Fault("F8", "step_every_micro_batch", step_every_micro_batch, _several),
-    Fault("F9", "schedule_per_micro_batch", schedule_per_micro_batch, _several),
-    Fault("F10", "clip_per_micro_batch", clip_per_micro_batch, always),  # L0 has active clipping in every trial
-    Fault("F11", "clip_before_unscale", clip_before_unscale, _scaled),
-    Fault("F12", "scaler_updated_in_window", scaler_updated_in_window, _scaled),
-    Fault("F17", "accumulator_overwritten", accumulator_overwritten, _several),
-    Fault("F18", "low_precision_accumulator", low_precision_accumulator, always),
-    Fault("F19", "underflow_from_division", underflow_from_division, _scaled),
-    Fault("F20", "loss_report_differs", loss_report_differs, _several),
-    Fault("F21", "weight_decay_per_micro_batch", weight_decay_per_micro_batch, _decayed),
-    Fault("F22", "optimizer_state_per_micro_batch", optimizer_state_per_micro_batch, _stateful),
-    Fault("F23", "ema_per_micro_batch", ema_per_micro_batch, _averaged),
-    Fault("F24", "auxiliary_loss_scale", auxiliary_loss_scale, _penalised),
-    Fault("F26", "cached_weights_stale", cached_weights_stale, always),
-    Fault("F27", "non_finite_micro_batch", non_finite_micro_batch, _several),
-    Fault("F28", "resume_in_window", resume_in_window, _several),
-    Fault("F29", "counter_wrong", counter_wrong, always),
-    Fault("F30", "samples_repeated", samples_repeated, always),
-    Fault("F31", "foreign_gradients", foreign_gradients, always),
-    Fault("F32", "normaliser_depends_on_split", normaliser_depends_on_split, _normalised),
+    Fault(Cause.loss_not_divided, loss_not_divided, _several),
+    Fault(Cause.loss_divided_twice, loss_divided_twice, _several),
+    Fault(Cause.mean_of_means, mean_of_means, _unequal_terms),
+    Fault(Cause.short_window_divided_by_n, short_window_divided_by_n, _short_windows),
+    Fault(Cause.window_misplaced, window_misplaced, always),
+    Fault(Cause.gradients_cleared_in_window, gradients_cleared_in_window, _several),
+    Fault(Cause.gradients_not_cleared, gradients_not_cleared, always),
+    Fault(Cause.step_every_micro_batch, step_every_micro_batch, _several),
+    Fault(Cause.schedule_per_micro_batch, schedule_per_micro_batch, _several),
+    Fault(Cause.clip_per_micro_batch, clip_per_micro_batch, always),  # L0 has active clipping in every trial
+    Fault(Cause.clip_before_unscale, clip_before_unscale, _scaled),
+    Fault(Cause.scaler_updated_in_window, scaler_updated_in_window, _scaled),
+    Fault(Cause.accumulator_overwritten, accumulator_overwritten, _several),
+    Fault(Cause.low_precision_accumulator, low_precision_accumulator, always),
+    Fault(Cause.underflow_from_division, underflow_from_division, _scaled),
+    Fault(Cause.loss_report_differs, loss_report_differs, _several),
+    Fault(Cause.weight_decay_per_micro_batch, weight_decay_per_micro_batch, _decayed),
+    Fault(Cause.optimizer_state_per_micro_batch, optimizer_state_per_micro_batch, _stateful),
+    Fault(Cause.ema_per_micro_batch, ema_per_micro_batch, _averaged),
+    Fault(Cause.auxiliary_loss_scale, auxiliary_loss_scale, _penalised),
+    Fault(Cause.cached_weights_stale, cached_weights_stale, always),
+    Fault(Cause.non_finite_micro_batch, non_finite_micro_batch, _several),
+    Fault(Cause.resume_in_window, resume_in_window, _several),
+    Fault(Cause.counter_wrong, counter_wrong, always),
+    Fault(Cause.samples_repeated, samples_repeated, always),
+    Fault(Cause.foreign_gradients, foreign_gradients, always),
+    Fault(Cause.normaliser_depends_on_split, normaliser_depends_on_split, _normalised),
 )
 
 PLANTED = ("scale", "direction", "tensor")
@@ -448,11 +453,5 @@ def names(config: TrialConfig) -> list[str]:
 
 def expected(config: TrialConfig) -> dict[str, bool]:
     """For each fault a trial asks for: whether it changes the computation there, so that missing it would be a miss."""
-    by_cause = {fault.cause: fault for fault in FAULTS}
+    by_cause: dict[str, Fault] = {fault.cause: fault for fault in FAULTS}
     return {name: name not in by_cause or by_cause[name].changes(config) for name in names(config)}
-
-
-# Inherent rather than faulty: a setting of the trial, and diagnosed as such.
-INHERENT = {"F13": "batch_statistics", "F14": "stochastic_layers", "F25": "non_separable_loss"}
-# On two processes, in the experiment `replicas`: the wrong ways to synchronise of `ranks.py`.
-ON_RANKS = {"F15": "replica_scale", "F16": "replicas_not_synchronised"}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from harness.config import Precision, TrialConfig
-from harness.judge.verdict import worst
+from harness.judge.signature import worst
 from harness.measure.lock_step import Setting, Watch
 from harness.recipes.micro_batch import Even, hash_seed, windows
 from harness.recipes.recipe import Normalise, Recipe, take_step, window_total

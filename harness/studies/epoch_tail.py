@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from harness.config import LastWindow, Precision, TrialConfig
-from harness.judge.verdict import worst
+from harness.judge.signature import worst
 from harness.measure.lock_step import Setting
 from harness.recipes.micro_batch import windows
 from harness.referee.gradients import flatten, relative_distance

@@ -9,12 +9,14 @@ import torch
 from torch.nn.utils import vector_to_parameters
 
 from harness.config import ConfigError, Precision, TrialConfig
+from harness.judge.cause import Cause
+from harness.judge.rank_diagnosis import RankEvidence, diagnose_ranks
 from harness.measure.lock_step import Setting
 from harness.measure.ranks import APART, RIGHT, SCALED, Ranks, Trace, Way, micro_batches, whole_windows
 from harness.recipes.recipe import take_step
 from harness.referee.gradients import flatten, relative_distance
 from harness.referee.oracle import State, snapshot
-from harness.referee.replicas import Evidence, diagnose, observe
+from harness.referee.replicas import observe
 from harness.studies import OnStep, Row, measured
 from harness.trial import full_batch
 
@@ -43,14 +45,14 @@ def measure(setting: Setting) -> list[Row]:
         ]
 
 
-def expected(name: str, unequal: bool) -> str:
-    """The cause that a way should be given."""
+def expected(name: str, unequal: bool) -> Cause | None:
+    """The cause that a way should be given; None for a right one."""
     if name in RIGHT or (name == "mean_of_local_means" and not unequal):
-        return ""
-    return "replica_scale" if name in SCALED else "replicas_not_synchronised"
+        return None
+    return Cause.replica_scale if name in SCALED else Cause.replicas_not_synchronised
 
 
-def windows_seen(setting: Setting, num: int, traces: Sequence[Trace]) -> list[Evidence]:
+def windows_seen(setting: Setting, num: int, traces: Sequence[Trace]) -> list[RankEvidence]:
     """The evidence of each window up to the first wrong one: after that, the ranks are not where they should be."""
     referee, cuts = setting.referee(), micro_batches(setting.config, len(traces), num)
     state, seen = snapshot(setting.initial), []
@@ -69,14 +71,14 @@ def _row(setting: Setting, name: str, num: int, traces: Sequence[Trace], whole: 
     last, wire, steps = seen[-1], traces[0].wire, setting.config.steps
     unequal = len(set(last.terms)) > 1
     ends = [torch.from_numpy(trace.parameters[-1]) for trace in traces]
-    finding = diagnose(last)
+    finding = diagnose_ranks(last)
     return {
         "arm": name,
         "accumulation_steps": num,
         "ranks": len(traces),
         "unequal_terms": unequal,
         "terms": "+".join(str(n) for n in last.terms),
-        "expected": expected(name, unequal),
+        "expected": expected(name, unequal) or "",
         "cause": finding.cause,
         "sentence": finding.sentence,
         "windows": len(seen),

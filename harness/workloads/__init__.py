@@ -10,6 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from harness.judge.cause import Cause
+
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
@@ -51,7 +53,7 @@ class Workload(Protocol):
     num_samples: int
     held_out: Batch
     penalty: float = 0.0  # coefficient of `auxiliary`
-    coupling: str = ""  # the cause that computing the loss within micro-batches has; empty: each term hangs on its own sample
+    coupling: Cause | None = None  # of computing the loss within micro-batches; None: each term depends on its own sample alone
 
     def make_model(self) -> nn.Module:
         """A fresh float32 model on the CPU, drawn from torch's global generator."""

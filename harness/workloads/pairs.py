@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from harness.config import Norm
+from harness.judge.cause import Cause
 from harness.workloads import Batch
 from harness.workloads.image_models import make_mlp
 from harness.workloads.images import ImageWorkload
@@ -37,7 +38,7 @@ class PairsWorkload(ImageWorkload):
     Labels are not used. A sample's loss hangs on all samples it is computed with: micro-batches have fewer negatives.
     """
 
-    coupling = "non_separable_loss"
+    coupling = Cause.non_separable_loss
 
     def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
         """[n] half the sum of the cross-entropies of left among rights and right among lefts; cosine over 0.2 as score."""

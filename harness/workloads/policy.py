@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from harness.judge.cause import Cause
 from harness.workloads import Batch
 from harness.workloads.images import NUM_CLASSES, ImageSet, ImageWorkload
 
@@ -25,7 +26,7 @@ class PolicyWorkload(ImageWorkload):
     advantage A = (r - mean r) / (std r + 1e-6) over the window's samples in place of the reward, as GRPO and PPO trainers do.
     """
 
-    coupling = "normaliser_depends_on_split"
+    coupling = Cause.normaliser_depends_on_split
 
     def __init__(
         self, data: ImageSet, make_model: Callable[[tuple[int, int, int]], nn.Module], *, device: torch.device, dtype: torch.dtype

@@ -306,13 +306,6 @@ def test_algebra_as_the_verdict_has_it(name: str, value: float) -> None:
     assert int(checks.sum(axis=1).iloc[0]) == len(verdict.algebra_failures(algebra))
 
 
-def test_the_list_of_what_is_elsewhere_is_the_catalogues() -> None:
-    from harness.recipes import faults as catalogue
-
-    assert fault_matrix.INHERENT == catalogue.INHERENT
-    assert fault_matrix.ON_RANKS == catalogue.ON_RANKS
-
-
 def test_these_experiments_import_no_torch() -> None:
     code = "import sys, experiments; experiments.registered(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=Path(__file__).parents[2]).returncode == 0

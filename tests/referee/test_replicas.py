@@ -10,8 +10,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from harness.judge.rank_diagnosis import RankEvidence, diagnose_ranks
 from harness.referee.oracle import Referee, snapshot
-from harness.referee.replicas import Evidence, diagnose, observe
+from harness.referee.replicas import observe
 from tests.reference import softmax_regression_gradients
 from tests.toy import Toy
 
@@ -38,14 +39,14 @@ class Window:
         self.total = sum(self.terms)
         self.right = (sum(self.sums[0]) + sum(self.sums[1])) / self.total
 
-    def evidence(self, first: Array, second: Array, apart: float = 0.0) -> Evidence:
+    def evidence(self, first: Array, second: Array, apart: float = 0.0) -> RankEvidence:
         """`apart`: added to the second rank's parameters after the step."""
         consumed = [torch.from_numpy(np.asarray(a)) for a in (first, second)]
         after = [torch.ones(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64) + apart]
         return observe(Referee(self.toy, self.model), snapshot(self.model), self.toy.batch(IDS), self.cuts, consumed, after)
 
     def cause(self, first: Array, second: Array, apart: float = 0.0) -> str:
-        return diagnose(self.evidence(first, second, apart)).cause
+        return diagnose_ranks(self.evidence(first, second, apart)).cause
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def window() -> Window:
 
 def test_the_right_step_has_no_cause_and_the_smallest_error_has(window: Window) -> None:
     evidence = window.evidence(window.right, window.right)
-    assert evidence.is_right and diagnose(evidence).cause == ""
+    assert evidence.is_right and diagnose_ranks(evidence).cause == ""
     assert evidence.distance < 1e-14 and evidence.terms == tuple(window.terms)
     np.testing.assert_allclose(evidence.weights, 1, atol=1e-12)
     moved = window.right * (1 + 1e-11)
@@ -73,7 +74,7 @@ def test_replica_scale_and_its_numbers(window: Window) -> None:
         (means[0] + means[1], [window.total / n for n in window.terms]),
     ):
         evidence = window.evidence(gradient, gradient)
-        assert diagnose(evidence).cause == "replica_scale"
+        assert diagnose_ranks(evidence).cause == "replica_scale"
         assert evidence.scale == pytest.approx(np.linalg.norm(gradient) / np.linalg.norm(window.right), rel=1e-12)
         np.testing.assert_allclose(evidence.weights, [weights, weights], rtol=1e-10)
         assert evidence.rank_distance == 0 and evidence.residual < 1e-12
@@ -91,7 +92,7 @@ def test_replicas_that_do_not_speak_or_too_early(window: Window, divisor: str) -
     evidence = window.evidence(sum(own[0]), sum(own[1]))
     expected = np.diag([f * window.total for f in factors])
     np.testing.assert_allclose(evidence.weights, expected, atol=1e-10)
-    assert "own share of the window alone" in diagnose(evidence).sentence
+    assert "own share of the window alone" in diagnose_ranks(evidence).sentence
 
 
 def test_two_faults_are_never_one_confident_answer(window: Window) -> None:
@@ -106,6 +107,6 @@ def test_two_faults_are_never_one_confident_answer(window: Window) -> None:
 
 def test_as_many_micro_batches_as_ranks_cannot_be_told_from_ranks() -> None:
     two = Window([[3, 4], [4, 5]])
-    finding = diagnose(two.evidence(2 * two.right, 2 * two.right))
+    finding = diagnose_ranks(two.evidence(2 * two.right, 2 * two.right))
     assert finding.cause == "unexplained"
     assert "loss_not_divided and replica_scale fit alike" in finding.sentence

@@ -46,8 +46,8 @@ def test_every_way_on_two_processes_and_the_page(tmp_path: Path) -> None:
 
 
 def test_what_a_way_should_be_called() -> None:
-    assert replicas.expected("ddp", True) == ""
-    assert replicas.expected("mean_of_local_means", False) == ""
+    assert replicas.expected("ddp", True) is None
+    assert replicas.expected("mean_of_local_means", False) is None
     assert replicas.expected("mean_of_local_means", True) == "replica_scale"
     assert replicas.expected("ddp_synchronised_halfway", False) == "replicas_not_synchronised"
 

@@ -1,0 +1,9 @@
+"""The gates of L0 and L1: how large an error may be before it counts, and why. Each stands here and nowhere else."""
+
+from __future__ import annotations
+
+ALGEBRA_GATE = 1e-12  # L0, relative, gradients and optimizer state in float64: correct code is near 1e-15, faults above 1e-3
+TRAJECTORY_GATE = 1e-9  # L0, relative, parameters over the float64 trajectory
+ROUNDING_GATE = 2.0  # L1, upper end of the interval of the error ratio
+SCALE_FACTOR = 10.0  # L1, |alpha - 1| in units of the accumulated gradient's usual error
+RANK_LEVEL = 0.01  # L1, float32: can reject only from K = 99 permutations on
