@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.judge.diagnosis import UNEXPLAINED
+from harness.judge.cause import Cause
 
 Vector = npt.NDArray[np.float64]
 overflow_is_expected = np.errstate(invalid="ignore", over="ignore")  # watched runs overflow, and are told about it elsewhere
@@ -210,8 +210,8 @@ class Finding:
     message: str
 
     def __post_init__(self) -> None:
-        if self.cause not in (*CAUSES, UNEXPLAINED):
-            raise ValueError(f"expected cause to be one of CAUSES or {UNEXPLAINED}, got {self.cause!r}")
+        if self.cause not in (*CAUSES, Cause.unexplained):
+            raise ValueError(f"expected cause to be one of CAUSES or {Cause.unexplained}, got {self.cause!r}")
 
 
 @dataclass(frozen=True, kw_only=True)

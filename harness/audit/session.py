@@ -21,7 +21,7 @@ from harness.audit.report import ArmResult, Report
 from harness.audit.rules.findings import explain, first_of_each
 from harness.audit.rules.gradient_rules import SAME_ROW
 from harness.audit.visibility import hidden
-from harness.judge.diagnosis import UNEXPLAINED
+from harness.judge.cause import Cause
 
 COARSE = 1e-2  # a gate above this is not taken from runs that drift apart: steps are compared one by one
 REPEATED = 100.0  # roundings by which two runs with the same arguments may differ
@@ -237,7 +237,7 @@ class Session:
             compared = self._held(family, n, compared)
             found = _explain(compared)
         suspects = [c for c, seen in (("dropout", run.dropout_calls), ("batch_norm", run.norm_calls)) if seen]
-        if not suspects or not any(f.cause in (UNEXPLAINED, "stochastic_layers", "non_separable_loss") for f in found):
+        if not suspects or not any(f.cause in (Cause.unexplained, "stochastic_layers", "non_separable_loss") for f in found):
             return compared, found
         calmed = self._followed(family, n, calm=frozenset(suspects))
         if calmed is None:
@@ -345,7 +345,7 @@ def _marked(compared: Sequence[Facts], **known: Any) -> list[Facts]:
 
 def _open(found: Sequence[Finding]) -> bool:
     """Whether a gradient is unexplained."""
-    return any(f.cause == UNEXPLAINED and f.evidence.get("what") == "gradient" and "distance" in f.evidence for f in found)
+    return any(f.cause == Cause.unexplained and f.evidence.get("what") == "gradient" and "distance" in f.evidence for f in found)
 
 
 def _not_kept(compared: Sequence[Facts], found: Sequence[Finding]) -> frozenset[int]:

@@ -13,7 +13,7 @@ from experiments.trainers.replicas import CASES
 from experiments.trainers.right_loops import RIGHT
 from harness.audit.evidence import CAUSES, Finding
 from harness.audit.report import remedy
-from harness.judge.diagnosis import UNEXPLAINED
+from harness.judge.cause import Cause
 
 ROOT = Path(__file__).parents[2]
 RULES = ("findings", "gradient_rules", "ranks", "session")
@@ -25,7 +25,7 @@ def headings() -> set[str]:
 
 def test_every_cause_has_a_section_and_every_section_a_cause() -> None:
     assert len(CAUSES) == len(set(CAUSES)) == 32
-    assert headings() == {*CAUSES, UNEXPLAINED}
+    assert headings() == {*CAUSES, Cause.unexplained}
 
 
 @pytest.mark.parametrize("cause", CAUSES)

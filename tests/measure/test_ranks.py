@@ -148,7 +148,7 @@ def test_a_rank_that_raises_ends_all_at_once_and_is_quoted(setting: Setting) -> 
 
 PROGRAM = """
 import sys, time
-from harness import lock_step
+from harness.measure import lock_step
 from harness.measure.ranks import RIGHT, Ranks
 from harness.measure.lock_step import Setting
 from tests.measure.test_ranks import CONFIG, N

@@ -10,7 +10,7 @@ from typing import Any
 from harness.audit.compare.facts import RunFacts, StepFacts
 from harness.audit.evidence import Finding
 from harness.audit.rules.gradient_rules import UNEQUAL, explain_step, finding
-from harness.judge.diagnosis import UNEXPLAINED
+from harness.judge.cause import Cause
 
 STRETCHED = 0.03  # of the range of the rates, within which a schedule laid out for more steps reproduces them
 SAME_LR = 1e-9  # relative; learning rates are computed, not measured
@@ -29,7 +29,7 @@ def explain(run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
         said = explain_step(facts, judge_update=pure)
         pure = pure and facts.gradients_agree
         if broken_off and facts.rows == "unknown":  # a misplaced window explains it as well
-            said = [one for one in said if one.cause != UNEXPLAINED]
+            said = [one for one in said if one.cause != Cause.unexplained]
         found += said
         if not facts.backwards and not facts.reference_backwards and not facts.agrees:
             break  # only weights were seen: later steps start from other weights
@@ -69,8 +69,8 @@ def first_of_each(findings: Sequence[Finding]) -> list[Finding]:
         steps[key] = sorted({*steps.get(key, []), *seen})
     for key, one in kept.items():
         one.evidence["steps"] = steps[key]
-    explained = {key[0] for key, one in kept.items() if one.cause != UNEXPLAINED}
-    return [f for f in kept.values() if f.cause != UNEXPLAINED or f.accumulation_steps not in explained or _own_kind(f)]
+    explained = {key[0] for key, one in kept.items() if one.cause != Cause.unexplained}
+    return [f for f in kept.values() if f.cause != Cause.unexplained or f.accumulation_steps not in explained or _own_kind(f)]
 
 
 def _own_kind(finding: Finding) -> bool:
@@ -114,7 +114,7 @@ def _structure(run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
         return [finding(run, place, "stochastic_layers", evidence, "the rows themselves are drawn at random per micro-batch")]
     if first is not None and run.foreign:
         message = "the windows hold rows that the reference never saw: other data, or rows mixed within a micro-batch"
-        return [finding(run, place, UNEXPLAINED, evidence, message)]
+        return [finding(run, place, Cause.unexplained, evidence, message)]
     if sum(run.repeated):
         return [finding(run, place, "samples_repeated", evidence, f"{sum(run.repeated)} rows are used more often than at N=1")]
     if first is None and run.steps < run.reference_steps:
@@ -206,7 +206,7 @@ def _schedule(run: RunFacts) -> list[Finding]:
         message = "the learning-rate schedule is laid out for micro-batches, and advances once per optimizer step: it lags behind"
         return [finding(run, first, "schedule_per_micro_batch", evidence, message)]
     message = "the learning rates differ, and not as if the schedule counted micro-batches"
-    return [finding(run, first, UNEXPLAINED, {**evidence, "what": "gradient"}, message)]
+    return [finding(run, first, Cause.unexplained, {**evidence, "what": "gradient"}, message)]
 
 
 def _runs_ahead(run: RunFacts) -> bool:
@@ -282,7 +282,7 @@ def _shadows(run: RunFacts) -> list[Finding]:
         "reference_updates_per_step": list(run.reference_shadow_updates),
     }
     more = run.shadow_moves_inside or sum(run.shadow_updates) > sum(run.reference_shadow_updates)
-    cause = "ema_per_micro_batch" if more else UNEXPLAINED
+    cause = "ema_per_micro_batch" if more else Cause.unexplained
     message = "the averaged copy of the weights differs" + (": it is updated per micro-batch" if more else "")
     return [finding(run, first, cause, {**evidence, "what": "average"}, message)]
 

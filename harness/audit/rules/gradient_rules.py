@@ -13,7 +13,7 @@ from typing import Any
 
 from harness.audit.compare.facts import OneTerm, RunFacts, StepFacts
 from harness.audit.evidence import Finding
-from harness.judge.diagnosis import UNEXPLAINED
+from harness.judge.cause import Cause
 
 CONDITION_LIMIT = 1e6  # of the micro-batch gradients; beyond it their weights mean nothing
 UNEQUAL = 1e-2  # relative; weights that differ by more are not equal
@@ -51,7 +51,7 @@ def _seen_directly(facts: StepFacts) -> list[Finding]:
         found.append(finding(facts, facts.step, "weight_decay_per_micro_batch", evidence, message))
     elif facts.moves_inside > facts.reference_moves_inside:
         message = f"the parameters move {facts.moves_inside} times inside the window"
-        found.append(finding(facts, facts.step, UNEXPLAINED, evidence, message))
+        found.append(finding(facts, facts.step, Cause.unexplained, evidence, message))
     if facts.clips_scaled:
         message = "gradients are clipped while the loss scale is still in them"
         found.append(finding(facts, facts.step, "clip_before_unscale", {"scale": facts.scale}, message))
@@ -410,7 +410,7 @@ def _other_computation(facts: StepFacts) -> list[Finding]:
     message = "the gradients differ, and no known cause reproduces how"
     if facts.fits.get("line", math.inf) <= facts.gate:
         message = f"the gradient is the right one times {facts.raw_scale:.6g}, a number that neither N nor the rows explain"
-    return [finding(facts, facts.step, UNEXPLAINED, evidence, message)]
+    return [finding(facts, facts.step, Cause.unexplained, evidence, message)]
 
 
 def _update(facts: StepFacts) -> list[Finding]:
@@ -431,7 +431,7 @@ def _update(facts: StepFacts) -> list[Finding]:
     if facts.state_distance > facts.state_gate:
         message = "equal gradients, but the optimizer's state advanced differently"
         return [finding(facts, facts.step, "optimizer_state_per_micro_batch", evidence, message)]
-    return [finding(facts, facts.step, UNEXPLAINED, evidence, "equal gradients and state, but another update")]
+    return [finding(facts, facts.step, Cause.unexplained, evidence, "equal gradients and state, but another update")]
 
 
 RULES = (
