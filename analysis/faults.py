@@ -12,10 +12,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis import load
-from harness.judge.cause import Cause
-from harness.judge.gates import ALGEBRA_GATE, RANK_LEVEL, ROUNDING_GATE, SCALE_FACTOR, TRAJECTORY_GATE
+from harness.judge.cause import Cause, parsed
+from harness.judge.verdict import ALGEBRA_GATE, TRAJECTORY_GATE, rounding_rejections
 
-# The columns of `faults.csv`, in their order (DESIGN.md).
+# The columns of `faults.csv`, in their order.
 COLUMNS = ("fault", "optimizer", "norm", "precision", "clipping", "lengths", "detected", "cause_named",
            "steps_until_visible_in_loss")  # fmt: skip
 VISIBLE = 0.05  # of the correct arm's loss: what a reader of a loss curve would notice
@@ -71,8 +71,9 @@ def catalogue(arms: pd.DataFrame) -> pd.DataFrame:
     return rows[~planted(rows)].reset_index(drop=True)
 
 
-def causes_of(cause: str) -> frozenset[str]:
-    return frozenset(cause.split("+")) - {""}
+def causes_of(cause: str) -> frozenset[Cause]:
+    """The causes of an arm, without their order."""
+    return frozenset(parsed(cause))
 
 
 def clipping(share: float) -> str:
@@ -167,8 +168,11 @@ def by_check(arms: pd.DataFrame) -> pd.DataFrame:
 
 
 def rounding_fails(arms: pd.DataFrame) -> pd.Series[bool]:
-    """L1 by column, as `harness.judge.verdict.rounding_failures` has it."""
-    allowed = SCALE_FACTOR * arms["rounding_ratio"] * arms["full_error"]
-    rough = ~(arms["rounding_high"] <= ROUNDING_GATE) | ~((arms["scale"] * arms["cosine"] - 1).abs() <= allowed)
-    ranked = (arms["precision"] == "float32") & (arms["rank_p"] <= RANK_LEVEL)
-    return (rough | ranked) & (arms["precision"] != "float64")
+    """Whether L1 rejects each of these arms."""
+    columns = ("precision", "rounding_ratio", "rounding_high", "full_error", "rank_p")
+    rows = zip(*(arms[name] for name in columns), arms["scale"] * arms["cosine"], strict=True)
+    rejected = [
+        bool(rounding_rejections(precision, ratio=ratio, high=high, full_error=error, factor=factor, rank_p=rank_p))
+        for precision, ratio, high, error, rank_p, factor in rows
+    ]
+    return pd.Series(rejected, index=arms.index, dtype=bool)

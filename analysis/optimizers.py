@@ -14,6 +14,7 @@ from analysis.load import Results
 from analysis.question import Material
 from analysis.tables import OPTIMIZERS, resolution
 from harness.judge import statistics
+from harness.judge.cause import Cause
 
 ABOUT = ("trial", "workload", "norm", "dropout", "optimizer", "seed", "lr", "effective_batch", "accumulation_steps")
 ERRORS = ("gradient_error", "state_error", "parameter_error", "buffer_error")
@@ -84,6 +85,57 @@ def path_ratios(states: pd.DataFrame, after_steps: int) -> pd.DataFrame:
     return wide.assign(ratio=wide["rate"] / wide["memory"]).sort_values("accumulation_steps", ascending=False, kind="stable")
 
 
+def long_runs(results: Results, fewest_steps: int) -> pd.DataFrame:
+    """Every arm after that many steps or more, where nothing but the gradient passes from sample to sample."""
+    rows = of_study(results, "optimizer_states")
+    return rows[(rows["after_steps"] >= fewest_steps) & uncoupled(rows)]
+
+
+def orders(results: Results, after_steps: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Arms that took the micro-batches of a window in another order, after so many steps; small steps that did, as a control."""
+    rows = of_study(results, "optimizer_states")
+    rows = rows[rows["after_steps"] == after_steps]
+    return rows[rows["arm"] == "reordered"], rows[rows["arm"] == "small_steps_reordered"]
+
+
+def uncoupled(rows: pd.DataFrame) -> pd.Series[bool]:
+    """Arms in which nothing but the gradient passes from sample to sample: neither BatchNorm nor dropout."""
+    return (rows["norm"] != "batch") & (rows["dropout"] == 0)
+
+
+def largest_error(rows: pd.DataFrame, *columns: str) -> float:
+    """The largest of these errors; SGD has no state and so no error of it, any other error that is NaN counts as infinite."""
+    values = rows.assign(state_error=rows["state_error"].where(rows["optimizer"] != "sgd", 0.0))
+    return float(values[list(columns)].astype(float).fillna(math.inf).to_numpy().max())
+
+
+def smallest_difference(rows: pd.DataFrame) -> float:
+    """The smallest difference among arms that have to differ: of the optimizer state, or of the weights under SGD."""
+    error = rows["state_error_now"].where(rows["optimizer"] != "sgd", rows["parameter_error_now"])
+    return float(error.astype(float).fillna(math.inf).min())
+
+
+def beta2_trials(results: Results) -> pd.DataFrame:
+    """Trainings under Adam at a small batch, with the window's beta2 and with beta2^(1/N)."""
+    rows = of_study(results, "batch_sizes")
+    return rows[(rows["optimizer"] == "adam") & (rows["accumulation_steps"] > 1)]
+
+
+def beta2_differences(rows: pd.DataFrame) -> pd.DataFrame:
+    """Loss under the window's beta2 minus that under beta2^(1/N), from `beta2_trials`, a row per seed: above 0 the rule helps.
+
+    `training`: over the last tenth of the windows, mean over the learning rates; `held_out`: each beta2 at its best rate.
+    """
+    best = at_best_rate(rows, ["beta2"])
+    if rows["beta2"].nunique() < 2 or best["beta2"].nunique() < 2:
+        return pd.DataFrame(columns=["training", "held_out"], dtype=float)
+    training = rows.groupby(["seed", "beta2"])["tail_loss"].mean().unstack()
+    held_out = best.pivot(index="seed", columns="beta2", values="held_out_loss")
+    fixed, matched = training.columns.min(), training.columns.max()
+    columns = {"training": training[fixed] - training[matched], "held_out": held_out[fixed] - held_out[matched]}
+    return pd.DataFrame(columns).dropna()
+
+
 def states_section(material: Material, rows: pd.DataFrame) -> Section | None:
     """The states after the last step: a figure of one trial per optimizer, and the errors of all."""
     if rows.empty:
@@ -118,7 +170,7 @@ def state_table(rows: pd.DataFrame) -> Table:
             str(right["trial"].nunique()), number(right["state_error"].max()), number(right["parameter_error"].max()),
             number(by_arm["reordered"]["state_error"].max()),
             number(by_arm["permuted"]["parameter_error" if stateless else "state_error"].max()),
-            "-" if stateless else number(by_arm["optimizer_state_per_micro_batch"][small].min()),
+            "-" if stateless else number(by_arm[Cause.optimizer_state_per_micro_batch][small].min()),
             number(by_arm["small_steps"][small].min()),
         ))  # fmt: skip
     caption = (

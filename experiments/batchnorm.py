@@ -161,7 +161,8 @@ CLAIMS = (
     Claim(
         id="B5",
         expects=Ruling.confirmed,
-        rule="Confirmed when effective momenta are within 1e-12 of 1 - (1 - m)^N, corrected ones of m, the gradient as before.",
+        rule=f"Confirmed when effective momenta are within {ALGEBRA_GATE:.0e} of 1 - (1 - m)^N, corrected ones of m, and the "
+        "correction leaves the gradient as it was.",
         decide=effective_momentum,
     ),
 )

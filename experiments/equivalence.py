@@ -7,10 +7,11 @@ import pandas as pd
 from analysis import sections, tables
 from analysis.load import Results
 from analysis.question import Answer, Claim, ClaimResult, Experiment, Ruling, undecided
-from harness.judge.gates import ALGEBRA_GATE
+from harness.judge.cause import Cause
+from harness.judge.verdict import ALGEBRA_GATE
 
 BATCH_NORM = "batch"
-UNDIVIDED = "loss_not_divided"
+UNDIVIDED = Cause.loss_not_divided
 GATE = f"≤ {ALGEBRA_GATE:.0e}"
 SCALE_TOLERANCE = 1e-2  # float16 rounds a gradient to about 1e-3
 
@@ -22,7 +23,7 @@ def answer(arms: pd.DataFrame) -> Answer:
     free, bound = accumulated[~sees_chunks], accumulated[sees_chunks]
     null = arms[arms["arm"] == "permuted"]
     sentences = tuple(filter(None, (_without(free), _with(bound), _null(null))))
-    by_batch_statistics = bound["verdict"].eq("different") & bound["explained"] & bound["cause"].eq("batch_statistics")
+    by_batch_statistics = bound["verdict"].eq("different") & bound["explained"] & bound["cause"].eq(Cause.batch_statistics)
     as_predicted = pd.concat([free["verdict"].eq("equivalent"), by_batch_statistics, null["verdict"].eq("equivalent")])
     open_cases = pd.concat([part["verdict"].eq("inconclusive") for part in (free, bound, null)])
     if not (as_predicted | open_cases).all():
@@ -43,7 +44,7 @@ def _with(arms: pd.DataFrame) -> str:
     if arms.empty:
         return ""
     different = arms[arms["verdict"] == "different"]
-    explained = different[different["explained"] & different["cause"].eq("batch_statistics")]
+    explained = different[different["explained"] & different["cause"].eq(Cause.batch_statistics)]
     share = "all" if len(explained) == len(different) else f"{len(explained)} of them"
     oracle = f"largest oracle error {explained['oracle_error'].max():.0e}" if len(explained) else "no oracle agrees"
     reason = f", {share} explained exactly by batch statistics ({oracle})" if len(different) else ""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
-
 import pandas as pd
 
 from analysis import optimizers
@@ -14,37 +11,36 @@ from analysis.load import Results
 from analysis.optimizers import of_study
 from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
 from harness.judge import statistics
+from harness.judge.cause import Cause
+from harness.judge.verdict import ALGEBRA_GATE
 
-# Float64 trajectories of correct code differ by a few 1e-15 (docs/equivalence.md), faults by 1e-3 and more: the gate of L0 and,
-# nine decades above it, what has to be visible for the comparison to mean anything.
-SAME = 1e-12
-APART = 1e-3
-LONG = 200  # optimizer steps of C3
-ORDERED = 50  # of C1 and C2
-HALF_LIFE_ERROR = 1e-9  # relative; the fit is exact but for rounding times the condition of the gradients, below 1e3 here
-CLOSER = 2.0  # times nearer to the window's path: the matched memory against the matched rate alone
-LEAST_SEEDS = 5  # of the comparison of Adam's beta2
+APART = 1e-3  # relative, nine decades above the gate of L0: an arm that has to differ must differ by as much
+LONG = 200  # optimizer steps after which C3 is decided
+ORDERED = 50  # optimizer steps after which C1 and C2 are decided
+HALF_LIFE_ERROR = 1e-9  # relative; the fit is exact up to rounding times the condition of the gradients, below 1e3 here
+CLOSER = 2.0  # times nearer to the window's path with rate and memory matched than with the rate alone
+LEAST_SEEDS = 5  # for the comparison of Adam's beta2
 
 
 # Rules -------------------------------------------------------------------------------------------------------------------------
 
 
 def states_evolve_otherwise(results: Results) -> ClaimResult:
-    """C3: optimizer state and weights of every accumulated arm after 200 steps, beside arms that have to differ."""
-    rows = long_runs(results)
+    """C3: compares optimizer state and weights of every accumulated arm after 200 steps with arms that have to differ."""
+    rows = optimizers.long_runs(results, LONG)
     right = rows[rows["arm"] == "accumulated"]
     small = rows[rows["arm"] == "small_steps"]
-    fault = rows[(rows["arm"] == "optimizer_state_per_micro_batch") & (rows["optimizer"] != "sgd")]
+    fault = rows[(rows["arm"] == Cause.optimizer_state_per_micro_batch) & (rows["optimizer"] != "sgd")]
     if right.empty or small.empty:
         return undecided(f"It takes trajectories of {LONG} steps.", len(right))
-    worst = _largest(right, ("state_error", "parameter_error"))
-    least = _least_apart(pd.concat([small, fault]))
+    worst = optimizers.largest_error(right, "state_error", "parameter_error")
+    least = optimizers.smallest_difference(pd.concat([small, fault]))
     if not least >= APART:
         return undecided("An arm that has to differ did not: the comparison could not have seen it.", len(right))
     return ClaimResult(
-        verdict=Ruling.refuted if worst <= SAME else Ruling.confirmed,
+        verdict=Ruling.refuted if worst <= ALGEBRA_GATE else Ruling.confirmed,
         measured=worst,
-        threshold=f"≤ {SAME:.0e}; must differ by ≥ {APART:.0e}",
+        threshold=f"≤ {ALGEBRA_GATE:.0e}; must differ by ≥ {APART:.0e}",
         n=len(right),
         explanation=f"After {LONG} float64 steps of {', '.join(sorted(set(right['optimizer'])))}, state and weights of "
         f"{len(right)} accumulated arms are the full batch's to {number(worst)}; small-batch training and state advanced per "
@@ -52,54 +48,24 @@ def states_evolve_otherwise(results: Results) -> ClaimResult:
     )
 
 
-def long_runs(results: Results) -> pd.DataFrame:
-    """Every arm after 200 steps or more, where nothing but the gradient passes from sample to sample."""
-    rows = of_study(results, "optimizer_states")
-    return rows[(rows["after_steps"] >= LONG) & _plain(rows)]
-
-
-def _largest(rows: pd.DataFrame, columns: Iterable[str]) -> float:
-    """Over all rows and columns; an optimizer without state has none, anything else that is not a number is infinitely far."""
-    values = rows.assign(state_error=rows["state_error"].where(rows["optimizer"] != "sgd", 0.0))
-    return float(values[list(columns)].astype(float).fillna(math.inf).to_numpy().max())
-
-
-def _least_apart(rows: pd.DataFrame) -> float:
-    """The smallest difference among arms that have to differ: of the state, and of the weights where there is none."""
-    error = rows["state_error_now"].where(rows["optimizer"] != "sgd", rows["parameter_error_now"])
-    return float(error.astype(float).fillna(math.inf).min())
-
-
-def _orders(results: Results) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Arms whose micro-batches came in another order, after 50 steps; and small steps in another order, which have to differ."""
-    rows = of_study(results, "optimizer_states")
-    rows = rows[rows["after_steps"] == ORDERED]
-    return rows[rows["arm"] == "reordered"], rows[rows["arm"] == "small_steps_reordered"]
-
-
-def _plain(rows: pd.DataFrame) -> pd.Series[bool]:
-    """Nothing but the gradient passes from sample to sample."""
-    return (rows["norm"] != "batch") & (rows["dropout"] == 0)
-
-
 def older_micro_batches(results: Results) -> ClaimResult:
-    """C1: no order inside the window is felt, and every micro-batch of a window has the same weight in the momentum."""
-    reordered, small = _orders(results)
-    reordered, small = reordered[_plain(reordered)], small[_plain(small)]
+    """C1: tests whether the order inside a window matters, and whether its micro-batches weigh the same in the momentum."""
+    reordered, small = optimizers.orders(results, ORDERED)
+    reordered, small = reordered[optimizers.uncoupled(reordered)], small[optimizers.uncoupled(small)]
     momentum = reordered[reordered["optimizer"] != "sgd"]
     memory = of_study(results, "optimizer_memory")
     if momentum.empty or memory.empty:
         return undecided("It takes reordered windows and the weights in the state.", len(momentum))
-    worst = _largest(reordered, ("state_error", "parameter_error"))
+    worst = optimizers.largest_error(reordered, "state_error", "parameter_error")
     spread, spread_small = (optimizers.spread_in_window(memory[memory["arm"] == arm]) for arm in ("accumulated", "small_steps"))
-    if not (_least_apart(small) >= APART and spread_small.min() >= APART):
+    if not (optimizers.smallest_difference(small) >= APART and spread_small.min() >= APART):
         return undecided("Small steps in another order have to differ and did not.", len(momentum))
     cost = float((momentum["loss"] / momentum["loss_against"] - 1).abs().max())
     stale = max(worst, float(spread.max()))
     return ClaimResult(
-        verdict=Ruling.refuted if stale <= SAME else Ruling.confirmed,
+        verdict=Ruling.refuted if stale <= ALGEBRA_GATE else Ruling.confirmed,
         measured=stale,
-        threshold=f"≤ {SAME:.0e}; must differ by ≥ {APART:.0e}",
+        threshold=f"≤ {ALGEBRA_GATE:.0e}; must differ by ≥ {APART:.0e}",
         n=len(momentum) + memory["trial"].nunique(),
         explanation=f"Another order inside the window moves state and weights by at most {number(worst)} after {ORDERED} steps "
         f"and the loss by {number(cost)}; first and last micro-batch have the same weight in the state to "
@@ -109,22 +75,22 @@ def older_micro_batches(results: Results) -> ClaimResult:
 
 
 def coupled_in_time(results: Results) -> ClaimResult:
-    """C2: only what is carried from one forward to the next couples micro-batches: running statistics, random draws."""
-    reordered, small = _orders(results)
-    free, bound = reordered[_plain(reordered)], reordered[~_plain(reordered)]
+    """C2: tests whether anything but running statistics and random draws couples a micro-batch to those before it."""
+    reordered, small = optimizers.orders(results, ORDERED)
+    free, bound = reordered[optimizers.uncoupled(reordered)], reordered[~optimizers.uncoupled(reordered)]
     batch_norm, dropout = bound[bound["norm"] == "batch"], bound[bound["dropout"] > 0]
     if free.empty or batch_norm.empty or dropout.empty:
         return undecided("It takes reordered windows without coupling, with BatchNorm and with dropout.", len(reordered))
-    if not _least_apart(small) >= APART:
+    if not optimizers.smallest_difference(small) >= APART:
         return undecided("Small steps in another order have to differ and did not.", len(reordered))
-    worst = _largest(free, ("gradient_error", "state_error", "parameter_error"))
-    gradients = _largest(batch_norm, ("gradient_error",))
+    worst = optimizers.largest_error(free, "gradient_error", "state_error", "parameter_error")
+    gradients = optimizers.largest_error(batch_norm, "gradient_error")
     buffers, draws = float(batch_norm["buffer_error_now"].min()), float(dropout["gradient_error"].min())
     apart = buffers >= APART and draws >= APART
     return ClaimResult(
-        verdict=Ruling.confirmed if worst > SAME else Ruling.conditional if apart else Ruling.refuted,
+        verdict=Ruling.confirmed if worst > ALGEBRA_GATE else Ruling.conditional if apart else Ruling.refuted,
         measured=worst,
-        threshold=f"≤ {SAME:.0e} where nothing is carried over",
+        threshold=f"≤ {ALGEBRA_GATE:.0e} where nothing is carried over",
         n=len(reordered),
         explanation=f"Gradients, state and weights do not feel the order ({number(worst)}), nor do gradients under BatchNorm "
         f"({number(gradients)}). Its running statistics do ({number(buffers)} or more), and so do dropout's draws "
@@ -133,7 +99,7 @@ def coupled_in_time(results: Results) -> ClaimResult:
 
 
 def memory_in_samples(results: Results) -> ClaimResult:
-    """C10: half-lives in samples, the path of the weights under matched memory, and (where run) Adam's beta2 at small b."""
+    """C10: compares half-lives in samples, the paths of the weights and, where it was run, Adam's beta2 at a small batch."""
     lives = optimizers.half_lives(of_study(results, "optimizer_memory"))
     paths = optimizers.path_ratios(of_study(results, "optimizer_states"), ORDERED)
     if lives.empty or paths.empty:
@@ -149,7 +115,7 @@ def memory_in_samples(results: Results) -> ClaimResult:
         f"With the memory matched, {len(paths)} paths of small steps are {number(nearest)} times or more nearer to the window's "
         "than with the rate alone.",
     ]
-    adam = beta2_differences(results)
+    adam = optimizers.beta2_differences(optimizers.beta2_trials(results))
     sentences += _beta2_in_words(adam)
     holds = error <= HALF_LIFE_ERROR and off <= HALF_LIFE_ERROR and nearest >= CLOSER
     return ClaimResult(
@@ -175,55 +141,36 @@ def _beta2_in_words(differences: pd.DataFrame) -> list[str]:
     ]
 
 
-def beta2_differences(results: Results) -> pd.DataFrame:
-    """Loss under the window's beta2 less that under beta2^(1/N), at small b, one row per seed: above 0 the rule helps.
-
-    `training`: of the last tenth, mean over the learning rates; `held_out`: each beta2 at its best rate.
-    """
-    rows = beta2_trials(results)
-    best = optimizers.at_best_rate(rows, ["beta2"])
-    if rows["beta2"].nunique() < 2 or best["beta2"].nunique() < 2:
-        return pd.DataFrame(columns=["training", "held_out"], dtype=float)
-    training = rows.groupby(["seed", "beta2"])["tail_loss"].mean().unstack()
-    held_out = best.pivot(index="seed", columns="beta2", values="held_out_loss")
-    fixed, matched = training.columns.min(), training.columns.max()
-    columns = {"training": training[fixed] - training[matched], "held_out": held_out[fixed] - held_out[matched]}
-    return pd.DataFrame(columns).dropna()
-
-
-def beta2_trials(results: Results) -> pd.DataFrame:
-    rows = of_study(results, "batch_sizes")
-    return rows[(rows["optimizer"] == "adam") & (rows["accumulation_steps"] > 1)]
-
-
 CLAIMS = (
     Claim(
         id="C1",
         expects=Ruling.refuted,
-        rule=f"Refuted when another order of the micro-batches, after {ORDERED} float64 steps, moves state and weights by at "
-        f"most {SAME:.0e}, every micro-batch of a window has the same weight in the state to {SAME:.0e}, and small steps feel "
-        f"both.",
+        rule=f"Refuted when another order of the micro-batches changes state and weights by at most {ALGEBRA_GATE:.0e} after "
+        f"{ORDERED} float64 steps, when every micro-batch of a window has the same weight in the state to the same precision, "
+        "and when both change training with small steps.",
         decide=older_micro_batches,
     ),
     Claim(
         id="C2",
         expects=Ruling.conditional,
-        rule="Conditional when no order is felt in gradients, state or weights, but in running statistics and random draws.",
+        rule="Conditional when the order changes neither gradients nor state nor weights, but does change running statistics and "
+        "random draws.",
         decide=coupled_in_time,
     ),
     Claim(
         id="C3",
         expects=Ruling.refuted,
-        rule=f"Refuted when state and weights of every accumulated arm are the full batch's to {SAME:.0e} after {LONG} float64 "
-        f"steps, and small-batch training and state advanced per micro-batch are off by {APART:.0e} or more.",
+        rule=f"Refuted when state and weights of every accumulated arm equal the full batch's to {ALGEBRA_GATE:.0e} after {LONG} "
+        "float64 steps, and those of small-batch training and of a state advanced per micro-batch differ by "
+        f"{APART:.0e} or more.",
         decide=states_evolve_otherwise,
     ),
     Claim(
         id="C10",
         expects=Ruling.confirmed,
-        rule=f"Confirmed when measured half-lives are those of beta times the samples of a step, beta^(1/N) restores the "
-        f"brings the path of N small steps {CLOSER:g} times nearer to the window's in every trial. What Adam's beta2 does to the "
-        "loss at b = 2 is reported beside it.",
+        rule="Confirmed when the measured half-life is beta's own times the samples per step, when beta^(1/N) gives N small "
+        f"steps the half-life of a window, and when it brings their path at least {CLOSER:g} times nearer to the window's in "
+        "every trial. The effect of Adam's beta2 on the loss at b = 2 is reported as well.",
         decide=memory_in_samples,
     ),
 )
@@ -233,7 +180,7 @@ CLAIMS = (
 
 
 def states(material: Material) -> Section | None:
-    return optimizers.states_section(material, long_runs(material.results))
+    return optimizers.states_section(material, optimizers.long_runs(material.results, LONG))
 
 
 def order(material: Material) -> Section | None:
@@ -247,8 +194,9 @@ def order(material: Material) -> Section | None:
         errors = (own[name].max() for name in ("gradient_error", "state_error", "parameter_error", "buffer_error"))
         cells.append((str(model), f"{dropout:g}", figures.LABELS[str(arm)], str(len(own)), *map(number, errors)))
     caption = (
-        f"The micro-batches of every window in another order, each with its own samples, {ORDERED} float64 steps; largest "
-        f"relative difference to the usual order, over trials and N. Small steps show that the order was another one."
+        f"The micro-batches of every window were taken in another order, each with its own samples, for {ORDERED} float64 steps. "
+        "Shown: the largest relative difference to the usual order, over trials and N. Small steps are the control: their order "
+        "matters."
     )
     return Section("The order inside a window", (Table(head, tuple(cells), caption),))
 
@@ -265,18 +213,18 @@ def memory(material: Material) -> Section | None:
         for (optimizer, entry, num, arm), own in lives.groupby(["optimizer", "entry", "accumulation_steps", "arm"])
     )  # fmt: skip
     text = Text(
-        "The state was taken apart into the gradients of all micro-batches seen so far (least squares at weights that stand "
-        f"still; largest residual {number(rows['residual'].max())}). A window enters as one: its first and its last micro-batch "
-        f"have the same weight, so nothing inside it is stale. Small steps at the same beta forget N times faster in samples."
+        "The state was decomposed into the gradients of all micro-batches seen so far, by least squares at fixed weights "
+        f"(largest residual {number(rows['residual'].max())}). A window enters as one: its first and its last micro-batch have "
+        "the same weight, so nothing inside it is stale. Small steps at the same beta forget N times faster in samples."
     )
     picture = Picture(
         "memory",
         figures.figure_memory(rows),
         "Weight of past micro-batches in the optimizer state over their age in samples: a staircase for windows, a steep line "
         "for small steps, and a line along the staircase for small steps at beta to the 1/N.",
-        "Weight in the state over age in samples, newest = 1. Steps of the staircase are windows; a point is a micro-batch.",
+        "Weight in the state over age in samples, newest = 1. Each step of the staircase is a window, each point a micro-batch.",
     )
-    caption = "Half-life: samples after which a weight has halved; predicted: samples per step x ln 2 / -ln beta."
+    caption = "Half-life: the number of samples after which a weight has halved. Predicted: samples per step x ln 2 / -ln beta."
     return Section("What the state remembers", (text, picture, Table(head, cells, caption, folded=True)))
 
 
@@ -288,59 +236,60 @@ def small_steps(material: Material) -> Section | None:
     chosen = paths.drop_duplicates("optimizer")
     steps = material.read_steps(chosen["trial"]).merge(chosen[["trial", "optimizer"]], on="trial")
     text = Text(
-        f"N small steps against one window, on the same samples. After {ORDERED} windows, the distance to the window's weights "
-        f"(over how far those have moved) is {number(paths['rate'].median())} with the learning rate over N alone and "
-        f"{number(paths['memory'].median())} with beta^(1/N) as well (medians of {len(paths)} arms; ratio "
-        f"{number(paths['ratio'].min())} to {number(paths['ratio'].max())}). Keeping both settings, as a loop that forgets to "
-        f"accumulate does, ends {number(paths['same'].median())} away."
+        f"N small steps and one window, on the same samples. After {ORDERED} windows, the distance to the window's weights, "
+        f"relative to how far those have moved, is {number(paths['rate'].median())} when the learning rate alone is divided by "
+        f"N, and {number(paths['memory'].median())} with beta^(1/N) as well (medians of {len(paths)} arms; ratio "
+        f"{number(paths['ratio'].min())} to {number(paths['ratio'].max())}). With both settings unchanged, as in a loop that "
+        f"forgets to accumulate, it is {number(paths['same'].median())}."
     )
     picture = Picture(
         "paths",
         figures.figure_paths(steps),
         "Distance of small steps to the window's path over windows: the same settings far off, the matched rate nearer, matched "
         "rate and memory nearest.",
-        "Distance of the weights to those of the window's training, over the distance these have come, float64; one trial per "
-        "optimizer, largest N. The jumps of the lowest line are the short windows at the ends of epochs: one whole step for "
-        "fewer samples.",
+        "Distance of the weights to those trained with windows, relative to how far these have moved, in float64; one trial per "
+        "optimizer, largest N. The lowest line jumps at the short windows that end the epochs: they are one whole step on fewer "
+        "samples.",
     )
     table = optimizers.equal_table(material.results)
     return Section("N small steps against one window", (text, picture, table) if table else (text, picture))
 
 
 def beta2(material: Material) -> Section | None:
-    rows = beta2_trials(material.results)
+    rows = optimizers.beta2_trials(material.results)
     if rows.empty or rows["beta2"].nunique() < 2:
         return None
-    differences = beta2_differences(material.results)
+    differences = optimizers.beta2_differences(rows)
     text = Text(
         f"The rule of arXiv 2507.07101, beta2* = beta2^(B*/B), at b = {int(rows['batch'].iloc[0])} against the beta2 of a window "
         f"of {int(rows['effective_batch'].iloc[0])}. {' '.join(_beta2_in_words(differences))} "
         f"Training: {optimizers.power(list(differences['training']))} Held-out: "
         f"{optimizers.power(list(differences['held_out']))} The paper's loss is that of unseen text in a single epoch; here the "
-        f"training loss comes nearest to it, and 297 held-out digits are few. Direction only: a perceptron on 1,500 digits for "
-        f"four epochs says nothing of the size elsewhere."
+        "training loss comes nearest to it, and 297 held-out digits are few. Only the direction of the effect carries over: a "
+        "perceptron on 1,500 digits for four epochs says nothing about its size elsewhere."
     )
     picture = Picture(
         "beta2",
         figures.figure_rates(rows, "beta2", lambda value: f"β₂ = {value:.4g}", ("tail_loss", "held_out_loss")),
         "Training and held-out loss over learning rate for the two values of beta2 at small batch.",
-        "Loss over the learning rate after four epochs, mean and 95% interval over seeds. Training: the last tenth of the "
-        "windows.",
+        "Loss over the learning rate after four epochs, mean and 95% interval over seeds. The training loss is that of the last "
+        "tenth of the windows.",
     )
     return Section("Adam's second moment at a small batch", (text, picture))
 
 
 EXPERIMENT = Experiment(
     name="momentum",
-    title="Does accumulation disturb momentum, and what does when the batch is small instead?",
-    question="Do momentum and its kind see anything of the micro-batches: their number, their order, their age? And if N small "
-    "steps are taken instead of one accumulated step, what has to change for the same training?",
-    prediction="Under correct accumulation state and weights are the full batch's to rounding, in any order of the "
-    "micro-batches. Small steps differ, because a beta counts steps: its half-life shrinks N-fold in samples, and beta^(1/N) "
+    title="Does accumulation disturb momentum, and what does a small batch do to it?",
+    question="Do momentum and other optimizer states depend on the micro-batches: on their number, order or age? And if N small "
+    "steps replace one accumulated step, what has to change for the same training?",
+    prediction="Under correct accumulation, state and weights equal the full batch's up to rounding, in any order of the "
+    "micro-batches. Small steps differ, because beta acts once per step: its half-life in samples shrinks N-fold, and beta^(1/N) "
     "restores it.",
-    rule=f"Float64, the same windows and start for all arms of a trial. Equal means {SAME:.0e} after {LONG} ({ORDERED} for "
-    f"orders) steps, and counts only if small-batch training and a planted fault (state advanced per micro-batch) are seen at "
-    f"{APART:.0e} or more in the same trials. Convergence is paired by seed; what it finds holds for this model and length.",
+    rule="All arms of a trial run in float64 on the same windows from the same weights. Equal means within "
+    f"{ALGEBRA_GATE:.0e} after {LONG} steps ({ORDERED} for orders). It counts only if small-batch training and a planted fault "
+    f"(state advanced per micro-batch) differ by {APART:.0e} or more in the same trials. Comparisons of losses are paired by "
+    "seed, and hold for this model and length.",
     claims=CLAIMS,
     sections=(states, order, memory, small_steps, beta2),
 )

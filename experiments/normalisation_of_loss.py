@@ -9,10 +9,11 @@ from analysis.content import Picture, Section, Table, Text, number, share
 from analysis.figures import normalisation as normalisation_figures
 from analysis.load import Results
 from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
-from harness.judge.gates import ALGEBRA_GATE
+from harness.judge.cause import Cause
+from harness.judge.verdict import ALGEBRA_GATE
 
-UNDIVIDED, DIVIDED_BY_N, BY_FULL_N = "loss_not_divided", "mean_of_means", "short_window_divided_by_n"
-FAULTS = {
+UNDIVIDED, DIVIDED_BY_N, BY_FULL_N = Cause.loss_not_divided, Cause.mean_of_means, Cause.short_window_divided_by_n
+FAULTS: dict[str, str] = {  # arm -> how it divides
     UNDIVIDED: "sum of means, undivided",
     DIVIDED_BY_N: "mean of means, divided by the window's N",
     BY_FULL_N: "right weights, divided by the configured N",

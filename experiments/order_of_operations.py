@@ -12,17 +12,18 @@ from analysis.content import Picture, Section, Table, Text, number, share
 from analysis.figures import order as order_figures
 from analysis.load import Results
 from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
-from harness.judge.gates import ALGEBRA_GATE, TRAJECTORY_GATE
+from harness.judge.cause import Cause
+from harness.judge.verdict import ALGEBRA_GATE, TRAJECTORY_GATE
 
 GATE = f"> {ALGEBRA_GATE:.0e}; correct arms ≤"
 WRONG = {
-    "gradients_cleared_in_window": "clearing before each micro-batch",
-    "step_every_micro_batch": "stepping at each micro-batch",
-    "schedule_per_micro_batch": "a schedule that counts micro-batches",
-    "clip_per_micro_batch": "clipping inside the window",
-    "clip_before_unscale": "clipping before unscaling",
-    "weight_decay_per_micro_batch": "decay at each micro-batch",
-    "scaler_updated_in_window": "a loss scale that moves inside the window",
+    Cause.gradients_cleared_in_window: "clearing before each micro-batch",
+    Cause.step_every_micro_batch: "stepping at each micro-batch",
+    Cause.schedule_per_micro_batch: "a schedule that counts micro-batches",
+    Cause.clip_per_micro_batch: "clipping inside the window",
+    Cause.clip_before_unscale: "clipping before unscaling",
+    Cause.weight_decay_per_micro_batch: "decay at each micro-batch",
+    Cause.scaler_updated_in_window: "a loss scale that moves inside the window",
 }
 CORRECT = {"accumulated", "full", "permuted"}
 AT_REST = 1e-5  # relative, of a float32 loss: a few times what rounding does to it
@@ -32,7 +33,7 @@ SMALL_PRINT = (
 )
 
 
-def once_per_window(names: tuple[str, ...], meaning: str, results: Results) -> ClaimResult:
+def once_per_window(names: tuple[Cause, ...], meaning: str, results: Results) -> ClaimResult:
     """Confirmed when the correct arm is equivalent and every arm that does it otherwise is different."""
     arms = results.arms
     wrong = arms[arms["arm"].isin(names) & arms["changes"]]
@@ -64,11 +65,11 @@ def clip_afterwards(results: Results) -> ClaimResult:
     arms = results.arms
     right = arms[arms["arm"] == "accumulated"]
     active = right["clipped_share"] > 0
-    if not active.any() or active.all() or not arms["arm"].eq("clip_before_unscale").any():
+    if not active.any() or active.all() or not arms["arm"].eq(Cause.clip_before_unscale).any():
         return undecided("It takes trials in which clipping is off and is active, and a loss scaler.", len(right))
     clipping = share(int(active.sum()), len(active))
     meaning = f"Clipping once, after the last micro-batch and after unscaling (active in {clipping} trials)"
-    return once_per_window(("clip_per_micro_batch", "clip_before_unscale"), meaning, results)
+    return once_per_window((Cause.clip_per_micro_batch, Cause.clip_before_unscale), meaning, results)
 
 
 def threshold(results: Results) -> ClaimResult:
@@ -127,16 +128,16 @@ def claim(name: str, rule: str, decide: Callable[[Results], ClaimResult], expect
     return Claim(id=name, expects=expects, rule=rule, decide=decide)
 
 
-def _once(name: str, fault: str, meaning: str) -> Claim:
+def _once(name: str, fault: Cause, meaning: str) -> Claim:
     rule = f"Confirmed when every arm with {WRONG[fault]} is different and the correct arms are equivalent."
     return claim(name, rule, partial(once_per_window, (fault,), meaning))
 
 
 CLAIMS = (
-    _once("A7", "gradients_cleared_in_window", "Gradients are cleared once per window"),
-    _once("A8", "step_every_micro_batch", "The optimizer steps once per window"),
-    _once("A11", "weight_decay_per_micro_batch", "Decay acts once per optimizer step"),
-    _once("A12", "schedule_per_micro_batch", "The schedule counts optimizer steps"),
+    _once("A7", Cause.gradients_cleared_in_window, "Gradients are cleared once per window"),
+    _once("A8", Cause.step_every_micro_batch, "The optimizer steps once per window"),
+    _once("A11", Cause.weight_decay_per_micro_batch, "Decay acts once per optimizer step"),
+    _once("A12", Cause.schedule_per_micro_batch, "The schedule counts optimizer steps"),
     claim(
         "A13",
         "Confirmed when clipping inside the window and before unscaling are different, and the correct arms equivalent with "
@@ -171,7 +172,7 @@ def who_differs(material: Material) -> Section | None:
         gap = own[["algebra_error", "trajectory_error"]].max(axis=1)
         causes = ", ".join(sorted(set(own["cause"])))
         cells = (share(int(parted.sum()), len(own)), f"{number(gap.min())} to {number(gap.max())}", causes)
-        rows.append((WRONG[str(arm)], str(optimizer), *cells))
+        rows.append((WRONG[Cause(str(arm))], str(optimizer), *cells))
     caption = (
         f"Gates: {ALGEBRA_GATE:.0e} on gradients and state, {TRAJECTORY_GATE:.0e} on the float64 trajectory; the larger of the "
         "two differences is shown. The correct arms of the same trials are equivalent."

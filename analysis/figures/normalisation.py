@@ -7,9 +7,10 @@ from matplotlib.figure import Figure
 
 from analysis.figures.style import BLUE, GREY, VERMILLION, new_figure, steps_axis, style
 from analysis.tables import OPTIMIZERS
+from harness.judge.cause import Cause
 
 WIDTH = 9.4  # inches, of every figure
-ARMS = {"accumulated": (BLUE, "o", "divided by N"), "loss_not_divided": (VERMILLION, "X", "undivided")}
+ARMS = {"accumulated": (BLUE, "o", "divided by N"), Cause.loss_not_divided: (VERMILLION, "X", "undivided")}
 
 
 def figure_update_size(rows: pd.DataFrame) -> Figure:

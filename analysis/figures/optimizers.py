@@ -14,20 +14,21 @@ from analysis.figures.common import WIDTH
 from analysis.figures.style import BLUE, GREEN, GREY, INK, ORANGE, SERIES, VERMILLION, log_axis, new_figure, style
 from analysis.tables import OPTIMIZERS
 from harness.judge import statistics
+from harness.judge.cause import Cause
 
 LABELS = {
     "permuted": "full batch, rows permuted",
     "accumulated": "accumulated",
     "reordered": "accumulated, another order",
-    "optimizer_state_per_micro_batch": "state per micro-batch (a fault)",
+    Cause.optimizer_state_per_micro_batch: "state per micro-batch (a fault)",
     "small_steps": "small steps",
     "small_steps_reordered": "small steps, another order",
     "small_steps_rate": "small steps, rate over N",
     "small_steps_memory": "small steps, rate and beta^(1/N)",
 }
-COLOURS = {"permuted": GREY, "accumulated": BLUE, "reordered": GREEN, "optimizer_state_per_micro_batch": VERMILLION,
+COLOURS = {"permuted": GREY, "accumulated": BLUE, "reordered": GREEN, Cause.optimizer_state_per_micro_batch: VERMILLION,
            "small_steps": ORANGE, "small_steps_rate": VERMILLION, "small_steps_memory": BLUE}  # fmt: skip
-STATES = ("permuted", "accumulated", "reordered", "optimizer_state_per_micro_batch", "small_steps")
+STATES = ("permuted", "accumulated", "reordered", Cause.optimizer_state_per_micro_batch, "small_steps")
 PATHS = ("small_steps", "small_steps_rate", "small_steps_memory")
 MEMORIES = ("accumulated", "small_steps", "small_steps_memory")
 ZERO = 1e-17  # where a difference of exactly zero is drawn
@@ -45,7 +46,7 @@ def figure_states(steps: pd.DataFrame) -> Figure:
             log_axis(axes, "y", most=10)
             axes.axhline(1e-12, color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
             for arm in STATES:
-                if measure == "state_error" or arm != "optimizer_state_per_micro_batch":  # without state that fault is none
+                if measure == "state_error" or arm != Cause.optimizer_state_per_micro_batch:  # without state that fault is none
                     _lines(axes, own[own["arm"] == arm], measure, COLOURS[arm])
             axes.set(title=name, xlabel="optimizer step", ylim=(ZERO / 2, 1e3))
         grid[0, 0].set_ylabel("relative difference")

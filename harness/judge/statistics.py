@@ -74,18 +74,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return [float(p) for p in adjusted]
 
 
-def bca_interval(values: Sequence[float], *, seed: int, level: float = 0.95) -> Interval:
-    """Mean with its bias-corrected and accelerated bootstrap interval (Efron 1987); NaN limits where it is undefined."""
-    sample = np.asarray(values, dtype=np.float64)
-    mean = float(sample.mean()) if len(sample) else float("nan")
-    if len(sample) < 2 or sample.std() == 0:
-        return Interval(mean, mean if len(sample) > 1 else float("nan"), mean if len(sample) > 1 else float("nan"))
-    result = stats.bootstrap(
-        (sample,), np.mean, confidence_level=level, method="BCa", n_resamples=4999, rng=np.random.default_rng(seed)
-    )
-    return Interval(mean, float(result.confidence_interval.low), float(result.confidence_interval.high))
-
-
 def ratio_of_means(top: Sequence[float], bottom: Sequence[float], *, level: float = 0.95) -> Interval:
     """mean(top) / mean(bottom) of pairs with Fieller's interval (1954); unbounded where the bottom's mean may be zero.
 

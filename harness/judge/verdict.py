@@ -167,17 +167,35 @@ def algebra_failures(algebra: Algebra) -> tuple[str, ...]:
 
 
 def rounding_failures(evidence: Evidence) -> tuple[str, ...]:
-    """What fails of L1, in words; nothing in float64, where L0 has already measured the rounding."""
-    if evidence.precision == Precision.float64:
+    """What fails of L1, in words."""
+    own = evidence.rounding
+    return rounding_rejections(
+        evidence.precision,
+        ratio=own.ratio,
+        high=own.high,
+        full_error=own.full_error,
+        factor=own.scale * own.cosine,
+        rank_p=own.rank_p,
+    )
+
+
+def rounding_rejections(
+    precision: str, *, ratio: float, high: float, full_error: float, factor: float, rank_p: float
+) -> tuple[str, ...]:
+    """What L1 rejects, in words; nothing in float64, where L0 has already measured the rounding.
+
+    `factor` is <a, g_64> / ||g_64||^2, the least-squares factor of the arm's gradient on the exact one; the other numbers are
+    those of `Rounding`.
+    """
+    if precision == Precision.float64:
         return ()
-    rounding, failures = evidence.rounding, []
-    if not rounding.high <= ROUNDING_GATE:
-        failures.append(f"rounding error is {rounding.ratio:.2f} times the full batch's (95 % up to {rounding.high:.2f})")
-    allowed = SCALE_FACTOR * rounding.ratio * rounding.full_error
-    if not abs(rounding.scale * rounding.cosine - 1) <= allowed:
-        failures.append(f"gradient scale is off by {abs(rounding.scale * rounding.cosine - 1):.1e} (allowed {allowed:.1e})")
-    if evidence.precision == Precision.float32 and rounding.rank_p <= RANK_LEVEL:
-        failures.append(f"error ranks above the permuted full batches (p = {rounding.rank_p:.3f})")
+    failures, allowed = [], SCALE_FACTOR * ratio * full_error
+    if not high <= ROUNDING_GATE:
+        failures.append(f"rounding error is {ratio:.2f} times the full batch's (95 % up to {high:.2f})")
+    if not abs(factor - 1) <= allowed:
+        failures.append(f"gradient scale is off by {abs(factor - 1):.1e} (allowed {allowed:.1e})")
+    if precision == Precision.float32 and rank_p <= RANK_LEVEL:
+        failures.append(f"error ranks above the permuted full batches (p = {rank_p:.3f})")
     return tuple(failures)
 
 

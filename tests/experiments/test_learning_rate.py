@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis import ledger, report
+from analysis import learning_rates, ledger, report
 from analysis.question import Ruling
 from experiments import learning_rate
 from harness.config import (
@@ -95,13 +95,13 @@ def test_verdicts(rows: Rows, fell: dict[str, Ruling]) -> None:
 
 
 def test_scaling_from_the_smallest_batch() -> None:
-    table = learning_rate.scaled(results(trained())).set_index(["optimizer", "batch", "rule"])["excess"]
+    table = learning_rates.scaled(results(trained())).set_index(["optimizer", "batch", "rule"])["excess"]
     own = table["adam"].to_dict()
     assert own == pytest.approx(
         {(32, "no"): 0.08, (32, "square root"): 0.0, (32, "linear"): 0.08, (128, "no"): 0.16, (128, "square root"): 0.0,
          (128, "linear"): 0.16}, abs=1e-9,
     )  # fmt: skip
-    assert learning_rate.best_rate_ratios(learning_rate.trained(results(trained()))) == pytest.approx({"sgd": 4, "adam": 4})
+    assert learning_rates.best_rate_ratios(learning_rates.trained(results(trained()))) == pytest.approx({"sgd": 4, "adam": 4})
 
 
 def test_a_real_tiny_run_reaches_the_page(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_adams_beta2_is_reported_beside_the_verdict(gain: float, seeds: int) -> 
     assert verdicts(rows) == EXPECTED
     finding = ledger.findings(momentum.EXPERIMENT, results(rows))["C10"]
     assert ("held-out, each at its best rate" in finding.explanation) == (seeds == 5)
-    differences = momentum.beta2_differences(results(rows))
+    differences = optimizers.beta2_differences(optimizers.beta2_trials(results(rows)))
     expected = gain + 1e-3 * np.arange(seeds)
     assert differences["held_out"].to_list() == pytest.approx(expected)  # at the rate 0.002: a seed has no number at 0.004
 

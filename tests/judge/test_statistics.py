@@ -4,7 +4,6 @@ from scipy import stats
 
 from harness.judge.resampling import permutation_rank, ratio_of_medians
 from harness.judge.statistics import (
-    bca_interval,
     dispersion_ratio,
     equivalence_p,
     holm,
@@ -72,9 +71,3 @@ def test_ratio_of_medians_covers_the_true_ratio_and_not_another() -> None:
 
 def test_holm_against_the_definition() -> None:
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-
-
-def test_bca_interval_holds_the_mean_and_narrows() -> None:
-    found, narrower = bca_interval(WIDE, seed=1), bca_interval(WIDE * 4, seed=1)
-    assert found.low < np.mean(WIDE) < found.high
-    assert narrower.high - narrower.low < 0.7 * (found.high - found.low)
