@@ -1,4 +1,4 @@
-"""Audits of released trainers: their JSON as a frame, and as a section of the page. Written by `harness.audit.released`."""
+"""Audits of released trainers, read from the JSON that `harness.audit.released` writes: as a frame, and on the page."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ COLUMNS = (
 
 
 def no_audits() -> pd.DataFrame:
+    """An empty frame of audits, with all its columns."""
     return pd.DataFrame(columns=list(COLUMNS), dtype=object)
 
 
@@ -82,8 +83,8 @@ def released_trainers(audits: pd.DataFrame) -> Section | None:
     different = audits[audits.verdict == "different"].groupby(["name", "function"]).ngroups
     text = f"{len(rows)} settings of {len(releases)} audited releases; {different} are another computation than the full batch."
     caption = (
-        "Relative distance and scale of the first optimizer step's gradient against one full batch, per N. "
-        "Optimizer steps of the accumulated run, and of the full batch where they differ."
+        "Relative distance and scale of the gradient of the first optimizer step, compared with one full batch, per N. Optimizer "
+        "steps: those of the accumulated run, and those of the full batch where they differ."
     )
     return Section("Released trainers", (Text(text), Table(head, tuple(rows), caption)))
 

@@ -1,4 +1,4 @@
-"""Tables of the experiments on BatchNorm, from their measurements: pure functions."""
+"""The experiments on BatchNorm: from their measurements to the tables that they decide by."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from analysis import tables
 from analysis.load import Results
 from harness.judge import statistics
 
-DEFAULT_MOMENTUM = 0.1  # PyTorch's; the other momenta are there for the formula alone
-EXACT, TRAINED, REMEDIED = "batch_statistics", "convergence", "remedies"  # studies
-MARGIN = 1.0  # percentage point of held-out error, of the equivalence tests: three of the 297 held-out images
-SCARCE, AMPLE = 2, 16  # micro-batches that the theory has collapse, and has do no harm
+DEFAULT_MOMENTUM = 0.1  # PyTorch's; other momenta were measured for the formula of the effective momentum alone
+EXACT, TRAINED, REMEDIED = "batch_statistics", "convergence", "remedies"  # names of studies
+MARGIN = 1.0  # of the equivalence tests, in percentage points of held-out error: three of the 297 held-out images
+SCARCE, AMPLE = 2, 16  # sizes of micro-batch at which training should suffer, and should not
 WU_HE = {32: (23.6, 24.1), 16: (23.7, 24.2), 8: (24.8, 24.0), 4: (27.3, 24.2), 2: (34.7, 24.1)}  # b: BatchNorm, GroupNorm
 CELL = ["model", "norm", "effective_batch", "accumulation_steps", "b"]
 
 
 def exact_rows(results: Results, arm: str, *, all_momenta: bool = False) -> pd.DataFrame:
-    """What `study=batch_statistics` measured of an arm under BatchNorm, at PyTorch's momentum unless all are wanted."""
+    """The measurements of one arm under BatchNorm (`study=batch_statistics`), at PyTorch's momentum unless all are asked for."""
     rows = _whole(results.study(EXACT))
     if rows.empty:
         return rows
@@ -31,7 +31,7 @@ def exact_rows(results: Results, arm: str, *, all_momenta: bool = False) -> pd.D
 
 
 def expected_momentum(rows: pd.DataFrame) -> pd.Series[float]:
-    """1 - (1 - m)^N."""
+    """The effective momentum of a window by the formula, 1 - (1 - m)^N."""
     return 1 - (1 - rows["momentum"]) ** rows["accumulation_steps"]
 
 
@@ -44,25 +44,25 @@ def trained(results: Results) -> pd.DataFrame:
 
 
 def _whole(rows: pd.DataFrame) -> pd.DataFrame:
-    """Numbers of samples and steps as integers, also beside a study that has no such column."""
+    """The rows with numbers of samples and steps as integers, which gaps from other studies have turned into floats."""
     names = [name for name in ("accumulation_steps", "effective_batch", "micro_batch") if name in rows]
     return rows if rows.empty else rows.astype(dict.fromkeys(names, int))
 
 
 def fixed_batch(rows: pd.DataFrame) -> pd.DataFrame:
-    """Trials that cut one B in several ways."""
+    """The trials that split one B into several N."""
     several = rows[rows["arm"] == "accumulated"].groupby("trial")["accumulation_steps"].nunique() > 1
     return rows[rows["trial"].map(several).fillna(False).astype(bool)]
 
 
 def growing_batch(rows: pd.DataFrame) -> pd.DataFrame:
-    """Trials of one N, whose B = N b grows with b: their accumulated arms."""
+    """The accumulated arms of trials with one N, whose B = N b grows with b."""
     rest = rows.drop(fixed_batch(rows).index)
     return rest[rest["arm"] == "accumulated"]
 
 
 def error_cells(rows: pd.DataFrame) -> pd.DataFrame:
-    """Held-out error over b: mean over seeds and 95 % interval, per model, normalisation and batch; `b` = B is the full batch."""
+    """Held-out error over b (b = B: the full batch): mean over seeds and 95 % interval, per model, normalisation and batch."""
     cells = []
     shown = rows[rows["arm"].isin(["full", "accumulated"])]
     for key, own in shown.groupby(CELL, sort=True):
@@ -72,10 +72,10 @@ def error_cells(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def against_full(rows: pd.DataFrame, margin: float) -> pd.DataFrame:
-    """What accumulation costs: error of the arm - error of its full batch, percentage points, paired by seed; one row per cell.
+    """Error of the arm - error of its full batch, in percentage points, paired by seed; one row per cell.
 
-    The columns of `tables.paired_comparison`, the t test `p`, and `p_holm` over all rows. The dispersion `f` is that of the
-    held-out loss over the permuted full batch's: accuracy has too few values for it.
+    Columns: those of `tables.paired_comparison`, `p` of the t test, and `p_holm` over all rows. The dispersion `f` compares the
+    held-out loss with the permuted full batch's: accuracy takes too few values for it.
     """
     found = []
     full = rows[rows["arm"] == "full"].set_index(["trial"])
@@ -94,7 +94,7 @@ def against_full(rows: pd.DataFrame, margin: float) -> pd.DataFrame:
 
 
 def between_norms(rows: pd.DataFrame) -> pd.DataFrame:
-    """What GroupNorm gains: error with BatchNorm - error with GroupNorm, percentage points, paired by seed; one row per cell."""
+    """Error with BatchNorm - error with GroupNorm (`gain`), in percentage points, paired by seed; one row per cell."""
     shown = rows[rows["arm"].isin(["full", "accumulated"])]
     keys = ["model", "effective_batch", "accumulation_steps", "b"]
     wide = shown.pivot_table(index=[*keys, "seed"], columns="norm", values="error").reset_index()
@@ -112,7 +112,7 @@ def between_norms(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def t_test(differences: Sequence[float]) -> float:
-    """Two-sided p value of mean difference = 0; 1 where all differences are 0, NaN below two."""
+    """Two-sided p value of the hypothesis that the mean difference is 0; 1 where all differences are 0, NaN below two."""
     values = np.asarray(differences, dtype=np.float64)
     if len(values) < 2:
         return math.nan

@@ -1,4 +1,4 @@
-"""The sections on BatchNorm: from measurements to what is shown of them."""
+"""The sections of the page on BatchNorm."""
 
 from __future__ import annotations
 
@@ -40,14 +40,15 @@ VERDICTS = {
     "accumulated": "",
     "corrected_momentum": "mends the rate of the running statistics; not the gradient",
     "window_statistics": "mends rate and pooling of the running statistics (the first layer's exactly); not the gradient",
-    "frozen_statistics": "mends the dependence on the split; is no longer BatchNorm, and needs statistics from elsewhere",
-    "detached_statistics": "mends the running statistics and the dependence on N; the gradient is wrong at every N, also at 1",
+    "frozen_statistics": "mends the dependence on the split; it is no longer BatchNorm, and needs statistics from elsewhere",
+    "detached_statistics": "mends the running statistics and the dependence on N; the gradient is wrong at every N, even at 1",
     "two_pass_statistics": "mends gradient and running statistics, exactly; 2L + 1 forwards and L + 1 backwards for L layers",
-    "ghost_full_batch": "mends nothing: makes the full batch the same other computation, which is then exactly accumulation",
+    "ghost_full_batch": "mends nothing: the full batch becomes the same other computation as accumulation, exactly",
 }
 
 
 def gradient_over_b(material: Material) -> Section | None:
+    """How far the gradient is off over the micro-batch size, and what of it is bias and what scatter."""
     rows = material.results.study(EXACT)
     if rows.empty:
         return None
@@ -56,10 +57,10 @@ def gradient_over_b(material: Material) -> Section | None:
     influence = float(plain["influence"].max())
     lines = [_gradient_words(model, own) for model, own in plain[plain["after_steps"] == 0].groupby("model")]
     text = (
-        f"All of it is the batch statistics' doing. The running statistics have no part in it: other buffers change the "
-        f"gradient by {number(influence)} (relative, largest of {len(plain)}), for a training forward does not read them. "
-        "Cutting the same window in 16 random ways splits the error. What all cuts have in common is a bias, which averaging "
-        "over steps does not remove; the rest is scatter from cut to cut."
+        "The batch statistics cause all of it. The running statistics have no part in it: other buffers change the gradient by "
+        f"{number(influence)} (relative, largest of {len(plain)}), because a training forward does not read them. Splitting the "
+        "same window in 16 random ways separates the error into two parts. What all splits have in common is a bias, which "
+        "averaging over steps does not remove; the rest varies from split to split."
     )
     picture = Picture(
         "gradient-over-b",
@@ -67,9 +68,9 @@ def gradient_over_b(material: Material) -> Section | None:
         "Relative gradient error over the micro-batch size at fixed effective batch, with its bias, the error against Ghost "
         "BatchNorm and that of two-pass statistics.",
         f"Same weights, same window of B = {int(rows['effective_batch'].max())}, float64; medians and ranges over trials. "
-        "Diamonds: the distance to a full batch that normalises in chunks of b: nothing else is left of the difference. Late in "
-        "training the full gradient is small, so that the same disturbance is relatively larger. Not shown by this: what it does "
-        "to accuracy.",
+        "Diamonds: the distance to a full batch that normalises in chunks of b, which accounts for the whole difference. Late in "
+        "training the full gradient is small, so the same disturbance is relatively larger. This does not show the effect on "
+        "accuracy.",
     )
     return Section("The gradient: batch statistics", (*(Text(line) for line in lines), Text(text), picture))
 
@@ -89,6 +90,7 @@ def _gradient_words(model: object, rows: pd.DataFrame) -> str:
 
 
 def running_statistics(material: Material) -> Section | None:
+    """The effective momentum of the running statistics over N, beside its formula."""
     plain = exact_rows(material.results, "accumulated", all_momenta=True)
     corrected = exact_rows(material.results, "corrected_momentum", all_momenta=True)
     if plain.empty or corrected.empty:
@@ -99,22 +101,23 @@ def running_statistics(material: Material) -> Section | None:
     left = mended[mended["after_steps"] == 0].groupby("accumulation_steps")["statistics_error"].median()
     most = int(after.index.max())
     text = (
-        "Every micro-batch moves the running statistics, N times in a window. The update is affine in what was there before, so "
-        "two starts measure exactly how much of it is left. In the first window the running statistics of N = "
-        f"{most} end {number(after[most])} times the full batch's own movement away from where the full batch's end; with the "
-        f"corrected momentum {number(left[most])}. The rest cannot be mended by a rate: layers behind the first normalisation "
-        "see other inputs, and the last micro-batches still weigh more."
+        "Every micro-batch updates the running statistics, N times in a window. The update is affine in their old values, so "
+        "two different starting values measure exactly how much of the old values is left. After the first window, the distance "
+        f"of the running statistics at N = {most} from the full batch's is {number(after[most])} times how far the full batch's "
+        f"moved; with the corrected momentum it is {number(left[most])}. No momentum can mend the rest: layers after the first "
+        "normalisation see other inputs, and the last micro-batches still weigh more."
     )
     picture = Picture(
         "effective-momentum",
         figures.figure_effective_momentum(plain, corrected),
         "Effective momentum of the running statistics over N for three momenta, measured points on the curves of the formula.",
-        "Points: measured on the buffers of the loop under test, float64. Lines: 1 - (1 - m)^N at the left, m at the right.",
+        "Points: measured on the buffers of the loop under test, in float64. Lines: 1 - (1 - m)^N on the left, m on the right.",
     )
     return Section("The running statistics: an effective momentum", (Text(text), picture))
 
 
 def remedies(material: Material) -> Section | None:
+    """What each remedy does to gradient and running statistics in one window."""
     rows = material.results.study(EXACT)
     if rows.empty:
         return None
@@ -130,8 +133,8 @@ def remedies(material: Material) -> Section | None:
         f"One window at the initial weights, b = {smallest}, medians over {own['trial'].nunique()} trials. Gradient off: "
         "relative distance to the full batch's BatchNorm gradient. Depends on N: distance to the same arm at N = 1. Running "
         "statistics off: distance to the full batch's after the window, relative to how far those moved. Forwards: samples that "
-        "went through the model, over the window's. GroupNorm and LayerNorm: no batch statistics at all, and exact at every N "
-        "(see their experiment); another model, whose accuracy is its own."
+        "went through the model, over the window's. GroupNorm and LayerNorm have no batch statistics and are exact at every N "
+        "(see their experiment); they are other models, with an accuracy of their own."
     )
     return Section("Remedies side by side", (Table(head, tuple(cells), caption),))
 
@@ -142,6 +145,7 @@ def named(model: Any) -> str:
 
 
 def accuracy_over_b(material: Material) -> Section | None:
+    """Held-out error over the micro-batch size at fixed B, and what accumulation costs of it."""
     rows = trained(material.results)
     if rows.empty:
         return None
@@ -163,8 +167,8 @@ def accuracy_over_b(material: Material) -> Section | None:
         f"Of {len(costs)} cells {inside} are within {MARGIN:g} point of their full batch (TOST, 5%) and {beyond} lose more "
         f"than that (paired t test, Holm, 5%). The smallest difference that these seeds would have found with a power of 80% is "
         f"{number(costs['detectable'].min())} to {number(costs['detectable'].max())} points, cell by cell in the table. The "
-        "held-out loss scatters more than the permuted full batch's in every cell, including those whose mean is unharmed: "
-        "training is another one, whatever its mean says."
+        "held-out loss varies more than the permuted full batch's in every cell, including those whose mean is unharmed: it is "
+        "another training, whatever its mean says."
         if (costs["f_p"] < LEVEL).all()
         else f"Of {len(costs)} cells {inside} are within {MARGIN:g} point of their full batch (TOST, 5%) and {beyond} lose "
         "more than that (paired t test, Holm, 5%)."
@@ -200,6 +204,7 @@ def _cost_row(row: Mapping[Any, Any]) -> tuple[str, ...]:
 
 
 def remedies_trained(material: Material) -> Section | None:
+    """Held-out error of trainings with each remedy."""
     rows = material.results.study(REMEDIED)
     if rows.empty:
         return None
@@ -218,16 +223,16 @@ def remedies_trained(material: Material) -> Section | None:
     text = (
         f"Plain accumulation at b = {b}, B = {size} loses {_mean_and_interval(lost.tolist())} points to the full batch (paired "
         f"by seed). With the training set's own statistics at its weights it still loses "
-        f"{_mean_and_interval(weights.tolist())}: that is what the batch statistics did to the training. The difference of the "
-        f"two, {_mean_and_interval((lost - weights).tolist())}, is what the running statistics do to the evaluation, and all "
-        "that a corrected momentum can mend."
+        f"{_mean_and_interval(weights.tolist())}: that is the effect of the batch statistics on the training. The difference of "
+        f"the two, {_mean_and_interval((lost - weights).tolist())}, is the effect of the running statistics on the evaluation, "
+        "and all that a corrected momentum can mend."
     )
     head = ("remedy", "held-out error, %", "with the training set's statistics, %", "n")
     caption = (
         "Mean over seeds and 95% t interval. First column: evaluated with the running statistics that the arm kept. Second: "
-        "the same weights, with statistics of the whole training set. Where the first is high and the second low, only "
-        "evaluation was wrong. Ghost BatchNorm in the full batch is plain accumulation up to rounding, which training in "
-        "float32 at this b magnifies: the two rows show how much."
+        "the same weights, with statistics of the whole training set. Where the first is high and the second low, only the "
+        "evaluation was wrong. Ghost BatchNorm in the full batch equals plain accumulation up to rounding, which training in "
+        "float32 magnifies at this b: the two rows show by how much."
     )
     return Section("Remedies, trained", (Text(text), Table(head, tuple(cells), caption)))
 
@@ -238,11 +243,13 @@ def _mean_and_interval(values: list[float]) -> str:
 
 
 def wu_and_he(material: Material) -> Section | None:
+    """BatchNorm and GroupNorm over b at fixed B, beside the figures of Wu & He (2018)."""
     rows = trained(material.results)
     return None if rows.empty else _beside_wu_and_he("At fixed B: only the normaliser changes", "fixed-batch", fixed_batch(rows))
 
 
 def wu_and_he_growing(material: Material) -> Section | None:
+    """The same with B growing with b, as Wu & He did it."""
     rows = trained(material.results)
     return None if rows.empty else _beside_wu_and_he("As they did it: B grows with b", "growing-batch", growing_batch(rows))
 
@@ -269,8 +276,8 @@ def _beside_wu_and_he(title: str, name: str, rows: pd.DataFrame) -> Section | No
     head = ("model", "b", "B", "n", "BatchNorm, %", "GroupNorm, %", "GroupNorm gains", "95% interval", "would have been seen",
             "Wu & He: BatchNorm", "GroupNorm", "gain")  # fmt: skip
     caption = (
-        "Gain: BatchNorm's error less GroupNorm's, percentage points, paired by seed. Wu & He 2018: ResNet-50, ImageNet, "
-        "validation error; b is images per GPU on 8 GPUs. Of the two tables only the shape can be compared."
+        "Gain: BatchNorm's error minus GroupNorm's, in percentage points, paired by seed. Wu & He 2018: ResNet-50 on ImageNet, "
+        "validation error; b is images per GPU on 8 GPUs. Only the shapes of the two curves can be compared."
     )
     table = Table(head, tuple(_gain_row(row) for row in gains.to_dict("records")), caption)
     return Section(title, (*(Text(_shape(str(model), own)) for model, own in gains.groupby("model", sort=False)), picture, table))
@@ -303,6 +310,7 @@ def _gain_row(row: Mapping[Any, Any]) -> tuple[str, ...]:
 
 
 def exact_at_every_n(material: Material) -> Section | None:
+    """The gradient errors of every normalisation, over N."""
     rows = material.results.study(EXACT)
     if rows.empty:
         return None
@@ -314,6 +322,6 @@ def exact_at_every_n(material: Material) -> Section | None:
     ]  # fmt: skip
     head = ("norm", "model", "N", "arms", "gradient off, least", "most")
     caption = (
-        "Relative distance of the accumulated gradient to the full batch's, float64, at the initial weights and after training."
+        "Relative distance of the accumulated gradient to the full batch's in float64, at initial weights and after training."
     )
     return Section("Exact at every N", (Table(head, tuple(cells), caption),))

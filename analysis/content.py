@@ -1,4 +1,4 @@
-"""What a section of the page is made of; the template knows how each of these looks."""
+"""What a section of the page is made of. How each of these looks is in `report.html.j2`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from matplotlib.figure import Figure
 
 @dataclass(frozen=True)
 class Text:
+    """A paragraph."""
+
     text: str
     kind = "text"
 
 
 @dataclass(frozen=True)
 class Picture:
+    """A figure with its caption, and a description for those who cannot see it."""
+
     name: str  # of its file, without suffix
     figure: Figure
     alt: str
@@ -26,6 +30,8 @@ class Picture:
 
 @dataclass(frozen=True)
 class Table:
+    """A table whose cells are already text."""
+
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     caption: str
@@ -45,7 +51,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Matrix:
-    """Rows workload x norm x optimizer, columns precision x N and the null."""
+    """The matrix of verdicts: rows are workload x norm x optimizer, columns precision x N and the null."""
 
     precisions: tuple[tuple[str, int], ...]  # and the number of columns of each
     columns: tuple[str, ...]
@@ -55,7 +61,7 @@ class Matrix:
 
     @property
     def starts(self) -> frozenset[int]:
-        """Columns at which a precision begins."""
+        """The columns at which a precision begins."""
         return frozenset(accumulate((width for _, width in self.precisions), initial=0))
 
 
@@ -64,12 +70,14 @@ Block = Text | Picture | Table | Matrix
 
 @dataclass(frozen=True)
 class Section:
+    """A heading and what stands below it."""
+
     title: str
     blocks: tuple[Block, ...]
 
 
 def number(value: float) -> str:
-    """Two or three digits, as many as a reader wants: 0.0123, 1.2e-15, or a dash where there is no number."""
+    """A number with two or three digits, as a reader wants it: 0.0123, 1.2e-15, or a dash for NaN."""
     if math.isnan(value):
         return "-"
     if value == 0:
@@ -78,4 +86,5 @@ def number(value: float) -> str:
 
 
 def share(part: int, whole: int) -> str:
+    """How many of how many, in words."""
     return f"{part} of {whole}"

@@ -12,14 +12,14 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis import load
-from harness.judge.cause import Cause, parsed
+from harness.judge.cause import JOINT, Cause
 from harness.judge.verdict import ALGEBRA_GATE, TRAJECTORY_GATE, rounding_rejections
 
 # The columns of `faults.csv`, in their order.
 COLUMNS = ("fault", "optimizer", "norm", "precision", "clipping", "lengths", "detected", "cause_named",
            "steps_until_visible_in_loss")  # fmt: skip
-VISIBLE = 0.05  # of the correct arm's loss: what a reader of a loss curve would notice
-IN_A_ROW = 3  # steps; one alone may be an accident of its window
+VISIBLE = 0.05  # of the correct arm's loss: a difference that a reader of a loss curve would notice
+IN_A_ROW = 3  # steps: a single one may be due to its window
 CLIPPINGS = ("off", "sometimes", "always")
 # The checks behind a verdict; the keys are columns of `by_check`.
 CHECKS = {
@@ -35,7 +35,7 @@ _PAIR = ["experiment", "trial", "accumulation_steps"]
 
 
 def planted(arms: pd.DataFrame) -> pd.Series[bool]:
-    """Errors of a chosen size (`scale@1e-6`), in distinction from the faults of the catalogue."""
+    """Which arms have an error of a chosen size planted (`scale@1e-6`), rather than a fault of the catalogue."""
     return arms["fault"] & arms["arm"].str.contains("@", regex=False)
 
 
@@ -71,13 +71,13 @@ def catalogue(arms: pd.DataFrame) -> pd.DataFrame:
     return rows[~planted(rows)].reset_index(drop=True)
 
 
-def causes_of(cause: str) -> frozenset[Cause]:
-    """The causes of an arm, without their order."""
-    return frozenset(parsed(cause))
+def causes_of(cause: str) -> frozenset[str]:
+    """The names of an arm's causes, without their order."""
+    return frozenset(cause.split(JOINT)) - {""}
 
 
 def clipping(share: float) -> str:
-    """From the share of the windows that were clipped."""
+    """The word for the share of the windows that were clipped, as in CLIPPINGS."""
     return "always" if share == 1 else "sometimes" if share > 0 else "off"
 
 
@@ -87,8 +87,9 @@ def lengths(ragged: bool, short_windows: int) -> str:
 
 
 def first_visible(losses: Sequence[float] | Losses, correct: Sequence[float] | Losses) -> float:
-    """The first optimizer step (0-based) from which a loss differs by more than VISIBLE of the correct arm's at IN_A_ROW steps
-    in a row; NaN if there is none. A loss that is not finite differs.
+    """The optimizer step (0-based) from which a loss visibly differs; NaN if there is none.
+
+    It differs where it is more than VISIBLE of the correct arm's loss away from it, or not finite, at IN_A_ROW steps in a row.
     """
     loss, right = np.asarray(losses, dtype=np.float64), np.asarray(correct, dtype=np.float64)
     assert loss.shape == right.shape
@@ -101,7 +102,7 @@ def first_visible(losses: Sequence[float] | Losses, correct: Sequence[float] | L
 
 
 def visibility(steps: pd.DataFrame) -> pd.DataFrame:
-    """`visible_at` of every arm with accumulation, by trial, arm and N, against the correct arm of the same N."""
+    """`visible_at` of every accumulated arm, by trial, arm and N: `first_visible` beside the correct arm of the same N."""
     rows = []
     chosen = steps[steps["replicate"] == 0].sort_values("step", kind="stable")
     for (trial, n), own in chosen.groupby(["trial", "accumulation_steps"]):
@@ -113,8 +114,9 @@ def visibility(steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def with_visibility(results: Path, loaded: load.Results) -> load.Results:
-    """Add `visible_at` to the arms (NaN: never, or not asked). A trial with faults whose step rows cannot be read is damaged: it
-    leaves the results and is listed among those without one.
+    """Results whose arms have `visible_at` (NaN: never visible, or no fault of the catalogue).
+
+    A trial with faults whose step rows cannot be read is damaged: it moves from the results to `missing`.
     """
     arms = loaded.arms
     asked = arms[arms["fault"] & ~planted(arms)]
@@ -141,7 +143,7 @@ def _without(frame: pd.DataFrame, lost: set[tuple[str, str]]) -> pd.DataFrame:
 
 
 def to_table(arms: pd.DataFrame) -> pd.DataFrame:
-    """`faults.csv`: a row per fault of the catalogue, N and trial that it changes, in any experiment; sorted by its columns."""
+    """`faults.csv`: a row per fault of the catalogue, N and trial whose computation it changes, sorted by its columns."""
     rows = catalogue(arms)
     rows = rows[rows["changes"]]
     never = rows["visible_at"].isna()
@@ -154,7 +156,7 @@ def to_table(arms: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_check(arms: pd.DataFrame) -> pd.DataFrame:
-    """Which check rejects each of these arms: a column of truth values per check."""
+    """Which checks reject each of these arms: a column of truth values per check."""
     return pd.DataFrame(
         {
             "gradient": ~(arms["gradient_error"] <= ALGEBRA_GATE),

@@ -1,4 +1,4 @@
-"""The gradient noise scale from step rows: what micro-batches alone say of it, and what every sample's gradient says."""
+"""The gradient noise scale, estimated from the micro-batches of a run or from per-sample gradients."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def two_size(rows: pd.DataFrame, population: float = np.inf) -> pd.DataFrame:
     """The rows with their own unbiased estimates, `noise_trace` (S) and `gradient_square` (|G|^2).
 
     S = (m - g) / (1/b - 1/B) and |G|^2 = g - S / B with b = B / N, where m is `micro_batch_square` and g `window_square`
-    (McCandlish et al. 2018, appendix A.1). `population`: the samples a window is drawn from without replacement, if it is: then
-    these estimate |G|^2 - S / D, and S / D is put back. Left out: windows of one micro-batch,
-    and skipped ones, whose gradient was not finite.
+    (McCandlish et al. 2018, appendix A.1). `population`: the number of samples D from which a window is drawn without
+    replacement, if it is; g - S / B then estimates |G|^2 - S / D, and S / D is added. Windows of one micro-batch, and skipped
+    ones, whose gradient was not finite, are left out.
     """
     usable = rows[np.isfinite(rows[SQUARES].astype(float)).all(axis=1)]
     usable = usable[usable["micro_batches"] > 1]
@@ -27,12 +27,12 @@ def two_size(rows: pd.DataFrame, population: float = np.inf) -> pd.DataFrame:
 
 
 def noise_scale(estimates: pd.DataFrame) -> Interval:
-    """B_simple = tr Sigma / |G|^2 of rows of `two_size`: the ratio of the means over steps, with Fieller's interval."""
+    """B_simple = tr Sigma / |G|^2 from rows of `two_size`: the ratio of the means over steps, with Fieller's interval."""
     return statistics.ratio_of_means(estimates["noise_trace"].tolist(), estimates["gradient_square"].tolist())
 
 
 def stretches(estimates: pd.DataFrame, num: int) -> pd.DataFrame:
-    """`noise_scale` of `num` stretches of a training, equal in steps: `step` (the middle), `estimate`, `low`, `high`, `n`."""
+    """`noise_scale` of `num` equal parts of a training: `step` (the middle of the part), `estimate`, `low`, `high`, `n`."""
     steps = estimates["step"]
     width = (steps.max() + 1 - steps.min()) / num
     place = ((steps - steps.min()) // width).astype(int)

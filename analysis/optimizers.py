@@ -1,4 +1,4 @@
-"""Optimizer states, memories and paths: from measurements to the numbers and tables that `experiments/` decide by and show."""
+"""Optimizer states, their memory, and paths of the weights: from measurements to numbers and tables for `experiments/`."""
 
 from __future__ import annotations
 
@@ -32,20 +32,22 @@ BETAS = {"momentum_buffer": "momentum", "exp_avg": "beta1", "exp_avg_sq": "beta2
 
 
 def of_study(results: Results, study: str) -> pd.DataFrame:
-    """The measurements of one study, with all the columns that are read of it."""
+    """The measurements of one study, with all the columns that are read here."""
     return results.study(study, COLUMNS[study])
 
 
 def spread_in_window(memory: pd.DataFrame) -> pd.Series[float]:
-    """Largest weight over smallest, less 1, within each window of each trial, arm and entry."""
+    """Largest weight over smallest - 1, within each window of each trial, arm and entry of the state."""
     weights = memory.groupby(["trial", "arm", "accumulation_steps", "entry", "window"])["weight"]
     spread: pd.Series[float] = weights.max() / weights.min() - 1
     return spread
 
 
 def half_lives(memory: pd.DataFrame) -> pd.DataFrame:
-    """Per trial, arm, N and entry: `half_life` in samples, from the newest weights of the first and the last window, and
-    `predicted`, samples of a step x ln 2 / -ln beta (beta of the step: beta^(1/N) under matched memory).
+    """Half-lives of the optimizer state in samples, a row per trial, arm, N and entry of the state.
+
+    `half_life`: measured, from the newest micro-batches of the first and the last window; `predicted`: samples per step x ln 2 /
+    -ln beta, with the beta of that step (beta^(1/N) under matched memory).
     """
     rows = []
     for (trial, arm, _, entry), own in memory.groupby(["trial", "arm", "accumulation_steps", "entry"]):
@@ -69,8 +71,10 @@ def half_lives(memory: pd.DataFrame) -> pd.DataFrame:
 
 
 def path_ratios(states: pd.DataFrame, after_steps: int) -> pd.DataFrame:
-    """Per trial and N of momentum and Nesterov: distance of small steps to the window's weights under the `same` settings, the
-    matched `rate`, and rate and `memory`; `ratio` = rate / memory.
+    """Distance of N small steps to the window's weights under momentum and Nesterov, a row per trial and N.
+
+    `same`: with the window's settings; `rate`: with the learning rate over N; `memory`: with beta^(1/N) as well; `ratio` = rate /
+    memory.
     """
     arms = {"small_steps": "same", "small_steps_rate": "rate", "small_steps_memory": "memory"}
     chosen = states[
@@ -137,7 +141,7 @@ def beta2_differences(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def states_section(material: Material, rows: pd.DataFrame) -> Section | None:
-    """The states after the last step: a figure of one trial per optimizer, and the errors of all."""
+    """How far state and weights are off over the steps: a figure of one trial per optimizer, and a table of all."""
     if rows.empty:
         return None
     first = rows[rows["workload"] == "digits"].drop_duplicates("optimizer")
@@ -147,15 +151,15 @@ def states_section(material: Material, rows: pd.DataFrame) -> Section | None:
         figures.figure_states(steps),
         "Relative difference to the reference over optimizer steps, one panel per optimizer: correct accumulation and another "
         "order stay near 1e-15, state per micro-batch and small steps near 1.",
-        "Relative difference of the optimizer state (SGD, which keeps none: of the weights) over optimizer steps, float64, one "
-        "trial per optimizer. Another order: against the usual order of the same micro-batches; all others against the full "
-        "batch.",
+        "Relative difference of the optimizer state (of the weights under SGD, which keeps none) over optimizer steps in "
+        "float64, one trial per optimizer. Another order is compared with the usual order of the same micro-batches, all other "
+        "arms with the full batch.",
     )
     return Section(f"State and weights over {rows['after_steps'].max():.0f} steps", (picture, state_table(rows)))
 
 
 def state_table(rows: pd.DataFrame) -> Table:
-    """Largest errors of every arm after the last step, by optimizer; of small steps and the fault the smallest."""
+    """Errors by model and optimizer: the largest of arms that have to agree, the smallest of those that have to differ."""
     head = ("model", "optimizer", "N", "trials", "accumulated: state", "weights", "another order: state", "permuted full batch",
             "state per micro-batch", "small steps")  # fmt: skip
     cells = []
@@ -174,9 +178,9 @@ def state_table(rows: pd.DataFrame) -> Table:
             number(by_arm["small_steps"][small].min()),
         ))  # fmt: skip
     caption = (
-        "Relative differences in float64. Accumulated, another order and the permuted full batch: the largest at any step so "
-        "far, over trials and N. The arms that have to differ: the smallest at the last step. SGD keeps no state: its weights "
-        "stand for it."
+        "Relative differences in float64. For accumulation, another order and the permuted full batch, the largest at any step, "
+        "over trials and N; for the arms that have to differ, the smallest at the last step. SGD keeps no state: its weights are "
+        "shown instead."
     )
     return Table(head, tuple(cells), caption)
 
@@ -186,9 +190,9 @@ def _rank(optimizer: object) -> int:
 
 
 def at_best_rate(rows: pd.DataFrame, by: Sequence[str], measure: str = "held_out_loss") -> pd.DataFrame:
-    """The rows of the learning rate whose mean of `measure` over seeds is lowest, for each value of the columns `by`.
+    """The trainings at the learning rate whose mean of `measure` over seeds is lowest, for each value of the columns `by`.
 
-    A rate at which some seed did not end at a number is not chosen.
+    A rate at which the measure of some seed is NaN is not chosen.
     """
     if rows.empty:
         return rows
@@ -199,13 +203,13 @@ def at_best_rate(rows: pd.DataFrame, by: Sequence[str], measure: str = "held_out
 
 
 def power(differences: Sequence[float]) -> str:
-    """What these differences could have shown, in words."""
+    """The smallest difference that these paired differences could have shown, in words."""
     _, detectable = resolution(differences)
     return "" if math.isnan(detectable) else f"A difference of {number(detectable)} would have been seen with 80% power."
 
 
 def equal_table(results: Results) -> Table | None:
-    """N small steps and the window under momentum: at equal samples and at equal steps, means over seeds with 95 % intervals."""
+    """N small steps and one window under momentum, at equal samples and at equal steps: means over seeds with 95 % intervals."""
     rows = of_study(results, "batch_sizes")
     rows = rows[rows["optimizer"] == "momentum"]
     if rows.empty:
@@ -221,8 +225,9 @@ def equal_table(results: Results) -> Table | None:
             str(len(own)),
         ))  # fmt: skip
     caption = (
-        "Held-out loss in nats per sample, mean and 95% t interval over seeds. Equal samples: the column of the held-out loss; "
-        "equal steps: the last but one, where the small batch has seen 1/N of the samples. Held for this model and length."
+        "Held-out loss in nats per sample, mean and 95% t interval over seeds. The column of the held-out loss compares at equal "
+        "samples, the last but one at equal steps, where the small batch has seen 1/N of the samples. Holds for this model and "
+        "length."
     )
     return Table(head, tuple(cells), caption)
 

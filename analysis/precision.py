@@ -1,4 +1,4 @@
-"""What was measured of number formats, as frames: rounding errors of accumulators, and windows under a loss scale."""
+"""Measurements of number formats as frames: rounding errors of accumulators, and windows under a loss scale."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FLOAT16_ERROR = 0.05  # relative, of one gradient under float16 autocast, in whi
 
 
 def errors(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the study `accumulators` that hold errors."""
+    """The rows of the study `accumulators` that hold errors."""
     return rows[rows["quantity"] == "error"] if "quantity" in rows else rows.iloc[:0]
 
 
@@ -23,10 +23,10 @@ def growth(rows: pd.DataFrame) -> pd.Series[float]:
 
 
 def scaling(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the study `loss_scaling`, with `right`: both healthy windows `exact`, the one that overflows skipped `once`.
+    """The rows of the study `loss_scaling`, with `right`: both finite windows are `exact`, the overflowing one skipped `once`.
 
-    In float64 exact is exact. In float16 the full batch's own error may be as large as a flipped ReLU makes it: there an error is
-    too large above FLOAT16_ERROR and above NOTICEABLE times the full batch's.
+    In float64, exact means within the gate of L0. In float16 a flipped ReLU can make even the full batch's error large: there an
+    error is too large only above both FLOAT16_ERROR and NOTICEABLE times the full batch's.
     """
     own = rows[rows["study"] == "loss_scaling"]
     exact = (own["steps"] == 1) & (own["steps_after"] == 1)

@@ -57,7 +57,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the numbers say of the question."""
+    """The answer to the question, from the numbers."""
 
     sentences: tuple[str, ...]
     holds: bool | None  # whether the prediction held; None when there is nothing to decide it by
@@ -91,10 +91,12 @@ class Material:
 
     @property
     def arms(self) -> pd.DataFrame:
+        """The judged arms of the experiment."""
         return self.results.arms
 
     @property
     def measurements(self) -> pd.DataFrame:
+        """What the experiment's studies measured."""
         return self.results.measurements
 
 

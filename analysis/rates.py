@@ -21,24 +21,26 @@ class Rate:
 
     @property
     def share(self) -> float:
+        """The measured share, k / n."""
         return self.k / self.n if self.n else math.nan
 
     @property
     def low(self) -> float:
-        """beta quantile of k, n - k + 1."""
+        """The lower end of the interval: a quantile of Beta(k, n - k + 1)."""
         if not self.n:
             return math.nan
         return float(stats.beta.ppf((1 - LEVEL) / 2, self.k, self.n - self.k + 1)) if self.k else 0.0
 
     @property
     def high(self) -> float:
-        """beta quantile of k + 1, n - k."""
+        """The upper end of the interval: a quantile of Beta(k + 1, n - k)."""
         if not self.n:
             return math.nan
         return float(stats.beta.ppf((1 + LEVEL) / 2, self.k + 1, self.n - self.k)) if self.k < self.n else 1.0
 
     @property
     def interval(self) -> str:
+        """The interval in words; a dash for n = 0."""
         return f"{percent(self.low)} to {percent(self.high)}" if self.n else "-"
 
     def __str__(self) -> str:
@@ -51,7 +53,7 @@ def rate(flags: pd.Series[bool]) -> Rate:
 
 
 def percent(value: float) -> str:
-    """Three digits, near 1 two digits of what is missing: 94.6%, 0.341%, 99.997%; nothing but exactly 1 is 100%."""
+    """A share in percent with three digits, or two digits of its distance to 1: 94.6%, 0.341%, 99.997%. Only 1 itself is 100%."""
     if 0.99 < value < 1:
         return f"{100 - Decimal(f'{100 * (1 - value):.2g}'):f}%"
     return f"{100 * value:.3g}%"

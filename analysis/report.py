@@ -23,7 +23,7 @@ from harness.judge.gates import ALGEBRA_GATE, RANK_LEVEL, ROUNDING_GATE, TRAJECT
 from harness.results.record import write_whole
 
 MAX_LISTED = 50
-# The question, the caveats, and whether the answers can be trusted.
+# The order of the page: the main question, then special cases, then how far the answers can be trusted.
 FIRST = (
     "equivalence", "normalisation_of_loss", "batchnorm", "groupnorm", "randomness", "momentum", "adam", "learning_rate",
     "gradient_noise", "order_of_operations", "adaptive_windows", "precision", "replicas", "memory_and_time", "accounting",
@@ -46,6 +46,7 @@ class NothingToReport(RuntimeError):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the report; exit code 1 when there is nothing to report or it cannot be read or written."""
     parser = argparse.ArgumentParser(prog="python -m analysis.report", description=__doc__)
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the store (default: results)")
     parser.add_argument("--out", type=Path, default=Path("reports"), help="folder to write to (default: reports)")
@@ -135,7 +136,7 @@ def _article(results: Path, own: load.Results, experiment: Experiment) -> Articl
 
 
 def _unregistered(name: str) -> Experiment:
-    """Trials that belong to no question of this project are shown all the same."""
+    """The experiment for trials of a name that no file in `experiments/` has: they are shown without a question."""
 
     def count(arms: pd.DataFrame) -> Answer:
         right, wrong = arms[~arms["fault"]], faults.judged(arms)
@@ -178,7 +179,7 @@ def _page(loaded: load.Results, articles: Sequence[Article], claims: pd.DataFram
 
 
 def _facts(loaded: load.Results) -> list[tuple[str, str]]:
-    """What identifies the results of a page, and what they took."""
+    """What identifies the results of a page, and the time they took."""
     names = "".join(f"{e}/{t}\n" for e, t in zip(loaded.trials["experiment"], loaded.trials["trial"], strict=True))
     spent = tables.seconds(loaded.trials)
     phases = ", ".join(f"{name} {_duration(value)}" for name, value in spent.drop("total").items())

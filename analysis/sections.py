@@ -1,4 +1,4 @@
-"""The sections of the page: from the material of an experiment to what is shown of it, or None where there is nothing to show."""
+"""Sections of the page that several experiments share. Each is None where its experiment has nothing to show."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ TRAJECTORY_FACTOR = 10.0  # L3: d_t against the null
 
 
 def verdict_matrix(material: Material) -> Section | None:
+    """The matrix of verdicts."""
     cells = tables.matrix(material.arms)
     if cells.empty:
         return None
@@ -89,6 +90,7 @@ def _batches(arms: pd.DataFrame) -> str:
 
 
 def gradient_error(material: Material) -> Section | None:
+    """The gradient's error in the precision of the run over N, beside the full batch's own."""
     arms = material.arms[np.isfinite(material.arms["arm_error"])]
     if arms.empty:
         return None
@@ -104,12 +106,13 @@ def gradient_error(material: Material) -> Section | None:
         "Relative error of the gradient against float64 over the number of accumulation steps, per model and precision, with "
         "the full batch's own error as a band.",
         "Error of the gradient against float64 at the initial weights, in the precision of the run, over N. Points inside or "
-        "below the grey band round no worse than the full batch does; points decades above it compute something else.",
+        "below the grey band round no worse than the full batch does; points decades above it are another computation.",
     )
     return Section("Error of the gradient", (Text(summary), picture) if len(ratios) else (picture,))
 
 
 def algebra(material: Material) -> Section | None:
+    """How far every arm is from the full batch in float64, beside the gate."""
     arms = material.arms
     if arms["algebra_error"].notna().sum() == 0:
         return None
@@ -126,14 +129,16 @@ def algebra(material: Material) -> Section | None:
     picture = Picture(
         "algebra",
         figures.figure_algebra(arms),
-        "Strip of float64 differences to the full batch per normalisation on a logarithmic axis, with the gate at 1e-12.",
+        "Strip of float64 differences to the full batch per normalisation on a logarithmic axis, with the gate.",
         "The same training in float64, where rounding cannot hide anything. Blue dots left of the gate: the same computation. "
-        "Red crosses: another one. Green diamonds: what is left of BatchNorm's difference once the full batch uses its chunks.",
+        "Red crosses: another one. Green diamonds: what is left of BatchNorm's difference when the full batch normalises in the "
+        "same chunks.",
     )
     return Section("The algebra, in float64", (Text(text), picture))
 
 
 def losses(material: Material) -> Section | None:
+    """Loss curves by precision, and their distance to that of the full batch."""
     pictures: list[Block] = []
     for precision in tables.PRECISIONS:
         rows = material.steps[material.steps["precision"] == precision]
@@ -152,6 +157,7 @@ def losses(material: Material) -> Section | None:
 
 
 def distances(material: Material) -> Section | None:
+    """The distance of the parameters to the full batch's over the optimizer steps."""
     if material.steps.empty:
         return None
     arms = material.arms
@@ -159,20 +165,22 @@ def distances(material: Material) -> Section | None:
     inside = int((good["trajectory_ratio"] <= TRAJECTORY_FACTOR).sum())
     text = (
         f"{share(inside, len(good))} equivalent arms stay within {TRAJECTORY_FACTOR:g} times the largest null until the null's "
-        "own first jump. Reported, never a gate: rounding that flips one ReLU parts correct runs by decades, in the null as well."
+        "own first jump. This is reported and never a gate: rounding that flips one ReLU separates correct runs by decades, in "
+        "the null as well."
     )
     picture = Picture(
         "distance",
         figures.figure_distances(material.steps),
         "Relative distance of the parameters to the full batch's over the optimizer steps, per model and precision.",
-        "One trial per model, d = ‖θ_acc - θ_full‖ / ‖θ_full - θ_0‖. The grey band is reached by five full batches in another "
-        "order and one with a single weight moved by one unit in the last place. In 16-bit formats reordering moves almost "
-        "nothing: arms above the band are no sign of a fault there, their rounding is judged against float64.",
+        "One trial per model, d = ‖θ_acc - θ_full‖ / ‖θ_full - θ_0‖. The grey band covers the null runs: five full batches in "
+        "another order, and one with a single weight moved by one unit in the last place. In 16-bit formats reordering changes "
+        "almost nothing: there arms above the band are no sign of a fault, and their rounding is judged against float64.",
     )
     return Section("Distance of the parameters", (Text(text), picture))
 
 
 def batch_norm(material: Material) -> Section | None:
+    """What BatchNorm does to gradients and losses, and how much of it its oracle explains."""
     arms = material.arms[material.arms["norm"] == "batch"]
     accumulated = arms[(arms["arm"] == "accumulated") & arms["oracle_error"].notna()]
     if accumulated.empty:
@@ -186,8 +194,8 @@ def batch_norm(material: Material) -> Section | None:
         rows.append((*counts, *errors, f"{number(means.min())} to {number(means.max())}"))
     text = (
         f"BatchNorm normalises with the statistics of the micro-batch: its {len(accumulated)} arms compute another function. A "
-        "full batch that normalises in chunks of b (Ghost BatchNorm) gives their gradients and running statistics back to "
-        f"{number(accumulated['oracle_error'].max())} at worst: batch statistics are the whole of the difference."
+        "full batch that normalises in chunks of b (Ghost BatchNorm) reproduces their gradients and running statistics to "
+        f"{number(accumulated['oracle_error'].max())} or better: batch statistics are the whole difference."
     )
     if (accumulated["oracle_error"] > ALGEBRA_GATE).any():
         left = number(accumulated["oracle_error"].max())
@@ -198,8 +206,8 @@ def batch_norm(material: Material) -> Section | None:
         "Left: difference of BatchNorm's gradient to the full batch's and to its oracle's over N. Right: held-out loss "
         "difference to the full batch by N.",
         "Left, float64: crosses, the distance to the full batch; diamonds, the distance to the oracle (medians and ranges). "
-        "Right: what it does to the held-out loss; below zero the accumulated run is the better one. These runs are short: "
-        "they show that training differs, not which batch size is best.",
+        "Right: the held-out loss; below zero the accumulated run is the better one. These runs are short: they show that "
+        "training differs, not which batch size is best.",
     )
     head = ("N", "b", "arms", "gradient difference, median", "oracle error, worst", "held-out loss - full batch's, means")
     table = Table(head, tuple(rows), "The same in numbers; means over seeds, from the lowest configuration to the highest.")
@@ -207,6 +215,7 @@ def batch_norm(material: Material) -> Section | None:
 
 
 def convergence(material: Material) -> Section | None:
+    """Losses over seeds, paired with the full batch: L4."""
     margin, l4 = material.experiment.margin, material.l4
     cells = l4[(l4["measure"] == "held_out_loss") & (l4["arm"] == "accumulated") & (l4["n"] >= 2)]
     if cells.empty:
@@ -256,7 +265,7 @@ def _l4_row(row: Mapping[Any, Any]) -> tuple[str, ...]:
 
 
 def unjudged(material: Material) -> Section:
-    """Arms without a clear verdict, and why; those that are wrong on purpose are another matter."""
+    """Arms without a clear verdict, and why, leaving out those that are wrong on purpose."""
     arms = material.arms[~material.arms["fault"]]
     unclear = arms[arms["verdict"].isin(["inconclusive", "degraded"]) | (arms["verdict"].eq("different") & ~arms["explained"])]
     title = "What could not be judged or explained"
@@ -277,7 +286,7 @@ def _arm_name(row: Mapping[Any, Any]) -> str:
 
 
 def vacuity(material: Material) -> Section | None:
-    """Whether the conditions under which faults show were there."""
+    """How often the conditions occurred under which faults show."""
     table = tables.vacuity(material.arms)
     if table.empty:
         return None

@@ -1,4 +1,4 @@
-"""A short record of a sweep, to be committed: what ran where, and how it ended. Used by `make gpu`."""
+"""A short record of a sweep that can be committed: what ran where, and how it ended. Used by `make gpu`."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ def summarise(results: load.Results) -> dict[str, Any]:
 
 
 def main() -> int:
+    """Write `summary.json`; exit code 1 when there is no finished trial."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--results", type=Path, default=Path("results"))
     parser.add_argument("--out", type=Path, default=Path("results/gpu"))

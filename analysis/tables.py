@@ -30,12 +30,12 @@ Places = NDArray[np.int64]
 
 
 def verdicts(arms: pd.DataFrame) -> pd.DataFrame:
-    """`verdicts.csv`: its columns, in its order."""
+    """`verdicts.csv`: the arms with its columns, in its order."""
     return arms[list(VERDICT_COLUMNS)]
 
 
 def to_csv(frame: pd.DataFrame) -> bytes:
-    """Exact: a double is its shortest repr, which reads back to the same double; NaN is `nan`, truth `True` or `False`."""
+    """CSV that reads back exactly: a double is written as its shortest repr, NaN as `nan`, truth as `True` or `False`."""
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(frame.columns)
@@ -141,7 +141,7 @@ def _finite(values: NDArray[np.float64]) -> list[float]:
 
 
 def resolution(differences: Sequence[float]) -> tuple[float, float]:
-    """What n pairs could show: the smallest TOST margin that passes at 5 %, the difference found with 80 % power; NaN below 2."""
+    """The smallest TOST margin that n pairs pass at 5 %, and the difference they find with 80 % power; NaN below two pairs."""
     if len(differences) < 2:
         return math.nan, math.nan
     values, freedom = np.asarray(differences), len(differences) - 1
@@ -151,7 +151,7 @@ def resolution(differences: Sequence[float]) -> tuple[float, float]:
 
 
 def vacuity(arms: pd.DataFrame) -> pd.DataFrame:
-    """Per model: whether what can reveal a fault was there: active clipping, short windows, unequal numbers of terms, steps."""
+    """How often what can reveal a fault occurred, per model: active clipping, short windows, unequal terms, float64 steps."""
     accumulated = arms[arms["arm"] == "accumulated"]
     table = accumulated.groupby(["workload", "norm"], as_index=False).agg(
         n=("trial", "nunique"),

@@ -1,4 +1,4 @@
-"""What does accumulation keep in memory, and do the texts' sums come out? Bytes that were counted, and arithmetic."""
+"""What does accumulation keep in memory, and is the texts' arithmetic right? Decided by counting bytes, and by calculating."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from analysis.load import Results
 from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
 
 ADAM = ("adam", "adamw")
-CLOSE = 0.02  # relative, of a sum that a text rounds to two or three digits
+CLOSE = 0.02  # relative tolerance for a result that a text rounds to two or three digits
 MODEL_STATE = ["parameter_bytes", "gradient_bytes", "state_bytes"]
 
 
 def spread_over_n(rows: pd.DataFrame, columns: list[str]) -> float:
-    """Largest relative change of the summed bytes from one N to another, over the trials."""
+    """The largest relative change of the summed bytes from one N to another, over the trials."""
     totals = rows.assign(total=rows[columns].sum(axis=1)).groupby("trial")["total"]
     return float((totals.max() / totals.min() - 1).max())
 
 
 def models_become_larger(results: Results) -> ClaimResult:
-    """D4: the bytes of weights, gradients and optimizer state do not depend on N, so no larger model fits."""
+    """D4: tests whether the bytes of weights, gradients and optimizer state depend on N; if not, no larger model fits."""
     rows = results.measurements
     spread = spread_over_n(rows, MODEL_STATE)
     return ClaimResult(
@@ -37,7 +37,7 @@ def models_become_larger(results: Results) -> ClaimResult:
 
 
 def gradient_buffer_grows(results: Results) -> ClaimResult:
-    """D5: the bytes of the gradients, over N."""
+    """D5: tests whether the bytes of the gradients depend on N."""
     rows = results.measurements
     spread = spread_over_n(rows, ["gradient_bytes"])
     return ClaimResult(
@@ -50,7 +50,7 @@ def gradient_buffer_grows(results: Results) -> ClaimResult:
 
 
 def bytes_per_parameter(results: Results) -> ClaimResult:
-    """D7: parameters, gradients and Adam's state, in bytes per parameter, times 1.3e9."""
+    """D7: compares the bytes of parameters, gradients and Adam's state for 1.3e9 parameters with the text's 10.4 GB."""
     rows = results.measurements
     adam = rows[rows["optimizer"].isin(ADAM)]
     if adam.empty:
@@ -68,7 +68,7 @@ def bytes_per_parameter(results: Results) -> ClaimResult:
 
 
 def adam_copies(results: Results) -> ClaimResult:
-    """D11: bytes of Adam's state over those of the parameters. S3 says two; S0 says one."""
+    """D11: compares the bytes of Adam's state with those of the parameters. Text S3 says twice as many, S0 as many."""
     rows = results.measurements
     adam = rows[rows["optimizer"].isin(ADAM)]
     if adam.empty:
@@ -87,7 +87,7 @@ def adam_copies(results: Results) -> ClaimResult:
 
 
 def arithmetic(value: float, claimed: float, explanation: str, results: Results) -> ClaimResult:
-    """A sum that a text gives, done again: confirmed within `CLOSE`."""
+    """A calculation of a text, repeated: confirmed within `CLOSE`."""
     return ClaimResult(
         verdict=Ruling.confirmed if abs(value / claimed - 1) <= CLOSE else Ruling.refuted,
         measured=value,
@@ -98,10 +98,12 @@ def arithmetic(value: float, claimed: float, explanation: str, results: Results)
 
 
 def not_testable(explanation: str, results: Results) -> ClaimResult:
+    """A claim that no run can decide, and why."""
     return ClaimResult(verdict=Ruling.not_testable, measured=float("nan"), threshold="", n=0, explanation=explanation)
 
 
 def claim(name: str, expects: Ruling, rule: str, decide: Callable[[Results], ClaimResult]) -> Claim:
+    """A claim with its rule."""
     return Claim(id=name, expects=expects, rule=rule, decide=decide)
 
 
@@ -118,25 +120,28 @@ CLAIMS = (
     claim("D4", Ruling.refuted, "Refuted when the bytes of the model state are the same at every N.", models_become_larger),
     claim("D5", Ruling.refuted, "Refuted when the bytes of the gradients are the same at every N.", gradient_buffer_grows),
     claim(
-        "D7", Ruling.refuted, "Measured bytes per parameter under Adam x 1.3e9, against 10.4 GB within 2%.", bytes_per_parameter
+        "D7",
+        Ruling.refuted,
+        "Confirmed when Adam's bytes per parameter x 1.3e9 are 10.4 GB within 2%.",
+        bytes_per_parameter,
     ),
     claim(
         "D8",
         Ruling.confirmed,
-        "524288 / 8192 against 64.",
+        "Confirmed when 524288 / 8192 is 64.",
         partial(arithmetic, 524288 / 8192, 64, "524288 tokens are 64 windows of 8192, exactly."),
     ),
     claim("D11", Ruling.conditional, "Conditional when Adam's state takes twice the parameters' bytes.", adam_copies),
     claim(
         "G8",
         Ruling.refuted,
-        "Words of one GPU against tokens of the whole batch.",
+        "Refuted when one GPU holds more words than the whole batch has tokens.",
         partial(arithmetic, 16e6, 4e6, "16M words on one GPU are already more than the 4M tokens of the whole batch."),
     ),
     claim(
         "G9",
         Ruling.confirmed,
-        "70e9 parameters x 2 bytes against 140 GB.",
+        "Confirmed when 70e9 parameters x 2 bytes are 140 GB.",
         partial(arithmetic, 70e9 * 2 / 1e9, 140, "At 2 bytes per parameter, weights alone."),
     ),
     *(claim(name, Ruling.not_testable, "No run can decide it.", partial(not_testable, why)) for name, why in CANNOT.items()),
@@ -144,6 +149,7 @@ CLAIMS = (
 
 
 def byte_table(material: Material) -> Section | None:
+    """Bytes per parameter that stay from one micro-batch to the next."""
     rows = material.measurements
     if rows.empty:
         return None
@@ -160,13 +166,13 @@ def byte_table(material: Material) -> Section | None:
 
 EXPERIMENT = Experiment(
     name="accounting",
-    title="What does accumulation keep in memory, and do the texts' sums come out?",
-    question="Do parameters, gradients or optimizer state take fewer (or more) bytes when a batch is accumulated? And which of "
-    "the sums that the texts give are right?",
-    prediction="The model state takes the same bytes at every N; Adam's is two copies of the parameters; of the sums, D8 and G9 "
-    "come out, D7 and G8 do not.",
-    rule="Bytes are counted on the live tensors of one window at N = 1, 2, 8, 32 and have to be the same at every N; sums have "
-    "to come out within 2%. Claims about how somebody trained, or what a service does, are not testable here.",
+    title="What does accumulation keep in memory, and is the texts' arithmetic right?",
+    question="Do parameters, gradients or optimizer state take fewer (or more) bytes when a batch is accumulated? And which "
+    "calculations of the texts are right?",
+    prediction="The model state takes the same bytes at every N. Adam's state is two copies of the parameters. The calculations "
+    "of D8 and G9 are right, those of D7 and G8 are not.",
+    rule="Bytes are counted on the live tensors of one window at N = 1, 2, 8, 32 and have to be the same at every N. "
+    "Calculations have to agree within 2%. Claims about how somebody trained, or what a service does, are not testable here.",
     claims=CLAIMS,
     sections=(byte_table,),
 )

@@ -100,10 +100,12 @@ CLAIMS = (
 
 
 def states(material: Material) -> Section | None:
+    """State and weights of every arm over the optimizer steps."""
     return optimizers.states_section(material, optimizers.long_runs(material.results, LONG))
 
 
 def missing_division(material: Material) -> Section | None:
+    """What the missing 1/N does to Adam's steps, by eps, weight decay and clipping."""
     rows = of_study(material.results, "adam_scale")
     if rows.empty:
         return None
@@ -157,6 +159,7 @@ def _range(values: pd.Series[float]) -> str:
 
 
 def second_moment(material: Material) -> Section | None:
+    """The second moment from micro-batches beside its formula."""
     rows = of_study(material.results, "second_moment")
     if rows.empty:
         return None

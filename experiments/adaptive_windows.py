@@ -10,8 +10,8 @@ from analysis.load import Results
 from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
 from harness.judge.gates import ALGEBRA_GATE, TRAJECTORY_GATE
 
-ANOTHER = 1e-3  # relative, of the weights: seven decades above what rounding does in float64
-ZERO = 1e-9  # of the largest norm of a gradient: a bias before BatchNorm has a true gradient of zero, and no ratio
+ANOTHER = 1e-3  # relative difference of weights that makes another training: seven decades above rounding in float64
+ZERO = 1e-9  # of the largest gradient norm. Below, the true gradient is zero, as of a bias before BatchNorm, and has no ratio
 ARMS = {
     "constant_batch": "N varies, N·b = B, divided by the window",
     "constant_divisor": "N varies, N·b = B, mean losses divided by a constant N",
@@ -21,7 +21,7 @@ ARMS = {
 
 
 def adapted(results: Results) -> ClaimResult:
-    """A18: equivalent at constant B, another training at varying B."""
+    """A18: tests whether a changing N is equivalent at constant B, and another training where B changes."""
     rows = results.study("adaptive_windows")
     if rows.empty or rows["distinct_n"].min() < 2:
         return undecided("It takes windows of several N.", len(rows))
@@ -59,7 +59,7 @@ def balance(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def imbalance(results: Results) -> ClaimResult:
-    """A17: every tensor's norm is the full batch's, so their imbalance is, over N and along training."""
+    """A17: tests whether every tensor's gradient norm, and so their imbalance, is the full batch's over N and training."""
     rows = results.study("tensor_norms")
     table = balance(rows) if len(rows) else pd.DataFrame({"norm": []})
     free, bound = table[table["norm"] != "batch"], table[table["norm"] == "batch"]
@@ -92,8 +92,8 @@ CLAIMS = (
     Claim(
         id="A17",
         expects=Ruling.refuted,
-        rule="Refuted when, without BatchNorm, the norm of every tensor's gradient is the full batch's at every N and probed "
-        "step.",
+        rule="Refuted when, without BatchNorm, the norm of every tensor's gradient is the full batch's at every N and every "
+        "step that was measured.",
         decide=imbalance,
     ),
     Claim(
@@ -106,6 +106,7 @@ CLAIMS = (
 
 
 def ways_to_adapt(material: Material) -> Section | None:
+    """Gradient errors and final distances of each way to change N."""
     rows = material.results.study("adaptive_windows")
     if rows.empty:
         return None
@@ -115,16 +116,15 @@ def ways_to_adapt(material: Material) -> Section | None:
         cells.append((ARMS[str(arm)], str(optimizer), str(len(own)), *spread))
     head = ("windows", "optimizer", "n", "worst gradient error", "distance of the weights at the end")
     caption = (
-        f"Float64, {rows['samples'].max()} samples in the same order, N drawn at every window. Gradient error: against the "
-        "mean over "
-        "the arm's own window. Distance: to the training at constant B, relative to its way. A varying B computes right "
-        "gradients of "
-        "other windows, which is another training."
+        f"Float64, {rows['samples'].max()} samples in the same order, N drawn at every window. Gradient error: distance to the "
+        "mean over the arm's own window. Distance: to the weights trained at constant B, relative to how far these moved. With a "
+        "varying B the gradients are right, but those of other windows, which is another training."
     )
     return Section("N that changes from window to window", (Table(head, tuple(cells), caption),))
 
 
 def tensor_balance(material: Material) -> Section | None:
+    """Deviations of the tensors' gradient norms over N."""
     rows = material.results.study("tensor_norms")
     if rows.empty:
         return None
@@ -133,13 +133,13 @@ def tensor_balance(material: Material) -> Section | None:
         "tensor-norms",
         order_figures.figure_tensor_norms(table),
         "Largest deviation of a tensor's gradient norm from the full batch's over N, with BatchNorm and without.",
-        f"Each dot is a window: the largest relative deviation of a tensor's norm, at the same weights, in float64, "
+        f"Each dot is a window: the largest relative deviation of a tensor's norm at the same weights, in float64; "
         f"{rows['trial'].nunique()} trials, {rows['step'].nunique()} points along training. Dashed: the gate.",
     )
     text = (
-        "A sum of micro-batch gradients has the full batch's norm in every tensor, so no imbalance between layers can come from "
-        "accumulating. What BatchNorm does here is due to its statistics. Losses over pairs in the batch are another matter: "
-        "not here."
+        "A sum of micro-batch gradients has the full batch's norm in every tensor, so accumulation cannot cause an imbalance "
+        "between layers. The effect of BatchNorm is due to its statistics. Losses over pairs within the batch are not tested "
+        "here."
     )
     return Section("The balance between tensors", (Text(text), picture))
 
@@ -147,15 +147,12 @@ def tensor_balance(material: Material) -> Section | None:
 EXPERIMENT = Experiment(
     name="adaptive_windows",
     title="May N change during training?",
-    question="Is training the same when the number of micro-batches is adapted from window to window? And does accumulation "
-    "make the "
-    "gradient norms of the layers more unequal?",
-    prediction="At constant N·b = B a changing N is equivalent; a changing B is another training, with the learning rate "
-    "scaled or "
-    "not. The norm of every tensor's gradient is the full batch's, unless BatchNorm changes the function.",
-    rule=f"In float64: gradients within {ALGEBRA_GATE:.0e}, weights at the end within {TRAJECTORY_GATE:.0e} of the way. What "
-    "has to "
-    f"differ has to differ by more than {ANOTHER:g}.",
+    question="Is training the same when the number of micro-batches changes from window to window? And does accumulation make "
+    "the gradient norms of the layers more unequal?",
+    prediction="At constant N·b = B a changing N is equivalent; a changing B is another training, whether the learning rate is "
+    "scaled or not. The norm of every tensor's gradient is the full batch's, unless BatchNorm changes the function.",
+    rule=f"In float64, gradients have to agree within {ALGEBRA_GATE:.0e}, and the weights at the end within "
+    f"{TRAJECTORY_GATE:.0e} of how far they moved. What has to differ has to differ by more than {ANOTHER:g}.",
     claims=CLAIMS,
     sections=(ways_to_adapt, tensor_balance),
 )

@@ -12,16 +12,15 @@ from harness.judge.gates import ALGEBRA_GATE
 
 LEVEL = 0.05
 GATE = f"≤ {ALGEBRA_GATE:.0e}"
-# A gradient that is this far off is another one: nine decades above the gate, well below what one norm layer does (4%).
-APART = 1e-3
-# Samples of a micro-batch of 2 can have nearly the same value: BatchNorm then magnifies the last bits. How much, is measured by
-# moving all weights by one of them; rounding at every layer may do as much a few times over.
+APART = 1e-3  # relative error of another gradient: nine decades above the gate, well below what one norm layer does (4 %)
+# The samples of a micro-batch of 2 can have nearly the same value, and BatchNorm then magnifies their last bits. By how much is
+# measured by moving all weights by one unit in the last place; rounding at every layer may do as much a few times over.
 CONDITIONING = 10.0
-FEWEST_SEEDS = 4  # accuracies of 297 images come in steps: two or three seeds can agree by chance and seem to have no scatter
+FEWEST_SEEDS = 4  # accuracies of 297 images are discrete: two or three seeds can agree by chance, as if nothing varied
 
 
 def sees_micro_batches(results: Results) -> ClaimResult:
-    """B1: every accumulated gradient is off, and the full batch that normalises in the same chunks has it exactly."""
+    """B1: compares accumulated gradients with the full batch's, and with those of a full batch normalised in the same chunks."""
     rows = exact_rows(results, "accumulated")
     if rows.empty:
         return undecided("It takes trials of study=batch_statistics with norm=batch.", 0)
@@ -43,7 +42,7 @@ def sees_micro_batches(results: Results) -> ClaimResult:
 
 
 def cannot_be_accumulated(results: Results) -> ClaimResult:
-    """B2: pooled running statistics, the gradient that they leave as it is, and the gradient of the two-pass statistics."""
+    """B2: tests what pooled running statistics and two-pass statistics each restore of the full batch."""
     pooled, exact = exact_rows(results, "window_statistics"), exact_rows(results, "two_pass_statistics")
     if pooled.empty or exact.empty:
         return undecided("It takes trials of study=batch_statistics with norm=batch.", 0)
@@ -70,7 +69,7 @@ def cannot_be_accumulated(results: Results) -> ClaimResult:
 
 
 def effective_momentum(results: Results) -> ClaimResult:
-    """B5: 1 - (1 - m)^N against the buffers, and m under the corrected momentum, whose gradient stays off."""
+    """B5: compares how the buffers forget with 1 - (1 - m)^N and, under the corrected momentum, with m."""
     plain, corrected = (
         exact_rows(results, "accumulated", all_momenta=True),
         exact_rows(results, "corrected_momentum", all_momenta=True),
@@ -94,7 +93,7 @@ def effective_momentum(results: Results) -> ClaimResult:
 
 
 def costs_accuracy(results: Results) -> ClaimResult:
-    """B4: what accumulation adds to the held-out error, at b = 2 and b = 16, each at several N."""
+    """B4: tests what accumulation adds to the held-out error at b = 2 and b = 16, each at several N."""
     rows = trained(results)
     cells = against_full(rows, MARGIN) if len(rows) else rows
     if cells.empty:
@@ -132,7 +131,7 @@ def costs_accuracy(results: Results) -> ClaimResult:
 
 
 def _points(cells: pd.DataFrame, b: int) -> str:
-    """Mean costs at b, with the N they were measured at."""
+    """The mean costs at b in words, with the N at which they were measured."""
     own = cells[cells["b"] == b]
     return ", ".join(f"{row['mean']:.2g} (N = {row['accumulation_steps']}, n = {row['n']})" for row in own.to_dict("records"))
 
@@ -141,21 +140,23 @@ CLAIMS = (
     Claim(
         id="B1",
         expects=Ruling.confirmed,
-        rule=f"Confirmed when every accumulated gradient is more than {APART:g} off and Ghost BatchNorm within the gate of L0.",
+        rule=f"Confirmed when every accumulated gradient is more than {APART:g} off the full batch's, and within the gate of L0 "
+        "of Ghost BatchNorm's (or within ten times what one unit in the last place changes it by, where that is more).",
         decide=sees_micro_batches,
     ),
     Claim(
         id="B2",
         expects=Ruling.conditional,
-        rule="Conditional when pooled running statistics and the two-pass gradient are within the gate, and one pass is not.",
+        rule="Conditional when pooled running statistics and the two-pass gradient are within the gate of L0 of the full "
+        "batch's, and the gradient of a single pass is not.",
         decide=cannot_be_accumulated,
     ),
     Claim(
         id="B4",
         expects=Ruling.conditional,
         rule=f"Conditional when the perceptron loses more than {MARGIN:g} point at b = {SCARCE} at every N (paired t test, "
-        f"Holm) and is within {MARGIN:g} point at b = {AMPLE} at every N (TOST); confirmed or refuted when all cells fall one "
-        "way.",
+        f"Holm) and is within {MARGIN:g} point at b = {AMPLE} at every N (TOST); confirmed when it loses in every "
+        "cell, refuted when every cell is within the margin.",
         decide=costs_accuracy,
     ),
     Claim(
@@ -172,12 +173,12 @@ EXPERIMENT = Experiment(
     title="What does BatchNorm do to an accumulated step, and what mends it?",
     question="A BatchNorm layer sees the micro-batch and not the batch. How far off is the accumulated gradient, what do "
     "the running statistics add, what does it cost in accuracy, and what does each remedy mend?",
-    prediction="The gradient error grows as b falls and is Ghost BatchNorm's exactly. The running statistics have no part in it: "
-    "they move with an effective momentum of 1 - (1 - m)^N and matter to evaluation. Accuracy depends on b, not on N. "
+    prediction="The gradient error grows as b falls, and is exactly Ghost BatchNorm's. The running statistics have no part in "
+    "it: they move with an effective momentum of 1 - (1 - m)^N and matter to evaluation. Accuracy depends on b, not on N. "
     "Only statistics in two passes restore the full batch's gradient.",
     rule="Exact measurements in float64 decide on gradients and buffers. Accuracy is paired by seed with the full batch of the "
-    f"same B: an equivalence margin of {MARGIN:g} percentage point, fixed beforehand (three of the 297 held-out images), Holm "
-    "over cells.",
+    f"same B, with an equivalence margin of {MARGIN:g} percentage point that was fixed beforehand (three of the 297 held-out "
+    "images) and Holm's correction over cells.",
     claims=CLAIMS,
     sections=(shown.gradient_over_b, shown.running_statistics, shown.accuracy_over_b, shown.remedies, shown.remedies_trained),
 )

@@ -25,7 +25,7 @@ CASES = {
 
 
 def judged(arms: pd.DataFrame) -> pd.DataFrame:
-    """The correct arms that were judged, with `alarm` (of the verdict) and one flag per level."""
+    """The correct arms that were judged, with `alarm` (the verdict is not equivalent) and one flag per level that rejects."""
     right = arms[arms["arm"].isin(["accumulated", "permuted"]) & (arms["verdict"] != "inconclusive")].reset_index(drop=True)
     checks = faults.by_check(right)
     levels = {level: checks[list(names)].any(axis=1) for level, names in LEVELS.items()}
@@ -33,7 +33,7 @@ def judged(arms: pd.DataFrame) -> pd.DataFrame:
 
 
 def answer(arms: pd.DataFrame) -> Answer:
-    """Refuted by one alarm in float64 or float32, or by more than TOLERATED in a 16-bit format; undecided with too few trials."""
+    """Refuted by one alarm in float64 or float32, or by more than TOLERATED in a 16-bit format; open with too few trials."""
     right = judged(arms)
     if right.empty:
         return Answer(("No correct arm was judged.",), None)
@@ -57,7 +57,7 @@ def answer(arms: pd.DataFrame) -> Answer:
 
 
 def _trials(arms: pd.DataFrame) -> str:
-    """Trials with an alarm in any of their arms: these are independent of one another."""
+    """The rate of trials with an alarm in any arm: trials, unlike their arms, are independent."""
     return str(rate(arms.groupby("trial")["alarm"].any()))
 
 
@@ -75,8 +75,8 @@ def levels(material: Material) -> Section | None:
     head = ("precision", "trials", "arms", *LEVELS, "any level", "95% interval up to")
     caption = (
         "Correct arms (accumulated, and the permuted full batch) that a level rejects: all of them are false alarms. L0: algebra "
-        "in float64; L1: rounding in the precision of the run (float64 has none beside L0); L2: counters. The interval is "
-        "exact (Clopper and Pearson) and takes arms as independent, although those of a trial share its full batch."
+        "in float64; L1: rounding in the precision of the run (for float64, L0 is that); L2: counters. The interval is exact "
+        "(Clopper and Pearson) and treats arms as independent, although those of a trial share its full batch."
     )
     odd = right[right["alarm"]]
     text = "; ".join(f"{row.trial} {row.arm} N={row.accumulation_steps}: {row.reasons}" for row in odd.head(10).itertuples())
@@ -85,7 +85,7 @@ def levels(material: Material) -> Section | None:
 
 
 def vacuity(material: Material) -> Section | None:
-    """How much of this could have failed: trials that never met a case do not count for it."""
+    """How many trials could have raised an alarm at all: one that never met a case does not count for it."""
     right = judged(material.arms)
     right = right[right["arm"] == "accumulated"]
     if right.empty:
@@ -102,8 +102,8 @@ def vacuity(material: Material) -> Section | None:
         )
     head = ("case", "counts when", "trials", "vacuous trials", "accumulated arms", "false alarms", "95% interval up to")
     caption = (
-        "A trial whose clipping test never clipped, that met no short window, or whose micro-batches all had as many loss terms "
-        "says so, and does not count for that case."
+        "A trial that never clipped, that met no short window, or whose micro-batches all had the same number of loss terms is "
+        "vacuous for that case and does not count."
     )
     return Section("Could these trials have failed?", (Table(head, tuple(rows), caption),))
 

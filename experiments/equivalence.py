@@ -17,7 +17,7 @@ SCALE_TOLERANCE = 1e-2  # float16 rounds a gradient to about 1e-3
 
 
 def answer(arms: pd.DataFrame) -> Answer:
-    """Refuted by one judged arm that fell otherwise; held when every arm was judged and both kinds of arms were there."""
+    """Refuted by one judged arm that fell otherwise; held when every arm was judged, with BatchNorm and without."""
     accumulated = arms[arms["arm"] == "accumulated"]
     sees_chunks = (accumulated["norm"] == BATCH_NORM) & (accumulated["micro_batch"] < accumulated["effective_batch"])
     free, bound = accumulated[~sees_chunks], accumulated[sees_chunks]
@@ -73,7 +73,7 @@ def _accumulated(results: Results, *, batch_norm: bool) -> pd.DataFrame:
 
 
 def same_update(results: Results) -> ClaimResult:
-    """A1 over all arms; the condition is BatchNorm."""
+    """A1: tests whether accumulated arms are equivalent, without BatchNorm and with it."""
     free, bound = _accumulated(results, batch_norm=False), _accumulated(results, batch_norm=True)
     if free.empty or bound.empty:
         return undecided("It takes arms with BatchNorm and without.", len(free) + len(bound))
@@ -90,7 +90,7 @@ def same_update(results: Results) -> ClaimResult:
 
 
 def only_approximates(results: Results) -> ClaimResult:
-    """A2: refuted as a blanket statement by arms without BatchNorm that agree to the last bits of float64."""
+    """A2: tests whether arms without BatchNorm agree with the full batch in float64, and not only approximately."""
     free = _accumulated(results, batch_norm=False)
     if free.empty:
         return undecided("It takes arms without BatchNorm.", 0)
@@ -106,7 +106,7 @@ def only_approximates(results: Results) -> ClaimResult:
 
 
 def sum_of_gradients(results: Results) -> ClaimResult:
-    """A3: sums of mean losses are N times the full batch's gradient, sums of summed losses over the window's terms are it."""
+    """A3: tests which sums of losses give the full batch's gradient, and which N times that."""
     wrong = results.arms[results.arms["arm"] == UNDIVIDED]
     right = _accumulated(results, batch_norm=False)
     if wrong.empty or right.empty:
@@ -125,7 +125,7 @@ def sum_of_gradients(results: Results) -> ClaimResult:
 
 
 def no_relation(results: Results) -> ClaimResult:
-    """A5: refuted where every arm that is equivalent has N micro-batches of b with N·b = B, and the samples are counted."""
+    """A5: tests whether N·b = B in every arm whose windows hold the full batch's samples."""
     even = results.arms[results.arms["arm"].eq("accumulated") & ~results.arms["ragged"] & results.arms["counters_ok"]]
     if even.empty:
         return undecided("It takes arms with equal micro-batches.", 0)
@@ -140,7 +140,7 @@ def no_relation(results: Results) -> ClaimResult:
 
 
 def eight_and_two(results: Results) -> ClaimResult:
-    """A6 at exactly these sizes, and with the loss left undivided."""
+    """A6: tests B = 8 as 4 x 2, with the loss divided and left undivided."""
     arms = results.arms[(results.arms["effective_batch"] == 8) & (results.arms["accumulation_steps"] == 4)]
     right, wrong = arms[arms["arm"] == "accumulated"], arms[arms["arm"] == UNDIVIDED]
     if right.empty or wrong.empty:
@@ -165,20 +165,20 @@ CLAIMS = (
     Claim(
         id="A2",
         expects=Ruling.refuted,
-        rule="Refuted when every arm without BatchNorm is within the gate of L0.",
+        rule="Refuted when every arm without BatchNorm agrees with the full batch within the gate of L0.",
         decide=only_approximates,
     ),
     Claim(
         id="A3",
         expects=Ruling.conditional,
-        rule="Conditional when summed losses give the gradient, and summed mean losses N times it.",
+        rule="Conditional when sums of summed losses give the full batch's gradient, and sums of mean losses N times that.",
         decide=sum_of_gradients,
     ),
     Claim(id="A5", expects=Ruling.refuted, rule="Refuted when N·b = B in every arm with the right samples.", decide=no_relation),
     Claim(
         id="A6",
         expects=Ruling.confirmed,
-        rule="Confirmed when B = 8 as 4 x 2 is equivalent, and not without the division.",
+        rule="Confirmed when B = 8 as 4 x 2 is equivalent with the division, and different without it.",
         decide=eight_and_two,
     ),
 )

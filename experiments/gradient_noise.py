@@ -15,27 +15,28 @@ from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, 
 from harness.judge.resampling import Interval
 from harness.judge.statistics import mean_interval
 
-SLOPE_MARGIN = 0.05  # of the mean slope around -1; from 4 to 1,024 it would be a factor 1.3 of the variance
-FEWEST_DRAWS = 200  # of every size (the claim's own condition)
-GROWTH = 2.0  # of the noise scale from the first to the last quarter, in every trial: no seed is to decide by a hair
-QUARTER = 0.25
-STRETCHES = 8  # of a training, for the estimates from its micro-batches
+SLOPE_MARGIN = 0.05  # of the mean slope around -1: from B = 4 to 1,024 this is a factor of 1.3 in the variance
+FEWEST_DRAWS = 200  # batches of every size, as the claim itself asks
+GROWTH = 2.0  # factor from the first to the last quarter of every training: no seed shall be a borderline case
+QUARTER = 0.25  # of a training
+STRETCHES = 8  # parts of a training, for the estimates from its micro-batches
 AT = ["trial", "step", "replacement"]
 
 
 def scales(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows with exact noise scales."""
     return rows[rows["quantity"] == "noise_scale"].astype({"windows": int})
 
 
 def variances(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows of drawn batches, with the variance that independent draws would have had in `independent`."""
+    """The rows of drawn batches; `independent` is the variance that independent draws would have had."""
     own = rows[rows["quantity"] == "variance"].astype({"batch": int, "draws": int, "step": int})
     factor = own["expected"] * own["batch"] / own.merge(scales(rows), on=["trial", "step"])["noise_trace_y"].to_numpy()
     return own.assign(independent=own["variance"] / factor)
 
 
 def falls_as_one_over_b(results: Results) -> ClaimResult:
-    """C6: slope of log variance over log B, drawn with replacement, and without after division by (D - B) / (D - 1)."""
+    """C6: compares the slope of log variance over log B with -1, also without replacement after division by (D - B)/(D - 1)."""
     rows = variances(results.measurements)
     if rows.empty or rows["draws"].min() < FEWEST_DRAWS or rows["batch"].nunique() < 3 or rows["trial"].nunique() < 2:
         return undecided(f"It takes {FEWEST_DRAWS} draws of three sizes or more, in two trials or more.", len(rows))
@@ -57,7 +58,7 @@ def falls_as_one_over_b(results: Results) -> ClaimResult:
 
 
 def _over_trials(slopes: pd.DataFrame) -> Interval:
-    """Mean slope and its interval; the trials count, not the points of a training, which share their weights' history."""
+    """The mean slope over trials with its interval; points of one training are not independent, so they are averaged first."""
     return mean_interval(slopes.groupby("trial")["slope"].mean().tolist())
 
 
@@ -76,7 +77,7 @@ def quarters(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def early_large_late_small(results: Results) -> ClaimResult:
-    """C7: the noise scale at the end over that of the beginning, exact, in every trial."""
+    """C7: compares the exact noise scale in the last quarter with that in the first, in every training."""
     found = quarters(results.measurements)
     growth = found["last"] / found["first"]
     if len(growth) < 2:
@@ -98,7 +99,7 @@ def early_large_late_small(results: Results) -> ClaimResult:
 
 
 def _by_setting(rows: pd.DataFrame, growth: pd.Series) -> list[str]:
-    """The range of the trainings' `growth` with each optimizer and normalisation, in words; the smallest first."""
+    """The range of `growth` under each optimizer and normalisation, in words; the smallest first."""
     about = rows.groupby("trial")[["optimizer", "norm"]].first()
     setting = about["optimizer"] + ", norm=" + about["norm"]
     ranges = growth.groupby(setting).agg(["min", "max", "size"]).sort_values("min")
@@ -112,7 +113,8 @@ CLAIMS = (
     Claim(
         id="C6",
         expects=Ruling.confirmed,
-        rule=f"Confirmed when the slope of log variance over log B is -1 ± {SLOPE_MARGIN:g}, {FEWEST_DRAWS} draws of each size.",
+        rule="Confirmed when the slope of log variance over log B is -1, with its 95% interval within "
+        f"{SLOPE_MARGIN:g} of it, for {FEWEST_DRAWS} draws or more of each size.",
         decide=falls_as_one_over_b,
     ),
     Claim(
@@ -125,6 +127,7 @@ CLAIMS = (
 
 
 def variance_section(material: Material) -> Section | None:
+    """The variance of the batch gradient over B, beside both formulas."""
     if material.measurements.empty:
         return None
     rows = variances(material.measurements)
@@ -153,13 +156,14 @@ def variance_section(material: Material) -> Section | None:
     )
     head = ("replacement", "B", "points", "mean of measured/formula", "smallest", "largest")
     caption = (
-        "Measured over predicted variance, all trials and moments. What it does not show: other data sets, or samples that "
+        "Measured over predicted variance, over all trials and moments. It does not cover other data sets, or samples that "
         "depend on one another."
     )
     return Section("The variance falls as 1/B", (picture, Table(head, cells, caption, folded=True)))
 
 
 def noise_section(material: Material) -> Section | None:
+    """The noise scale along each training, exact and estimated from micro-batches."""
     rows = scales(material.measurements) if not material.measurements.empty else material.measurements
     if rows.empty:
         return None
@@ -174,22 +178,22 @@ def noise_section(material: Material) -> Section | None:
     every = pd.concat(pooled)
     negative = float((every["gradient_square"] <= 0).mean())
     text = (
-        f"Every accumulated run logs two squared norms of a window. Taken alone, {negative:.0%} of {len(every)} windows give a "
-        "negative |G|²: means over steps are divided, never are ratios of single steps averaged."
+        f"Every accumulated run logs two squared norms of a window. Of {len(every)} single windows {negative:.0%} give a "
+        "negative |G|²: therefore means over steps are divided, and ratios of single steps are never averaged."
     )
     picture = Picture(
         "noise-scale",
         noise_figures.figure_noise_scale(panels),
         "The gradient noise scale over the training, exact and estimated from micro-batches.",
-        f"Noise scale tr Σ / |G|² along the training, a line per seed. Points: ratio of means over an {STRETCHES}th of the "
-        "training, from the micro-batches that it ran through anyway, at moving weights; bars: Fieller's 95% interval; grey "
-        "triangles: intervals without an upper end.",
+        f"Noise scale tr Σ / |G|² along the training, a line per seed. Points: the ratio of means over an {STRETCHES}th of the "
+        "training, from its own micro-batches while the weights move; bars: Fieller's 95% interval; grey triangles: intervals "
+        "without an upper end.",
     )
     return Section("The noise scale along the training", (Text(text), picture, _standing(rows)))
 
 
 def _standing(rows: pd.DataFrame) -> Table:
-    """The estimator against exact values at standing weights."""
+    """The estimator from micro-batches beside exact values at fixed weights."""
     estimates = noise.two_size(rows.drop(columns=["noise_trace", "gradient_square"]))
     trace = estimates["noise_trace"] / rows.loc[estimates.index, "noise_trace"]
     square = estimates["gradient_square"] / rows.loc[estimates.index, "gradient_square"]
@@ -208,10 +212,11 @@ def _standing(rows: pd.DataFrame) -> Table:
 EXPERIMENT = Experiment(
     name="gradient_noise",
     title="How noisy is the gradient, and when does a larger batch pay?",
-    question="Does the variance of a batch's gradient fall as 1/B, and is it early or late in training that larger batches gain? "
-    "Can the micro-batches of an accumulated run tell?",
-    prediction="It falls as 1/B for independent samples, as (1/B)(D - B)/(D - 1) for samples drawn without replacement. The "
-    "noise scale tr Σ/|G|² grows along the training, so large batches gain late. Micro-batches estimate it without bias.",
+    question="Does the variance of a batch's gradient fall as 1/B? Do larger batches pay early or late in training? Can the "
+    "micro-batches of an accumulated run tell?",
+    prediction="The variance falls as 1/B for independent samples, and as (1/B)(D - B)/(D - 1) for samples drawn without "
+    "replacement. The noise scale tr Σ/|G|² grows along the training, so large batches pay late. Micro-batches estimate it "
+    "without bias.",
     rule="Per-sample gradients in float64 are the truth. The mean slope of log variance over log B has to be within "
     f"{SLOPE_MARGIN:g} of -1 with its 95% interval; the noise scale has to grow {GROWTH:g}-fold in every single training.",
     claims=CLAIMS,

@@ -10,7 +10,7 @@ from harness.judge.gates import ALGEBRA_GATE
 
 
 def better_choice(results: Results) -> ClaimResult:
-    """B3: exact at every N; the error that GroupNorm saves at b = 2 and at the full batch, at fixed B."""
+    """B3: tests whether GroupNorm is exact at every N, and what error it saves at b = 2 and at the full batch, at fixed B."""
     exact = results.study(EXACT)
     own = exact[exact["norm"].isin(["group", "layer"])] if len(exact) else exact
     rows = trained(results)
@@ -50,7 +50,8 @@ CLAIMS = (
         id="B3",
         expects=Ruling.conditional,
         rule=f"Conditional when GroupNorm is exact, gains more than {MARGIN:g} point at b = {SCARCE} and less than that at the "
-        "full batch (95% t intervals, paired by seed); confirmed when it gains at both.",
+        "full batch (95% t intervals, paired by seed); confirmed when it gains at both; refuted when it is not exact or loses at "
+        f"b = {SCARCE}.",
         decide=better_choice,
     ),
 )
@@ -58,12 +59,12 @@ CLAIMS = (
 EXPERIMENT = Experiment(
     name="groupnorm",
     title="Is GroupNorm the better choice with accumulation?",
-    question="GroupNorm sees one sample at a time. Is it exact under accumulation, and does it pay in accuracy, as b falls at a "
-    "fixed B, and as it falls with B, the way Wu & He measured it?",
-    prediction="Exact at every N. At fixed B BatchNorm's error rises as b falls, most from 4 to 2, GroupNorm's stays; at large b "
-    "BatchNorm is no worse. The same shape when B grows with b and the learning rate with B.",
-    rule=f"Float64 gradients decide on exactness. Accuracy: differences paired by seed, 95% t intervals against a margin of "
-    f"{MARGIN:g} percentage point. The outside check is one of shape: order, sign and place of the steepest rise.",
+    question="GroupNorm sees one sample at a time. Is it exact under accumulation? Is it more accurate when b falls at a fixed "
+    "B, and when b falls with B, as Wu & He measured it?",
+    prediction="It is exact at every N. At fixed B BatchNorm's error rises as b falls, most from 4 to 2, and GroupNorm's does "
+    "not; at large b BatchNorm is no worse. The shape is the same when B grows with b and the learning rate with B.",
+    rule="Float64 gradients decide on exactness. Differences of accuracy are paired by seed: 95% t intervals against a margin of "
+    f"{MARGIN:g} percentage point. Of Wu & He's curves only the shape is compared: order, sign and place of the steepest rise.",
     claims=CLAIMS,
     sections=(shown.wu_and_he, shown.wu_and_he_growing, shown.exact_at_every_n),
 )

@@ -159,6 +159,7 @@ CLAIMS = (
 
 
 def true_batch(material: Material) -> Section | None:
+    """Held-out losses at the rate of the true batch, and at sqrt N and N times it."""
     pairs = learning_rates.against_true_batch(material.results)
     if pairs.empty:
         return None
@@ -173,6 +174,7 @@ def true_batch(material: Material) -> Section | None:
 
 
 def over_rates(material: Material) -> Section | None:
+    """Losses over the learning rate by batch size, and under each rule of scaling."""
     rows = learning_rates.trained(material.results)
     if rows.empty:
         return None
@@ -211,6 +213,7 @@ def _rule_table(results: Results) -> Table:
 
 
 def curves(material: Material) -> Section | None:
+    """Noise and held-out losses of the largest and the smallest batch."""
     rows = learning_rates.trained(material.results)
     if rows.empty or rows["batch"].nunique() < 2:
         return None

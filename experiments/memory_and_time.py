@@ -10,19 +10,19 @@ from analysis.figures.memory import figure_cost_of_memory
 from analysis.load import Results
 from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
 
-CLOSE = 0.02  # relative: what counts as the factor that a text gives
-NEGLIGIBLE = 0.05  # relative: what counts as no cost in time
+CLOSE = 0.02  # relative tolerance around the factor that a text gives
+NEGLIGIBLE = 0.05  # relative increase of time that counts as no cost
 TOTAL = ["parameter_bytes", "gradient_bytes", "state_bytes", "activation_bytes"]
 
 
 def against_full(rows: pd.DataFrame, column: str, num: int) -> pd.Series:
-    """Value of the full batch over that at N = `num`, per trial that has both."""
+    """The value of a column at the full batch over that at N = `num`, per trial that has both."""
     wide = rows.pivot_table(index="trial", columns="accumulation_steps", values=column)
     return (wide[1] / wide[num]).dropna() if {1, num} <= set(wide) else pd.Series(dtype=float)
 
 
 def falls_four_times(results: Results) -> ClaimResult:
-    """D1: memory of the full batch over that at N = 4."""
+    """D1: tests whether memory at N = 4 is a fourth of the full batch's."""
     factors = against_full(results.measurements, "total_bytes", 4)
     if factors.empty:
         return undecided("It takes trials with N = 4.", 0)
@@ -38,7 +38,7 @@ def falls_four_times(results: Results) -> ClaimResult:
 
 
 def activations_fall(results: Results) -> ClaimResult:
-    """D2: activations of the full batch over those at N, divided by N, worst N of every trial."""
+    """D2: tests whether the activations at N are the full batch's over N, by the N that is farthest off."""
     rows = results.measurements
     worst = 0.0
     for num in sorted(set(rows["accumulation_steps"]) - {1}):
@@ -54,7 +54,7 @@ def activations_fall(results: Results) -> ClaimResult:
 
 
 def cost_in_time(results: Results) -> ClaimResult:
-    """D6: seconds of a window at N over the full batch's."""
+    """D6: compares the seconds of a window at N with the full batch's."""
     rows = results.measurements
     cost = pd.concat([1 / against_full(rows, "seconds", num) for num in sorted(set(rows["accumulation_steps"]) - {1})])
     nums = sorted(set(rows["accumulation_steps"]) - {1})
@@ -75,32 +75,33 @@ CLAIMS = (
     Claim(
         id="D1",
         expects=Ruling.refuted,
-        rule="Refuted when no trial's memory at N = 4 falls 4 times within 2%.",
+        rule="Confirmed when memory falls 4 times (within 2%) at N = 4 in every trial, conditional when it does in some, "
+        "refuted when in none.",
         decide=falls_four_times,
     ),
     Claim(
         id="D2",
         expects=Ruling.confirmed,
-        rule="Confirmed when activations times N are the full batch's within 2% at every N.",
+        rule="Confirmed when the activations times N are the full batch's, within 2%, at every N.",
         decide=activations_fall,
     ),
     Claim(
         id="D6",
         expects=Ruling.conditional,
-        rule="Confirmed when a window takes at most 5% longer at every N, else conditional on b.",
+        rule="Confirmed when a window takes at most 5% longer at every N; otherwise conditional on b.",
         decide=cost_in_time,
     ),
 )
 
 
 def fitted(rows: pd.DataFrame) -> tuple[float, float]:
-    """(M_s, a) of M = M_s + a b, in bytes, by least squares over b."""
+    """M_s and a of M = M_s + a b, in bytes, by least squares over b."""
     slope, static = np.polyfit(rows["micro_batch"].astype(float), rows["total_bytes"].astype(float), 1)
     return float(static), float(slope)
 
 
 def time_against_memory(rows: pd.DataFrame) -> pd.DataFrame:
-    """Per model, optimizer, b: `total_bytes`, `static_bytes` (M_s of the fit), `slowdown` (seconds over N = 1)."""
+    """`total_bytes`, `static_bytes` (M_s of the fit) and `slowdown` (seconds over those at N = 1), by model, optimizer and b."""
     groups = []
     for _, own in rows.groupby(["workload", "model", "optimizer"]):
         full = own[own["accumulation_steps"] == 1].groupby("trial")["seconds"].first()
@@ -124,16 +125,16 @@ def budget_figure(material: Material) -> Section | None:
                 "memory_and_time",
                 figure_cost_of_memory(panels),
                 "Time of a window over the full batch's against the memory of a step, a point per micro-batch size",
-                "A point per micro-batch, b beside it, at the same window B. A budget is a place on the horizontal axis: "
-                "the first point to its left is the largest b measured that fits, and its height what accumulating costs. "
-                "`python -m harness.plan memory=... effective_batch=...` answers for one's own model.",
+                "Each point is a size of micro-batch, labelled with b, at the same window B. A budget is a position on the "
+                "horizontal axis: the first point to its left is the largest measured b that fits, and its height is what "
+                "accumulating costs. `python -m harness.plan memory=... effective_batch=...` answers for a model of yours.",
             ),
         ),
     )
 
 
 def memory_table(material: Material) -> Section | None:
-    """Per model: M over b, split; the fit; and how many samples fit into a budget of twice the static part."""
+    """The parts of the memory over b, and the fit of M = M_s + a b, per model and optimizer."""
     rows = material.measurements
     if rows.empty:
         return None
@@ -165,10 +166,10 @@ EXPERIMENT = Experiment(
     name="memory_and_time",
     title="What does accumulating save in memory, and what does it cost in time?",
     question="How does the memory of a step fall with the micro-batch, and how much longer does a window take?",
-    prediction="M = M_s + a·b: only the activations shrink, exactly as 1/N, so memory falls less than N times; a window takes "
-    "longer as b leaves the device less to do at once.",
-    rule="Bytes saved for backward, of parameters, gradients and state are counted (on CUDA: the allocator's peak); seconds are "
-    "medians of windows taken in turn.",
+    prediction="M = M_s + a·b: only the activations shrink, exactly as 1/N, so memory falls less than N times. A window takes "
+    "longer as a smaller b leaves the device less to do at once.",
+    rule="The bytes of parameters, gradients, state and of what is saved for backward are counted (on CUDA: the allocator's "
+    "peak). Seconds are medians over windows, with the N taken in turn.",
     claims=CLAIMS,
     sections=(budget_figure, memory_table),
 )

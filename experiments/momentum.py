@@ -180,10 +180,12 @@ CLAIMS = (
 
 
 def states(material: Material) -> Section | None:
+    """State and weights of every arm over the optimizer steps."""
     return optimizers.states_section(material, optimizers.long_runs(material.results, LONG))
 
 
 def order(material: Material) -> Section | None:
+    """What another order of the micro-batches changes."""
     rows = of_study(material.results, "optimizer_states")
     rows = rows[(rows["after_steps"] == ORDERED) & rows["arm"].isin(["reordered", "small_steps_reordered"])]
     if rows.empty:
@@ -202,6 +204,7 @@ def order(material: Material) -> Section | None:
 
 
 def memory(material: Material) -> Section | None:
+    """The weights of past micro-batches in the optimizer state, and their half-lives."""
     rows = of_study(material.results, "optimizer_memory")
     if rows.empty:
         return None
@@ -229,6 +232,7 @@ def memory(material: Material) -> Section | None:
 
 
 def small_steps(material: Material) -> Section | None:
+    """The paths of N small steps beside that of one window."""
     rows = of_study(material.results, "optimizer_states")
     paths = optimizers.path_ratios(rows, ORDERED)
     if paths.empty:
@@ -256,6 +260,7 @@ def small_steps(material: Material) -> Section | None:
 
 
 def beta2(material: Material) -> Section | None:
+    """Adam's losses at a small batch with the window's beta2 and with beta2^(1/N)."""
     rows = optimizers.beta2_trials(material.results)
     if rows.empty or rows["beta2"].nunique() < 2:
         return None

@@ -20,9 +20,9 @@ FAULTS: dict[str, str] = {  # arm -> how it divides
 }
 SCALE_TOLERANCE = 1e-9  # relative, of the scale of a float64 gradient against N
 EXACT = 1e-9  # relative, of float64 update norms at the same weights
-ADAM_TOLERANCE = 0.05  # relative: Adam's first step is lr·sign(g) up to eps; a gradient near eps shows N a little
-# Of the first update from N = 1. One micro-batch alone may have a small gradient, and under Adam more samples reach more weights;
-# an undivided update under SGD is beyond it from N = 4 on.
+ADAM_TOLERANCE = 0.05  # relative: Adam's first step is lr·sign(g) up to eps; where the gradient is near eps, N shows a little
+# Allowed factor between the first update at N and at N = 1. A single micro-batch may have a small gradient, and under Adam more
+# samples reach more weights; under SGD an undivided update exceeds it from N = 4 on.
 GROWTH = 2.0
 
 
@@ -31,7 +31,7 @@ def _accumulated(arms: pd.DataFrame) -> pd.DataFrame:
 
 
 def undivided_loop(results: Results) -> ClaimResult:
-    """A4: the sum of mean losses gives N times the gradient, under every optimizer."""
+    """A4: tests whether the sum of mean losses gives N times the gradient, under every optimizer."""
     arms = results.arms[~results.arms["unequal_terms"]]
     wrong, right = arms[arms["arm"] == UNDIVIDED], _accumulated(arms)
     if wrong.empty or right["verdict"].ne("equivalent").any():
@@ -55,7 +55,7 @@ def undivided_loop(results: Results) -> ClaimResult:
 
 
 def divided_by_n(results: Results) -> ClaimResult:
-    """A9: exact with equal weights and full windows, wrong with unequal weights or a short window."""
+    """A9: tests division by N with equal weights in full windows, with unequal weights, and in short windows."""
     arms = results.arms
     by_n, short = arms[arms["arm"] == DIVIDED_BY_N], arms[(arms["arm"] == BY_FULL_N) & (arms["short_windows"] > 0)]
     even = by_n[~by_n["unequal_terms"] & (by_n["short_windows"] == 0)]
@@ -78,7 +78,7 @@ def divided_by_n(results: Results) -> ClaimResult:
 
 
 def loop_over_the_loader(results: Results) -> ClaimResult:
-    """A10: steps missed, samples leaked into the next epoch or dropped, where the epoch does not end with a window."""
+    """A10: counts steps missed and samples leaked or dropped where the epoch does not end with a window."""
     rows = results.study("epoch_tail", ("tail_samples",))
     tails, none = rows[rows["tail_samples"] > 0], rows[rows["tail_samples"] == 0]
     if tails.empty or none.empty:
@@ -101,7 +101,7 @@ def loop_over_the_loader(results: Results) -> ClaimResult:
 
 
 def update_over_n(results: Results) -> ClaimResult:
-    """A16: the first update over N at a fixed micro-batch, divided and not."""
+    """A16: compares the first update over N at a fixed micro-batch, divided and undivided."""
     rows = results.study("update_size")
     own = rows.set_index(["trial", "optimizer", "accumulation_steps", "arm"])["first_update"].unstack()
     own = own[own.index.get_level_values("accumulation_steps") > 1].reset_index()
@@ -128,33 +128,33 @@ CLAIMS = (
     Claim(
         id="A4",
         expects=Ruling.refuted,
-        rule="Refuted when every undivided arm is different for that cause, with N times the gradient.",
+        rule="Refuted when every undivided arm is different, for that cause, and its gradient is N times the full batch's.",
         decide=undivided_loop,
     ),
     Claim(
         id="A9",
         expects=Ruling.conditional,
-        rule="Conditional when dividing by N is equivalent with equal weights in full windows, and not without.",
+        rule="Conditional when dividing by N is equivalent with equal weights in full windows, and different otherwise.",
         decide=divided_by_n,
     ),
     Claim(
         id="A10",
         expects=Ruling.refuted,
-        rule="Refuted when the loop misses steps and samples wherever an epoch has a remainder, and a complete loop does not.",
+        rule="Refuted when the loop misses steps and samples wherever an epoch has a remainder, and a complete loop never.",
         decide=loop_over_the_loader,
     ),
     Claim(
         id="A16",
         expects=Ruling.conditional,
-        rule="Conditional when the divided update does not grow with N, and the undivided one is N times it under SGD and the "
-        "same under Adam.",
+        rule=f"Conditional when the divided update grows at most {GROWTH:g}-fold with N, and the undivided one is N times it "
+        "under SGD and the same under Adam.",
         decide=update_over_n,
     ),
 )
 
 
 def when_n_is_right(material: Material) -> Section | None:
-    """Verdict of each way to divide, by what the window is made of."""
+    """The verdicts of each way to divide, by loss and kind of window."""
     arms = material.arms[material.arms["arm"].isin(["accumulated", *FAULTS])]
     if arms.empty:
         return None
@@ -166,8 +166,8 @@ def when_n_is_right(material: Material) -> Section | None:
         rows.append((_words(str(workload)), "with a short one" if short else "all full", name, str(len(own)), verdicts, errors))
     head = ("loss", "windows", "the loss is divided", "arms", "verdicts", "gradient error in float64")
     caption = (
-        "The mean of means is right for equal weights in full windows, the configured N in full windows; both are then the same "
-        "computation as the division by the window's weights. Arms differ in optimizer, N and seed."
+        "The mean of means is right for equal weights in full windows, dividing by the configured N in full windows: there both "
+        "equal the division by the window's weights. Arms differ in optimizer, N and seed."
     )
     return Section("When is 1/N the right divisor?", (Table(head, tuple(rows), caption),))
 
@@ -178,7 +178,7 @@ def _words(workload: str) -> str:
 
 
 def end_of_an_epoch(material: Material) -> Section | None:
-    """What each loop does with an epoch's last micro-batches."""
+    """What each loop does with the last micro-batches of an epoch."""
     rows = material.results.study("epoch_tail", ("tail_samples",))
     if rows.empty:
         return None
@@ -197,14 +197,15 @@ def end_of_an_epoch(material: Material) -> Section | None:
     ]  # fmt: skip
     head = ("B", "remainder", "loop", "steps taken", "leaked into the next epoch", "never used", "worst gradient error")
     caption = (
-        f"Two epochs of 1,500 samples; medians over {rows['trial'].nunique()} trials. Each step's gradient is held against the "
-        "mean over the samples of its own window. Where B divides the epoch the four loops are one: a divisible data set hides "
-        "all of this. Clearing at the epoch's start makes every step right, and leaves samples out each time."
+        f"Two epochs of 1,500 samples; medians over {rows['trial'].nunique()} trials. Each step's gradient is compared with the "
+        "mean over the samples of its own window. Where B divides the epoch the four loops are the same: a divisible data set "
+        "hides all of this. Clearing at the epoch's start makes every step right, but leaves samples out in every epoch."
     )
     return Section("What becomes of the remainder", (Table(head, tuple(cells), caption),))
 
 
 def update_size(material: Material) -> Section | None:
+    """The size of the first update over N, divided and undivided."""
     rows = material.results.study("update_size")
     if rows.empty:
         return None
@@ -213,8 +214,8 @@ def update_size(material: Material) -> Section | None:
         normalisation_figures.figure_update_size(rows),
         "Norm of the first update over N for each optimizer, divided and undivided, relative to one micro-batch.",
         f"Micro-batches of {rows['micro_batch'].iloc[0]:.0f} samples, so that B = N·b grows with N; from the same weights, "
-        f"{rows['trial'].nunique()} trials. Divided, an update of SGD shrinks, as the noise of its gradient averages out; "
-        "undivided, it is N times that under SGD and unchanged under Adam, whose steps have no scale.",
+        f"{rows['trial'].nunique()} trials. A divided update of SGD shrinks, as the noise of its gradient averages out. An "
+        "undivided one is N times as large under SGD, and the same under Adam, whose steps do not depend on the scale.",
     )
     text = (
         "“Too many micro-batches make the update disproportionately large” describes a loop that forgot the division, under an "
@@ -231,7 +232,7 @@ EXPERIMENT = Experiment(
     "labels and short windows; not dividing multiplies the gradient by N. The tutorial's loop loses steps and samples wherever "
     "N·b does not divide the epoch. A divided update does not grow with N.",
     rule=f"Judged arms decide: the correct arm has to be equivalent (gradients within {ALGEBRA_GATE:.0e} in float64) and the "
-    "faulty one different. Samples and steps of the loop are counted; its gradients are held against a float64 referee.",
+    "faulty one different. Samples and steps of the loop are counted; its gradients are compared with a float64 referee's.",
     claims=CLAIMS,
     sections=(when_n_is_right, end_of_an_epoch, update_size),
 )

@@ -26,15 +26,14 @@ WRONG = {
     Cause.scaler_updated_in_window: "a loss scale that moves inside the window",
 }
 CORRECT = {"accumulated", "full", "permuted"}
-AT_REST = 1e-5  # relative, of a float32 loss: a few times what rounding does to it
-ADJUSTED = 1e-2  # relative: a threshold that matters changes the clipped gradient by tens of per cent
-SMALL_PRINT = (
-    1e-3  # relative: PyTorch adds 1e-6 to the norm it divides by, which is not scaled with a sum; norms here are above 0.01
-)
+AT_REST = 1e-5  # relative difference of a float32 loss: a few times its rounding
+ADJUSTED = 1e-2  # relative difference: a threshold that matters changes the clipped gradient by tens of per cent
+# Relative: PyTorch adds 1e-6 to the norm by which it divides, and that is not scaled with a sum; norms here are above 0.01.
+SMALL_PRINT = 1e-3
 
 
 def once_per_window(names: tuple[Cause, ...], meaning: str, results: Results) -> ClaimResult:
-    """Confirmed when the correct arm is equivalent and every arm that does it otherwise is different."""
+    """Confirmed when the correct arm is equivalent and every arm with one of these faults is different."""
     arms = results.arms
     wrong = arms[arms["arm"].isin(names) & arms["changes"]]
     right = arms[arms["arm"].eq("accumulated") & arms["trial"].isin(wrong["trial"])]
@@ -61,7 +60,7 @@ def _judged(wrong: pd.DataFrame, right: pd.DataFrame, meaning: str) -> ClaimResu
 
 
 def clip_afterwards(results: Results) -> ClaimResult:
-    """A13: with clipping off and active, and with a loss scaler."""
+    """A13: tests clipping inside the window and before unscaling, in trials with clipping off and active."""
     arms = results.arms
     right = arms[arms["arm"] == "accumulated"]
     active = right["clipped_share"] > 0
@@ -73,7 +72,7 @@ def clip_afterwards(results: Results) -> ClaimResult:
 
 
 def threshold(results: Results) -> ClaimResult:
-    """A14: which threshold clips as the full batch is clipped, for averaged and for summed gradients."""
+    """A14: tests which threshold clips averaged, and summed, gradients as the full batch's is clipped."""
     rows = _of(results, "clipping_threshold")
     if rows.empty:
         return undecided("It takes thresholds that were tried.", 0)
@@ -83,7 +82,8 @@ def threshold(results: Results) -> ClaimResult:
     moved = (rows.loc[averaged & ~same & (rows["threshold"] == "clipped"), "error"] > ADJUSTED).all()
     needs_n = (rows.loc[summed & times_n, "error_of_nth"] <= SMALL_PRINT).all()
     least = rows.loc[summed & same, ["error", "error_of_nth"]].min(axis=1)
-    # Where it clips, a sum under the old threshold is the full batch's own clipped gradient; where it does not, it is neither.
+    # Where it clips, a sum under the old threshold equals the full batch's clipped gradient; elsewhere it is neither that nor N
+    # times it.
     breaks = (least[rows["threshold"] == "not_clipped"] > ADJUSTED).all()
     bound = moved and needs_n and breaks
     return ClaimResult(
@@ -98,7 +98,7 @@ def threshold(results: Results) -> ClaimResult:
 
 
 def checkpoints(results: Results) -> ClaimResult:
-    """A15: bitwise, at the boundary and inside a window."""
+    """A15: tests whether trainings resumed at the boundary and inside a window end bit-identical."""
     rows = _of(results, "resumption")
     same: dict[str, list[bool]] = {str(arm): own.tolist() for arm, own in rows.groupby("arm")["identical"]} if len(rows) else {}
     if len(same) < 4:
@@ -125,6 +125,7 @@ def _of(results: Results, study: str) -> pd.DataFrame:
 
 
 def claim(name: str, rule: str, decide: Callable[[Results], ClaimResult], expects: Ruling = Ruling.confirmed) -> Claim:
+    """A claim with its rule."""
     return Claim(id=name, expects=expects, rule=rule, decide=decide)
 
 
@@ -140,21 +141,20 @@ CLAIMS = (
     _once("A12", Cause.schedule_per_micro_batch, "The schedule counts optimizer steps"),
     claim(
         "A13",
-        "Confirmed when clipping inside the window and before unscaling are different, and the correct arms equivalent with "
-        "clipping off and active.",
+        "Confirmed when every arm that clips inside the window or before unscaling is different, and the correct arms are "
+        "equivalent with clipping off and active.",
         clip_afterwards,
     ),
     claim(
         "A14",
-        "Conditional when averaged gradients need the threshold unchanged and summed ones N times it.",
+        "Conditional when averaged gradients need the threshold unchanged, and summed gradients N times the threshold.",
         threshold,
         Ruling.conditional,
     ),
     claim(
         "A15",
-        "Conditional when a checkpoint at the boundary resumes bit-identically and one inside a window only with its "
-        "gradients, or "
-        "with the window begun again.",
+        "Conditional when a checkpoint at the boundary resumes bit-identically, and one inside a window only with its gradients "
+        "or by beginning the window again.",
         checkpoints,
         Ruling.conditional,
     ),
@@ -162,7 +162,7 @@ CLAIMS = (
 
 
 def who_differs(material: Material) -> Section | None:
-    """Every wrong order, under every optimizer."""
+    """The verdicts and causes of every wrong order, under every optimizer."""
     arms = material.arms[material.arms["arm"].isin(WRONG)]
     if arms.empty:
         return None
@@ -182,6 +182,7 @@ def who_differs(material: Material) -> Section | None:
 
 
 def in_the_loss(material: Material) -> Section | None:
+    """The loss curves of the wrong orders, and which of them can be seen there."""
     rows = _of(material.results, "convergence")
     if rows.empty:
         return None
@@ -203,17 +204,16 @@ def in_the_loss(material: Material) -> Section | None:
         "loss",
         order_figures.figure_losses(steps),
         "Relative difference of each faulty arm's loss to the correct arm's over the optimizer steps, per optimizer.",
-        "One trial per optimizer, digits, N = 4, three epochs of 25 windows; every arm sees the same samples. An undivided "
-        "loss is "
-        "also reported undivided: its curve starts N times too high. Arms that change nothing in their trial are left out. "
-        f"A loss is seen to differ above the dashed line ({faults.VISIBLE:.0%} of the correct arm's for "
-        f"{faults.IN_A_ROW} steps), and only if there is a correct run beside it.",
+        "One trial per optimizer, digits, N = 4, three epochs of 25 windows; every arm sees the same samples. An undivided loss "
+        "is also reported undivided: its curve starts N times too high. Arms that change nothing in their trial are left out. A "
+        f"loss counts as visibly different above the dashed line ({faults.VISIBLE:.0%} of the correct arm's for "
+        f"{faults.IN_A_ROW} steps), and only if there is a correct run to compare it with.",
     )
     return Section("Which of these you would have seen in the loss", (Text(text), picture))
 
 
 def _at_rest(steps: pd.DataFrame) -> pd.Series[bool]:
-    """Rows of arms that change nothing in their trial: clipping inside the window, say, where nothing is clipped."""
+    """Which rows are of arms that change nothing in their trial, such as clipping inside the window where nothing is clipped."""
     right = steps[steps["arm"] == "accumulated"].set_index(["trial", "step"])["loss"]
     own = right.reindex(pd.MultiIndex.from_frame(steps[["trial", "step"]])).to_numpy()
     apart = (steps["loss"] / own - 1).abs().groupby([steps["trial"], steps["arm"]]).transform("max")
@@ -222,6 +222,7 @@ def _at_rest(steps: pd.DataFrame) -> pd.Series[bool]:
 
 
 def thresholds(material: Material) -> Section | None:
+    """What the optimizer consumes under each clipping threshold."""
     rows = _of(material.results, "clipping_threshold")
     if rows.empty:
         return None
@@ -234,13 +235,13 @@ def thresholds(material: Material) -> Section | None:
     caption = (
         f"Relative distance of what the optimizer consumes to the full batch's gradient clipped at c; N = 2 to "
         f"{rows['accumulation_steps'].max()}, {rows['trial'].nunique()} trials, float64. Where c clips, a sum under the "
-        "unchanged "
-        "threshold happens to be right: active clipping hides a missing division."
+        "unchanged threshold happens to be right: active clipping hides a missing division."
     )
     return Section("Which threshold", (Table(head, tuple(cells), caption, folded=True),))
 
 
 def resumed(material: Material) -> Section | None:
+    """Trainings resumed from each kind of checkpoint."""
     rows = _of(material.results, "resumption")
     if rows.empty:
         return None
@@ -256,9 +257,8 @@ def resumed(material: Material) -> Section | None:
         cells.append((names[str(arm)], str(precision), share(int(own["identical"].sum()), len(own)), spread))
     head = ("checkpoint", "precision", "bit-identical", "distance of the weights")
     caption = (
-        "Model, optimizer, schedule and scaler through torch.save and torch.load into new objects, then on to the end; "
-        "against the "
-        "same training without interruption. No dropout: its generator would have to be saved too, wherever the checkpoint is."
+        "Model, optimizer, schedule and scaler went through torch.save and torch.load into new objects, and trained to the end; "
+        "compared with the same training without interruption. Without dropout, whose generator would have to be saved too."
     )
     return Section("Checkpoints", (Table(head, tuple(cells), caption),))
 
@@ -267,16 +267,13 @@ EXPERIMENT = Experiment(
     name="order_of_operations",
     title="What happens once per window?",
     question="Which of clearing, stepping, clipping, decay, schedule, unscaling and checkpoints belong to the window, and not "
-    "to the "
-    "micro-batch?",
-    prediction="All of them: done once per window, an arm is equivalent to the full batch, with clipping off, sometimes and "
-    "always "
-    "active; done per micro-batch it is different. The clipping threshold needs no change where gradients are averaged. A "
-    "checkpoint "
-    "inside a window loses its gradients unless it holds them.",
-    rule="Judged arms decide: the correct arm has to be equivalent and each wrong one different; the thresholds are held "
-    "against the "
-    f"full batch's clipped gradient ({ALGEBRA_GATE:.0e} in float64), resumed trainings against uninterrupted ones, bit by bit.",
+    "to the micro-batch?",
+    prediction="All of them. Done once per window, an arm is equivalent to the full batch, with clipping off, sometimes active "
+    "and always active; done per micro-batch it is different. The clipping threshold needs no change where gradients are "
+    "averaged. A checkpoint inside a window loses the gradients so far unless it holds them.",
+    rule="Judged arms decide: the correct arm has to be equivalent and each wrong one different. Thresholds are judged by the "
+    f"distance to the full batch's clipped gradient ({ALGEBRA_GATE:.0e} in float64), resumed trainings by bitwise comparison "
+    "with uninterrupted ones.",
     claims=CLAIMS,
     sections=(who_differs, in_the_loss, resumed, thresholds),
 )

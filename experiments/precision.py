@@ -1,4 +1,4 @@
-"""What do number formats do to an accumulated gradient: its accumulator, its loss scale, its forward in 16 bits?"""
+"""What do the formats of the accumulator and of the forward, and loss scaling, do to an accumulated gradient?"""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from harness.judge.gates import ALGEBRA_GATE, ROUNDING_GATE
 from harness.judge.statistics import equivalence_p, mean_interval
 
 SMALL = 2  # samples: the claim speaks of micro-batches of 1 or 2
-GROWTH = 2.0  # of a 16-bit accumulator's error from the smallest N to the largest: independent roundings give sqrt(N)
+GROWTH = 2.0  # factor in a 16-bit accumulator's error from the smallest N to the largest; independent roundings give sqrt(N)
 SIXTEEN = ("float16", "bfloat16")
-MARGIN = 0.01  # of accuracy: one point of a hundred, three images of the 297 held out
+MARGIN = 0.01  # of accuracy: one percentage point, three of the 297 held-out images
 LEVEL = tables.LEVEL
 FEWEST_SEEDS = 3
 
@@ -25,7 +25,7 @@ FEWEST_SEEDS = 3
 
 
 def small_micro_batches(results: Results) -> ClaimResult:
-    """E1 with the forward in float32: error over the full batch's own at micro-batches of 1 or 2, by accumulator."""
+    """E1: compares the error at micro-batches of 1 or 2 with the full batch's own, by accumulator, the forward in float32."""
     rows = errors(results.measurements)
     rows = rows[rows["precision"] == "float32"] if len(rows) else rows
     small = rows[rows["micro_batch"] <= SMALL] if len(rows) else rows
@@ -52,7 +52,7 @@ def small_micro_batches(results: Results) -> ClaimResult:
 
 
 def scaling_works(results: Results) -> ClaimResult:
-    """E2: every accumulated arm right as the full batch is, every wrong order not."""
+    """E2: tests whether every accumulated arm is as right as the full batch, and every wrong order is not."""
     if not {"study", "scale_factor"} <= set(results.measurements):
         return undecided("It takes trials of loss scaling.", 0)
     rows = scaling(results.measurements)
@@ -79,9 +79,9 @@ def scaling_works(results: Results) -> ClaimResult:
 
 
 def accuracy(rows: pd.DataFrame) -> pd.DataFrame:
-    """Paired differences of held-out accuracy: 16 bits to float32's full batch, and accumulated to full within a format.
+    """Differences of held-out accuracy, paired by seed: 16 bits - float32's full batch, and accumulated - full in one format.
 
-    `mean`, `low`, `high` (t, 95 %), `tost_p` of MARGIN, `detectable` with 80 % power, `n` pairs (seeds).
+    `mean`, `low`, `high` (Student t, 95 %), `tost_p` for MARGIN, `detectable` with 80 % power, `n` pairs.
     """
     own = rows[(rows["study"] == "convergence") & rows["arm"].isin(["full", "accumulated"])]
     pivot = own.pivot_table(index="seed", columns=["precision", "accumulation_steps"], values="held_out_accuracy")
@@ -103,7 +103,7 @@ def accuracy(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def mixed_precision(results: Results) -> ClaimResult:
-    """E3: rounding of accumulated over full in 16 bits (L1), and accuracy over seeds within MARGIN (L4)."""
+    """E3: compares accumulated with full batches in 16 bits, in rounding error (L1) and in accuracy over seeds (L4)."""
     rows = results.measurements
     rounded = errors(rows)
     rounded = rounded[rounded["precision"].isin(SIXTEEN) & (rounded["accumulator"] == "float32")] if len(rounded) else rounded
@@ -130,22 +130,22 @@ CLAIMS = (
     Claim(
         id="E1",
         expects=Ruling.conditional,
-        rule=f"Conditional when at b ≤ {SMALL} a float32 sum stays within {NOTICEABLE:g} times the full batch's own rounding, "
-        f"and sums in bfloat16 and float16 do not and grow {GROWTH:g}-fold or more with N.",
+        rule=f"Conditional when at b ≤ {SMALL} the error of a float32 sum stays within {NOTICEABLE:g} times the full batch's own "
+        f"rounding, and that of sums in bfloat16 and float16 does not and grows {GROWTH:g}-fold or more with N.",
         decide=small_micro_batches,
     ),
     Claim(
         id="E2",
         expects=Ruling.confirmed,
-        rule="Confirmed when every accumulated arm has the exact gradient and skips an overflowing window once, and no arm in a "
-        "wrong order does both.",
+        rule="Confirmed when every accumulated arm has the exact gradient and skips an overflowing window once, and no arm with "
+        "a wrong order does both.",
         decide=scaling_works,
     ),
     Claim(
         id="E3",
         expects=Ruling.confirmed,
-        rule=f"Confirmed when in 16 bits accumulated gradients round at most {ROUNDING_GATE:g} times as badly as full ones, and "
-        f"every paired accuracy difference is within ±{MARGIN:g} (TOST, 5%).",
+        rule="Confirmed when in 16 bits the rounding error of accumulated gradients is at most "
+        f"{ROUNDING_GATE:g} times the full batch's, and every paired difference of accuracy is within ±{MARGIN:g} (TOST, 5%).",
         decide=mixed_precision,
     ),
 )
@@ -155,6 +155,7 @@ CLAIMS = (
 
 
 def accumulator_section(material: Material) -> Section | None:
+    """The error of the sum over N, by the format of the accumulator."""
     rows = errors(material.measurements)
     rows = rows[rows["precision"] == "float32"] if len(rows) else rows
     if rows.empty:
@@ -168,18 +169,19 @@ def accumulator_section(material: Material) -> Section | None:
     stopped = ", ".join(f"{name} at {int(low)}" for name, low in ones.items() if name in SIXTEEN)
     text = (
         "The forward and every micro-batch's gradient are in float32; only the sum is kept in another format: "
-        f"{rows['trial'].nunique()} trials of {rows['permutations'].min():.0f} orders of one window. A line is what independent "
-        "roundings of the exact partial sums would give, without a free parameter: measured over predicted is "
-        f"{number(narrow['over'].min())} to {number(narrow['over'].max())} in 16 bits. Points above a line are swamping: what "
-        f"is added falls below half a unit in the sum's last place and is lost. A sum of ones stops growing: {stopped}."
+        f"{rows['trial'].nunique()} trials of {rows['permutations'].min():.0f} orders of one window. The lines predict the error "
+        "from independent roundings of the exact partial sums, without a free parameter: measured over predicted is "
+        f"{number(narrow['over'].min())} to {number(narrow['over'].max())} in 16 bits. Points above a line show swamping: what "
+        f"is added is below half a unit in the sum's last place and is lost. A sum of ones stops growing: {stopped}."
     )
     picture = Picture(
         "accumulators",
         precision_figures.figure_accumulators(panels),
         "Relative error of the accumulated gradient over the number of accumulation steps for sums in bfloat16, float16 and "
         "float32, with the lines of independent roundings.",
-        "Error of the gradient against float64 over N at fixed B, the forward in float32; at the right end micro-batches of one "
-        "sample. A point per trial (median over the orders), lines: independent roundings; dashed: the full batch's own error.",
+        "Error of the gradient against float64 over N at fixed B, with the forward in float32; at the right end micro-batches "
+        "have one sample. Points: trials (medians over the orders); lines: independent roundings; dashed: the full batch's own "
+        "error.",
     )
     cells = tuple(
         (str(name), str(n), str(int(own["micro_batch"].max())), str(len(own)), number(own["arm_error"].median()),
@@ -187,11 +189,12 @@ def accumulator_section(material: Material) -> Section | None:
         for (name, n), own in rows.groupby(["accumulator", "accumulation_steps"])
     )  # fmt: skip
     head = ("sum in", "N", "b, at most", "trials", "error", "independent roundings", "over full: least", "most")
-    caption = "Medians over trials. Float16 sums carry the loss scale, as a scaler has it: rounding is seen, not underflow."
+    caption = "Medians over trials. Sums in float16 carry a loss scale, as under GradScaler: this shows rounding, not underflow."
     return Section("The accumulator", (Text(text), picture, Table(head, cells, caption, folded=True)))
 
 
 def scaling_section(material: Material) -> Section | None:
+    """What each order of loss scaling does to three windows."""
     if not {"study", "scale_factor"} <= set(material.measurements):
         return None
     rows = scaling(material.measurements)
@@ -205,9 +208,9 @@ def scaling_section(material: Material) -> Section | None:
     )  # fmt: skip
     head = ("arm", "width", "exact", "error", "error after", "steps when hit", "scale x", "right")
     caption = (
-        "Three windows: healthy, with one infinite sample, healthy. Clipping is active in each. error: largest relative distance "
-        "of the optimizer's gradient to float64's at the same weights. In float64 the scaler's algebra is exact; "
-        "in float16 it is the real thing. right: exact, and skipped once with the scale halved once and nothing moved."
+        "Three windows, of which the second has one infinite sample. Clipping is active in each. error: the largest relative "
+        "distance of the optimizer's gradient to float64's at the same weights. In float64 the scaler's algebra is exact; "
+        "float16 is its real use. right: exact, and the second window skipped once, the scale halved once and nothing changed."
     )
     return Section("Loss scaling over a window", (Table(head, cells, caption),))
 
@@ -217,6 +220,7 @@ def _values(column: pd.Series[float]) -> str:
 
 
 def mixed_section(material: Material) -> Section | None:
+    """Rounding and accuracy under autocast, accumulated beside full."""
     blocks: list[Block] = []
     rows = errors(material.measurements)
     wide = rows[rows["accumulator"] == "float32"] if len(rows) else rows
@@ -243,8 +247,8 @@ def _accuracy_blocks(rows: pd.DataFrame) -> list[Block]:
     caption = (
         f"Held-out accuracy, differences paired by seed (n = {cells['n'].min()}), mean and 95% interval; shaded: "
         f"±{100 * MARGIN:g} point. A paired t test would have found (5%, power 80%) differences of "
-        f"{100 * cells['detectable'].min():.2f} to {100 * cells['detectable'].max():.2f} points. One small model on 1,500 "
-        "images: it does not show that large models train well in 16 bits."
+        f"{100 * cells['detectable'].min():.2f} to {100 * cells['detectable'].max():.2f} points. This is one small model on "
+        "1,500 images: it does not show that large models train well in 16 bits."
     )
     alt = "Differences in held-out accuracy of 16-bit trainings to float32 and to their own full batch."
     return [Picture("accuracy", precision_figures.figure_accuracy(cells, MARGIN), alt, caption)]
@@ -255,12 +259,12 @@ EXPERIMENT = Experiment(
     title="What do number formats do to an accumulated gradient?",
     question="Do small micro-batches accumulate rounding error, does loss scaling survive accumulation, and does mixed precision "
     "cost accuracy?",
-    prediction="Not in float32 accumulators; in 16 bits the error grows as independent roundings of the partial sums, and faster "
-    "where additions are swamped. Loss scaling works when gradients are unscaled once and the scale is updated once per window. "
-    "Accumulation adds no error to autocast's own.",
-    rule="Errors are distances to float64, never to one another. A sum counts as rough above "
-    f"{NOTICEABLE:g} times the full batch's own rounding; loss scaling has to be exact in float64 and to skip once, where each "
-    f"wrong order fails; accuracies have to lie within ±{MARGIN:g} by TOST.",
+    prediction="Accumulators in float32 gather no error. In 16 bits it grows as independent roundings of the partial sums would, "
+    "and faster where additions are swamped. Loss scaling works when gradients are unscaled once and the scale is updated once "
+    "per window. Accumulation adds no error to autocast's own.",
+    rule="Errors are distances to float64, never between two formats. A sum counts as rough above "
+    f"{NOTICEABLE:g} times the full batch's own rounding. Loss scaling has to be exact in float64 and to skip an overflowing "
+    f"window once, and each wrong order has to fail. Accuracies have to lie within ±{MARGIN:g} by TOST.",
     margin=MARGIN,
     margin_reason="one point of accuracy, three of the 297 held-out images",
     claims=CLAIMS,

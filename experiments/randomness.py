@@ -7,14 +7,14 @@ from analysis.load import Results
 from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
 from harness.judge.gates import ALGEBRA_GATE
 
-DIFFERS = 0.01  # relative distance of two gradients: rounding is fourteen decades below
-SPREAD = 0.1  # of the mean ratio of spreads around 1; 200 draws know a spread to a few per cent
-SHIFT = 2.0  # of the standardised difference of means, which is 1 where the means are the same
+DIFFERS = 0.01  # relative distance of two different gradients: rounding is thirteen decades below
+SPREAD = 0.1  # tolerance of the mean ratio of spreads around 1; 200 draws give a spread to a few per cent
+SHIFT = 2.0  # limit of the standardised difference of means, which is 1 where the means are the same
 FEWEST_DRAWS = 200
 
 
 def single_runs_differ(results: Results) -> ClaimResult:
-    """B6: single runs with the loop's masks, their law, and masks that belong to samples."""
+    """B6: compares single gradients, their distribution over masks, and gradients whose masks belong to the samples."""
     rows = results.measurements
     if rows["draws"].min() < FEWEST_DRAWS or rows["trial"].nunique() < 2 or rows["dropout_layers"].nunique() < 2:
         return undecided(f"It takes {FEWEST_DRAWS} draws, two trials, and models with one dropout layer and several.", len(rows))
@@ -50,8 +50,8 @@ CLAIMS = (
     Claim(
         id="B6",
         expects=Ruling.confirmed,
-        rule="Confirmed when single runs differ with one dropout layer and with several, their law is the same, and masks drawn "
-        "by sample make accumulation exact; conditional when only some single runs differ.",
+        rule="Confirmed when single runs differ with one dropout layer and with several, their distribution is the same, and "
+        "masks drawn by sample make accumulation exact; refuted when no single run differs; conditional otherwise.",
         decide=single_runs_differ,
     ),
 )
@@ -59,6 +59,7 @@ WORDS = {"accumulated": "by the loop", "masks_of_samples": "by sample (remedy)",
 
 
 def masks_section(material: Material) -> Section | None:
+    """Distances and spreads of gradients, by how the masks were drawn."""
     rows = material.measurements
     if rows.empty:
         return None
@@ -73,14 +74,14 @@ def masks_section(material: Material) -> Section | None:
     )  # fmt: skip
     head = ("dropout layers", "masks drawn", "N", "trials", "distance", "largest", "difference of means", "spread / full's")
     text = (
-        f"{rows['draws'].min()} draws of masks for one window at standing weights; dropout alone scatters the full batch's "
-        f"gradient by {number(rows['noise'].median())} of its length. Each loop draws one mask per sample, whatever the weights; "
-        "measured are these weights. Not shown: a whole training, and CUDA, whose generator gives every kernel its own stream."
+        f"{rows['draws'].min()} draws of masks for one window at fixed weights. Dropout alone spreads the full batch's gradient "
+        f"by {number(rows['noise'].median())} of its length. Each loop draws one mask per sample, whatever the weights; measured "
+        "are these weights. This does not cover a whole training, or CUDA, whose generator gives every kernel its own stream."
     )
     caption = (
         "distance: of a single gradient to the full batch's from the same generator state, median and largest. difference of "
-        "means, spread: against independent draws of the full batch; 1 where the law is the same. Repeated masks have the right "
-        "mean and the wrong spread."
+        "means, spread: compared with independent draws of the full batch; 1 where the distribution is the same. Repeated masks "
+        "have the right mean and the wrong spread."
     )
     return Section("One gradient, many masks", (Text(text), Table(head, cells, caption)))
 
@@ -88,11 +89,12 @@ def masks_section(material: Material) -> Section | None:
 EXPERIMENT = Experiment(
     name="randomness",
     title="Does dropout make accumulation another computation?",
-    question="Are accumulated gradients under dropout the full batch's, draw by draw or in law? Does a remedy make them so?",
-    prediction="Single runs differ, since masks are drawn per micro-batch; means and spreads over the draws are the same; "
-    "masks that are a function of the sample make accumulation exact.",
-    rule=f"Single gradients differ above {DIFFERS:g}. The law is the same when spreads agree within {SPREAD:.0%} and the "
-    f"standardised difference of means stays below {SHIFT:g}; masks repeated in every micro-batch must fail that. The "
+    question="Are accumulated gradients under dropout the full batch's, for each draw of masks or in distribution? Does a remedy "
+    "make them equal?",
+    prediction="Single runs differ, since masks are drawn per micro-batch. Means and spreads over the draws are the same. "
+    "Masks that are a function of the sample make accumulation exact.",
+    rule=f"Single gradients differ above {DIFFERS:g}. The distribution is the same when spreads agree within {SPREAD:.0%} and "
+    f"the standardised difference of means stays below {SHIFT:g}; masks repeated in every micro-batch must fail that. The "
     f"remedy has to be within {ALGEBRA_GATE:.0e}.",
     claims=CLAIMS,
     sections=(masks_section,),

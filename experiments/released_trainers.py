@@ -13,7 +13,7 @@ from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, 
 
 
 def of(results: Results, *frameworks: str) -> pd.DataFrame:
-    """The arms of the audits of some frameworks that came to a verdict."""
+    """The audited arms of these frameworks that were judged."""
     audits = results.audits
     return audits[audits["name"].isin(frameworks) & audits["verdict"].isin(["equivalent", "different", "degraded"])]
 
@@ -49,7 +49,7 @@ def _settings(arms: pd.DataFrame) -> str:
 
 
 def _wrong(arms: pd.DataFrame) -> str:
-    """Settings by their causes."""
+    """The settings of each cause, in words."""
     found = {str(causes): _settings(own) for causes, own in arms.groupby("causes", sort=False)}
     return "; ".join(f"{causes.replace('; ', ' and ')} in {names}" for causes, names in found.items()) or "different in none"
 
@@ -68,6 +68,7 @@ CLAIMS = (
 
 
 def table(material: Material) -> Section | None:
+    """The audits, one line per release and setting."""
     return released_trainers(material.results.audits)
 
 
@@ -77,8 +78,8 @@ EXPERIMENT = Experiment(
     question="Which released trainers compute with accumulation what they compute with the full batch, and in which settings?",
     prediction="Each is right with equal lengths and full windows, and wrong in some setting with unequal lengths, a remainder, "
     "or a moving average.",
-    rule="The audit's verdict, per release and setting: the same training function at N = 1, 4 and 16 (docs/audit.md). What is "
-    "said holds for that release and setting. Run them with make audit-<name>: each has an environment of its own.",
+    rule="The audit's verdict decides, per release and setting: the same training function at N = 1, 4 and 16 (docs/audit.md). "
+    "It holds for that release and setting. Run an audit with make audit-<name>: each has an environment of its own.",
     claims=CLAIMS,
     sections=(table,),
 )

@@ -9,7 +9,7 @@ from analysis.load import Results
 from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
 from harness.judge.gates import ALGEBRA_GATE, TRAJECTORY_GATE
 
-# One synchronisation per window, and the same one after every micro-batch.
+# A way that synchronises once per window -> the same after every micro-batch.
 PAIRS = {"mean_of_scaled": "mean_every_micro_batch", "ddp": "ddp_every_backward"}
 WORDS = {
     "sum_over_window_terms": "divided by the window's terms, gradients summed over ranks, once",
@@ -27,7 +27,7 @@ WORDS = {
 
 
 def synchronised_once(results: Results) -> ClaimResult:
-    """D10: what is synchronised takes the window's step, with equal and unequal terms; what is not does not, and is named."""
+    """D10: tests whether right ways to synchronise take the window's step, and wrong ones do not and are named."""
     rows = results.measurements
     right, wrong = _parted(rows)
     if set(right["unequal_terms"]) != {False, True} or wrong["expected"].nunique() < 2:
@@ -53,7 +53,10 @@ def synchronised_once(results: Results) -> ClaimResult:
 
 
 def wire_ratios(rows: pd.DataFrame) -> pd.DataFrame:
-    """Per trial, N > 1 and pair: gradient bytes of synchronising every micro-batch and of the true batch, over once."""
+    """Gradient bytes relative to synchronising once per window, a row per trial, N > 1 and pair of ways.
+
+    `every`: of synchronising after every micro-batch; `true_batch`: of the true batch on the same ranks.
+    """
     table = rows.pivot_table(index=["trial", "accumulation_steps"], columns="arm", values="gradient_bytes").reset_index()
     pairs = []
     for once, every in PAIRS.items():
@@ -67,7 +70,7 @@ def wire_ratios(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def communication(results: Results) -> ClaimResult:
-    """D9: N times against synchronising every micro-batch, nothing against the true batch on the same ranks."""
+    """D9: compares the bytes sent with synchronising every micro-batch, and with the true batch on the same ranks."""
     rows = results.measurements
     if not ({*PAIRS, *PAIRS.values()} <= set(rows["arm"]) and {1} < set(rows["accumulation_steps"])):
         return undecided("It takes several micro-batches and the true batch (N = 1) on the same ranks.", len(rows))
@@ -92,7 +95,7 @@ def communication(results: Results) -> ClaimResult:
 
 
 def _parted(rows: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The ways that are right where they ran, and the others."""
+    """The rows of ways that are right in their setting, and the others."""
     return rows[rows["expected"] == ""], rows[rows["expected"] != ""]
 
 
@@ -105,22 +108,23 @@ CLAIMS = (
     Claim(
         id="D9",
         expects=Ruling.conditional,
-        rule="Gradient bytes per optimizer step, counted at the all-reduces. Conditional when synchronising every micro-batch "
-        "sends exactly N times as much as once per window and the true batch exactly as much; confirmed when the true batch "
-        "sends at least 4 times as much; refuted otherwise.",
+        rule="Gradient bytes per optimizer step are counted at the all-reduces. Confirmed when the true batch sends at least 4 "
+        "times as much as synchronising once per window; conditional when synchronising every micro-batch sends exactly N times "
+        "as much and the true batch exactly as much; refuted otherwise.",
         decide=communication,
     ),
     Claim(
         id="D10",
         expects=Ruling.confirmed,
-        rule=f"Refuted when a right way to synchronise leaves the referee's step by more than {ALGEBRA_GATE:.0e}, or a wrong one "
-        "does not; confirmed when all wrong ones are called by their cause as well, conditional when they are only seen.",
+        rule=f"Refuted when a right way to synchronise differs from the referee's step by more than {ALGEBRA_GATE:.0e}, or a "
+        "wrong one does not; confirmed when all wrong ones are named by their cause as well, conditional when some are not.",
         decide=synchronised_once,
     ),
 )
 
 
 def ways(material: Material) -> Section | None:
+    """Errors and named causes of every way to synchronise."""
     rows = material.measurements
     if rows.empty:
         return None
@@ -136,15 +140,17 @@ def ways(material: Material) -> Section | None:
             ))  # fmt: skip
     text = Text(
         "Two processes share every window (W = 2), accumulate N micro-batches each, exchange gradients with gloo and step. Each "
-        "window is held against the referee's gradient of the whole window; the diagnosis sees these numbers and the referee's "
-        "gradients of every micro-batch, not the way's name. Optimizers that divide by the gradient's size hide a wrong factor "
-        "from the loss: the last column is the distance from one process with the full batch after three steps, of the way gone."
+        "window is compared with the referee's gradient of the whole window; the diagnosis sees these numbers and the referee's "
+        "gradients of every micro-batch, not the name of the way. Optimizers that divide by the size of the gradient hide a "
+        "wrong factor from the loss: the last column is the distance of the weights to those of one process with the full batch "
+        "after three steps, relative to how far these moved."
     )
-    caption = "Over all trials and N: smallest to largest. Gradients: up to the first wrong window."
+    caption = "Smallest to largest over all trials and N. Gradients: up to the first wrong window."
     return Section("Ways to synchronise two ranks", (text, Table(head, tuple(cells), caption)))
 
 
 def wire(material: Material) -> Section | None:
+    """What each way sends."""
     rows = material.measurements
     if rows.empty:
         return None
@@ -155,7 +161,7 @@ def wire(material: Material) -> Section | None:
         per = own["gradient_bytes"] / own["num_parameters"]
         cells.append((WORDS[str(arm)], str(n), _range(own["reductions"]), _range(per), _range(own["count_bytes"])))
     caption = (
-        "What one rank gives into all-reduces, float64, counted in the process itself (for DistributedDataParallel in its "
+        "What one rank passes to all-reduces, in float64, counted in the process itself (for DistributedDataParallel in its "
         "communication hook). A ring sends 2(W - 1)/W of it. N = 1 is the true batch on the same ranks."
     )
     return Section("Over the wire", (Table(head, tuple(cells), caption),))
@@ -169,13 +175,14 @@ def _range(values: pd.Series[float]) -> str:
 EXPERIMENT = Experiment(
     name="replicas",
     title="Does accumulation stay right on several replicas, and what does it save there?",
-    question="If two ranks accumulate on their shares and synchronise once per window, is that the large batch, also when their "
-    "numbers of loss terms differ? What do the known wrong ways do? And how much less goes over the wire?",
-    prediction="Once per window is the large batch when the loss is divided by the terms of all ranks; a sum in the place of a "
-    "mean, a mean of local means and a missed boundary are not, and are named. It saves a factor of N against synchronising "
-    "after every micro-batch, and nothing against the true batch.",
-    rule=f"Float64, two gloo processes, every window against the referee: right within {ALGEBRA_GATE:.0e}, and trainings that "
-    f"end within {TRAJECTORY_GATE:.0e} of one process with the full batch. Bytes are counted, not timed.",
+    question="If two ranks accumulate on their shares and synchronise once per window, is that the large batch, even when their "
+    "numbers of loss terms differ? What do the known wrong ways do? And how much less is sent?",
+    prediction="Synchronising once per window is the large batch when the loss is divided by the terms of all ranks. A sum in "
+    "place of a mean, a mean of local means and a missed boundary are not, and are named. It saves a factor of N compared with "
+    "synchronising after every micro-batch, and nothing compared with the true batch.",
+    rule="Two gloo processes in float64: every window has to agree with the referee within "
+    f"{ALGEBRA_GATE:.0e}, and trainings have to end within {TRAJECTORY_GATE:.0e} of one process with the full batch. Bytes are "
+    "counted, not timed.",
     claims=CLAIMS,
     sections=(ways, wire),
 )

@@ -12,8 +12,8 @@ from analysis.figures import faults as fault_figures
 from analysis.question import Answer, Experiment, Material
 from analysis.rates import Rate, percent
 
-WANTED = 0.95  # share that has to be found
-ENOUGH = 20  # trials of every size: fewer cannot tell 95% from much less
+WANTED = 0.95  # share of planted errors that has to be found
+ENOUGH = 20  # trials of every size: fewer cannot distinguish 95% from much less
 TARGETS = {"float64": 1e-11, "float32": 1e-5}
 KINDS = ("scale", "direction", "tensor")
 
@@ -33,7 +33,7 @@ def rates(arms: pd.DataFrame) -> pd.DataFrame:
 
 
 def smallest(own: pd.DataFrame) -> float:
-    """The smallest size of one precision and kind from which on every size is found in at least WANTED; NaN if none is."""
+    """The smallest size of one precision and kind such that it and all larger ones are found in at least WANTED; NaN if none."""
     found = math.nan
     for size, k, n in own.sort_values("size", ascending=False)[["size", "k", "n"]].itertuples(index=False):
         if k < WANTED * n:
@@ -43,7 +43,7 @@ def smallest(own: pd.DataFrame) -> float:
 
 
 def answer(arms: pd.DataFrame) -> Answer:
-    """Held when in both precisions with a target every kind is found at the target's size."""
+    """Held when every kind is found at the target's size, in both precisions that have a target."""
     table = rates(arms)
     if table.empty:
         return Answer(("No error was planted in these trials.",), None)
@@ -66,7 +66,7 @@ def answer(arms: pd.DataFrame) -> Answer:
 
 
 def _words(sizes: dict[str, float], own: pd.DataFrame) -> str:
-    """Sizes by kind, together where they are the same."""
+    """The smallest sizes found, in words; kinds with the same size are joined."""
     names = {kind: "one tensor" if kind == "tensor" else kind for kind in sizes}
     found = {kind: _plain(size) if size == size else f"no size up to {_plain(own['size'].max())}" for kind, size in sizes.items()}
     kinds = {text: [names[kind] for kind in sizes if found[kind] == text] for text in found.values()}
@@ -78,6 +78,7 @@ def _plain(size: float) -> str:
 
 
 def curves(material: Material) -> Section | None:
+    """The share of planted errors that are found, over their size."""
     table = rates(material.arms)
     if table.empty:
         return None
@@ -85,8 +86,8 @@ def curves(material: Material) -> Section | None:
         "rates",
         fault_figures.figure_sensitivity(table, TARGETS, WANTED),
         "Share of planted errors found over their relative size, one panel per precision, one line per kind of error.",
-        "An error of a relative size was planted in the accumulated gradient, in the precision of the run alone: in its scale, "
-        "in a random direction, or in the first tensor. Bars: exact 95% intervals. Points are set apart sideways to be seen.",
+        "A relative error was planted in the accumulated gradient, in the precision of the run alone: in its scale, in a random "
+        "direction, or in the first tensor. Bars: exact 95% intervals. Points are shifted sideways to keep them apart.",
     )
     return Section("What is found", (picture, _numbers(table)))
 
@@ -97,7 +98,7 @@ def _numbers(table: pd.DataFrame) -> Table:
         one = Rate(row["k"], row["n"])
         rows.append((row["precision"], row["kind"], number(row["size"]), share(one.k, one.n), percent(one.share), one.interval))
     head = ("precision", "kind", "planted", "found", "share", "95% interval")
-    return Table(head, tuple(rows), "Found: judged different or degraded where the correct arm is not.", folded=True)
+    return Table(head, tuple(rows), "Found: judged different or degraded, and otherwise than the correct arm.", folded=True)
 
 
 EXPERIMENT = Experiment(

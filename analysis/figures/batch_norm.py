@@ -93,8 +93,7 @@ def figure_effective_momentum(plain: pd.DataFrame, corrected: pd.DataFrame) -> F
 
 
 def figure_accuracy(panels: Sequence[tuple[str, pd.DataFrame]]) -> Figure:
-    """Held-out error in percent over b, mean over seeds with its interval, a line per normalisation; a panel is title and "
-    "cells."""
+    """Held-out error in percent over b, mean over seeds with its interval, a line per normalisation; panels: (title, cells)."""
     looks = {"batch": (VERMILLION, "X"), "group": (BLUE, "o"), "layer": (GREEN, "D")}
     with style():
         figure = new_figure(WIDTH, 3.3)

@@ -17,7 +17,7 @@ KINDS = {True: ("with replacement", BLUE, "o"), False: ("without", VERMILLION, "
 
 
 def figure_variance(rows: pd.DataFrame, moments: Sequence[int]) -> Figure:
-    """tr Cov of the batch gradient over B, a panel per moment of the training: points are draws, lines are the two formulas."""
+    """The trace of the batch gradient's covariance over B, a panel per moment: points are measured, lines are formulas."""
     with style():
         figure = new_figure(WIDTH, 3.1)
         grid = figure.subplots(1, len(moments), sharey=True, squeeze=False)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
+from analysis.figures.common import WIDTH
 from analysis.figures.style import BLUE, GREY, VERMILLION, new_figure, steps_axis, style
 from analysis.tables import OPTIMIZERS
 from harness.judge.cause import Cause
 
-WIDTH = 9.4  # inches, of every figure
 ARMS = {"accumulated": (BLUE, "o", "divided by N"), Cause.loss_not_divided: (VERMILLION, "X", "undivided")}
 
 

@@ -15,6 +15,7 @@ from analysis.figures.style import BLUE, GREEN, GREY, INK, ORANGE, SERIES, VERMI
 from analysis.tables import OPTIMIZERS
 from harness.judge import statistics
 from harness.judge.cause import Cause
+from harness.judge.verdict import ALGEBRA_GATE
 
 LABELS = {
     "permuted": "full batch, rows permuted",
@@ -44,13 +45,13 @@ def figure_states(steps: pd.DataFrame) -> Figure:
             own = steps[steps["optimizer"] == name]
             measure = "parameter_error" if own["state_error"].isna().all() else "state_error"
             log_axis(axes, "y", most=10)
-            axes.axhline(1e-12, color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
+            axes.axhline(ALGEBRA_GATE, color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
             for arm in STATES:
                 if measure == "state_error" or arm != Cause.optimizer_state_per_micro_batch:  # without state that fault is none
                     _lines(axes, own[own["arm"] == arm], measure, COLOURS[arm])
             axes.set(title=name, xlabel="optimizer step", ylim=(ZERO / 2, 1e3))
         grid[0, 0].set_ylabel("relative difference")
-        _legend(figure, STATES, ("gate 1e-12",))
+        _legend(figure, STATES, (f"gate {ALGEBRA_GATE:g}",))
     return figure
 
 
@@ -129,7 +130,7 @@ def rate_line(axes: Axes, rows: pd.DataFrame, measure: str, colour: str, label: 
 
 
 def figure_eps(rows: pd.DataFrame) -> Figure:
-    """How far the missing 1/N leads Adam astray over eps: after the first step, after all, and against the right one at eps/N."""
+    """Error of Adam's displacement without 1/N over eps: after the first step, after all steps, and beside eps/N."""
     series = (("fault_error_first", BLUE, "o", "first step"), ("fault_error", ORANGE, "s", "all steps"),
               ("as_if_error", GREEN, "D", "all steps, against the right gradient at eps/N"))  # fmt: skip
     with style():
@@ -141,7 +142,7 @@ def figure_eps(rows: pd.DataFrame) -> Figure:
         axes.plot(predicted.index, predicted, color=BLUE, linewidth=1, label="first step, closed form")
         for column, colour, mark, label in series:
             axes.plot(rows["eps"], rows[column].clip(lower=ZERO), mark, color=colour, markersize=4.5, alpha=0.7, label=label)
-        axes.set(xlabel="eps", ylabel="relative difference of the way come")
+        axes.set(xlabel="eps", ylabel="relative difference of the displacement")
         axes.legend(loc="center right")
     return figure
 
@@ -165,7 +166,7 @@ def figure_second_moment(rows: pd.DataFrame) -> Figure:
 
 
 def _lines(axes: Axes, rows: pd.DataFrame, measure: str, colour: str) -> None:
-    """One line per N; a difference of exactly zero at the foot of the panel."""
+    """Draw one line per N; a difference of exactly zero is drawn at the bottom of the panel."""
     for _, own in rows.groupby("accumulation_steps"):
         ordered = own.sort_values("step")
         axes.plot(ordered["step"] + 1, ordered[measure].clip(lower=ZERO), color=colour, linewidth=1)

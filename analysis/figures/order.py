@@ -7,11 +7,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.faults import VISIBLE
+from analysis.figures.common import WIDTH
 from analysis.figures.style import INK, SERIES, VERMILLION, log_axis, new_figure, steps_axis, style
 from analysis.tables import NORMS, OPTIMIZERS
 from harness.judge.gates import ALGEBRA_GATE
 
-WIDTH = 9.4  # inches, of every figure
 DASHES = ("-", (0, (4, 1.5)))
 EXACT = 1e-17  # where a difference of exactly zero is drawn
 BOTTOM = 1e-4  # relative: below, a curve lies on the correct one
