@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from analysis import load
 from harness.judge.cause import JOINT, Cause
-from harness.judge.verdict import ALGEBRA_GATE, TRAJECTORY_GATE, rounding_rejections
+from harness.judge.gates import ALGEBRA_GATE, TRAJECTORY_GATE
+from harness.judge.verdict import rounding_rejections
 
 # The columns of `faults.csv`, in their order.
 COLUMNS = ("fault", "optimizer", "norm", "precision", "clipping", "lengths", "detected", "cause_named",

@@ -11,7 +11,7 @@ from analysis.load import Results
 from analysis.optimizers import of_study
 from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
 from experiments.momentum import APART, LONG, states_evolve_otherwise
-from harness.judge.verdict import ALGEBRA_GATE
+from harness.judge.gates import ALGEBRA_GATE
 
 SMALL_EPS = 1e-8  # PyTorch's default; smaller ones count as small too
 HIDDEN = 1e-2  # relative error of the first step, ten times the closed form at the default eps; later steps amplify it by chance

@@ -8,7 +8,7 @@ from analysis import sections, tables
 from analysis.load import Results
 from analysis.question import Answer, Claim, ClaimResult, Experiment, Ruling, undecided
 from harness.judge.cause import Cause
-from harness.judge.verdict import ALGEBRA_GATE
+from harness.judge.gates import ALGEBRA_GATE
 
 BATCH_NORM = "batch"
 UNDIVIDED = Cause.loss_not_divided

@@ -13,7 +13,7 @@ from analysis.learning_rates import RULES
 from analysis.load import Results
 from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
 from harness.judge import statistics
-from harness.judge.verdict import TRAJECTORY_GATE
+from harness.judge.gates import TRAJECTORY_GATE
 
 APART = 1e-2  # relative change of the loss that another learning rate must make for the comparison to mean anything
 STABLE = 0.1  # nats of training loss above that at the batch's best rate; a tenth of a nat is 10 % in likelihood

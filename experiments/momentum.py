@@ -12,7 +12,7 @@ from analysis.optimizers import of_study
 from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
 from harness.judge import statistics
 from harness.judge.cause import Cause
-from harness.judge.verdict import ALGEBRA_GATE
+from harness.judge.gates import ALGEBRA_GATE
 
 APART = 1e-3  # relative, nine decades above the gate of L0: an arm that has to differ must differ by as much
 LONG = 200  # optimizer steps after which C3 is decided

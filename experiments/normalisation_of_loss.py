@@ -10,7 +10,7 @@ from analysis.figures import normalisation as normalisation_figures
 from analysis.load import Results
 from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
 from harness.judge.cause import Cause
-from harness.judge.verdict import ALGEBRA_GATE
+from harness.judge.gates import ALGEBRA_GATE
 
 UNDIVIDED, DIVIDED_BY_N, BY_FULL_N = Cause.loss_not_divided, Cause.mean_of_means, Cause.short_window_divided_by_n
 FAULTS: dict[str, str] = {  # arm -> how it divides

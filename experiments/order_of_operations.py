@@ -13,7 +13,7 @@ from analysis.figures import order as order_figures
 from analysis.load import Results
 from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
 from harness.judge.cause import Cause
-from harness.judge.verdict import ALGEBRA_GATE, TRAJECTORY_GATE
+from harness.judge.gates import ALGEBRA_GATE, TRAJECTORY_GATE
 
 GATE = f"> {ALGEBRA_GATE:.0e}; correct arms ≤"
 WRONG = {

@@ -15,7 +15,7 @@ from analysis.figures.style import BLUE, GREEN, GREY, INK, ORANGE, SERIES, VERMI
 from analysis.tables import OPTIMIZERS
 from harness.judge import statistics
 from harness.judge.cause import Cause
-from harness.judge.verdict import ALGEBRA_GATE
+from harness.judge.gates import ALGEBRA_GATE
 
 LABELS = {
     "permuted": "full batch, rows permuted",

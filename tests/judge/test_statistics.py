@@ -3,13 +3,7 @@ import pytest
 from scipy import stats
 
 from harness.judge.resampling import permutation_rank, ratio_of_medians
-from harness.judge.statistics import (
-    dispersion_ratio,
-    equivalence_p,
-    holm,
-    mean_interval,
-    median_interval,
-)
+from harness.judge.statistics import dispersion_ratio, equivalence_p, holm, mean_interval, median_interval
 
 RNG = np.random.default_rng(0)
 SMALL = list(RNG.normal(0.0, 0.01, 12))
