@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ import pytest
 from analysis import load, report
 from analysis.load import Results
 from analysis.question import Ruling
-from experiments.batchnorm import CLAIMS
+from experiments.batchnorm import CLAIMS, costs_accuracy
 from harness import studies
 from harness.config import Norm, Precision, Study, TrialConfig, identity, to_dict
 from harness.results.store import Store
+from tests.experiments.accuracy_rows import BATCH, LARGE, two_batches
 
 RULES = {claim.id: claim.decide for claim in CLAIMS}
 EXPECTED = {claim.id: claim.expects for claim in CLAIMS}
@@ -88,6 +90,24 @@ def test_one_arm_that_falls_otherwise(name: str, arm: str, columns: dict[str, An
 @pytest.mark.parametrize("name", RULES)
 def test_without_rows_nothing_is_decided(name: str) -> None:
     assert RULES[name](made_of([])).verdict == Ruling.needs_full_grid
+
+
+@pytest.mark.parametrize("small, large, verdict", [
+    (BATCH, LARGE, Ruling.conditional),
+    (dict.fromkeys(BATCH, 3.0), dict.fromkeys(LARGE, 3.0), Ruling.refuted),
+    (dict.fromkeys(BATCH, 9.0) | {32: 3.0}, dict.fromkeys(LARGE, 9.0) | {128: 3.0}, Ruling.confirmed),
+    (BATCH, LARGE | {16: 9.0}, Ruling.needs_full_grid),
+    (BATCH, {128: 3.0, 8: 3.5}, Ruling.needs_full_grid),
+])  # fmt: skip
+def test_rule_of_b4(small: Mapping[int, float], large: Mapping[int, float], verdict: Ruling) -> None:
+    assert costs_accuracy(two_batches(small, large)).verdict == verdict
+
+
+def test_b4_takes_four_seeds() -> None:
+    few = two_batches(BATCH, LARGE)
+    rows = few.measurements
+    assert costs_accuracy(dataclasses.replace(few, measurements=rows[rows["seed"] < 4])).verdict == Ruling.conditional
+    assert costs_accuracy(dataclasses.replace(few, measurements=rows[rows["seed"] < 3])).verdict == Ruling.needs_full_grid
 
 
 def stored(results: Path, config: TrialConfig) -> None:

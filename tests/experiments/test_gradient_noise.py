@@ -1,4 +1,4 @@
-"""The rules on results made by hand, the estimates against brute force, and the page of a real tiny run."""
+"""The rules on results made by hand, and the page of a real tiny run."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import load, noise, report
+from analysis import load, report
 from analysis.question import Ruling
 from experiments.gradient_noise import EXPERIMENT, early_large_late_small, falls_as_one_over_b
 from harness import studies
 from harness.config import Norm, Study, TrialConfig, WorkloadConfig, identity, to_dict
-from harness.judge.statistics import ratio_of_means
 from harness.results.store import Store
 
 D = 1500
@@ -74,54 +73,6 @@ def test_c7(growths: tuple[float, ...], verdict: Ruling) -> None:
         assert found.measured == pytest.approx(math.sqrt(math.prod(growths)))
     if verdict == Ruling.conditional:
         assert "sgd, norm=of t1: 1.5 to 1.5 (n = 1); sgd, norm=of t0: 3 to 3 (n = 1)" in found.explanation
-
-
-def test_ratio_of_means_where_the_mean_of_ratios_fails() -> None:
-    """Noisy denominators near zero: the ratio of means is within its interval of the truth, the mean of ratios far from it."""
-    rng = np.random.default_rng(0)
-    top, bottom = rng.normal(6, 1, 2000), rng.normal(1, 2, 2000)
-    found = ratio_of_means(top.tolist(), bottom.tolist())
-    assert found.low < 6 < found.high and found.high - found.low < 1.5
-    assert not found.low < float(np.mean(top / bottom)) < found.high
-
-
-def test_fieller_covers_the_truth() -> None:
-    """In 95 of 100, at 12 pairs, correlated; 4 binomial standard errors of 2,000."""
-    rng = np.random.default_rng(1)
-    covered = 0
-    for _ in range(2000):
-        bottom = rng.normal(2, 1, 12)
-        top = 3 * bottom + rng.normal(0, 1, 12)
-        found = ratio_of_means(top.tolist(), bottom.tolist())
-        covered += found.low <= 3 <= found.high
-    assert abs(covered / 2000 - 0.95) < 4 * math.sqrt(0.95 * 0.05 / 2000)
-
-
-def test_fieller_without_bounds_and_without_pairs() -> None:
-    assert ratio_of_means([1.0, 2.0, 1.5], [1.0, -1.0, 0.1]).high == math.inf
-    assert math.isnan(ratio_of_means([1.0], [2.0]).low) and ratio_of_means([1.0], [2.0]).estimate == 0.5
-    assert math.isnan(ratio_of_means([], []).estimate)
-
-
-def test_two_size_leaves_out_what_it_cannot_use() -> None:
-    """A window of one micro-batch, and one that the scaler skipped."""
-    usual = {"micro_batches": 4, "window_samples": 64, "micro_batch_square": 5.0, "window_square": 2.0}
-    rows = pd.DataFrame(
-        [usual, {**usual, "micro_batches": 1}, {**usual, "window_square": math.inf}, {**usual, "window_square": None}]
-    )
-    found = noise.two_size(rows)
-    assert len(found) == 1
-    # b = 16: S = 3 / (1/16 - 1/64), and |G|^2 = (B g - b m) / (B - b)
-    assert found["noise_trace"].item() == pytest.approx(3 / (1 / 16 - 1 / 64))
-    assert found["gradient_square"].item() == pytest.approx((64 * 2 - 16 * 5) / 48)
-    again = noise.two_size(rows, population=100.0)
-    assert again["gradient_square"].item() == pytest.approx(found["gradient_square"].item() + 64 / 100)
-
-
-def test_stretches_are_equal_in_steps() -> None:
-    rows = pd.DataFrame({"step": range(20), "noise_trace": [2.0] * 10 + [6.0] * 10, "gradient_square": [0.5, 1.5] * 10})
-    found = noise.stretches(rows, 2)
-    assert found["estimate"].tolist() == pytest.approx([2, 6]) and found["step"].tolist() == [5, 15] and set(found["n"]) == {10}
 
 
 def test_the_page_of_a_real_run(tmp_path: Path) -> None:

@@ -1,0 +1,62 @@
+"""The tables of accuracy over b, on rows made by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from analysis.batch_norm import against_full, between_norms, error_cells, fixed_batch, growing_batch, t_test, trained
+from analysis.batch_norm_sections import _shape
+from analysis.load import Results
+from tests.experiments.accuracy_rows import BATCH, LARGE, SEEDS, results, run_of, two_batches
+
+
+def test_costs_are_paired_with_the_full_batch_of_the_same_trial() -> None:
+    rows = trained(two_batches(BATCH, LARGE))
+    table = against_full(rows, 1.0)
+    row = table[(table["effective_batch"] == 128) & (table["b"] == 4)].iloc[0]
+    pairs = [run_of("batch", LARGE, 128, seed) for seed in SEEDS]
+    error = {(seed, one["micro_batch"]): 100 * (1 - one["held_out_accuracy"]) for seed in SEEDS for one in pairs[seed][:-1]}
+    differences = np.array([error[seed, 4] - error[seed, 128] for seed in SEEDS])
+    test = stats.ttest_rel([error[seed, 4] for seed in SEEDS], [error[seed, 128] for seed in SEEDS])
+    interval = test.confidence_interval()
+    assert (row["n"], row["accumulation_steps"]) == (6, 32)
+    assert row["mean"] == pytest.approx(differences.mean()) and row["p"] == pytest.approx(test.pvalue)
+    assert (row["low"], row["high"]) == pytest.approx((interval.low, interval.high))
+    assert row["f"] > 1e3 and (table["p_holm"] >= table["p"]).all(), "the permuted full batch moves the loss by 1e-6"
+    assert len(table) == 8 and len(error_cells(rows)) == 10
+
+
+def test_gains_are_paired_by_seed() -> None:
+    gains = between_norms(fixed_batch(trained(results()))).set_index("b")
+    assert gains.loc[2, "gain"] == pytest.approx(26, abs=0.5) and gains.loc[32, "gain"] == pytest.approx(-1, abs=0.5)
+    assert gains.loc[2, "low"] < gains.loc[2, "gain"] < gains.loc[2, "high"] and set(gains["n"]) == {6}
+    only = trained(results())
+    assert between_norms(only[only["norm"] == "batch"]).empty
+
+
+def test_trials_of_one_n_are_those_whose_batch_grows() -> None:
+    growing = [
+        row for seed in SEEDS for size, b in ((16, 2), (64, 8)) for row in run_of("batch", {size: 3.0, b: 4.0}, size, seed)
+    ]
+    rows = pd.concat([trained(results()), trained(Results(pd.DataFrame(), pd.DataFrame(growing), pd.DataFrame(), ()))])
+    rows = rows.reset_index(drop=True)
+    assert set(growing_batch(rows)["effective_batch"]) == {16, 64} and set(growing_batch(rows)["arm"]) == {"accumulated"}
+    assert set(fixed_batch(rows)["effective_batch"]) == {32}
+
+
+@pytest.mark.parametrize("values, p", [([0.0, 0.0], 1.0), ([1.0, 1.0], 0.0), ([1.0], math.nan)])
+def test_a_t_test_without_spread(values: list[float], p: float) -> None:
+    assert t_test(values) == pytest.approx(p, nan_ok=True)
+
+
+def test_the_shape_in_words() -> None:
+    gains = between_norms(fixed_batch(trained(results())))
+    words = _shape("mlp", gains)
+    assert "at b = 32 to" in words and "steepest from 4 to 2 (" in words
+    moved = between_norms(fixed_batch(trained(results(batch=BATCH | {4: 29.0}))))
+    assert "steepest from 8 to 4 (" in _shape("mlp", moved)
