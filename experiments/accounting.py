@@ -122,7 +122,7 @@ CLAIMS = (
     claim(
         "D7",
         Ruling.refuted,
-        "Confirmed when Adam's bytes per parameter x 1.3e9 are 10.4 GB within 2%.",
+        "Refuted when Adam's bytes per parameter x 1.3e9 differ from 10.4 GB by more than 2%.",
         bytes_per_parameter,
     ),
     claim(

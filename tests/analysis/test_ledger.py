@@ -34,12 +34,18 @@ def test_without_results_nothing_has_a_verdict(results: Path, make_trial: MakeTr
     assert set(rulings(results).values()) <= {"no data", "pending"}
 
 
-def test_every_claim_of_an_experiment_is_in_the_ledger_and_has_a_rule() -> None:
+def test_every_claim_of_an_experiment_is_in_the_ledger() -> None:
     known = ledger.claims()
     assert known["id"].is_unique and len(known) == 64
     for one in registered().values():
         assert {claim.id for claim in one.claims} <= set(known["id"])
-        assert all(claim.rule and claim.expects in ledger.DECIDED for claim in one.claims)
+        assert all(claim.expects in ledger.DECIDED for claim in one.claims)
+
+
+@pytest.mark.parametrize("claim", [claim for one in registered().values() for claim in one.claims], ids=lambda claim: claim.id)
+def test_a_rule_is_a_sentence_that_says_when_the_expected_verdict_falls(claim: Claim) -> None:
+    assert claim.rule[0].isupper() and claim.rule.endswith(".") and "  " not in claim.rule
+    assert claim.expects in claim.rule.lower() or (claim.expects == Ruling.not_testable and "No run can decide" in claim.rule)
 
 
 def test_what_no_experiment_decides_is_pending(results: Path, make_trial: MakeTrial) -> None:

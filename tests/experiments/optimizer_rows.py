@@ -14,6 +14,8 @@ ERRORS = ("gradient_error", "state_error", "parameter_error", "buffer_error")
 LIKE = {"accumulated": 1e-15, "reordered": 2e-15, "permuted": 1e-15}  # arms that are equal, and how nearly
 DISTANCE = {"small_steps": 5.0, "small_steps_rate": 0.4, "small_steps_memory": 0.1}
 
+RATES = (0.1, 0.2, 0.4, 0.8, 1.6)
+BEST = {8: 0.1, 32: 0.2, 128: 0.4}  # square-root scaling is right
 
 Rows = list[dict[str, Any]]
 
@@ -45,4 +47,42 @@ def state_rows(
             now = {f"{name}_now": value for name, value in errors.items()}
             rows.append({**about, "workload": "digits", "arm": arm, "accumulation_steps": 4, "after_steps": after,
                          **errors, **now, "loss": 0.5, "loss_against": 0.5})  # fmt: skip
+    return rows
+
+
+def memory_rows(*, stale: float = 1.0, beta: float = 0.9) -> list[dict[str, Any]]:
+    """Three windows of 4 micro-batches of 16; `stale`: factor from each micro-batch of a window to the next older one."""
+    powers = {
+        "accumulated": lambda k: beta ** (2 - k // 4) * stale ** (3 - k % 4),
+        "small_steps": lambda k: beta ** (11 - k),
+        "small_steps_memory": lambda k: beta ** ((11 - k) / 4),
+    }
+    return [
+        {"trial": "memory", "study": "optimizer_memory", "optimizer": "momentum", "effective_batch": 64, "momentum": 0.9,
+         "arm": arm, "accumulation_steps": 4, "entry": "momentum_buffer", "window": k // 4, "position": k % 4,
+         "age": 16 * (11 - k),
+         "weight": weight(k), "residual": 1e-15, "condition": 3.0}
+        for arm, weight in powers.items() for k in range(12)
+    ]  # fmt: skip
+
+
+def loss_at(lr: float, best: float) -> float:
+    """0.2 at the best rate, 0.08 more an octave away, no number from eight times on."""
+    octaves = abs(math.log2(lr / best))
+    return 0.2 + 0.08 * octaves if lr < 7.9 * best else math.nan
+
+
+def trained(*, seeds: int = 5, worse: float = 0.01, gap: float = 0.0, best: dict[int, float] = BEST) -> Rows:
+    """SGD and Adam at three batches. Of the largest all losses are `worse`, the held-out by `gap` more."""
+    rows = []
+    for optimizer in ("sgd", "adam"):
+        for lr in RATES:
+            for seed in range(seeds):
+                for batch, rate in best.items():
+                    large = batch == max(best)
+                    loss = loss_at(lr, rate) + large * worse
+                    rows.append({"trial": f"{optimizer}-{lr}-{seed}", "study": "batch_sizes", "optimizer": optimizer, "lr": lr,
+                                 "seed": seed, "batch": batch, "tail_loss": loss,
+                                 "held_out_loss": loss + large * (gap + 1e-3 * (seed - 2)),
+                                 "early_held_out_loss": loss + (not large), "step_noise": 0.5 if large else 1.0})  # fmt: skip
     return rows

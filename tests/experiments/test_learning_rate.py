@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from analysis import learning_rates, ledger, report
+from analysis import ledger, report
 from analysis.question import Ruling
 from experiments import learning_rate
 from harness.config import (
@@ -26,33 +25,9 @@ from harness.config import (
     WorkloadConfig,
 )
 from harness.sweep.experiment import run_one
-from tests.experiments.optimizer_rows import Rows, results
+from tests.experiments.optimizer_rows import BEST, Rows, results, trained
 
 OPEN = Ruling.needs_full_grid
-RATES = (0.1, 0.2, 0.4, 0.8, 1.6)
-BEST = {8: 0.1, 32: 0.2, 128: 0.4}  # square-root scaling is right
-
-
-def loss_at(lr: float, best: float) -> float:
-    """0.2 at the best rate, 0.08 more an octave away, no number from eight times on."""
-    octaves = abs(math.log2(lr / best))
-    return 0.2 + 0.08 * octaves if lr < 7.9 * best else math.nan
-
-
-def trained(*, seeds: int = 5, worse: float = 0.01, gap: float = 0.0, best: dict[int, float] = BEST) -> Rows:
-    """SGD and Adam at three batches. Of the largest all losses are `worse`, the held-out by `gap` more."""
-    rows = []
-    for optimizer in ("sgd", "adam"):
-        for lr in RATES:
-            for seed in range(seeds):
-                for batch, rate in best.items():
-                    large = batch == max(best)
-                    loss = loss_at(lr, rate) + large * worse
-                    rows.append({"trial": f"{optimizer}-{lr}-{seed}", "study": "batch_sizes", "optimizer": optimizer, "lr": lr,
-                                 "seed": seed, "batch": batch, "tail_loss": loss,
-                                 "held_out_loss": loss + large * (gap + 1e-3 * (seed - 2)),
-                                 "early_held_out_loss": loss + (not large), "step_noise": 0.5 if large else 1.0})  # fmt: skip
-    return rows
 
 
 def beside(*, same: float = 1e-15, other: float = 0.3) -> Rows:
@@ -92,16 +67,6 @@ EXPECTED = {"C4": Ruling.conditional, "C5": Ruling.conditional, "C8": Ruling.con
 )
 def test_verdicts(rows: Rows, fell: dict[str, Ruling]) -> None:
     assert verdicts(rows) == EXPECTED | fell
-
-
-def test_scaling_from_the_smallest_batch() -> None:
-    table = learning_rates.scaled(results(trained())).set_index(["optimizer", "batch", "rule"])["excess"]
-    own = table["adam"].to_dict()
-    assert own == pytest.approx(
-        {(32, "no"): 0.08, (32, "square root"): 0.0, (32, "linear"): 0.08, (128, "no"): 0.16, (128, "square root"): 0.0,
-         (128, "linear"): 0.16}, abs=1e-9,
-    )  # fmt: skip
-    assert learning_rates.best_rate_ratios(learning_rates.trained(results(trained()))) == pytest.approx({"sgd": 4, "adam": 4})
 
 
 def test_a_real_tiny_run_reaches_the_page(tmp_path: Path) -> None:

@@ -26,23 +26,7 @@ from harness.config import (
     WorkloadConfig,
 )  # fmt: skip
 from harness.sweep.experiment import run_one
-from tests.experiments.optimizer_rows import results, state_rows
-
-
-def memory_rows(*, stale: float = 1.0, beta: float = 0.9) -> list[dict[str, Any]]:
-    """Three windows of 4 micro-batches of 16; `stale`: factor from each micro-batch of a window to the next older one."""
-    powers = {
-        "accumulated": lambda k: beta ** (2 - k // 4) * stale ** (3 - k % 4),
-        "small_steps": lambda k: beta ** (11 - k),
-        "small_steps_memory": lambda k: beta ** ((11 - k) / 4),
-    }
-    return [
-        {"trial": "memory", "study": "optimizer_memory", "optimizer": "momentum", "effective_batch": 64, "momentum": 0.9,
-         "arm": arm, "accumulation_steps": 4, "entry": "momentum_buffer", "window": k // 4, "position": k % 4,
-         "age": 16 * (11 - k),
-         "weight": weight(k), "residual": 1e-15, "condition": 3.0}
-        for arm, weight in powers.items() for k in range(12)
-    ]  # fmt: skip
+from tests.experiments.optimizer_rows import memory_rows, results, state_rows
 
 
 def beta2_rows(gain: float, seeds: int = 5) -> list[dict[str, Any]]:
@@ -117,14 +101,6 @@ def test_adams_beta2_is_reported_beside_the_verdict(gain: float, seeds: int) -> 
     differences = optimizers.beta2_differences(optimizers.beta2_trials(results(rows)))
     expected = gain + 1e-3 * np.arange(seeds)
     assert differences["held_out"].to_list() == pytest.approx(expected)  # at the rate 0.002: a seed has no number at 0.004
-
-
-def test_half_lives() -> None:
-    lives = optimizers.half_lives(pd.DataFrame(memory_rows())).set_index("arm")
-    assert lives["half_life"].to_dict() == pytest.approx(
-        {"accumulated": 421.04, "small_steps": 105.26, "small_steps_memory": 421.04}, 1e-4
-    )
-    assert lives["predicted"].to_dict() == pytest.approx(lives["half_life"].to_dict(), 1e-12)
 
 
 def test_a_real_tiny_run_reaches_the_page(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from analysis import load, report
 from analysis.question import Ruling
-from experiments.precision import EXPERIMENT, accuracy, growth, mixed_precision, scaling_works, small_micro_batches
+from experiments.precision import EXPERIMENT, accuracy, mixed_precision, scaling_works, small_micro_batches
 from harness import studies
 from harness.config import Model, Precision, Study, TrialConfig, WorkloadConfig, identity, to_dict
 from harness.results.store import Store
@@ -53,11 +53,6 @@ def rounding(*, precision: str = "float32", wide: float = 1.5, narrow: float = 1
 )
 def test_e1(rows: Rows, verdict: Ruling) -> None:
     assert small_micro_batches(results(rows)).verdict == verdict
-
-
-def test_growth_is_over_n() -> None:
-    grown = growth(pd.DataFrame(rounding(grows=7)))
-    assert grown["float32", "bfloat16"] == pytest.approx(7) and grown["float32", "float32"] == pytest.approx(1.1)
 
 
 def scaled(arm: str, **changes: Any) -> dict[str, Any]:

@@ -1,0 +1,33 @@
+"""The numbers of batch sizes and learning rates, on rows made by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from analysis import learning_rates
+from tests.experiments.optimizer_rows import results, trained
+
+
+def test_scaling_from_the_smallest_batch() -> None:
+    table = learning_rates.scaled(results(trained())).set_index(["optimizer", "batch", "rule"])["excess"]
+    own = table["adam"].to_dict()
+    assert own == pytest.approx(
+        {(32, "no"): 0.08, (32, "square root"): 0.0, (32, "linear"): 0.08, (128, "no"): 0.16, (128, "square root"): 0.0,
+         (128, "linear"): 0.16}, abs=1e-9,
+    )  # fmt: skip
+    rows = learning_rates.trained(results(trained()))
+    assert learning_rates.best_rate_ratios(rows) == pytest.approx({"sgd": 4, "adam": 4})
+    assert learning_rates.batch_ratio(rows) == 16
+
+
+def test_the_largest_batch_beside_the_smallest() -> None:
+    rows = learning_rates.trained(results(trained(worse=0.01, gap=0.02)))
+    table = learning_rates.comparison(rows).set_index("optimizer").loc["sgd"]
+    assert (table["noise_large"], table["noise_small"]) == (0.5, 1.0)
+    assert (table["steps_large"], table["steps_small"]) == pytest.approx((0.21, 1.2)), "the best rate, and 1 more at few steps"
+    assert (table["samples_large"], table["samples_small"]) == pytest.approx((0.23, 0.2))
+    differences = learning_rates.largest_less_smallest(rows)
+    own = differences[differences["optimizer"] == "adam"]
+    assert own["held_out"].to_list() == pytest.approx([0.03 + 1e-3 * (seed - 2) for seed in range(5)]), "paired by seed"
+    assert own["gap"].to_list() == pytest.approx([0.02 + 1e-3 * (seed - 2) for seed in range(5)])
+    assert learning_rates.largest_less_smallest(rows[rows["batch"] == 8]).empty
