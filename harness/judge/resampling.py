@@ -10,6 +10,8 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Interval:
+    """An estimate between the ends of its confidence interval."""
+
     estimate: float
     low: float
     high: float
