@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import pandas as pd
 
 from analysis import audits
 from harness.results import tracking
+from harness.results.arm_name import ArmName
 from harness.results.record import StoredTrial, StoreError, read_trial
 from harness.results.store import State, Store
 from harness.results.tracking import MirroredRun
@@ -53,7 +54,6 @@ ARM_COLUMNS = (
 )  # fmt: skip
 AUDITED = "released_trainers"  # the experiment whose results are audits, and no trials
 FLAGS = ("counters_ok", "explained", "fault", "changes", "ragged", "clipping_active", "unequal_terms")
-METRIC = re.compile(r"(?P<metric>[^/]+)/(?P<arm>(?P<name>.+)-(?P<n>\d+)(\.(?P<replicate>\d+))?)")  # as experiment.flat_metrics
 STEP_COLUMNS = ("step", "arm", "accumulation_steps", "replicate", "loss", "gradient_distance", "scale", "cosine",
                 "parameter_distance", "gradient_error")  # fmt: skip
 
@@ -167,11 +167,13 @@ def steps_from_wandb(source: Path | str, experiment: str | None = None) -> pd.Da
     rows = Columns()
     for run in _mirrored(source, experiment):
         for logged in run.rows:
-            arms: dict[str, dict[str, Any]] = {}
+            arms: dict[ArmName, dict[str, Any]] = {}
             for name, value in logged.items():
-                if match := METRIC.fullmatch(name):
-                    arms.setdefault(match["arm"], _arm_name(match))[match["metric"]] = value
-            rows.extend({"experiment": run.group, "trial": run.name, "step": logged["step"], **arm} for arm in arms.values())
+                metric, _, arm = name.partition("/")  # as `flat_metrics` writes it
+                with suppress(ValueError):  # a metric of no arm
+                    arms.setdefault(ArmName.parse(arm), {})[metric] = value
+            about = {"experiment": run.group, "trial": run.name, "step": logged["step"]}
+            rows.extend({**about, **arm.columns, **metrics} for arm, metrics in arms.items())
     return rows.frame(("experiment", "trial", *STEP_COLUMNS), ["experiment", "trial", "step"])
 
 
@@ -184,11 +186,6 @@ def _mirrored(source: Path | str, experiment: str | None) -> Iterator[MirroredRu
         run = tracking.read_offline(log)
         if experiment in (None, run.group):
             yield run
-
-
-def _arm_name(match: re.Match[str]) -> dict[str, Any]:
-    name, number, replicate = match["name"], int(match["n"]), int(match["replicate"] or 0)
-    return {"arm": name, "accumulation_steps": number, "replicate": replicate}
 
 
 def steps(results: Path | str, experiment: str, trials: Iterable[str]) -> tuple[pd.DataFrame, tuple[Missing, ...]]:

@@ -27,14 +27,17 @@ from harness.recipes.hand_written import Loop, by_hand
 from harness.recipes.micro_batch import Even, Ragged, SplitPlan, hash_seed, windows
 from harness.recipes.recipe import Arm, Recipe
 from harness.referee.oracle import clipped, snapshot
+from harness.results.arm_name import ArmName
 from harness.workloads import Batch
 from harness.workloads.build import smallest_micro_batch
 
 Row = dict[str, Any]
 OnStep = Callable[[int, list[Row]], None]
 
+FULL = "full"
 ACCUMULATED = "accumulated"
 PERMUTED = "permuted"
+ULP = str(ArmName("ulp"))
 JUMP = 100.0  # the null band has jumped when it is this many times its first value: some ReLU flipped
 HELD_OUT_BATCH = 512
 
@@ -48,7 +51,8 @@ class Candidate:
 
     @property
     def label(self) -> str:
-        return f"{self.arm}/{self.recipe.accumulation_steps}"
+        """The text form of its name, under which measurements know it."""
+        return str(ArmName(self.arm, self.recipe.accumulation_steps))
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,8 @@ def standard_candidates(config: TrialConfig) -> list[Candidate]:
 
 def null_recipes(config: TrialConfig) -> dict[str, Recipe]:
     """The band of L3 by label: permuted full batches, and a full batch that starts from weights moved by one ulp."""
-    return {f"null/{i}": permuted(config, 1 + i) for i in range(config.nulls)} | {"ulp/0": full_batch(config)}
+    nulls = {str(ArmName("null", replicate=i)): permuted(config, 1 + i) for i in range(config.nulls)}
+    return nulls | {ULP: full_batch(config)}
 
 
 def with_faults(config: TrialConfig, faults: Mapping[str, Callable[[Recipe], Recipe]]) -> list[Candidate]:
@@ -237,12 +242,12 @@ def train(
         config.seed,
         band=nulls,
     )
-    move_one_ulp(lock.arms["ulp/0"].model)
+    move_one_ulp(lock.arms[ULP].model)
+    names = {label: ArmName.parse(label) for label in lock.arms}
     noise = noise_scale.watch(
-        {label: lock.arms[label] for label in recipes if label.startswith(f"{ACCUMULATED}/")}, config.probe_every
+        {label: lock.arms[label] for label in recipes if names[label].name == ACCUMULATED}, config.probe_every
     )
-    labels = list(lock.arms)
-    distances = Distances({label: [] for label in labels}, {label: [] for label in labels}, tuple(nulls))
+    distances = Distances({label: [] for label in names}, {label: [] for label in names}, tuple(nulls))
     exact = ExactGradients(setting, lock, frozenset(recipes))
     for t, ids in enumerate(stream):
         is_probed, is_refereed = t % config.probe_every == 0, t % config.referee_every == 0
@@ -256,11 +261,9 @@ def train(
         for label, record in records.items():
             distances.losses[label].append(record.loss)
             distances.parameters[label].append(record.parameter_distance)
-            row = {
+            row: Row = {
                 "step": t,
-                "arm": label.partition("/")[0],
-                "accumulation_steps": lock.arms[label].recipe.accumulation_steps,
-                "replicate": int(label.rpartition("/")[2]) if label in nulls else 0,
+                **names[label].columns,
                 "loss": record.loss,
                 "parameter_distance": record.parameter_distance,
             }

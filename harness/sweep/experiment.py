@@ -17,6 +17,7 @@ from typing import Any
 
 from harness.config import ConfigError, Device, HarnessConfig, Model, Precision, TrialConfig, identity, to_dict
 from harness.results import sweeps, tracking
+from harness.results.arm_name import ArmName
 from harness.results.store import State, Store, TrialWriter
 from harness.sweep.child import LINE_LENGTH, Cell, Child, Done, Failure, Taken, TrialFunction, start_forkserver
 from harness.sweep.progress import Progress, open_progress
@@ -83,7 +84,7 @@ def run_one(config: HarnessConfig) -> None:
 def summary(record: Mapping[str, Any]) -> dict[str, Any]:
     """What W&B keeps of a trial: the scalars of every arm with where its training ended, and the measurements; no evidence."""
     arms = {
-        f"{arm['arm']}-{arm['accumulation_steps']}": {
+        str(ArmName(arm["arm"], arm["accumulation_steps"])): {
             **{name: value for name, value in arm.items() if not isinstance(value, (dict, list))},
             **arm["outcome"],
         }
@@ -107,16 +108,15 @@ def _tags(trial: TrialConfig) -> list[str]:
 
 
 def flat_metrics(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """One step's rows as W&B has them: `metric/arm-N`, with the replicate's number for repeated arms.
+    """One step's rows as W&B has them: `metric/arm`, the arm in its text form.
 
     >>> flat_metrics([{"step": 3, "arm": "null", "accumulation_steps": 1, "replicate": 2, "loss": 0.5}])
     {'loss/null-1.2': 0.5}
     """
-    about = ("step", "arm", "accumulation_steps", "replicate")
     metrics: dict[str, float] = {}
     for row in rows:
-        arm = f"{row['arm']}-{row['accumulation_steps']}" + (f".{row['replicate']}" if row["replicate"] else "")
-        metrics |= {f"{name}/{arm}": value for name, value in row.items() if name not in about}
+        arm = ArmName(row["arm"], row["accumulation_steps"], row["replicate"])
+        metrics |= {f"{name}/{arm}": value for name, value in row.items() if name != "step" and name not in arm.columns}
     return metrics
 
 
