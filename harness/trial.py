@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.config import ConfigError, Execution, Split, TrialConfig, identity, validate
+from harness.config import ConfigError, Execution, Split, TrialConfig, validate
 from harness.judge.verdict import Evidence, Outcome, Rounding, Trajectory, judge
 from harness.measure import algebra, noise_scale, poison, rounding
 from harness.measure.ablation import attribute
@@ -28,6 +28,7 @@ from harness.recipes.micro_batch import Even, Ragged, SplitPlan, hash_seed, wind
 from harness.recipes.recipe import Arm, Recipe
 from harness.referee.oracle import clipped, snapshot
 from harness.results.arm_name import ArmName
+from harness.results.judged_arm import Ending, VerdictRow, to_stored
 from harness.workloads import Batch
 from harness.workloads.build import smallest_micro_batch
 
@@ -50,9 +51,13 @@ class Candidate:
     recipe: Recipe
 
     @property
+    def name(self) -> ArmName:
+        return ArmName(self.arm, self.recipe.accumulation_steps)
+
+    @property
     def label(self) -> str:
-        """The text form of its name, under which measurements know it."""
-        return str(ArmName(self.arm, self.recipe.accumulation_steps))
+        """The text form of `name`, under which measurements know the arm."""
+        return str(self.name)
 
 
 @dataclass(frozen=True)
@@ -162,8 +167,8 @@ def run_trial(config: TrialConfig, on_step: OnStep, candidates: Sequence[Candida
             for candidate in chosen
         ]
         summary = {
-            "reference": outcome(lock.arms[REFERENCE], distances.losses[REFERENCE]),
-            "nulls": [outcome(lock.arms[label], distances.losses[label]) for label in distances.null_labels],
+            "reference": vars(outcome(lock.arms[REFERENCE], distances.losses[REFERENCE])),
+            "nulls": [vars(outcome(lock.arms[label], distances.losses[label])) for label in distances.null_labels],
             "environment": describe(device),
             "seconds": clock.laps,
         }
@@ -314,7 +319,7 @@ def move_one_ulp(model: nn.Module) -> None:
         first.copy_(torch.nextafter(first, torch.full_like(first, math.inf)))
 
 
-def outcome(arm: Arm, losses: Sequence[float]) -> Row:
+def outcome(arm: Arm, losses: Sequence[float]) -> Ending:
     """Where the training ended: last loss, mean loss of the last tenth, held-out loss and accuracy (per loss term)."""
     tail = losses[-max(1, len(losses) // 10) :]
     arm.model.eval()
@@ -327,12 +332,12 @@ def outcome(arm: Arm, losses: Sequence[float]) -> Row:
             correct += float(arm.workload.correct(outputs, batch).sum())
             terms += int(arm.workload.num_terms(batch).sum())
     arm.model.train()
-    return {
-        "final_loss": losses[-1],
-        "tail_loss": sum(tail) / len(tail),
-        "held_out_loss": loss / terms,
-        "held_out_accuracy": correct / terms,
-    }
+    return Ending(
+        final_loss=losses[-1],
+        tail_loss=sum(tail) / len(tail),
+        held_out_loss=loss / terms,
+        held_out_accuracy=correct / terms,
+    )
 
 
 def _beside_poison(result: AlgebraResult, windows: Mapping[str, PoisonedWindow], label: str) -> AlgebraResult:
@@ -348,9 +353,9 @@ def _arm_row(
     rounded: Rounding,
     lock: LockStep,
     distances: Distances,
-    telling: Sequence[Tensor],
+    attribution_windows: Sequence[Tensor],
 ) -> Row:
-    """One row of `verdicts.csv`, with the evidence it rests on. `telling`: windows on which a gap may be taken apart."""
+    """One row of `verdicts.csv`, with the evidence it rests on. On `attribution_windows` a gap is taken apart by factors."""
     config, label = setting.config, candidate.label
     counters = {**exact.counters, **lock.differing_counters(label)}
     finite = all(math.isfinite(x) for key in (REFERENCE, label) for x in distances.losses[key] + distances.parameters[key])
@@ -365,31 +370,7 @@ def _arm_row(
     )
     verdict = judge(evidence)
     if finite and verdict.verdict in (Outcome.different, Outcome.degraded):
-        evidence = dataclasses.replace(evidence, ablation=attribute(setting, candidate.recipe, telling))
+        evidence = dataclasses.replace(evidence, ablation=attribute(setting, candidate.recipe, attribution_windows))
         verdict = judge(evidence)
-    return {
-        "experiment": config.experiment,
-        "trial": identity(config),
-        "workload": config.workload.label,
-        "norm": str(config.norm),
-        "optimizer": str(config.optimizer.name),
-        "precision": str(config.precision),
-        "seed": config.seed,
-        "effective_batch": config.effective_batch,
-        "accumulation_steps": candidate.recipe.accumulation_steps,
-        "micro_batch": max(candidate.recipe.split(config.effective_batch)),
-        "arm": candidate.arm,
-        "algebra_error": exact.algebra.error,
-        "rounding_ratio": rounded.ratio,
-        "scale": rounded.scale,
-        "cosine": rounded.cosine,
-        "residual": rounded.residual,
-        "counters_ok": not counters,
-        "trajectory_ratio": evidence.trajectory.ratio,
-        "verdict": str(verdict.verdict),
-        "cause": verdict.cause,
-        "explained": verdict.explained,
-        "reasons": list(verdict.reasons),
-        "evidence": evidence.stored(),
-        "outcome": outcome(lock.arms[label], distances.losses[label]),
-    }
+    row = VerdictRow.of(config, candidate.name, max(candidate.recipe.split(config.effective_batch)), evidence, verdict)
+    return to_stored(row, verdict.reasons, evidence, outcome(lock.arms[label], distances.losses[label]))

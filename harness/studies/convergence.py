@@ -35,7 +35,7 @@ def measure(setting: Setting, on_step: OnStep) -> list[Row]:
             **_name(end.candidate),
             "micro_batch": max(end.candidate.recipe.split(config.effective_batch)),
             "samples": end.samples,
-            **outcome(end.arm, end.losses),
+            **vars(outcome(end.arm, end.losses)),
         }
         for end in ends
     ]

@@ -34,9 +34,9 @@ def _row(setting: Setting, end: End) -> Row:
     config, recipe = setting.config, end.candidate.recipe
     plain = setting.arm(full_batch(config), config.precision, total_steps=config.steps)
     plain.model.load_state_dict(end.arm.model.state_dict())
-    kept = outcome(plain, end.losses)
+    kept = vars(outcome(plain, end.losses))
     calibrate(plain.model, plain.workload.batch(torch.arange(plain.workload.num_samples)).inputs)
-    again = outcome(plain, end.losses)
+    again = vars(outcome(plain, end.losses))
     return {
         "arm": end.candidate.arm,
         "accumulation_steps": recipe.accumulation_steps,
