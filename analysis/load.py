@@ -7,9 +7,9 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, get_type_hints
 
 import pandas as pd
 
@@ -35,9 +35,8 @@ STEP_COLUMNS = ("step", "arm", "accumulation_steps", "replicate", "loss", "gradi
                 "parameter_distance", "gradient_error")  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class ArmRow(VerdictRow):
-    """An arm of a finished trial: its row of `verdicts.csv`, then the evidence that tables and figures use, then its trial."""
+class EvidenceColumns(TypedDict):
+    """The evidence that tables and figures use, of one arm."""
 
     gradient_error: float
     state_error: float
@@ -56,14 +55,11 @@ class ArmRow(VerdictRow):
     permutations: int
     skipped: int
     final_distance: float
-    final_loss: float
-    tail_loss: float
-    held_out_loss: float
-    held_out_accuracy: float
-    full_final_loss: float  # of the full batch
-    full_tail_loss: float
-    full_held_out_loss: float
-    full_held_out_accuracy: float
+
+
+class SettingColumns(TypedDict):
+    """What else is said of one arm: how it relates to its trial, and what was found, in words."""
+
     group: str  # the same for trials that differ only in their seed
     model: str
     fault: bool  # wrong on purpose
@@ -77,8 +73,17 @@ class ArmRow(VerdictRow):
     clip_norm: float
 
 
-ARM_COLUMNS = tuple(field.name for field in fields(ArmRow))
-FLAGS = tuple(field.name for field in fields(ArmRow) if field.type == "bool")
+FULL_OUTCOMES = tuple(f"full_{name}" for name in OUTCOMES)  # of the full batch
+ARM_COLUMNS = (
+    *VERDICT_COLUMNS,
+    *EvidenceColumns.__annotations__,
+    *OUTCOMES,
+    *FULL_OUTCOMES,
+    *SettingColumns.__annotations__,
+)
+FLAGS = [
+    name for kind in (VerdictRow, EvidenceColumns, SettingColumns) for name, of in get_type_hints(kind).items() if of is bool
+]
 
 
 @dataclass(frozen=True)
@@ -138,7 +143,7 @@ def read(results: Path | str, experiment: str | None = None) -> Results:
         if (trial := status.stored) is not None:
             try:
                 shared = group(trial.config)
-                rows = [vars(_arm(trial, shared, arm)) for arm in trial.arms]
+                rows = [_arm(trial, shared, arm) for arm in trial.arms]
             except (FieldError, KeyError, TypeError) as error:  # not written by this engine
                 missing.append(Missing(status.experiment, status.trial, str(State.damaged), _one_line(error)))
                 continue
@@ -246,14 +251,13 @@ class Columns:
         return frame.sort_values(order, kind="stable", ignore_index=True)
 
 
-def _arm(trial: StoredTrial, group: str, stored: Mapping[str, Any]) -> ArmRow:
+def _arm(trial: StoredTrial, group: str, stored: Mapping[str, Any]) -> dict[str, Any]:
     """A flat row; FieldError or KeyError names a field that the trial should have and has not."""
     arm, config = StoredArm.read(stored), trial.config
     algebra, rounding, row = arm.algebra, arm.rounding, arm.row
     full = restored(Ending, trial.record["reference"], "reference")
     planted: Mapping[str, bool] = trial.record["faults"]  # fault arm -> whether it changes this trial's computation
-    return ArmRow(
-        **vars(row),
+    evidence = EvidenceColumns(
         gradient_error=algebra.gradient_error,
         state_error=algebra.state_error,
         trajectory_error=algebra.trajectory_error,
@@ -271,8 +275,8 @@ def _arm(trial: StoredTrial, group: str, stored: Mapping[str, Any]) -> ArmRow:
         permutations=rounding.permutations,
         skipped=rounding.skipped,
         final_distance=arm.trajectory.final_distance,
-        **vars(arm.ending),
-        **_of_full_batch(full),
+    )
+    about = SettingColumns(
         group=group,
         model=f"{row.workload} {row.norm}",
         fault=row.arm in planted,
@@ -285,10 +289,11 @@ def _arm(trial: StoredTrial, group: str, stored: Mapping[str, Any]) -> ArmRow:
         steps=config["steps"],
         clip_norm=_number(config["clip_norm"]),
     )
+    return {**vars(row), **evidence, **vars(arm.ending), **_of_full_batch(full), **about}
 
 
-def _of_full_batch(ending: Ending) -> dict[str, Any]:
-    return {f"full_{name}": value for name, value in vars(ending).items()}
+def _of_full_batch(ending: Ending) -> dict[str, float]:
+    return dict(zip(FULL_OUTCOMES, vars(ending).values(), strict=True))
 
 
 def settings(trial: StoredTrial) -> dict[str, Any]:
