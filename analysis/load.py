@@ -293,7 +293,7 @@ def _arm(trial: StoredTrial, group: str, stored: Mapping[str, Any]) -> dict[str,
 
 
 def _of_full_batch(ending: Ending) -> dict[str, float]:
-    return dict(zip(FULL_OUTCOMES, vars(ending).values(), strict=True))
+    return {f"full_{name}": value for name, value in vars(ending).items()}
 
 
 def settings(trial: StoredTrial) -> dict[str, Any]:

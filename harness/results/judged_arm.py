@@ -7,7 +7,7 @@ at all, is an error that says which.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Self, TypeVar
@@ -155,5 +155,7 @@ def restored(kind: type[Fields], stored: Mapping[str, Any], where: str) -> Field
 
 
 @cache
-def _defaults(kind: type[Any]) -> dict[str, Any]:
+def _defaults(kind: Hashable) -> dict[str, Any]:
+    """Default by field, MISSING where there is none."""
+    assert isinstance(kind, type) and dataclasses.is_dataclass(kind)
     return {field.name: field.default for field in dataclasses.fields(kind)}
