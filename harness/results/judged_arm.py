@@ -7,16 +7,18 @@ at all, is an error that says which.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from harness.config import TrialConfig, identity
 from harness.judge.verdict import Algebra, Evidence, Rounding, Trajectory, Verdict
 from harness.results.arm_name import ArmName
 
-Fields = TypeVar("Fields")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Fields = TypeVar("Fields", bound="DataclassInstance")
 
 
 class FieldError(ValueError):
@@ -141,10 +143,10 @@ def members(stored: Mapping[str, Any], where: str, names: Sequence[str]) -> list
 
 def restored(kind: type[Fields], stored: Mapping[str, Any], where: str) -> Fields:
     """The dataclass `kind` from the record `where`. FieldError unless it has its fields; one with a default may be absent."""
-    defaults = _defaults(kind)
-    if stored.keys() != defaults.keys():
-        missing = [name for name in defaults.keys() - stored.keys() if defaults[name] is dataclasses.MISSING]
-        unknown = stored.keys() - defaults.keys()
+    fields = kind.__dataclass_fields__
+    if stored.keys() != fields.keys():
+        defaults = {name: field.default for name, field in fields.items() if field.default is not dataclasses.MISSING}
+        missing, unknown = fields.keys() - stored.keys() - defaults.keys(), stored.keys() - fields.keys()
         told = [f"{word} {', '.join(sorted(names))}" for word, names in (("missing", missing), ("unknown", unknown)) if names]
         if told:
             raise FieldError(f"{where}: {' and '.join(told)}")
@@ -152,10 +154,3 @@ def restored(kind: type[Fields], stored: Mapping[str, Any], where: str) -> Field
     made = object.__new__(kind)
     vars(made).update(stored)  # a frozen dataclass's own __init__ takes five times as long, which a store of 10,000 trials shows
     return made
-
-
-@cache
-def _defaults(kind: Hashable) -> dict[str, Any]:
-    """Default by field, MISSING where there is none."""
-    assert isinstance(kind, type) and dataclasses.is_dataclass(kind)
-    return {field.name: field.default for field in dataclasses.fields(kind)}
