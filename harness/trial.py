@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.config import ConfigError, Execution, Split, TrialConfig, validate
+from harness.config import ConfigError, Device, Execution, Split, TrialConfig, validate
 from harness.judge.verdict import Evidence, Outcome, Rounding, Trajectory, judge
 from harness.measure import algebra, noise_scale, poison, rounding
 from harness.measure.ablation import attribute
@@ -141,6 +141,8 @@ def run_trial(config: TrialConfig, on_step: OnStep, candidates: Sequence[Candida
     validate(config)
     device = choose_device(config.device)
     precision.check_available(config.precision, device)
+    if device.type == "cuda":
+        config = dataclasses.replace(config, device=Device.cuda)  # of the identity: a trial on a CPU is another one
     chosen = standard_candidates(config) if candidates is None else list(candidates)
     with deterministic(config.precision):
         setting = Setting(config, device)
