@@ -336,7 +336,7 @@ def _versions(environment: Mapping[str, Any]) -> Iterator[str]:
     for name, value in environment.items():
         if isinstance(value, Mapping):
             yield from (f"{package} {version}" for package, version in value.items())
-        else:
+        elif value is not None:
             yield f"{name} {value}"
 
 

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from harness.config import Norm, OptimizerConfig, OptimizerName, Precision, Split, TrialConfig, identity, to_dict
-from harness.judge.diagnosis import Signature
+from harness.judge.cause import Cause
+from harness.judge.signature import Signature
 from harness.judge.verdict import Algebra, Evidence, Outcome, Rounding, Trajectory, Verdict
 from harness.results.arm_name import ArmName
 from harness.results.judged_arm import Ending, VerdictRow, to_stored
@@ -47,12 +48,13 @@ def arm(config: TrialConfig, name: str, n: int, shift: float, **changes: Any) ->
             ratio=math.nan if config.precision == Precision.float64 else 0.9, jump_step=None, final_distance=1e-7
         ),
         counters={},
-        signature=Signature(explanations={"batch_statistics": 4e-15} if apart else {}),
+        signature=Signature(wrong_windows=({(Cause.batch_statistics,): 4e-15},) if apart else ()),
     )
-    verdict = part(
-        Verdict, verdict=Outcome.different if apart else Outcome.equivalent, cause="batch_statistics" if apart else "",
-        explained=apart, reasons=(),
-    )  # fmt: skip
+    verdict = Verdict(
+        verdict=Outcome(changes.get("verdict", Outcome.different if apart else Outcome.equivalent)),
+        causes=(Cause.batch_statistics,) if apart else (),
+        explained=apart,
+    )
     reasons = ("gradients differ",) if verdict.verdict == Outcome.different else ()
     loss = 0.5 + shift
     ending = part(Ending, final_loss=loss, tail_loss=loss, held_out_loss=loss, held_out_accuracy=0.9)

@@ -48,9 +48,9 @@ from harness.results.record import (
     damage,
     read_steps,
     read_trial,
+    write_atomically,
     write_failed,
     write_record,
-    write_whole,
 )
 from harness.results.rows import Row, RowFile, from_parquet, read_rows, to_parquet
 
@@ -266,7 +266,7 @@ class TrialWriter:
         self._config = config
         self._lock: int | None = lock
         try:
-            write_whole(folder / "config.json", (json.dumps(config, indent=1) + "\n").encode())
+            write_atomically(folder / "config.json", (json.dumps(config, indent=1) + "\n").encode())
             self._rows = RowFile(folder / "steps.jsonl")
         except OSError as error:
             self._release()
@@ -298,7 +298,7 @@ class TrialWriter:
             if len(rows) != self._rows.num_rows:
                 raise StoreError(f"{self.folder}/steps.jsonl: {self._rows.num_rows} rows were written, {len(rows)} are there")
             steps = to_parquet(rows)
-            write_whole(self.folder / "steps.parquet", steps)
+            write_atomically(self.folder / "steps.parquet", steps)
             record = {
                 "format": FORMAT,
                 "experiment": self.folder.parent.name,

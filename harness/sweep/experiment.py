@@ -22,7 +22,7 @@ from harness.results import sweeps, tracking
 from harness.results.arm_name import ArmName
 from harness.results.record import read_trial
 from harness.results.store import State, Store, TrialWriter
-from harness.sweep.child import LINE_LENGTH, Cell, Child, Done, Failure, Taken, TrialFunction, start_forkserver
+from harness.sweep.child import LINE_LENGTH, Cell, Child, Done, Failure, RunsElsewhere, TrialFunction, start_forkserver
 from harness.sweep.progress import Progress, open_progress
 
 GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
@@ -271,9 +271,9 @@ class _Pool:
                 self.done += 1
                 for warning in told:
                     self.progress.note(f"{child.cell.trial}: {warning}")
-            case Taken(state=State.finished):
+            case RunsElsewhere(state=State.finished):
                 self.skipped += 1
-            case Taken():
+            case RunsElsewhere():
                 self.taken.append((time.monotonic() + RETRY_SECONDS, child.cell))
             case Failure() as failure if child.cell.is_finished():  # the end of the mirror, after the results were safe
                 self.done += 1

@@ -525,7 +525,7 @@ def test_file_is_whole_before_it_is_seen(tmp_path: Path, monkeypatch: pytest.Mon
         replace(source, target)
 
     monkeypatch.setattr("harness.results.record.os.replace", watched)
-    record.write_whole(path, b"new")
+    record.write_atomically(path, b"new")
     assert seen == [(b"new", b"old")]
     assert path.read_bytes() == b"new"
 
