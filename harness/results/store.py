@@ -28,6 +28,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import tempfile
 import traceback
 import warnings
@@ -196,7 +197,7 @@ class Store:
         """Lock descriptor of a folder that holds nothing but its lock."""
         _make_folder(folder.parent)
         _make_folder(folder)
-        if (folder / "lock").exists() and not (folder / "lock").is_file():
+        if _is_no_file(folder / "lock"):
             _set_aside(folder, f"{folder / 'lock'} is not a file of this store")
             folder.mkdir()
         lock = _try_lock(folder / "lock")
@@ -355,6 +356,14 @@ def _clear(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
     if (folder / _MIRROR).exists():
         shutil.rmtree(folder / _MIRROR)
+
+
+def _is_no_file(path: Path) -> bool:
+    """Whether something other than a file is at `path`; asked in one call, because another process may remove it at any time."""
+    try:
+        return not stat.S_ISREG(path.stat().st_mode)
+    except FileNotFoundError:
+        return False
 
 
 def _make_folder(path: Path) -> None:
