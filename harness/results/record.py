@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 FORMAT = 1
-PARTIAL = ".partial"  # suffix of a file that is being written aside
+PARTIAL = ".partial"  # suffix of a file that is being written aside, after the number of the process that writes it
 
 
 class StoreError(RuntimeError):
@@ -40,7 +40,7 @@ class StoredTrial:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write aside, sync, and move into place: readers see the old file or the new one, also after a loss of power. OSError."""
-    aside = path.with_name(path.name + PARTIAL)
+    aside = path.with_name(f"{path.name}.{os.getpid()}{PARTIAL}")
     with open(aside, "wb") as file:
         file.write(content)
         file.flush()

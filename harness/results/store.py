@@ -64,6 +64,7 @@ _ATTEMPT = ("steps.jsonl", "steps.parquet", "failed.json")  # what an attempt th
 _FILES = ("config.json", "trial.json", *_ATTEMPT)
 _MIRROR = "wandb"
 _RESERVED = ("sha256", "format", "experiment", "trial", "config", "steps", "steps_sha256")
+_PARTIAL = re.compile(rf"(\.\d+)?{re.escape(PARTIAL)}$")
 _SET_ASIDE = re.compile(r"\.set-aside-\d+$")
 
 
@@ -339,12 +340,12 @@ class TrialWriter:
 
 def _foreign(folder: Path) -> str | None:
     """Names what is in a trial's folder and is not ours."""
-    ours = {"lock", *_FILES, *(name + PARTIAL for name in _FILES)}
+    ours = {"lock", *_FILES}
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
         if not (
             entry.is_dir(follow_symlinks=False)
             if entry.name == _MIRROR
-            else entry.name in ours and entry.is_file(follow_symlinks=False)
+            else _PARTIAL.sub("", entry.name) in ours and entry.is_file(follow_symlinks=False)
         ):
             return f"{entry.path} is not a file of this store"
     return None
@@ -352,8 +353,8 @@ def _foreign(folder: Path) -> str | None:
 
 def _clear(folder: Path) -> None:
     """Remove what an attempt that did not finish has left."""
-    for name in (*_ATTEMPT, *(name + PARTIAL for name in _FILES)):
-        (folder / name).unlink(missing_ok=True)
+    for path in (*(folder / name for name in _ATTEMPT), *folder.glob(f"*{PARTIAL}")):
+        path.unlink(missing_ok=True)
     if (folder / _MIRROR).exists():
         shutil.rmtree(folder / _MIRROR)
 
