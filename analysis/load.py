@@ -132,6 +132,7 @@ class Results:
 
     @property
     def is_empty(self) -> bool:
+        """Whether nothing has finished."""
         return self.trials.empty and self.audits.empty
 
 

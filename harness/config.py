@@ -1,4 +1,4 @@
-"""What a trial is made of: frozen dataclasses, and the checks that a schema cannot make.
+"""What a trial is made of: frozen dataclasses, the checks that a schema cannot make, and the name of a trial.
 
 Hydra and OmegaConf stop at `run.py`; everything below it reads these values and nobody writes to them.
 """
@@ -29,6 +29,8 @@ class ConfigError(ValueError):
 
 
 class Data(StrEnum):
+    """What is trained on: a module of `harness/workloads/` each, or one of the digits with other losses."""
+
     digits = "digits"
     mnist = "mnist"
     cifar10 = "cifar10"
@@ -43,6 +45,8 @@ EMBEDDED_DIGITS = (Data.digits, Data.pairs, Data.policy, Data.class_weights, Dat
 
 
 class Model(StrEnum):
+    """The network; which of them a workload can train is checked by `validate`."""
+
     conv = "conv"
     mlp = "mlp"
     resnet18 = "resnet18"
@@ -50,6 +54,8 @@ class Model(StrEnum):
 
 
 class Norm(StrEnum):
+    """The normalisation layers of the model."""
+
     none = "none"
     batch = "batch"
     group = "group"
@@ -57,6 +63,8 @@ class Norm(StrEnum):
 
 
 class OptimizerName(StrEnum):
+    """The optimizer, one of PyTorch's own."""
+
     sgd = "sgd"
     momentum = "momentum"
     nesterov = "nesterov"
@@ -65,11 +73,15 @@ class OptimizerName(StrEnum):
 
 
 class ScheduleName(StrEnum):
+    """The learning rate's course after the warm-up."""
+
     constant = "constant"
     cosine = "cosine"
 
 
 class Precision(StrEnum):
+    """The format under test: the 16-bit ones through autocast, float16 with a loss scaler."""
+
     float64 = "float64"
     float32 = "float32"
     float16 = "float16"
@@ -85,16 +97,22 @@ class Execution(StrEnum):
 
 
 class Split(StrEnum):
+    """How a window is cut: micro-batches of equal or of unequal sizes."""
+
     even = "even"
     ragged = "ragged"
 
 
 class LastWindow(StrEnum):
+    """What becomes of the samples that fill no window at an epoch's end."""
+
     keep = "keep"
     drop = "drop"
 
 
 class Device(StrEnum):
+    """Where a trial runs; `auto` takes the GPU where there is one."""
+
     auto = "auto"
     cpu = "cpu"
     cuda = "cuda"
@@ -128,6 +146,8 @@ class Study(StrEnum):
 
 
 class TrackingMode(StrEnum):
+    """Whether trials are mirrored to W&B: to a local log, to a server, or not at all."""
+
     offline = "offline"
     online = "online"
     disabled = "disabled"
@@ -167,6 +187,8 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
+    """An optimizer and its settings; each takes those that it has."""
+
     name: OptimizerName = OptimizerName.sgd
     lr: float = 0.1
     momentum: float = 0.9  # momentum and nesterov
@@ -186,6 +208,8 @@ class ScheduleConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrackingConfig:
+    """The W&B mirror: where its runs go."""
+
     mode: TrackingMode = TrackingMode.offline
     project: str = "accumulation-harness"
     entity: str | None = None
@@ -215,7 +239,7 @@ class TrialConfig:
     steps: int = 60
     algebra_steps: int = 200  # length of the float64 trajectory
     probe_every: int = 10  # optimizer steps between two looks at the gradients
-    referee_every: int = 50  # optimizer steps between two float64 gradients of every judged arm, the dearest of what is measured
+    referee_every: int = 50  # optimizer steps between two float64 gradients of every judged arm: the most expensive measure
     permutations: int = 30  # K of the rounding test
     nulls: int = 5  # permuted full-batch runs of the null band, beside one run moved by one ulp
     faults: tuple[

@@ -52,6 +52,7 @@ class Candidate:
 
     @property
     def name(self) -> ArmName:
+        """The arm's name, with the number of its micro-batches."""
         return ArmName(self.arm, self.recipe.accumulation_steps)
 
     @property
@@ -70,7 +71,7 @@ class TrialResult:
 
 @dataclass(frozen=True)
 class Permuted:
-    """Rows of a window in another order: the null of every comparison, since it changes rounding and nothing else."""
+    """Shuffles the rows of a window: the control of every comparison, since it changes rounding and nothing else."""
 
     seed: int
 
@@ -87,6 +88,7 @@ def split_plan(config: TrialConfig, accumulation_steps: int) -> SplitPlan:
 
 
 def full_batch(config: TrialConfig) -> Recipe:
+    """The whole window in one micro-batch."""
     return accumulated(config, 1)
 
 
@@ -202,13 +204,14 @@ def _windows(setting: Setting) -> Iterator[Tensor]:
 
 
 class Clock:
-    """Seconds by phase."""
+    """Seconds by phase; a lap ends one."""
 
     def __init__(self) -> None:
         self.laps: dict[str, float] = {}
         self._last = time.perf_counter()
 
     def lap(self, name: str) -> None:
+        """Give the time since the last lap to the phase `name`."""
         now = time.perf_counter()
         self.laps[name], self._last = now - self._last, now
 

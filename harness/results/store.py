@@ -81,6 +81,8 @@ class TrialTaken(RuntimeError):
 
 
 class State(StrEnum):
+    """Where a trial stands, as its folder tells."""
+
     finished = "finished"
     running = "running"
     failed = "failed"

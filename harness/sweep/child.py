@@ -53,9 +53,11 @@ class Cell(NamedTuple):
 
     @property
     def folder(self) -> Path:
+        """Where the trial's results lie, or will."""
         return self.store.folder(self.config.experiment, self.trial)
 
     def is_finished(self) -> bool:
+        """Whether its results are there and undamaged."""
         return self.store.finished(self.config.experiment, self.trial)
 
 
@@ -83,6 +85,7 @@ class Child:
 
     @classmethod
     def start(cls, cell: Cell, run: TrialFunction, threads: int) -> Child:
+        """Start the process that calls `run`, which computes on `threads` threads."""
         report, child_report = multiprocessing.Pipe(duplex=False)
         output, child_output = multiprocessing.Pipe(duplex=False)
         process = multiprocessing.get_context("forkserver").Process(
@@ -117,6 +120,7 @@ class Child:
         return Failure(trial=self.cell.trial, summary=summary, details=self.tail.decode(errors="replace"))
 
     def close(self) -> None:
+        """Close both pipes."""
         self.report.close()
         self.output.close()
 
@@ -182,7 +186,7 @@ def start_forkserver() -> None:
 
 @contextmanager
 def forkserver_at_work(*, start: bool) -> Iterator[None]:
-    """Have it start now, or not, and leave none behind: while it imports it would hold this process' output open for seconds."""
+    """Start the forkserver now or not, and leave none behind: while it imports it would hold our output open for seconds."""
     if start:
         start_forkserver()
     try:

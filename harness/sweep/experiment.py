@@ -43,6 +43,7 @@ class Outcome:
         return bool(self.failures) and all(failure.is_bad_input for failure in self.failures)
 
     def raise_failures(self) -> None:
+        """Raise TrialsFailed where a trial has failed."""
         if self.failures:
             raise TrialsFailed(self)
 
