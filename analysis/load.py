@@ -5,57 +5,85 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, get_type_hints
 
 import pandas as pd
 
 from analysis import audits
 from harness.results import tracking
+from harness.results.arm_name import ArmName
+from harness.results.judged_arm import (
+    OUTCOMES,
+    VERDICT_COLUMNS,
+    Ending,
+    FieldError,
+    StoredArm,
+    VerdictRow,
+    members,
+    restored,
+)
 from harness.results.record import StoredTrial, StoreError, read_trial
 from harness.results.store import State, Store
 from harness.results.tracking import MirroredRun
 
-# The columns of `verdicts.csv`, in their order (DESIGN.md).
-VERDICT_COLUMNS = (
-    "experiment", "trial", "workload", "norm", "optimizer", "precision", "seed", "effective_batch", "accumulation_steps",
-    "micro_batch", "arm", "algebra_error", "rounding_ratio", "scale", "cosine", "residual", "counters_ok", "trajectory_ratio",
-    "verdict", "cause", "explained",
-)  # fmt: skip
-
-# Evidence that tables and figures use: column -> where it lies in an arm's evidence, and what stands for "absent".
-EVIDENCE: dict[str, tuple[str, str, Any]] = {
-    "gradient_error": ("algebra", "gradient_error", math.nan),
-    "state_error": ("algebra", "state_error", math.nan),
-    "trajectory_error": ("algebra", "trajectory_error", math.nan),
-    "loss_error": ("algebra", "loss_error", 0.0),
-    "algebra_steps": ("algebra", "steps", 0),
-    "algebra_floor": ("algebra", "floor", math.nan),
-    "clipping_active": ("algebra", "clipping_active", False),
-    "clipped_share": ("algebra", "clipped_share", 0.0),
-    "short_windows": ("algebra", "short_windows", 0),
-    "unequal_terms": ("algebra", "unequal_terms", False),
-    "rounding_high": ("rounding", "high", math.nan),
-    "full_error": ("rounding", "full_error", math.nan),
-    "arm_error": ("rounding", "arm_error", math.nan),
-    "rank_p": ("rounding", "rank_p", math.nan),
-    "permutations": ("rounding", "permutations", 0),
-    "skipped": ("rounding", "skipped", 0),
-    "final_distance": ("trajectory", "final_distance", math.nan),
-}
-OUTCOMES = ("final_loss", "tail_loss", "held_out_loss", "held_out_accuracy")
-ARM_COLUMNS = (
-    *VERDICT_COLUMNS, *EVIDENCE, *OUTCOMES, *(f"full_{name}" for name in OUTCOMES),
-    "group", "model", "fault", "changes", "ragged", "jump_step", "oracle_error", "counters", "reasons", "steps", "clip_norm",
-)  # fmt: skip
 AUDITED = "released_trainers"  # the experiment whose results are audits, and no trials
-FLAGS = ("counters_ok", "explained", "fault", "changes", "ragged", "clipping_active", "unequal_terms")
-METRIC = re.compile(r"(?P<metric>[^/]+)/(?P<arm>(?P<name>.+)-(?P<n>\d+)(\.(?P<replicate>\d+))?)")  # as experiment.flat_metrics
 STEP_COLUMNS = ("step", "arm", "accumulation_steps", "replicate", "loss", "gradient_distance", "scale", "cosine",
                 "parameter_distance", "gradient_error")  # fmt: skip
+
+
+class EvidenceColumns(TypedDict):
+    """The evidence that tables and figures use, of one arm."""
+
+    gradient_error: float
+    state_error: float
+    trajectory_error: float
+    loss_error: float
+    algebra_steps: int
+    algebra_floor: float
+    clipping_active: bool
+    clipped_share: float
+    short_windows: int
+    unequal_terms: bool
+    rounding_high: float
+    full_error: float
+    arm_error: float
+    rank_p: float
+    permutations: int
+    skipped: int
+    final_distance: float
+
+
+class SettingColumns(TypedDict):
+    """What else is said of one arm: how it relates to its trial, and what was found, in words."""
+
+    group: str  # the same for trials that differ only in their seed
+    model: str
+    fault: bool  # wrong on purpose
+    changes: bool  # and the fault changes this trial's computation
+    ragged: bool
+    jump_step: float
+    oracle_error: float
+    counters: str
+    reasons: str
+    steps: int
+    clip_norm: float
+
+
+FULL_OUTCOMES = tuple(f"full_{name}" for name in OUTCOMES)  # of the full batch
+ARM_COLUMNS = (
+    *VERDICT_COLUMNS,
+    *EvidenceColumns.__annotations__,
+    *OUTCOMES,
+    *FULL_OUTCOMES,
+    *SettingColumns.__annotations__,
+)
+FLAGS = [
+    name for kind in (VerdictRow, EvidenceColumns, SettingColumns) for name, of in get_type_hints(kind).items() if of is bool
+]
 
 
 @dataclass(frozen=True)
@@ -104,6 +132,7 @@ class Results:
 
     @property
     def is_empty(self) -> bool:
+        """Whether nothing has finished."""
         return self.trials.empty and self.audits.empty
 
 
@@ -115,8 +144,8 @@ def read(results: Path | str, experiment: str | None = None) -> Results:
         if (trial := status.stored) is not None:
             try:
                 shared = group(trial.config)
-                rows = [{"group": shared, **_arm(trial, arm)} for arm in trial.arms]
-            except (KeyError, TypeError) as error:  # not written by this engine
+                rows = [_arm(trial, shared, arm) for arm in trial.arms]
+            except (FieldError, KeyError, TypeError) as error:  # not written by this engine
                 missing.append(Missing(status.experiment, status.trial, str(State.damaged), _one_line(error)))
                 continue
             arms.extend(rows)
@@ -143,22 +172,19 @@ def from_store(results: Path | str, experiment: str | None = None) -> pd.DataFra
 
 def from_wandb(source: Path | str, experiment: str | None = None) -> pd.DataFrame:
     """One row per arm of every finished run that W&B has: the columns of `verdicts.csv`, the outcomes, `group` and `model`.
+    FieldError names the run where one is missing.
 
     `source`: a folder with offline runs (a store is one), or the project on a server, `entity/project`. What rests on the
     evidence of a verdict is in the store alone.
     """
     rows = Columns()
+    names = (*VERDICT_COLUMNS, *OUTCOMES)
     for run in _mirrored(source, experiment):
-        reference = run.summary.get("reference", {})
-        rows.extend(
-            {
-                **{name: arm.get(name) for name in (*VERDICT_COLUMNS, *OUTCOMES)},
-                **{f"full_{name}": reference.get(name) for name in OUTCOMES},
-                "group": group(run.config),
-                "model": f"{arm['workload']} {arm['norm']}",
-            }
-            for arm in run.summary.get("arms", {}).values()
-        )
+        for arm in run.summary.get("arms", {}).values():
+            full = restored(Ending, run.summary["reference"], f"reference of {run.name}")
+            row = dict(zip(names, members(arm, f"an arm of {run.name}", names), strict=True))
+            about = {"group": group(run.config), "model": f"{row['workload']} {row['norm']}"}
+            rows.extend([{**row, **_of_full_batch(full), **about}])
     return rows.frame(VERDICT_COLUMNS, ["experiment", "trial", "arm", "accumulation_steps"])
 
 
@@ -167,11 +193,13 @@ def steps_from_wandb(source: Path | str, experiment: str | None = None) -> pd.Da
     rows = Columns()
     for run in _mirrored(source, experiment):
         for logged in run.rows:
-            arms: dict[str, dict[str, Any]] = {}
+            arms: dict[ArmName, dict[str, Any]] = {}
             for name, value in logged.items():
-                if match := METRIC.fullmatch(name):
-                    arms.setdefault(match["arm"], _arm_name(match))[match["metric"]] = value
-            rows.extend({"experiment": run.group, "trial": run.name, "step": logged["step"], **arm} for arm in arms.values())
+                metric, _, arm = name.partition("/")  # as `flat_metrics` writes it
+                with suppress(ValueError):  # a metric of no arm
+                    arms.setdefault(ArmName.parse(arm), {})[metric] = value
+            about = {"experiment": run.group, "trial": run.name, "step": logged["step"]}
+            rows.extend({**about, **arm.columns, **metrics} for arm, metrics in arms.items())
     return rows.frame(("experiment", "trial", *STEP_COLUMNS), ["experiment", "trial", "step"])
 
 
@@ -184,11 +212,6 @@ def _mirrored(source: Path | str, experiment: str | None) -> Iterator[MirroredRu
         run = tracking.read_offline(log)
         if experiment in (None, run.group):
             yield run
-
-
-def _arm_name(match: re.Match[str]) -> dict[str, Any]:
-    name, number, replicate = match["name"], int(match["n"]), int(match["replicate"] or 0)
-    return {"arm": name, "accumulation_steps": number, "replicate": replicate}
 
 
 def steps(results: Path | str, experiment: str, trials: Iterable[str]) -> tuple[pd.DataFrame, tuple[Missing, ...]]:
@@ -229,27 +252,49 @@ class Columns:
         return frame.sort_values(order, kind="stable", ignore_index=True)
 
 
-def _arm(trial: StoredTrial, arm: Mapping[str, Any]) -> dict[str, Any]:
-    """A flat row; KeyError when a verdict column is missing."""
-    evidence = arm.get("evidence", {})
-    explanations = evidence.get("signature", {}).get("explanations", {})
-    planted: Mapping[str, bool] = trial.record.get("faults", {})  # fault arm -> whether it changes this trial's computation
-    return {
-        **{name: arm[name] for name in VERDICT_COLUMNS},
-        "model": f"{arm['workload']} {arm['norm']}",
-        **{column: evidence.get(part, {}).get(name, absent) for column, (part, name, absent) in EVIDENCE.items()},
-        "fault": arm["arm"] in planted,
-        "changes": planted.get(arm["arm"], False),
-        "ragged": trial.config.get("split") == "ragged" or trial.config.get("workload", {}).get("data") == "text",
-        "jump_step": _number(evidence.get("trajectory", {}).get("jump_step")),
-        "oracle_error": explanations.get("batch_statistics", math.nan),
-        "counters": ", ".join(sorted(evidence.get("counters", {}))),
-        "reasons": "; ".join(arm.get("reasons", ())),
-        "steps": int(trial.config.get("steps", 0)),
-        "clip_norm": _number(trial.config.get("clip_norm")),
-        **{name: _number(arm.get("outcome", {}).get(name)) for name in OUTCOMES},
-        **{f"full_{name}": _number(trial.record.get("reference", {}).get(name)) for name in OUTCOMES},
-    }
+def _arm(trial: StoredTrial, group: str, stored: Mapping[str, Any]) -> dict[str, Any]:
+    """A flat row; FieldError or KeyError names a field that the trial should have and has not."""
+    arm, config = StoredArm.read(stored), trial.config
+    algebra, rounding, row = arm.algebra, arm.rounding, arm.row
+    full = restored(Ending, trial.record["reference"], "reference")
+    planted: Mapping[str, bool] = trial.record["faults"]  # fault arm -> whether it changes this trial's computation
+    evidence = EvidenceColumns(
+        gradient_error=algebra.gradient_error,
+        state_error=algebra.state_error,
+        trajectory_error=algebra.trajectory_error,
+        loss_error=algebra.loss_error,
+        algebra_steps=algebra.steps,
+        algebra_floor=algebra.floor,
+        clipping_active=algebra.clipping_active,
+        clipped_share=algebra.clipped_share,
+        short_windows=algebra.short_windows,
+        unequal_terms=algebra.unequal_terms,
+        rounding_high=rounding.high,
+        full_error=rounding.full_error,
+        arm_error=rounding.arm_error,
+        rank_p=rounding.rank_p,
+        permutations=rounding.permutations,
+        skipped=rounding.skipped,
+        final_distance=arm.trajectory.final_distance,
+    )
+    about = SettingColumns(
+        group=group,
+        model=f"{row.workload} {row.norm}",
+        fault=row.arm in planted,
+        changes=planted.get(row.arm, False),
+        ragged=config["split"] == "ragged" or config["workload"]["data"] == "text",
+        jump_step=_number(arm.trajectory.jump_step),
+        oracle_error=arm.explanations.get("batch_statistics", math.nan),
+        counters=", ".join(arm.counters),
+        reasons="; ".join(arm.reasons),
+        steps=config["steps"],
+        clip_norm=_number(config["clip_norm"]),
+    )
+    return {**vars(row), **evidence, **vars(arm.ending), **_of_full_batch(full), **about}
+
+
+def _of_full_batch(ending: Ending) -> dict[str, float]:
+    return {f"full_{name}": value for name, value in vars(ending).items()}
 
 
 def settings(trial: StoredTrial) -> dict[str, Any]:
@@ -292,7 +337,7 @@ def _versions(environment: Mapping[str, Any]) -> Iterator[str]:
     for name, value in environment.items():
         if isinstance(value, Mapping):
             yield from (f"{package} {version}" for package, version in value.items())
-        else:
+        elif value is not None:
             yield f"{name} {value}"
 
 

@@ -20,7 +20,7 @@ from analysis.content import Picture, Section, Text, number
 from analysis.figures import style
 from analysis.question import Answer, Experiment, Material, registered
 from harness.judge.gates import ALGEBRA_GATE, RANK_LEVEL, ROUNDING_GATE, TRAJECTORY_GATE
-from harness.results.record import write_whole
+from harness.results.record import write_atomically
 
 MAX_LISTED = 50
 # The order of the page: the main question, then special cases, then how far the answers can be trusted.
@@ -85,11 +85,11 @@ def write(results: Path, out: Path) -> Path:
     )
     (out / "figures").mkdir(parents=True, exist_ok=True)
     for name, (_, svg) in pictures.items():
-        write_whole(out / "figures" / f"{name}.svg", svg)
-    write_whole(out / "verdicts.csv", tables.to_csv(tables.verdicts(loaded.arms)))
+        write_atomically(out / "figures" / f"{name}.svg", svg)
+    write_atomically(out / "verdicts.csv", tables.to_csv(tables.verdicts(loaded.arms)))
     _write_faults(loaded.arms, out / "faults.csv")
-    write_whole(out / "claims.csv", tables.to_csv(claims))
-    write_whole(out / "index.html", page.encode())
+    write_atomically(out / "claims.csv", tables.to_csv(claims))
+    write_atomically(out / "index.html", page.encode())
     return out / "index.html"
 
 
@@ -98,7 +98,7 @@ def _write_faults(arms: pd.DataFrame, path: Path) -> None:
     if table.empty:
         path.unlink(missing_ok=True)
     else:
-        write_whole(path, tables.to_csv(table))
+        write_atomically(path, tables.to_csv(table))
 
 
 def _nothing(results: Path, missing: Sequence[load.Missing]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from analysis import load
-from harness.results.record import write_whole
+from harness.results.record import write_atomically
 
 KEYS = ["workload", "norm", "optimizer", "precision", "arm"]
 
@@ -54,7 +54,7 @@ def main() -> int:
         return 1
     arguments.out.mkdir(parents=True, exist_ok=True)
     text = json.dumps(summarise(results), indent=1, default=str) + "\n"
-    write_whole(arguments.out / "summary.json", text.encode())
+    write_atomically(arguments.out / "summary.json", text.encode())
     verdicts = pd.Series(results.arms["verdict"]).value_counts()
     print(f"{arguments.out / 'summary.json'}: {len(results.trials)} trials, {dict(verdicts)}")
     return 0

@@ -13,8 +13,8 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
-from analysis.load import VERDICT_COLUMNS
 from harness.judge import statistics
+from harness.results.judged_arm import VERDICT_COLUMNS
 
 WORST_FIRST = ("different", "degraded", "inconclusive", "equivalent")
 PRECISIONS = ("float64", "float32", "float16", "bfloat16")

@@ -1,4 +1,4 @@
-"""What a trial is made of: frozen dataclasses, and the checks that a schema cannot make.
+"""What a trial is made of: frozen dataclasses, the checks that a schema cannot make, and the name of a trial.
 
 Hydra and OmegaConf stop at `run.py`; everything below it reads these values and nobody writes to them.
 """
@@ -9,8 +9,10 @@ import dataclasses
 import hashlib
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache
 from typing import Any
 
 
@@ -27,6 +29,8 @@ class ConfigError(ValueError):
 
 
 class Data(StrEnum):
+    """What is trained on: a module of `harness/workloads/` each, or one of the digits with other losses."""
+
     digits = "digits"
     mnist = "mnist"
     cifar10 = "cifar10"
@@ -41,6 +45,8 @@ EMBEDDED_DIGITS = (Data.digits, Data.pairs, Data.policy, Data.class_weights, Dat
 
 
 class Model(StrEnum):
+    """The network; which of them a workload can train is checked by `validate`."""
+
     conv = "conv"
     mlp = "mlp"
     resnet18 = "resnet18"
@@ -48,6 +54,8 @@ class Model(StrEnum):
 
 
 class Norm(StrEnum):
+    """The normalisation layers of the model."""
+
     none = "none"
     batch = "batch"
     group = "group"
@@ -55,6 +63,8 @@ class Norm(StrEnum):
 
 
 class OptimizerName(StrEnum):
+    """The optimizer, one of PyTorch's own."""
+
     sgd = "sgd"
     momentum = "momentum"
     nesterov = "nesterov"
@@ -63,11 +73,15 @@ class OptimizerName(StrEnum):
 
 
 class ScheduleName(StrEnum):
+    """The learning rate's course after the warm-up."""
+
     constant = "constant"
     cosine = "cosine"
 
 
 class Precision(StrEnum):
+    """The format under test: the 16-bit ones through autocast, float16 with a loss scaler."""
+
     float64 = "float64"
     float32 = "float32"
     float16 = "float16"
@@ -83,16 +97,22 @@ class Execution(StrEnum):
 
 
 class Split(StrEnum):
+    """How a window is cut: micro-batches of equal or of unequal sizes."""
+
     even = "even"
     ragged = "ragged"
 
 
 class LastWindow(StrEnum):
+    """What becomes of the samples that fill no window at an epoch's end."""
+
     keep = "keep"
     drop = "drop"
 
 
 class Device(StrEnum):
+    """Where a trial runs; `auto` takes the GPU where there is one."""
+
     auto = "auto"
     cpu = "cpu"
     cuda = "cuda"
@@ -126,6 +146,8 @@ class Study(StrEnum):
 
 
 class TrackingMode(StrEnum):
+    """Whether trials are mirrored to W&B: to a local log, to a server, or not at all."""
+
     offline = "offline"
     online = "online"
     disabled = "disabled"
@@ -165,6 +187,8 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
+    """An optimizer and its settings; each takes those that it has."""
+
     name: OptimizerName = OptimizerName.sgd
     lr: float = 0.1
     momentum: float = 0.9  # momentum and nesterov
@@ -184,6 +208,8 @@ class ScheduleConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrackingConfig:
+    """The W&B mirror: where its runs go."""
+
     mode: TrackingMode = TrackingMode.offline
     project: str = "accumulation-harness"
     entity: str | None = None
@@ -213,7 +239,7 @@ class TrialConfig:
     steps: int = 60
     algebra_steps: int = 200  # length of the float64 trajectory
     probe_every: int = 10  # optimizer steps between two looks at the gradients
-    referee_every: int = 50  # optimizer steps between two float64 gradients of every judged arm, the dearest of what is measured
+    referee_every: int = 50  # optimizer steps between two float64 gradients of every judged arm: the most expensive measure
     permutations: int = 30  # K of the rounding test
     nulls: int = 5  # permuted full-batch runs of the null band, beside one run moved by one ulp
     faults: tuple[
@@ -243,8 +269,66 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def identity(config: TrialConfig) -> str:
-    """Name of a trial: what a reader wants to see, then 10 hex digits of the SHA-256 of the whole configuration."""
-    digest = hashlib.sha256(json.dumps(to_dict(config), sort_keys=True).encode()).hexdigest()[:10]
+    """Name of a trial: what a reader wants to see, then 10 hex digits of the SHA-256 of the settings other than the defaults.
+
+    So a new setting leaves every stored trial its name. A default, once trials are stored, can no longer be changed: the trials
+    with the old value would bear the name of those with the new one. `device` is to be resolved
+    beforehand (`harness.sweep.experiment.resolved`): here `auto` counts as `cpu`.
+    """
+    device = Device.auto if config.device == Device.cpu else config.device
+    return _named(config, differing(dataclasses.replace(config, device=device)))
+
+
+def differing(config: Any) -> dict[str, Any]:
+    """The settings of a configuration that differ from their defaults, nested, as plain JSON types."""
+    kind: Any = type(config)
+    return _differing(to_dict(config), _defaults(kind))
+
+
+@cache
+def _defaults(kind: Callable[[], Any]) -> dict[str, Any]:
+    return to_dict(kind())
+
+
+def _differing(values: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: _differing(value, usual[name]) if isinstance(value, dict) and name in usual else value
+        for name, value in values.items()
+        if name not in usual or value != usual[name]
+    }
+
+
+# What the defaults were while identities were hashes of whole configurations.
+FORMER_DEFAULTS = json.loads("""{
+ "experiment": "single", "study": "verdicts", "norm": "none", "clip_norm": null, "ema_decay": null, "precision": "float32",
+ "loss_scale": 4096.0, "device": "auto", "execution": "eager", "effective_batch": 64, "accumulation_steps": [2, 4, 8, 16],
+ "split": "even", "steps": 60, "algebra_steps": 200, "probe_every": 10, "referee_every": 50, "permutations": 30, "nulls": 5,
+ "faults": [], "seed": 0, "data": {"root": null, "last_window": "keep"}, "schedule": {"name": "constant", "warmup_steps": 0},
+ "workload": {"data": "digits", "model": "conv", "width": 8, "depth": 2, "dropout": 0.0, "penalty": 0.0},
+ "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9, "beta1": 0.9, "beta2": 0.999, "eps": 1e-08, "weight_decay": 0.0}
+}""")
+
+
+def legacy_identity(config: TrialConfig) -> str | None:
+    """Name under which older stores hold this trial: the hash of all settings there were. None where a younger setting is used.
+
+    To be looked up only; no trial is stored under it any more.
+    """
+    changed = differing(config)
+    former = _merged(FORMER_DEFAULTS, changed)
+    return _named(config, former) if _differing(former, FORMER_DEFAULTS) == changed else None
+
+
+def _merged(values: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]:
+    """`values` as far as they are not changed; a change of what they do not have is left out."""
+    return {
+        name: _merged(value, changed.get(name, {})) if isinstance(value, dict) else changed.get(name, value)
+        for name, value in values.items()
+    }
+
+
+def _named(config: TrialConfig, hashed: dict[str, Any]) -> str:
+    digest = hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:10]
     return f"{config.workload.label}-{config.norm}-{config.optimizer.name}-{config.precision}-seed{config.seed}-{digest}"
 
 
@@ -293,7 +377,7 @@ def _check_optimizer(optimizer: OptimizerConfig) -> None:
 def _check_sizes(config: TrialConfig) -> None:
     for name in ("effective_batch", "steps", "algebra_steps", "probe_every", "referee_every"):
         _at_least(name, getattr(config, name), 1)
-    # K >= 30 and five null runs: EQUIVALENCE.md, L1 and L3.
+    # What the intervals of L1 and the null band of L3 need (docs/equivalence.md).
     _at_least("permutations", config.permutations, 30)
     _at_least("nulls", config.nulls, 5)
     if not 0 <= config.seed < 2**63:

@@ -37,10 +37,12 @@ class Plan:
 
     @property
     def total(self) -> float:
+        """M in bytes."""
         return self.static + self.per_sample * self.micro_batch
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the plan, or what is wrong with the arguments; the exit code is 0 or 2."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     budgets = [text.removeprefix("memory=") for text in given if text.startswith("memory=")]
     if len(budgets) + (AUTO in given) != 1 or {"-h", "--help"} & set(given):
@@ -58,6 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def by_budget(config: TrialConfig, budget: int) -> list[str]:
+    """The lines that explain what fits into `budget` bytes, measured; ConfigError where nothing does."""
     static, per_sample = measure(config)
     return explain(choose(config.effective_batch, budget, static, per_sample), budget, config.effective_batch)
 
@@ -155,6 +158,7 @@ def choose(effective_batch: int, budget: float, static: float, per_sample: float
 
 
 def explain(plan: Plan, budget: float, effective_batch: int) -> list[str]:
+    """What is printed: b and N, the memory they take of the `budget` bytes, and what they save."""
     b, num = plan.micro_batch, plan.accumulation_steps
     whole = plan.static + plan.per_sample * effective_batch
     cut = f"{num} micro-batches of {b} samples" if num > 1 else f"the whole window of {b} samples"

@@ -104,6 +104,7 @@ def _run_composed(composed: DictConfig) -> None:
 
 
 def register_schema() -> None:
+    """Tell Hydra the fields and types of `HarnessConfig`, so that the YAML files select and override only what there is."""
     schema = OmegaConf.structured(HarnessConfig)
     # OmegaConf makes frozen dataclasses read-only, and then no YAML file or override could be merged into them.
     for node in (schema, *(schema[key] for key in schema if isinstance(schema[key], DictConfig))):

@@ -28,6 +28,7 @@ class Standing:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Print where the trials of a store stand; the exit code is 1 where there are none."""
     parser = argparse.ArgumentParser(prog="python -m harness.status", description=__doc__)
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the store (default: results)")
     options = parser.parse_args(arguments)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.config import ConfigError, Execution, Split, TrialConfig, identity, validate
+from harness.config import ConfigError, Device, Execution, Split, TrialConfig, validate
 from harness.judge.verdict import Evidence, Outcome, Rounding, Trajectory, judge
 from harness.measure import algebra, noise_scale, poison, rounding
 from harness.measure.ablation import attribute
@@ -27,14 +27,18 @@ from harness.recipes.hand_written import Loop, by_hand
 from harness.recipes.micro_batch import Even, Ragged, SplitPlan, hash_seed, windows
 from harness.recipes.recipe import Arm, Recipe
 from harness.referee.oracle import clipped, snapshot
+from harness.results.arm_name import ArmName
+from harness.results.judged_arm import Ending, VerdictRow, to_stored
 from harness.workloads import Batch
 from harness.workloads.build import smallest_micro_batch
 
 Row = dict[str, Any]
 OnStep = Callable[[int, list[Row]], None]
 
+FULL = "full"
 ACCUMULATED = "accumulated"
 PERMUTED = "permuted"
+ULP = str(ArmName("ulp"))
 JUMP = 100.0  # the null band has jumped when it is this many times its first value: some ReLU flipped
 HELD_OUT_BATCH = 512
 
@@ -47,8 +51,14 @@ class Candidate:
     recipe: Recipe
 
     @property
+    def name(self) -> ArmName:
+        """The arm's name, with the number of its micro-batches."""
+        return ArmName(self.arm, self.recipe.accumulation_steps)
+
+    @property
     def label(self) -> str:
-        return f"{self.arm}/{self.recipe.accumulation_steps}"
+        """The text form of `name`, under which measurements know the arm."""
+        return str(self.name)
 
 
 @dataclass(frozen=True)
@@ -61,7 +71,7 @@ class TrialResult:
 
 @dataclass(frozen=True)
 class Permuted:
-    """Rows of a window in another order: the null of every comparison, since it changes rounding and nothing else."""
+    """Shuffles the rows of a window: the control of every comparison, since it changes rounding and nothing else."""
 
     seed: int
 
@@ -78,6 +88,7 @@ def split_plan(config: TrialConfig, accumulation_steps: int) -> SplitPlan:
 
 
 def full_batch(config: TrialConfig) -> Recipe:
+    """The whole window in one micro-batch."""
     return accumulated(config, 1)
 
 
@@ -105,7 +116,8 @@ def standard_candidates(config: TrialConfig) -> list[Candidate]:
 
 def null_recipes(config: TrialConfig) -> dict[str, Recipe]:
     """The band of L3 by label: permuted full batches, and a full batch that starts from weights moved by one ulp."""
-    return {f"null/{i}": permuted(config, 1 + i) for i in range(config.nulls)} | {"ulp/0": full_batch(config)}
+    nulls = {str(ArmName("null", replicate=i)): permuted(config, 1 + i) for i in range(config.nulls)}
+    return nulls | {ULP: full_batch(config)}
 
 
 def with_faults(config: TrialConfig, faults: Mapping[str, Callable[[Recipe], Recipe]]) -> list[Candidate]:
@@ -131,6 +143,8 @@ def run_trial(config: TrialConfig, on_step: OnStep, candidates: Sequence[Candida
     validate(config)
     device = choose_device(config.device)
     precision.check_available(config.precision, device)
+    if device.type == "cuda":
+        config = dataclasses.replace(config, device=Device.cuda)  # of the identity: a trial on a CPU is another one
     chosen = standard_candidates(config) if candidates is None else list(candidates)
     with deterministic(config.precision):
         setting = Setting(config, device)
@@ -157,8 +171,8 @@ def run_trial(config: TrialConfig, on_step: OnStep, candidates: Sequence[Candida
             for candidate in chosen
         ]
         summary = {
-            "reference": outcome(lock.arms[REFERENCE], distances.losses[REFERENCE]),
-            "nulls": [outcome(lock.arms[label], distances.losses[label]) for label in distances.null_labels],
+            "reference": vars(outcome(lock.arms[REFERENCE], distances.losses[REFERENCE])),
+            "nulls": [vars(outcome(lock.arms[label], distances.losses[label])) for label in distances.null_labels],
             "environment": describe(device),
             "seconds": clock.laps,
         }
@@ -190,13 +204,14 @@ def _windows(setting: Setting) -> Iterator[Tensor]:
 
 
 class Clock:
-    """Seconds by phase."""
+    """Seconds by phase; a lap ends one."""
 
     def __init__(self) -> None:
         self.laps: dict[str, float] = {}
         self._last = time.perf_counter()
 
     def lap(self, name: str) -> None:
+        """Give the time since the last lap to the phase `name`."""
         now = time.perf_counter()
         self.laps[name], self._last = now - self._last, now
 
@@ -237,12 +252,12 @@ def train(
         config.seed,
         band=nulls,
     )
-    move_one_ulp(lock.arms["ulp/0"].model)
+    move_one_ulp(lock.arms[ULP].model)
+    names = {label: ArmName.parse(label) for label in lock.arms}
     noise = noise_scale.watch(
-        {label: lock.arms[label] for label in recipes if label.startswith(f"{ACCUMULATED}/")}, config.probe_every
+        {label: lock.arms[label] for label in recipes if names[label].name == ACCUMULATED}, config.probe_every
     )
-    labels = list(lock.arms)
-    distances = Distances({label: [] for label in labels}, {label: [] for label in labels}, tuple(nulls))
+    distances = Distances({label: [] for label in names}, {label: [] for label in names}, tuple(nulls))
     exact = ExactGradients(setting, lock, frozenset(recipes))
     for t, ids in enumerate(stream):
         is_probed, is_refereed = t % config.probe_every == 0, t % config.referee_every == 0
@@ -256,11 +271,9 @@ def train(
         for label, record in records.items():
             distances.losses[label].append(record.loss)
             distances.parameters[label].append(record.parameter_distance)
-            row = {
+            row: Row = {
                 "step": t,
-                "arm": label.partition("/")[0],
-                "accumulation_steps": lock.arms[label].recipe.accumulation_steps,
-                "replicate": int(label.rpartition("/")[2]) if label in nulls else 0,
+                **names[label].columns,
                 "loss": record.loss,
                 "parameter_distance": record.parameter_distance,
             }
@@ -311,7 +324,7 @@ def move_one_ulp(model: nn.Module) -> None:
         first.copy_(torch.nextafter(first, torch.full_like(first, math.inf)))
 
 
-def outcome(arm: Arm, losses: Sequence[float]) -> Row:
+def outcome(arm: Arm, losses: Sequence[float]) -> Ending:
     """Where the training ended: last loss, mean loss of the last tenth, held-out loss and accuracy (per loss term)."""
     tail = losses[-max(1, len(losses) // 10) :]
     arm.model.eval()
@@ -324,12 +337,12 @@ def outcome(arm: Arm, losses: Sequence[float]) -> Row:
             correct += float(arm.workload.correct(outputs, batch).sum())
             terms += int(arm.workload.num_terms(batch).sum())
     arm.model.train()
-    return {
-        "final_loss": losses[-1],
-        "tail_loss": sum(tail) / len(tail),
-        "held_out_loss": loss / terms,
-        "held_out_accuracy": correct / terms,
-    }
+    return Ending(
+        final_loss=losses[-1],
+        tail_loss=sum(tail) / len(tail),
+        held_out_loss=loss / terms,
+        held_out_accuracy=correct / terms,
+    )
 
 
 def _beside_poison(result: AlgebraResult, windows: Mapping[str, PoisonedWindow], label: str) -> AlgebraResult:
@@ -345,9 +358,9 @@ def _arm_row(
     rounded: Rounding,
     lock: LockStep,
     distances: Distances,
-    telling: Sequence[Tensor],
+    attribution_windows: Sequence[Tensor],
 ) -> Row:
-    """One row of `verdicts.csv`, with the evidence it rests on. `telling`: windows on which a gap may be taken apart."""
+    """One row of `verdicts.csv`, with the evidence it rests on. On `attribution_windows` a gap is taken apart by factors."""
     config, label = setting.config, candidate.label
     counters = {**exact.counters, **lock.differing_counters(label)}
     finite = all(math.isfinite(x) for key in (REFERENCE, label) for x in distances.losses[key] + distances.parameters[key])
@@ -362,31 +375,7 @@ def _arm_row(
     )
     verdict = judge(evidence)
     if finite and verdict.verdict in (Outcome.different, Outcome.degraded):
-        evidence = dataclasses.replace(evidence, ablation=attribute(setting, candidate.recipe, telling))
+        evidence = dataclasses.replace(evidence, ablation=attribute(setting, candidate.recipe, attribution_windows))
         verdict = judge(evidence)
-    return {
-        "experiment": config.experiment,
-        "trial": identity(config),
-        "workload": config.workload.label,
-        "norm": str(config.norm),
-        "optimizer": str(config.optimizer.name),
-        "precision": str(config.precision),
-        "seed": config.seed,
-        "effective_batch": config.effective_batch,
-        "accumulation_steps": candidate.recipe.accumulation_steps,
-        "micro_batch": max(candidate.recipe.split(config.effective_batch)),
-        "arm": candidate.arm,
-        "algebra_error": exact.algebra.error,
-        "rounding_ratio": rounded.ratio,
-        "scale": rounded.scale,
-        "cosine": rounded.cosine,
-        "residual": rounded.residual,
-        "counters_ok": not counters,
-        "trajectory_ratio": evidence.trajectory.ratio,
-        "verdict": str(verdict.verdict),
-        "cause": verdict.cause,
-        "explained": verdict.explained,
-        "reasons": list(verdict.reasons),
-        "evidence": evidence.stored(),
-        "outcome": outcome(lock.arms[label], distances.losses[label]),
-    }
+    row = VerdictRow.of(config, candidate.name, max(candidate.recipe.split(config.effective_batch)), evidence, verdict)
+    return to_stored(row, verdict.reasons, evidence, outcome(lock.arms[label], distances.losses[label]))

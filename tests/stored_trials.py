@@ -4,77 +4,62 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 
 from harness.config import Norm, OptimizerConfig, OptimizerName, Precision, Split, TrialConfig, identity, to_dict
+from harness.judge.cause import Cause
+from harness.judge.signature import Signature
+from harness.judge.verdict import Algebra, Evidence, Outcome, Rounding, Trajectory, Verdict
+from harness.results.arm_name import ArmName
+from harness.results.judged_arm import Ending, VerdictRow, to_stored
 from harness.results.store import Store
 
 STEPS = 12
 MakeTrial = Callable[..., str]
+Part = TypeVar("Part")
 
 
 def arm(config: TrialConfig, name: str, n: int, shift: float, **changes: Any) -> dict[str, Any]:
-    """A row as the engine writes it; BatchNorm differs and is explained, everything else is equivalent."""
+    """A stored arm; BatchNorm differs and is explained, everything else is equivalent. `changes`: fields of any of its parts."""
     apart = config.norm == Norm.batch and name == "accumulated"
-    size = config.effective_batch // n
-    verdict = {
-        "experiment": config.experiment,
-        "trial": identity(config),
-        "workload": config.workload.label,
-        "norm": str(config.norm),
-        "optimizer": str(config.optimizer.name),
-        "precision": str(config.precision),
-        "seed": config.seed,
-        "effective_batch": config.effective_batch,
-        "accumulation_steps": n,
-        "micro_batch": size,
-        "arm": name,
-        "algebra_error": 0.1 * n if apart else 1e-16 * (n + 0.1),
-        "rounding_ratio": 1e5 if apart else 1 / (1 + n),
-        "scale": 1 + 1e-9 / 3,
-        "cosine": 1 - 2**-53,
-        "residual": 1e-8 / 7,
-        "counters_ok": not apart,
-        "trajectory_ratio": math.nan if config.precision == Precision.float64 else 0.9,
-        "verdict": "different" if apart else "equivalent",
-        "cause": "batch_statistics" if apart else "",
-        "explained": apart,
-    } | changes
-    algebra = {
-        "gradient_error": verdict["algebra_error"],
-        "state_error": 0.0,
-        "trajectory_error": 1e-15,
-        "steps": STEPS,
-        "floor": 3e-16,
-        "clipping_active": True,
-        "short_windows": 1,
-        "unequal_terms": n > 2,
-    }
-    rounding = {
-        "high": 1.1,
-        "full_error": 2e-7,
-        "arm_error": 1e-1 if apart else 1e-7,
-        "rank_p": 0.5,
-        "permutations": 30,
-        "skipped": 0,
-    }
+
+    def part(kind: type[Part], **values: Any) -> Part:
+        return kind(**values | {key: changes[key] for key in changes.keys() & {field.name for field in fields(kind)}})  # type: ignore[arg-type]
+
+    algebra = part(
+        Algebra, gradient_error=0.1 * n if apart else 1e-16 * (n + 0.1), state_error=0.0, trajectory_error=1e-15, loss_error=0.0,
+        steps=STEPS, floor=3e-16, clipping_active=True, clipped_share=0.0, short_windows=1, unequal_terms=n > 2,
+    )  # fmt: skip
+    rounding = part(
+        Rounding, ratio=1e5 if apart else 1 / (1 + n), low=0.0, high=1.1, full_error=2e-7, arm_error=1e-1 if apart else 1e-7,
+        rank_p=0.5, permutations=30, scale=1 + 1e-9 / 3, cosine=1 - 2**-53, residual=1e-8 / 7, weights=(1.0,) * n, condition=1.0,
+        skipped=0,
+    )  # fmt: skip
+    evidence = Evidence(
+        precision=config.precision,
+        algebra=algebra,
+        rounding=rounding,
+        trajectory=Trajectory(
+            ratio=math.nan if config.precision == Precision.float64 else 0.9, jump_step=None, final_distance=1e-7
+        ),
+        counters={},
+        signature=Signature(wrong_windows=({(Cause.batch_statistics,): 4e-15},) if apart else ()),
+    )
+    verdict = Verdict(
+        verdict=Outcome(changes.get("verdict", Outcome.different if apart else Outcome.equivalent)),
+        causes=(Cause.batch_statistics,) if apart else (),
+        explained=apart,
+    )
+    reasons = ("gradients differ",) if verdict.verdict == Outcome.different else ()
     loss = 0.5 + shift
-    return verdict | {
-        "reasons": ["gradients differ"] if verdict["verdict"] == "different" else [],
-        "evidence": {
-            "algebra": algebra,
-            "rounding": rounding,
-            "trajectory": {"ratio": verdict["trajectory_ratio"], "jump_step": None, "final_distance": 1e-7},
-            "counters": {},
-            "signature": {"explanations": {"batch_statistics": 4e-15} if apart else {}},
-        },
-        "outcome": {"final_loss": loss, "tail_loss": loss, "held_out_loss": loss, "held_out_accuracy": 0.9},
-        **changes,
-    }
+    ending = part(Ending, final_loss=loss, tail_loss=loss, held_out_loss=loss, held_out_accuracy=0.9)
+    row = VerdictRow.of(config, ArmName(name, n), config.effective_batch // n, evidence, verdict)
+    return to_stored(part(VerdictRow, **vars(row)), reasons, evidence, ending)
 
 
 def shift(seed: int, n: int) -> float:

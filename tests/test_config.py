@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 
 from harness.config import (
+    FORMER_DEFAULTS,
     ConfigError,
     Data,
     DataConfig,
+    Device,
     HarnessConfig,
     Model,
     Norm,
@@ -17,7 +19,9 @@ from harness.config import (
     Split,
     TrialConfig,
     WorkloadConfig,
+    differing,
     identity,
+    legacy_identity,
     to_dict,
     validate,
 )  # fmt: skip
@@ -71,6 +75,53 @@ def test_every_setting_of_a_trial_is_part_of_its_identity() -> None:
         dataclasses.replace(base, data=DataConfig(root="/data")),
     ]
     assert len({identity(config) for config in [base, *others]}) == 1 + len(others)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Younger(TrialConfig):
+    """A later version's, with one more setting."""
+
+    novelty: int = 3
+
+
+def test_a_new_setting_changes_no_identity_until_it_is_used() -> None:
+    for changes in ({}, {"seed": 7, "optimizer": OptimizerConfig(name=OptimizerName.adam, lr=3e-3)}):
+        old, new, used = TrialConfig(**changes), Younger(**changes), Younger(novelty=4, **changes)
+        assert identity(new) == identity(old) != identity(used)
+        assert legacy_identity(new) == legacy_identity(old) is not None
+        assert legacy_identity(used) is None, "no older store can have it"
+
+
+def test_only_what_differs_is_hashed() -> None:
+    assert differing(TrialConfig()) == {}
+    changed = TrialConfig(seed=1, optimizer=OptimizerConfig(lr=0.2), workload=WorkloadConfig(width=4))
+    assert differing(changed) == {"seed": 1, "optimizer": {"lr": 0.2}, "workload": {"width": 4}}
+
+
+def test_no_default_has_changed_since_trials_are_stored_without_them() -> None:
+    """With another default, trials of today would be taken for trials of tomorrow. A new setting may be added to the right."""
+    plain = to_dict(TrialConfig())
+    for name, value in FORMER_DEFAULTS.items():
+        assert plain[name] == value if not isinstance(value, dict) else plain[name].items() >= value.items()
+
+
+def test_auto_counts_as_the_cpu_until_it_is_resolved() -> None:
+    auto, cpu, cuda = (identity(TrialConfig(device=device)) for device in (Device.auto, Device.cpu, Device.cuda))
+    assert auto == cpu != cuda
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("digits-none-sgd-float32-seed0-119ef5f7b5", {}),
+        ("digits-batch-momentum-float32-seed2-f883bd8bae",
+         {"norm": Norm.batch, "optimizer": OptimizerConfig(name=OptimizerName.momentum, lr=0.05), "seed": 2}),
+        ("digits-none-sgd-float32-seed0-69ae4f5be0",
+         {"effective_batch": 8, "accumulation_steps": (2, 4), "faults": ("loss_not_divided",)}),
+    ],
+)  # fmt: skip
+def test_the_names_of_older_stores(name: str, settings: dict[str, Any]) -> None:
+    assert legacy_identity(TrialConfig(experiment="equivalence", steps=48, **settings)) == name
 
 
 def test_where_a_trial_runs_is_not_part_of_its_identity() -> None:

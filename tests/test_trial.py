@@ -25,6 +25,7 @@ from harness.measure.lock_step import Setting
 from harness.recipes.determinism import deterministic
 from harness.recipes.micro_batch import hash_seed, windows
 from harness.recipes.recipe import BOUNDARY, Recipe, clear, take_step, tick
+from harness.results.arm_name import ArmName
 from harness.trial import Candidate, Row, full_batch, permuted, run_trial, split_plan, standard_candidates
 
 ADAM = OptimizerConfig(name=OptimizerName.adam, lr=3e-3)
@@ -35,9 +36,9 @@ TEXT = WorkloadConfig(data=Data.text, model=Model.transformer)
 
 
 def run(config: TrialConfig, candidates: list[Candidate] | None = None) -> dict[str, Row]:
-    """Verdict rows by `arm/N`."""
+    """Verdict rows by the arm's name in its text form."""
     result = run_trial(config, lambda step, rows: None, candidates)
-    return {f"{row['arm']}/{row['accumulation_steps']}": row for row in result.arms}
+    return {str(ArmName(row["arm"], row["accumulation_steps"])): row for row in result.arms}
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ def test_correct_accumulation_is_equivalent(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize("split", list(Split))
 def test_batch_norm_differs_and_the_ghost_oracle_explains_it(precision: Precision, split: Split) -> None:
     rows = run(dataclasses.replace(SHORT, norm=Norm.batch, optimizer=ADAM, precision=precision, split=split))
-    accumulated, null = rows["accumulated/7"], rows["permuted/1"]
+    accumulated, null = rows["accumulated-7"], rows["permuted-1"]
     assert (accumulated["verdict"], accumulated["cause"], accumulated["explained"]) == ("different", "batch_statistics", True)
     assert accumulated["algebra_error"] > 1e-2 and not accumulated["counters_ok"] and accumulated["residual"] > 1e-2
     assert null["verdict"] == "equivalent"
@@ -94,23 +95,23 @@ def not_divided(terms: list[torch.Tensor], num: int) -> list[torch.Tensor]:
 def test_wrong_recipes_are_different_and_not_called_batch_statistics(changes: dict[str, Any]) -> None:
     config = dataclasses.replace(SHORT, optimizer=ADAM)
     wrong = Recipe(accumulation_steps=7, split=split_plan(config, 7), **changes)
-    row = run(config, [Candidate("wrong", wrong), *standard_candidates(config)])["wrong/7"]
+    row = run(config, [Candidate("wrong", wrong), *standard_candidates(config)])["wrong-7"]
     assert row["verdict"] == "different" and row["cause"] != "batch_statistics" and row["reasons"]
 
 
 def test_a_fault_of_short_windows_is_invisible_where_there_are_none() -> None:
     config = dataclasses.replace(SHORT, steps=30, algebra_steps=30)
     wrong = Recipe(accumulation_steps=7, split=split_plan(config, 7), normalise=mean_of_means)
-    row = run(config, [Candidate("wrong", wrong), *standard_candidates(config)])["wrong/7"]
+    row = run(config, [Candidate("wrong", wrong), *standard_candidates(config)])["wrong-7"]
     assert row["verdict"] == "equivalent" and row["evidence"]["algebra"]["short_windows"] == 0
 
 
 def test_dropout_differs_and_its_removal_explains_it() -> None:
     rows = run(dataclasses.replace(SHORT, workload=WorkloadConfig(dropout=0.2)))
-    row = rows["permuted/1"]  # other rows get the masks
+    row = rows["permuted-1"]  # other rows get the masks
     assert (row["verdict"], row["cause"], row["explained"]) == ("different", "stochastic_layers", True)
     # One dropout layer on a CPU draws its masks row by row, so micro-batches in order get the full batch's masks: really equal.
-    assert rows["accumulated/7"]["verdict"] == "equivalent"
+    assert rows["accumulated-7"]["verdict"] == "equivalent"
 
 
 def test_low_precision_accumulators_are_degraded() -> None:
@@ -122,12 +123,12 @@ def test_low_precision_accumulators_are_degraded() -> None:
     config = dataclasses.replace(SHORT, effective_batch=64, accumulation_steps=(16,))
     wrong = Recipe(accumulation_steps=16, split=split_plan(config, 16), after_backward=(accumulate_in_bfloat16,))
     rows = run(config, [Candidate("wrong", wrong), *standard_candidates(config)])
-    assert rows["wrong/16"]["verdict"] == "degraded" and rows["wrong/16"]["rounding_ratio"] > 100
-    assert rows["accumulated/16"]["verdict"] == "equivalent"
+    assert rows["wrong-16"]["verdict"] == "degraded" and rows["wrong-16"]["rounding_ratio"] > 100
+    assert rows["accumulated-16"]["verdict"] == "equivalent"
 
 
 def test_training_that_explodes_is_inconclusive() -> None:
-    row = run(dataclasses.replace(SHORT, optimizer=OptimizerConfig(lr=1e18)))["accumulated/7"]
+    row = run(dataclasses.replace(SHORT, optimizer=OptimizerConfig(lr=1e18)))["accumulated-7"]
     assert row["verdict"] == "inconclusive" and "non-finite" in row["reasons"][0]
 
 
@@ -138,12 +139,12 @@ def test_measuring_changes_no_bit(workload: WorkloadConfig, precision: Precision
     config = dataclasses.replace(
         SHORT, norm=Norm.batch, workload=workload, precision=precision, optimizer=ADAM, probe_every=1, referee_every=2, steps=9
     )
-    measured: dict[str, list[float]] = {"full/1": [], "accumulated/7": [], "permuted/1": []}
+    measured: dict[str, list[float]] = {"full-1": [], "accumulated-7": [], "permuted-1": []}
 
     def keep(step: int, rows: list[Row]) -> None:
         for row in rows:
             if row["arm"] in ("full", "accumulated", "permuted"):
-                measured[f"{row['arm']}/{row['accumulation_steps']}"].append(row["loss"])
+                measured[str(ArmName(row["arm"], row["accumulation_steps"]))].append(row["loss"])
 
     torch.manual_seed(5)
     before = torch.get_rng_state()
@@ -152,9 +153,9 @@ def test_measuring_changes_no_bit(workload: WorkloadConfig, precision: Precision
 
     setting = Setting(config, torch.device("cpu"))
     recipes = {
-        "full/1": full_batch(config),
-        "accumulated/7": standard_candidates(config)[0].recipe,
-        "permuted/1": permuted(config, 0),
+        "full-1": full_batch(config),
+        "accumulated-7": standard_candidates(config)[0].recipe,
+        "permuted-1": permuted(config, 0),
     }
     stream = list(itertools.islice(windows(1500, 49, config.seed, config.data.last_window), config.steps))
     for name, recipe in recipes.items():
@@ -164,7 +165,7 @@ def test_measuring_changes_no_bit(workload: WorkloadConfig, precision: Precision
                 torch.manual_seed(hash_seed(config.seed, t))
                 bare.append(float(take_step(arm, arm.workload.batch(ids))))
         assert bare == measured[name], name
-    assert measured["full/1"] != measured["accumulated/7"]
+    assert measured["full-1"] != measured["accumulated-7"]
 
 
 def test_rows_of_every_step_and_arm() -> None:
@@ -205,5 +206,5 @@ def test_what_cannot_run_names_its_field(changes: dict[str, Any], field: str) ->
 def test_dead_units_of_a_small_micro_batch_are_no_underflow(precision: Precision) -> None:
     """Four samples under BatchNorm leave other channels dead than 64 do: zeros that exact arithmetic has too."""
     config = TrialConfig(norm=Norm.batch, precision=precision, accumulation_steps=(16,), steps=1, algebra_steps=1, seed=2)
-    row = run(config)["accumulated/16"]
+    row = run(config)["accumulated-16"]
     assert (row["cause"], row["explained"]) == ("batch_statistics", True)

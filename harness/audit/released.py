@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.audit.report import ArmResult, Report
+from harness.results.record import write_atomically
 
 KEYED = ("arms", "findings", "problems")  # lists whose entries carry the function they belong to
 
@@ -55,9 +56,7 @@ def record(
     ]
     entry["problems"] += [{"function": function, "detail": problem} for problem in report.problems]
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(entry, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    part.replace(path)
+    write_atomically(path, (json.dumps(entry, indent=1, allow_nan=False) + "\n").encode())
     return entry
 
 

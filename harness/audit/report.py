@@ -18,6 +18,7 @@ from rich.table import Table
 
 from harness.audit.compare.comparison import Facts
 from harness.audit.evidence import Finding
+from harness.results.record import write_atomically
 
 WIDTH = 130
 REMEDIES = "docs/remedies.md"
@@ -145,9 +146,7 @@ class Report:
         if target.suffix not in (".html", ".json"):
             raise ValueError(f"expected a path ending in .html or .json, got {target}")
         text = self.to_json() if target.suffix == ".json" else self.to_html()
-        part = target.with_name(target.name + ".part")
-        part.write_text(text, encoding="utf-8")
-        part.replace(target)
+        write_atomically(target, text.encode())
         return target
 
     def to_html(self) -> str:

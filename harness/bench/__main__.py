@@ -81,7 +81,7 @@ def _write(path: Path, measures: Sequence[Measure]) -> None:
     from harness.config import Device
     from harness.measure.environment import describe
     from harness.recipes.determinism import choose_device
-    from harness.results.record import write_whole
+    from harness.results.record import write_atomically
 
     taken = {measure.part for measure in measures}
     try:
@@ -91,7 +91,7 @@ def _write(path: Path, measures: Sequence[Measure]) -> None:
     environment = describe(choose_device(Device.auto)) | {"cores": torch.get_num_threads()}
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {"environment": environment, "measures": earlier + [to_dict(measure) for measure in measures]}
-    write_whole(path, (json.dumps(content, indent=1) + "\n").encode())
+    write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
     print(path)
 
 

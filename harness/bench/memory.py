@@ -20,6 +20,7 @@ from harness.bench.measure import Measure
 from harness.bench.scaling import SAMPLES, make_arm, wide
 from harness.measure.lock_step import REFERENCE, LockStep
 from harness.recipes.recipe import Arm, take_step
+from harness.results.arm_name import ArmName
 
 PART = "memory"
 ROUNDS = 5
@@ -52,7 +53,8 @@ def kept_copies(num_arms: int) -> float:
 
 def arms_of(num_arms: int) -> dict[str, Arm]:
     workload = wide(SIZE)
-    return {REFERENCE: make_arm(workload, 1)} | {f"accumulated/{i}": make_arm(workload, 2) for i in range(1, num_arms)}
+    names = [str(ArmName("accumulated", 2, i)) for i in range(1, num_arms)]
+    return {REFERENCE: make_arm(workload, 1)} | {name: make_arm(workload, 2) for name in names}
 
 
 def live_bytes() -> int:

@@ -20,6 +20,7 @@ from harness.measure.lock_step import REFERENCE, LockStep
 from harness.recipes.micro_batch import Even
 from harness.recipes.precision import make_scaler
 from harness.recipes.recipe import Arm, Recipe, make_optimizer, make_schedule, take_step
+from harness.results.arm_name import ArmName
 from harness.workloads import Batch, Workload
 
 PART = "scaling"
@@ -152,7 +153,7 @@ def deep(num: int) -> Vectors:
 
 def two_arms(workload: Vectors, num: int) -> dict[str, Arm]:
     """The full batch and `num` micro-batches, with plain SGD in float32."""
-    return {REFERENCE: make_arm(workload, 1), f"accumulated/{num}": make_arm(workload, num)}
+    return {REFERENCE: make_arm(workload, 1), str(ArmName("accumulated", num)): make_arm(workload, num)}
 
 
 def make_arm(workload: Vectors, num: int) -> Arm:

@@ -1,18 +1,23 @@
-"""The machine and the versions a result was made with."""
+"""The machine, the versions and the commit a result was made with."""
 
 from __future__ import annotations
 
+import os
 import platform
+import subprocess
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import torch
 
+SOURCE = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "numpy", "hydra-core", "wandb", "pandas", "scikit-learn", "scipy")
 
 
 def describe(device: torch.device) -> dict[str, Any]:
-    """Versions, processor or card, threads; nothing that names the machine or its user."""
+    """Versions, processor or card, threads, commit; nothing that names the machine or its user."""
     return {
         "python": platform.python_version(),
         "system": platform.system(),
@@ -20,7 +25,38 @@ def describe(device: torch.device) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
         "packages": {name: _version(name) for name in PACKAGES},
+        **commit(),
     }
+
+
+@cache
+def commit() -> dict[str, str | bool | None]:
+    """`commit` of the source tree and whether it was `clean`; both None where the package is not in a checkout of its own.
+
+    Asked once, when a forkserver starts: its children run the code that was imported then.
+    """
+    try:
+        top, head = _git("rev-parse", "--show-toplevel", "HEAD").splitlines()
+        if Path(top) == SOURCE:  # and not the repository of a project that has the package installed inside it
+            return {"commit": head, "clean": not _git("status", "--porcelain")}
+    except (OSError, subprocess.SubprocessError, ValueError):
+        pass
+    return {"commit": None, "clean": None}
+
+
+def _git(*arguments: str) -> str:
+    """What git says of the source tree, without writing to it."""
+    done = subprocess.run(
+        ["git", *arguments],
+        cwd=SOURCE,
+        env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=10,
+        check=True,
+    )
+    return done.stdout.strip()
 
 
 def _version(name: str) -> str:

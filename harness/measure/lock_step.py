@@ -38,7 +38,7 @@ from harness.referee.oracle import Referee
 from harness.workloads import Batch, Workload
 from harness.workloads.build import make_workload
 
-REFERENCE = "full"
+REFERENCE = "full-1"  # the text form of ArmName("full", 1)
 ExactGradient = Callable[[str], Tensor | None]  # label of an arm -> [P] float64 at its present parameters
 Gradients = Literal["kept", "compared", "unseen"]  # what becomes of the gradients that the optimizers consume
 
@@ -197,7 +197,7 @@ class LockStep:
     """One reference arm and its candidates, stepped together."""
 
     def __init__(self, arms: Mapping[str, Arm], seed: int, band: Collection[str] = ()) -> None:
-        """`arms` by label; the one labelled `full` is the reference and comes first. Of the `band` only weights are compared."""
+        """`arms` by label; the one labelled `REFERENCE` comes first. Of the `band` only weights are compared."""
         assert next(iter(arms)) == REFERENCE and REFERENCE not in band
         self.arms, self.seed, self.steps = dict(arms), seed, 0
         self.watches = {label: Watch(arm, compares=label not in band) for label, arm in arms.items()}

@@ -6,11 +6,9 @@ counted. Float64, on the CPU.
 
 from __future__ import annotations
 
-import os
 import pickle
 import shutil
 import tempfile
-import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -19,8 +17,8 @@ from datetime import timedelta
 from functools import partial
 from itertools import islice
 from multiprocessing import get_context
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess, parent_process
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Self
 
@@ -241,8 +239,7 @@ def train(setting: Setting, way: Way, num: int, rank: int, world: int) -> Trace:
 
 def serve(rank: int, world: int, folder: str, setting: bytes, link: Connection) -> None:
     """The life of one rank: join the others, answer jobs until there are none, or until one fails."""
-    guard = threading.Thread(target=_die_with_parent, args=(folder,), daemon=True)
-    guard.start()
+    guard = processes.die_with_parent(partial(shutil.rmtree, folder, ignore_errors=True))
     torch.set_num_threads(1)
     store = f"file://{Path(folder) / 'store'}"  # a file, so no port has to be free
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=timedelta(seconds=PATIENCE_S))
@@ -260,15 +257,6 @@ def serve(rank: int, world: int, folder: str, setting: bytes, link: Connection) 
     except (EOFError, OSError):  # the parent is gone: to end here could overtake the guard, and leave the folder
         guard.join()
     dist.destroy_process_group()
-
-
-def _die_with_parent(folder: str) -> None:
-    """A trial that is killed cannot stop its ranks, nor remove their folder."""
-    parent = parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    shutil.rmtree(folder, ignore_errors=True)
-    os._exit(1)
 
 
 # All ranks -------------------------------------------------------------------------------------------------------------------

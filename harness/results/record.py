@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 FORMAT = 1
-PARTIAL = ".partial"  # suffix of a file that is being written aside
+PARTIAL = ".partial"  # suffix of a file that is being written aside, after the number of the process that writes it
 
 
 class StoreError(RuntimeError):
@@ -38,9 +38,9 @@ class StoredTrial:
     record: dict[str, Any] = field(repr=False)  # the whole file, with whatever else the engine put into it
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write aside, sync, and move into place: readers see the old file or the new one, also after a loss of power."""
-    aside = path.with_name(path.name + PARTIAL)
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write aside, sync, and move into place: readers see the old file or the new one, also after a loss of power. OSError."""
+    aside = path.with_name(f"{path.name}.{os.getpid()}{PARTIAL}")
     with open(aside, "wb") as file:
         file.write(content)
         file.flush()
@@ -56,7 +56,7 @@ def write_whole(path: Path, content: bytes) -> None:
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
     """Write `trial.json`."""
     body = (",\n".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in record.items()) + "}\n").encode()
-    write_whole(folder / "trial.json", _first_line(body) + b"\n" + body)
+    write_atomically(folder / "trial.json", _first_line(body) + b"\n" + body)
 
 
 def read_trial(folder: Path) -> StoredTrial:
@@ -115,7 +115,7 @@ def write_failed(folder: Path, error: str) -> None:
         "error": (error.strip().splitlines() or ["unknown"])[-1],
         "traceback": error,
     }
-    write_whole(folder / "failed.json", (json.dumps(record, indent=1) + "\n").encode())
+    write_atomically(folder / "failed.json", (json.dumps(record, indent=1) + "\n").encode())
 
 
 def _first_line(body: bytes) -> bytes:

@@ -52,6 +52,7 @@ class RowFile:
         self.num_rows += len(rows)
 
     def close(self) -> None:
+        """Close the file; a second call does nothing."""
         self._file.close()
 
 

@@ -28,6 +28,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import tempfile
 import traceback
 import warnings
@@ -48,9 +49,9 @@ from harness.results.record import (
     damage,
     read_steps,
     read_trial,
+    write_atomically,
     write_failed,
     write_record,
-    write_whole,
 )
 from harness.results.rows import Row, RowFile, from_parquet, read_rows, to_parquet
 
@@ -63,6 +64,7 @@ _ATTEMPT = ("steps.jsonl", "steps.parquet", "failed.json")  # what an attempt th
 _FILES = ("config.json", "trial.json", *_ATTEMPT)
 _MIRROR = "wandb"
 _RESERVED = ("sha256", "format", "experiment", "trial", "config", "steps", "steps_sha256")
+_PARTIAL = re.compile(rf"(\.\d+)?{re.escape(PARTIAL)}$")
 _SET_ASIDE = re.compile(r"\.set-aside-\d+$")
 
 
@@ -79,6 +81,8 @@ class TrialTaken(RuntimeError):
 
 
 class State(StrEnum):
+    """Where a trial stands, as its folder tells."""
+
     finished = "finished"
     running = "running"
     failed = "failed"
@@ -196,7 +200,7 @@ class Store:
         """Lock descriptor of a folder that holds nothing but its lock."""
         _make_folder(folder.parent)
         _make_folder(folder)
-        if (folder / "lock").exists() and not (folder / "lock").is_file():
+        if _is_no_file(folder / "lock"):
             _set_aside(folder, f"{folder / 'lock'} is not a file of this store")
             folder.mkdir()
         lock = _try_lock(folder / "lock")
@@ -266,7 +270,7 @@ class TrialWriter:
         self._config = config
         self._lock: int | None = lock
         try:
-            write_whole(folder / "config.json", (json.dumps(config, indent=1) + "\n").encode())
+            write_atomically(folder / "config.json", (json.dumps(config, indent=1) + "\n").encode())
             self._rows = RowFile(folder / "steps.jsonl")
         except OSError as error:
             self._release()
@@ -298,7 +302,7 @@ class TrialWriter:
             if len(rows) != self._rows.num_rows:
                 raise StoreError(f"{self.folder}/steps.jsonl: {self._rows.num_rows} rows were written, {len(rows)} are there")
             steps = to_parquet(rows)
-            write_whole(self.folder / "steps.parquet", steps)
+            write_atomically(self.folder / "steps.parquet", steps)
             record = {
                 "format": FORMAT,
                 "experiment": self.folder.parent.name,
@@ -338,12 +342,12 @@ class TrialWriter:
 
 def _foreign(folder: Path) -> str | None:
     """Names what is in a trial's folder and is not ours."""
-    ours = {"lock", *_FILES, *(name + PARTIAL for name in _FILES)}
+    ours = {"lock", *_FILES}
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
         if not (
             entry.is_dir(follow_symlinks=False)
             if entry.name == _MIRROR
-            else entry.name in ours and entry.is_file(follow_symlinks=False)
+            else _PARTIAL.sub("", entry.name) in ours and entry.is_file(follow_symlinks=False)
         ):
             return f"{entry.path} is not a file of this store"
     return None
@@ -351,10 +355,18 @@ def _foreign(folder: Path) -> str | None:
 
 def _clear(folder: Path) -> None:
     """Remove what an attempt that did not finish has left."""
-    for name in (*_ATTEMPT, *(name + PARTIAL for name in _FILES)):
-        (folder / name).unlink(missing_ok=True)
+    for path in (*(folder / name for name in _ATTEMPT), *folder.glob(f"*{PARTIAL}")):
+        path.unlink(missing_ok=True)
     if (folder / _MIRROR).exists():
         shutil.rmtree(folder / _MIRROR)
+
+
+def _is_no_file(path: Path) -> bool:
+    """Whether something other than a file is at `path`; asked in one call, because another process may remove it at any time."""
+    try:
+        return not stat.S_ISREG(path.stat().st_mode)
+    except FileNotFoundError:
+        return False
 
 
 def _make_folder(path: Path) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.results.record import write_whole
+from harness.results.record import write_atomically
 
 FOLDER = ".sweeps"
 
@@ -31,7 +31,7 @@ def announce(root: Path, trials: Sequence[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     name = hashlib.sha256("\n".join(sorted(trials)).encode()).hexdigest()[:16]
     content = {"trials": list(trials), "started": time.time()}
-    write_whole(folder / f"{name}.json", (json.dumps(content) + "\n").encode())
+    write_atomically(folder / f"{name}.json", (json.dumps(content) + "\n").encode())
 
 
 def announced(root: Path) -> list[Sweep]:

@@ -17,6 +17,7 @@ from harness.measure.lock_step import REFERENCE, Setting
 from harness.recipes.micro_batch import windows
 from harness.recipes.recipe import Arm, Recipe
 from harness.referee.oracle import snapshot
+from harness.results.arm_name import ArmName
 from harness.studies import OnStep, Row, measured
 from harness.trial import Candidate, accumulated, check_splits, full_batch
 
@@ -36,13 +37,13 @@ def measure(setting: Setting) -> list[Row]:
     right = {num: accumulated(config, num) for num in config.accumulation_steps}
     check_splits(setting, [Candidate("accumulated", recipe) for recipe in right.values()])
     ids = next(windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window))
-    kinds = [(name, num) for name in WIDTHS for num in right]
-    recipes = {f"{name}/{num}": summed_in(right[num], WIDTHS[name], config.loss_scale) for name, num in kinds}
+    kinds = [ArmName(name, num) for name in WIDTHS for num in right]
+    recipes = {str(kind): summed_in(right[kind.accumulation_steps], WIDTHS[kind.name], config.loss_scale) for kind in kinds}
     found = rounding.measure(setting, {REFERENCE: full_batch(config), **recipes}, ids)
     sums = {num: partial_sums(setting, ids, recipe) for num, recipe in right.items()}
     rows = []
-    for name, num in kinds:
-        one = found[f"{name}/{num}"]
+    for kind in kinds:
+        name, num, one = kind.name, kind.accumulation_steps, found[str(kind)]
         rows.append({
             "quantity": "error", "accumulator": name, "accumulation_steps": num,
             "micro_batch": max(right[num].split(len(ids))),

@@ -42,7 +42,7 @@ class Training:
         """A stage after every optimizer step."""
         self.steps += 1
         if self.steps == self.enough:
-            self.early = outcome(arm, [math.nan])
+            self.early = vars(outcome(arm, [math.nan]))
 
     def note(self, contributions: Sequence[Tensor]) -> Tensor:
         """The report of a window, from its batches' mean losses."""
@@ -95,7 +95,7 @@ def _row(one: Training, samples: int, effective_batch: int) -> Row:
         "batch": max(one.arm.recipe.split(effective_batch)),
         "samples": samples,
         "optimizer_steps": one.steps,
-        **outcome(one.arm, one.window_losses),
+        **vars(outcome(one.arm, one.window_losses)),
         "early_held_out_loss": one.early["held_out_loss"],
         "early_held_out_accuracy": one.early["held_out_accuracy"],
         "step_noise": roughness(one.losses),

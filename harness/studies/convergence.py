@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 from harness.config import TrialConfig
 from harness.measure import noise_scale
-from harness.measure.lock_step import REFERENCE, Setting
+from harness.measure.lock_step import Setting
 from harness.recipes import faults
 from harness.recipes.determinism import fixed_randomness
 from harness.recipes.micro_batch import hash_seed, windows
 from harness.recipes.recipe import Arm, take_step
 from harness.studies import OnStep, Row, measured
-from harness.trial import ACCUMULATED, Candidate, check_splits, full_batch, outcome, with_faults
+from harness.trial import ACCUMULATED, FULL, Candidate, check_splits, full_batch, outcome, with_faults
 
 
 def run(config: TrialConfig, on_step: OnStep) -> Row:
@@ -29,13 +29,13 @@ def measure(setting: Setting, on_step: OnStep) -> list[Row]:
     """Train all arms together for the configured steps; `outcome` of each at the end, per loss term and nats."""
     config = setting.config
     wrong = {name: faults.named(name, config.precision) for name in faults.names(config)}
-    ends = train(setting, [Candidate(REFERENCE, full_batch(config)), *with_faults(config, wrong)], on_step)
+    ends = train(setting, [Candidate(FULL, full_batch(config)), *with_faults(config, wrong)], on_step)
     return [
         {
             **_name(end.candidate),
             "micro_batch": max(end.candidate.recipe.split(config.effective_batch)),
             "samples": end.samples,
-            **outcome(end.arm, end.losses),
+            **vars(outcome(end.arm, end.losses)),
         }
         for end in ends
     ]

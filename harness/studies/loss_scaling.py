@@ -11,7 +11,7 @@ import torch
 from harness.config import Precision, TrialConfig
 from harness.measure import poison
 from harness.measure.algebra import ACTIVE
-from harness.measure.lock_step import REFERENCE, Setting, Watch
+from harness.measure.lock_step import Setting, Watch
 from harness.recipes import faults
 from harness.recipes.determinism import fixed_randomness
 from harness.recipes.micro_batch import hash_seed, windows
@@ -19,7 +19,7 @@ from harness.recipes.recipe import Arm, Recipe, take_step
 from harness.referee.gradients import flatten, relative_distance
 from harness.referee.oracle import clipped, snapshot
 from harness.studies import OnStep, Row, measured
-from harness.trial import PERMUTED, Candidate, check_splits, full_batch, with_faults
+from harness.trial import FULL, PERMUTED, Candidate, check_splits, full_batch, with_faults
 
 WIDTHS = (Precision.float64, Precision.float16)  # the scaler's algebra, exactly; and the real thing
 
@@ -33,7 +33,7 @@ def measure(setting: Setting) -> list[Row]:
     config = setting.config
     wrong = {name: faults.named(name, config.precision) for name in faults.names(config)}
     accumulated = [candidate for candidate in with_faults(config, wrong) if candidate.arm != PERMUTED]
-    chosen = [Candidate(REFERENCE, full_batch(config)), *accumulated]
+    chosen = [Candidate(FULL, full_batch(config)), *accumulated]
     check_splits(setting, chosen)
     return [
         {

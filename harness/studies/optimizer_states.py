@@ -22,8 +22,9 @@ from harness.recipes.micro_batch import SplitPlan, hash_seed, windows
 from harness.recipes.recipe import Arm, Recipe
 from harness.referee.gradients import relative_distance
 from harness.referee.oracle import running_statistics
+from harness.results.arm_name import ArmName
 from harness.studies import OnStep, Row, measured
-from harness.trial import ACCUMULATED, PERMUTED, Candidate, accumulated, check_splits, full_batch, permuted
+from harness.trial import ACCUMULATED, FULL, PERMUTED, Candidate, accumulated, check_splits, full_batch, permuted
 from harness.workloads import Batch
 
 REORDERED = "reordered"  # the same micro-batches in another order
@@ -60,10 +61,10 @@ class InOrder:
 
 @dataclass(frozen=True)
 class Contestant:
-    """An arm, the label of the arm it is held against, and the optimizer where it is not the configured one."""
+    """An arm, the arm it is held against, and the optimizer where it is not the configured one."""
 
     candidate: Candidate
-    against: str
+    against: ArmName
     optimizer: OptimizerConfig | None = None
 
 
@@ -94,32 +95,33 @@ def measure(setting: Setting, on_step: OnStep) -> list[Row]:
         records = lock.step(ids)
         rows = []
         for label, one in contestants.items():
-            now = _errors(lock, label, one.against)
+            now = _errors(lock, label, str(one.against))
             largest[label] = {name: _larger(largest[label].get(name, 0.0), value) for name, value in now.items()}
             own: Row = {"arm": one.candidate.arm, "accumulation_steps": one.candidate.recipe.accumulation_steps}
             rows.append({**own, "step": t - 1, "replicate": 0, "loss": records[label].loss, **now})
             if t in (*CHECKPOINTS, config.steps):
-                row = {**own, "against": one.against.partition("/")[0], "after_steps": t, **largest[label]}
+                row = {**own, "against": one.against.name, "after_steps": t, **largest[label]}
                 row |= {f"{name}_now": value for name, value in now.items()}
-                found.append(row | {"loss": records[label].loss, "loss_against": records[one.against].loss})
+                found.append(row | {"loss": records[label].loss, "loss_against": records[str(one.against)].loss})
         on_step(t - 1, rows)
     return found
 
 
 def _contestants(config: TrialConfig) -> Iterator[Contestant]:
-    yield Contestant(Candidate(PERMUTED, permuted(config, 0)), REFERENCE)
+    full = ArmName(FULL)
+    yield Contestant(Candidate(PERMUTED, permuted(config, 0)), full)
     for num in config.accumulation_steps:
         right = accumulated(config, num)
         ordering = InOrder(right.split, config.seed)
         other_order = dataclasses.replace(right, split=ordering, arrange=ordering.arrange)
-        yield Contestant(Candidate(ACCUMULATED, right), REFERENCE)
-        yield Contestant(Candidate(REORDERED, other_order), f"{ACCUMULATED}/{num}")
-        yield Contestant(Candidate(PER_MICRO_BATCH, optimizer_state_per_micro_batch(right)), REFERENCE)
+        yield Contestant(Candidate(ACCUMULATED, right), full)
+        yield Contestant(Candidate(REORDERED, other_order), ArmName(ACCUMULATED, num))
+        yield Contestant(Candidate(PER_MICRO_BATCH, optimizer_state_per_micro_batch(right)), full)
         small, small_other_order = (small_batch(recipe) for recipe in (right, other_order))
-        yield Contestant(Candidate(SMALL, small), REFERENCE)
-        yield Contestant(Candidate(SMALL_REORDERED, small_other_order), f"{SMALL}/{num}")
-        yield Contestant(Candidate(SMALL_RATE, small), REFERENCE, slower(config.optimizer, num))
-        yield Contestant(Candidate(SMALL_MEMORY, small), REFERENCE, same_memory(config.optimizer, num))
+        yield Contestant(Candidate(SMALL, small), full)
+        yield Contestant(Candidate(SMALL_REORDERED, small_other_order), ArmName(SMALL, num))
+        yield Contestant(Candidate(SMALL_RATE, small), full, slower(config.optimizer, num))
+        yield Contestant(Candidate(SMALL_MEMORY, small), full, same_memory(config.optimizer, num))
 
 
 def small_batch(right: Recipe) -> Recipe:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import torch
 
 from harness.config import ConfigError, Norm, TrialConfig
-from harness.measure.lock_step import REFERENCE, Setting
+from harness.measure.lock_step import Setting
 from harness.recipes.remedies import REMEDIES, calibrate
 from harness.studies import OnStep, Row, measured
 from harness.studies.convergence import End, train
-from harness.trial import Candidate, full_batch, outcome, split_plan, with_faults
+from harness.trial import FULL, Candidate, full_batch, outcome, split_plan, with_faults
 
 
 def run(config: TrialConfig, on_step: OnStep) -> Row:
@@ -25,7 +25,7 @@ def run(config: TrialConfig, on_step: OnStep) -> Row:
 
 def measure(setting: Setting, on_step: OnStep) -> list[Row]:
     config = setting.config
-    ends = train(setting, [Candidate(REFERENCE, full_batch(config)), *with_faults(config, REMEDIES)], on_step)
+    ends = train(setting, [Candidate(FULL, full_batch(config)), *with_faults(config, REMEDIES)], on_step)
     return [_row(setting, end) for end in ends]
 
 
@@ -34,9 +34,9 @@ def _row(setting: Setting, end: End) -> Row:
     config, recipe = setting.config, end.candidate.recipe
     plain = setting.arm(full_batch(config), config.precision, total_steps=config.steps)
     plain.model.load_state_dict(end.arm.model.state_dict())
-    kept = outcome(plain, end.losses)
+    kept = vars(outcome(plain, end.losses))
     calibrate(plain.model, plain.workload.batch(torch.arange(plain.workload.num_samples)).inputs)
-    again = outcome(plain, end.losses)
+    again = vars(outcome(plain, end.losses))
     return {
         "arm": end.candidate.arm,
         "accumulation_steps": recipe.accumulation_steps,

@@ -10,19 +10,19 @@ import multiprocessing
 import os
 import signal
 import sys
-import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess, parent_process
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NamedTuple
 
 from harness.config import ConfigError, HarnessConfig, identity
+from harness.processes import die_with_parent
 from harness.results import tracking
 from harness.results.store import State, Store, StoreWarning, TrialTaken
 
@@ -45,23 +45,31 @@ class Failure:
 
 
 class Cell(NamedTuple):
+    """A trial to be run, and where: its store and its name there."""
+
     config: HarnessConfig
     store: Store
     trial: str
 
     @property
     def folder(self) -> Path:
+        """Where the trial's results lie, or will."""
         return self.store.folder(self.config.experiment, self.trial)
 
     def is_finished(self) -> bool:
+        """Whether its results are there and undamaged."""
         return self.store.finished(self.config.experiment, self.trial)
 
 
 class Done(NamedTuple):
+    """A trial that was run to its end."""
+
     warnings: tuple[str, ...] = ()  # of the store and the mirror: what was set aside, what was not mirrored
 
 
-class Taken(NamedTuple):
+class RunsElsewhere(NamedTuple):
+    """A trial that another process had when ours was started: it runs it (`running`), or has run it (`finished`)."""
+
     state: State
 
 
@@ -77,6 +85,7 @@ class Child:
 
     @classmethod
     def start(cls, cell: Cell, run: TrialFunction, threads: int) -> Child:
+        """Start the process that calls `run`, which computes on `threads` threads."""
         report, child_report = multiprocessing.Pipe(duplex=False)
         output, child_output = multiprocessing.Pipe(duplex=False)
         process = multiprocessing.get_context("forkserver").Process(
@@ -94,7 +103,7 @@ class Child:
             self.output.close()
         self.tail = (self.tail + chunk)[-OUTPUT_TAIL:]
 
-    def end(self) -> Done | Taken | Failure:
+    def end(self) -> Done | RunsElsewhere | Failure:
         """What became of a process that is no longer alive."""
         self.process.join()
         while not self.output.closed and self.output.poll():
@@ -104,13 +113,14 @@ class Child:
         except EOFError:
             report = None
         self.close()
-        if isinstance(report, (Done, Taken, Failure)):
+        if isinstance(report, (Done, RunsElsewhere, Failure)):
             return report
         code = self.process.exitcode
         summary = _describe_exit(code if code is not None else 255)
         return Failure(trial=self.cell.trial, summary=summary, details=self.tail.decode(errors="replace"))
 
     def close(self) -> None:
+        """Close both pipes."""
         self.report.close()
         self.output.close()
 
@@ -129,13 +139,13 @@ def _child_main(run: TrialFunction, config: HarnessConfig, threads: int, report:
         os.dup2(output.fileno(), descriptor)
     output.close()
     faulthandler.enable()
-    threading.Thread(target=_die_with_parent, daemon=True).start()
+    die_with_parent()
     if torch := sys.modules.get("torch"):  # preloaded
         torch.set_num_threads(threads)
     report.send(_attempt(run, config))
 
 
-def _attempt(run: TrialFunction, config: HarnessConfig) -> Done | Taken | Failure:
+def _attempt(run: TrialFunction, config: HarnessConfig) -> Done | RunsElsewhere | Failure:
     try:
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("default")
@@ -143,7 +153,7 @@ def _attempt(run: TrialFunction, config: HarnessConfig) -> Done | Taken | Failur
         ours = [w for w in seen if issubclass(w.category, (StoreWarning, tracking.TrackingWarning))]
         return Done(tuple(str(w.message)[:LINE_LENGTH] for w in ours[:MOST_WARNINGS]))
     except TrialTaken as taken:
-        return Taken(taken.state)
+        return RunsElsewhere(taken.state)
     except ConfigError as error:
         return _failure(config, str(error), is_bad_input=True)
     except SystemExit as error:
@@ -162,14 +172,6 @@ def _failure(config: HarnessConfig, summary: str, is_bad_input: bool = False) ->
     )
 
 
-def _die_with_parent() -> None:
-    """Without this, the children of a killed parent would go on, and the next call would find their trials taken."""
-    parent = parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    os._exit(1)
-
-
 def start_forkserver() -> None:
     """Start it with SIGINT blocked, which children inherit: Ctrl-C reaches all processes of a terminal, only the parent acts."""
     context = multiprocessing.get_context("forkserver")
@@ -184,7 +186,7 @@ def start_forkserver() -> None:
 
 @contextmanager
 def forkserver_at_work(*, start: bool) -> Iterator[None]:
-    """Have it start now, or not, and leave none behind: while it imports it would hold this process' output open for seconds."""
+    """Start the forkserver now or not, and leave none behind: while it imports it would hold our output open for seconds."""
     if start:
         start_forkserver()
     try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import os
 import signal
 import threading
@@ -15,10 +17,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from harness.config import ConfigError, Device, HarnessConfig, Model, Precision, TrialConfig, identity, to_dict
+from harness.config import ConfigError, Device, HarnessConfig, Model, Precision, TrialConfig, identity, legacy_identity, to_dict
 from harness.results import sweeps, tracking
+from harness.results.arm_name import ArmName
+from harness.results.record import read_trial
 from harness.results.store import State, Store, TrialWriter
-from harness.sweep.child import LINE_LENGTH, Cell, Child, Done, Failure, Taken, TrialFunction, start_forkserver
+from harness.sweep.child import LINE_LENGTH, Cell, Child, Done, Failure, RunsElsewhere, TrialFunction, start_forkserver
 from harness.sweep.progress import Progress, open_progress
 
 GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
@@ -39,6 +43,7 @@ class Outcome:
         return bool(self.failures) and all(failure.is_bad_input for failure in self.failures)
 
     def raise_failures(self) -> None:
+        """Raise TrialsFailed where a trial has failed."""
         if self.failures:
             raise TrialsFailed(self)
 
@@ -66,7 +71,8 @@ def run_one(config: HarnessConfig) -> None:
     """Run a trial into the store and its W&B mirror. TrialTaken when another process has it, or it is finished."""
     from harness import studies
 
-    trial, name, started = config.trial, identity(config.trial), time.monotonic()
+    trial, started = resolved(config).trial, time.monotonic()
+    name = identity(trial)
     with (
         Store(config.results).open_trial(trial.experiment, name, to_dict(trial)) as writer,
         tracking.open_run(
@@ -83,7 +89,7 @@ def run_one(config: HarnessConfig) -> None:
 def summary(record: Mapping[str, Any]) -> dict[str, Any]:
     """What W&B keeps of a trial: the scalars of every arm with where its training ended, and the measurements; no evidence."""
     arms = {
-        f"{arm['arm']}-{arm['accumulation_steps']}": {
+        str(ArmName(arm["arm"], arm["accumulation_steps"])): {
             **{name: value for name, value in arm.items() if not isinstance(value, (dict, list))},
             **arm["outcome"],
         }
@@ -107,16 +113,15 @@ def _tags(trial: TrialConfig) -> list[str]:
 
 
 def flat_metrics(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """One step's rows as W&B has them: `metric/arm-N`, with the replicate's number for repeated arms.
+    """One step's rows as W&B has them: `metric/arm`, the arm in its text form.
 
     >>> flat_metrics([{"step": 3, "arm": "null", "accumulation_steps": 1, "replicate": 2, "loss": 0.5}])
     {'loss/null-1.2': 0.5}
     """
-    about = ("step", "arm", "accumulation_steps", "replicate")
     metrics: dict[str, float] = {}
     for row in rows:
-        arm = f"{row['arm']}-{row['accumulation_steps']}" + (f".{row['replicate']}" if row["replicate"] else "")
-        metrics |= {f"{name}/{arm}": value for name, value in row.items() if name not in about}
+        arm = ArmName(row["arm"], row["accumulation_steps"], row["replicate"])
+        metrics |= {f"{name}/{arm}": value for name, value in row.items() if name != "step" and name not in arm.columns}
     return metrics
 
 
@@ -169,12 +174,30 @@ def _distinct(configs: Sequence[HarnessConfig]) -> list[Cell]:
         store.check_writable()
     cells: dict[Path, Cell] = {}
     for config in configs:
-        cell = Cell(config, stores[config.results], identity(config.trial))
         try:
+            cell = Cell(resolved(config), stores[config.results], _name(stores[config.results], config.trial))
             cells.setdefault(cell.folder, cell)
         except ValueError as error:
             raise ConfigError("experiment", config.experiment, "the name of a folder") from error
     return list(cells.values())
+
+
+def resolved(config: HarnessConfig) -> HarnessConfig:
+    """The configuration with `device=cuda` in place of `auto` where there is a CUDA device; `auto` that stays means the CPU.
+
+    So a trial on a GPU and one on a CPU have different identities.
+    """
+    return dataclasses.replace(config, device=Device.cuda) if _uses_cuda(config.device) else config
+
+
+def _name(store: Store, trial: TrialConfig) -> str:
+    """The trial's identity; or its former one, where the store has it finished under that on the same kind of device."""
+    former, uses_cuda = legacy_identity(trial), _uses_cuda(trial.device)
+    if former is not None and store.finished(trial.experiment, former):
+        device = read_trial(store.folder(trial.experiment, former)).environment.get("device", "cpu")
+        if (device != "cpu") == uses_cuda:
+            return former
+    return identity(dataclasses.replace(trial, device=Device.cuda if uses_cuda else Device.cpu))
 
 
 def longest_first(cells: Sequence[Cell]) -> list[Cell]:
@@ -249,9 +272,9 @@ class _Pool:
                 self.done += 1
                 for warning in told:
                     self.progress.note(f"{child.cell.trial}: {warning}")
-            case Taken(state=State.finished):
+            case RunsElsewhere(state=State.finished):
                 self.skipped += 1
-            case Taken():
+            case RunsElsewhere():
                 self.taken.append((time.monotonic() + RETRY_SECONDS, child.cell))
             case Failure() as failure if child.cell.is_finished():  # the end of the mirror, after the results were safe
                 self.done += 1
@@ -333,9 +356,12 @@ def _num_workers(config: HarnessConfig) -> int:
 
 
 def _uses_cuda(device: Device) -> bool:
-    if device != Device.auto:
-        return device == Device.cuda
-    if not any(os.path.exists(path) for path in ("/dev/nvidiactl", "/dev/dxg")):
+    return device == Device.cuda or (device == Device.auto and _has_cuda())
+
+
+@functools.cache
+def _has_cuda() -> bool:
+    if not any(os.path.exists(path) for path in ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")):
         return False  # no driver: not worth a second for importing torch
     import torch
 

@@ -25,5 +25,7 @@ gc.disable()
 for name in MODULES:
     with suppress(ImportError):  # a trial that needs it says so
         import_module(name)
+with suppress(ImportError):
+    import_module("harness.measure.environment").commit()  # of the code that has just been imported; children find it answered
 gc.freeze()
 gc.enable()

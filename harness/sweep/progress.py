@@ -18,6 +18,8 @@ LINE_SECONDS = 10.0  # at least so long between two plain lines
 
 
 class Progress(Protocol):
+    """Something that tells how far the trials are."""
+
     def show(self, *, done: int, running: int, failed: int, elsewhere: int) -> None:
         """The state of all trials; `elsewhere` counts those that another process runs."""
         ...

@@ -16,6 +16,8 @@ from omegaconf import DictConfig
 
 @dataclass
 class ForkserverLauncherConf:
+    """The launcher has no settings."""
+
     _target_: str = "hydra_plugins.harness_launcher.ForkserverLauncher"
 
 
@@ -26,12 +28,14 @@ class ForkserverLauncher(Launcher):
     """Composes all cells before the first starts; `TrialsFailed` after the last has ended."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Keep what composing the cells needs."""
         self._loader = hydra_context.config_loader
         self._config = config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """Run a trial for every list of overrides; nothing is returned, because results are in the store."""
         from harness.run import Composer
         from harness.sweep.experiment import run_many
 
         run_many(Composer(self._loader, self._config).cells(job_overrides)).raise_failures()
-        return []  # the results are in the store
+        return []

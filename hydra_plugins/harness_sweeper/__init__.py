@@ -20,6 +20,8 @@ from hydra.types import RunMode
 
 @dataclass
 class GridsSweeperConf:
+    """The settings `hydra.sweeper.*`."""
+
     _target_: str = "hydra_plugins.harness_sweeper.GridsSweeper"
     params: dict[str, Any] | None = None  # axes of every grid, as in the basic sweeper
     grids: list[dict[str, Any]] = field(default_factory=list)
@@ -61,6 +63,7 @@ class GridsSweeper(BasicSweeper):
         self.experiments = list(experiments)
 
     def sweep(self, arguments: list[str]) -> Any:
+        """Launch every cell of the grids under the command line's overrides; ConfigCompositionException where none is left."""
         from harness.run import Composer
         from hydra_plugins.harness_launcher import ForkserverLauncher
 

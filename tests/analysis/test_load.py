@@ -5,17 +5,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from analysis import load
+from harness.results.judged_arm import OUTCOMES, VERDICT_COLUMNS
+from harness.results.record import read_trial, write_record
 from harness.results.store import Store
 
 
 def test_one_row_per_trial_and_arm(results: Path, grid: list[str]) -> None:
     arms = load.from_store(results)
     assert len(arms) == 3 * len(grid)
-    assert list(arms.columns[: len(load.VERDICT_COLUMNS)]) == list(load.VERDICT_COLUMNS)
+    assert list(arms.columns[: len(VERDICT_COLUMNS)]) == list(VERDICT_COLUMNS)
     assert arms["full_held_out_loss"].eq(0.5).all()
     assert arms.equals(load.from_store(results, "equivalence"))
     assert load.from_store(results, "another").empty
@@ -65,6 +68,40 @@ def test_a_trial_without_verdicts_is_damaged_and_not_fatal(results: Path) -> Non
     assert [(one.trial, one.state) for one in found.missing] == [("foreign", "damaged")]
 
 
+@pytest.mark.parametrize(
+    ("path", "renamed", "told"),
+    [
+        ("cause", None, "arm: missing cause"),
+        ("cause", "why", "arm: missing cause and unknown why"),
+        ("evidence", None, "arm: missing evidence"),
+        ("evidence.algebra.floor", "ground", "evidence.algebra: missing floor and unknown ground"),
+        ("evidence.rounding.zeros", "lost", "evidence.rounding: unknown lost"),
+        ("evidence.rounding.high", None, "evidence.rounding: missing high"),
+        ("evidence.trajectory.final_distance", None, "evidence.trajectory: missing final_distance"),
+        ("evidence.counters", "counts", "evidence: missing counters"),
+        ("evidence.signature.explanations", None, "evidence.signature: missing explanations"),
+        ("outcome.held_out_loss", None, "outcome: missing held_out_loss"),
+    ],
+)
+def test_a_field_that_is_missing_or_renamed_is_named(
+    results: Path, make_trial, path: str, renamed: str | None, told: str
+) -> None:
+    good, other = make_trial(seed=0), make_trial(seed=1)
+    folder = Store(results).folder("equivalence", other)
+    record = {name: value for name, value in read_trial(folder).record.items() if name != "sha256"}
+    *parts, name = path.split(".")
+    place = record["arms"][1]
+    for part in parts:
+        place = place[part]
+    value = place.pop(name)
+    if renamed:
+        place[renamed] = value
+    write_record(folder, record)
+    found = load.read(results)
+    assert set(found.arms["trial"]) == {good}
+    assert [(one.trial, one.state, one.detail) for one in found.missing] == [(other, "damaged", f"FieldError: {told}")]
+
+
 def test_step_rows_of_chosen_trials_and_damage(results: Path, grid: list[str]) -> None:
     rows, missing = load.steps(results, "equivalence", grid[:2])
     assert set(rows["trial"]) == set(grid[:2])
@@ -101,9 +138,35 @@ def mirrored(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_wandb_gives_the_arms_that_the_store_gives(mirrored: Path) -> None:
     stored, logged = load.from_store(mirrored), load.from_wandb(mirrored)
-    columns = [*load.VERDICT_COLUMNS, *load.OUTCOMES, *(f"full_{name}" for name in load.OUTCOMES), "group", "model"]
+    columns = [*VERDICT_COLUMNS, *OUTCOMES, *(f"full_{name}" for name in OUTCOMES), "group", "model"]
     pd.testing.assert_frame_equal(logged[columns], stored[columns], check_exact=True)
     assert len(logged) == 2 * 5 and load.from_wandb(mirrored, "another").empty
+
+
+EVIDENCE = {  # column of the arms -> where it lies in a stored arm's evidence
+    **{name: ("algebra", name) for name in ("gradient_error", "state_error", "trajectory_error", "loss_error", "clipping_active",
+                                            "clipped_share", "short_windows", "unequal_terms")},
+    "algebra_steps": ("algebra", "steps"), "algebra_floor": ("algebra", "floor"),
+    **{name: ("rounding", name) for name in ("full_error", "arm_error", "rank_p", "permutations", "skipped", "scale", "cosine")},
+    "rounding_high": ("rounding", "high"), "rounding_ratio": ("rounding", "ratio"), "residual": ("rounding", "residual"),
+    "final_distance": ("trajectory", "final_distance"), "trajectory_ratio": ("trajectory", "ratio"),
+}  # fmt: skip
+
+
+def test_the_evidence_of_real_trials_is_the_stored_one(mirrored: Path) -> None:
+    arms = load.from_store(mirrored).set_index(["trial", "arm", "accumulation_steps"])
+    stored = [arm for trial in Store(mirrored).trials() for arm in trial.arms]
+    assert len(stored) == len(arms) == 2 * 5
+    for arm in stored:
+        row, evidence = arms.loc[arm["trial"], arm["arm"], arm["accumulation_steps"]], arm["evidence"]
+        for column, (part, name) in EVIDENCE.items():
+            np.testing.assert_equal(row[column], evidence[part][name], column)
+        assert row["algebra_error"] == max(row["gradient_error"], row["state_error"])
+        assert row["counters"].split(", ") == (sorted(evidence["counters"]) or [""])
+        assert row["counters_ok"] == (not evidence["counters"])
+        np.testing.assert_equal(row["oracle_error"], evidence["signature"]["explanations"].get("batch_statistics", math.nan))
+        np.testing.assert_equal(row["jump_step"], arm["evidence"]["trajectory"]["jump_step"] or math.nan)
+    assert arms["oracle_error"].max() < 1e-12 < arms["algebra_error"].max(), "some arm differs and is explained"
 
 
 def test_wandb_gives_the_steps_that_the_store_gives(mirrored: Path) -> None:

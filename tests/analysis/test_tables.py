@@ -13,6 +13,7 @@ import pytest
 from scipy import stats
 
 from analysis import load, tables
+from harness.results.judged_arm import VERDICT_COLUMNS
 from harness.results.store import Store
 
 MARGIN = 0.02
@@ -25,7 +26,7 @@ def bits(value: float) -> bytes:
 def test_csv_gives_every_double_back(results: Path, grid: list[str]) -> None:
     arms = load.from_store(results)
     header, *rows = csv.reader(io.StringIO(tables.to_csv(tables.verdicts(arms)).decode()))
-    assert tuple(header) == load.VERDICT_COLUMNS
+    assert tuple(header) == VERDICT_COLUMNS
     assert len(rows) == len(arms)
     for name in ("algebra_error", "rounding_ratio", "scale", "cosine", "residual"):
         at = header.index(name)
@@ -114,7 +115,7 @@ def test_convergence_must_differ(results: Path, make_trial) -> None:
 def test_pairs_that_are_not_finite_are_left_out(results: Path, make_trial) -> None:
     outcome = dict.fromkeys(("final_loss", "tail_loss", "held_out_loss"), math.nan)
     for seed in range(3):
-        make_trial(seed=seed, change={("accumulated", 2): {"outcome": outcome}} if seed == 0 else {})
+        make_trial(seed=seed, change={("accumulated", 2): outcome} if seed == 0 else {})
     l4 = tables.convergence(load.from_store(results), MARGIN).query("arm == 'accumulated' and measure == 'held_out_loss'")
     assert dict(zip(l4["accumulation_steps"], l4["n"], strict=True)) == {2: 2, 4: 3}
     assert l4["mean"].notna().all()

@@ -59,7 +59,7 @@ def test_vacuous_trials_do_not_count(results: Path, tmp_path: Path, make_trial) 
     """Of three trials one has no short window; unequal terms are there with N = 4 only."""
     for seed in range(3):
         names = [("accumulated", 2), ("accumulated", 4)]
-        change = {name: {"evidence": evidence(short=seed > 0, unequal=name[1] == 4)} for name in names}
+        change = {name: {"short_windows": int(seed > 0), "unequal_terms": name[1] == 4} for name in names}
         make_trial(experiment="calibration", seed=seed, change=change)
     assert report.main(["--results", str(results), "--out", str(tmp_path)]) == 0
     page = (tmp_path / "index.html").read_text()
@@ -68,13 +68,6 @@ def test_vacuous_trials_do_not_count(results: Path, tmp_path: Path, make_trial) 
     assert counts["clipping"] == ["3", "0", "6", "0"]
     assert counts["short windows"] == ["2", "1", "4", "0"]
     assert counts["unequal terms"] == ["3", "0", "3", "0"]
-
-
-def evidence(*, short: bool, unequal: bool) -> dict[str, Any]:
-    algebra = dict.fromkeys(("gradient_error", "state_error", "trajectory_error", "loss_error", "floor"), 1e-15)
-    facts = {"steps": 12, "clipping_active": True, "clipped_share": 0.5, "short_windows": int(short), "unequal_terms": unequal}
-    rounding = {"high": 1.1, "full_error": 2e-7, "arm_error": 1e-7, "rank_p": 0.5, "permutations": 30, "skipped": 0}
-    return {"algebra": {**algebra, **facts}, "rounding": rounding, "trajectory": {}, "counters": {}}
 
 
 def test_the_page(results: Path, tmp_path: Path, make_trial) -> None:

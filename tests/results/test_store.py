@@ -525,9 +525,24 @@ def test_file_is_whole_before_it_is_seen(tmp_path: Path, monkeypatch: pytest.Mon
         replace(source, target)
 
     monkeypatch.setattr("harness.results.record.os.replace", watched)
-    record.write_whole(path, b"new")
+    record.write_atomically(path, b"new")
     assert seen == [(b"new", b"old")]
     assert path.read_bytes() == b"new"
+
+
+def test_two_processes_may_write_the_same_file_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As two sweeps of the same trials do that start together."""
+    path, replace = tmp_path / "note.json", os.replace
+
+    def interrupted(source: Path, target: Path) -> None:
+        monkeypatch.setattr("harness.results.record.os.replace", replace)
+        monkeypatch.setattr("harness.results.record.os.getpid", lambda: 1)
+        record.write_atomically(path, b"theirs")
+        replace(source, target)
+
+    monkeypatch.setattr("harness.results.record.os.replace", interrupted)
+    record.write_atomically(path, b"ours")
+    assert path.read_bytes() == b"ours" and [entry.name for entry in tmp_path.iterdir()] == ["note.json"]
 
 
 def test_lock_file_removed_by_its_last_holder_is_no_lock(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

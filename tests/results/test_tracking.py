@@ -32,7 +32,7 @@ SUMMARY = {"verdict": "different", "scale": math.nan, "worst": {"residual": math
 PREAMBLE = """
 import json, math, os, signal, sys, time
 from pathlib import Path
-from harness import tracking
+from harness.results import tracking
 from harness.config import HarnessConfig, TrackingConfig, to_dict
 from tests.results.test_tracking import ROWS, SUMMARY, TRIAL
 

@@ -13,6 +13,7 @@ from harness.config import Norm, OptimizerConfig, OptimizerName, Precision, Stud
 from harness.measure.lock_step import Setting
 from harness.recipes.determinism import choose_device
 from harness.recipes.micro_batch import windows
+from harness.results.arm_name import ArmName
 
 # 33 steps of 47: an epoch of 1,500 ends in a short window of 43, which 4 micro-batches of 12 cut unevenly.
 CONFIG = TrialConfig(
@@ -27,7 +28,7 @@ def run(config: TrialConfig) -> tuple[dict[str, studies.Row], list[list[studies.
     steps: list[list[studies.Row]] = []
     record = studies.run(config, lambda step, rows: steps.append(rows))
     assert record["arms"] == [] and record["seconds"]["convergence"] > 0
-    return {f"{row['arm']}/{row['accumulation_steps']}": row for row in record["measurements"]}, steps
+    return {str(ArmName(row["arm"], row["accumulation_steps"])): row for row in record["measurements"]}, steps
 
 
 def by_hand(config: TrialConfig) -> tuple[list[float], float, float]:
@@ -52,9 +53,9 @@ def by_hand(config: TrialConfig) -> tuple[list[float], float, float]:
 def test_arms_end_where_the_loop_everyone_writes_ends() -> None:
     arms, steps = run(CONFIG)
     losses, held_out, accuracy = by_hand(CONFIG)
-    assert set(arms) == {"full/1", "accumulated/4", "permuted/1"}
+    assert set(arms) == {"full-1", "accumulated-4", "permuted-1"}
     for name, arm in arms.items():
-        own = [row["loss"] for rows in steps for row in rows if f"{row['arm']}/{row['accumulation_steps']}" == name]
+        own = [row["loss"] for rows in steps for row in rows if str(ArmName(row["arm"], row["accumulation_steps"])) == name]
         assert own == pytest.approx(losses, rel=SAME)
         assert arm["held_out_loss"] == pytest.approx(held_out, rel=SAME) and arm["held_out_accuracy"] == accuracy
         assert arm["samples"] == steps[-1][0]["samples"] == 1500 + 48
@@ -63,11 +64,11 @@ def test_arms_end_where_the_loop_everyone_writes_ends() -> None:
 
 def test_batch_norm_ends_elsewhere() -> None:
     arms, _ = run(dataclasses.replace(CONFIG, norm=Norm.batch))
-    full = arms["full/1"]["held_out_loss"]
-    assert arms["permuted/1"]["held_out_loss"] == pytest.approx(full, rel=SAME)
-    assert not math.isclose(arms["accumulated/4"]["held_out_loss"], full, rel_tol=1e-4)
+    full = arms["full-1"]["held_out_loss"]
+    assert arms["permuted-1"]["held_out_loss"] == pytest.approx(full, rel=SAME)
+    assert not math.isclose(arms["accumulated-4"]["held_out_loss"], full, rel_tol=1e-4)
 
 
 def test_faults_are_arms_too() -> None:
     arms, _ = run(dataclasses.replace(CONFIG, faults=("loss_not_divided",), steps=3))
-    assert arms["loss_not_divided/4"]["final_loss"] != arms["accumulated/4"]["final_loss"]
+    assert arms["loss_not_divided-4"]["final_loss"] != arms["accumulated-4"]["final_loss"]

@@ -1,0 +1,42 @@
+"""The name of an arm: which recipe, cut into how many micro-batches, and which of its repetitions."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Self
+
+_TEXT = re.compile(r"(.+)-(\d+)(?:\.(\d+))?")
+
+
+@dataclass(frozen=True)
+class ArmName:
+    """An arm of a trial; `str` gives its one text form, `name-N` or `name-N.replicate`, which `parse` reads back.
+
+    >>> str(ArmName("accumulated", 4)), str(ArmName("null", 1, 2))
+    ('accumulated-4', 'null-1.2')
+    """
+
+    name: str  # `full`, `accumulated`, `permuted`, `null`, `ulp`, or a fault's or a remedy's name
+    accumulation_steps: int = 1
+    replicate: int = 0  # of arms that are repeated under another order of the rows
+
+    def __str__(self) -> str:
+        return f"{self.name}-{self.accumulation_steps}" + (f".{self.replicate}" if self.replicate else "")
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The arm that `text` names; ValueError where it names none.
+
+        >>> ArmName.parse("scale@1e-3-16")
+        ArmName(name='scale@1e-3', accumulation_steps=16, replicate=0)
+        """
+        found = _TEXT.fullmatch(text)
+        if found is None:
+            raise ValueError(f"expected the name of an arm, as accumulated-4 or null-1.2, got {text!r}")
+        return cls(found[1], int(found[2]), int(found[3] or 0))
+
+    @property
+    def columns(self) -> dict[str, str | int]:
+        """What identifies the arm in a step row."""
+        return {"arm": self.name, "accumulation_steps": self.accumulation_steps, "replicate": self.replicate}

@@ -1,0 +1,156 @@
+"""A judged arm in `trial.json`: the one definition of its fields, which `harness.trial` writes and `analysis.load` reads.
+
+Stored fields have the names of the dataclasses here and in `harness.judge.verdict`. What was stored under another name, or not
+at all, is an error that says which.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from harness.config import TrialConfig, identity
+from harness.judge.verdict import Algebra, Evidence, Rounding, Trajectory, Verdict
+from harness.results.arm_name import ArmName
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Fields = TypeVar("Fields", bound="DataclassInstance")
+
+
+class FieldError(ValueError):
+    """A stored record that lacks a field or has one that this version does not know; the message names them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerdictRow:
+    """The columns of `verdicts.csv`, in their order. Measures are explained at `Algebra`, `Rounding` and `Trajectory`."""
+
+    experiment: str
+    trial: str  # its identity
+    workload: str
+    norm: str
+    optimizer: str
+    precision: str
+    seed: int
+    effective_batch: int
+    accumulation_steps: int
+    micro_batch: int  # samples of the largest micro-batch of a full window
+    arm: str
+    algebra_error: float
+    rounding_ratio: float
+    scale: float
+    cosine: float
+    residual: float
+    counters_ok: bool
+    trajectory_ratio: float
+    verdict: str
+    cause: str
+    explained: bool
+
+    @classmethod
+    def of(cls, config: TrialConfig, arm: ArmName, micro_batch: int, evidence: Evidence, verdict: Verdict) -> Self:
+        """The row of an arm of the trial `config`, judged from `evidence`."""
+        return cls(
+            experiment=config.experiment,
+            trial=identity(config),
+            workload=config.workload.label,
+            norm=str(config.norm),
+            optimizer=str(config.optimizer.name),
+            precision=str(config.precision),
+            seed=config.seed,
+            effective_batch=config.effective_batch,
+            accumulation_steps=arm.accumulation_steps,
+            micro_batch=micro_batch,
+            arm=arm.name,
+            algebra_error=evidence.algebra.error,
+            rounding_ratio=evidence.rounding.ratio,
+            scale=evidence.rounding.scale,
+            cosine=evidence.rounding.cosine,
+            residual=evidence.rounding.residual,
+            counters_ok=not evidence.counters,
+            trajectory_ratio=evidence.trajectory.ratio,
+            verdict=str(verdict.verdict),
+            cause=verdict.cause,
+            explained=verdict.explained,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """Where the training of an arm ended; losses per loss term, in nats."""
+
+    final_loss: float  # of the last window
+    tail_loss: float  # mean over the last tenth of the windows
+    held_out_loss: float
+    held_out_accuracy: float
+
+
+VERDICT_COLUMNS = tuple(field.name for field in dataclasses.fields(VerdictRow))
+OUTCOMES = tuple(field.name for field in dataclasses.fields(Ending))
+
+
+def to_stored(row: VerdictRow, reasons: Sequence[str], evidence: Evidence, ending: Ending) -> dict[str, Any]:
+    """The arm in plain JSON types: the columns of its row, `reasons`, `evidence` and `outcome`."""
+    beside = {"reasons": list(reasons), "evidence": evidence.stored(), "outcome": vars(ending)}
+    return {**vars(row), **beside}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredArm:
+    """An arm that was read back, as far as tables and figures use it."""
+
+    row: VerdictRow
+    reasons: Sequence[str]
+    algebra: Algebra
+    rounding: Rounding
+    trajectory: Trajectory
+    counters: tuple[str, ...]  # names of those that differ from the full batch's
+    explanations: Mapping[str, float]  # cause -> largest error of its oracle over the wrong windows
+    ending: Ending
+
+    @classmethod
+    def read(cls, stored: Mapping[str, Any]) -> Self:
+        """The arm that `to_stored` wrote; FieldError where its fields are others."""
+        reasons, evidence, ending = members(stored, "arm", ("reasons", "evidence", "outcome"))
+        algebra, rounding, trajectory, counters, signature = members(
+            evidence, "evidence", ("algebra", "rounding", "trajectory", "counters", "signature")
+        )
+        [explanations] = members(signature, "evidence.signature", ("explanations",))
+        columns = {name: value for name, value in stored.items() if name not in ("reasons", "evidence", "outcome")}
+        return cls(
+            row=restored(VerdictRow, columns, "arm"),
+            reasons=reasons,
+            algebra=restored(Algebra, algebra, "evidence.algebra"),
+            rounding=restored(Rounding, rounding, "evidence.rounding"),
+            trajectory=restored(Trajectory, trajectory, "evidence.trajectory"),
+            counters=tuple(sorted(counters)),
+            explanations=explanations,
+            ending=restored(Ending, ending, "outcome"),
+        )
+
+
+def members(stored: Mapping[str, Any], where: str, names: Sequence[str]) -> list[Any]:
+    """The members `names` of the record `where`, in that order; FieldError names those that are not there."""
+    try:
+        return [stored[name] for name in names]
+    except KeyError:
+        raise FieldError(f"{where}: missing {', '.join(name for name in names if name not in stored)}") from None
+
+
+def restored(kind: type[Fields], stored: Mapping[str, Any], where: str) -> Fields:
+    """The dataclass `kind` from the record `where`. FieldError unless it has its fields; one with a default may be absent."""
+    fields = kind.__dataclass_fields__
+    if stored.keys() != fields.keys():
+        defaults = {name: field.default for name, field in fields.items() if field.default is not dataclasses.MISSING}
+        missing, unknown = fields.keys() - stored.keys() - defaults.keys(), stored.keys() - fields.keys()
+        told = [f"{word} {', '.join(sorted(names))}" for word, names in (("missing", missing), ("unknown", unknown)) if names]
+        if told:
+            raise FieldError(f"{where}: {' and '.join(told)}")
+        stored = {**defaults, **stored}
+    made = object.__new__(kind)
+    vars(made).update(stored)  # a frozen dataclass's own __init__ takes five times as long, which a store of 10,000 trials shows
+    return made

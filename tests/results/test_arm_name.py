@@ -1,0 +1,29 @@
+"""One text form for the name of an arm: what is written is what is read."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.measure.lock_step import REFERENCE
+from harness.results.arm_name import ArmName
+from harness.trial import FULL
+
+names = st.text(st.characters(blacklist_categories=["Cs", "Cc"]), min_size=1).filter(lambda text: "\n" not in text)
+
+
+@given(name=names, accumulation_steps=st.integers(1, 10**6), replicate=st.integers(0, 100))
+def test_what_is_written_is_read_back(name: str, accumulation_steps: int, replicate: int) -> None:
+    arm = ArmName(name, accumulation_steps, replicate)
+    assert ArmName.parse(str(arm)) == arm
+
+
+@pytest.mark.parametrize("text", ["", "accumulated", "accumulated/4", "-4", "null-1.", "null-.1", "null-1.2.3", "full-x"])
+def test_what_names_no_arm_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="expected the name of an arm"):
+        ArmName.parse(text)
+
+
+def test_the_reference_is_the_full_batch() -> None:
+    assert str(ArmName(FULL)) == REFERENCE
