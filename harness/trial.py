@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +23,7 @@ from harness.measure.poison import PoisonedWindow
 from harness.recipes import precision
 from harness.recipes.determinism import choose_device, deterministic
 from harness.recipes.hand_written import Loop, by_hand
-from harness.recipes.micro_batch import Even, Ragged, SplitPlan, hash_seed, windows
+from harness.recipes.micro_batch import Even, Ragged, SplitPlan, hash_seed
 from harness.recipes.recipe import Arm, Recipe
 from harness.referee.oracle import clipped, snapshot
 from harness.workloads import Batch
@@ -137,7 +136,7 @@ def run_trial(config: TrialConfig, on_step: OnStep, candidates: Sequence[Candida
         check_splits(setting, chosen)
         recipes = {REFERENCE: reference(config)} | {candidate.label: candidate.recipe for candidate in chosen}
         assert len(recipes) == len(chosen) + 1, "candidates need distinct names"
-        stream = list(itertools.islice(_windows(setting), max(2, config.steps, config.algebra_steps)))
+        stream = list(setting.windows(max(2, config.steps, config.algebra_steps)))
         clock = Clock()
         floor_arm = next(candidate.label for candidate in chosen if candidate.arm == PERMUTED)
         exact = algebra.measure(setting, recipes, stream[: config.algebra_steps], floor_arm)
@@ -184,11 +183,6 @@ def check_splits(setting: Setting, candidates: Sequence[Candidate]) -> None:
                 )
 
 
-def _windows(setting: Setting) -> Iterator[Tensor]:
-    config = setting.config
-    return windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window)
-
-
 class Clock:
     """Seconds by phase."""
 
@@ -229,14 +223,7 @@ def train(
     """
     config = setting.config
     nulls = null_recipes(config)
-    lock = LockStep(
-        {
-            label: setting.arm(recipe, config.precision, total_steps=config.steps, clip_norm=config.clip_norm)
-            for label, recipe in {**recipes, **nulls}.items()
-        },
-        config.seed,
-        band=nulls,
-    )
+    lock = LockStep(setting.arms({**recipes, **nulls}), config.seed, band=nulls)
     move_one_ulp(lock.arms["ulp/0"].model)
     noise = noise_scale.watch(
         {label: lock.arms[label] for label in recipes if label.startswith(f"{ACCUMULATED}/")}, config.probe_every

@@ -45,7 +45,7 @@ def test_the_plan_holds_for_the_step_itself(capsys: pytest.CaptureFixture[str]) 
     setting = Setting(config, torch.device("cpu"))
     taken = {}
     for size in (96, 192):
-        arm = setting.arm(Recipe(accumulation_steps=192 // size, split=Even(size)), config.precision, total_steps=1)
+        arm = setting.arm(Recipe(accumulation_steps=192 // size, split=Even(size)), steps=1)
         taken[size] = memory.of_step(arm, arm.workload.batch(torch.arange(192))).total
     assert taken[96] == pytest.approx(chosen.total, rel=1e-3)
     assert taken[96] <= 400_000 < taken[192]

@@ -20,7 +20,6 @@ from harness.bench.measure import Measure
 from harness.config import Data, Device, HarnessConfig, Model, Norm, Precision, Split, TrialConfig, WorkloadConfig, to_dict
 from harness.measure.lock_step import REFERENCE, Setting
 from harness.recipes.determinism import choose_device, deterministic
-from harness.recipes.micro_batch import windows
 from harness.recipes.recipe import Recipe
 from harness.results import tracking
 from harness.results.store import Store
@@ -108,8 +107,7 @@ class Sides:
     def __init__(self, setting: Setting, folder: Path) -> None:
         self.setting, self.folder, self.count = setting, folder, itertools.count()
         config = setting.config
-        stream = windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window)
-        self.stream = list(itertools.islice(stream, config.steps))
+        self.stream = list(setting.windows())
         candidates = {candidate.label: candidate.recipe for candidate in standard_candidates(config)}
         self.judged: Mapping[str, Recipe] = {REFERENCE: full_batch(config), **candidates}
         self.recipes: Mapping[str, Recipe] = {**self.judged, **null_recipes(config)}

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from harness.config import Precision
-from harness.measure.lock_step import Setting, Watch
-from harness.measure.rounding import still
+from harness.measure.lock_step import ArmChanges, Setting, Watch
+from harness.measure.rounding import zero_lr
 from harness.recipes.micro_batch import Even
 from harness.recipes.recipe import Recipe, take_step
 from harness.referee.gradients import relative_distance
@@ -89,8 +89,8 @@ def attribute(setting: Setting, recipe: Recipe, windows: Sequence[Tensor]) -> Ma
 
 def gap(setting: Setting, run: Run) -> float:
     """||a - g|| / ||g|| of one window; NaN when the step was skipped."""
-    optimizer = still(setting.config)
-    arm = setting.arm(run.recipe, run.precision, total_steps=1, optimizer=optimizer, clip_norm=run.clip_norm, dropout=run.dropout)
+    changes = ArmChanges(precision=run.precision, steps=1, clip_norm=run.clip_norm, optimizer=zero_lr(setting.config.optimizer))
+    arm = setting.arm(run.recipe, dropout=run.dropout, **changes)
     referee = setting.referee(dropout=run.dropout)
     if run.frozen_statistics:
         freeze(arm.model)

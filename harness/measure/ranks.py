@@ -17,7 +17,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from itertools import islice
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess, parent_process
@@ -37,7 +36,7 @@ from harness import processes
 from harness.config import ConfigError, LastWindow, Precision, Split, TrialConfig
 from harness.measure.lock_step import Setting, Watch
 from harness.recipes.determinism import fixed_randomness
-from harness.recipes.micro_batch import Ragged, hash_seed, windows
+from harness.recipes.micro_batch import Ragged, hash_seed
 from harness.recipes.recipe import Arm, Recipe, take_step
 from harness.referee.gradients import flatten
 from harness.workloads import Batch
@@ -199,10 +198,8 @@ def sizes(num: int, split: Split, num_samples: int) -> list[int]:
 
 
 def whole_windows(setting: Setting) -> list[Tensor]:
-    """Ids of the trial's windows; short ones are left out."""
-    config = setting.config
-    stream = windows(setting.exact.num_samples, config.effective_batch, config.seed, LastWindow.drop)
-    return list(islice(stream, config.steps))
+    """Ids of the trial's windows ([B] int64 each); short ones are left out."""
+    return list(setting.windows(last=LastWindow.drop))
 
 
 def micro_batches(config: TrialConfig, world: int, num: int) -> list[list[int]]:
@@ -225,7 +222,7 @@ class Trace:
 def train(setting: Setting, way: Way, num: int, rank: int, world: int) -> Trace:
     """This rank's share of the training, from the trial's initial weights."""
     config, wire = setting.config, Wire(world=world)
-    arm = setting.arm(way(wire, num, config.split), Precision.float64, total_steps=config.steps)
+    arm = setting.arm(way(wire, num, config.split), precision=Precision.float64, clip_norm=None)
     watch = Watch(arm)
     trace = Trace(gradients=[], parameters=[], wire=wire)
     for t, ids in enumerate(whole_windows(setting)):

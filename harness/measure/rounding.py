@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from harness.config import OptimizerConfig, Precision, TrialConfig
+from harness.config import OptimizerConfig, Precision
 from harness.judge.resampling import permutation_rank, ratio_of_medians
 from harness.judge.verdict import Rounding
 from harness.measure.lock_step import REFERENCE, LockStep, Setting
@@ -27,12 +27,12 @@ from harness.referee.oracle import WHOLE, no_clipping, snapshot
 PERMUTATION_STREAM = 1  # of the trial's seed
 
 
-def still(config: TrialConfig) -> OptimizerConfig:
-    """The trial's own optimizer at rate 0: an arm goes through all its motions and stays where it is.
+def zero_lr(optimizer: OptimizerConfig) -> OptimizerConfig:
+    """The optimizer with lr=0: its state updates, the weights do not.
 
-    A loop written by hand may look into its groups and its state.
+    Its parameter groups and its state stay those of the trial: a hand-written loop may look into them.
     """
-    return dataclasses.replace(config.optimizer, lr=0.0)
+    return dataclasses.replace(optimizer, lr=0.0)
 
 
 def measure(setting: Setting, recipes: Mapping[str, Recipe], ids: Tensor) -> dict[str, Rounding]:
@@ -41,15 +41,8 @@ def measure(setting: Setting, recipes: Mapping[str, Recipe], ids: Tensor) -> dic
     referee, clip_norm = setting.referee(dropout=False), no_clipping(config.clip_norm)
     state, window = snapshot(referee.model), setting.exact.batch(ids)
     exact = referee.gradient(state, window)
-    lock = LockStep(
-        {
-            label: setting.arm(
-                recipe, config.precision, total_steps=1, clip_norm=clip_norm, optimizer=still(config), dropout=False
-            )
-            for label, recipe in recipes.items()
-        },
-        config.seed,
-    )
+    arms = setting.arms(recipes, dropout=False, steps=1, clip_norm=clip_norm, optimizer=zero_lr(config.optimizer))
+    lock = LockStep(arms, config.seed)
     lock.step(ids)
     natural = {label: _judged(watch.gradient, exact) for label, watch in lock.watches.items()}
     # Beside what its micro-batches compute in exact arithmetic: under BatchNorm a small one has other dead units than the window.

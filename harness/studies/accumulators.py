@@ -14,7 +14,6 @@ from torch import Tensor
 from harness.config import TrialConfig
 from harness.measure import rounding
 from harness.measure.lock_step import REFERENCE, Setting
-from harness.recipes.micro_batch import windows
 from harness.recipes.recipe import Arm, Recipe
 from harness.referee.oracle import snapshot
 from harness.studies import OnStep, Row, measured
@@ -35,7 +34,7 @@ def measure(setting: Setting) -> list[Row]:
     config = setting.config
     right = {num: accumulated(config, num) for num in config.accumulation_steps}
     check_splits(setting, [Candidate("accumulated", recipe) for recipe in right.values()])
-    ids = next(windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window))
+    ids = next(setting.windows())
     kinds = [(name, num) for name in WIDTHS for num in right]
     recipes = {f"{name}/{num}": summed_in(right[num], WIDTHS[name], config.loss_scale) for name, num in kinds}
     found = rounding.measure(setting, {REFERENCE: full_batch(config), **recipes}, ids)

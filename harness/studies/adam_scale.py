@@ -6,7 +6,6 @@ In exact arithmetic it is the right gradient under other settings (`as_if_right`
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Mapping
 
 import torch
@@ -15,7 +14,6 @@ from torch import Tensor
 from harness.config import LastWindow, OptimizerConfig, OptimizerName, Precision, TrialConfig
 from harness.measure.lock_step import REFERENCE, LockStep, Setting
 from harness.recipes.faults import loss_not_divided
-from harness.recipes.micro_batch import windows
 from harness.referee.gradients import flatten, relative_distance
 from harness.referee.oracle import clipped
 from harness.studies import OnStep, Row, measured
@@ -53,7 +51,7 @@ def _row(setting: Setting, num: int) -> Row:
     check_splits(setting, [Candidate(ACCUMULATED, right)])
     optimizer, clip_norm = as_if_right(config.optimizer, config.clip_norm, num)
     arms = {
-        name: setting.arm(recipe, Precision.float64, total_steps=config.steps, clip_norm=clip, optimizer=own)
+        name: setting.arm(recipe, precision=Precision.float64, clip_norm=clip, optimizer=own)
         for name, recipe, clip, own in (
             (REFERENCE, full_batch(config), config.clip_norm, config.optimizer),
             (ACCUMULATED, right, config.clip_norm, config.optimizer),
@@ -63,12 +61,11 @@ def _row(setting: Setting, num: int) -> Row:
     }
     lock = LockStep(arms, config.seed)
     # Full windows alone: in a short one the fault's factor is the number of its own micro-batches.
-    stream = windows(setting.exact.num_samples, config.effective_batch, config.seed, LastWindow.drop)
     first: Mapping[str, float] = {}
-    for ids in itertools.islice(stream, config.steps):
+    for ids in setting.windows(last=LastWindow.drop):
         records = lock.step(ids)
         first = first or {f"{name}_first": value for name, value in _differences(lock).items()}
-    gradient = setting.referee().gradient(_start(setting), setting.exact.batch(_first_window(setting)))
+    gradient = setting.referee().gradient(_start(setting), setting.exact.batch(next(setting.windows(last=LastWindow.drop))))
     clips = {name: lock.arms[name].clipped for name in (REFERENCE, UNDIVIDED)}
     return {
         "accumulation_steps": num,
@@ -84,11 +81,6 @@ def _row(setting: Setting, num: int) -> Row:
 
 def _start(setting: Setting) -> dict[str, Tensor]:
     return {name: value.detach().double() for name, value in setting.initial.state_dict().items()}
-
-
-def _first_window(setting: Setting) -> Tensor:
-    config = setting.config
-    return next(windows(setting.exact.num_samples, config.effective_batch, config.seed, LastWindow.drop))
 
 
 def _differences(lock: LockStep) -> dict[str, float]:

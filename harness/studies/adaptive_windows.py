@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 from harness.config import Precision, TrialConfig
 from harness.judge.signature import worst
 from harness.measure.lock_step import Setting, Watch
-from harness.recipes.micro_batch import Even, hash_seed, windows
+from harness.recipes.micro_batch import Even, hash_seed
 from harness.recipes.recipe import Normalise, Recipe, take_step, window_total
 from harness.referee.gradients import flatten, relative_distance
 from harness.referee.oracle import snapshot
@@ -34,8 +33,7 @@ def measure(setting: Setting) -> list[Row]:
     `gradient_error`: the largest, against the referee's mean over the arm's own window.
     """
     config = setting.config
-    stream = windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window)
-    steady = list(itertools.islice(stream, config.steps))
+    steady = list(setting.windows())
     generator = torch.Generator().manual_seed(hash_seed(config.seed, STREAM))
     nums = [
         int(config.accumulation_steps[i])
@@ -86,7 +84,7 @@ def _train(
 ) -> tuple[Tensor, float]:
     """Weights at the end, and the largest gradient error; `sizes`: of each window's micro-batches, None for the full batch."""
     config = setting.config
-    arm = setting.arm(full_batch(config), Precision.float64, total_steps=len(stream), clip_norm=config.clip_norm)
+    arm = setting.arm(full_batch(config), precision=Precision.float64, steps=len(stream))
     watch, referee, error = Watch(arm), setting.referee(), 0.0
     rate = config.optimizer.lr
     for t, ids in enumerate(stream):

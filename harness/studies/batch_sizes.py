@@ -19,7 +19,7 @@ from torch import Tensor
 from harness.config import TrialConfig
 from harness.measure.lock_step import Setting
 from harness.recipes.determinism import fixed_randomness
-from harness.recipes.micro_batch import hash_seed, windows
+from harness.recipes.micro_batch import hash_seed
 from harness.recipes.recipe import Arm, take_step
 from harness.studies import OnStep, Row, measured
 from harness.studies.optimizer_states import small_batch
@@ -61,9 +61,8 @@ def measure(setting: Setting, on_step: OnStep) -> list[Row]:
     """Train at B and at B / N for every N, all for `steps` windows; a step row has the mean loss over its window."""
     config = setting.config
     trainings = [_training(setting, num) for num in dict.fromkeys((1, *config.accumulation_steps))]
-    stream = windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window)
     samples = 0
-    for t, ids in enumerate(itertools.islice(stream, config.steps)):
+    for t, ids in enumerate(setting.windows()):
         window = trainings[0].arm.workload.batch(ids)
         samples += len(ids)
         for one in trainings:
@@ -81,7 +80,7 @@ def _training(setting: Setting, num: int) -> Training:
     config = setting.config
     right = accumulated(config, num)
     check_splits(setting, [Candidate("trained", right)])
-    arm = setting.arm(right, config.precision, total_steps=config.steps, clip_norm=config.clip_norm)
+    arm = setting.arm(right)
     training = Training(num, arm, config.steps)
     stepping = small_batch(right)
     arm.recipe = dataclasses.replace(stepping, after_backward=(*stepping.after_backward, training.count), report=training.note)

@@ -7,15 +7,14 @@ on the full batch.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from harness.config import ConfigError, Norm, Precision, TrialConfig
+from harness.config import ConfigError, LastWindow, Norm, Precision, TrialConfig
 from harness.measure.lock_step import Setting
-from harness.recipes.micro_batch import hash_seed, windows
+from harness.recipes.micro_batch import hash_seed
 from harness.recipes.recipe import Arm, Recipe, take_step
 from harness.recipes.remedies import REMEDIES, batch_norms
 from harness.referee.gradients import compare, flatten, relative_distance
@@ -53,9 +52,7 @@ def measure(setting: Setting) -> list[Row]:
     config = setting.config
     check_splits(setting, standard_candidates(config))
     arm = _arm(setting, full_batch(config))
-    stream = windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window)
-    full = (ids for ids in stream if len(ids) == config.effective_batch)  # effects of b, not of a remainder
-    first, *rest = itertools.islice(full, config.steps + 1)
+    first, *rest = setting.windows(config.steps + 1, last=LastWindow.drop)  # effects of b, not of a remainder
     rows = _rows(setting, snapshot(arm.model), setting.exact.batch(first), 0)
     for ids in [first, *rest[:-1]]:
         take_step(arm, setting.exact.batch(ids))
@@ -169,7 +166,7 @@ def _over_partitions(setting: Setting, state: State, window: Batch, recipe: Reci
 
 
 def _arm(setting: Setting, recipe: Recipe) -> Arm:
-    return setting.arm(recipe, Precision.float64, total_steps=setting.config.steps)
+    return setting.arm(recipe, precision=Precision.float64, clip_norm=None)
 
 
 def _as_it_is(recipe: Recipe) -> Recipe:

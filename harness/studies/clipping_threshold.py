@@ -7,7 +7,6 @@ import torch
 from harness.config import Precision, TrialConfig
 from harness.measure.lock_step import Setting, Watch
 from harness.recipes import faults
-from harness.recipes.micro_batch import windows
 from harness.recipes.recipe import take_step
 from harness.referee.gradients import relative_distance
 from harness.referee.oracle import clipped, snapshot
@@ -27,7 +26,7 @@ def measure(setting: Setting) -> list[Row]:
     c; `error_of_nth`: of the N-th part of the consumed gradient.
     """
     config = setting.config
-    ids = next(windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window))
+    ids = next(setting.windows())
     window, referee = setting.exact.batch(ids), setting.referee()
     full = referee.gradient(snapshot(referee.model), window)
     norm = float(torch.linalg.vector_norm(full))
@@ -38,7 +37,7 @@ def measure(setting: Setting) -> list[Row]:
         for kind, share in THRESHOLDS.items():
             for name, recipe in (("averaged", averaged), ("summed", summed)):
                 for factor in (1 / num, 1.0, float(num)):
-                    arm = setting.arm(recipe, Precision.float64, total_steps=1, clip_norm=factor * share * norm)
+                    arm = setting.arm(recipe, precision=Precision.float64, steps=1, clip_norm=factor * share * norm)
                     watch = Watch(arm)
                     take_step(arm, window)
                     assert watch.gradient is not None

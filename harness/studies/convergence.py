@@ -5,7 +5,6 @@ L4 of docs/equivalence.md alone: it costs the bare training, so that many seeds 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ from harness.measure import noise_scale
 from harness.measure.lock_step import REFERENCE, Setting
 from harness.recipes import faults
 from harness.recipes.determinism import fixed_randomness
-from harness.recipes.micro_batch import hash_seed, windows
+from harness.recipes.micro_batch import hash_seed
 from harness.recipes.recipe import Arm, take_step
 from harness.studies import OnStep, Row, measured
 from harness.trial import ACCUMULATED, Candidate, check_splits, full_batch, outcome, with_faults
@@ -55,16 +54,12 @@ def train(setting: Setting, chosen: Sequence[Candidate], on_step: OnStep) -> lis
     """Train the arms side by side for the configured steps: same weights, same windows, same draws."""
     config = setting.config
     check_splits(setting, chosen)
-    arms = [
-        setting.arm(candidate.recipe, config.precision, total_steps=config.steps, clip_norm=config.clip_norm)
-        for candidate in chosen
-    ]
+    arms = [setting.arm(candidate.recipe) for candidate in chosen]
     accumulated = {c.label: arm for c, arm in zip(chosen, arms, strict=True) if c.arm == ACCUMULATED}
     noise = noise_scale.watch(accumulated, config.probe_every)
     losses: list[list[float]] = [[] for _ in chosen]
-    stream = windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window)
     num_samples = 0
-    for t, ids in enumerate(itertools.islice(stream, config.steps)):
+    for t, ids in enumerate(setting.windows()):
         window = arms[0].workload.batch(ids)
         num_samples += len(ids)
         for arm, own in zip(arms, losses, strict=True):

@@ -21,7 +21,6 @@ from torch import Tensor
 from harness.config import LastWindow, Precision, TrialConfig
 from harness.judge.signature import worst
 from harness.measure.lock_step import Setting
-from harness.recipes.micro_batch import windows
 from harness.referee.gradients import flatten, relative_distance
 from harness.referee.oracle import snapshot
 from harness.studies import OnStep, Row, measured
@@ -62,11 +61,11 @@ def measure(setting: Setting) -> list[Row]:
 
 def go_through(setting: Setting, loop: Loop, num: int) -> Row:
     """`EPOCHS` epochs of micro-batches of b = B / num samples, in float64."""
-    config, data, size = setting.config, setting.exact, setting.config.effective_batch // num
-    arm = setting.arm(full_batch(config), Precision.float64, total_steps=1)
+    data, size = setting.exact, setting.config.effective_batch // num
+    arm = setting.arm(full_batch(setting.config), precision=Precision.float64, steps=1)
     referee = setting.referee()
-    loader = windows(data.num_samples, size, config.seed, LastWindow.keep)
     per_epoch = -(-data.num_samples // size)
+    loader = setting.windows(EPOCHS * per_epoch, size=size, last=LastWindow.keep)
     pending: list[Tensor] = []  # ids whose gradients are in the buffer
     steps = leaked = unused = 0
     error = 0.0

@@ -5,7 +5,6 @@ The training itself accumulates, so its step rows hold what `harness.measure.noi
 
 from __future__ import annotations
 
-import itertools
 from statistics import fmean
 
 import torch
@@ -15,9 +14,9 @@ from torch.func import functional_call, grad, vmap
 from harness.config import ConfigError, Precision, TrialConfig
 from harness.measure import noise_scale
 from harness.measure.lock_step import Setting, Watch
-from harness.measure.rounding import still
+from harness.measure.rounding import zero_lr
 from harness.recipes.determinism import fixed_randomness
-from harness.recipes.micro_batch import hash_seed, windows
+from harness.recipes.micro_batch import hash_seed
 from harness.recipes.recipe import Recipe, take_step
 from harness.referee.gradients import relative_distance
 from harness.referee.oracle import Referee, State, snapshot
@@ -43,11 +42,10 @@ def measure(setting: Setting, on_step: OnStep) -> list[Row]:
         raise ConfigError("accumulation_steps", list(config.accumulation_steps), "two or more micro-batches to begin with")
     recipe = accumulated(config, num)
     check_splits(setting, [Candidate(ACCUMULATED, recipe)])
-    arm = setting.arm(recipe, config.precision, total_steps=config.steps, clip_norm=config.clip_norm)
+    arm = setting.arm(recipe)
     noise = noise_scale.watch({ACCUMULATED: arm}, every=1)
-    stream = windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window)
     rows = []
-    for t, ids in enumerate(itertools.islice(stream, config.steps)):
+    for t, ids in enumerate(setting.windows()):
         if t % config.probe_every == 0:
             rows += look(setting, recipe, snapshot(arm.model), t)
         with fixed_randomness(hash_seed(config.seed, t), setting.device):
@@ -129,7 +127,9 @@ def by_windows(setting: Setting, recipe: Recipe, state: State, each: Tensor, ste
     `loop_error`: largest relative distance of a window's accumulated gradient to the mean of its samples' rows.
     """
     config = setting.config
-    arm = setting.arm(recipe, Precision.float64, total_steps=1, optimizer=still(config), dropout=False)
+    arm = setting.arm(
+        recipe, dropout=False, precision=Precision.float64, steps=1, clip_norm=None, optimizer=zero_lr(config.optimizer)
+    )
     arm.model.load_state_dict(state)
     watch, noise = Watch(arm), {"loop": noise_scale.NoiseWatch(arm)}
     generator = torch.Generator().manual_seed(hash_seed(config.seed, WINDOWS, step))

@@ -14,18 +14,18 @@ from harness.measure.algebra import ACTIVE
 from harness.measure.lock_step import REFERENCE, Setting, Watch
 from harness.recipes import faults
 from harness.recipes.determinism import fixed_randomness
-from harness.recipes.micro_batch import hash_seed, windows
+from harness.recipes.micro_batch import hash_seed
 from harness.recipes.recipe import Arm, Recipe, take_step
 from harness.referee.gradients import flatten, relative_distance
 from harness.referee.oracle import clipped, snapshot
 from harness.studies import OnStep, Row, measured
 from harness.trial import PERMUTED, Candidate, check_splits, full_batch, with_faults
 
-WIDTHS = (Precision.float64, Precision.float16)  # the scaler's algebra, exactly; and the real thing
+PRECISIONS = (Precision.float64, Precision.float16)  # the scaler's algebra, exactly; and the real thing
 
 
 def run(config: TrialConfig, on_step: OnStep) -> Row:
-    """A row for every arm (the full batch, every N, the faults asked for) and width."""
+    """A row for every arm (the full batch, every N, the faults asked for) and precision."""
     return measured(config, measure)
 
 
@@ -39,23 +39,21 @@ def measure(setting: Setting) -> list[Row]:
         {
             "arm": one.arm,
             "accumulation_steps": one.recipe.accumulation_steps,
-            "width": str(width),
-            **_three(setting, one.recipe, width),
+            "width": str(precision),
+            **_three(setting, one.recipe, precision),
         }
-        for width in WIDTHS
+        for precision in PRECISIONS
         for one in chosen
     ]
 
 
-def _three(setting: Setting, recipe: Recipe, width: Precision) -> Row:
+def _three(setting: Setting, recipe: Recipe, precision: Precision) -> Row:
     """What an arm did with the three windows; errors: relative distances to the clipped float64 gradient at its own weights."""
-    config = setting.config
-    stream = windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window)
-    healthy, hit, after = (next(stream) for _ in range(3))
+    healthy, hit, after = setting.windows(3)
     referee = setting.referee(dropout=False)
     first = referee.gradient(snapshot(referee.model), setting.exact.batch(healthy))
     threshold = ACTIVE * float(torch.linalg.vector_norm(first))
-    arm = setting.arm(recipe, width, total_steps=3, clip_norm=threshold, dropout=False)
+    arm = setting.arm(recipe, dropout=False, precision=precision, steps=3, clip_norm=threshold)
     watch = Watch(arm)
     before_error, before_steps = _healthy(setting, arm, watch, healthy)
     scale, weights = arm.scaler.get_scale(), flatten(arm.model.parameters())

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import statistics
 import time
 
 from harness.config import LastWindow, TrialConfig
 from harness.measure import memory
 from harness.measure.lock_step import Setting
-from harness.recipes.micro_batch import windows
 from harness.recipes.recipe import Arm, take_step
 from harness.studies import OnStep, Row, measured
 from harness.trial import accumulated
@@ -23,12 +21,10 @@ def run(config: TrialConfig, on_step: OnStep) -> Row:
 def measure(setting: Setting) -> list[Row]:
     """Bytes of one step, then `steps` timed windows of every N in turn: the median, so that a busy machine hits all alike."""
     config = setting.config
-    stream = windows(setting.exact.num_samples, config.effective_batch, config.seed, LastWindow.drop)
-    first, *timed = itertools.islice(stream, 1 + config.steps)
+    first, *timed = setting.windows(1 + config.steps, last=LastWindow.drop)
 
     def make_arm(num: int) -> Arm:
-        recipe = accumulated(config, num)
-        return setting.arm(recipe, config.precision, total_steps=1 + len(timed), clip_norm=config.clip_norm)
+        return setting.arm(accumulated(config, num), steps=1 + len(timed))
 
     def weigh(arm: Arm) -> memory.Memory:
         return memory.of_step(arm, arm.workload.batch(first))

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from harness.config import TrialConfig
 from harness.measure.lock_step import Setting
-from harness.recipes.micro_batch import windows
 from harness.recipes.recipe import BOUNDARY, Arm, Stage, take_step
 from harness.studies import OnStep, Row, measured
 from harness.trial import accumulated
@@ -29,9 +28,8 @@ def _row(setting: Setting, num: int) -> Row:
 
     stages: tuple[Stage, ...] = (weigh, *BOUNDARY)
     recipe = dataclasses.replace(accumulated(config, num), at_boundary=stages)
-    arm = setting.arm(recipe, config.precision, total_steps=1, clip_norm=config.clip_norm)
-    ids = next(windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window))
-    take_step(arm, arm.workload.batch(ids))
+    arm = setting.arm(recipe, steps=1)
+    take_step(arm, arm.workload.batch(next(setting.windows())))
     parameters = list(arm.model.parameters())
     return {
         "accumulation_steps": num,

@@ -7,8 +7,6 @@ squares of what each step consumed.
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
@@ -17,7 +15,7 @@ from torch import Tensor
 
 from harness.config import LastWindow, OptimizerConfig, Precision, TrialConfig
 from harness.measure.lock_step import Setting, optimizer_state
-from harness.recipes.micro_batch import windows
+from harness.measure.rounding import zero_lr
 from harness.recipes.recipe import Recipe, take_step
 from harness.referee.gradients import decompose
 from harness.referee.oracle import snapshot
@@ -48,13 +46,11 @@ def _memory(setting: Setting, name: str, recipe: Recipe, optimizer: OptimizerCon
     Of a window's gradient each micro-batch has its share (its loss terms over the window's), so equal weights mean that nothing
     but the number of terms counts; a small step consumes the micro-batch's own mean.
     """
-    config = setting.config
-    still = dataclasses.replace(optimizer, lr=0.0)
-    arm = setting.arm(recipe, Precision.float64, total_steps=config.steps, optimizer=still)
+    arm = setting.arm(recipe, precision=Precision.float64, clip_norm=None, optimizer=zero_lr(optimizer))
     referee, start = setting.referee(), snapshot(arm.model)
     consumed: list[list[Tensor]] = []  # what the micro-batches of each window put into a step
     sizes: list[int] = []
-    for ids in _full_windows(setting):
+    for ids in setting.windows(last=LastWindow.drop):
         window, own = setting.exact.batch(ids), recipe.split(len(ids))
         take_step(arm, window)
         parts = referee.parts(start, window, own)
@@ -77,12 +73,6 @@ def _memory(setting: Setting, name: str, recipe: Recipe, optimizer: OptimizerCon
                 "residual": found.residual,
                 "condition": found.condition,
             }
-
-
-def _full_windows(setting: Setting) -> Iterator[Tensor]:
-    config = setting.config
-    stream = windows(setting.exact.num_samples, config.effective_batch, config.seed, LastWindow.drop)
-    return itertools.islice(stream, config.steps)
 
 
 def _columns(consumed: Sequence[Sequence[Tensor]], *, squared: bool, together: bool) -> tuple[list[Tensor], int]:

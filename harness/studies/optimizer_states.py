@@ -7,7 +7,6 @@ full batch, another order of the micro-batches the usual order, small steps the 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from torch import Tensor
 from harness.config import OptimizerConfig, OptimizerName, Precision, TrialConfig
 from harness.measure.lock_step import REFERENCE, LockStep, Setting, arm_state
 from harness.recipes.faults import loss_not_divided, optimizer_state_per_micro_batch, step_every_micro_batch
-from harness.recipes.micro_batch import SplitPlan, hash_seed, windows
+from harness.recipes.micro_batch import SplitPlan, hash_seed
 from harness.recipes.recipe import Arm, Recipe
 from harness.referee.gradients import relative_distance
 from harness.referee.oracle import running_statistics
@@ -77,20 +76,14 @@ def measure(setting: Setting, on_step: OnStep) -> list[Row]:
     config = setting.config
     contestants = {one.candidate.label: one for one in _contestants(config)}
     check_splits(setting, [one.candidate for one in contestants.values()])
-    arms = {REFERENCE: setting.arm(full_batch(config), Precision.float64, total_steps=config.steps, clip_norm=config.clip_norm)}
+    arms = {REFERENCE: setting.arm(full_batch(config), precision=Precision.float64)}
     for label, one in contestants.items():
-        arms[label] = setting.arm(
-            one.candidate.recipe,
-            Precision.float64,
-            total_steps=config.steps,
-            clip_norm=config.clip_norm,
-            optimizer=one.optimizer,
-        )
+        optimizer = one.optimizer or config.optimizer
+        arms[label] = setting.arm(one.candidate.recipe, precision=Precision.float64, optimizer=optimizer)
     lock = LockStep(arms, config.seed)
     largest: dict[str, dict[str, float]] = {label: {} for label in contestants}
     found: list[Row] = []
-    stream = windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window)
-    for t, ids in enumerate(itertools.islice(stream, config.steps), start=1):
+    for t, ids in enumerate(setting.windows(), start=1):
         records = lock.step(ids)
         rows = []
         for label, one in contestants.items():

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from harness.config import ConfigError, Precision, TrialConfig
 from harness.measure.lock_step import Setting, Watch
-from harness.measure.rounding import still
+from harness.measure.rounding import zero_lr
 from harness.recipes.determinism import fixed_randomness
-from harness.recipes.micro_batch import hash_seed, windows
+from harness.recipes.micro_batch import hash_seed
 from harness.recipes.recipe import Recipe, take_step
 from harness.recipes.sample_masks import masks_of_samples, masks_repeated
 from harness.referee.gradients import relative_distance
@@ -50,7 +50,7 @@ def measure(setting: Setting) -> list[Row]:
 
 def _rows(setting: Setting, right: Sequence[Recipe]) -> list[Row]:
     config = setting.config
-    ids = next(windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window))
+    ids = next(setting.windows())
     full = full_batch(config)
     usual, other = draws(setting, full, ids, SAME), draws(setting, full, ids, OTHER)
     remedied = draws(setting, masks_of_samples(full), ids, SAME)
@@ -76,7 +76,7 @@ def drop_behind_relu(model: nn.Module, p: float) -> None:
 def draws(setting: Setting, recipe: Recipe, ids: Tensor, stream: int) -> Tensor:
     """[R, P] float64: the window's gradient under R draws; the r-th of a stream starts every recipe from the same state."""
     config = setting.config
-    arm = setting.arm(recipe, Precision.float64, total_steps=1, optimizer=still(config))
+    arm = setting.arm(recipe, precision=Precision.float64, steps=1, clip_norm=None, optimizer=zero_lr(config.optimizer))
     watch, window, found = Watch(arm), setting.exact.batch(ids), []
     for r in range(config.permutations):
         with fixed_randomness(hash_seed(config.seed, stream, r), setting.device):

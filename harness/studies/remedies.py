@@ -32,7 +32,7 @@ def measure(setting: Setting, on_step: OnStep) -> list[Row]:
 def _row(setting: Setting, end: End) -> Row:
     """`outcome` with the running statistics that were kept, and (`recalibrated_*`) with those of the training set."""
     config, recipe = setting.config, end.candidate.recipe
-    plain = setting.arm(full_batch(config), config.precision, total_steps=config.steps)
+    plain = setting.arm(full_batch(config))
     plain.model.load_state_dict(end.arm.model.state_dict())
     kept = outcome(plain, end.losses)
     calibrate(plain.model, plain.workload.batch(torch.arange(plain.workload.num_samples)).inputs)

@@ -99,7 +99,7 @@ def _row(setting: Setting, name: str, num: int, traces: Sequence[Trace], whole: 
 
 def _on_one_process(setting: Setting) -> torch.Tensor:
     """[P] where the full batch's training ends."""
-    arm = setting.arm(full_batch(setting.config), Precision.float64, total_steps=setting.config.steps)
+    arm = setting.arm(full_batch(setting.config), precision=Precision.float64, clip_norm=None)
     for ids in whole_windows(setting):
         take_step(arm, setting.exact.batch(ids))
     return flatten(arm.model.parameters())

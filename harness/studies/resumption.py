@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ from torch import Tensor
 from harness.config import TrialConfig
 from harness.measure.lock_step import Setting, optimizer_state
 from harness.recipes.determinism import fixed_randomness
-from harness.recipes.micro_batch import hash_seed, windows
+from harness.recipes.micro_batch import hash_seed
 from harness.recipes.recipe import Arm, Recipe, take_step
 from harness.referee.gradients import flatten, relative_distance
 from harness.studies import OnStep, Row, measured
@@ -70,12 +69,10 @@ def measure(setting: Setting) -> list[Row]:
 
 def train(setting: Setting, recipe: Recipe, checkpoint: Checkpoint | None) -> Arm:
     """The configured steps in the configured precision; interrupted once, after `AFTER` windows, where there is a checkpoint."""
-    config = setting.config
-    arm = _fresh(setting, recipe)
-    stream = windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window)
-    for t, ids in enumerate(itertools.islice(stream, config.steps)):
+    arm = setting.arm(recipe)
+    for t, ids in enumerate(setting.windows()):
         window = arm.workload.batch(ids)
-        with fixed_randomness(hash_seed(config.seed, t), setting.device):
+        with fixed_randomness(hash_seed(setting.config.seed, t), setting.device):
             if t == AFTER and checkpoint is not None:
                 _interrupt(setting, arm, checkpoint, window)
             else:
@@ -116,18 +113,13 @@ def resume(setting: Setting, arm: Arm, *, with_gradients: bool) -> None:
     torch.save(saved, file)
     file.seek(0)
     loaded = torch.load(file)
-    fresh = _fresh(setting, arm.recipe)
+    fresh = setting.arm(arm.recipe)
     for name in parts:
         getattr(fresh, name).load_state_dict(loaded[name])
         setattr(arm, name, getattr(fresh, name))
     if with_gradients:
         for p, gradient in zip(arm.model.parameters(), loaded["gradients"], strict=True):
             p.grad = gradient
-
-
-def _fresh(setting: Setting, recipe: Recipe) -> Arm:
-    config = setting.config
-    return setting.arm(recipe, config.precision, total_steps=config.steps, clip_norm=config.clip_norm)
 
 
 def identical(a: Arm, b: Arm) -> bool:

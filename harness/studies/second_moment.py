@@ -17,7 +17,6 @@ from torch.func import functional_call, grad, vmap
 
 from harness.config import LastWindow, Precision, TrialConfig
 from harness.measure.lock_step import Setting, optimizer_state
-from harness.recipes.micro_batch import windows
 from harness.recipes.recipe import BOUNDARY, Arm, Recipe, step, take_step
 from harness.studies import OnStep, Row, measured
 from harness.trial import accumulated, full_batch
@@ -56,8 +55,8 @@ def run(config: TrialConfig, on_step: OnStep) -> Row:
 
 def _rows(setting: Setting) -> Iterator[Row]:
     config = setting.config
-    trained = setting.arm(full_batch(config), Precision.float64, total_steps=config.steps)
-    stream = _windows(setting)
+    trained = setting.arm(full_batch(config), precision=Precision.float64, clip_norm=None)
+    stream = setting.windows(last=LastWindow.drop)
     for after in sorted({0, config.steps // 3, config.steps}):
         for ids in itertools.islice(stream, after - trained.windows):
             take_step(trained, setting.exact.batch(ids))
@@ -77,11 +76,6 @@ def _rows(setting: Setting) -> Iterator[Row]:
             }
 
 
-def _windows(setting: Setting) -> Iterator[Tensor]:
-    config = setting.config
-    return windows(setting.exact.num_samples, config.effective_batch, config.seed, LastWindow.drop)
-
-
 def _ratio(noise: Noise, batch: int, effective_batch: int, *, replaced: bool) -> float:
     return noise.squared(batch, replaced=replaced) / noise.squared(effective_batch, replaced=replaced)
 
@@ -91,10 +85,10 @@ def second_moment(setting: Setting, trained: Arm, recipe: Recipe) -> float:
     config = setting.config
     per_epoch = setting.exact.num_samples // config.effective_batch
     num_windows = max(LEAST_EPOCHS * per_epoch, WINDOWS // recipe.accumulation_steps)
-    still = dataclasses.replace(config.optimizer, lr=0.0, weight_decay=0.0)
-    arm = setting.arm(recipe, Precision.float64, total_steps=num_windows, optimizer=still)
+    standing = dataclasses.replace(config.optimizer, lr=0.0, weight_decay=0.0)
+    arm = setting.arm(recipe, precision=Precision.float64, steps=num_windows, clip_norm=None, optimizer=standing)
     arm.model.load_state_dict(trained.model.state_dict())
-    for ids in itertools.islice(_windows(setting), num_windows):
+    for ids in setting.windows(num_windows, last=LastWindow.drop):
         take_step(arm, setting.exact.batch(ids))
     state = optimizer_state(arm.optimizer, arm.model.parameters())["exp_avg_sq"]
     return float(state.sum()) / (1 - config.optimizer.beta2**num_windows)

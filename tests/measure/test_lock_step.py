@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-from itertools import islice
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from harness.config import Model, OptimizerConfig, OptimizerName, TrialConfig, WorkloadConfig
 from harness.measure.lock_step import REFERENCE, LockStep, Setting
-from harness.recipes.micro_batch import Even, windows
+from harness.recipes.micro_batch import Even
 from harness.recipes.recipe import Recipe, step
 from harness.referee.gradients import flatten, relative_distance
 from harness.referee.oracle import snapshot
@@ -27,12 +26,11 @@ def lock_of(setting: Setting, num_arms: int, **recipe: object) -> LockStep:
         label: Recipe(accumulation_steps=1 + (label != REFERENCE), split=Even(8 if label == REFERENCE else 4), **recipe)  # type: ignore[arg-type]
         for label in labels
     }
-    config = setting.config
-    return LockStep({label: setting.arm(own, config.precision, total_steps=9) for label, own in recipes.items()}, config.seed)
+    return LockStep(setting.arms(recipes, steps=9), setting.config.seed)
 
 
 def stream(setting: Setting, num: int) -> list[Tensor]:
-    return list(islice(windows(setting.exact.num_samples, 8, 0, setting.config.data.last_window), num))
+    return list(setting.windows(num))
 
 
 def live_bytes() -> int:

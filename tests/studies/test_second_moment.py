@@ -27,7 +27,7 @@ def test_exact_noise_against_numpy(toy_setting, make_numpy, monkeypatch) -> None
     setting = toy_setting(CONFIG)
     oracle = make_numpy(setting)
     each = softmax_regression_gradients(oracle.start[:15].reshape(3, 5), oracle.start[15:], oracle.x, oracle.y)
-    noise = exact_noise(setting, setting.arm(full_batch(CONFIG), Precision.float64, total_steps=1))
+    noise = exact_noise(setting, setting.arm(full_batch(CONFIG), precision=Precision.float64))
     assert noise.squared_mean == pytest.approx(float((each.mean(0) ** 2).sum()), rel=1e-10)
     assert noise.trace == pytest.approx(float(each.var(0, ddof=1).sum()), rel=1e-10)
 
@@ -52,8 +52,8 @@ def test_micro_batch_squares_against_numpy(toy_setting, make_numpy) -> None:
     oracle = make_numpy(setting)
     recipe = square_per_micro_batch(accumulated(CONFIG, 4))
     still = OptimizerConfig(name=OptimizerName.adam, lr=0.0, beta2=0.9)
-    arm = setting.arm(recipe, Precision.float64, total_steps=2, optimizer=still)
-    plain = setting.arm(accumulated(CONFIG, 4), Precision.float64, total_steps=2, optimizer=still)
+    arm = setting.arm(recipe, precision=Precision.float64, optimizer=still)
+    plain = setting.arm(accumulated(CONFIG, 4), precision=Precision.float64, optimizer=still)
     expected, whole = np.zeros(18), np.zeros(18)
     for ids in oracle.windows()[:2]:
         window = setting.exact.batch(torch.from_numpy(ids))
