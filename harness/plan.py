@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def by_budget(config: TrialConfig, budget: int) -> list[str]:
-    static, per_sample = measure(config)
+    static, per_sample = fit_memory(config)
     return explain(choose(config.effective_batch, budget, static, per_sample), budget, config.effective_batch)
 
 
@@ -118,7 +118,7 @@ def parse_bytes(text: str) -> int:
     return round(float(found[1]) * UNITS[found[2].upper()])
 
 
-def measure(config: TrialConfig) -> tuple[float, float]:
+def fit_memory(config: TrialConfig) -> tuple[float, float]:
     """(M_s, a) in bytes, from one step each at two micro-batches."""
     from harness.config import LastWindow
     from harness.measure import memory

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.bench.cost import Spread
-from harness.bench.measure import Measure
+from harness.bench.measurement import Measurement
 from harness.bench.scaling import SAMPLES, make_arm, wide
 from harness.measure.lock_step import REFERENCE, LockStep
 from harness.recipes.recipe import Arm, take_step
@@ -28,17 +28,17 @@ ARMS = (2, 4, 8)
 COPIES = 2.0
 
 
-def measure(rounds: int = ROUNDS) -> Iterator[Measure]:
+def measurements(rounds: int = ROUNDS) -> Iterator[Measurement]:
     for num_arms in ARMS:
         copies = Spread.of([kept_copies(num_arms)])
         name = f"copies kept for comparing, {num_arms} arms of {SIZE:.0e} parameters"
-        yield Measure(part=PART, name=name, unit="copies", wall=copies, target=COPIES + 0.05, note="0.05: rows and blocks")
+        yield Measurement(part=PART, name=name, unit="copies", wall=copies, target=COPIES + 0.05, note="0.05: rows and blocks")
     for num_arms in ARMS:
         pairs = [(peak("lock", num_arms), peak("bare", num_arms)) for _ in range(rounds)]
         ratio = Spread.of([lock / bare for lock, bare in pairs])
         extra = Spread.of([(lock - bare) / (4 * SIZE) for lock, bare in pairs])
         note = f"{extra.median:.2f} copies of the parameters"
-        yield Measure(part=PART, name=f"peak of lock-step over bare arms, {num_arms} arms", unit="x", wall=ratio, note=note)
+        yield Measurement(part=PART, name=f"peak of lock-step over bare arms, {num_arms} arms", unit="x", wall=ratio, note=note)
 
 
 def kept_copies(num_arms: int) -> float:

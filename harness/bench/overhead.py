@@ -16,7 +16,7 @@ from pathlib import Path
 
 from harness.bench.bare import bare_arms, one_thread
 from harness.bench.cost import Cost, alternate, of_call, ratios, seconds
-from harness.bench.measure import Measure
+from harness.bench.measurement import Measurement
 from harness.config import Data, Device, HarnessConfig, Model, Norm, Precision, Split, TrialConfig, WorkloadConfig, to_dict
 from harness.measure.lock_step import REFERENCE, Setting
 from harness.recipes.determinism import choose_device, deterministic
@@ -60,7 +60,7 @@ def configuration(name: str, precision: Precision = Precision.float32) -> TrialC
     raise ValueError(f"expected one of {', '.join(NAMES)}, got {name!r}")
 
 
-def measure(rounds: int = ROUNDS, configs: Sequence[TrialConfig] = ()) -> Iterator[Measure]:
+def measurements(rounds: int = ROUNDS, configs: Sequence[TrialConfig] = ()) -> Iterator[Measurement]:
     """Every workload, or each of `configs`, with probes at every tenth step and at every step; then the whole trial."""
     with one_thread():
         for name, config in named(configs).items():
@@ -72,7 +72,7 @@ def named(configs: Sequence[TrialConfig]) -> dict[str, TrialConfig]:
     return {config.workload.label: config for config in configs} or {name: configuration(name) for name in NAMES}
 
 
-def of_workload(name: str, config: TrialConfig, rounds: int, least_seconds: float = 0.0) -> Iterator[Measure]:
+def of_workload(name: str, config: TrialConfig, rounds: int, least_seconds: float = 0.0) -> Iterator[Measurement]:
     with tempfile.TemporaryDirectory() as folder, deterministic(config.precision):
         setting = Setting(config, choose_device(config.device))
         sides = Sides(setting, Path(folder))
@@ -90,15 +90,15 @@ def of_workload(name: str, config: TrialConfig, rounds: int, least_seconds: floa
     size = f"{config.steps} steps of {config.effective_batch} samples, {sides.num_parameters:,} parameters"
     note = f"{len(sides.recipes)} arms, {size}"
     wall, cpu = seconds(costs["bare"])
-    yield Measure(part=PART, name=f"{name}: bare loops", unit="s", wall=wall, cpu=cpu, note=note)
+    yield Measurement(part=PART, name=f"{name}: bare loops", unit="s", wall=wall, cpu=cpu, note=note)
     for every in (SPARSE, DENSE):
         yield _ratio(f"{name}: training phase, probe_every={every}", costs[f"{every}"], costs["bare"], TARGETS[every])
     yield _ratio(f"{name}: whole trial, with L0 and L1", wholes["whole"], wholes["bare"], None)
 
 
-def _ratio(name: str, above: list[Cost], below: list[Cost], target: float | None) -> Measure:
+def _ratio(name: str, above: list[Cost], below: list[Cost], target: float | None) -> Measurement:
     wall, cpu = ratios(above, below)
-    return Measure(part=PART, name=name, unit="x", wall=wall, cpu=cpu, target=target)
+    return Measurement(part=PART, name=name, unit="x", wall=wall, cpu=cpu, target=target)
 
 
 class Sides:

@@ -11,12 +11,11 @@ import math
 import torch
 from torch import Tensor
 
-from harness.config import TrialConfig
 from harness.measure import rounding
 from harness.measure.lock_step import REFERENCE, Setting
 from harness.recipes.recipe import Arm, Recipe
 from harness.referee.oracle import snapshot
-from harness.studies import OnStep, Row, measured
+from harness.studies import OnStep, Row
 from harness.trial import Candidate, accumulated, check_splits, full_batch
 
 WIDTHS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -24,13 +23,12 @@ SPREAD = math.sqrt((1 - 2.0**-2) / (2 * math.log(2)) / 12)  # rms of an error un
 MOST_ONES = 4096  # beyond 2048, where float16 stops; float32 would stop at 2**24
 
 
-def run(config: TrialConfig, on_step: OnStep) -> Row:
-    """Rows `error` (each accumulator and N) and `ones` (where a sum of ones stops growing)."""
-    return measured(config, measure)
+def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
+    """Rows `error`, one for each accumulator and N, and `ones`, one for each accumulator.
 
-
-def measure(setting: Setting) -> list[Row]:
-    """L1 of every N with every accumulator, beside the full batch's own error and what independent roundings would give."""
+    `error` is L1 beside the full batch's own error and what independent roundings would give; `ones`, where a sum of ones stops
+    growing.
+    """
     config = setting.config
     right = {num: accumulated(config, num) for num in config.accumulation_steps}
     check_splits(setting, [Candidate("accumulated", recipe) for recipe in right.values()])

@@ -11,21 +11,21 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from harness.config import LastWindow, OptimizerConfig, OptimizerName, Precision, TrialConfig
+from harness.config import LastWindow, OptimizerConfig, OptimizerName, Precision
 from harness.measure.lock_step import REFERENCE, LockStep, Setting
 from harness.recipes.faults import loss_not_divided
 from harness.referee.gradients import flatten, relative_distance
 from harness.referee.oracle import clipped
-from harness.studies import OnStep, Row, measured
+from harness.studies import OnStep, Row
 from harness.trial import ACCUMULATED, Candidate, accumulated, check_splits, full_batch
 
 UNDIVIDED = "loss_not_divided"
 AS_IF = "as_if_right"
 
 
-def run(config: TrialConfig, on_step: OnStep) -> Row:
+def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     """One row per N: what the fault does to the first step, and to all."""
-    return measured(config, lambda setting: [_row(setting, num) for num in config.accumulation_steps])
+    return [_row(setting, num) for num in setting.config.accumulation_steps]
 
 
 def as_if_right(optimizer: OptimizerConfig, clip_norm: float | None, num: int) -> tuple[OptimizerConfig, float | None]:

@@ -7,30 +7,27 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from harness.config import Precision, TrialConfig
+from harness.config import Precision
 from harness.judge.signature import worst
 from harness.measure.lock_step import Setting, Watch
 from harness.recipes.micro_batch import Even, hash_seed
 from harness.recipes.recipe import Normalise, Recipe, take_step, window_total
 from harness.referee.gradients import flatten, relative_distance
 from harness.referee.oracle import snapshot
-from harness.studies import OnStep, Row, measured
+from harness.studies import OnStep, Row
 from harness.trial import full_batch
 
 STREAM = 18  # of the draws of N, apart from a trial's other draws
 
 
-def run(config: TrialConfig, on_step: OnStep) -> Row:
-    """One row per way to adapt."""
-    return measured(config, measure)
+def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
+    """One row per way to adapt N; all see the same samples in the same order.
 
-
-def measure(setting: Setting) -> list[Row]:
-    """`constant_batch`: N·b = B at every window. `constant_divisor`: the same, and mean losses are divided by the largest N.
+    `constant_batch`: N·b = B at every window. `constant_divisor`: the same, and mean losses are divided by the largest N.
     `varying_batch`: b stays and N changes, so that B does; `varying_batch_scaled_rate`: with a learning rate in proportion to it.
 
-    All see the same samples in the same order. `distance`: of the weights at the end to the full batch's, relative to its way;
-    `gradient_error`: the largest, against the referee's mean over the arm's own window.
+    `distance`: of the weights at the end to the full batch's, relative to how far those moved; `gradient_error`: the largest
+    relative distance to the referee's mean over the arm's own window.
     """
     config = setting.config
     steady = list(setting.windows())

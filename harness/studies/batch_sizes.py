@@ -16,12 +16,11 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from harness.config import TrialConfig
 from harness.measure.lock_step import Setting
 from harness.recipes.determinism import fixed_randomness
 from harness.recipes.micro_batch import hash_seed
 from harness.recipes.recipe import Arm, take_step
-from harness.studies import OnStep, Row, measured
+from harness.studies import OnStep, Row
 from harness.studies.optimizer_states import small_batch
 from harness.trial import Candidate, accumulated, check_splits, outcome
 
@@ -52,13 +51,11 @@ class Training:
         return own.mean()
 
 
-def run(config: TrialConfig, on_step: OnStep) -> Row:
-    """One row per batch size."""
-    return measured(config, lambda setting: measure(setting, on_step))
+def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
+    """One row per batch size: B, and B / N for every N, each trained for `steps` windows.
 
-
-def measure(setting: Setting, on_step: OnStep) -> list[Row]:
-    """Train at B and at B / N for every N, all for `steps` windows; a step row has the mean loss over its window."""
+    A step row has the mean loss over its window.
+    """
     config = setting.config
     trainings = [_training(setting, num) for num in dict.fromkeys((1, *config.accumulation_steps))]
     samples = 0

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.config import ConfigError, LastWindow, Norm, Precision, TrialConfig
+from harness.config import ConfigError, LastWindow, Norm, Precision
 from harness.measure.lock_step import Setting
 from harness.recipes.micro_batch import hash_seed
 from harness.recipes.recipe import Arm, Recipe, take_step
 from harness.recipes.remedies import REMEDIES, batch_norms
 from harness.referee.gradients import compare, flatten, relative_distance
 from harness.referee.oracle import Inside, Referee, State, running_statistics, snapshot
-from harness.studies import OnStep, Row, measured
+from harness.studies import OnStep, Row
 from harness.trial import ACCUMULATED, check_splits, full_batch, standard_candidates
 from harness.workloads import Batch
 
@@ -40,16 +40,14 @@ class Passage:
     forwards: float  # samples that went through the model, over the window's
 
 
-def run(config: TrialConfig, on_step: OnStep) -> Row:
-    """One row per moment of the training, N, arm and momentum."""
-    if config.precision != Precision.float64:
-        raise ConfigError("precision", config.precision, "float64 with study=batch_statistics, which is about exact differences")
-    return measured(config, measure)
+def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
+    """One row per moment of the training (its start, and after `steps` steps on the full batch), N, arm and momentum.
 
-
-def measure(setting: Setting) -> list[Row]:
-    """Rows at the initial weights and after `config.steps` steps on the full batch."""
+    Raises `ConfigError` for another precision than float64.
+    """
     config = setting.config
+    if config.precision != Precision.float64:
+        raise ConfigError("precision", config.precision, f"float64 with study={config.study}, which is about exact differences")
     check_splits(setting, standard_candidates(config))
     arm = _arm(setting, full_batch(config))
     first, *rest = setting.windows(config.steps + 1, last=LastWindow.drop)  # effects of b, not of a remainder

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import torch
 
-from harness.config import Precision, TrialConfig
+from harness.config import Precision
 from harness.measure.lock_step import Setting, Watch
 from harness.recipes import faults
 from harness.recipes.recipe import take_step
 from harness.referee.gradients import relative_distance
 from harness.referee.oracle import clipped, snapshot
-from harness.studies import OnStep, Row, measured
+from harness.studies import OnStep, Row
 from harness.trial import accumulated
 
 THRESHOLDS = {"clipped": 0.5, "not_clipped": 1.5}  # times the norm of the full batch's gradient
 
 
-def run(config: TrialConfig, on_step: OnStep) -> Row:
-    """A row per N, for averaged and for summed mean losses, thresholds c / N, c and c·N, and a c that clips or does not."""
-    return measured(config, measure)
+def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
+    """One row per N, averaged or summed mean losses, threshold (c / N, c or c·N), and a c that clips or does not.
 
-
-def measure(setting: Setting) -> list[Row]:
-    """The first window at the initial weights, in float64. `error`: of the consumed gradient against the full batch's, clipped at
-    c; `error_of_nth`: of the N-th part of the consumed gradient.
+    On the first window at the initial weights, in float64. `error`: relative distance of the consumed gradient to the full
+    batch's, clipped at c; `error_of_nth`: the same of the N-th part of the consumed gradient.
     """
     config = setting.config
     ids = next(setting.windows())

@@ -8,24 +8,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.config import TrialConfig
 from harness.measure import noise_scale
 from harness.measure.lock_step import REFERENCE, Setting
 from harness.recipes import faults
 from harness.recipes.determinism import fixed_randomness
 from harness.recipes.micro_batch import hash_seed
 from harness.recipes.recipe import Arm, take_step
-from harness.studies import OnStep, Row, measured
+from harness.studies import OnStep, Row
 from harness.trial import ACCUMULATED, Candidate, check_splits, full_batch, outcome, with_faults
 
 
-def run(config: TrialConfig, on_step: OnStep) -> Row:
-    """One row per arm: the full batch, every N, the permuted full batch (the null), and the faults that are asked for."""
-    return measured(config, lambda setting: measure(setting, on_step))
+def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
+    """One row per arm: the full batch, every N, the permuted full batch (the null), and the faults that are asked for.
 
-
-def measure(setting: Setting, on_step: OnStep) -> list[Row]:
-    """Train all arms together for the configured steps; `outcome` of each at the end, per loss term and nats."""
+    All train together for the configured steps; a row has the `outcome` at the end, per loss term and in nats.
+    """
     config = setting.config
     wrong = {name: faults.named(name, config.precision) for name in faults.names(config)}
     ends = train(setting, [Candidate(REFERENCE, full_batch(config)), *with_faults(config, wrong)], on_step)

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.config import LastWindow, Precision, TrialConfig
+from harness.config import LastWindow, Precision
 from harness.judge.signature import worst
 from harness.measure.lock_step import Setting
 from harness.referee.gradients import flatten, relative_distance
 from harness.referee.oracle import snapshot
-from harness.studies import OnStep, Row, measured
+from harness.studies import OnStep, Row
 from harness.trial import full_batch
 
 EPOCHS = 2  # the first leaves something behind, the second finds it
@@ -46,12 +46,8 @@ LOOPS: Mapping[str, Loop] = {
 }
 
 
-def run(config: TrialConfig, on_step: OnStep) -> Row:
-    """One row per loop and N."""
-    return measured(config, measure)
-
-
-def measure(setting: Setting) -> list[Row]:
+def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
+    """One row per loop and N, in float64."""
     return [
         {"arm": name, "accumulation_steps": num, **go_through(setting, loop, num)}
         for num in setting.config.accumulation_steps

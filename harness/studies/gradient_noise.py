@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-from harness.config import ConfigError, Precision, TrialConfig
+from harness.config import ConfigError, Precision
 from harness.measure import noise_scale
 from harness.measure.lock_step import Setting, Watch
 from harness.measure.rounding import zero_lr
@@ -20,7 +20,7 @@ from harness.recipes.micro_batch import hash_seed
 from harness.recipes.recipe import Recipe, take_step
 from harness.referee.gradients import relative_distance
 from harness.referee.oracle import Referee, State, snapshot
-from harness.studies import OnStep, Row, measured
+from harness.studies import OnStep, Row
 from harness.trial import ACCUMULATED, Candidate, accumulated, check_splits
 from harness.workloads import Batch
 
@@ -29,13 +29,11 @@ CHUNK = 250  # samples whose gradients are taken at once
 DRAWS, WINDOWS = 3, 4  # streams of the trial's seed
 
 
-def run(config: TrialConfig, on_step: OnStep) -> Row:
-    """Rows of two quantities at every point: `noise_scale` (|G|^2 and tr Sigma) and `variance` (of batches, by size)."""
-    return measured(config, lambda setting: measure(setting, on_step))
+def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
+    """Two quantities at every probe: `noise_scale` (|G|^2 and tr Sigma), and `variance` of batches, a row per size.
 
-
-def measure(setting: Setting, on_step: OnStep) -> list[Row]:
-    """Train with the first N of the configuration; look every `probe_every` steps, and at the end."""
+    The training accumulates the first N of the configuration; a probe is taken every `probe_every` steps, and at the end.
+    """
     config = setting.config
     num = config.accumulation_steps[0]
     if num < 2:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from harness.config import Precision, TrialConfig
+from harness.config import Precision
 from harness.measure import poison
 from harness.measure.algebra import ACTIVE
 from harness.measure.lock_step import REFERENCE, Setting, Watch
@@ -18,18 +18,14 @@ from harness.recipes.micro_batch import hash_seed
 from harness.recipes.recipe import Arm, Recipe, take_step
 from harness.referee.gradients import flatten, relative_distance
 from harness.referee.oracle import clipped, snapshot
-from harness.studies import OnStep, Row, measured
+from harness.studies import OnStep, Row
 from harness.trial import PERMUTED, Candidate, check_splits, full_batch, with_faults
 
 PRECISIONS = (Precision.float64, Precision.float16)  # the scaler's algebra, exactly; and the real thing
 
 
-def run(config: TrialConfig, on_step: OnStep) -> Row:
-    """A row for every arm (the full batch, every N, the faults asked for) and precision."""
-    return measured(config, measure)
-
-
-def measure(setting: Setting) -> list[Row]:
+def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
+    """One row per arm (the full batch, every N, the faults that are asked for) and precision."""
     config = setting.config
     wrong = {name: faults.named(name, config.precision) for name in faults.names(config)}
     accumulated = [candidate for candidate in with_faults(config, wrong) if candidate.arm != PERMUTED]

@@ -5,21 +5,19 @@ from __future__ import annotations
 import statistics
 import time
 
-from harness.config import LastWindow, TrialConfig
+from harness.config import LastWindow
 from harness.measure import memory
 from harness.measure.lock_step import Setting
 from harness.recipes.recipe import Arm, take_step
-from harness.studies import OnStep, Row, measured
+from harness.studies import OnStep, Row
 from harness.trial import accumulated
 
 
-def run(config: TrialConfig, on_step: OnStep) -> Row:
-    """One row per N, N = 1 (the full batch) among them."""
-    return measured(config, measure)
+def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
+    """One row per N, N = 1 (the full batch) among them.
 
-
-def measure(setting: Setting) -> list[Row]:
-    """Bytes of one step, then `steps` timed windows of every N in turn: the median, so that a busy machine hits all alike."""
+    Bytes of one step, then seconds of `steps` windows taken by every N in turn, so that a busy machine hits all alike: medians.
+    """
     config = setting.config
     first, *timed = setting.windows(1 + config.steps, last=LastWindow.drop)
 

@@ -7,16 +7,15 @@ from collections.abc import Iterable, Iterator
 
 from torch import Tensor
 
-from harness.config import TrialConfig
 from harness.measure.lock_step import Setting
 from harness.recipes.recipe import BOUNDARY, Arm, Stage, take_step
-from harness.studies import OnStep, Row, measured
+from harness.studies import OnStep, Row
 from harness.trial import accumulated
 
 
-def run(config: TrialConfig, on_step: OnStep) -> Row:
-    """One row per number of accumulation steps, N = 1 (the full batch) among them."""
-    return measured(config, lambda setting: [_row(setting, num) for num in (1, *config.accumulation_steps)])
+def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
+    """One row per N, N = 1 (the full batch) among them."""
+    return [_row(setting, num) for num in (1, *setting.config.accumulation_steps)]
 
 
 def _row(setting: Setting, num: int) -> Row:

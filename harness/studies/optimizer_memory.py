@@ -13,25 +13,21 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from harness.config import LastWindow, OptimizerConfig, Precision, TrialConfig
+from harness.config import LastWindow, OptimizerConfig, Precision
 from harness.measure.lock_step import Setting, optimizer_state
 from harness.measure.rounding import zero_lr
 from harness.recipes.recipe import Recipe, take_step
 from harness.referee.gradients import decompose
 from harness.referee.oracle import snapshot
-from harness.studies import OnStep, Row, measured
+from harness.studies import OnStep, Row
 from harness.studies.optimizer_states import SMALL, SMALL_MEMORY, same_memory, small_batch
 from harness.trial import ACCUMULATED, accumulated
 
 SQUARED = "exp_avg_sq"
 
 
-def run(config: TrialConfig, on_step: OnStep) -> Row:
+def measurements(setting: Setting, on_step: OnStep) -> Iterator[Row]:
     """One row per arm, entry of the state, and micro-batch; the trial takes `steps` full windows."""
-    return measured(config, lambda setting: list(_rows(setting)))
-
-
-def _rows(setting: Setting) -> Iterator[Row]:
     for num in setting.config.accumulation_steps:
         right = accumulated(setting.config, num)
         own = setting.config.optimizer

@@ -21,7 +21,7 @@ from harness.recipes.micro_batch import SplitPlan, hash_seed
 from harness.recipes.recipe import Arm, Recipe
 from harness.referee.gradients import relative_distance
 from harness.referee.oracle import running_statistics
-from harness.studies import OnStep, Row, measured
+from harness.studies import OnStep, Row
 from harness.trial import ACCUMULATED, PERMUTED, Candidate, accumulated, check_splits, full_batch, permuted
 from harness.workloads import Batch
 
@@ -66,13 +66,11 @@ class Contestant:
     optimizer: OptimizerConfig | None = None
 
 
-def run(config: TrialConfig, on_step: OnStep) -> Row:
-    """One row per arm and checkpoint: the largest errors so far."""
-    return measured(config, lambda setting: measure(setting, on_step))
+def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
+    """One row per arm and checkpoint, with the largest relative distances so far.
 
-
-def measure(setting: Setting, on_step: OnStep) -> list[Row]:
-    """Relative distances of consumed gradients, optimizer state, parameters and running statistics, largest so far."""
+    They are those of consumed gradients, optimizer state, parameters and running statistics to the arm that it is held against.
+    """
     config = setting.config
     contestants = {one.candidate.label: one for one in _contestants(config)}
     check_splits(setting, [one.candidate for one in contestants.values()])

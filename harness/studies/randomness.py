@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from harness.config import ConfigError, Precision, TrialConfig
+from harness.config import ConfigError, Precision
 from harness.measure.lock_step import Setting, Watch
 from harness.measure.rounding import zero_lr
 from harness.recipes.determinism import fixed_randomness
@@ -20,7 +20,7 @@ from harness.recipes.micro_batch import hash_seed
 from harness.recipes.recipe import Recipe, take_step
 from harness.recipes.sample_masks import masks_of_samples, masks_repeated
 from harness.referee.gradients import relative_distance
-from harness.studies import OnStep, Row, measured
+from harness.studies import OnStep, Row
 from harness.trial import Candidate, accumulated, check_splits, full_batch
 
 SAME, OTHER = 5, 6  # streams of the trial's seed
@@ -31,13 +31,12 @@ REALISATIONS: dict[str, Callable[[Recipe], Recipe]] = {
 }
 
 
-def run(config: TrialConfig, on_step: OnStep) -> Row:
-    """A row for each number of dropout layers, N and way of drawing masks, compared with the full batch's draws."""
-    return measured(config, measure)
+def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
+    """One row per number of dropout layers, N and way of drawing masks, compared with the full batch's draws.
 
-
-def measure(setting: Setting) -> list[Row]:
-    """The configured model, whose one dropout layer stands before its last, and the same with one behind every ReLU."""
+    The configured model has one dropout layer, before its last; then it gets one behind every ReLU. Raises `ConfigError` without
+    dropout.
+    """
     config = setting.config
     if config.workload.dropout == 0:
         raise ConfigError("workload.dropout", 0, "a positive probability: there is nothing else that draws")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn.utils import vector_to_parameters
 
-from harness.config import ConfigError, Precision, TrialConfig
+from harness.config import ConfigError, Precision
 from harness.judge.cause import Cause
 from harness.judge.rank_diagnosis import RankEvidence, diagnose_ranks
 from harness.measure.lock_step import Setting
@@ -17,19 +17,15 @@ from harness.recipes.recipe import take_step
 from harness.referee.gradients import flatten, relative_distance
 from harness.referee.oracle import State, snapshot
 from harness.referee.replicas import observe
-from harness.studies import OnStep, Row, measured
+from harness.studies import OnStep, Row
 from harness.trial import full_batch
 
 WORLD = 2
 WAYS: dict[str, Way] = {**RIGHT, **SCALED, **APART}
 
 
-def run(config: TrialConfig, on_step: OnStep) -> Row:
-    """A row per N and way, in float64."""
-    return measured(config, measure)
-
-
-def measure(setting: Setting) -> list[Row]:
+def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
+    """One row per N and way to synchronise, in float64. Raises `ConfigError` where a share is too small, or on a GPU."""
     config = setting.config
     if setting.device.type != "cpu":
         raise ConfigError("device", config.device, "cpu: the ranks are processes with gloo between them")

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.config import TrialConfig
 from harness.measure.lock_step import Setting, optimizer_state
 from harness.recipes.determinism import fixed_randomness
 from harness.recipes.micro_batch import hash_seed
 from harness.recipes.recipe import Arm, Recipe, take_step
 from harness.referee.gradients import flatten, relative_distance
-from harness.studies import OnStep, Row, measured
+from harness.studies import OnStep, Row
 from harness.trial import accumulated
 from harness.workloads import Batch
 
@@ -44,12 +43,8 @@ class Killed(Exception):
     """The process ends in the middle of a window."""
 
 
-def run(config: TrialConfig, on_step: OnStep) -> Row:
+def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     """One row per N and way to write the checkpoint."""
-    return measured(config, measure)
-
-
-def measure(setting: Setting) -> list[Row]:
     rows = []
     for num in setting.config.accumulation_steps:
         recipe = accumulated(setting.config, num)

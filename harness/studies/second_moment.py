@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-from harness.config import LastWindow, Precision, TrialConfig
+from harness.config import LastWindow, Precision
 from harness.measure.lock_step import Setting, optimizer_state
 from harness.recipes.recipe import BOUNDARY, Arm, Recipe, step, take_step
-from harness.studies import OnStep, Row, measured
+from harness.studies import OnStep, Row
 from harness.trial import accumulated, full_batch
 from harness.workloads import Batch
 
@@ -48,12 +48,8 @@ class Noise:
         return self.squared_mean + rest * self.trace / batch
 
 
-def run(config: TrialConfig, on_step: OnStep) -> Row:
+def measurements(setting: Setting, on_step: OnStep) -> Iterator[Row]:
     """One row per number of steps trained beforehand (none, a third and all of `steps`) and N."""
-    return measured(config, lambda setting: list(_rows(setting)))
-
-
-def _rows(setting: Setting) -> Iterator[Row]:
     config = setting.config
     trained = setting.arm(full_batch(config), precision=Precision.float64, clip_norm=None)
     stream = setting.windows(last=LastWindow.drop)

@@ -5,23 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from harness.config import Precision, TrialConfig
+from harness.config import Precision
 from harness.measure.lock_step import Setting, Watch
 from harness.recipes.determinism import fixed_randomness
 from harness.recipes.micro_batch import hash_seed
 from harness.recipes.recipe import Arm, take_step
-from harness.studies import OnStep, Row, measured
+from harness.studies import OnStep, Row
 from harness.trial import accumulated, full_batch
 from harness.workloads import Batch
 
 
-def run(config: TrialConfig, on_step: OnStep) -> Row:
-    """A row per N, tensor and probed step, in float64."""
-    return measured(config, measure)
+def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
+    """One row per N, tensor and probed step: L2 norms, in float64.
 
-
-def measure(setting: Setting) -> list[Row]:
-    """The full batch trains; at each probe an arm of every N starts from its weights and takes the same window."""
+    The full batch trains; at each probe an arm of every N starts from its weights and takes the same window.
+    """
     config = setting.config
     full = setting.arm(full_batch(config), precision=Precision.float64)
     watch, names = Watch(full), [name for name, _ in full.model.named_parameters()]

@@ -11,7 +11,7 @@ import pytest
 from harness.bench import overhead, script_sweep, startup
 from harness.bench.__main__ import main
 from harness.bench.cost import Spread
-from harness.bench.measure import Measure, table
+from harness.bench.measurement import Measurement, table
 from harness.config import ConfigError, Model, Norm, TrialConfig, WorkloadConfig
 
 TRIAL = TrialConfig(
@@ -24,8 +24,8 @@ TRIAL = TrialConfig(
 )
 
 
-def measured(part: str, name: str, value: float) -> Measure:
-    return Measure(part=part, name=name, unit="x", wall=Spread.of([value]))
+def measured(part: str, name: str, value: float) -> Measurement:
+    return Measurement(part=part, name=name, unit="x", wall=Spread.of([value]))
 
 
 @pytest.mark.parametrize(
@@ -52,10 +52,10 @@ def test_bad_input_is_told_in_a_line(
 def test_a_part_replaces_its_own_measures_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, value = tmp_path / "bench.json", 1.0
 
-    def measure() -> Iterator[Measure]:
+    def measurements() -> Iterator[Measurement]:
         yield measured("startup", "a", value)
 
-    monkeypatch.setattr(startup, "measure", measure)
+    monkeypatch.setattr(startup, "measurements", measurements)
     out.write_text(json.dumps({"measures": [{"part": "startup", "name": "gone"}, {"part": "memory", "name": "kept"}]}))
     assert main(["startup", "--out", str(out)]) == 0
     written = json.loads(out.read_text())
@@ -64,8 +64,8 @@ def test_a_part_replaces_its_own_measures_and_no_others(tmp_path: Path, monkeypa
 
 
 def test_the_table_says_what_was_missed() -> None:
-    above = Measure(part="p", name="above", unit="x", wall=Spread.of([1.0, 1.2, 1.3]), target=1.1)
-    below = Measure(part="p", name="below", unit="x", wall=Spread.of([1.2]), target=1.1, at_least=True)
+    above = Measurement(part="p", name="above", unit="x", wall=Spread.of([1.0, 1.2, 1.3]), target=1.1)
+    below = Measurement(part="p", name="below", unit="x", wall=Spread.of([1.2]), target=1.1, at_least=True)
     lines = table([above, below]).splitlines()
     assert "MISSED" in lines[1] and "1 to 1.3" in lines[1] and "≤ 1.1" in lines[1]
     assert "met" in lines[2] and "≥ 1.1" in lines[2]
@@ -74,11 +74,11 @@ def test_the_table_says_what_was_missed() -> None:
 
 def test_a_target_is_decided_outside_the_interval_of_the_median() -> None:
     """A single outlier on the target's other side leaves it decided, half of the rounds there do not."""
-    one = Measure(part="p", name="", unit="x", wall=Spread.of([1.0, 1.01, 1.02, 1.03, 1.04, 1.05, 1.06, 1.5]), target=1.1)
-    half = Measure(part="p", name="", unit="x", wall=Spread.of([1.0, 1.01, 1.02, 1.03, 1.04, 1.2, 1.3, 1.5]), target=1.1)
+    one = Measurement(part="p", name="", unit="x", wall=Spread.of([1.0, 1.01, 1.02, 1.03, 1.04, 1.05, 1.06, 1.5]), target=1.1)
+    half = Measurement(part="p", name="", unit="x", wall=Spread.of([1.0, 1.01, 1.02, 1.03, 1.04, 1.2, 1.3, 1.5]), target=1.1)
     assert (one.met, one.decided) == (True, True) and (half.met, half.decided) == (True, False)
     assert one.wall.high > 1.1  # or else the extremes would have decided it
-    assert "?" not in table([one]) and Measure(part="p", name="", unit="s", wall=one.wall).decided is None
+    assert "?" not in table([one]) and Measurement(part="p", name="", unit="s", wall=one.wall).decided is None
 
 
 def test_the_ratio_compares_the_same_training(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,6 +107,6 @@ def test_the_grid_by_hand_is_the_one_that_was_asked_for() -> None:
 @pytest.mark.slow
 def test_the_sweep_by_hand_and_ours_on_a_small_grid() -> None:
     small = ["norm=none", "optimizer=sgd", "precision=float32", "accumulation_steps=2,4", "steps=3"]
-    *sides, ratio = script_sweep.measure(1, small)
+    *sides, ratio = script_sweep.measurements(1, small)
     assert len(sides) == 2 and all("2 cells x 3 steps" in one.name and one.wall.median > 0 for one in sides)
     assert ratio.target is None and ratio.wall.median == pytest.approx(sides[0].wall.median / sides[1].wall.median)

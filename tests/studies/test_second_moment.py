@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from harness.config import OptimizerConfig, OptimizerName, Precision, TrialConfig
+from harness import studies
+from harness.config import OptimizerConfig, OptimizerName, Precision, Study, TrialConfig
 from harness.recipes.recipe import take_step
 from harness.studies import second_moment
 from harness.studies.second_moment import Noise, exact_noise, square_per_micro_batch
@@ -81,13 +82,14 @@ def test_ratio_on_the_digits_comes_near_the_formula(monkeypatch) -> None:
     """A short run: 8 % where the full one has 5 %; half the batch in the formula would be off by a third."""
     monkeypatch.setattr(second_moment, "WINDOWS", 300)
     config = TrialConfig(
+        study=Study.second_moment,
         optimizer=OptimizerConfig(name=OptimizerName.adam, lr=0.003),
         precision=Precision.float64,
         effective_batch=32,
         accumulation_steps=(8,),
         steps=3,
     )
-    rows = second_moment.run(config, lambda step, rows: None)["measurements"]
+    rows = studies.run(config, lambda step, rows: None)["measurements"]
     assert [row["after_steps"] for row in rows] == [0, 1, 3]
     assert all(row["ratio"] == pytest.approx(row["predicted_without_replacement"], rel=0.08) for row in rows)
     assert all(row["ratio"] > 2 for row in rows)
