@@ -1,6 +1,6 @@
 """The sweep that one writes by hand: Hydra's basic launcher, one job per cell, the full batch and then the accumulated run.
 
-`python harness/bench/sweep_by_hand.py -m norm=none,batch precision=float32,float16 accumulation_steps=2,4,8,16` trains what
+`python -m harness.bench.sweep_by_hand -m norm=none,batch precision=float32,float16 accumulation_steps=2,4,8,16` trains what
 `python -m harness` trains for the same settings, and logs losses and gradient norms to W&B, offline.
 """
 
