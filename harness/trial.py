@@ -22,7 +22,7 @@ from harness.measure.lock_step import REFERENCE, ExactGradient, LockStep, Settin
 from harness.measure.poison import PoisonedWindow
 from harness.recipes import precision
 from harness.recipes.determinism import choose_device, deterministic
-from harness.recipes.hand_written import Loop, by_hand
+from harness.recipes.hand_written import Loop, hand_written
 from harness.recipes.micro_batch import Even, Ragged, SplitPlan, hash_seed
 from harness.recipes.recipe import Arm, Recipe
 from harness.referee.oracle import clipped, snapshot
@@ -115,9 +115,9 @@ def with_faults(config: TrialConfig, faults: Mapping[str, Callable[[Recipe], Rec
 
 
 def judge_loop(config: TrialConfig, loop: Loop) -> Row:
-    """The verdict of a hand-written loop (`by_hand.py`) at the first N of the configuration, as a row of `verdicts.csv`."""
+    """The verdict of a hand-written loop (`hand_written.py`) at the first N of the configuration, as a row of `verdicts.csv`."""
     num = config.accumulation_steps[0]
-    mine = Candidate("by hand", by_hand(loop, accumulation_steps=num, split=split_plan(config, num)))
+    mine = Candidate("by hand", hand_written(loop, accumulation_steps=num, split=split_plan(config, num)))
     return run_trial(config, lambda step, rows: None, [mine, *standard_candidates(config)]).arms[0]
 
 

@@ -23,7 +23,7 @@ from harness.config import (
 from harness.measure.lock_step import Setting
 from harness.recipes.determinism import deterministic
 from harness.recipes.micro_batch import hash_seed
-from harness.recipes.recipe import BOUNDARY, Recipe, clear, take_step, tick
+from harness.recipes.recipe import BOUNDARY, Recipe, clear, step_schedule, take_step
 from harness.trial import Candidate, Row, full_batch, permuted, run_trial, split_plan, standard_candidates
 
 ADAM = OptimizerConfig(name=OptimizerName.adam, lr=3e-3)
@@ -84,7 +84,7 @@ def not_divided(terms: list[torch.Tensor], num: int) -> list[torch.Tensor]:
         {"normalise": mean_of_means},  # shows in the short window only
         {"normalise": not_divided},
         {"after_backward": (clear,)},
-        {"after_backward": (tick,)},
+        {"after_backward": (step_schedule,)},
         {"at_boundary": tuple(stage for stage in BOUNDARY if stage is not clear)},
     ],
     ids=["mean_of_means", "not_divided", "cleared", "ticked", "not_cleared"],

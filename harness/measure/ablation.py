@@ -41,14 +41,17 @@ def frozen_batch_norm(setting: Setting, run: Run) -> Run:
 
 
 def dropout_off(setting: Setting, run: Run) -> Run:
+    """Dropout layers do nothing."""
     return dataclasses.replace(run, dropout=False)
 
 
 def clipping_off(setting: Setting, run: Run) -> Run:
+    """The threshold of clipping is infinite."""
     return dataclasses.replace(run, clip_norm=no_clipping(run.clip_norm))
 
 
 def float64(setting: Setting, run: Run) -> Run:
+    """The arm computes in float64, as the referee does."""
     return dataclasses.replace(run, precision=Precision.float64)
 
 
@@ -80,7 +83,7 @@ def attribute(setting: Setting, recipe: Recipe, windows: Sequence[Tensor]) -> Ma
     """
     config = setting.config
     runs = [Run(recipe=recipe, ids=ids, precision=config.precision, clip_norm=config.clip_norm) for ids in windows]
-    widest = max(runs, key=lambda run: _order(gap(setting, run)))
+    widest = max(runs, key=lambda run: _nan_first(gap(setting, run)))
     whole = gap(setting, widest)
     if not whole > 0 or not math.isfinite(whole):
         return {}
@@ -112,5 +115,5 @@ def freeze(model: nn.Module) -> None:
             layer.eval()
 
 
-def _order(value: float) -> float:
+def _nan_first(value: float) -> float:
     return -1.0 if math.isnan(value) else value

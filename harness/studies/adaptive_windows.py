@@ -42,7 +42,7 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     def by_largest(terms: Sequence[Tensor], num: int) -> Sequence[Tensor]:
         return [n * largest for n in terms]
 
-    varying = _cut(torch.cat(steady), [num * smallest_batch * 2 for num in nums])
+    varying = cut_windows(torch.cat(steady), [num * smallest_batch * 2 for num in nums])
     whole = [config.effective_batch // num for num in nums]
     reference, _ = _train(setting, steady, None, window_total, False)
     arms = {
@@ -66,7 +66,7 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     ]
 
 
-def _cut(ids: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+def cut_windows(ids: Tensor, sizes: Sequence[int]) -> list[Tensor]:
     """The same samples in windows of these sizes; the last takes what is left."""
     cut, start = [], 0
     for size in sizes:

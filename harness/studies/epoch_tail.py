@@ -49,14 +49,17 @@ LOOPS: Mapping[str, Loop] = {
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     """One row per loop and N, in float64."""
     return [
-        {"arm": name, "accumulation_steps": num, **go_through(setting, loop, num)}
+        {"arm": name, "accumulation_steps": num, **train_epochs(setting, loop, num)}
         for num in setting.config.accumulation_steps
         for name, loop in LOOPS.items()
     ]
 
 
-def go_through(setting: Setting, loop: Loop, num: int) -> Row:
-    """`EPOCHS` epochs of micro-batches of b = B / num samples, in float64."""
+def train_epochs(setting: Setting, loop: Loop, num: int) -> Row:
+    """The row of `EPOCHS` epochs over micro-batches of b = B / num samples.
+
+    `leaked_samples`: whose gradients went from one epoch into the next; `unused_samples`: whose gradients no step consumed.
+    """
     data, size = setting.exact, setting.config.effective_batch // num
     arm = setting.arm(full_batch(setting.config), precision=Precision.float64, steps=1)
     referee = setting.referee()

@@ -45,15 +45,15 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     rows = []
     for t, ids in enumerate(setting.windows()):
         if t % config.probe_every == 0:
-            rows += look(setting, recipe, snapshot(arm.model), t)
+            rows += probe(setting, recipe, snapshot(arm.model), t)
         with fixed_randomness(hash_seed(config.seed, t), setting.device):
             loss = float(take_step(arm, arm.workload.batch(ids)))
         label = {"step": t, "arm": ACCUMULATED, "accumulation_steps": num, "replicate": 0}
         on_step(t, [{**label, "loss": loss, **noise_scale.read(noise)[ACCUMULATED]}])
-    return rows + look(setting, recipe, snapshot(arm.model), config.steps)
+    return rows + probe(setting, recipe, snapshot(arm.model), config.steps)
 
 
-def look(setting: Setting, recipe: Recipe, state: State, step: int) -> list[Row]:
+def probe(setting: Setting, recipe: Recipe, state: State, step: int) -> list[Row]:
     """What the gradients of all training samples are at the weights `state`, and how batches of them scatter."""
     referee = setting.referee(dropout=False)
     everything = setting.exact.batch(torch.arange(setting.exact.num_samples))
@@ -64,27 +64,27 @@ def look(setting: Setting, recipe: Recipe, state: State, step: int) -> list[Row]
     sizes = [size for size in SIZES if size < len(each)]
     return [scale] + [
         {"quantity": "variance", **about, "replacement": replacement, "batch": size, "draws": setting.config.permutations,
-         **scatter(each, size, setting.config.permutations, generator, replacement=replacement)}
+         **batch_variance(each, size, setting.config.permutations, generator, replacement=replacement)}
         for replacement in (True, False) for size in sizes
     ]  # fmt: skip
 
 
 def sample_gradients(referee: Referee, state: State, batch: Batch) -> Tensor:
-    """[n, P] float64: row i is n_i-weighted so that the mean of the rows is the batch's gradient: g_i = t_i / mean(n).
+    """[n, P] float64, by `torch.func`: row i is g_i = t_i / mean(n), so that the mean of the rows is the batch's gradient.
 
-    t_i is the gradient of sample i's summed loss, n_i its loss terms.
+    t_i is the gradient of sample i's loss summed over its n_i loss terms.
     """
     workload, names = referee.workload, referee.names
     parameters = {name: state[name] for name in names}
     buffers = {name: value for name, value in state.items() if name not in parameters}
 
-    def loss(own: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
-        one = Batch(ids=batch.ids[:1], inputs=inputs.unsqueeze(0), targets=targets.unsqueeze(0))
+    def loss(own: dict[str, Tensor], ids: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        one = Batch(ids=ids.unsqueeze(0), inputs=inputs.unsqueeze(0), targets=targets.unsqueeze(0))
         return workload.losses(functional_call(referee.model, (own, buffers), (one.inputs,)), one).sum()
 
-    per_sample = vmap(grad(loss), in_dims=(None, 0, 0))
-    chunks = zip(batch.inputs.split(CHUNK), batch.targets.split(CHUNK), strict=True)
-    found = [per_sample(parameters, inputs, targets) for inputs, targets in chunks]
+    per_sample = vmap(grad(loss), in_dims=(None, 0, 0, 0))
+    chunks = zip(*(part.split(CHUNK) for part in (batch.ids, batch.inputs, batch.targets)), strict=True)
+    found = [per_sample(parameters, *chunk) for chunk in chunks]
     rows = torch.cat([torch.cat([one[name].flatten(1) for name in names], dim=1) for one in found])
     return rows / workload.num_terms(batch).double().mean()
 
@@ -99,7 +99,7 @@ def moments(each: Tensor) -> Row:
     }
 
 
-def scatter(each: Tensor, size: int, draws: int, generator: torch.Generator, *, replacement: bool) -> Row:
+def batch_variance(each: Tensor, size: int, draws: int, generator: torch.Generator, *, replacement: bool) -> Row:
     """mean |g_B - G|^2 over `draws` batches, what it should be, and how well such a gradient points along G.
 
     tr Sigma / B with replacement, times (D - B) / (D - 1) without.

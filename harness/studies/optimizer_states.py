@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from harness.config import OptimizerConfig, OptimizerName, Precision, TrialConfig
+from harness.judge.verdict import worst
 from harness.measure.lock_step import REFERENCE, LockStep, Setting, arm_state
 from harness.recipes.faults import loss_not_divided, optimizer_state_per_micro_batch, step_every_micro_batch
 from harness.recipes.micro_batch import SplitPlan, hash_seed
@@ -58,8 +59,8 @@ class InOrder:
 
 
 @dataclass(frozen=True)
-class Contestant:
-    """An arm, the label of the arm it is held against, and the optimizer where it is not the configured one."""
+class ComparedArm:
+    """An arm, the label of the arm it is compared with, and its optimizer where it is not the configured one."""
 
     candidate: Candidate
     against: str
@@ -72,21 +73,21 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     They are those of consumed gradients, optimizer state, parameters and running statistics to the arm that it is held against.
     """
     config = setting.config
-    contestants = {one.candidate.label: one for one in _contestants(config)}
-    check_splits(setting, [one.candidate for one in contestants.values()])
+    compared = {one.candidate.label: one for one in _compared_arms(config)}
+    check_splits(setting, [one.candidate for one in compared.values()])
     arms = {REFERENCE: setting.arm(full_batch(config), precision=Precision.float64)}
-    for label, one in contestants.items():
+    for label, one in compared.items():
         optimizer = one.optimizer or config.optimizer
         arms[label] = setting.arm(one.candidate.recipe, precision=Precision.float64, optimizer=optimizer)
     lock = LockStep(arms, config.seed)
-    largest: dict[str, dict[str, float]] = {label: {} for label in contestants}
+    largest: dict[str, dict[str, float]] = {label: {} for label in compared}
     found: list[Row] = []
     for t, ids in enumerate(setting.windows(), start=1):
         records = lock.step(ids)
         rows = []
-        for label, one in contestants.items():
+        for label, one in compared.items():
             now = _errors(lock, label, one.against)
-            largest[label] = {name: _larger(largest[label].get(name, 0.0), value) for name, value in now.items()}
+            largest[label] = {name: worst(largest[label].get(name, 0.0), value) for name, value in now.items()}
             own: Row = {"arm": one.candidate.arm, "accumulation_steps": one.candidate.recipe.accumulation_steps}
             rows.append({**own, "step": t - 1, "replicate": 0, "loss": records[label].loss, **now})
             if t in (*CHECKPOINTS, config.steps):
@@ -97,20 +98,20 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     return found
 
 
-def _contestants(config: TrialConfig) -> Iterator[Contestant]:
-    yield Contestant(Candidate(PERMUTED, permuted(config, 0)), REFERENCE)
+def _compared_arms(config: TrialConfig) -> Iterator[ComparedArm]:
+    yield ComparedArm(Candidate(PERMUTED, permuted(config, 0)), REFERENCE)
     for num in config.accumulation_steps:
         right = accumulated(config, num)
         ordering = InOrder(right.split, config.seed)
         other_order = dataclasses.replace(right, split=ordering, arrange=ordering.arrange)
-        yield Contestant(Candidate(ACCUMULATED, right), REFERENCE)
-        yield Contestant(Candidate(REORDERED, other_order), f"{ACCUMULATED}/{num}")
-        yield Contestant(Candidate(PER_MICRO_BATCH, optimizer_state_per_micro_batch(right)), REFERENCE)
+        yield ComparedArm(Candidate(ACCUMULATED, right), REFERENCE)
+        yield ComparedArm(Candidate(REORDERED, other_order), f"{ACCUMULATED}/{num}")
+        yield ComparedArm(Candidate(PER_MICRO_BATCH, optimizer_state_per_micro_batch(right)), REFERENCE)
         small, small_other_order = (small_batch(recipe) for recipe in (right, other_order))
-        yield Contestant(Candidate(SMALL, small), REFERENCE)
-        yield Contestant(Candidate(SMALL_REORDERED, small_other_order), f"{SMALL}/{num}")
-        yield Contestant(Candidate(SMALL_RATE, small), REFERENCE, slower(config.optimizer, num))
-        yield Contestant(Candidate(SMALL_MEMORY, small), REFERENCE, same_memory(config.optimizer, num))
+        yield ComparedArm(Candidate(SMALL, small), REFERENCE)
+        yield ComparedArm(Candidate(SMALL_REORDERED, small_other_order), f"{SMALL}/{num}")
+        yield ComparedArm(Candidate(SMALL_RATE, small), REFERENCE, slower(config.optimizer, num))
+        yield ComparedArm(Candidate(SMALL_MEMORY, small), REFERENCE, same_memory(config.optimizer, num))
 
 
 def small_batch(right: Recipe) -> Recipe:
@@ -137,12 +138,15 @@ def same_memory(optimizer: OptimizerConfig, num: int) -> OptimizerConfig:
 
 
 def _errors(lock: LockStep, label: str, against: str) -> dict[str, float]:
-    """Of one arm beside another, now; the state's is the largest over its entries, NaN where the optimizer keeps none."""
+    """Relative distances of arm `label` to arm `against` after the present step.
+
+    `state_error` is the largest over the entries of the state; NaN where the optimizer keeps none, and where a step was skipped.
+    """
     arm, other = lock.arms[label], lock.arms[against]
     return {
         "gradient_error": _distance(lock.watches[label].gradient, lock.watches[against].gradient),
         "state_error": _state_error(arm_state(arm), arm_state(other)),
-        "parameter_error": _moved_apart(arm, other, lock.start),
+        "parameter_error": _parameter_error(arm, other, lock.start),
         "buffer_error": relative_distance(
             running_statistics(arm.model.state_dict()), running_statistics(other.model.state_dict())
         ),
@@ -158,12 +162,7 @@ def _state_error(state: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> fl
     return max((relative_distance(value, other[name]) for name, value in state.items()), default=math.nan)
 
 
-def _moved_apart(arm: Arm, other: Arm, start: Tensor) -> float:
+def _parameter_error(arm: Arm, other: Arm, start: Tensor) -> float:
     """||theta - theta'|| / ||theta' - theta_0||."""
     own, theirs = (torch.nn.utils.parameters_to_vector(one.model.parameters()).detach() for one in (arm, other))
     return relative_distance(own - start, theirs - start)
-
-
-def _larger(a: float, b: float) -> float:
-    """The larger; NaN where one is."""
-    return max(a, b) if not math.isnan(a + b) else math.nan

@@ -1,6 +1,6 @@
 """Dropout under accumulation: the gradient of one window over many draws of masks, in float64 at the initial weights.
 
-Two questions: is a single draw the full batch's, from the same generator state; and is the law of the draws the same.
+Two questions: is a single draw the full batch's, from the same generator state; and is the distribution of the draws the same.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from harness.recipes.sample_masks import masks_of_samples, masks_repeated
 from harness.referee.gradients import relative_distance
 from harness.studies import OnStep, Row
 from harness.trial import Candidate, accumulated, check_splits, full_batch
+from harness.workloads.layers import replace_layers
 
 SAME, OTHER = 5, 6  # streams of the trial's seed
 REALISATIONS: dict[str, Callable[[Recipe], Recipe]] = {
@@ -59,17 +60,14 @@ def _rows(setting: Setting, right: Sequence[Recipe]) -> list[Row]:
         own = draws(setting, change(recipe), ids, SAME)
         rows.append({
             "dropout_layers": layers, "accumulation_steps": recipe.accumulation_steps, "masks": name,
-            **compared(own, remedied if name == "masks_of_samples" else usual), **law(own, other),
+            **draw_distances(own, remedied if name == "masks_of_samples" else usual), **distribution(own, other),
         })  # fmt: skip
     return rows
 
 
 def drop_behind_relu(model: nn.Module, p: float) -> None:
     """Each ReLU is followed by dropout; parameters keep their values, not their names."""
-    for name, layer in list(model.named_modules()):
-        if isinstance(layer, nn.ReLU):
-            parent, _, child = name.rpartition(".")
-            setattr(model.get_submodule(parent), child, nn.Sequential(layer, nn.Dropout(p)))
+    replace_layers(model, nn.ReLU, lambda layer: nn.Sequential(layer, nn.Dropout(p)))
 
 
 def draws(setting: Setting, recipe: Recipe, ids: Tensor, stream: int) -> Tensor:
@@ -85,13 +83,13 @@ def draws(setting: Setting, recipe: Recipe, ids: Tensor, stream: int) -> Tensor:
     return torch.stack(found)
 
 
-def compared(own: Tensor, full: Tensor) -> Row:
+def draw_distances(own: Tensor, full: Tensor) -> Row:
     """Relative distances of the single runs, draw by draw."""
     distances = [relative_distance(a, b) for a, b in zip(own, full, strict=True)]
     return {"draws": len(own), "distance": statistics.median(distances), "largest_distance": max(distances)}
 
 
-def law(own: Tensor, full: Tensor) -> Row:
+def distribution(own: Tensor, full: Tensor) -> Row:
     """Means and spreads of draws that are independent of the full batch's.
 
     `mean_shift`: R |mean(own - full)|^2 / tr Cov(own - full), of expectation 1 where the means are the same, larger elsewhere.

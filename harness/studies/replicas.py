@@ -12,7 +12,7 @@ from harness.config import ConfigError, Precision
 from harness.judge.cause import Cause
 from harness.judge.rank_diagnosis import RankEvidence, diagnose_ranks
 from harness.measure.lock_step import Setting
-from harness.measure.ranks import APART, RIGHT, SCALED, Ranks, Trace, Way, micro_batches, whole_windows
+from harness.measure.ranks import RIGHT, SCALED, UNSYNCHRONISED, Ranks, Trace, Way, micro_batches, whole_windows
 from harness.recipes.recipe import take_step
 from harness.referee.gradients import flatten, relative_distance
 from harness.referee.oracle import State, snapshot
@@ -21,7 +21,7 @@ from harness.studies import OnStep, Row
 from harness.trial import full_batch
 
 WORLD = 2
-WAYS: dict[str, Way] = {**RIGHT, **SCALED, **APART}
+WAYS: dict[str, Way] = {**RIGHT, **SCALED, **UNSYNCHRONISED}
 
 
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:

@@ -12,21 +12,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
-from torch.func import functional_call, grad, vmap
 
 from harness.config import LastWindow, Precision
 from harness.measure.lock_step import Setting, optimizer_state
 from harness.recipes.recipe import BOUNDARY, Arm, Recipe, step, take_step
+from harness.referee.oracle import snapshot
 from harness.studies import OnStep, Row
+from harness.studies.gradient_noise import sample_gradients
 from harness.trial import accumulated, full_batch
-from harness.workloads import Batch
 
 # The squared gradient of one window varies by a third of itself: as many windows leave about 1 %. Adam's beta2 = 0.999 averages
 # over 2,000 at most, (1 + beta2) / (1 - beta2).
 WINDOWS = 2000
 LEAST_EPOCHS = 2  # of windows cut into many micro-batches, which average among themselves
-PASSES = 100  # samples that are differentiated one by one at a time
 
 
 @dataclass(frozen=True)
@@ -111,21 +109,9 @@ def square_per_micro_batch(recipe: Recipe) -> Recipe:
 
 
 def exact_noise(setting: Setting, arm: Arm) -> Noise:
-    """From every training image's own gradient at the weights of `arm`, by `torch.func`: one loss term per sample."""
-    workload, model = setting.exact, arm.model
-    parameters = {name: value.detach() for name, value in model.named_parameters()}
-
-    def loss(weights: dict[str, Tensor], inputs: Tensor, target: Tensor) -> Tensor:
-        batch = Batch(ids=torch.zeros(1, dtype=torch.long), inputs=inputs[None], targets=target[None])
-        return workload.losses(functional_call(model, weights, (batch.inputs,)), batch).sum()
-
-    each = vmap(grad(loss), in_dims=(None, 0, 0))
-    rows = []
-    for ids in torch.arange(workload.num_samples).split(PASSES):
-        batch = workload.batch(ids)
-        found = each(parameters, batch.inputs, batch.targets)
-        rows.append(torch.cat([part.flatten(1) for part in found.values()], dim=1))
-    gradients = torch.cat(rows)
+    """Noise of the training samples' own gradients at the weights of `arm`."""
+    everything = setting.exact.batch(torch.arange(setting.exact.num_samples))
+    gradients = sample_gradients(setting.referee(dropout=False), snapshot(arm.model), everything)
     mean = gradients.mean(0)
     spread = float((gradients - mean).square().sum()) / (len(gradients) - 1)
     return Noise(float(mean @ mean), spread, len(gradients))

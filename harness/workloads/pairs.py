@@ -35,7 +35,7 @@ class TwoTowers(nn.Module):
 class PairsWorkload(ImageWorkload):
     """InfoNCE (van den Oord et al., arXiv:1807.03748) in both directions: the other images of the batch are the negatives.
 
-    Labels are not used. A sample's loss hangs on all samples it is computed with: micro-batches have fewer negatives.
+    Labels are not used. A sample's loss depends on all samples it is computed with: micro-batches have fewer negatives.
     """
 
     coupling = Cause.non_separable_loss

@@ -41,7 +41,7 @@ class PolicyWorkload(ImageWorkload):
         return self._with_log(super().batch(ids))
 
     def prepared(self, window: Batch) -> Batch:
-        """Rewards normalised over the samples given; in float64, so that every width sees the same advantages."""
+        """Rewards normalised over the samples given; in float64, so that every precision sees the same advantages."""
         action, reward, label = window.targets.double().unbind(1)
         advantage = (reward - reward.mean()) / (reward.std(correction=0) + SMALLEST_DEVIATION)
         return replace(window, targets=torch.stack([action, advantage, label], 1).to(window.targets))

@@ -9,7 +9,7 @@ import torch
 from harness import studies
 from harness.config import OptimizerConfig, OptimizerName, Precision, Study, TrialConfig
 from harness.recipes.recipe import take_step
-from harness.studies import second_moment
+from harness.studies import gradient_noise, second_moment
 from harness.studies.second_moment import Noise, exact_noise, square_per_micro_batch
 from harness.trial import accumulated, full_batch
 from tests.reference import softmax_regression_gradients
@@ -24,10 +24,12 @@ CONFIG = TrialConfig(
 
 
 def test_exact_noise_against_numpy(toy_setting, make_numpy, monkeypatch) -> None:
-    monkeypatch.setattr(second_moment, "PASSES", 7)  # 24 samples in four passes, the last of three
+    """Sample i of the toy has 1 + i % 4 loss terms: its gradient counts that often, over their mean of 2.5."""
+    monkeypatch.setattr(gradient_noise, "CHUNK", 7)  # 24 samples in four passes, the last of three
     setting = toy_setting(CONFIG)
     oracle = make_numpy(setting)
     each = softmax_regression_gradients(oracle.start[:15].reshape(3, 5), oracle.start[15:], oracle.x, oracle.y)
+    each *= (1 + np.arange(24) % 4)[:, None] / 2.5
     noise = exact_noise(setting, setting.arm(full_batch(CONFIG), precision=Precision.float64))
     assert noise.squared_mean == pytest.approx(float((each.mean(0) ** 2).sum()), rel=1e-10)
     assert noise.trace == pytest.approx(float(each.var(0, ddof=1).sum()), rel=1e-10)
