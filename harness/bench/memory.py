@@ -56,9 +56,9 @@ def arms_of(num_arms: int) -> dict[str, Arm]:
 
 
 def live_bytes() -> int:
-    """Of all tensors, each storage once."""
+    """Bytes of all tensors that exist, each storage once."""
     gc.collect()
-    found = [thing for thing in gc.get_objects() if type(thing) in (Tensor, nn.Parameter)]
+    found = [thing for thing in gc.get_objects() if type(thing) in (Tensor, nn.Parameter)]  # isinstance wakes lazy modules
     found += [tensor.grad for tensor in found if tensor.is_leaf and tensor.grad is not None]
     return sum({tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in found}.values())
 

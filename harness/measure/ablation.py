@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from harness.config import Precision
 from harness.measure.lock_step import ArmChanges, Setting, Watch
 from harness.measure.rounding import zero_lr
 from harness.recipes.micro_batch import Even
 from harness.recipes.recipe import Recipe, take_step
+from harness.recipes.remedies import batch_norms
 from harness.referee.gradients import relative_distance
 from harness.referee.oracle import clipped, no_clipping, snapshot
 
@@ -110,9 +110,8 @@ def gap(setting: Setting, run: Run) -> float:
 
 def freeze(model: nn.Module) -> None:
     """Put every BatchNorm layer into evaluation mode."""
-    for layer in model.modules():
-        if isinstance(layer, _BatchNorm):
-            layer.eval()
+    for layer in batch_norms(model):
+        layer.eval()
 
 
 def _nan_first(value: float) -> float:

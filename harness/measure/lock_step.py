@@ -82,9 +82,13 @@ class Setting:
         size, last = size or config.effective_batch, last or config.data.last_window
         return islice(windows(self.exact.num_samples, size, config.seed, last), config.steps if num is None else num)
 
-    def randomness(self) -> AbstractContextManager[None]:
-        """The draws of a single window, the same whenever it is run again."""
-        return fixed_randomness(self.config.seed, self.device)
+    def randomness(self, *stream: int) -> AbstractContextManager[None]:
+        """Draws from torch's generators start from the trial's seed and `stream` (in a training, the optimizer step)."""
+        return fixed_randomness(hash_seed(self.config.seed, *stream) if stream else self.config.seed, self.device)
+
+    def generator(self, *stream: int) -> torch.Generator:
+        """A generator on the CPU that starts from the trial's seed and `stream`."""
+        return torch.Generator().manual_seed(hash_seed(self.config.seed, *stream))
 
     def referee(self, *, dropout: bool = True) -> Referee:
         """The float64 referee of the trial's model and loss; without `dropout` its layers of that kind do nothing."""

@@ -35,8 +35,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from harness import processes
 from harness.config import ConfigError, LastWindow, Precision, Split, TrialConfig
 from harness.measure.lock_step import Setting, Watch
-from harness.recipes.determinism import fixed_randomness
-from harness.recipes.micro_batch import Ragged, hash_seed
+from harness.recipes.micro_batch import Ragged
 from harness.recipes.recipe import Arm, Recipe, take_step
 from harness.referee.gradients import flatten
 from harness.workloads import Batch
@@ -236,7 +235,7 @@ def train(setting: Setting, way: Way, num: int, rank: int, world: int) -> Trace:
     for t, ids in enumerate(whole_windows(setting)):
         own = ids.split(sizes(world, config.split, len(ids)))[rank]
         watch.start_window()
-        with fixed_randomness(hash_seed(config.seed, t, rank), setting.device):
+        with setting.randomness(t, rank):
             take_step(arm, setting.exact.batch(own))
         assert watch.gradient is not None
         trace.gradients.append(watch.gradient.numpy())

@@ -19,7 +19,6 @@ from harness.judge.resampling import permutation_rank, ratio_of_medians
 from harness.judge.verdict import Rounding
 from harness.measure.lock_step import REFERENCE, LockStep, Setting
 from harness.measure.probe import inside_causes
-from harness.recipes.micro_batch import hash_seed
 from harness.recipes.recipe import Recipe
 from harness.referee.gradients import Comparison, Decomposition, compare, decompose, relative_distance
 from harness.referee.oracle import WHOLE, no_clipping, snapshot
@@ -60,7 +59,7 @@ def measure(setting: Setting, recipes: Mapping[str, Recipe], ids: Tensor) -> dic
         label: _decomposed(lock, label, referee.parts(state, window, recipe.split(len(window))).parts)
         for label, recipe in recipes.items()
     }
-    generator = torch.Generator().manual_seed(hash_seed(config.seed, PERMUTATION_STREAM))
+    generator = setting.generator(PERMUTATION_STREAM)
     errors: dict[str, list[float]] = {label: [] for label in recipes}
     for _ in range(config.permutations):
         lock.step(ids[torch.randperm(len(ids), generator=generator)])

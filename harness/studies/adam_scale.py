@@ -15,7 +15,7 @@ from harness.config import LastWindow, OptimizerConfig, OptimizerName, Precision
 from harness.measure.lock_step import REFERENCE, LockStep, Setting
 from harness.recipes.faults import loss_not_divided
 from harness.referee.gradients import flatten, relative_distance
-from harness.referee.oracle import clipped
+from harness.referee.oracle import clipped, snapshot
 from harness.studies import OnStep, Row
 from harness.trial import ACCUMULATED, Candidate, accumulated, check_splits, full_batch
 
@@ -65,7 +65,8 @@ def _row(setting: Setting, num: int) -> Row:
     for ids in setting.windows(last=LastWindow.drop):
         records = lock.step(ids)
         first = first or {f"{name}_first": value for name, value in _differences(lock).items()}
-    gradient = setting.referee().gradient(_start(setting), setting.exact.batch(next(setting.windows(last=LastWindow.drop))))
+    first_window = setting.exact.batch(next(setting.windows(last=LastWindow.drop)))
+    gradient = setting.referee().gradient(snapshot(setting.initial), first_window)
     clips = {name: lock.arms[name].clipped for name in (REFERENCE, UNDIVIDED)}
     return {
         "accumulation_steps": num,
@@ -77,10 +78,6 @@ def _row(setting: Setting, num: int) -> Row:
         "loss": records[ACCUMULATED].loss,
         "loss_undivided": records[UNDIVIDED].loss / num,  # it reports the sum
     }
-
-
-def _start(setting: Setting) -> dict[str, Tensor]:
-    return {name: value.detach().double() for name, value in setting.initial.state_dict().items()}
 
 
 def _differences(lock: LockStep) -> dict[str, float]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from harness.config import Precision
 from harness.judge.signature import worst
 from harness.measure.lock_step import Setting, Watch
-from harness.recipes.micro_batch import Even, hash_seed
+from harness.recipes.micro_batch import Even
 from harness.recipes.recipe import Normalise, Recipe, take_step, window_total
 from harness.referee.gradients import flatten, relative_distance
 from harness.referee.oracle import snapshot
@@ -31,7 +31,7 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     """
     config = setting.config
     steady = list(setting.windows())
-    generator = torch.Generator().manual_seed(hash_seed(config.seed, STREAM))
+    generator = setting.generator(STREAM)
     nums = [
         int(config.accumulation_steps[i])
         for i in torch.randint(len(config.accumulation_steps), (4 * config.steps,), generator=generator)

@@ -17,8 +17,6 @@ import torch
 from torch import Tensor
 
 from harness.measure.lock_step import Setting
-from harness.recipes.determinism import fixed_randomness
-from harness.recipes.micro_batch import hash_seed
 from harness.recipes.recipe import Arm, take_step
 from harness.studies import OnStep, Row
 from harness.studies.optimizer_states import small_batch
@@ -63,7 +61,7 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
         window = trainings[0].arm.workload.batch(ids)
         samples += len(ids)
         for one in trainings:
-            with fixed_randomness(hash_seed(config.seed, t), setting.device):
+            with setting.randomness(t):
                 take_step(one.arm, window)
         on_step(t, [
             {"arm": "trained", "accumulation_steps": one.num, "step": t, "replicate": 0, "samples": samples,

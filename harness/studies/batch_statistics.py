@@ -14,7 +14,6 @@ from torch import Tensor
 
 from harness.config import ConfigError, LastWindow, Norm, Precision
 from harness.measure.lock_step import Setting
-from harness.recipes.micro_batch import hash_seed
 from harness.recipes.recipe import Arm, Recipe, take_step
 from harness.recipes.remedies import REMEDIES, batch_norms
 from harness.referee.gradients import compare, flatten, relative_distance
@@ -154,7 +153,7 @@ def _over_partitions(setting: Setting, state: State, window: Batch, recipe: Reci
     """
     referee = setting.referee()
     g = referee.gradient(state, window)
-    generator = torch.Generator().manual_seed(hash_seed(setting.config.seed, 5))
+    generator = setting.generator(5)
     orders = [torch.randperm(len(window), generator=generator) for _ in range(PARTITIONS)]
     cuts = torch.stack([referee.within(state, window.rows(order), recipe.split(len(window)), GHOST)[1] for order in orders])
     variance = float(cuts.var(0).sum())

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from harness.measure import noise_scale
 from harness.measure.lock_step import REFERENCE, Setting
 from harness.recipes import faults
-from harness.recipes.determinism import fixed_randomness
-from harness.recipes.micro_batch import hash_seed
 from harness.recipes.recipe import Arm, take_step
 from harness.studies import OnStep, Row
 from harness.trial import ACCUMULATED, Candidate, check_splits, full_batch, outcome, with_faults
@@ -60,7 +58,7 @@ def train(setting: Setting, chosen: Sequence[Candidate], on_step: OnStep) -> lis
         window = arms[0].workload.batch(ids)
         num_samples += len(ids)
         for arm, own in zip(arms, losses, strict=True):
-            with fixed_randomness(hash_seed(config.seed, t), setting.device):
+            with setting.randomness(t):
                 own.append(float(take_step(arm, window)))
         squares = noise_scale.read(noise)
         on_step(t, [

@@ -15,8 +15,6 @@ from harness.config import ConfigError, Precision
 from harness.measure import noise_scale
 from harness.measure.lock_step import Setting, Watch
 from harness.measure.rounding import zero_lr
-from harness.recipes.determinism import fixed_randomness
-from harness.recipes.micro_batch import hash_seed
 from harness.recipes.recipe import Recipe, take_step
 from harness.referee.gradients import relative_distance
 from harness.referee.oracle import Referee, State, snapshot
@@ -46,7 +44,7 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     for t, ids in enumerate(setting.windows()):
         if t % config.probe_every == 0:
             rows += probe(setting, recipe, snapshot(arm.model), t)
-        with fixed_randomness(hash_seed(config.seed, t), setting.device):
+        with setting.randomness(t):
             loss = float(take_step(arm, arm.workload.batch(ids)))
         label = {"step": t, "arm": ACCUMULATED, "accumulation_steps": num, "replicate": 0}
         on_step(t, [{**label, "loss": loss, **noise_scale.read(noise)[ACCUMULATED]}])
@@ -60,7 +58,7 @@ def probe(setting: Setting, recipe: Recipe, state: State, step: int) -> list[Row
     each = sample_gradients(referee, state, everything)
     about = {"step": step, "accumulation_steps": recipe.accumulation_steps}
     scale = {"quantity": "noise_scale", **about, **moments(each), **by_windows(setting, recipe, state, each, step)}
-    generator = torch.Generator().manual_seed(hash_seed(setting.config.seed, DRAWS, step))
+    generator = setting.generator(DRAWS, step)
     sizes = [size for size in SIZES if size < len(each)]
     return [scale] + [
         {"quantity": "variance", **about, "replacement": replacement, "batch": size, "draws": setting.config.permutations,
@@ -130,7 +128,7 @@ def by_windows(setting: Setting, recipe: Recipe, state: State, each: Tensor, ste
     )
     arm.model.load_state_dict(state)
     watch, noise = Watch(arm), {"loop": noise_scale.NoiseWatch(arm)}
-    generator = torch.Generator().manual_seed(hash_seed(config.seed, WINDOWS, step))
+    generator = setting.generator(WINDOWS, step)
     rows, errors = [], []
     for _ in range(config.permutations):
         ids = torch.randint(len(each), (config.effective_batch,), generator=generator)

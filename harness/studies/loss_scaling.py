@@ -13,8 +13,6 @@ from harness.measure import poison
 from harness.measure.algebra import ACTIVE
 from harness.measure.lock_step import REFERENCE, Setting, Watch
 from harness.recipes import faults
-from harness.recipes.determinism import fixed_randomness
-from harness.recipes.micro_batch import hash_seed
 from harness.recipes.recipe import Arm, Recipe, take_step
 from harness.referee.gradients import flatten, relative_distance
 from harness.referee.oracle import clipped, snapshot
@@ -84,5 +82,5 @@ def _healthy(setting: Setting, arm: Arm, watch: Watch, ids: torch.Tensor) -> tup
 
 def _take(setting: Setting, arm: Arm, watch: Watch, ids: torch.Tensor) -> None:
     watch.start_window()
-    with fixed_randomness(hash_seed(setting.config.seed, arm.windows), setting.device):
+    with setting.randomness(arm.windows):
         take_step(arm, arm.workload.batch(ids))

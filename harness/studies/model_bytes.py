@@ -1,13 +1,11 @@
-"""What training keeps between micro-batches, in bytes: parameters, gradients, optimizer state, moving average."""
+"""What training keeps between micro-batches, in bytes: parameters, gradients, optimizer state."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
-
-from torch import Tensor
 
 from harness.measure.lock_step import Setting
+from harness.measure.memory import num_bytes, state_tensors
 from harness.recipes.recipe import BOUNDARY, Arm, Stage, take_step
 from harness.studies import OnStep, Row
 from harness.trial import accumulated
@@ -23,7 +21,7 @@ def _row(setting: Setting, num: int) -> Row:
     config, held = setting.config, [0]
 
     def weigh(arm: Arm) -> None:
-        held[0] = _bytes(p.grad for p in arm.model.parameters() if p.grad is not None)
+        held[0] = num_bytes(p.grad for p in arm.model.parameters() if p.grad is not None)
 
     stages: tuple[Stage, ...] = (weigh, *BOUNDARY)
     recipe = dataclasses.replace(accumulated(config, num), at_boundary=stages)
@@ -34,17 +32,7 @@ def _row(setting: Setting, num: int) -> Row:
         "accumulation_steps": num,
         "micro_batch": max(recipe.split(config.effective_batch)),
         "num_parameters": sum(p.numel() for p in parameters),
-        "parameter_bytes": _bytes(parameters),
+        "parameter_bytes": num_bytes(parameters),
         "gradient_bytes": held[0],
-        "state_bytes": _bytes(_state(arm)),
+        "state_bytes": num_bytes(state_tensors(arm)),
     }
-
-
-def _state(arm: Arm) -> Iterator[Tensor]:
-    """The optimizer's tensors of a parameter's shape; its scalar counters are not memory that grows with the model."""
-    for entries in arm.optimizer.state.values():
-        yield from (value for value in entries.values() if isinstance(value, Tensor) and value.dim() > 0)
-
-
-def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

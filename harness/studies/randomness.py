@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from harness.config import ConfigError, Precision
 from harness.measure.lock_step import Setting, Watch
 from harness.measure.rounding import zero_lr
-from harness.recipes.determinism import fixed_randomness
-from harness.recipes.micro_batch import hash_seed
 from harness.recipes.recipe import Recipe, take_step
 from harness.recipes.sample_masks import masks_of_samples, masks_repeated
 from harness.referee.gradients import relative_distance
@@ -76,7 +74,7 @@ def draws(setting: Setting, recipe: Recipe, ids: Tensor, stream: int) -> Tensor:
     arm = setting.arm(recipe, precision=Precision.float64, steps=1, clip_norm=None, optimizer=zero_lr(config.optimizer))
     watch, window, found = Watch(arm), setting.exact.batch(ids), []
     for r in range(config.permutations):
-        with fixed_randomness(hash_seed(config.seed, stream, r), setting.device):
+        with setting.randomness(stream, r):
             take_step(arm, window)
         assert watch.gradient is not None
         found.append(watch.gradient)

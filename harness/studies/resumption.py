@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 
 from harness.measure.lock_step import Setting, optimizer_state
-from harness.recipes.determinism import fixed_randomness
-from harness.recipes.micro_batch import hash_seed
 from harness.recipes.recipe import Arm, Recipe, take_step
 from harness.referee.gradients import flatten, relative_distance
 from harness.studies import OnStep, Row
@@ -67,7 +65,7 @@ def train(setting: Setting, recipe: Recipe, checkpoint: Checkpoint | None) -> Ar
     arm = setting.arm(recipe)
     for t, ids in enumerate(setting.windows()):
         window = arm.workload.batch(ids)
-        with fixed_randomness(hash_seed(setting.config.seed, t), setting.device):
+        with setting.randomness(t):
             if t == AFTER and checkpoint is not None:
                 _interrupt(setting, arm, checkpoint, window)
             else:

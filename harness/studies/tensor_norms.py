@@ -7,8 +7,6 @@ from torch import Tensor
 
 from harness.config import Precision
 from harness.measure.lock_step import Setting, Watch
-from harness.recipes.determinism import fixed_randomness
-from harness.recipes.micro_batch import hash_seed
 from harness.recipes.recipe import Arm, take_step
 from harness.studies import OnStep, Row
 from harness.trial import accumulated, full_batch
@@ -29,7 +27,7 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
         if t % config.probe_every == 0:
             for num in config.accumulation_steps:
                 accumulated[num] = _accumulated(setting, full, num, window, t)
-        with fixed_randomness(hash_seed(config.seed, t), setting.device):
+        with setting.randomness(t):
             take_step(full, window)
         assert watch.gradient is not None
         own = _norms(full, watch.gradient)
@@ -48,7 +46,7 @@ def _accumulated(setting: Setting, full: Arm, num: int, window: Batch, step: int
     arm = setting.arm(recipe, precision=Precision.float64, steps=1)
     arm.model.load_state_dict(full.model.state_dict())
     watch = Watch(arm)
-    with fixed_randomness(hash_seed(config.seed, step), setting.device):
+    with setting.randomness(step):
         take_step(arm, window)
     assert watch.gradient is not None
     return _norms(arm, watch.gradient)

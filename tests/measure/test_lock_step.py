@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 
 import pytest
 import torch
 from torch import Tensor
 
+from harness.bench.memory import live_bytes
 from harness.config import Model, OptimizerConfig, OptimizerName, TrialConfig, WorkloadConfig
 from harness.measure.lock_step import REFERENCE, LockStep, Setting
 from harness.recipes.micro_batch import Even
@@ -31,14 +31,6 @@ def lock_of(setting: Setting, num_arms: int, **recipe: object) -> LockStep:
 
 def stream(setting: Setting, num: int) -> list[Tensor]:
     return list(setting.windows(num))
-
-
-def live_bytes() -> int:
-    """Of all tensors that exist, each storage once."""
-    gc.collect()
-    found = [thing for thing in gc.get_objects() if type(thing) in (Tensor, torch.nn.Parameter)]  # isinstance wakes lazy modules
-    found += [t.grad for t in found if t.is_leaf and t.grad is not None]
-    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in found}.values())
 
 
 @pytest.mark.parametrize("keep", [False, True])
