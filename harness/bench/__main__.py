@@ -33,6 +33,7 @@ OF_TRIALS, OF_SWEEPS = ("overhead", "profile"), ("by_hand",)  # those that can m
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure the parts asked for, print the table, write the JSON; 2 for an argument that cannot be used."""
     parser = argparse.ArgumentParser(
         prog="python -m harness.bench",
         description=__doc__,

@@ -43,6 +43,7 @@ class Spread:
 
     @staticmethod
     def of(values: Sequence[float]) -> Spread:
+        """The spread of one or more values."""
         middle = median_interval(values)
         return Spread(middle.estimate, min(values), max(values), len(values), (middle.low, middle.high))
 
@@ -123,4 +124,5 @@ def _cpu_of(pid: int) -> float:
 
 
 def to_json(spread: Spread | None) -> dict[str, float] | None:
+    """Plain JSON types; None stays None."""
     return None if spread is None else asdict(spread)

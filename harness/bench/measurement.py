@@ -41,6 +41,7 @@ class Measurement:
 
 
 def to_dict(one: Measurement) -> dict[str, Any]:
+    """The row of `bench.json`: plain JSON types, with `met` and `decided`."""
     return {**asdict(one), "met": one.met, "decided": one.decided}
 
 

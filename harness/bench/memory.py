@@ -29,6 +29,7 @@ COPIES = 2.0
 
 
 def measurements(rounds: int = ROUNDS) -> Iterator[Measurement]:
+    """Copies that comparing keeps, and the peak of lock-step over that of bare arms, by the number of arms."""
     for num_arms in ARMS:
         copies = Spread.of([kept_copies(num_arms)])
         name = f"copies kept for comparing, {num_arms} arms of {SIZE:.0e} parameters"
@@ -51,6 +52,7 @@ def kept_copies(num_arms: int) -> float:
 
 
 def arms_of(num_arms: int) -> dict[str, Arm]:
+    """The full batch and `num_arms - 1` accumulating arms, on a model of `SIZE` parameters in float32."""
     workload = wide(SIZE)
     return {REFERENCE: make_arm(workload, 1)} | {f"accumulated/{i}": make_arm(workload, 2) for i in range(1, num_arms)}
 
@@ -70,6 +72,7 @@ def peak(side: str, num_arms: int) -> int:
 
 
 def main(side: str, num_arms: int) -> None:
+    """Take two steps of all arms, in lock-step or bare, and print the bytes by which the process grew."""
     torch.set_num_threads(1)
     arms, ids = arms_of(num_arms), torch.arange(SAMPLES)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - num_arms * 4 * SIZE // 1024

@@ -73,6 +73,7 @@ def named(configs: Sequence[TrialConfig]) -> dict[str, TrialConfig]:
 
 
 def of_workload(name: str, config: TrialConfig, rounds: int, least_seconds: float = 0.0) -> Iterator[Measurement]:
+    """Bare loops in seconds; the training phase at both densities of probes, and the whole trial, as ratios to them."""
     with tempfile.TemporaryDirectory() as folder, deterministic(config.precision):
         setting = Setting(config, choose_device(config.device))
         sides = Sides(setting, Path(folder))
@@ -114,6 +115,7 @@ class Sides:
         self.num_parameters = sum(p.numel() for p in setting.initial.parameters())
 
     def bare(self) -> dict[str, float]:
+        """Train all arms as bare loops; the last losses by label."""
         return bare_arms(self.setting, self.recipes, self.stream)
 
     def training(self, probe_every: int) -> dict[str, float]:
@@ -135,6 +137,7 @@ class Sides:
         return {label: losses[-1] for label, losses in distances.losses.items()}
 
     def whole(self, probe_every: int) -> None:
+        """A whole trial, into a store of its own."""
         run_whole(dataclasses.replace(self.setting.config, probe_every=probe_every), self.folder / f"whole-{next(self.count)}")
 
     def check(self) -> None:

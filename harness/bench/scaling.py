@@ -37,6 +37,7 @@ SWEEP = ("seed=range(8)", "algebra_steps=150", "steps=60", "tracking=disabled")
 
 
 def measurements(rounds: int = ROUNDS) -> Iterator[Measurement]:
+    """Ratios of compared to bare steps over N, parameters and tensors; then sweeps over workers and trials."""
     axes: dict[str, dict[str, tuple[Vectors, int]]] = {
         "N": {f"{num}": (wide(10**5), num) for num in NUMS},
         "parameters": {f"{size:.0e}": (wide(size), 2) for size in PARAMETERS},
@@ -135,6 +136,7 @@ class Scales(nn.Module):
         self.vectors = nn.ParameterList([torch.full((16,), 1e-3) for _ in range(num)])
 
     def forward(self, inputs: Tensor) -> Tensor:
+        """[n, 16] -> [n, 16], the input plus all vectors."""
         for vector in self.vectors:
             inputs = inputs + vector
         return inputs
@@ -147,6 +149,7 @@ def wide(size: int) -> Vectors:
 
 
 def deep(num: int) -> Vectors:
+    """`num` tensors of 16 parameters."""
     return Vectors(lambda: Scales(num), 16)
 
 
@@ -156,6 +159,7 @@ def two_arms(workload: Vectors, num: int) -> dict[str, Arm]:
 
 
 def make_arm(workload: Vectors, num: int) -> Arm:
+    """An arm in float32 with plain SGD that cuts its 64 samples into `num` micro-batches."""
     model = workload.make_model()
     optimizer = make_optimizer(OptimizerConfig(lr=1e-3), model.parameters())
     return Arm(

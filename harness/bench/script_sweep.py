@@ -70,10 +70,12 @@ def changed(overrides: Sequence[str]) -> dict[str, str]:
 
 
 def cells(grid: Mapping[str, str]) -> int:
+    """How many runs the grid has: the product of the numbers of values of its axes."""
     return math.prod(len(values.split(",")) for values in grid.values())
 
 
 def script_sweep(grid: Mapping[str, str], folder: Path, *, threads: int) -> Cost:
+    """What the script costs on the grid, with `threads` threads (0: as many as PyTorch takes)."""
     folder.mkdir()
     axes = [f"{axis}={values}" for axis, values in grid.items()]
     quiet = [f"hydra.sweep.dir={folder}", "hydra.sweep.subdir=.", "hydra.output_subdir=null", "hydra/job_logging=disabled"]

@@ -19,6 +19,7 @@ TINY = (
 
 
 def measurements(rounds: int = ROUNDS) -> Iterator[Measurement]:
+    """Seconds of `--help`, of a tiny trial, and of importing torch alone."""
     harness, count = [sys.executable, "-m", "harness"], itertools.count()
     with tempfile.TemporaryDirectory() as folder:
         costs = alternate(

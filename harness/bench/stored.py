@@ -41,6 +41,7 @@ KINDS = tuple(
 
 
 def measurements(rounds: int = ROUNDS, sizes: tuple[int, ...] = SIZES) -> Iterator[Measurement]:
+    """Milliseconds to store a trial, seconds of status and report, and the peak of the report, over `sizes` trials."""
     record, rows = real_trial()
     for size in sizes:
         with tempfile.TemporaryDirectory() as folder:
@@ -87,6 +88,7 @@ def fill(root: Path, size: int, record: dict[str, Any], rows: list[dict[str, Any
 
 
 def nth_configuration(number: int) -> TrialConfig:
+    """Another configuration for every number: `SEEDS` seeds of each of `KINDS`, then the same with other seeds."""
     kind, seed = divmod(number, SEEDS)
     data, norm, optimizer, precision = KINDS[kind % len(KINDS)]
     model = Model.transformer if data == Data.text else Model.conv

@@ -151,6 +151,7 @@ class Watch:
             arm.model.register_forward_hook(self._see_outputs)
 
     def start_window(self, reference: Elements | None = None) -> None:
+        """Forget the last window; what the optimizer consumes is compared with `reference` at once, where there is one."""
         self.gradient = self.moments = self.consumed = self.last_forward = self.left_over = None
         self.reference = reference
         self.steps_in_window = self.steps_before_last_forward = 0

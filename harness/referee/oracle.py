@@ -57,6 +57,7 @@ class Parts:
 
     @property
     def gradient(self) -> Tensor:
+        """[P] the full batch's gradient."""
         return torch.stack(self.shares).sum(0)
 
 
@@ -172,6 +173,7 @@ class GhostBatchNorm(nn.Module):
             self.register_buffer(name, buffer)
 
     def forward(self, x: Tensor) -> Tensor:
+        """[n, C, ...] -> the same shape; the n samples are cut into chunks of `sizes`."""
         shape = [1, -1] + [1] * (x.dim() - 2)
         others = [0, *range(2, x.dim())]
         outputs = []

@@ -29,6 +29,7 @@ class TwoTowers(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
+        """[n, C, H, W] -> [n, 2, 16], the embeddings of the left and of the right half."""
         return torch.stack([self.left(images[..., : self.middle]), self.right(images[..., self.middle :])], 1)
 
 

@@ -106,6 +106,7 @@ class TextWorkload(Workload):
         self.held_out = self.batch(torch.arange(self.num_samples, len(lines)))
 
     def make_model(self) -> nn.Module:
+        """The model for this vocabulary, padding included."""
         return self._make_model(self.vocabulary_size)
 
     def batch(self, ids: Tensor) -> Batch:
@@ -122,7 +123,9 @@ class TextWorkload(Workload):
         return terms.view(batch.targets.shape).sum(1)
 
     def num_terms(self, batch: Batch) -> Tensor:
+        """[n] characters that are predicted: those of the line but the first."""
         return (batch.targets != IGNORED).sum(1)
 
     def correct(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """[n] characters whose most likely prediction is right."""
         return (outputs.argmax(2) == batch.targets).sum(1)
