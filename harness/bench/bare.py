@@ -15,7 +15,7 @@ from harness.recipes.recipe import Recipe
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """What a trial of a sweep has, and so what it is measured beside."""
+    """One thread for torch inside, as a trial of a sweep has; the caller's number of threads afterwards."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

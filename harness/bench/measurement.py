@@ -26,12 +26,12 @@ class Measurement:
 
     @property
     def met(self) -> bool | None:
-        """By the median; None where there is no target."""
+        """Whether the median meets the target; None where there is none."""
         return self._meets(self.wall.median)
 
     @property
     def decided(self) -> bool | None:
-        """Whether the whole interval of the median says the same."""
+        """Whether the whole interval of the median meets the target, or misses it, as the median does."""
         return None if self.target is None else all(self._meets(end) == self.met for end in self.wall.interval)
 
     def _meets(self, value: float) -> bool | None:

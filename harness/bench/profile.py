@@ -39,7 +39,7 @@ Place = tuple[str, str]  # phase, module
 
 
 def measurements(rounds: int = ROUNDS, configs: Sequence[TrialConfig] = ()) -> Iterator[Measurement]:
-    """Of `configs`, or else of the trials of (a)."""
+    """Percent by place of each of `configs`, or else of the trials of `overhead`."""
     with one_thread():
         for name, config in named(configs).items():
             yield from of_trial(name, config, rounds)
@@ -85,7 +85,7 @@ class Sampler:
         self._last = time.process_time()
 
     def shares(self) -> defaultdict[Place, float]:
-        """Percent by place."""
+        """Percent of the processor time by place; they add up to 100."""
         total = sum(self.seconds.values())
         return defaultdict(float, {key: 100 * seconds / total for key, seconds in self.seconds.items()})
 

@@ -37,7 +37,10 @@ ALGEBRA_STEPS = 10
 
 
 def measurements(rounds: int = ROUNDS, overrides: Sequence[str] = ()) -> Iterator[Measurement]:
-    """On the grid with a target, or on another: `overrides` give axes of GRID other values, as `norm=none` or `steps=50`."""
+    """Seconds of both sweeps, and their ratio.
+
+    On the grid with a target, or on another: `overrides` give axes of GRID other values, as `norm=none` or `steps=50`.
+    """
     grid, count = changed(overrides), itertools.count()
     with tempfile.TemporaryDirectory() as folder:
 
@@ -84,7 +87,7 @@ def script_sweep(grid: Mapping[str, str], folder: Path, *, threads: int) -> Cost
 
 
 def harness_sweep(grid: Mapping[str, str], folder: Path) -> Cost:
-    """Every N of the grid is an arm of the same trial."""
+    """What the harness costs on the grid; every N is an arm of the same trial."""
     axes = [f"{axis}={f'[{values}]' if axis == NUMS else values}" for axis, values in grid.items()]
     captured = ["execution=cuda_graph"] if choose_device(Device.auto).type == "cuda" else []
     settings = [f"algebra_steps={ALGEBRA_STEPS}", *captured, f"results={folder}"]

@@ -166,7 +166,7 @@ class Watch:
             self._take(rate)
 
     def end_window(self) -> None:
-        """A window whose only steps found no gradient has consumed zeros."""
+        """Count a window whose only steps found no gradient: it has consumed zeros."""
         if self.steps_in_window == 0 and not math.isnan(self._idle_rate):
             self._take(self._idle_rate)
 
@@ -187,14 +187,14 @@ class Watch:
         if outputs.requires_grad and not self._backward_begun:
             outputs.register_hook(self._see_backward)
         if outputs.requires_grad and self.sees_forwards:
-            outputs.register_hook(partial(self._used, flatten(self.parameters), self.steps_in_window))
+            outputs.register_hook(partial(self._note_forward, flatten(self.parameters), self.steps_in_window))
 
-    def _used(self, weights: Tensor, steps: int, _gradient: Tensor) -> None:
-        """A backward goes through a forward with these weights; one for logging alone does not count."""
+    def _note_forward(self, weights: Tensor, steps: int, _gradient: Tensor) -> None:
+        """Note that a backward goes through a forward with these weights; a forward for logging alone has none."""
         self.last_forward, self.steps_before_last_forward = weights, steps
 
     def _see_backward(self, _gradient: Tensor) -> None:
-        """Before anything is added to a `.grad`: the outputs come first in a backward."""
+        """Note gradients that are there before anything is added to them: the outputs come first in a backward."""
         if self._backward_begun:
             return
         self._backward_begun = True
@@ -282,7 +282,7 @@ class LockStep:
         }
 
     def _count(self, label: str, window: Batch) -> None:
-        """What an arm did otherwise than the reference in this window."""
+        """Count what an arm did otherwise than the reference in this window."""
         watch, reference = self.watches[label], self.watches[REFERENCE]
         self.dirty_starts[label] += watch.left_over is not None
         self.foreign_windows[label] += not window.holds(torch.cat(self.arms[label].seen))
@@ -290,7 +290,7 @@ class LockStep:
         self.foreign_rates[label] += both and watch.rate != reference.rate
 
     def watch_forwards(self, on: bool) -> None:
-        """Copy the weights at every forward from now on, or stop: a probe's business."""
+        """Copy every arm's weights at each forward from now on, or stop doing so."""
         for watch in self.watches.values():
             watch.sees_forwards = on
 

@@ -35,7 +35,7 @@ class Memory:
 
 
 def of_step(arm: Arm, window: Batch) -> Memory:
-    """Take one step of the arm, and count."""
+    """Take one step of the arm on `window`, and count the bytes it needs; the step itself is the same to the bit."""
     own = [*arm.model.parameters(), *arm.model.buffers(), window.inputs, window.targets]
     known = {tensor.untyped_storage().data_ptr() for tensor in own}
     saved: dict[int, int] = {}

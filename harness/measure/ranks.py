@@ -81,17 +81,17 @@ class Wire:
 
 
 def window_terms(wire: Wire, own: Tensor) -> Tensor:
-    """n: the gradients of the ranks are to be summed."""
+    """n, all loss terms of the window: for gradients that are summed over the ranks."""
     return wire.sum_terms(own)
 
 
 def scaled_terms(wire: Wire, own: Tensor) -> Tensor:
-    """n / W: the gradients of the ranks are to be averaged, as DDP does."""
+    """n / W of W ranks: for gradients that are averaged over the ranks, as DDP does."""
     return wire.sum_terms(own) / wire.world
 
 
 def own_terms(wire: Wire, own: Tensor) -> Tensor:
-    """n_r: every rank takes the mean over its own share."""
+    """n_r, the loss terms of the rank's own share: each rank takes the mean over it."""
     return own
 
 
@@ -129,7 +129,7 @@ def never(position: int, num: int) -> bool:
 
 
 def manual_sync(wire: Wire, num: int, split: Split, *, divisor: Divisor, reduction: Reduction, when: SyncRule) -> Recipe:
-    """The running sum of gradients is combined over the ranks after the micro-batches that `when` names."""
+    """The recipe whose running sum of gradients is combined over the ranks after the micro-batches that `when` names."""
 
     def synchronise(arm: Arm) -> None:
         if when(arm.position, len(arm.seen)):
@@ -147,7 +147,7 @@ def manual_sync(wire: Wire, num: int, split: Split, *, divisor: Divisor, reducti
 
 
 def with_ddp(wire: Wire, num: int, split: Split, *, divisor: Divisor, when: SyncRule) -> Recipe:
-    """`DistributedDataParallel` averages in the backwards that `when` names, and not under `no_sync`, which is all others."""
+    """The recipe in which `DistributedDataParallel` averages in the backwards that `when` names, and in no others (`no_sync`)."""
 
     def counted(bucket: Any) -> torch.futures.Future[Tensor]:
         wire.count(bucket.buffer())
@@ -244,7 +244,7 @@ def train(setting: Setting, way: Way, num: int, rank: int, world: int) -> Trace:
 
 
 def serve(rank: int, world: int, folder: str, setting: bytes, link: Connection) -> None:
-    """The life of one rank: join the others, answer jobs until there are none, or until one fails."""
+    """The main function of a rank's process: join the others, answer jobs until there are none, or until one fails."""
     guard = threading.Thread(target=_die_with_parent, args=(folder,), daemon=True)
     guard.start()
     torch.set_num_threads(1)

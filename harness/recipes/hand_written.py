@@ -72,7 +72,7 @@ def _note_backward(taken: dict[int, Tensor], number: int, ids: Tensor, _gradient
 
 
 def _resolution(loss: object) -> float:
-    """Relative, of the format a loss is returned in: `torch.tensor(total)` of a number is float32. A number has float64's."""
+    """Relative resolution of the format a loss is returned in: `torch.tensor(total)` is float32, a number has float64's."""
     narrow = isinstance(loss, Tensor) and loss.is_floating_point() and loss.dtype != torch.float64
     return torch.finfo(loss.dtype).eps if isinstance(loss, Tensor) and narrow else 0.0
 

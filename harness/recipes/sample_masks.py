@@ -22,7 +22,7 @@ class SampleDropout(nn.Module):
         self.ids: Tensor = torch.empty(0, dtype=torch.long)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [n, ...], its rows in the order of `ids`."""
+        """x [n, ...] -> the same shape; its rows are in the order of `ids`."""
         if not self.training or self.p == 0:
             return x
         kept = torch.stack([self._draw(int(sample), x.shape[1:]) for sample in self.ids]) >= self.p

@@ -37,7 +37,7 @@ class Moments:
 
 
 def moments(x: Tensor) -> Moments:
-    """Of x [n, C, ...], over all but the channels; without gradient."""
+    """The moments of x [n, C, ...] over all but the channels, detached."""
     others = [0, *range(2, x.dim())]
     values = x.detach()
     mean = values.mean(others)
@@ -45,7 +45,7 @@ def moments(x: Tensor) -> Moments:
 
 
 def pooled(parts: Sequence[Moments]) -> Moments:
-    """Of all values together, by the law of total variance: var = mean of var_k + variance of mean_k, weighted by count."""
+    """Moments of all values together, by the law of total variance: mean of var_k + variance of mean_k, weighted by count."""
     count = sum(part.count for part in parts)
     mean = torch.stack([part.mean * (part.count / count) for part in parts]).sum(0)
     spread = [(part.variance + (part.mean - mean).square()) * (part.count / count) for part in parts]
@@ -129,7 +129,7 @@ class WindowNorm(nn.Module):
 
 
 def _along(channels: Tensor, x: Tensor) -> Tensor:
-    """[C] as [1, C, 1, ...], to go with x."""
+    """View `channels` [C] as [1, C, 1, ...], to be broadcast over x."""
     return channels.view([1, -1] + [1] * (x.dim() - 2))
 
 

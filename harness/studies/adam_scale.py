@@ -45,7 +45,7 @@ def as_if_right(optimizer: OptimizerConfig, clip_norm: float | None, num: int) -
 
 
 def _row(setting: Setting, num: int) -> Row:
-    """Relative differences of the way come: of the fault to the right recipe, and to the right one under other settings."""
+    """How far the fault's weights are from those of the right recipe, and of the right one under other settings, relative."""
     config = setting.config
     right = accumulated(config, num)
     check_splits(setting, [Candidate(ACCUMULATED, right)])
@@ -81,7 +81,7 @@ def _row(setting: Setting, num: int) -> Row:
 
 
 def _differences(lock: LockStep) -> dict[str, float]:
-    """||a - b|| / ||b - start|| of the weights, by what was compared."""
+    """||a - b|| / ||b - start|| of the present weights, by the pair of arms that is compared."""
     weights = {name: flatten(arm.model.parameters()) for name, arm in lock.arms.items()}
     way = {name: value - lock.start for name, value in weights.items()}
     return {

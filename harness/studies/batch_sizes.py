@@ -36,13 +36,13 @@ class Training:
     early: Row = field(default_factory=dict)  # `outcome` after as many steps as the window of B takes in all
 
     def count(self, arm: Arm) -> None:
-        """A stage after every optimizer step."""
+        """Count an optimizer step; after the last that the window of B takes, evaluate."""
         self.steps += 1
         if self.steps == self.enough:
             self.early = outcome(arm, [math.nan])
 
     def note(self, contributions: Sequence[Tensor]) -> Tensor:
-        """The report of a window, from its batches' mean losses."""
+        """Keep the mean losses of a window's batches; the window's loss is their mean."""
         own = torch.stack(list(contributions))
         self.losses += own.tolist()
         self.window_losses.append(float(own.mean()))

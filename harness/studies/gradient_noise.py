@@ -52,7 +52,7 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
 
 
 def probe(setting: Setting, recipe: Recipe, state: State, step: int) -> list[Row]:
-    """What the gradients of all training samples are at the weights `state`, and how batches of them scatter."""
+    """The rows of one probe: the gradients of all training samples at the weights `state`, and how batches of them scatter."""
     referee = setting.referee(dropout=False)
     everything = setting.exact.batch(torch.arange(setting.exact.num_samples))
     each = sample_gradients(referee, state, everything)
@@ -118,7 +118,7 @@ def batch_variance(each: Tensor, size: int, draws: int, generator: torch.Generat
 
 
 def by_windows(setting: Setting, recipe: Recipe, state: State, each: Tensor, step: int) -> Row:
-    """The loop itself on windows drawn with replacement at standing weights: both squared norms, means over the windows.
+    """What the loop measures at the weights `state`, on windows drawn with replacement: means of both squared norms.
 
     `loop_error`: largest relative distance of a window's accumulated gradient to the mean of its samples' rows.
     """

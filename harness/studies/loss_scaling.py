@@ -34,15 +34,15 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
             "arm": one.arm,
             "accumulation_steps": one.recipe.accumulation_steps,
             "width": str(precision),
-            **_three(setting, one.recipe, precision),
+            **_three_windows(setting, one.recipe, precision),
         }
         for precision in PRECISIONS
         for one in chosen
     ]
 
 
-def _three(setting: Setting, recipe: Recipe, precision: Precision) -> Row:
-    """What an arm did with the three windows; errors: relative distances to the clipped float64 gradient at its own weights."""
+def _three_windows(setting: Setting, recipe: Recipe, precision: Precision) -> Row:
+    """What an arm did with the three windows; errors are relative distances to the clipped float64 gradient there."""
     healthy, hit, after = setting.windows(3)
     referee = setting.referee(dropout=False)
     first = referee.gradient(snapshot(referee.model), setting.exact.batch(healthy))

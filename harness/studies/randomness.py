@@ -82,13 +82,13 @@ def draws(setting: Setting, recipe: Recipe, ids: Tensor, stream: int) -> Tensor:
 
 
 def draw_distances(own: Tensor, full: Tensor) -> Row:
-    """Relative distances of the single runs, draw by draw."""
+    """Relative distances ||a_r - g_r|| / ||g_r|| of the arm's and the full batch's r-th draw ([R, P] each)."""
     distances = [relative_distance(a, b) for a, b in zip(own, full, strict=True)]
     return {"draws": len(own), "distance": statistics.median(distances), "largest_distance": max(distances)}
 
 
 def distribution(own: Tensor, full: Tensor) -> Row:
-    """Means and spreads of draws that are independent of the full batch's.
+    """Compare means and spreads of draws `own` with independent draws `full` ([R, P] each) of the full batch.
 
     `mean_shift`: R |mean(own - full)|^2 / tr Cov(own - full), of expectation 1 where the means are the same, larger elsewhere.
     `spread_ratio`: tr Cov(own) / tr Cov(full). `noise`: sqrt(tr Cov(full)) / |mean(full)|.

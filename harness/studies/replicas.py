@@ -42,7 +42,7 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
 
 
 def expected(name: str, unequal: bool) -> Cause | None:
-    """The cause that a way should be given; None for a right one."""
+    """The cause that a way to synchronise should be given; None for a right one."""
     if name in RIGHT or (name == "mean_of_local_means" and not unequal):
         return None
     return Cause.replica_scale if name in SCALED else Cause.replicas_not_synchronised
@@ -94,7 +94,7 @@ def _row(setting: Setting, name: str, num: int, traces: Sequence[Trace], whole: 
 
 
 def _on_one_process(setting: Setting) -> torch.Tensor:
-    """[P] where the full batch's training ends."""
+    """[P] weights at the end of the full batch's training on one process."""
     arm = setting.arm(full_batch(setting.config), precision=Precision.float64, clip_norm=None)
     for ids in whole_windows(setting):
         take_step(arm, setting.exact.batch(ids))

@@ -22,7 +22,7 @@ AFTER = 2  # windows before the interruption: momentum and moments are there
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """When it is written and what is done with it."""
+    """When a checkpoint is written, what it holds, and where training goes on from it."""
 
     in_window: bool = True
     keeps_gradients: bool = False
@@ -38,7 +38,7 @@ CHECKPOINTS: Mapping[str, Checkpoint] = {
 
 
 class Killed(Exception):
-    """The process ends in the middle of a window."""
+    """Raised in the middle of a window, where a process would end."""
 
 
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
@@ -116,7 +116,7 @@ def resume(setting: Setting, arm: Arm, *, with_gradients: bool) -> None:
 
 
 def identical(a: Arm, b: Arm) -> bool:
-    """Weights, optimizer state and learning rate, bit by bit."""
+    """Whether weights, optimizer state and learning rate of two arms are the same, bit by bit."""
     return _same(_everything(a), _everything(b))
 
 

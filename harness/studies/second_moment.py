@@ -29,7 +29,7 @@ LEAST_EPOCHS = 2  # of windows cut into many micro-batches, which average among 
 
 @dataclass(frozen=True)
 class Noise:
-    """Of single-sample gradients over the training set."""
+    """Mean and scatter of single-sample gradients over the training set (McCandlish et al. 2018)."""
 
     squared_mean: float  # |G|^2
     trace: float  # tr(Sigma), with D - 1
@@ -37,7 +37,7 @@ class Noise:
 
     @property
     def scale(self) -> float:
-        """B_simple."""
+        """B_simple = tr(Sigma) / |G|^2, in samples."""
         return self.trace / self.squared_mean
 
     def squared(self, batch: int, *, replaced: bool) -> float:

@@ -23,7 +23,7 @@ PERMUTATION_SEED = 20240601  # of the split; never a trial's seed: all trials tr
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """A text and what is made of it."""
+    """A text and the lines of it that are trained on or held out."""
 
     text: str
     lines: tuple[str, ...]  # distinct, 4 to 32 characters, in a fixed random order

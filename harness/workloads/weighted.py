@@ -18,7 +18,7 @@ class ClassWeights(ImageWorkload):
     """The mean loss of `CrossEntropyLoss(weight=...)`, sum_i w_i l_i / sum_i w_i: class c weighs c + 1."""
 
     def weights(self, batch: Batch) -> Tensor:
-        """[n] int64."""
+        """[n] int64, w_i = c + 1 of class c."""
         return batch.targets + 1
 
     def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
