@@ -16,7 +16,17 @@ from torch.func import functional_call
 from harness.config import ConfigError, Data, OptimizerName, Precision, Split, TrialConfig
 from harness.judge.cause import MEANINGS, Cause
 from harness.recipes.recipe import (
-    BOUNDARY, Arm, Recipe, Stage, clear, clip, step, step_schedule, unscale, update_ema, update_scale,
+    BOUNDARY,
+    Arm,
+    Recipe,
+    Stage,
+    clear,
+    clip,
+    step,
+    step_schedule,
+    unscale,
+    update_ema,
+    update_scale,
 )  # fmt: skip
 from harness.referee.gradients import flatten
 from harness.workloads import Batch, Workload

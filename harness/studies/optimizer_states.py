@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from harness.config import OptimizerConfig, OptimizerName, Precision, TrialConfig
-from harness.judge.verdict import worst
+from harness.judge.signature import worst
 from harness.measure.lock_step import REFERENCE, LockStep, Setting, arm_state
 from harness.recipes.faults import loss_not_divided, optimizer_state_per_micro_batch, step_every_micro_batch
 from harness.recipes.micro_batch import SplitPlan, hash_seed
