@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def by_budget(config: TrialConfig, budget: int) -> list[str]:
     """The lines that explain what fits into `budget` bytes, measured; ConfigError where nothing does."""
-    static, per_sample = measure(config)
+    static, per_sample = fit_memory(config)
     return explain(choose(config.effective_batch, budget, static, per_sample), budget, config.effective_batch)
 
 
@@ -104,7 +104,7 @@ def take_windows(config: TrialConfig, micro_batch: int) -> None:
     recipe = Recipe(accumulation_steps=size // micro_batch, split=Even(micro_batch))
     with deterministic(config.precision):
         setting = Setting(config, choose_device(config.device))
-        arm = setting.arm(recipe, config.precision, total_steps=TRIED_STEPS, clip_norm=config.clip_norm)
+        arm = setting.arm(recipe, steps=TRIED_STEPS)
         ids = torch.arange(size) % setting.exact.num_samples
         for _ in range(TRIED_STEPS):
             take_step(arm, arm.workload.batch(ids))
@@ -121,15 +121,13 @@ def parse_bytes(text: str) -> int:
     return round(float(found[1]) * UNITS[found[2].upper()])
 
 
-def measure(config: TrialConfig) -> tuple[float, float]:
+def fit_memory(config: TrialConfig) -> tuple[float, float]:
     """(M_s, a) in bytes, from one step each at two micro-batches."""
-    from itertools import islice
-
     from harness.config import LastWindow
     from harness.measure import memory
     from harness.measure.lock_step import Setting
     from harness.recipes.determinism import choose_device, deterministic
-    from harness.recipes.micro_batch import Even, windows
+    from harness.recipes.micro_batch import Even
     from harness.recipes.recipe import Recipe
 
     with deterministic():
@@ -138,11 +136,11 @@ def measure(config: TrialConfig) -> tuple[float, float]:
         sizes = sorted({min(8, most), min(16, most)})
         if len(sizes) < 2:
             raise ConfigError("effective_batch", config.effective_batch, "more than 8 samples, to measure at two sizes")
-        [ids] = islice(windows(setting.exact.num_samples, sizes[-1], config.seed, LastWindow.drop), 1)
+        [ids] = setting.windows(1, size=sizes[-1], last=LastWindow.drop)
         totals = []
         for size in sizes:
             recipe = Recipe(accumulation_steps=sizes[-1] // size, split=Even(size))
-            arm = setting.arm(recipe, config.precision, total_steps=1, clip_norm=config.clip_norm)
+            arm = setting.arm(recipe, steps=1)
             totals.append(memory.of_step(arm, arm.workload.batch(ids)).total)
     return memory.fit(sizes, totals)
 

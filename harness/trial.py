@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +22,8 @@ from harness.measure.lock_step import REFERENCE, ExactGradient, LockStep, Settin
 from harness.measure.poison import PoisonedWindow
 from harness.recipes import precision
 from harness.recipes.determinism import choose_device, deterministic
-from harness.recipes.hand_written import Loop, by_hand
-from harness.recipes.micro_batch import Even, Ragged, SplitPlan, hash_seed, windows
+from harness.recipes.hand_written import Loop, hand_written
+from harness.recipes.micro_batch import Even, Ragged, SplitPlan, hash_seed
 from harness.recipes.recipe import Arm, Recipe
 from harness.referee.oracle import clipped, snapshot
 from harness.results.arm_name import ArmName
@@ -128,9 +127,9 @@ def with_faults(config: TrialConfig, faults: Mapping[str, Callable[[Recipe], Rec
 
 
 def judge_loop(config: TrialConfig, loop: Loop) -> Row:
-    """The verdict of a hand-written loop (`by_hand.py`) at the first N of the configuration, as a row of `verdicts.csv`."""
+    """The verdict of a hand-written loop (`hand_written.py`) at the first N of the configuration, as a row of `verdicts.csv`."""
     num = config.accumulation_steps[0]
-    mine = Candidate("by hand", by_hand(loop, accumulation_steps=num, split=split_plan(config, num)))
+    mine = Candidate("by hand", hand_written(loop, accumulation_steps=num, split=split_plan(config, num)))
     return run_trial(config, lambda step, rows: None, [mine, *standard_candidates(config)]).arms[0]
 
 
@@ -151,7 +150,7 @@ def run_trial(config: TrialConfig, on_step: OnStep, candidates: Sequence[Candida
         check_splits(setting, chosen)
         recipes = {REFERENCE: reference(config)} | {candidate.label: candidate.recipe for candidate in chosen}
         assert len(recipes) == len(chosen) + 1, "candidates need distinct names"
-        stream = list(itertools.islice(_windows(setting), max(2, config.steps, config.algebra_steps)))
+        stream = list(setting.windows(max(2, config.steps, config.algebra_steps)))
         clock = Clock()
         floor_arm = next(candidate.label for candidate in chosen if candidate.arm == PERMUTED)
         exact = algebra.measure(setting, recipes, stream[: config.algebra_steps], floor_arm)
@@ -198,11 +197,6 @@ def check_splits(setting: Setting, candidates: Sequence[Candidate]) -> None:
                 )
 
 
-def _windows(setting: Setting) -> Iterator[Tensor]:
-    config = setting.config
-    return windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window)
-
-
 class Clock:
     """Seconds by phase; a lap ends one."""
 
@@ -244,14 +238,7 @@ def train(
     """
     config = setting.config
     nulls = null_recipes(config)
-    lock = LockStep(
-        {
-            label: setting.arm(recipe, config.precision, total_steps=config.steps, clip_norm=config.clip_norm)
-            for label, recipe in {**recipes, **nulls}.items()
-        },
-        config.seed,
-        band=nulls,
-    )
+    lock = LockStep(setting.arms({**recipes, **nulls}), config.seed, band=nulls)
     move_one_ulp(lock.arms[ULP].model)
     names = {label: ArmName.parse(label) for label in lock.arms}
     noise = noise_scale.watch(

@@ -23,7 +23,6 @@ from harness.config import (
 )
 from harness.measure.lock_step import REFERENCE, LockStep, Setting
 from harness.recipes.determinism import choose_device, deterministic
-from harness.recipes.micro_batch import windows
 from harness.trial import full_batch, run_trial, standard_candidates
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -79,9 +78,9 @@ def test_a_step_waits_for_the_device_once(changes: dict[str, Any], execution: Ex
     with deterministic():
         setting = Setting(config, choose_device(config.device))
         recipes = {REFERENCE: full_batch(config), **{one.label: one.recipe for one in standard_candidates(config)}}
-        arms = {label: setting.arm(recipe, config.precision, total_steps=6, clip_norm=1.0) for label, recipe in recipes.items()}
+        arms = setting.arms(recipes, steps=6, clip_norm=1.0)
         lock = LockStep(arms, config.seed)
-        ids = next(windows(setting.exact.num_samples, config.effective_batch, 0, config.data.last_window))
+        ids = next(setting.windows())
         for _ in range(2):  # the optimizer's state is made, models are compiled or captured
             lock.step(ids, gradients="compared")
         for _ in range(2):

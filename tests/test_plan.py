@@ -39,13 +39,13 @@ def test_a_budget_that_is_none(text: str) -> None:
 def test_the_plan_holds_for_the_step_itself(capsys: pytest.CaptureFixture[str]) -> None:
     """Measured at 8 and 16 samples, predicted for 96: what a step with the planned b takes is what was predicted."""
     config = TrialConfig(effective_batch=192, accumulation_steps=(1,))
-    static, per_sample = plan.measure(config)
+    static, per_sample = plan.fit_memory(config)
     chosen = plan.choose(192, 400_000, static, per_sample)
     assert (chosen.micro_batch, chosen.accumulation_steps) == (96, 2)
     setting = Setting(config, torch.device("cpu"))
     taken = {}
     for size in (96, 192):
-        arm = setting.arm(Recipe(accumulation_steps=192 // size, split=Even(size)), config.precision, total_steps=1)
+        arm = setting.arm(Recipe(accumulation_steps=192 // size, split=Even(size)), steps=1)
         taken[size] = memory.of_step(arm, arm.workload.batch(torch.arange(192))).total
     assert taken[96] == pytest.approx(chosen.total, rel=1e-3)
     assert taken[96] <= 400_000 < taken[192]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from typing import Any
 
 import pytest
@@ -23,8 +22,8 @@ from harness.config import (
 )
 from harness.measure.lock_step import Setting
 from harness.recipes.determinism import deterministic
-from harness.recipes.micro_batch import hash_seed, windows
-from harness.recipes.recipe import BOUNDARY, Recipe, clear, take_step, tick
+from harness.recipes.micro_batch import hash_seed
+from harness.recipes.recipe import BOUNDARY, Recipe, clear, step_schedule, take_step
 from harness.results.arm_name import ArmName
 from harness.trial import Candidate, Row, full_batch, permuted, run_trial, split_plan, standard_candidates
 
@@ -86,7 +85,7 @@ def not_divided(terms: list[torch.Tensor], num: int) -> list[torch.Tensor]:
         {"normalise": mean_of_means},  # shows in the short window only
         {"normalise": not_divided},
         {"after_backward": (clear,)},
-        {"after_backward": (tick,)},
+        {"after_backward": (step_schedule,)},
         {"at_boundary": tuple(stage for stage in BOUNDARY if stage is not clear)},
     ],
     ids=["mean_of_means", "not_divided", "cleared", "ticked", "not_cleared"],
@@ -157,9 +156,9 @@ def test_measuring_changes_no_bit(workload: WorkloadConfig, precision: Precision
         "accumulated-7": standard_candidates(config)[0].recipe,
         "permuted-1": permuted(config, 0),
     }
-    stream = list(itertools.islice(windows(1500, 49, config.seed, config.data.last_window), config.steps))
+    stream = list(setting.windows())
     for name, recipe in recipes.items():
-        arm, bare = setting.arm(recipe, precision, total_steps=config.steps), []
+        arm, bare = setting.arm(recipe), []
         with deterministic(precision):  # the same kernels
             for t, ids in enumerate(stream):
                 torch.manual_seed(hash_seed(config.seed, t))

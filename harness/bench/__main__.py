@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.bench.measure import Measure, table, to_dict
+from harness.bench.measurement import Measurement, table, to_dict
 from harness.config import ConfigError
 from harness.run import BadInput, compose_trial
 
@@ -28,10 +28,12 @@ PARTS = {
     "memory": "peak of a trial against bare arms, and copies kept for comparing",
     "profile": "where the processor time of a trial goes",
 }
+MODULES = {"by_hand": "script_sweep"}  # where a part has not the name of its module
 OF_TRIALS, OF_SWEEPS = ("overhead", "profile"), ("by_hand",)  # those that can measure others than their own
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure the parts asked for, print the table, write the JSON; 2 for an argument that cannot be used."""
     parser = argparse.ArgumentParser(
         prog="python -m harness.bench",
         description=__doc__,
@@ -51,31 +53,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     known = [*OF_TRIALS, *OF_SWEEPS] if settings else list(PARTS)
     if unknown := [part for part in parts if part not in known]:
         parser.error(f"expected parts of {', '.join(known)}{' with settings' if settings else ''}, got {', '.join(unknown)}")
-    measures: list[Measure] = []
+    measurements: list[Measurement] = []
     try:
         for part in parts:
             started = time.perf_counter()
-            for measure in importlib.import_module(f"harness.bench.{part}").measure(**_of(part, settings)):
-                measures.append(measure)
-                print(f"  {measure.part}: {measure.name}: {measure.wall.median:.4g} {measure.unit}", file=sys.stderr, flush=True)
+            module = importlib.import_module(f"harness.bench.{MODULES.get(part, part)}")
+            for one in module.measurements(**_of(part, settings)):
+                measurements.append(one)
+                print(f"  {one.part}: {one.name}: {one.wall.median:.4g} {one.unit}", file=sys.stderr, flush=True)
             print(f"{part}: {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
     except (BadInput, ConfigError) as error:
         print(error, file=sys.stderr)
         return 2
-    print(table(measures))
-    _write(options.out, measures)
+    print(table(measurements))
+    _write(options.out, measurements)
     return 0
 
 
 def _of(part: str, settings: Sequence[str]) -> dict[str, Any]:
-    """What a part is to measure, where it is not its own choice."""
+    """Arguments of a part: what it measures, where that is not its own choice."""
     if not settings:
         return {}
     return {"overrides": settings} if part in OF_SWEEPS else {"configs": [compose_trial(settings)]}
 
 
-def _write(path: Path, measures: Sequence[Measure]) -> None:
-    """The measures of this run; parts of an earlier run that this one did not take stay as they are."""
+def _write(path: Path, measurements: Sequence[Measurement]) -> None:
+    """Write the measurements of this run; parts of an earlier run that this one did not take stay as they are."""
     import torch
 
     from harness.config import Device
@@ -83,14 +86,14 @@ def _write(path: Path, measures: Sequence[Measure]) -> None:
     from harness.recipes.determinism import choose_device
     from harness.results.record import write_atomically
 
-    taken = {measure.part for measure in measures}
+    taken = {one.part for one in measurements}
     try:
         earlier = [row for row in json.loads(path.read_text())["measures"] if row["part"] not in taken]
     except (OSError, ValueError, KeyError):
         earlier = []
     environment = describe(choose_device(Device.auto)) | {"cores": torch.get_num_threads()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = {"environment": environment, "measures": earlier + [to_dict(measure) for measure in measures]}
+    content = {"environment": environment, "measures": earlier + [to_dict(one) for one in measurements]}
     write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
     print(path)
 

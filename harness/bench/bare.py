@@ -15,7 +15,7 @@ from harness.recipes.recipe import Recipe
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """What a trial of a sweep has, and so what it is measured beside."""
+    """One thread for torch inside, as a trial of a sweep has; the caller's number of threads afterwards."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -32,7 +32,7 @@ def bare_arms(setting: Setting, recipes: Mapping[str, Recipe], stream: Sequence[
 def bare_loop(setting: Setting, recipe: Recipe, stream: Sequence[Tensor]) -> float:
     """Train one arm; the last window's loss, which is the same to the bit as that of `recipe.take_step`."""
     config, device = setting.config, setting.device
-    arm = setting.arm(recipe, config.precision, total_steps=len(stream))  # its model and optimizer; nothing else of it is used
+    arm = setting.arm(recipe, steps=len(stream))  # its model and optimizer; nothing else of it is used
     workload, model, optimizer, scaler = arm.workload, arm.model, arm.optimizer, arm.scaler
     loss_of_window = torch.zeros(())
     for step, ids in enumerate(stream):

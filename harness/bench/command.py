@@ -14,6 +14,7 @@ PR_SET_CHILD_SUBREAPER = 36  # prctl(2), Linux: orphans of our descendants becom
 
 
 def main(arguments: Sequence[str]) -> int:
+    """Run the command, wait for it and for what outlives it, and write code, seconds and peak bytes to the report."""
     report, cores, *command = arguments
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

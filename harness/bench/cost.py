@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from harness.judge.statistics import median_interval
@@ -43,12 +43,13 @@ class Spread:
 
     @staticmethod
     def of(values: Sequence[float]) -> Spread:
+        """The spread of one or more values."""
         middle = median_interval(values)
         return Spread(middle.estimate, min(values), max(values), len(values), (middle.low, middle.high))
 
 
 def of_call(call: Callable[[], object]) -> Cost:
-    """A call in this process; processor time includes the children it leaves running, as the W&B service."""
+    """What a call in this process costs; processor time includes the children it leaves running, as the W&B service."""
     wall, cpu = time.perf_counter(), _own_cpu()
     call()
     return Cost(time.perf_counter() - wall, _own_cpu() - cpu, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
@@ -61,7 +62,10 @@ def of_command(
     environment: Mapping[str, str] | None = None,
     accept: Sequence[int] = (0,),
 ) -> Cost:
-    """A command with all its descendants, also those that outlive it; on `cores` cores. CommandFailed on another exit code."""
+    """What a command costs on `cores` cores, with all its descendants, also those that outlive it.
+
+    Raises `CommandFailed` on an exit code that is not in `accept`.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         report, output = Path(scratch, "report.json"), Path(scratch, "output")
         with open(output, "wb") as file:
@@ -92,13 +96,13 @@ def alternate(sides: Mapping[str, Callable[[], Cost]], rounds: int, *, least_sec
 
 
 def ratios(above: Sequence[Cost], below: Sequence[Cost]) -> tuple[Spread, Spread]:
-    """(wall, processor time) of `above` over `below`, round by round."""
+    """The spreads of (wall, processor time) of `above` over `below`, each ratio taken within a round."""
     pairs = list(zip(above, below, strict=True))
     return Spread.of([a.wall / b.wall for a, b in pairs]), Spread.of([a.cpu / b.cpu for a, b in pairs])
 
 
 def seconds(costs: Sequence[Cost]) -> tuple[Spread, Spread]:
-    """(wall, processor time)."""
+    """The spreads of (wall, processor time) in seconds."""
     return Spread.of([cost.wall for cost in costs]), Spread.of([cost.cpu for cost in costs])
 
 
@@ -120,7 +124,3 @@ def _cpu_of(pid: int) -> float:
     except OSError:
         return 0.0
     return sum(map(int, fields[11:15])) / TICKS  # utime, stime, and those of children it has waited for
-
-
-def to_json(spread: Spread | None) -> dict[str, float] | None:
-    return None if spread is None else asdict(spread)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.bench.cost import Spread
-from harness.bench.measure import Measure
+from harness.bench.measurement import Measurement
 from harness.bench.scaling import SAMPLES, make_arm, wide
 from harness.measure.lock_step import REFERENCE, LockStep
 from harness.recipes.recipe import Arm, take_step
@@ -29,17 +29,18 @@ ARMS = (2, 4, 8)
 COPIES = 2.0
 
 
-def measure(rounds: int = ROUNDS) -> Iterator[Measure]:
+def measurements(rounds: int = ROUNDS) -> Iterator[Measurement]:
+    """Copies that comparing keeps, and the peak of lock-step over that of bare arms, by the number of arms."""
     for num_arms in ARMS:
         copies = Spread.of([kept_copies(num_arms)])
         name = f"copies kept for comparing, {num_arms} arms of {SIZE:.0e} parameters"
-        yield Measure(part=PART, name=name, unit="copies", wall=copies, target=COPIES + 0.05, note="0.05: rows and blocks")
+        yield Measurement(part=PART, name=name, unit="copies", wall=copies, target=COPIES + 0.05, note="0.05: rows and blocks")
     for num_arms in ARMS:
         pairs = [(peak("lock", num_arms), peak("bare", num_arms)) for _ in range(rounds)]
         ratio = Spread.of([lock / bare for lock, bare in pairs])
         extra = Spread.of([(lock - bare) / (4 * SIZE) for lock, bare in pairs])
         note = f"{extra.median:.2f} copies of the parameters"
-        yield Measure(part=PART, name=f"peak of lock-step over bare arms, {num_arms} arms", unit="x", wall=ratio, note=note)
+        yield Measurement(part=PART, name=f"peak of lock-step over bare arms, {num_arms} arms", unit="x", wall=ratio, note=note)
 
 
 def kept_copies(num_arms: int) -> float:
@@ -52,15 +53,16 @@ def kept_copies(num_arms: int) -> float:
 
 
 def arms_of(num_arms: int) -> dict[str, Arm]:
+    """The full batch and `num_arms - 1` accumulating arms, on a model of `SIZE` parameters in float32."""
     workload = wide(SIZE)
     names = [str(ArmName("accumulated", 2, i)) for i in range(1, num_arms)]
     return {REFERENCE: make_arm(workload, 1)} | {name: make_arm(workload, 2) for name in names}
 
 
 def live_bytes() -> int:
-    """Of all tensors, each storage once."""
+    """Bytes of all tensors that exist, each storage once."""
     gc.collect()
-    found = [thing for thing in gc.get_objects() if type(thing) in (Tensor, nn.Parameter)]
+    found = [thing for thing in gc.get_objects() if type(thing) in (Tensor, nn.Parameter)]  # isinstance wakes lazy modules
     found += [tensor.grad for tensor in found if tensor.is_leaf and tensor.grad is not None]
     return sum({tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in found}.values())
 
@@ -72,6 +74,7 @@ def peak(side: str, num_arms: int) -> int:
 
 
 def main(side: str, num_arms: int) -> None:
+    """Take two steps of all arms, in lock-step or bare, and print the bytes by which the process grew."""
     torch.set_num_threads(1)
     arms, ids = arms_of(num_arms), torch.arange(SAMPLES)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - num_arms * 4 * SIZE // 1024

@@ -16,11 +16,10 @@ from pathlib import Path
 
 from harness.bench.bare import bare_arms, one_thread
 from harness.bench.cost import Cost, alternate, of_call, ratios, seconds
-from harness.bench.measure import Measure
+from harness.bench.measurement import Measurement
 from harness.config import Data, Device, HarnessConfig, Model, Norm, Precision, Split, TrialConfig, WorkloadConfig, to_dict
 from harness.measure.lock_step import REFERENCE, Setting
 from harness.recipes.determinism import choose_device, deterministic
-from harness.recipes.micro_batch import windows
 from harness.recipes.recipe import Recipe
 from harness.results import tracking
 from harness.results.store import Store
@@ -61,7 +60,7 @@ def configuration(name: str, precision: Precision = Precision.float32) -> TrialC
     raise ValueError(f"expected one of {', '.join(NAMES)}, got {name!r}")
 
 
-def measure(rounds: int = ROUNDS, configs: Sequence[TrialConfig] = ()) -> Iterator[Measure]:
+def measurements(rounds: int = ROUNDS, configs: Sequence[TrialConfig] = ()) -> Iterator[Measurement]:
     """Every workload, or each of `configs`, with probes at every tenth step and at every step; then the whole trial."""
     with one_thread():
         for name, config in named(configs).items():
@@ -73,7 +72,8 @@ def named(configs: Sequence[TrialConfig]) -> dict[str, TrialConfig]:
     return {config.workload.label: config for config in configs} or {name: configuration(name) for name in NAMES}
 
 
-def of_workload(name: str, config: TrialConfig, rounds: int, least_seconds: float = 0.0) -> Iterator[Measure]:
+def of_workload(name: str, config: TrialConfig, rounds: int, least_seconds: float = 0.0) -> Iterator[Measurement]:
+    """Bare loops in seconds; the training phase at both densities of probes, and the whole trial, as ratios to them."""
     with tempfile.TemporaryDirectory() as folder, deterministic(config.precision):
         setting = Setting(config, choose_device(config.device))
         sides = Sides(setting, Path(folder))
@@ -91,15 +91,15 @@ def of_workload(name: str, config: TrialConfig, rounds: int, least_seconds: floa
     size = f"{config.steps} steps of {config.effective_batch} samples, {sides.num_parameters:,} parameters"
     note = f"{len(sides.recipes)} arms, {size}"
     wall, cpu = seconds(costs["bare"])
-    yield Measure(part=PART, name=f"{name}: bare loops", unit="s", wall=wall, cpu=cpu, note=note)
+    yield Measurement(part=PART, name=f"{name}: bare loops", unit="s", wall=wall, cpu=cpu, note=note)
     for every in (SPARSE, DENSE):
         yield _ratio(f"{name}: training phase, probe_every={every}", costs[f"{every}"], costs["bare"], TARGETS[every])
     yield _ratio(f"{name}: whole trial, with L0 and L1", wholes["whole"], wholes["bare"], None)
 
 
-def _ratio(name: str, above: list[Cost], below: list[Cost], target: float | None) -> Measure:
+def _ratio(name: str, above: list[Cost], below: list[Cost], target: float | None) -> Measurement:
     wall, cpu = ratios(above, below)
-    return Measure(part=PART, name=name, unit="x", wall=wall, cpu=cpu, target=target)
+    return Measurement(part=PART, name=name, unit="x", wall=wall, cpu=cpu, target=target)
 
 
 class Sides:
@@ -108,14 +108,14 @@ class Sides:
     def __init__(self, setting: Setting, folder: Path) -> None:
         self.setting, self.folder, self.count = setting, folder, itertools.count()
         config = setting.config
-        stream = windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window)
-        self.stream = list(itertools.islice(stream, config.steps))
+        self.stream = list(setting.windows())
         candidates = {candidate.label: candidate.recipe for candidate in standard_candidates(config)}
         self.judged: Mapping[str, Recipe] = {REFERENCE: full_batch(config), **candidates}
         self.recipes: Mapping[str, Recipe] = {**self.judged, **null_recipes(config)}
         self.num_parameters = sum(p.numel() for p in setting.initial.parameters())
 
     def bare(self) -> dict[str, float]:
+        """Train all arms as bare loops; the last losses by label."""
         return bare_arms(self.setting, self.recipes, self.stream)
 
     def training(self, probe_every: int) -> dict[str, float]:
@@ -137,6 +137,7 @@ class Sides:
         return {label: losses[-1] for label, losses in distances.losses.items()}
 
     def whole(self, probe_every: int) -> None:
+        """A whole trial, into a store of its own."""
         run_whole(dataclasses.replace(self.setting.config, probe_every=probe_every), self.folder / f"whole-{next(self.count)}")
 
     def check(self) -> None:

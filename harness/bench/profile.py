@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from harness.bench.bare import one_thread
 from harness.bench.cost import Spread
-from harness.bench.measure import Measure
+from harness.bench.measurement import Measurement
 from harness.bench.overhead import named, run_whole
 from harness.config import TrialConfig
 
@@ -38,14 +38,14 @@ LINES = {("torch._tensor", "backward"): "backward", ("torch.nn.modules.module", 
 Place = tuple[str, str]  # phase, module
 
 
-def measure(rounds: int = ROUNDS, configs: Sequence[TrialConfig] = ()) -> Iterator[Measure]:
-    """Of `configs`, or else of the trials of (a)."""
+def measurements(rounds: int = ROUNDS, configs: Sequence[TrialConfig] = ()) -> Iterator[Measurement]:
+    """Percent by place of each of `configs`, or else of the trials of `overhead`."""
     with one_thread():
         for name, config in named(configs).items():
             yield from of_trial(name, config, rounds)
 
 
-def of_trial(name: str, config: TrialConfig, rounds: int) -> Iterator[Measure]:
+def of_trial(name: str, config: TrialConfig, rounds: int) -> Iterator[Measurement]:
     """Percent of the trial's processor time by place, the largest first; it adds up to 100."""
     taken = []
     for _ in range(rounds):
@@ -59,8 +59,8 @@ def of_trial(name: str, config: TrialConfig, rounds: int) -> Iterator[Measure]:
     yield _share(f"{name}: the rest", [100 - sum(shares[place] for place in large) for shares in taken])
 
 
-def _share(name: str, percent: list[float]) -> Measure:
-    return Measure(part=PART, name=name, unit="%", wall=Spread.of(percent))
+def _share(name: str, percent: list[float]) -> Measurement:
+    return Measurement(part=PART, name=name, unit="%", wall=Spread.of(percent))
 
 
 class Sampler:
@@ -85,7 +85,7 @@ class Sampler:
         self._last = time.process_time()
 
     def shares(self) -> defaultdict[Place, float]:
-        """Percent by place."""
+        """Percent of the processor time by place; they add up to 100."""
         total = sum(self.seconds.values())
         return defaultdict(float, {key: 100 * seconds / total for key, seconds in self.seconds.items()})
 
@@ -100,7 +100,7 @@ def place(frame: FrameType | None) -> Place:
             if name.startswith("torch.optim"):
                 line = "optimizer"
             if name.startswith("harness.") and not name.startswith(("harness.workloads", "harness.bench")):
-                module = name.removeprefix("harness.")
+                module = name.rpartition(".")[2]
         phase = PHASES.get((name, function), phase)
         frame = frame.f_back
     return phase, f"{module}, {line}" if module == "recipe" and line else module or "outside the harness"

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from harness.bench.bare import one_thread
 from harness.bench.cost import Cost, Spread, alternate, of_call, of_command, ratios, seconds
-from harness.bench.measure import Measure
+from harness.bench.measurement import Measurement
 from harness.bench.startup import TINY
 from harness.config import OptimizerConfig, Precision, ScheduleConfig
 from harness.measure.lock_step import REFERENCE, LockStep
@@ -37,7 +37,8 @@ CPU = torch.device("cpu")
 SWEEP = ("seed=range(8)", "algebra_steps=150", "steps=60", "tracking=disabled")
 
 
-def measure(rounds: int = ROUNDS) -> Iterator[Measure]:
+def measurements(rounds: int = ROUNDS) -> Iterator[Measurement]:
+    """Ratios of compared to bare steps over N, parameters and tensors; then sweeps over workers and trials."""
     axes: dict[str, dict[str, tuple[Vectors, int]]] = {
         "N": {f"{num}": (wide(10**5), num) for num in NUMS},
         "parameters": {f"{size:.0e}": (wide(size), 2) for size in PARAMETERS},
@@ -51,7 +52,7 @@ def measure(rounds: int = ROUNDS) -> Iterator[Measure]:
     yield from over_trials(rounds)
 
 
-def over_bare(name: str, workload: Vectors, num: int, rounds: int) -> Measure:
+def over_bare(name: str, workload: Vectors, num: int, rounds: int) -> Measurement:
     """Lock-step, compared at every step, over the same two arms stepped bare; per step of both arms."""
     lock, bare, ids = LockStep(two_arms(workload, num), seed=0), two_arms(workload, num), torch.arange(SAMPLES)
 
@@ -69,25 +70,25 @@ def over_bare(name: str, workload: Vectors, num: int, rounds: int) -> Measure:
     costs = alternate({"bare": lambda: of_call(bare_steps), "lock": lambda: of_call(lock_steps)}, rounds)
     wall, cpu = ratios(costs["lock"], costs["bare"])
     note = f"a step of both arms: {seconds(costs['lock'])[0].median / STEPS * 1e3:.3g} ms"
-    return Measure(part=PART, name=f"comparing over bare, {name}", unit="x", wall=wall, cpu=cpu, note=note)
+    return Measurement(part=PART, name=f"comparing over bare, {name}", unit="x", wall=wall, cpu=cpu, note=note)
 
 
-def over_workers(rounds: int) -> Iterator[Measure]:
+def over_workers(rounds: int) -> Iterator[Measurement]:
     """The same sweep on one core with one worker and on two cores with two."""
     costs = _sweeps({f"{n}": (n, [*SWEEP, f"workers={n}"]) for n in (1, 2)}, rounds)
     wall, cpu = ratios(costs["1"], costs["2"])
     name = "two workers on two cores times faster than one on one"
-    yield Measure(part=PART, name=name, unit="x", wall=wall, cpu=cpu, target=WORKERS_TARGET, at_least=True)
+    yield Measurement(part=PART, name=name, unit="x", wall=wall, cpu=cpu, target=WORKERS_TARGET, at_least=True)
 
 
-def over_trials(rounds: int) -> Iterator[Measure]:
+def over_trials(rounds: int) -> Iterator[Measurement]:
     """Tiny trials, all cores; one run for the thousand, which takes minutes."""
     for number in TRIALS:
         tiny = [*TINY, "tracking=disabled", f"seed=range({number})"]
         costs = _sweeps({"all": (0, tiny)}, rounds if number < 100 else 1)["all"]
         each = Spread.of([cost.wall / number * 1e3 for cost in costs])
         spent = Spread.of([cost.cpu / number * 1e3 for cost in costs])
-        yield Measure(part=PART, name=f"a tiny trial, in a sweep of {number:,}", unit="ms", wall=each, cpu=spent)
+        yield Measurement(part=PART, name=f"a tiny trial, in a sweep of {number:,}", unit="ms", wall=each, cpu=spent)
 
 
 def _sweeps(sides: dict[str, tuple[int, list[str]]], rounds: int) -> dict[str, list[Cost]]:
@@ -136,6 +137,7 @@ class Scales(nn.Module):
         self.vectors = nn.ParameterList([torch.full((16,), 1e-3) for _ in range(num)])
 
     def forward(self, inputs: Tensor) -> Tensor:
+        """[n, 16] -> [n, 16], the input plus all vectors."""
         for vector in self.vectors:
             inputs = inputs + vector
         return inputs
@@ -148,6 +150,7 @@ def wide(size: int) -> Vectors:
 
 
 def deep(num: int) -> Vectors:
+    """`num` tensors of 16 parameters."""
     return Vectors(lambda: Scales(num), 16)
 
 
@@ -157,6 +160,7 @@ def two_arms(workload: Vectors, num: int) -> dict[str, Arm]:
 
 
 def make_arm(workload: Vectors, num: int) -> Arm:
+    """An arm in float32 with plain SGD that cuts its 64 samples into `num` micro-batches."""
     model = workload.make_model()
     optimizer = make_optimizer(OptimizerConfig(lr=1e-3), model.parameters())
     return Arm(

@@ -15,14 +15,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from harness.bench.cost import Cost, alternate, of_command, ratios, seconds
-from harness.bench.measure import Measure
+from harness.bench.measurement import Measurement
 from harness.config import ConfigError, Device
 from harness.recipes.determinism import choose_device
 
 PART = "by_hand"
 TARGET = 2.5
 ROUNDS = 5
-SCRIPT = Path(__file__).with_name("sweep_by_hand.py")
+SCRIPT = "harness.bench.sweep_by_hand"  # by its name: run as a file it would find this folder's `profile` before Python's
 NUMS = "accumulation_steps"
 GRID: Mapping[str, str] = {  # 48 cells
     "norm": "none,batch,group",
@@ -36,14 +36,17 @@ GRID: Mapping[str, str] = {  # 48 cells
 ALGEBRA_STEPS = 10
 
 
-def measure(rounds: int = ROUNDS, overrides: Sequence[str] = ()) -> Iterator[Measure]:
-    """On the grid with a target, or on another: `overrides` give axes of GRID other values, as `norm=none` or `steps=50`."""
+def measurements(rounds: int = ROUNDS, overrides: Sequence[str] = ()) -> Iterator[Measurement]:
+    """Seconds of both sweeps, and their ratio.
+
+    On the grid with a target, or on another: `overrides` give axes of GRID other values, as `norm=none` or `steps=50`.
+    """
     grid, count = changed(overrides), itertools.count()
     with tempfile.TemporaryDirectory() as folder:
 
         def side(threads: int | None) -> Cost:
             results = Path(folder, f"{next(count)}")
-            return by_harness(grid, results) if threads is None else by_hand(grid, results, threads=threads)
+            return harness_sweep(grid, results) if threads is None else script_sweep(grid, results, threads=threads)
 
         first = {threads: side(threads) for threads in (0, 1)}
         faster = min(first, key=lambda threads: first[threads].wall)
@@ -52,10 +55,10 @@ def measure(rounds: int = ROUNDS, overrides: Sequence[str] = ()) -> Iterator[Mea
     script = "by hand, " + ("one thread" if faster == 1 else "PyTorch's threads")
     for name, label in (("by hand", script), ("harness", "harness")):
         wall, cpu = seconds(costs[name])
-        yield Measure(part=PART, name=f"{label}: {told}", unit="s", wall=wall, cpu=cpu)
+        yield Measurement(part=PART, name=f"{label}: {told}", unit="s", wall=wall, cpu=cpu)
     wall, cpu = ratios(costs["by hand"], costs["harness"])
     target = None if overrides else TARGET
-    yield Measure(part=PART, name=f"harness times faster: {told}", unit="x", wall=wall, cpu=cpu, target=target, at_least=True)
+    yield Measurement(part=PART, name=f"harness times faster: {told}", unit="x", wall=wall, cpu=cpu, target=target, at_least=True)
 
 
 def changed(overrides: Sequence[str]) -> dict[str, str]:
@@ -70,19 +73,21 @@ def changed(overrides: Sequence[str]) -> dict[str, str]:
 
 
 def cells(grid: Mapping[str, str]) -> int:
+    """How many runs the grid has: the product of the numbers of values of its axes."""
     return math.prod(len(values.split(",")) for values in grid.values())
 
 
-def by_hand(grid: Mapping[str, str], folder: Path, *, threads: int) -> Cost:
+def script_sweep(grid: Mapping[str, str], folder: Path, *, threads: int) -> Cost:
+    """What the script costs on the grid, with `threads` threads (0: as many as PyTorch takes)."""
     folder.mkdir()
     axes = [f"{axis}={values}" for axis, values in grid.items()]
     quiet = [f"hydra.sweep.dir={folder}", "hydra.sweep.subdir=.", "hydra.output_subdir=null", "hydra/job_logging=disabled"]
-    command = [sys.executable, str(SCRIPT), "-m", *axes, f"threads={threads}", f"folder={folder}", *quiet]
+    command = [sys.executable, "-m", SCRIPT, "-m", *axes, f"threads={threads}", f"folder={folder}", *quiet]
     return of_command(command, environment={"WANDB_SILENT": "true"})
 
 
-def by_harness(grid: Mapping[str, str], folder: Path) -> Cost:
-    """Every N of the grid is an arm of the same trial."""
+def harness_sweep(grid: Mapping[str, str], folder: Path) -> Cost:
+    """What the harness costs on the grid; every N is an arm of the same trial."""
     axes = [f"{axis}={f'[{values}]' if axis == NUMS else values}" for axis, values in grid.items()]
     captured = ["execution=cuda_graph"] if choose_device(Device.auto).type == "cuda" else []
     settings = [f"algebra_steps={ALGEBRA_STEPS}", *captured, f"results={folder}"]

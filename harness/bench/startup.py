@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 
 from harness.bench.cost import alternate, of_command, seconds
-from harness.bench.measure import Measure
+from harness.bench.measurement import Measurement
 
 PART = "startup"
 ROUNDS = 5
@@ -18,7 +18,8 @@ TINY = (
 )  # fmt: skip
 
 
-def measure(rounds: int = ROUNDS) -> Iterator[Measure]:
+def measurements(rounds: int = ROUNDS) -> Iterator[Measurement]:
+    """Seconds of `--help`, of a tiny trial, and of importing torch alone."""
     harness, count = [sys.executable, "-m", "harness"], itertools.count()
     with tempfile.TemporaryDirectory() as folder:
         costs = alternate(
@@ -35,4 +36,4 @@ def measure(rounds: int = ROUNDS) -> Iterator[Measure]:
         ("torch", "python -c 'import torch'", None),
     ):
         wall, cpu = seconds(costs[side])
-        yield Measure(part=PART, name=name, unit="s", wall=wall, cpu=cpu, target=target)
+        yield Measurement(part=PART, name=name, unit="s", wall=wall, cpu=cpu, target=target)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.bench.cost import Spread, of_call, of_command, seconds
-from harness.bench.measure import Measure
+from harness.bench.measurement import Measurement
 from harness.config import (
     Data,
     Model,
@@ -40,14 +40,15 @@ KINDS = tuple(
 )
 
 
-def measure(rounds: int = ROUNDS, sizes: tuple[int, ...] = SIZES) -> Iterator[Measure]:
+def measurements(rounds: int = ROUNDS, sizes: tuple[int, ...] = SIZES) -> Iterator[Measurement]:
+    """Milliseconds to store a trial, seconds of status and report, and the peak of the report, over `sizes` trials."""
     record, rows = real_trial()
     for size in sizes:
         with tempfile.TemporaryDirectory() as folder:
             results = Path(folder, "results")
             filling = of_call(lambda results=results, size=size: fill(results, size, record, rows))  # type: ignore[misc]
             per_trial = Spread.of([filling.wall / size * 1e3])
-            yield Measure(
+            yield Measurement(
                 part=PART, name=f"storing a trial, of {size:,}", unit="ms", wall=per_trial, note="one run, fsync included"
             )
             status = [sys.executable, "-m", "harness.status", "--results", str(results)]
@@ -56,10 +57,10 @@ def measure(rounds: int = ROUNDS, sizes: tuple[int, ...] = SIZES) -> Iterator[Me
                 costs = [of_command(command) for _ in range(rounds)]
                 wall, cpu = seconds(costs)
                 target = bound if size == max(SIZES) else None
-                yield Measure(part=PART, name=f"{name} over {size:,} trials", unit="s", wall=wall, cpu=cpu, target=target)
+                yield Measurement(part=PART, name=f"{name} over {size:,} trials", unit="s", wall=wall, cpu=cpu, target=target)
             peaks = Spread.of([cost.peak / 1e6 for cost in costs])
             target = REPORT_MEGABYTES if size == max(SIZES) else None
-            yield Measure(part=PART, name=f"peak of the report over {size:,} trials", unit="MB", wall=peaks, target=target)
+            yield Measurement(part=PART, name=f"peak of the report over {size:,} trials", unit="MB", wall=peaks, target=target)
 
 
 def real_trial() -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -87,6 +88,7 @@ def fill(root: Path, size: int, record: dict[str, Any], rows: list[dict[str, Any
 
 
 def nth_configuration(number: int) -> TrialConfig:
+    """Another configuration for every number: `SEEDS` seeds of each of `KINDS`, then the same with other seeds."""
     kind, seed = divmod(number, SEEDS)
     data, norm, optimizer, precision = KINDS[kind % len(KINDS)]
     model = Model.transformer if data == Data.text else Model.conv

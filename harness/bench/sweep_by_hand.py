@@ -1,6 +1,6 @@
 """The sweep that one writes by hand: Hydra's basic launcher, one job per cell, the full batch and then the accumulated run.
 
-`python harness/bench/sweep_by_hand.py -m norm=none,batch precision=float32,float16 accumulation_steps=2,4,8,16` trains what
+`python -m harness.bench.sweep_by_hand -m norm=none,batch precision=float32,float16 accumulation_steps=2,4,8,16` trains what
 `python -m harness` trains for the same settings, and logs losses and gradient norms to W&B, offline.
 """
 
@@ -20,6 +20,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 @dataclass
 class Config:
+    """A cell of the grid."""
+
     norm: str = "none"
     optimizer: str = "sgd"
     precision: str = "float32"
@@ -36,11 +38,13 @@ ConfigStore.instance().store(name="config", node=Config)
 
 
 def make_norm(name: str, channels: int) -> nn.Module:
+    """A normalisation of feature maps with `channels` channels."""
     norms = {"none": nn.Identity(), "batch": nn.BatchNorm2d(channels), "group": nn.GroupNorm(4, channels)}
     return norms[name]
 
 
 def make_model(config: Config) -> nn.Module:
+    """The harness' convolutional net for digits, written again."""
     bias = config.norm == "none"
     layers = [nn.Conv2d(1, 8, 3, padding=1, bias=bias), make_norm(config.norm, 8), nn.ReLU()]
     layers += [nn.Conv2d(8, 16, 3, padding=1, stride=2, bias=bias), make_norm(config.norm, 16), nn.ReLU()]
@@ -48,6 +52,7 @@ def make_model(config: Config) -> nn.Module:
 
 
 def train(config: Config, images: Tensor, labels: Tensor, num: int, name: str) -> tuple[list[Tensor], list[float]]:
+    """Train with `num` micro-batches per step: the weights at the end, and the loss of every step."""
     torch.manual_seed(config.seed)
     model = make_model(config).to(DEVICE)
     makers = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
@@ -77,6 +82,7 @@ def train(config: Config, images: Tensor, labels: Tensor, num: int, name: str) -
 
 @hydra.main(version_base="1.3", config_path=None, config_name="config")
 def main(config: Config) -> None:
+    """Train the cell as a full batch and accumulated, and log how far apart they end."""
     if config.threads:
         torch.set_num_threads(config.threads)
     digits = load_digits()

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from harness.config import Precision
-from harness.measure.lock_step import Setting, Watch
-from harness.measure.rounding import still
+from harness.measure.lock_step import ArmChanges, Setting, Watch
+from harness.measure.rounding import zero_lr
 from harness.recipes.micro_batch import Even
 from harness.recipes.recipe import Recipe, take_step
+from harness.recipes.remedies import batch_norms
 from harness.referee.gradients import relative_distance
 from harness.referee.oracle import clipped, no_clipping, snapshot
 
@@ -41,14 +41,17 @@ def frozen_batch_norm(setting: Setting, run: Run) -> Run:
 
 
 def dropout_off(setting: Setting, run: Run) -> Run:
+    """Dropout layers do nothing."""
     return dataclasses.replace(run, dropout=False)
 
 
 def clipping_off(setting: Setting, run: Run) -> Run:
+    """The threshold of clipping is infinite."""
     return dataclasses.replace(run, clip_norm=no_clipping(run.clip_norm))
 
 
 def float64(setting: Setting, run: Run) -> Run:
+    """The arm computes in float64, as the referee does."""
     return dataclasses.replace(run, precision=Precision.float64)
 
 
@@ -80,7 +83,7 @@ def attribute(setting: Setting, recipe: Recipe, windows: Sequence[Tensor]) -> Ma
     """
     config = setting.config
     runs = [Run(recipe=recipe, ids=ids, precision=config.precision, clip_norm=config.clip_norm) for ids in windows]
-    widest = max(runs, key=lambda run: _order(gap(setting, run)))
+    widest = max(runs, key=lambda run: _nan_first(gap(setting, run)))
     whole = gap(setting, widest)
     if not whole > 0 or not math.isfinite(whole):
         return {}
@@ -89,8 +92,8 @@ def attribute(setting: Setting, recipe: Recipe, windows: Sequence[Tensor]) -> Ma
 
 def gap(setting: Setting, run: Run) -> float:
     """||a - g|| / ||g|| of one window; NaN when the step was skipped."""
-    optimizer = still(setting.config)
-    arm = setting.arm(run.recipe, run.precision, total_steps=1, optimizer=optimizer, clip_norm=run.clip_norm, dropout=run.dropout)
+    changes = ArmChanges(precision=run.precision, steps=1, clip_norm=run.clip_norm, optimizer=zero_lr(setting.config.optimizer))
+    arm = setting.arm(run.recipe, dropout=run.dropout, **changes)
     referee = setting.referee(dropout=run.dropout)
     if run.frozen_statistics:
         freeze(arm.model)
@@ -107,10 +110,9 @@ def gap(setting: Setting, run: Run) -> float:
 
 def freeze(model: nn.Module) -> None:
     """Put every BatchNorm layer into evaluation mode."""
-    for layer in model.modules():
-        if isinstance(layer, _BatchNorm):
-            layer.eval()
+    for layer in batch_norms(model):
+        layer.eval()
 
 
-def _order(value: float) -> float:
+def _nan_first(value: float) -> float:
     return -1.0 if math.isnan(value) else value

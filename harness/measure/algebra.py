@@ -113,13 +113,8 @@ def _run(
     """Train all arms over `windows` in float64 and collect what they show."""
     config = setting.config
     runs = {label: Run() for label in recipes}
-    lock = LockStep(
-        {
-            label: setting.arm(recipe, Precision.float64, total_steps=len(windows), clip_norm=clip_norm, dropout=dropout)
-            for label, recipe in recipes.items()
-        },
-        config.seed,
-    )
+    arms = setting.arms(recipes, dropout=dropout, precision=Precision.float64, steps=len(windows), clip_norm=clip_norm)
+    lock = LockStep(arms, config.seed)
     probe = Probe(setting, lock, setting.referee(dropout=dropout))
     for t, ids in enumerate(windows):
         watched = is_probe(t, ids, config.probe_every, config.effective_batch)

@@ -6,23 +6,25 @@ Measuring leaves no trace: gradients are read in the optimizer's own hook, param
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from itertools import islice
+from typing import Literal, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from harness.config import OptimizerConfig, Precision, TrialConfig
+from harness.config import LastWindow, OptimizerConfig, Precision, TrialConfig
 from harness.judge.counters import Counter, Counts, Differences, differing
 from harness.recipes import precision
 from harness.recipes.determinism import fixed_randomness, kept_randomness, start_randomness
 from harness.recipes.execution import check_available, exchange_forward
-from harness.recipes.micro_batch import hash_seed
+from harness.recipes.micro_batch import hash_seed, windows
 from harness.recipes.recipe import Arm, Recipe, make_optimizer, make_schedule, take_step
 from harness.referee.gradients import (
     Comparison,
@@ -43,8 +45,17 @@ ExactGradient = Callable[[str], Tensor | None]  # label of an arm -> [P] float64
 Gradients = Literal["kept", "compared", "unseen"]  # what becomes of the gradients that the optimizers consume
 
 
+class ArmChanges(TypedDict, total=False):
+    """Settings of the trial that an arm may have otherwise; what is absent is as the trial configures it."""
+
+    precision: Precision
+    steps: int  # of the learning-rate schedule
+    clip_norm: float | None
+    optimizer: OptimizerConfig
+
+
 class Setting:
-    """What all arms of a trial share: the data in both widths, the device, and the weights they start from."""
+    """What all arms of a trial share: the data in float64 and in the trial's format, the device, and the initial weights."""
 
     def __init__(self, config: TrialConfig, device: torch.device) -> None:
         self.config, self.device = config, device
@@ -61,41 +72,51 @@ class Setting:
         """The workload in float64."""
         return self.workloads[torch.float64]
 
-    def randomness(self) -> AbstractContextManager[None]:
-        """The draws of a single window, the same whenever it is run again."""
-        return fixed_randomness(self.config.seed, self.device)
+    def windows(self, num: int | None = None, *, size: int | None = None, last: LastWindow | None = None) -> Iterator[Tensor]:
+        """Sample ids ([n] int64) of the trial's first `num` windows, `config.steps` unless told.
+
+        They have `size` samples (`config.effective_batch` unless told); `last` says what becomes of an epoch's remainder
+        (`config.data.last_window` unless told).
+        """
+        config = self.config
+        size, last = size or config.effective_batch, last or config.data.last_window
+        return islice(windows(self.exact.num_samples, size, config.seed, last), config.steps if num is None else num)
+
+    def randomness(self, *stream: int) -> AbstractContextManager[None]:
+        """Draws from torch's generators start from the trial's seed and `stream` (in a training, the optimizer step)."""
+        return fixed_randomness(hash_seed(self.config.seed, *stream) if stream else self.config.seed, self.device)
+
+    def generator(self, *stream: int) -> torch.Generator:
+        """A generator on the CPU that starts from the trial's seed and `stream`."""
+        return torch.Generator().manual_seed(hash_seed(self.config.seed, *stream))
 
     def referee(self, *, dropout: bool = True) -> Referee:
+        """The float64 referee of the trial's model and loss; without `dropout` its layers of that kind do nothing."""
         return Referee(self.exact, self._model(torch.float64, dropout))
 
-    def arm(
-        self,
-        recipe: Recipe,
-        width: Precision,
-        *,
-        total_steps: int,
-        clip_norm: float | None = None,
-        optimizer: OptimizerConfig | None = None,
-        dropout: bool = True,
-    ) -> Arm:
-        """A fresh arm at the initial weights; with the configured optimizer unless another is given."""
-        dtype = precision.parameter_dtype(width)
+    def arms(self, recipes: Mapping[str, Recipe], *, dropout: bool = True, **changes: Unpack[ArmChanges]) -> dict[str, Arm]:
+        """A fresh arm for each recipe, by its label: see `arm`."""
+        return {label: self.arm(recipe, dropout=dropout, **changes) for label, recipe in recipes.items()}
+
+    def arm(self, recipe: Recipe, *, dropout: bool = True, **changes: Unpack[ArmChanges]) -> Arm:
+        """A fresh arm at the initial weights, as the trial configures it but for `changes`, and for dropout where it is off."""
+        config = dataclasses.replace(self.config, **changes)
+        dtype = precision.parameter_dtype(config.precision)
         model = self._model(dtype, dropout)
-        decay = self.config.ema_decay
-        made = make_optimizer(optimizer or self.config.optimizer, model.parameters())
-        ema = None if decay is None else AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
-        if width == self.config.precision:
+        optimizer = make_optimizer(config.optimizer, model.parameters())
+        ema = None if config.ema_decay is None else AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(config.ema_decay))
+        if config.precision == self.config.precision:
             exchange_forward(model, recipe.execution)
         return Arm(
             recipe=recipe,
             workload=self.workloads[dtype],
             model=model,
-            optimizer=made,
-            schedule=make_schedule(self.config.schedule, made, total_steps),
-            scaler=precision.make_scaler(self.config.precision, self.device, self.config.loss_scale),
-            precision=width,
+            optimizer=optimizer,
+            schedule=make_schedule(config.schedule, optimizer, config.steps),
+            scaler=precision.make_scaler(self.config.precision, self.device, config.loss_scale),
+            precision=config.precision,
             device=self.device,
-            clip_norm=clip_norm,
+            clip_norm=config.clip_norm,
             ema=ema,
         )
 
@@ -130,6 +151,7 @@ class Watch:
             arm.model.register_forward_hook(self._see_outputs)
 
     def start_window(self, reference: Elements | None = None) -> None:
+        """Forget the last window; what the optimizer consumes is compared with `reference` at once, where there is one."""
         self.gradient = self.moments = self.consumed = self.last_forward = self.left_over = None
         self.reference = reference
         self.steps_in_window = self.steps_before_last_forward = 0
@@ -144,7 +166,7 @@ class Watch:
             self._take(rate)
 
     def end_window(self) -> None:
-        """A window whose only steps found no gradient has consumed zeros."""
+        """Count a window whose only steps found no gradient: it has consumed zeros."""
         if self.steps_in_window == 0 and not math.isnan(self._idle_rate):
             self._take(self._idle_rate)
 
@@ -165,14 +187,14 @@ class Watch:
         if outputs.requires_grad and not self._backward_begun:
             outputs.register_hook(self._see_backward)
         if outputs.requires_grad and self.sees_forwards:
-            outputs.register_hook(partial(self._used, flatten(self.parameters), self.steps_in_window))
+            outputs.register_hook(partial(self._note_forward, flatten(self.parameters), self.steps_in_window))
 
-    def _used(self, weights: Tensor, steps: int, _gradient: Tensor) -> None:
-        """A backward goes through a forward with these weights; one for logging alone does not count."""
+    def _note_forward(self, weights: Tensor, steps: int, _gradient: Tensor) -> None:
+        """Note that a backward goes through a forward with these weights; a forward for logging alone has none."""
         self.last_forward, self.steps_before_last_forward = weights, steps
 
     def _see_backward(self, _gradient: Tensor) -> None:
-        """Before anything is added to a `.grad`: the outputs come first in a backward."""
+        """Note gradients that are there before anything is added to them: the outputs come first in a backward."""
         if self._backward_begun:
             return
         self._backward_begun = True
@@ -260,7 +282,7 @@ class LockStep:
         }
 
     def _count(self, label: str, window: Batch) -> None:
-        """What an arm did otherwise than the reference in this window."""
+        """Count what an arm did otherwise than the reference in this window."""
         watch, reference = self.watches[label], self.watches[REFERENCE]
         self.dirty_starts[label] += watch.left_over is not None
         self.foreign_windows[label] += not window.holds(torch.cat(self.arms[label].seen))
@@ -268,7 +290,7 @@ class LockStep:
         self.foreign_rates[label] += both and watch.rate != reference.rate
 
     def watch_forwards(self, on: bool) -> None:
-        """Copy the weights at every forward from now on, or stop: a probe's business."""
+        """Copy every arm's weights at each forward from now on, or stop doing so."""
         for watch in self.watches.values():
             watch.sees_forwards = on
 

@@ -30,11 +30,12 @@ class Memory:
 
     @property
     def total(self) -> int:
+        """The allocator's peak where there is one, else the sum of the parts."""
         return self.peak if self.peak is not None else self.parameters + self.gradients + self.state + self.activations
 
 
 def of_step(arm: Arm, window: Batch) -> Memory:
-    """Take one step of the arm, and count."""
+    """Take one step of the arm on `window`, and count the bytes it needs; the step itself is the same to the bit."""
     own = [*arm.model.parameters(), *arm.model.buffers(), window.inputs, window.targets]
     known = {tensor.untyped_storage().data_ptr() for tensor in own}
     saved: dict[int, int] = {}
@@ -68,7 +69,7 @@ def of_step(arm: Arm, window: Batch) -> Memory:
     return Memory(
         parameters=num_bytes([*arm.model.parameters(), *arm.model.buffers()]),
         gradients=gradients[0],
-        state=num_bytes(_state(arm)),
+        state=num_bytes(state_tensors(arm)),
         activations=most[0],
         peak=torch.cuda.max_memory_allocated(arm.device) if is_cuda else None,
     )
@@ -83,9 +84,11 @@ def fit(micro_batches: Sequence[int], totals: Sequence[int]) -> tuple[float, flo
 
 
 def num_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of all elements together."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def _state(arm: Arm) -> Iterator[Tensor]:
+def state_tensors(arm: Arm) -> Iterator[Tensor]:
+    """The optimizer's tensors of a parameter's shape; its scalar counters are not memory that grows with the model."""
     for entries in arm.optimizer.state.values():
         yield from (value for value in entries.values() if isinstance(value, Tensor) and value.dim() > 0)

@@ -51,10 +51,7 @@ def measure(setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[T
     Clipping and dropout are off. The scaler is the configured precision's; a power of two, so exact in float64.
     """
     clip_norm = no_clipping(setting.config.clip_norm)
-    arms = {
-        label: setting.arm(recipe, Precision.float64, total_steps=2, clip_norm=clip_norm, dropout=False)
-        for label, recipe in recipes.items()
-    }
+    arms = setting.arms(recipes, dropout=False, precision=Precision.float64, steps=2, clip_norm=clip_norm)
     lock = LockStep(arms, setting.config.seed)
     first, ids = windows
     lock.step(first)

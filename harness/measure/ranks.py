@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from itertools import islice
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -34,24 +33,23 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from harness import processes
 from harness.config import ConfigError, LastWindow, Precision, Split, TrialConfig
 from harness.measure.lock_step import Setting, Watch
-from harness.recipes.determinism import fixed_randomness
-from harness.recipes.micro_batch import Ragged, hash_seed, windows
+from harness.recipes.micro_batch import Ragged
 from harness.recipes.recipe import Arm, Recipe, take_step
 from harness.referee.gradients import flatten
 from harness.workloads import Batch
 
-PATIENCE_S = 120.0  # for one collective, and for the answer to one job
+TIMEOUT_S = 120.0  # for one collective, and for the answer to one job
 
 Vector = NDArray[np.float64]
 Divisor = Callable[["Wire", Tensor], Tensor]
 Reduction = Callable[["Wire", Tensor], Tensor]
-Moment = Callable[[int, int], bool]  # (position of the micro-batch, micro-batches of the window) -> synchronise after it?
-Way = Callable[["Wire", int, Split], Recipe]
+SyncRule = Callable[[int, int], bool]  # (position of the micro-batch, micro-batches of the window) -> synchronise after it?
+Way = Callable[["Wire", int, Split], Recipe]  # (wire, N, split) -> the recipe of one way to synchronise
 
 
 @dataclass(kw_only=True)
 class Wire:
-    """What this rank gives into all-reduces: their number and bytes, of gradients and of numbers of loss terms."""
+    """All-reduces of one rank: how many gradients it gave into them, and the bytes of gradients and of numbers of loss terms."""
 
     world: int
     gradient_reductions: int = 0
@@ -59,17 +57,20 @@ class Wire:
     count_bytes: int = 0
 
     def sum_gradients(self, flat: Tensor) -> Tensor:
+        """[P] sum over the ranks, in place."""
         self.count(flat)
         dist.all_reduce(flat)
         return flat
 
     def sum_terms(self, own: Tensor) -> Tensor:
+        """Sum over the ranks of their numbers of loss terms (0-dim)."""
         total = own.clone()
         self.count_bytes += total.numel() * total.element_size()
         dist.all_reduce(total)
         return total
 
     def count(self, flat: Tensor) -> None:
+        """Count one all-reduce of the gradient `flat`, or of a bucket of it."""
         self.gradient_reductions += 1
         self.gradient_bytes += flat.numel() * flat.element_size()
 
@@ -78,17 +79,17 @@ class Wire:
 
 
 def window_terms(wire: Wire, own: Tensor) -> Tensor:
-    """n: the gradients of the ranks are to be summed."""
+    """n, all loss terms of the window: for gradients that are summed over the ranks."""
     return wire.sum_terms(own)
 
 
 def scaled_terms(wire: Wire, own: Tensor) -> Tensor:
-    """n / W: the gradients of the ranks are to be averaged, as DDP does."""
+    """n / W of W ranks: for gradients that are averaged over the ranks, as DDP does."""
     return wire.sum_terms(own) / wire.world
 
 
 def own_terms(wire: Wire, own: Tensor) -> Tensor:
-    """n_r: every rank takes the mean over its own share."""
+    """n_r, the loss terms of the rank's own share: each rank takes the mean over it."""
     return own
 
 
@@ -96,18 +97,22 @@ def own_terms(wire: Wire, own: Tensor) -> Tensor:
 
 
 def summed(wire: Wire, flat: Tensor) -> Tensor:
+    """sum_r g_r over the ranks, [P]."""
     return wire.sum_gradients(flat)
 
 
 def averaged(wire: Wire, flat: Tensor) -> Tensor:
+    """1/W sum_r g_r over the W ranks, [P]."""
     return wire.sum_gradients(flat) / wire.world
 
 
 def once(position: int, num: int) -> bool:
+    """After the last micro-batch of a window."""
     return position == num - 1
 
 
 def every(position: int, num: int) -> bool:
+    """After each micro-batch."""
     return True
 
 
@@ -117,11 +122,12 @@ def halfway(position: int, num: int) -> bool:
 
 
 def never(position: int, num: int) -> bool:
+    """After none: every rank steps on its own share."""
     return False
 
 
-def by_hand(wire: Wire, num: int, split: Split, *, divisor: Divisor, reduction: Reduction, when: Moment) -> Recipe:
-    """The running sum of gradients is combined over the ranks after the micro-batches that `when` names."""
+def manual_sync(wire: Wire, num: int, split: Split, *, divisor: Divisor, reduction: Reduction, when: SyncRule) -> Recipe:
+    """The recipe whose running sum of gradients is combined over the ranks after the micro-batches that `when` names."""
 
     def synchronise(arm: Arm) -> None:
         if when(arm.position, len(arm.seen)):
@@ -138,8 +144,8 @@ def by_hand(wire: Wire, num: int, split: Split, *, divisor: Divisor, reduction: 
     )
 
 
-def with_ddp(wire: Wire, num: int, split: Split, *, divisor: Divisor, when: Moment) -> Recipe:
-    """`DistributedDataParallel` averages in the backwards that `when` names, and not under `no_sync`, which is all others."""
+def with_ddp(wire: Wire, num: int, split: Split, *, divisor: Divisor, when: SyncRule) -> Recipe:
+    """The recipe in which `DistributedDataParallel` averages in the backwards that `when` names, and in no others (`no_sync`)."""
 
     def counted(bucket: Any) -> torch.futures.Future[Tensor]:
         wire.count(bucket.buffer())
@@ -164,22 +170,22 @@ def _divided(wire: Wire, divisor: Divisor, terms: Sequence[Tensor], num: int) ->
 
 
 RIGHT: Mapping[str, Way] = {
-    "sum_over_window_terms": partial(by_hand, divisor=window_terms, reduction=summed, when=once),
-    "mean_of_scaled": partial(by_hand, divisor=scaled_terms, reduction=averaged, when=once),
-    "mean_every_micro_batch": partial(by_hand, divisor=scaled_terms, reduction=averaged, when=every),
+    "sum_over_window_terms": partial(manual_sync, divisor=window_terms, reduction=summed, when=once),
+    "mean_of_scaled": partial(manual_sync, divisor=scaled_terms, reduction=averaged, when=once),
+    "mean_every_micro_batch": partial(manual_sync, divisor=scaled_terms, reduction=averaged, when=every),
     "ddp": partial(with_ddp, divisor=scaled_terms, when=once),
     "ddp_every_backward": partial(with_ddp, divisor=scaled_terms, when=every),
 }
 # F15, fairseq#494, transformers#34242; the last is right where all ranks have as many loss terms.
 SCALED: Mapping[str, Way] = {
-    "summed_not_averaged": partial(by_hand, divisor=scaled_terms, reduction=summed, when=once),
-    "averaged_twice": partial(by_hand, divisor=window_terms, reduction=averaged, when=once),
-    "mean_of_local_means": partial(by_hand, divisor=own_terms, reduction=averaged, when=once),
+    "summed_not_averaged": partial(manual_sync, divisor=scaled_terms, reduction=summed, when=once),
+    "averaged_twice": partial(manual_sync, divisor=window_terms, reduction=averaged, when=once),
+    "mean_of_local_means": partial(manual_sync, divisor=own_terms, reduction=averaged, when=once),
 }
 # F16, FunASR#3472, build-nanogpt#30; the last two need more than one micro-batch.
-APART: Mapping[str, Way] = {
-    "never_synchronised": partial(by_hand, divisor=own_terms, reduction=averaged, when=never),
-    "synchronised_halfway": partial(by_hand, divisor=scaled_terms, reduction=averaged, when=halfway),
+UNSYNCHRONISED: Mapping[str, Way] = {
+    "never_synchronised": partial(manual_sync, divisor=own_terms, reduction=averaged, when=never),
+    "synchronised_halfway": partial(manual_sync, divisor=scaled_terms, reduction=averaged, when=halfway),
     "ddp_synchronised_halfway": partial(with_ddp, divisor=scaled_terms, when=halfway),
 }
 
@@ -197,10 +203,8 @@ def sizes(num: int, split: Split, num_samples: int) -> list[int]:
 
 
 def whole_windows(setting: Setting) -> list[Tensor]:
-    """Ids of the trial's windows; short ones are left out."""
-    config = setting.config
-    stream = windows(setting.exact.num_samples, config.effective_batch, config.seed, LastWindow.drop)
-    return list(islice(stream, config.steps))
+    """Ids of the trial's windows ([B] int64 each); short ones are left out."""
+    return list(setting.windows(last=LastWindow.drop))
 
 
 def micro_batches(config: TrialConfig, world: int, num: int) -> list[list[int]]:
@@ -223,13 +227,13 @@ class Trace:
 def train(setting: Setting, way: Way, num: int, rank: int, world: int) -> Trace:
     """This rank's share of the training, from the trial's initial weights."""
     config, wire = setting.config, Wire(world=world)
-    arm = setting.arm(way(wire, num, config.split), Precision.float64, total_steps=config.steps)
+    arm = setting.arm(way(wire, num, config.split), precision=Precision.float64, clip_norm=None)
     watch = Watch(arm)
     trace = Trace(gradients=[], parameters=[], wire=wire)
     for t, ids in enumerate(whole_windows(setting)):
         own = ids.split(sizes(world, config.split, len(ids)))[rank]
         watch.start_window()
-        with fixed_randomness(hash_seed(config.seed, t, rank), setting.device):
+        with setting.randomness(t, rank):
             take_step(arm, setting.exact.batch(own))
         assert watch.gradient is not None
         trace.gradients.append(watch.gradient.numpy())
@@ -238,11 +242,11 @@ def train(setting: Setting, way: Way, num: int, rank: int, world: int) -> Trace:
 
 
 def serve(rank: int, world: int, folder: str, setting: bytes, link: Connection) -> None:
-    """The life of one rank: join the others, answer jobs until there are none, or until one fails."""
+    """The main function of a rank's process: join the others, answer jobs until there are none, or until one fails."""
     guard = processes.die_with_parent(partial(shutil.rmtree, folder, ignore_errors=True))
     torch.set_num_threads(1)
     store = f"file://{Path(folder) / 'store'}"  # a file, so no port has to be free
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=timedelta(seconds=PATIENCE_S))
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT_S))
     own: Setting = pickle.loads(setting)
     try:
         while (job := link.recv()) is not None:
@@ -310,8 +314,8 @@ class Ranks:
 
     def _answer(self, link: Connection) -> Trace | str:
         try:
-            if not link.poll(PATIENCE_S):
-                return f"no answer within {PATIENCE_S:.0f} s"
+            if not link.poll(TIMEOUT_S):
+                return f"no answer within {TIMEOUT_S:.0f} s"
             answer: Trace | str = pickle.loads(link.recv_bytes())
         except (EOFError, OSError):
             return "ended without an answer"

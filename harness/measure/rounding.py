@@ -14,12 +14,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from harness.config import OptimizerConfig, Precision, TrialConfig
+from harness.config import OptimizerConfig, Precision
 from harness.judge.resampling import permutation_rank, ratio_of_medians
 from harness.judge.verdict import Rounding
 from harness.measure.lock_step import REFERENCE, LockStep, Setting
 from harness.measure.probe import inside_causes
-from harness.recipes.micro_batch import hash_seed
 from harness.recipes.recipe import Recipe
 from harness.referee.gradients import Comparison, Decomposition, compare, decompose, relative_distance
 from harness.referee.oracle import WHOLE, no_clipping, snapshot
@@ -27,43 +26,40 @@ from harness.referee.oracle import WHOLE, no_clipping, snapshot
 PERMUTATION_STREAM = 1  # of the trial's seed
 
 
-def still(config: TrialConfig) -> OptimizerConfig:
-    """The trial's own optimizer at rate 0: an arm goes through all its motions and stays where it is.
+def zero_lr(optimizer: OptimizerConfig) -> OptimizerConfig:
+    """The optimizer with lr=0: its state updates, the weights do not.
 
-    A loop written by hand may look into its groups and its state.
+    Its parameter groups and its state stay those of the trial: a hand-written loop may look into them.
     """
-    return dataclasses.replace(config.optimizer, lr=0.0)
+    return dataclasses.replace(optimizer, lr=0.0)
 
 
 def measure(setting: Setting, recipes: Mapping[str, Recipe], ids: Tensor) -> dict[str, Rounding]:
-    """L1 of every arm but the reference on the window `ids`, over K permutations of its rows. Dropout and clipping are off."""
+    """L1 of every arm but the reference on the window `ids` ([n] int64), over K permutations of its rows.
+
+    Dropout and clipping are off. An error is ||g - g_64|| / ||g_64|| of the gradient g that the arm's optimizer consumed, of the
+    mean over the window's loss terms.
+    """
     config = setting.config
     referee, clip_norm = setting.referee(dropout=False), no_clipping(config.clip_norm)
     state, window = snapshot(referee.model), setting.exact.batch(ids)
     exact = referee.gradient(state, window)
-    lock = LockStep(
-        {
-            label: setting.arm(
-                recipe, config.precision, total_steps=1, clip_norm=clip_norm, optimizer=still(config), dropout=False
-            )
-            for label, recipe in recipes.items()
-        },
-        config.seed,
-    )
+    arms = setting.arms(recipes, dropout=False, steps=1, clip_norm=clip_norm, optimizer=zero_lr(config.optimizer))
+    lock = LockStep(arms, config.seed)
     lock.step(ids)
-    natural = {label: _judged(watch.gradient, exact) for label, watch in lock.watches.items()}
+    natural = {label: _compared(watch.gradient, exact) for label, watch in lock.watches.items()}
     # Beside what its micro-batches compute in exact arithmetic: under BatchNorm a small one has other dead units than the window.
     inside = [WHOLE, *inside_causes(setting).values()][-1]
     own = {  # without such parts the window's gradient is every arm's
         label: exact if inside == WHOLE else referee.within(state, window, recipe.split(len(window)), inside)[1]
         for label, recipe in recipes.items()
     }
-    zeros = {label: vanished(watch.gradient, own[label]) for label, watch in lock.watches.items()}
+    zeros = {label: zero_share(watch.gradient, own[label]) for label, watch in lock.watches.items()}
     apart = {
-        label: _apart(lock, label, referee.parts(state, window, recipe.split(len(window))).parts)
+        label: _decomposed(lock, label, referee.parts(state, window, recipe.split(len(window))).parts)
         for label, recipe in recipes.items()
     }
-    generator = torch.Generator().manual_seed(hash_seed(config.seed, PERMUTATION_STREAM))
+    generator = setting.generator(PERMUTATION_STREAM)
     errors: dict[str, list[float]] = {label: [] for label in recipes}
     for _ in range(config.permutations):
         lock.step(ids[torch.randperm(len(ids), generator=generator)])
@@ -81,18 +77,18 @@ def measure(setting: Setting, recipes: Mapping[str, Recipe], ids: Tensor) -> dic
     }
 
 
-def _judged(gradient: Tensor | None, exact: Tensor) -> Comparison:
+def _compared(gradient: Tensor | None, exact: Tensor) -> Comparison:
     return Comparison(math.nan, math.nan, math.nan) if gradient is None else compare(gradient, exact)
 
 
-def vanished(gradient: Tensor | None, exact: Tensor) -> float:
-    """Share of the entries of `exact` that are not zero and are exactly zero in `gradient`."""
+def zero_share(gradient: Tensor | None, exact: Tensor) -> float:
+    """Of the entries of `exact` ([P]) that are not zero, the share that is zero in `gradient`; NaN where the step was skipped."""
     if gradient is None or not bool(exact.count_nonzero()):
         return math.nan
     return float(((gradient == 0) & (exact != 0)).sum() / (exact != 0).sum())
 
 
-def _apart(lock: LockStep, label: str, parts: tuple[Tensor, ...]) -> Decomposition:
+def _decomposed(lock: LockStep, label: str, parts: tuple[Tensor, ...]) -> Decomposition:
     gradient = lock.watches[label].gradient
     if gradient is None or not bool(torch.isfinite(gradient).all()):
         return Decomposition((), math.nan, math.nan)

@@ -76,6 +76,7 @@ class Whole(nn.Module):
         self.model, self._run = model, forward
 
     def forward(self, inputs: Tensor) -> Tensor:
+        """The outputs of the forward given, [n, ...]."""
         return self._run(inputs)
 
 

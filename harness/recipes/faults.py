@@ -15,7 +15,19 @@ from torch.func import functional_call
 
 from harness.config import ConfigError, Data, OptimizerName, Precision, Split, TrialConfig
 from harness.judge.cause import MEANINGS, Cause
-from harness.recipes.recipe import BOUNDARY, Arm, Recipe, Stage, average, clear, clip, step, tick, unscale, update_scale
+from harness.recipes.recipe import (
+    BOUNDARY,
+    Arm,
+    Recipe,
+    Stage,
+    clear,
+    clip,
+    step,
+    step_schedule,
+    unscale,
+    update_ema,
+    update_scale,
+)  # fmt: skip
 from harness.referee.gradients import flatten
 from harness.workloads import Batch, Workload
 
@@ -106,12 +118,14 @@ def gradients_not_cleared(recipe: Recipe) -> Recipe:
 
 def step_every_micro_batch(recipe: Recipe) -> Recipe:
     """The optimizer steps after every backward (Lightning#21808)."""
-    return dataclasses.replace(recipe, after_backward=(unscale, clip, step, update_scale, clear), at_boundary=(average, tick))
+    return dataclasses.replace(
+        recipe, after_backward=(unscale, clip, step, update_scale, clear), at_boundary=(update_ema, step_schedule)
+    )
 
 
 def schedule_per_micro_batch(recipe: Recipe) -> Recipe:
     """The learning-rate schedule ticks N times per optimizer step (accelerate#963, diffusers#2632)."""
-    return dataclasses.replace(recipe, after_backward=(tick,), at_boundary=boundary_without(tick))
+    return dataclasses.replace(recipe, after_backward=(step_schedule,), at_boundary=boundary_without(step_schedule))
 
 
 def clip_per_micro_batch(recipe: Recipe) -> Recipe:
@@ -224,7 +238,7 @@ def optimizer_state_per_micro_batch(recipe: Recipe) -> Recipe:
 
 def ema_per_micro_batch(recipe: Recipe) -> Recipe:
     """The moving average of the weights moves with every backward (F5-TTS#631, Lightning#11688)."""
-    return dataclasses.replace(recipe, after_backward=(average,))
+    return dataclasses.replace(recipe, after_backward=(update_ema,))
 
 
 def auxiliary_loss_scale(recipe: Recipe) -> Recipe:

@@ -31,10 +31,10 @@ from harness.workloads import Batch, Workload
 Loop = Callable[[Arm, Batch], Tensor]
 FOREIGN = -1  # the id of a row that is not in the window
 NO_SAMPLE = -2  # and not in the training set either
-LOOKED_UP = 1024  # training samples at a time
+CHUNK = 1024  # training samples that are compared at once
 
 
-def by_hand(loop: Loop, *, accumulation_steps: int, split: SplitPlan) -> Recipe:
+def hand_written(loop: Loop, *, accumulation_steps: int, split: SplitPlan) -> Recipe:
     """The recipe of a hand-written loop; N and the split are what it is meant to do, not what it does.
 
     The loss that it returns is the one that is reported. It may count `arm.samples`; where it does not, that is done for it.
@@ -46,10 +46,10 @@ def by_hand(loop: Loop, *, accumulation_steps: int, split: SplitPlan) -> Recipe:
 
         def see(_model: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
             if outputs.requires_grad:
-                number, ids = next(forwards), recognised(inputs[0], window)
-                if bool((ids == FOREIGN).any()) and not _of_training_set(inputs[0][ids == FOREIGN][:1], arm.workload):
+                number, ids = next(forwards), sample_ids(inputs[0], window)
+                if bool((ids == FOREIGN).any()) and not _is_training_sample(inputs[0][ids == FOREIGN][:1], arm.workload):
                     ids = torch.where(ids == FOREIGN, NO_SAMPLE, ids)
-                outputs.register_hook(partial(_used, taken, number, ids))
+                outputs.register_hook(partial(_note_backward, taken, number, ids))
 
         handle = arm.model.register_forward_hook(see)
         try:
@@ -66,31 +66,31 @@ def by_hand(loop: Loop, *, accumulation_steps: int, split: SplitPlan) -> Recipe:
     return Recipe(accumulation_steps=accumulation_steps, split=split, loop=take)
 
 
-def _used(taken: dict[int, Tensor], number: int, ids: Tensor, _gradient: Tensor) -> None:
-    """A backward has reached the outputs of a forward."""
+def _note_backward(taken: dict[int, Tensor], number: int, ids: Tensor, _gradient: Tensor) -> None:
+    """Note that a backward has reached the outputs of forward `number`, which saw the samples `ids`."""
     taken[number] = ids
 
 
 def _resolution(loss: object) -> float:
-    """Relative, of the format a loss is returned in: `torch.tensor(total)` of a number is float32. A number has float64's."""
+    """Relative resolution of the format a loss is returned in: `torch.tensor(total)` is float32, a number has float64's."""
     narrow = isinstance(loss, Tensor) and loss.is_floating_point() and loss.dtype != torch.float64
     return torch.finfo(loss.dtype).eps if isinstance(loss, Tensor) and narrow else 0.0
 
 
-def _of_training_set(row: Tensor, workload: Workload) -> bool:
+def _is_training_sample(row: Tensor, workload: Workload) -> bool:
     """Whether `row` ([1, ...]) is some training sample's; looked for only where a row is not the window's."""
-    chunks = torch.arange(workload.num_samples).split(LOOKED_UP)
-    return any(bool((recognised(row, workload.batch(ids)) != FOREIGN).all()) for ids in chunks)
+    chunks = torch.arange(workload.num_samples).split(CHUNK)
+    return any(bool((sample_ids(row, workload.batch(ids)) != FOREIGN).all()) for ids in chunks)
 
 
-def recognised(inputs: Tensor, window: Batch) -> Tensor:
+def sample_ids(inputs: Tensor, window: Batch) -> Tensor:
     """[n] ids of the rows of `inputs` that are rows of the window; -1 for the others.
 
     Rows may have been trimmed in their second dimension (padding). Of equal rows the first is taken.
     """
     if inputs.dim() != window.inputs.dim() or not len(inputs) or inputs.shape[2:] != window.inputs.shape[2:]:
         return torch.full((len(inputs),), FOREIGN)
-    width = min(inputs.shape[1], window.inputs.shape[1])
-    mine, known = inputs[:, :width].flatten(1), window.inputs[:, :width].flatten(1).to(inputs)
+    length = min(inputs.shape[1], window.inputs.shape[1])
+    mine, known = inputs[:, :length].flatten(1), window.inputs[:, :length].flatten(1).to(inputs)
     same = (mine.unsqueeze(1) == known.unsqueeze(0)).all(2).cpu()
     return torch.where(same.any(1), window.ids[same.int().argmax(1)], FOREIGN)

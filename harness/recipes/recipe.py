@@ -26,7 +26,7 @@ Normalise = Callable[[Sequence[Tensor], int], Sequence[Tensor]]
 
 
 def window_total(terms: Sequence[Tensor], accumulation_steps: int) -> Sequence[Tensor]:
-    """Every micro-batch's summed loss is divided by the loss terms of the whole window (C3): the correct normaliser."""
+    """Every micro-batch's summed loss is divided by the loss terms of the whole window: the correct normaliser."""
     return [torch.stack(list(terms)).sum()] * len(terms)
 
 
@@ -47,43 +47,50 @@ def own_share(own: Tensor, normaliser: Tensor) -> Tensor:
 
 
 def forward(arm: Arm, micro_batch: Batch) -> Tensor:
+    """The model's outputs, [n, ...] for n samples."""
     outputs: Tensor = arm.model(micro_batch.inputs)
     return outputs
 
 
 def unscale(arm: Arm) -> None:
+    """Divide the gradients by the loss scale, in place; nothing where there is none."""
     arm.scaler.unscale_(arm.optimizer)
 
 
 def clip(arm: Arm) -> None:
+    """Clip the window's gradient to L2 norm `arm.clip_norm`, where there is one, and note whether that changed it."""
     if arm.clip_norm is not None:
         norm = torch.nn.utils.clip_grad_norm_(arm.model.parameters(), arm.clip_norm)
         arm.clipped.append(norm > arm.clip_norm)
 
 
 def step(arm: Arm) -> None:
+    """Take the optimizer step; the scaler skips it where a gradient is not finite."""
     arm.scaler.step(arm.optimizer)
 
 
 def update_scale(arm: Arm) -> None:
+    """Let the scaler grow or halve its loss scale."""
     arm.scaler.update()
 
 
-def average(arm: Arm) -> None:
+def update_ema(arm: Arm) -> None:
     """Move the exponential moving average of the weights, where the trial keeps one."""
     if arm.ema is not None:
         arm.ema.update_parameters(arm.model)
 
 
-def tick(arm: Arm) -> None:
+def step_schedule(arm: Arm) -> None:
+    """Move the learning-rate schedule by one optimizer step."""
     arm.schedule.step()
 
 
 def clear(arm: Arm) -> None:
+    """Drop the gradients, so that the next window starts from none."""
     arm.optimizer.zero_grad(set_to_none=True)
 
 
-BOUNDARY: tuple[Stage, ...] = (unscale, clip, step, update_scale, average, tick, clear)
+BOUNDARY: tuple[Stage, ...] = (unscale, clip, step, update_scale, update_ema, step_schedule, clear)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +109,7 @@ class Recipe:
     after_backward: tuple[Stage, ...] = ()
     at_boundary: tuple[Stage, ...] = BOUNDARY
     execution: Execution = Execution.eager  # of the model, in the precision under test
-    loop: Callable[[Arm, Batch], Tensor] | None = None  # one optimizer step, in place of the stages (`by_hand.py`)
+    loop: Callable[[Arm, Batch], Tensor] | None = None  # one optimizer step, in place of the stages (`hand_written.py`)
 
 
 @dataclass(kw_only=True, eq=False)

@@ -18,6 +18,7 @@ from harness.recipes import precision, two_pass
 from harness.recipes.recipe import Arm, Recipe, Stage
 from harness.recipes.two_pass import LossOf, WindowNorm
 from harness.referee.oracle import GhostBatchNorm
+from harness.workloads.layers import replace_layers
 
 Transform = Callable[[Recipe], Recipe]
 
@@ -70,7 +71,7 @@ def two_pass_statistics(recipe: Recipe) -> Recipe:
     """The window's statistics and the gradient through them, in two passes over the window for each layer: the full batch's."""
 
     def settle(arm: Arm) -> None:
-        order, loss_of = _know(arm)
+        order, loss_of = _statistics_passes(arm)
         two_pass.reduction_passes(order, loss_of, len(arm.seen))
 
     return before(recipe, settle)
@@ -80,7 +81,7 @@ def detached_statistics(recipe: Recipe) -> Recipe:
     """The window's statistics as constants: the statistics passes without the reduction passes."""
 
     def settle(arm: Arm) -> None:
-        _know(arm)
+        _statistics_passes(arm)
 
     return before(recipe, settle)
 
@@ -91,10 +92,7 @@ def ghost_full_batch(recipe: Recipe) -> Recipe:
     def chunk(arm: Arm) -> None:
         sizes = recipe.split(sum(map(len, arm.seen)))
         if not arm.windows:
-            for name, layer in list(arm.model.named_modules()):
-                if isinstance(layer, _BatchNorm):
-                    parent, _, child = name.rpartition(".")
-                    setattr(arm.model.get_submodule(parent), child, GhostBatchNorm(layer, sizes))
+            replace_layers(arm.model, _BatchNorm, lambda layer: GhostBatchNorm(layer, sizes))
         for layer in arm.model.modules():
             if isinstance(layer, GhostBatchNorm):
                 layer.sizes = list(sizes)
@@ -118,6 +116,7 @@ def whole(window_size: int) -> list[int]:
 
 
 def batch_norms(model: nn.Module) -> list[_BatchNorm]:
+    """The BatchNorm layers of the model, in the order of `modules()`."""
     return [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
 
 
@@ -133,8 +132,11 @@ def calibrate(model: nn.Module, inputs: Tensor) -> None:
         layer.momentum = momentum
 
 
-def _know(arm: Arm) -> tuple[list[WindowNorm], LossOf]:
-    """Statistics passes over the window that begins; its layers in order, and the contribution of a micro-batch to its loss."""
+def _statistics_passes(arm: Arm) -> tuple[list[WindowNorm], LossOf]:
+    """Take the statistics passes over the window that begins.
+
+    Returns its layers in their order, and the contribution of micro-batch k to its loss.
+    """
     if any(isinstance(layer, nn.Dropout) and layer.p > 0 for layer in arm.model.modules()):
         raise ConfigError("workload.dropout", "above 0", "0 with statistics of the window: a second pass would draw other masks")
     if not arm.windows:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import count
 
 import torch
 from torch import Tensor, nn
 
 from harness.recipes.micro_batch import hash_seed
 from harness.recipes.recipe import Arm, Recipe
+from harness.workloads.layers import replace_layers
 
 
 class SampleDropout(nn.Module):
@@ -20,7 +22,7 @@ class SampleDropout(nn.Module):
         self.ids: Tensor = torch.empty(0, dtype=torch.long)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [n, ...], its rows in the order of `ids`."""
+        """x [n, ...] -> the same shape; its rows are in the order of `ids`."""
         if not self.training or self.p == 0:
             return x
         kept = torch.stack([self._draw(int(sample), x.shape[1:]) for sample in self.ids]) >= self.p
@@ -58,10 +60,5 @@ def masks_repeated(recipe: Recipe) -> Recipe:
 
 def replace_dropout(model: nn.Module) -> list[SampleDropout]:
     """Put a `SampleDropout` in the place of each `nn.Dropout`, and give them in order."""
-    layers: list[SampleDropout] = []
-    for name, layer in list(model.named_modules()):
-        if isinstance(layer, nn.Dropout):
-            parent, _, child = name.rpartition(".")
-            layers.append(SampleDropout(layer.p, len(layers)))
-            setattr(model.get_submodule(parent), child, layers[-1].train(layer.training))
-    return layers
+    number = count()
+    return replace_layers(model, nn.Dropout, lambda layer: SampleDropout(layer.p, next(number)).train(layer.training))

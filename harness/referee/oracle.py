@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from harness.referee.gradients import flatten
 from harness.workloads import Batch, Workload
+from harness.workloads.layers import replace_layers
 
 State = dict[str, Tensor]  # parameters and buffers by name, floating ones in float64
 
@@ -56,6 +57,7 @@ class Parts:
 
     @property
     def gradient(self) -> Tensor:
+        """[P] the full batch's gradient."""
         return torch.stack(self.shares).sum(0)
 
 
@@ -64,7 +66,7 @@ class Inside:
     """What is computed within each micro-batch although the full batch computes it over the window."""
 
     statistics: bool = False  # of BatchNorm
-    loss: bool = False  # of a loss whose terms hang on other samples
+    loss: bool = False  # of a loss whose terms depend on other samples
 
 
 WHOLE = Inside()
@@ -171,6 +173,7 @@ class GhostBatchNorm(nn.Module):
             self.register_buffer(name, buffer)
 
     def forward(self, x: Tensor) -> Tensor:
+        """[n, C, ...] -> the same shape; the n samples are cut into chunks of `sizes`."""
         shape = [1, -1] + [1] * (x.dim() - 2)
         others = [0, *range(2, x.dim())]
         outputs = []
@@ -192,8 +195,5 @@ class GhostBatchNorm(nn.Module):
 def ghost_model(model: nn.Module, sizes: Sequence[int]) -> nn.Module:
     """A copy of `model` whose BatchNorm layers are `GhostBatchNorm`; names of parameters and buffers stay the same."""
     ghost = copy.deepcopy(model)
-    for name, layer in list(ghost.named_modules()):
-        if isinstance(layer, _BatchNorm):
-            parent, _, child = name.rpartition(".")
-            setattr(ghost.get_submodule(parent), child, GhostBatchNorm(layer, sizes))
+    replace_layers(ghost, _BatchNorm, lambda layer: GhostBatchNorm(layer, sizes))
     return ghost

@@ -1,6 +1,7 @@
-"""Studies: what is measured of a trial. One module each, named in `config.Study`, with a function `run(config, on_step)`.
+"""Studies: what is measured of a trial, one module each, named in `config.Study`.
 
-`verdicts` judges arms; every other study gives `measurements`: rows of plain values that the rules of `experiments/` decide by.
+`verdicts` judges arms, by its `run(config, on_step)`. Every other study has a function `measurements(setting, on_step)`: rows of
+plain values that the rules of `experiments/` decide by.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from harness.config import TrialConfig, validate
+from harness.config import Study, TrialConfig, validate
 from harness.measure.environment import describe
 from harness.measure.lock_step import Setting
 from harness.recipes import precision
@@ -26,17 +27,15 @@ def run(config: TrialConfig, on_step: OnStep) -> Row:
     `on_step(step, rows)` receives the rows of each optimizer step. Raises `ConfigError` for what cannot be run on this machine or
     with this data.
     """
-    record: Row = importlib.import_module(f"{__name__}.{config.study}").run(config, on_step)
-    return record
-
-
-def measured(config: TrialConfig, measure: Callable[[Setting], list[Row]]) -> Row:
-    """The record of a study that gives measurements: `measure` runs on the trial's setting, with deterministic algorithms."""
+    study = importlib.import_module(f"{__name__}.{config.study}")
+    if config.study == Study.verdicts:
+        judged: Row = study.run(config, on_step)
+        return judged
     started = time.perf_counter()
     validate(config)
     device = choose_device(config.device)
     precision.check_available(config.precision, device)
     with deterministic(config.precision):
-        rows = measure(Setting(config, device))
+        rows = list(study.measurements(Setting(config, device), on_step))
     seconds = {str(config.study): time.perf_counter() - started}
     return {"arms": [], "measurements": rows, "environment": describe(device), "seconds": seconds}

@@ -6,28 +6,26 @@ In exact arithmetic it is the right gradient under other settings (`as_if_right`
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from harness.config import LastWindow, OptimizerConfig, OptimizerName, Precision, TrialConfig
+from harness.config import LastWindow, OptimizerConfig, OptimizerName, Precision
 from harness.measure.lock_step import REFERENCE, LockStep, Setting
 from harness.recipes.faults import loss_not_divided
-from harness.recipes.micro_batch import windows
 from harness.referee.gradients import flatten, relative_distance
-from harness.referee.oracle import clipped
-from harness.studies import OnStep, Row, measured
+from harness.referee.oracle import clipped, snapshot
+from harness.studies import OnStep, Row
 from harness.trial import ACCUMULATED, Candidate, accumulated, check_splits, full_batch
 
 UNDIVIDED = "loss_not_divided"
 AS_IF = "as_if_right"
 
 
-def run(config: TrialConfig, on_step: OnStep) -> Row:
+def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     """One row per N: what the fault does to the first step, and to all."""
-    return measured(config, lambda setting: [_row(setting, num) for num in config.accumulation_steps])
+    return [_row(setting, num) for num in setting.config.accumulation_steps]
 
 
 def as_if_right(optimizer: OptimizerConfig, clip_norm: float | None, num: int) -> tuple[OptimizerConfig, float | None]:
@@ -47,13 +45,13 @@ def as_if_right(optimizer: OptimizerConfig, clip_norm: float | None, num: int) -
 
 
 def _row(setting: Setting, num: int) -> Row:
-    """Relative differences of the way come: of the fault to the right recipe, and to the right one under other settings."""
+    """How far the fault's weights are from those of the right recipe, and of the right one under other settings, relative."""
     config = setting.config
     right = accumulated(config, num)
     check_splits(setting, [Candidate(ACCUMULATED, right)])
     optimizer, clip_norm = as_if_right(config.optimizer, config.clip_norm, num)
     arms = {
-        name: setting.arm(recipe, Precision.float64, total_steps=config.steps, clip_norm=clip, optimizer=own)
+        name: setting.arm(recipe, precision=Precision.float64, clip_norm=clip, optimizer=own)
         for name, recipe, clip, own in (
             (REFERENCE, full_batch(config), config.clip_norm, config.optimizer),
             (ACCUMULATED, right, config.clip_norm, config.optimizer),
@@ -63,12 +61,12 @@ def _row(setting: Setting, num: int) -> Row:
     }
     lock = LockStep(arms, config.seed)
     # Full windows alone: in a short one the fault's factor is the number of its own micro-batches.
-    stream = windows(setting.exact.num_samples, config.effective_batch, config.seed, LastWindow.drop)
     first: Mapping[str, float] = {}
-    for ids in itertools.islice(stream, config.steps):
+    for ids in setting.windows(last=LastWindow.drop):
         records = lock.step(ids)
         first = first or {f"{name}_first": value for name, value in _differences(lock).items()}
-    gradient = setting.referee().gradient(_start(setting), setting.exact.batch(_first_window(setting)))
+    first_window = setting.exact.batch(next(setting.windows(last=LastWindow.drop)))
+    gradient = setting.referee().gradient(snapshot(setting.initial), first_window)
     clips = {name: lock.arms[name].clipped for name in (REFERENCE, UNDIVIDED)}
     return {
         "accumulation_steps": num,
@@ -82,17 +80,8 @@ def _row(setting: Setting, num: int) -> Row:
     }
 
 
-def _start(setting: Setting) -> dict[str, Tensor]:
-    return {name: value.detach().double() for name, value in setting.initial.state_dict().items()}
-
-
-def _first_window(setting: Setting) -> Tensor:
-    config = setting.config
-    return next(windows(setting.exact.num_samples, config.effective_batch, config.seed, LastWindow.drop))
-
-
 def _differences(lock: LockStep) -> dict[str, float]:
-    """||a - b|| / ||b - start|| of the weights, by what was compared."""
+    """||a - b|| / ||b - start|| of the present weights, by the pair of arms that is compared."""
     weights = {name: flatten(arm.model.parameters()) for name, arm in lock.arms.items()}
     way = {name: value - lock.start for name, value in weights.items()}
     return {

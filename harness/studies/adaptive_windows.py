@@ -2,41 +2,36 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from harness.config import Precision, TrialConfig
+from harness.config import Precision
 from harness.judge.signature import worst
 from harness.measure.lock_step import Setting, Watch
-from harness.recipes.micro_batch import Even, hash_seed, windows
+from harness.recipes.micro_batch import Even
 from harness.recipes.recipe import Normalise, Recipe, take_step, window_total
 from harness.referee.gradients import flatten, relative_distance
 from harness.referee.oracle import snapshot
-from harness.studies import OnStep, Row, measured
+from harness.studies import OnStep, Row
 from harness.trial import full_batch
 
 STREAM = 18  # of the draws of N, apart from a trial's other draws
 
 
-def run(config: TrialConfig, on_step: OnStep) -> Row:
-    """One row per way to adapt."""
-    return measured(config, measure)
+def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
+    """One row per way to adapt N; all see the same samples in the same order.
 
-
-def measure(setting: Setting) -> list[Row]:
-    """`constant_batch`: N·b = B at every window. `constant_divisor`: the same, and mean losses are divided by the largest N.
+    `constant_batch`: N·b = B at every window. `constant_divisor`: the same, and mean losses are divided by the largest N.
     `varying_batch`: b stays and N changes, so that B does; `varying_batch_scaled_rate`: with a learning rate in proportion to it.
 
-    All see the same samples in the same order. `distance`: of the weights at the end to the full batch's, relative to its way;
-    `gradient_error`: the largest, against the referee's mean over the arm's own window.
+    `distance`: of the weights at the end to the full batch's, relative to how far those moved; `gradient_error`: the largest
+    relative distance to the referee's mean over the arm's own window.
     """
     config = setting.config
-    stream = windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window)
-    steady = list(itertools.islice(stream, config.steps))
-    generator = torch.Generator().manual_seed(hash_seed(config.seed, STREAM))
+    steady = list(setting.windows())
+    generator = setting.generator(STREAM)
     nums = [
         int(config.accumulation_steps[i])
         for i in torch.randint(len(config.accumulation_steps), (4 * config.steps,), generator=generator)
@@ -47,7 +42,7 @@ def measure(setting: Setting) -> list[Row]:
     def by_largest(terms: Sequence[Tensor], num: int) -> Sequence[Tensor]:
         return [n * largest for n in terms]
 
-    varying = _cut(torch.cat(steady), [num * smallest_batch * 2 for num in nums])
+    varying = cut_windows(torch.cat(steady), [num * smallest_batch * 2 for num in nums])
     whole = [config.effective_batch // num for num in nums]
     reference, _ = _train(setting, steady, None, window_total, False)
     arms = {
@@ -71,7 +66,7 @@ def measure(setting: Setting) -> list[Row]:
     ]
 
 
-def _cut(ids: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+def cut_windows(ids: Tensor, sizes: Sequence[int]) -> list[Tensor]:
     """The same samples in windows of these sizes; the last takes what is left."""
     cut, start = [], 0
     for size in sizes:
@@ -86,7 +81,7 @@ def _train(
 ) -> tuple[Tensor, float]:
     """Weights at the end, and the largest gradient error; `sizes`: of each window's micro-batches, None for the full batch."""
     config = setting.config
-    arm = setting.arm(full_batch(config), Precision.float64, total_steps=len(stream), clip_norm=config.clip_norm)
+    arm = setting.arm(full_batch(config), precision=Precision.float64, steps=len(stream))
     watch, referee, error = Watch(arm), setting.referee(), 0.0
     rate = config.optimizer.lr
     for t, ids in enumerate(stream):

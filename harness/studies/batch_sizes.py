@@ -16,12 +16,9 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from harness.config import TrialConfig
 from harness.measure.lock_step import Setting
-from harness.recipes.determinism import fixed_randomness
-from harness.recipes.micro_batch import hash_seed, windows
 from harness.recipes.recipe import Arm, take_step
-from harness.studies import OnStep, Row, measured
+from harness.studies import OnStep, Row
 from harness.studies.optimizer_states import small_batch
 from harness.trial import Candidate, accumulated, check_splits, outcome
 
@@ -39,35 +36,32 @@ class Training:
     early: Row = field(default_factory=dict)  # `outcome` after as many steps as the window of B takes in all
 
     def count(self, arm: Arm) -> None:
-        """A stage after every optimizer step."""
+        """Count an optimizer step; after the last that the window of B takes, evaluate."""
         self.steps += 1
         if self.steps == self.enough:
             self.early = vars(outcome(arm, [math.nan]))
 
     def note(self, contributions: Sequence[Tensor]) -> Tensor:
-        """The report of a window, from its batches' mean losses."""
+        """Keep the mean losses of a window's batches; the window's loss is their mean."""
         own = torch.stack(list(contributions))
         self.losses += own.tolist()
         self.window_losses.append(float(own.mean()))
         return own.mean()
 
 
-def run(config: TrialConfig, on_step: OnStep) -> Row:
-    """One row per batch size."""
-    return measured(config, lambda setting: measure(setting, on_step))
+def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
+    """One row per batch size: B, and B / N for every N, each trained for `steps` windows.
 
-
-def measure(setting: Setting, on_step: OnStep) -> list[Row]:
-    """Train at B and at B / N for every N, all for `steps` windows; a step row has the mean loss over its window."""
+    A step row has the mean loss over its window.
+    """
     config = setting.config
     trainings = [_training(setting, num) for num in dict.fromkeys((1, *config.accumulation_steps))]
-    stream = windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window)
     samples = 0
-    for t, ids in enumerate(itertools.islice(stream, config.steps)):
+    for t, ids in enumerate(setting.windows()):
         window = trainings[0].arm.workload.batch(ids)
         samples += len(ids)
         for one in trainings:
-            with fixed_randomness(hash_seed(config.seed, t), setting.device):
+            with setting.randomness(t):
                 take_step(one.arm, window)
         on_step(t, [
             {"arm": "trained", "accumulation_steps": one.num, "step": t, "replicate": 0, "samples": samples,
@@ -81,7 +75,7 @@ def _training(setting: Setting, num: int) -> Training:
     config = setting.config
     right = accumulated(config, num)
     check_splits(setting, [Candidate("trained", right)])
-    arm = setting.arm(right, config.precision, total_steps=config.steps, clip_norm=config.clip_norm)
+    arm = setting.arm(right)
     training = Training(num, arm, config.steps)
     stepping = small_batch(right)
     arm.recipe = dataclasses.replace(stepping, after_backward=(*stepping.after_backward, training.count), report=training.note)

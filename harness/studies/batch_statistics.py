@@ -7,20 +7,18 @@ on the full batch.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from harness.config import ConfigError, Norm, Precision, TrialConfig
+from harness.config import ConfigError, LastWindow, Norm, Precision
 from harness.measure.lock_step import Setting
-from harness.recipes.micro_batch import hash_seed, windows
 from harness.recipes.recipe import Arm, Recipe, take_step
 from harness.recipes.remedies import REMEDIES, batch_norms
 from harness.referee.gradients import compare, flatten, relative_distance
 from harness.referee.oracle import Inside, Referee, State, running_statistics, snapshot
-from harness.studies import OnStep, Row, measured
+from harness.studies import OnStep, Row
 from harness.trial import ACCUMULATED, check_splits, full_batch, standard_candidates
 from harness.workloads import Batch
 
@@ -32,7 +30,7 @@ SHIFT = 1.0  # between the two starts of the running statistics whose distance i
 
 
 @dataclass(frozen=True)
-class Passage:
+class WindowStep:
     """One window taken by an arm."""
 
     gradient: Tensor  # [P], as the optimizer finds it
@@ -41,21 +39,17 @@ class Passage:
     forwards: float  # samples that went through the model, over the window's
 
 
-def run(config: TrialConfig, on_step: OnStep) -> Row:
-    """One row per moment of the training, N, arm and momentum."""
-    if config.precision != Precision.float64:
-        raise ConfigError("precision", config.precision, "float64 with study=batch_statistics, which is about exact differences")
-    return measured(config, measure)
+def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
+    """One row per moment of the training (its start, and after `steps` steps on the full batch), N, arm and momentum.
 
-
-def measure(setting: Setting) -> list[Row]:
-    """Rows at the initial weights and after `config.steps` steps on the full batch."""
+    Raises `ConfigError` for another precision than float64.
+    """
     config = setting.config
+    if config.precision != Precision.float64:
+        raise ConfigError("precision", config.precision, f"float64 with study={config.study}, which is about exact differences")
     check_splits(setting, standard_candidates(config))
     arm = _arm(setting, full_batch(config))
-    stream = windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window)
-    full = (ids for ids in stream if len(ids) == config.effective_batch)  # effects of b, not of a remainder
-    first, *rest = itertools.islice(full, config.steps + 1)
+    first, *rest = setting.windows(config.steps + 1, last=LastWindow.drop)  # effects of b, not of a remainder
     rows = _rows(setting, snapshot(arm.model), setting.exact.batch(first), 0)
     for ids in [first, *rest[:-1]]:
         take_step(arm, setting.exact.batch(ids))
@@ -64,15 +58,15 @@ def measure(setting: Setting) -> list[Row]:
 
 def _rows(setting: Setting, state: State, window: Batch, after_steps: int) -> list[Row]:
     config, referee, rows = setting.config, setting.referee(), []
-    remedies = {ACCUMULATED: _as_it_is} | (REMEDIES if config.norm == Norm.batch else {})
+    remedies = {ACCUMULATED: _unchanged} | (REMEDIES if config.norm == Norm.batch else {})
     whole = full_batch(config)
-    full = _pass(setting, whole, state, window, MOMENTA[0])
+    full = _take_window(setting, whole, state, window, MOMENTA[0])
     for right in (candidate.recipe for candidate in standard_candidates(config) if candidate.arm == ACCUMULATED):
-        plain = _pass(setting, right, state, window, MOMENTA[0])
+        plain = _take_window(setting, right, state, window, MOMENTA[0])
         for name, apply in remedies.items():
-            at_one = _pass(setting, apply(whole), state, window, MOMENTA[0])
+            at_one = _take_window(setting, apply(whole), state, window, MOMENTA[0])
             for momentum in MOMENTA if config.norm == Norm.batch and name in MOVING else MOMENTA[:1]:
-                own = _pass(setting, apply(right), state, window, momentum)
+                own = _take_window(setting, apply(right), state, window, momentum)
                 rows.append({
                     "arm": name,
                     "accumulation_steps": right.accumulation_steps,
@@ -89,7 +83,7 @@ def _rows(setting: Setting, state: State, window: Batch, after_steps: int) -> li
     return rows
 
 
-def _gradient(own: Passage, full: Passage, at_one: Passage, plain: Passage) -> Row:
+def _gradient(own: WindowStep, full: WindowStep, at_one: WindowStep, plain: WindowStep) -> Row:
     """Relative L2 distances in float64: to the full batch's, to the same arm's at N = 1, to the plainly accumulated one."""
     beside = compare(own.gradient, full.gradient)
     return {
@@ -102,13 +96,13 @@ def _gradient(own: Passage, full: Passage, at_one: Passage, plain: Passage) -> R
     }
 
 
-def _statistics(setting: Setting, recipe: Recipe, state: State, window: Batch, own: Passage, momentum: float) -> Row:
+def _statistics(setting: Setting, recipe: Recipe, state: State, window: Batch, own: WindowStep, momentum: float) -> Row:
     """Effective momentum, from two starts: r_N(r) - r_N(r') = retention * (r - r'), as the update is affine in r.
 
     `influence`: what the start of the running statistics does to the gradient, relative.
     """
     shifted = {name: value + SHIFT if name.endswith(("running_mean", "running_var")) else value for name, value in state.items()}
-    other = _pass(setting, recipe, shifted, window, momentum)
+    other = _take_window(setting, recipe, shifted, window, momentum)
     before = running_statistics(shifted) - running_statistics(state)
     retention = float(torch.linalg.vector_norm(other.statistics - own.statistics) / torch.linalg.vector_norm(before))
     return {
@@ -118,7 +112,7 @@ def _statistics(setting: Setting, recipe: Recipe, state: State, window: Batch, o
     }
 
 
-def _beside_full(own: Passage, full: Passage, state: State) -> Row:
+def _beside_full(own: WindowStep, full: WindowStep, state: State) -> Row:
     """Distance of the running statistics to the full batch's, relative to how far those moved: all, and the first layer's.
 
     Only the first layer's inputs are the same in both: behind it they have been normalised by other statistics.
@@ -133,7 +127,7 @@ def _beside_full(own: Passage, full: Passage, state: State) -> Row:
     }
 
 
-def _oracle(referee: Referee, state: State, window: Batch, recipe: Recipe, own: Passage) -> Row:
+def _oracle(referee: Referee, state: State, window: Batch, recipe: Recipe, own: WindowStep) -> Row:
     """Distance to the full batch under Ghost BatchNorm in the micro-batches' chunks: gradient, and running statistics.
 
     `oracle_floor`: how far the oracle's own gradient goes when every weight moves by one unit in the last place. Two samples with
@@ -159,7 +153,7 @@ def _over_partitions(setting: Setting, state: State, window: Batch, recipe: Reci
     """
     referee = setting.referee()
     g = referee.gradient(state, window)
-    generator = torch.Generator().manual_seed(hash_seed(setting.config.seed, 5))
+    generator = setting.generator(5)
     orders = [torch.randperm(len(window), generator=generator) for _ in range(PARTITIONS)]
     cuts = torch.stack([referee.within(state, window.rows(order), recipe.split(len(window)), GHOST)[1] for order in orders])
     variance = float(cuts.var(0).sum())
@@ -169,14 +163,14 @@ def _over_partitions(setting: Setting, state: State, window: Batch, recipe: Reci
 
 
 def _arm(setting: Setting, recipe: Recipe) -> Arm:
-    return setting.arm(recipe, Precision.float64, total_steps=setting.config.steps)
+    return setting.arm(recipe, precision=Precision.float64, clip_norm=None)
 
 
-def _as_it_is(recipe: Recipe) -> Recipe:
+def _unchanged(recipe: Recipe) -> Recipe:
     return recipe
 
 
-def _pass(setting: Setting, recipe: Recipe, state: State, window: Batch, momentum: float) -> Passage:
+def _take_window(setting: Setting, recipe: Recipe, state: State, window: Batch, momentum: float) -> WindowStep:
     """A fresh arm at `state` takes the window by the loop under test."""
     held: list[Tensor] = []
     samples = [0]
@@ -194,7 +188,7 @@ def _pass(setting: Setting, recipe: Recipe, state: State, window: Batch, momentu
     arm.model.register_forward_pre_hook(count)
     take_step(arm, window)
     after = snapshot(arm.model)
-    return Passage(held[0], running_statistics(after), _tracked(after), samples[0] / len(window))
+    return WindowStep(held[0], running_statistics(after), _tracked(after), samples[0] / len(window))
 
 
 def _tracked(state: State) -> float:

@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import torch
 
-from harness.config import Precision, TrialConfig
+from harness.config import Precision
 from harness.measure.lock_step import Setting, Watch
 from harness.recipes import faults
-from harness.recipes.micro_batch import windows
 from harness.recipes.recipe import take_step
 from harness.referee.gradients import relative_distance
 from harness.referee.oracle import clipped, snapshot
-from harness.studies import OnStep, Row, measured
+from harness.studies import OnStep, Row
 from harness.trial import accumulated
 
 THRESHOLDS = {"clipped": 0.5, "not_clipped": 1.5}  # times the norm of the full batch's gradient
 
 
-def run(config: TrialConfig, on_step: OnStep) -> Row:
-    """A row per N, for averaged and for summed mean losses, thresholds c / N, c and c·N, and a c that clips or does not."""
-    return measured(config, measure)
+def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
+    """One row per N, averaged or summed mean losses, threshold (c / N, c or c·N), and a c that clips or does not.
 
-
-def measure(setting: Setting) -> list[Row]:
-    """The first window at the initial weights, in float64. `error`: of the consumed gradient against the full batch's, clipped at
-    c; `error_of_nth`: of the N-th part of the consumed gradient.
+    On the first window at the initial weights, in float64. `error`: relative distance of the consumed gradient to the full
+    batch's, clipped at c; `error_of_nth`: the same of the N-th part of the consumed gradient.
     """
     config = setting.config
-    ids = next(windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window))
+    ids = next(setting.windows())
     window, referee = setting.exact.batch(ids), setting.referee()
     full = referee.gradient(snapshot(referee.model), window)
     norm = float(torch.linalg.vector_norm(full))
@@ -38,7 +34,7 @@ def measure(setting: Setting) -> list[Row]:
         for kind, share in THRESHOLDS.items():
             for name, recipe in (("averaged", averaged), ("summed", summed)):
                 for factor in (1 / num, 1.0, float(num)):
-                    arm = setting.arm(recipe, Precision.float64, total_steps=1, clip_norm=factor * share * norm)
+                    arm = setting.arm(recipe, precision=Precision.float64, steps=1, clip_norm=factor * share * norm)
                     watch = Watch(arm)
                     take_step(arm, window)
                     assert watch.gradient is not None

@@ -5,28 +5,22 @@ L4 of docs/equivalence.md alone: it costs the bare training, so that many seeds 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.config import TrialConfig
 from harness.measure import noise_scale
 from harness.measure.lock_step import Setting
 from harness.recipes import faults
-from harness.recipes.determinism import fixed_randomness
-from harness.recipes.micro_batch import hash_seed, windows
 from harness.recipes.recipe import Arm, take_step
-from harness.studies import OnStep, Row, measured
+from harness.studies import OnStep, Row
 from harness.trial import ACCUMULATED, FULL, Candidate, check_splits, full_batch, outcome, with_faults
 
 
-def run(config: TrialConfig, on_step: OnStep) -> Row:
-    """One row per arm: the full batch, every N, the permuted full batch (the null), and the faults that are asked for."""
-    return measured(config, lambda setting: measure(setting, on_step))
+def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
+    """One row per arm: the full batch, every N, the permuted full batch (the null), and the faults that are asked for.
 
-
-def measure(setting: Setting, on_step: OnStep) -> list[Row]:
-    """Train all arms together for the configured steps; `outcome` of each at the end, per loss term and nats."""
+    All train together for the configured steps; a row has the `outcome` at the end, per loss term and in nats.
+    """
     config = setting.config
     wrong = {name: faults.named(name, config.precision) for name in faults.names(config)}
     ends = train(setting, [Candidate(FULL, full_batch(config)), *with_faults(config, wrong)], on_step)
@@ -55,20 +49,16 @@ def train(setting: Setting, chosen: Sequence[Candidate], on_step: OnStep) -> lis
     """Train the arms side by side for the configured steps: same weights, same windows, same draws."""
     config = setting.config
     check_splits(setting, chosen)
-    arms = [
-        setting.arm(candidate.recipe, config.precision, total_steps=config.steps, clip_norm=config.clip_norm)
-        for candidate in chosen
-    ]
+    arms = [setting.arm(candidate.recipe) for candidate in chosen]
     accumulated = {c.label: arm for c, arm in zip(chosen, arms, strict=True) if c.arm == ACCUMULATED}
     noise = noise_scale.watch(accumulated, config.probe_every)
     losses: list[list[float]] = [[] for _ in chosen]
-    stream = windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window)
     num_samples = 0
-    for t, ids in enumerate(itertools.islice(stream, config.steps)):
+    for t, ids in enumerate(setting.windows()):
         window = arms[0].workload.batch(ids)
         num_samples += len(ids)
         for arm, own in zip(arms, losses, strict=True):
-            with fixed_randomness(hash_seed(config.seed, t), setting.device):
+            with setting.randomness(t):
                 own.append(float(take_step(arm, window)))
         squares = noise_scale.read(noise)
         on_step(t, [

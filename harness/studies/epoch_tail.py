@@ -18,13 +18,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.config import LastWindow, Precision, TrialConfig
+from harness.config import LastWindow, Precision
 from harness.judge.signature import worst
 from harness.measure.lock_step import Setting
-from harness.recipes.micro_batch import windows
 from harness.referee.gradients import flatten, relative_distance
 from harness.referee.oracle import snapshot
-from harness.studies import OnStep, Row, measured
+from harness.studies import OnStep, Row
 from harness.trial import full_batch
 
 EPOCHS = 2  # the first leaves something behind, the second finds it
@@ -47,26 +46,25 @@ LOOPS: Mapping[str, Loop] = {
 }
 
 
-def run(config: TrialConfig, on_step: OnStep) -> Row:
-    """One row per loop and N."""
-    return measured(config, measure)
-
-
-def measure(setting: Setting) -> list[Row]:
+def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
+    """One row per loop and N, in float64."""
     return [
-        {"arm": name, "accumulation_steps": num, **go_through(setting, loop, num)}
+        {"arm": name, "accumulation_steps": num, **train_epochs(setting, loop, num)}
         for num in setting.config.accumulation_steps
         for name, loop in LOOPS.items()
     ]
 
 
-def go_through(setting: Setting, loop: Loop, num: int) -> Row:
-    """`EPOCHS` epochs of micro-batches of b = B / num samples, in float64."""
-    config, data, size = setting.config, setting.exact, setting.config.effective_batch // num
-    arm = setting.arm(full_batch(config), Precision.float64, total_steps=1)
+def train_epochs(setting: Setting, loop: Loop, num: int) -> Row:
+    """The row of `EPOCHS` epochs over micro-batches of b = B / num samples.
+
+    `leaked_samples`: whose gradients went from one epoch into the next; `unused_samples`: whose gradients no step consumed.
+    """
+    data, size = setting.exact, setting.config.effective_batch // num
+    arm = setting.arm(full_batch(setting.config), precision=Precision.float64, steps=1)
     referee = setting.referee()
-    loader = windows(data.num_samples, size, config.seed, LastWindow.keep)
     per_epoch = -(-data.num_samples // size)
+    loader = setting.windows(EPOCHS * per_epoch, size=size, last=LastWindow.keep)
     pending: list[Tensor] = []  # ids whose gradients are in the buffer
     steps = leaked = unused = 0
     error = 0.0

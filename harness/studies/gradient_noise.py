@@ -5,23 +5,20 @@ The training itself accumulates, so its step rows hold what `harness.measure.noi
 
 from __future__ import annotations
 
-import itertools
 from statistics import fmean
 
 import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-from harness.config import ConfigError, Precision, TrialConfig
+from harness.config import ConfigError, Precision
 from harness.measure import noise_scale
 from harness.measure.lock_step import Setting, Watch
-from harness.measure.rounding import still
-from harness.recipes.determinism import fixed_randomness
-from harness.recipes.micro_batch import hash_seed, windows
+from harness.measure.rounding import zero_lr
 from harness.recipes.recipe import Recipe, take_step
 from harness.referee.gradients import relative_distance
 from harness.referee.oracle import Referee, State, snapshot
-from harness.studies import OnStep, Row, measured
+from harness.studies import OnStep, Row
 from harness.trial import ACCUMULATED, Candidate, accumulated, check_splits
 from harness.workloads import Batch
 
@@ -30,65 +27,62 @@ CHUNK = 250  # samples whose gradients are taken at once
 DRAWS, WINDOWS = 3, 4  # streams of the trial's seed
 
 
-def run(config: TrialConfig, on_step: OnStep) -> Row:
-    """Rows of two quantities at every point: `noise_scale` (|G|^2 and tr Sigma) and `variance` (of batches, by size)."""
-    return measured(config, lambda setting: measure(setting, on_step))
+def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
+    """Two quantities at every probe: `noise_scale` (|G|^2 and tr Sigma), and `variance` of batches, a row per size.
 
-
-def measure(setting: Setting, on_step: OnStep) -> list[Row]:
-    """Train with the first N of the configuration; look every `probe_every` steps, and at the end."""
+    The training accumulates the first N of the configuration; a probe is taken every `probe_every` steps, and at the end.
+    """
     config = setting.config
     num = config.accumulation_steps[0]
     if num < 2:
         raise ConfigError("accumulation_steps", list(config.accumulation_steps), "two or more micro-batches to begin with")
     recipe = accumulated(config, num)
     check_splits(setting, [Candidate(ACCUMULATED, recipe)])
-    arm = setting.arm(recipe, config.precision, total_steps=config.steps, clip_norm=config.clip_norm)
+    arm = setting.arm(recipe)
     noise = noise_scale.watch({ACCUMULATED: arm}, every=1)
-    stream = windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window)
     rows = []
-    for t, ids in enumerate(itertools.islice(stream, config.steps)):
+    for t, ids in enumerate(setting.windows()):
         if t % config.probe_every == 0:
-            rows += look(setting, recipe, snapshot(arm.model), t)
-        with fixed_randomness(hash_seed(config.seed, t), setting.device):
+            rows += probe(setting, recipe, snapshot(arm.model), t)
+        with setting.randomness(t):
             loss = float(take_step(arm, arm.workload.batch(ids)))
         label = {"step": t, "arm": ACCUMULATED, "accumulation_steps": num, "replicate": 0}
         on_step(t, [{**label, "loss": loss, **noise_scale.read(noise)[ACCUMULATED]}])
-    return rows + look(setting, recipe, snapshot(arm.model), config.steps)
+    return rows + probe(setting, recipe, snapshot(arm.model), config.steps)
 
 
-def look(setting: Setting, recipe: Recipe, state: State, step: int) -> list[Row]:
-    """What the gradients of all training samples are at the weights `state`, and how batches of them scatter."""
+def probe(setting: Setting, recipe: Recipe, state: State, step: int) -> list[Row]:
+    """The rows of one probe: the gradients of all training samples at the weights `state`, and how batches of them scatter."""
     referee = setting.referee(dropout=False)
     everything = setting.exact.batch(torch.arange(setting.exact.num_samples))
     each = sample_gradients(referee, state, everything)
     about = {"step": step, "accumulation_steps": recipe.accumulation_steps}
     scale = {"quantity": "noise_scale", **about, **moments(each), **by_windows(setting, recipe, state, each, step)}
-    generator = torch.Generator().manual_seed(hash_seed(setting.config.seed, DRAWS, step))
+    generator = setting.generator(DRAWS, step)
     sizes = [size for size in SIZES if size < len(each)]
     return [scale] + [
         {"quantity": "variance", **about, "replacement": replacement, "batch": size, "draws": setting.config.permutations,
-         **scatter(each, size, setting.config.permutations, generator, replacement=replacement)}
+         **batch_variance(each, size, setting.config.permutations, generator, replacement=replacement)}
         for replacement in (True, False) for size in sizes
     ]  # fmt: skip
 
 
 def sample_gradients(referee: Referee, state: State, batch: Batch) -> Tensor:
-    """[n, P] float64: row i is n_i-weighted so that the mean of the rows is the batch's gradient: g_i = t_i / mean(n).
+    """[n, P] float64, by `torch.func`: row i is g_i = t_i / mean(n), so that the mean of the rows is the batch's gradient.
 
-    t_i is the gradient of sample i's summed loss, n_i its loss terms.
+    t_i is the gradient of sample i's loss summed over its n_i loss terms.
     """
     workload, names = referee.workload, referee.names
     parameters = {name: state[name] for name in names}
     buffers = {name: value for name, value in state.items() if name not in parameters}
 
-    def loss(own: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
-        one = Batch(ids=batch.ids[:1], inputs=inputs.unsqueeze(0), targets=targets.unsqueeze(0))
+    def loss(own: dict[str, Tensor], ids: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        one = Batch(ids=ids.unsqueeze(0), inputs=inputs.unsqueeze(0), targets=targets.unsqueeze(0))
         return workload.losses(functional_call(referee.model, (own, buffers), (one.inputs,)), one).sum()
 
-    per_sample = vmap(grad(loss), in_dims=(None, 0, 0))
-    chunks = zip(batch.inputs.split(CHUNK), batch.targets.split(CHUNK), strict=True)
-    found = [per_sample(parameters, inputs, targets) for inputs, targets in chunks]
+    per_sample = vmap(grad(loss), in_dims=(None, 0, 0, 0))
+    chunks = zip(*(part.split(CHUNK) for part in (batch.ids, batch.inputs, batch.targets)), strict=True)
+    found = [per_sample(parameters, *chunk) for chunk in chunks]
     rows = torch.cat([torch.cat([one[name].flatten(1) for name in names], dim=1) for one in found])
     return rows / workload.num_terms(batch).double().mean()
 
@@ -103,7 +97,7 @@ def moments(each: Tensor) -> Row:
     }
 
 
-def scatter(each: Tensor, size: int, draws: int, generator: torch.Generator, *, replacement: bool) -> Row:
+def batch_variance(each: Tensor, size: int, draws: int, generator: torch.Generator, *, replacement: bool) -> Row:
     """mean |g_B - G|^2 over `draws` batches, what it should be, and how well such a gradient points along G.
 
     tr Sigma / B with replacement, times (D - B) / (D - 1) without.
@@ -124,15 +118,17 @@ def scatter(each: Tensor, size: int, draws: int, generator: torch.Generator, *, 
 
 
 def by_windows(setting: Setting, recipe: Recipe, state: State, each: Tensor, step: int) -> Row:
-    """The loop itself on windows drawn with replacement at standing weights: both squared norms, means over the windows.
+    """What the loop measures at the weights `state`, on windows drawn with replacement: means of both squared norms.
 
     `loop_error`: largest relative distance of a window's accumulated gradient to the mean of its samples' rows.
     """
     config = setting.config
-    arm = setting.arm(recipe, Precision.float64, total_steps=1, optimizer=still(config), dropout=False)
+    arm = setting.arm(
+        recipe, dropout=False, precision=Precision.float64, steps=1, clip_norm=None, optimizer=zero_lr(config.optimizer)
+    )
     arm.model.load_state_dict(state)
     watch, noise = Watch(arm), {"loop": noise_scale.NoiseWatch(arm)}
-    generator = torch.Generator().manual_seed(hash_seed(config.seed, WINDOWS, step))
+    generator = setting.generator(WINDOWS, step)
     rows, errors = [], []
     for _ in range(config.permutations):
         ids = torch.randint(len(each), (config.effective_batch,), generator=generator)

@@ -8,28 +8,22 @@ from __future__ import annotations
 
 import torch
 
-from harness.config import Precision, TrialConfig
+from harness.config import Precision
 from harness.measure import poison
 from harness.measure.algebra import ACTIVE
 from harness.measure.lock_step import Setting, Watch
 from harness.recipes import faults
-from harness.recipes.determinism import fixed_randomness
-from harness.recipes.micro_batch import hash_seed, windows
 from harness.recipes.recipe import Arm, Recipe, take_step
 from harness.referee.gradients import flatten, relative_distance
 from harness.referee.oracle import clipped, snapshot
-from harness.studies import OnStep, Row, measured
+from harness.studies import OnStep, Row
 from harness.trial import FULL, PERMUTED, Candidate, check_splits, full_batch, with_faults
 
-WIDTHS = (Precision.float64, Precision.float16)  # the scaler's algebra, exactly; and the real thing
+PRECISIONS = (Precision.float64, Precision.float16)  # the scaler's algebra, exactly; and the real thing
 
 
-def run(config: TrialConfig, on_step: OnStep) -> Row:
-    """A row for every arm (the full batch, every N, the faults asked for) and width."""
-    return measured(config, measure)
-
-
-def measure(setting: Setting) -> list[Row]:
+def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
+    """One row per arm (the full batch, every N, the faults that are asked for) and precision."""
     config = setting.config
     wrong = {name: faults.named(name, config.precision) for name in faults.names(config)}
     accumulated = [candidate for candidate in with_faults(config, wrong) if candidate.arm != PERMUTED]
@@ -39,23 +33,21 @@ def measure(setting: Setting) -> list[Row]:
         {
             "arm": one.arm,
             "accumulation_steps": one.recipe.accumulation_steps,
-            "width": str(width),
-            **_three(setting, one.recipe, width),
+            "width": str(precision),
+            **_three_windows(setting, one.recipe, precision),
         }
-        for width in WIDTHS
+        for precision in PRECISIONS
         for one in chosen
     ]
 
 
-def _three(setting: Setting, recipe: Recipe, width: Precision) -> Row:
-    """What an arm did with the three windows; errors: relative distances to the clipped float64 gradient at its own weights."""
-    config = setting.config
-    stream = windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window)
-    healthy, hit, after = (next(stream) for _ in range(3))
+def _three_windows(setting: Setting, recipe: Recipe, precision: Precision) -> Row:
+    """What an arm did with the three windows; errors are relative distances to the clipped float64 gradient there."""
+    healthy, hit, after = setting.windows(3)
     referee = setting.referee(dropout=False)
     first = referee.gradient(snapshot(referee.model), setting.exact.batch(healthy))
     threshold = ACTIVE * float(torch.linalg.vector_norm(first))
-    arm = setting.arm(recipe, width, total_steps=3, clip_norm=threshold, dropout=False)
+    arm = setting.arm(recipe, dropout=False, precision=precision, steps=3, clip_norm=threshold)
     watch = Watch(arm)
     before_error, before_steps = _healthy(setting, arm, watch, healthy)
     scale, weights = arm.scaler.get_scale(), flatten(arm.model.parameters())
@@ -90,5 +82,5 @@ def _healthy(setting: Setting, arm: Arm, watch: Watch, ids: torch.Tensor) -> tup
 
 def _take(setting: Setting, arm: Arm, watch: Watch, ids: torch.Tensor) -> None:
     watch.start_window()
-    with fixed_randomness(hash_seed(setting.config.seed, arm.windows), setting.device):
+    with setting.randomness(arm.windows):
         take_step(arm, arm.workload.batch(ids))

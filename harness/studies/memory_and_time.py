@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import itertools
 import statistics
 import time
 
-from harness.config import LastWindow, TrialConfig
+from harness.config import LastWindow
 from harness.measure import memory
 from harness.measure.lock_step import Setting
-from harness.recipes.micro_batch import windows
 from harness.recipes.recipe import Arm, take_step
-from harness.studies import OnStep, Row, measured
+from harness.studies import OnStep, Row
 from harness.trial import accumulated
 
 
-def run(config: TrialConfig, on_step: OnStep) -> Row:
-    """One row per N, N = 1 (the full batch) among them."""
-    return measured(config, measure)
+def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
+    """One row per N, N = 1 (the full batch) among them.
 
-
-def measure(setting: Setting) -> list[Row]:
-    """Bytes of one step, then `steps` timed windows of every N in turn: the median, so that a busy machine hits all alike."""
+    Bytes of one step, then seconds of `steps` windows taken by every N in turn, so that a busy machine hits all alike: medians.
+    """
     config = setting.config
-    stream = windows(setting.exact.num_samples, config.effective_batch, config.seed, LastWindow.drop)
-    first, *timed = itertools.islice(stream, 1 + config.steps)
+    first, *timed = setting.windows(1 + config.steps, last=LastWindow.drop)
 
     def make_arm(num: int) -> Arm:
-        recipe = accumulated(config, num)
-        return setting.arm(recipe, config.precision, total_steps=1 + len(timed), clip_norm=config.clip_norm)
+        return setting.arm(accumulated(config, num), steps=1 + len(timed))
 
     def weigh(arm: Arm) -> memory.Memory:
         return memory.of_step(arm, arm.workload.batch(first))

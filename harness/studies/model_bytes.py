@@ -1,23 +1,19 @@
-"""What training keeps between micro-batches, in bytes: parameters, gradients, optimizer state, moving average."""
+"""What training keeps between micro-batches, in bytes: parameters, gradients, optimizer state."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
 
-from torch import Tensor
-
-from harness.config import TrialConfig
 from harness.measure.lock_step import Setting
-from harness.recipes.micro_batch import windows
+from harness.measure.memory import num_bytes, state_tensors
 from harness.recipes.recipe import BOUNDARY, Arm, Stage, take_step
-from harness.studies import OnStep, Row, measured
+from harness.studies import OnStep, Row
 from harness.trial import accumulated
 
 
-def run(config: TrialConfig, on_step: OnStep) -> Row:
-    """One row per number of accumulation steps, N = 1 (the full batch) among them."""
-    return measured(config, lambda setting: [_row(setting, num) for num in (1, *config.accumulation_steps)])
+def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
+    """One row per N, N = 1 (the full batch) among them."""
+    return [_row(setting, num) for num in (1, *setting.config.accumulation_steps)]
 
 
 def _row(setting: Setting, num: int) -> Row:
@@ -25,29 +21,18 @@ def _row(setting: Setting, num: int) -> Row:
     config, held = setting.config, [0]
 
     def weigh(arm: Arm) -> None:
-        held[0] = _bytes(p.grad for p in arm.model.parameters() if p.grad is not None)
+        held[0] = num_bytes(p.grad for p in arm.model.parameters() if p.grad is not None)
 
     stages: tuple[Stage, ...] = (weigh, *BOUNDARY)
     recipe = dataclasses.replace(accumulated(config, num), at_boundary=stages)
-    arm = setting.arm(recipe, config.precision, total_steps=1, clip_norm=config.clip_norm)
-    ids = next(windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window))
-    take_step(arm, arm.workload.batch(ids))
+    arm = setting.arm(recipe, steps=1)
+    take_step(arm, arm.workload.batch(next(setting.windows())))
     parameters = list(arm.model.parameters())
     return {
         "accumulation_steps": num,
         "micro_batch": max(recipe.split(config.effective_batch)),
         "num_parameters": sum(p.numel() for p in parameters),
-        "parameter_bytes": _bytes(parameters),
+        "parameter_bytes": num_bytes(parameters),
         "gradient_bytes": held[0],
-        "state_bytes": _bytes(_state(arm)),
+        "state_bytes": num_bytes(state_tensors(arm)),
     }
-
-
-def _state(arm: Arm) -> Iterator[Tensor]:
-    """The optimizer's tensors of a parameter's shape; its scalar counters are not memory that grows with the model."""
-    for entries in arm.optimizer.state.values():
-        yield from (value for value in entries.values() if isinstance(value, Tensor) and value.dim() > 0)
-
-
-def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

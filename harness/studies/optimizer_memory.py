@@ -7,33 +7,27 @@ squares of what each step consumed.
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from harness.config import LastWindow, OptimizerConfig, Precision, TrialConfig
+from harness.config import LastWindow, OptimizerConfig, Precision
 from harness.measure.lock_step import Setting, optimizer_state
-from harness.recipes.micro_batch import windows
+from harness.measure.rounding import zero_lr
 from harness.recipes.recipe import Recipe, take_step
 from harness.referee.gradients import decompose
 from harness.referee.oracle import snapshot
-from harness.studies import OnStep, Row, measured
+from harness.studies import OnStep, Row
 from harness.studies.optimizer_states import SMALL, SMALL_MEMORY, same_memory, small_batch
 from harness.trial import ACCUMULATED, accumulated
 
 SQUARED = "exp_avg_sq"
 
 
-def run(config: TrialConfig, on_step: OnStep) -> Row:
+def measurements(setting: Setting, on_step: OnStep) -> Iterator[Row]:
     """One row per arm, entry of the state, and micro-batch; the trial takes `steps` full windows."""
-    return measured(config, lambda setting: list(_rows(setting)))
-
-
-def _rows(setting: Setting) -> Iterator[Row]:
     for num in setting.config.accumulation_steps:
         right = accumulated(setting.config, num)
         own = setting.config.optimizer
@@ -43,18 +37,16 @@ def _rows(setting: Setting) -> Iterator[Row]:
 
 
 def _memory(setting: Setting, name: str, recipe: Recipe, optimizer: OptimizerConfig) -> Iterator[Row]:
-    """`weight` of every micro-batch in the state, over that of the newest, and its `age`: samples that came after it.
+    """Rows with the `weight` of every micro-batch in the state, over that of the newest, and its `age`: samples after it.
 
     Of a window's gradient each micro-batch has its share (its loss terms over the window's), so equal weights mean that nothing
     but the number of terms counts; a small step consumes the micro-batch's own mean.
     """
-    config = setting.config
-    still = dataclasses.replace(optimizer, lr=0.0)
-    arm = setting.arm(recipe, Precision.float64, total_steps=config.steps, optimizer=still)
+    arm = setting.arm(recipe, precision=Precision.float64, clip_norm=None, optimizer=zero_lr(optimizer))
     referee, start = setting.referee(), snapshot(arm.model)
     consumed: list[list[Tensor]] = []  # what the micro-batches of each window put into a step
     sizes: list[int] = []
-    for ids in _full_windows(setting):
+    for ids in setting.windows(last=LastWindow.drop):
         window, own = setting.exact.batch(ids), recipe.split(len(ids))
         take_step(arm, window)
         parts = referee.parts(start, window, own)
@@ -77,12 +69,6 @@ def _memory(setting: Setting, name: str, recipe: Recipe, optimizer: OptimizerCon
                 "residual": found.residual,
                 "condition": found.condition,
             }
-
-
-def _full_windows(setting: Setting) -> Iterator[Tensor]:
-    config = setting.config
-    stream = windows(setting.exact.num_samples, config.effective_batch, config.seed, LastWindow.drop)
-    return itertools.islice(stream, config.steps)
 
 
 def _columns(consumed: Sequence[Sequence[Tensor]], *, squared: bool, together: bool) -> tuple[list[Tensor], int]:

@@ -7,7 +7,6 @@ full batch, another order of the micro-batches the usual order, small steps the 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,14 +15,15 @@ import torch
 from torch import Tensor
 
 from harness.config import OptimizerConfig, OptimizerName, Precision, TrialConfig
+from harness.judge.signature import worst
 from harness.measure.lock_step import REFERENCE, LockStep, Setting, arm_state
 from harness.recipes.faults import loss_not_divided, optimizer_state_per_micro_batch, step_every_micro_batch
-from harness.recipes.micro_batch import SplitPlan, hash_seed, windows
+from harness.recipes.micro_batch import SplitPlan, hash_seed
 from harness.recipes.recipe import Arm, Recipe
 from harness.referee.gradients import relative_distance
 from harness.referee.oracle import running_statistics
 from harness.results.arm_name import ArmName
-from harness.studies import OnStep, Row, measured
+from harness.studies import OnStep, Row
 from harness.trial import ACCUMULATED, FULL, PERMUTED, Candidate, accumulated, check_splits, full_batch, permuted
 from harness.workloads import Batch
 
@@ -60,43 +60,35 @@ class InOrder:
 
 
 @dataclass(frozen=True)
-class Contestant:
-    """An arm, the arm it is held against, and the optimizer where it is not the configured one."""
+class ComparedArm:
+    """An arm, the arm that it is compared with, and its optimizer where it is not the configured one."""
 
     candidate: Candidate
     against: ArmName
     optimizer: OptimizerConfig | None = None
 
 
-def run(config: TrialConfig, on_step: OnStep) -> Row:
-    """One row per arm and checkpoint: the largest errors so far."""
-    return measured(config, lambda setting: measure(setting, on_step))
+def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
+    """One row per arm and checkpoint, with the largest relative distances so far.
 
-
-def measure(setting: Setting, on_step: OnStep) -> list[Row]:
-    """Relative distances of consumed gradients, optimizer state, parameters and running statistics, largest so far."""
+    They are those of consumed gradients, optimizer state, parameters and running statistics to the arm that it is held against.
+    """
     config = setting.config
-    contestants = {one.candidate.label: one for one in _contestants(config)}
-    check_splits(setting, [one.candidate for one in contestants.values()])
-    arms = {REFERENCE: setting.arm(full_batch(config), Precision.float64, total_steps=config.steps, clip_norm=config.clip_norm)}
-    for label, one in contestants.items():
-        arms[label] = setting.arm(
-            one.candidate.recipe,
-            Precision.float64,
-            total_steps=config.steps,
-            clip_norm=config.clip_norm,
-            optimizer=one.optimizer,
-        )
+    compared = {one.candidate.label: one for one in _compared_arms(config)}
+    check_splits(setting, [one.candidate for one in compared.values()])
+    arms = {REFERENCE: setting.arm(full_batch(config), precision=Precision.float64)}
+    for label, one in compared.items():
+        optimizer = one.optimizer or config.optimizer
+        arms[label] = setting.arm(one.candidate.recipe, precision=Precision.float64, optimizer=optimizer)
     lock = LockStep(arms, config.seed)
-    largest: dict[str, dict[str, float]] = {label: {} for label in contestants}
+    largest: dict[str, dict[str, float]] = {label: {} for label in compared}
     found: list[Row] = []
-    stream = windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window)
-    for t, ids in enumerate(itertools.islice(stream, config.steps), start=1):
+    for t, ids in enumerate(setting.windows(), start=1):
         records = lock.step(ids)
         rows = []
-        for label, one in contestants.items():
+        for label, one in compared.items():
             now = _errors(lock, label, str(one.against))
-            largest[label] = {name: _larger(largest[label].get(name, 0.0), value) for name, value in now.items()}
+            largest[label] = {name: worst(largest[label].get(name, 0.0), value) for name, value in now.items()}
             own: Row = {"arm": one.candidate.arm, "accumulation_steps": one.candidate.recipe.accumulation_steps}
             rows.append({**own, "step": t - 1, "replicate": 0, "loss": records[label].loss, **now})
             if t in (*CHECKPOINTS, config.steps):
@@ -107,21 +99,21 @@ def measure(setting: Setting, on_step: OnStep) -> list[Row]:
     return found
 
 
-def _contestants(config: TrialConfig) -> Iterator[Contestant]:
+def _compared_arms(config: TrialConfig) -> Iterator[ComparedArm]:
     full = ArmName(FULL)
-    yield Contestant(Candidate(PERMUTED, permuted(config, 0)), full)
+    yield ComparedArm(Candidate(PERMUTED, permuted(config, 0)), full)
     for num in config.accumulation_steps:
         right = accumulated(config, num)
         ordering = InOrder(right.split, config.seed)
         other_order = dataclasses.replace(right, split=ordering, arrange=ordering.arrange)
-        yield Contestant(Candidate(ACCUMULATED, right), full)
-        yield Contestant(Candidate(REORDERED, other_order), ArmName(ACCUMULATED, num))
-        yield Contestant(Candidate(PER_MICRO_BATCH, optimizer_state_per_micro_batch(right)), full)
+        yield ComparedArm(Candidate(ACCUMULATED, right), full)
+        yield ComparedArm(Candidate(REORDERED, other_order), ArmName(ACCUMULATED, num))
+        yield ComparedArm(Candidate(PER_MICRO_BATCH, optimizer_state_per_micro_batch(right)), full)
         small, small_other_order = (small_batch(recipe) for recipe in (right, other_order))
-        yield Contestant(Candidate(SMALL, small), full)
-        yield Contestant(Candidate(SMALL_REORDERED, small_other_order), ArmName(SMALL, num))
-        yield Contestant(Candidate(SMALL_RATE, small), full, slower(config.optimizer, num))
-        yield Contestant(Candidate(SMALL_MEMORY, small), full, same_memory(config.optimizer, num))
+        yield ComparedArm(Candidate(SMALL, small), full)
+        yield ComparedArm(Candidate(SMALL_REORDERED, small_other_order), ArmName(SMALL, num))
+        yield ComparedArm(Candidate(SMALL_RATE, small), full, slower(config.optimizer, num))
+        yield ComparedArm(Candidate(SMALL_MEMORY, small), full, same_memory(config.optimizer, num))
 
 
 def small_batch(right: Recipe) -> Recipe:
@@ -148,12 +140,15 @@ def same_memory(optimizer: OptimizerConfig, num: int) -> OptimizerConfig:
 
 
 def _errors(lock: LockStep, label: str, against: str) -> dict[str, float]:
-    """Of one arm beside another, now; the state's is the largest over its entries, NaN where the optimizer keeps none."""
+    """Relative distances of arm `label` to arm `against` after the present step.
+
+    `state_error` is the largest over the entries of the state; NaN where the optimizer keeps none, and where a step was skipped.
+    """
     arm, other = lock.arms[label], lock.arms[against]
     return {
         "gradient_error": _distance(lock.watches[label].gradient, lock.watches[against].gradient),
         "state_error": _state_error(arm_state(arm), arm_state(other)),
-        "parameter_error": _moved_apart(arm, other, lock.start),
+        "parameter_error": _parameter_error(arm, other, lock.start),
         "buffer_error": relative_distance(
             running_statistics(arm.model.state_dict()), running_statistics(other.model.state_dict())
         ),
@@ -169,12 +164,7 @@ def _state_error(state: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> fl
     return max((relative_distance(value, other[name]) for name, value in state.items()), default=math.nan)
 
 
-def _moved_apart(arm: Arm, other: Arm, start: Tensor) -> float:
+def _parameter_error(arm: Arm, other: Arm, start: Tensor) -> float:
     """||theta - theta'|| / ||theta' - theta_0||."""
     own, theirs = (torch.nn.utils.parameters_to_vector(one.model.parameters()).detach() for one in (arm, other))
     return relative_distance(own - start, theirs - start)
-
-
-def _larger(a: float, b: float) -> float:
-    """The larger; NaN where one is."""
-    return max(a, b) if not math.isnan(a + b) else math.nan

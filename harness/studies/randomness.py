@@ -1,6 +1,6 @@
 """Dropout under accumulation: the gradient of one window over many draws of masks, in float64 at the initial weights.
 
-Two questions: is a single draw the full batch's, from the same generator state; and is the law of the draws the same.
+Two questions: is a single draw the full batch's, from the same generator state; and is the distribution of the draws the same.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from harness.config import ConfigError, Precision, TrialConfig
+from harness.config import ConfigError, Precision
 from harness.measure.lock_step import Setting, Watch
-from harness.measure.rounding import still
-from harness.recipes.determinism import fixed_randomness
-from harness.recipes.micro_batch import hash_seed, windows
+from harness.measure.rounding import zero_lr
 from harness.recipes.recipe import Recipe, take_step
 from harness.recipes.sample_masks import masks_of_samples, masks_repeated
 from harness.referee.gradients import relative_distance
-from harness.studies import OnStep, Row, measured
+from harness.studies import OnStep, Row
 from harness.trial import Candidate, accumulated, check_splits, full_batch
+from harness.workloads.layers import replace_layers
 
 SAME, OTHER = 5, 6  # streams of the trial's seed
 REALISATIONS: dict[str, Callable[[Recipe], Recipe]] = {
@@ -31,13 +30,12 @@ REALISATIONS: dict[str, Callable[[Recipe], Recipe]] = {
 }
 
 
-def run(config: TrialConfig, on_step: OnStep) -> Row:
-    """A row for each number of dropout layers, N and way of drawing masks, compared with the full batch's draws."""
-    return measured(config, measure)
+def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
+    """One row per number of dropout layers, N and way of drawing masks, compared with the full batch's draws.
 
-
-def measure(setting: Setting) -> list[Row]:
-    """The configured model, whose one dropout layer stands before its last, and the same with one behind every ReLU."""
+    The configured model has one dropout layer, before its last; then it gets one behind every ReLU. Raises `ConfigError` without
+    dropout.
+    """
     config = setting.config
     if config.workload.dropout == 0:
         raise ConfigError("workload.dropout", 0, "a positive probability: there is nothing else that draws")
@@ -50,7 +48,7 @@ def measure(setting: Setting) -> list[Row]:
 
 def _rows(setting: Setting, right: Sequence[Recipe]) -> list[Row]:
     config = setting.config
-    ids = next(windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window))
+    ids = next(setting.windows())
     full = full_batch(config)
     usual, other = draws(setting, full, ids, SAME), draws(setting, full, ids, OTHER)
     remedied = draws(setting, masks_of_samples(full), ids, SAME)
@@ -60,40 +58,37 @@ def _rows(setting: Setting, right: Sequence[Recipe]) -> list[Row]:
         own = draws(setting, change(recipe), ids, SAME)
         rows.append({
             "dropout_layers": layers, "accumulation_steps": recipe.accumulation_steps, "masks": name,
-            **compared(own, remedied if name == "masks_of_samples" else usual), **law(own, other),
+            **draw_distances(own, remedied if name == "masks_of_samples" else usual), **distribution(own, other),
         })  # fmt: skip
     return rows
 
 
 def drop_behind_relu(model: nn.Module, p: float) -> None:
     """Each ReLU is followed by dropout; parameters keep their values, not their names."""
-    for name, layer in list(model.named_modules()):
-        if isinstance(layer, nn.ReLU):
-            parent, _, child = name.rpartition(".")
-            setattr(model.get_submodule(parent), child, nn.Sequential(layer, nn.Dropout(p)))
+    replace_layers(model, nn.ReLU, lambda layer: nn.Sequential(layer, nn.Dropout(p)))
 
 
 def draws(setting: Setting, recipe: Recipe, ids: Tensor, stream: int) -> Tensor:
     """[R, P] float64: the window's gradient under R draws; the r-th of a stream starts every recipe from the same state."""
     config = setting.config
-    arm = setting.arm(recipe, Precision.float64, total_steps=1, optimizer=still(config))
+    arm = setting.arm(recipe, precision=Precision.float64, steps=1, clip_norm=None, optimizer=zero_lr(config.optimizer))
     watch, window, found = Watch(arm), setting.exact.batch(ids), []
     for r in range(config.permutations):
-        with fixed_randomness(hash_seed(config.seed, stream, r), setting.device):
+        with setting.randomness(stream, r):
             take_step(arm, window)
         assert watch.gradient is not None
         found.append(watch.gradient)
     return torch.stack(found)
 
 
-def compared(own: Tensor, full: Tensor) -> Row:
-    """Relative distances of the single runs, draw by draw."""
+def draw_distances(own: Tensor, full: Tensor) -> Row:
+    """Relative distances ||a_r - g_r|| / ||g_r|| of the arm's and the full batch's r-th draw ([R, P] each)."""
     distances = [relative_distance(a, b) for a, b in zip(own, full, strict=True)]
     return {"draws": len(own), "distance": statistics.median(distances), "largest_distance": max(distances)}
 
 
-def law(own: Tensor, full: Tensor) -> Row:
-    """Means and spreads of draws that are independent of the full batch's.
+def distribution(own: Tensor, full: Tensor) -> Row:
+    """Compare means and spreads of draws `own` with independent draws `full` ([R, P] each) of the full batch.
 
     `mean_shift`: R |mean(own - full)|^2 / tr Cov(own - full), of expectation 1 where the means are the same, larger elsewhere.
     `spread_ratio`: tr Cov(own) / tr Cov(full). `noise`: sqrt(tr Cov(full)) / |mean(full)|.

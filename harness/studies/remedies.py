@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import torch
 
-from harness.config import ConfigError, Norm, TrialConfig
+from harness.config import ConfigError, Norm
 from harness.measure.lock_step import Setting
 from harness.recipes.remedies import REMEDIES, calibrate
-from harness.studies import OnStep, Row, measured
+from harness.studies import OnStep, Row
 from harness.studies.convergence import End, train
 from harness.trial import FULL, Candidate, full_batch, outcome, split_plan, with_faults
 
 
-def run(config: TrialConfig, on_step: OnStep) -> Row:
-    """One row per arm: the full batch, plain accumulation at every N, the permuted full batch, and every remedy at every N."""
-    if config.norm != Norm.batch:
-        raise ConfigError("norm", config.norm, "batch with study=remedies: the remedies are BatchNorm's")
-    return measured(config, lambda setting: measure(setting, on_step))
+def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
+    """One row per arm: the full batch, plain accumulation at every N, the permuted full batch, and every remedy at every N.
 
-
-def measure(setting: Setting, on_step: OnStep) -> list[Row]:
+    Raises `ConfigError` for a model without BatchNorm.
+    """
     config = setting.config
+    if config.norm != Norm.batch:
+        raise ConfigError("norm", config.norm, f"batch with study={config.study}: the remedies are BatchNorm's")
     ends = train(setting, [Candidate(FULL, full_batch(config)), *with_faults(config, REMEDIES)], on_step)
     return [_row(setting, end) for end in ends]
 
@@ -32,7 +31,7 @@ def measure(setting: Setting, on_step: OnStep) -> list[Row]:
 def _row(setting: Setting, end: End) -> Row:
     """`outcome` with the running statistics that were kept, and (`recalibrated_*`) with those of the training set."""
     config, recipe = setting.config, end.candidate.recipe
-    plain = setting.arm(full_batch(config), config.precision, total_steps=config.steps)
+    plain = setting.arm(full_batch(config))
     plain.model.load_state_dict(end.arm.model.state_dict())
     kept = vars(outcome(plain, end.losses))
     calibrate(plain.model, plain.workload.batch(torch.arange(plain.workload.num_samples)).inputs)

@@ -8,28 +8,24 @@ from collections.abc import Sequence
 import torch
 from torch.nn.utils import vector_to_parameters
 
-from harness.config import ConfigError, Precision, TrialConfig
+from harness.config import ConfigError, Precision
 from harness.judge.cause import Cause
 from harness.judge.rank_diagnosis import RankEvidence, diagnose_ranks
 from harness.measure.lock_step import Setting
-from harness.measure.ranks import APART, RIGHT, SCALED, Ranks, Trace, Way, micro_batches, whole_windows
+from harness.measure.ranks import RIGHT, SCALED, UNSYNCHRONISED, Ranks, Trace, Way, micro_batches, whole_windows
 from harness.recipes.recipe import take_step
 from harness.referee.gradients import flatten, relative_distance
 from harness.referee.oracle import State, snapshot
 from harness.referee.replicas import observe
-from harness.studies import OnStep, Row, measured
+from harness.studies import OnStep, Row
 from harness.trial import full_batch
 
 WORLD = 2
-WAYS: dict[str, Way] = {**RIGHT, **SCALED, **APART}
+WAYS: dict[str, Way] = {**RIGHT, **SCALED, **UNSYNCHRONISED}
 
 
-def run(config: TrialConfig, on_step: OnStep) -> Row:
-    """A row per N and way, in float64."""
-    return measured(config, measure)
-
-
-def measure(setting: Setting) -> list[Row]:
+def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
+    """One row per N and way to synchronise, in float64. Raises `ConfigError` where a share is too small, or on a GPU."""
     config = setting.config
     if setting.device.type != "cpu":
         raise ConfigError("device", config.device, "cpu: the ranks are processes with gloo between them")
@@ -46,7 +42,7 @@ def measure(setting: Setting) -> list[Row]:
 
 
 def expected(name: str, unequal: bool) -> Cause | None:
-    """The cause that a way should be given; None for a right one."""
+    """The cause that a way to synchronise should be given; None for a right one."""
     if name in RIGHT or (name == "mean_of_local_means" and not unequal):
         return None
     return Cause.replica_scale if name in SCALED else Cause.replicas_not_synchronised
@@ -98,8 +94,8 @@ def _row(setting: Setting, name: str, num: int, traces: Sequence[Trace], whole: 
 
 
 def _on_one_process(setting: Setting) -> torch.Tensor:
-    """[P] where the full batch's training ends."""
-    arm = setting.arm(full_batch(setting.config), Precision.float64, total_steps=setting.config.steps)
+    """[P] weights at the end of the full batch's training on one process."""
+    arm = setting.arm(full_batch(setting.config), precision=Precision.float64, clip_norm=None)
     for ids in whole_windows(setting):
         take_step(arm, setting.exact.batch(ids))
     return flatten(arm.model.parameters())

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from harness.config import TrialConfig
 from harness.measure.lock_step import Setting, optimizer_state
-from harness.recipes.determinism import fixed_randomness
-from harness.recipes.micro_batch import hash_seed, windows
 from harness.recipes.recipe import Arm, Recipe, take_step
 from harness.referee.gradients import flatten, relative_distance
-from harness.studies import OnStep, Row, measured
+from harness.studies import OnStep, Row
 from harness.trial import accumulated
 from harness.workloads import Batch
 
@@ -26,7 +22,7 @@ AFTER = 2  # windows before the interruption: momentum and moments are there
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """When it is written and what is done with it."""
+    """When a checkpoint is written, what it holds, and where training goes on from it."""
 
     in_window: bool = True
     keeps_gradients: bool = False
@@ -42,15 +38,11 @@ CHECKPOINTS: Mapping[str, Checkpoint] = {
 
 
 class Killed(Exception):
-    """The process ends in the middle of a window."""
+    """Raised in the middle of a window, where a process would end."""
 
 
-def run(config: TrialConfig, on_step: OnStep) -> Row:
+def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     """One row per N and way to write the checkpoint."""
-    return measured(config, measure)
-
-
-def measure(setting: Setting) -> list[Row]:
     rows = []
     for num in setting.config.accumulation_steps:
         recipe = accumulated(setting.config, num)
@@ -70,12 +62,10 @@ def measure(setting: Setting) -> list[Row]:
 
 def train(setting: Setting, recipe: Recipe, checkpoint: Checkpoint | None) -> Arm:
     """The configured steps in the configured precision; interrupted once, after `AFTER` windows, where there is a checkpoint."""
-    config = setting.config
-    arm = _fresh(setting, recipe)
-    stream = windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window)
-    for t, ids in enumerate(itertools.islice(stream, config.steps)):
+    arm = setting.arm(recipe)
+    for t, ids in enumerate(setting.windows()):
         window = arm.workload.batch(ids)
-        with fixed_randomness(hash_seed(config.seed, t), setting.device):
+        with setting.randomness(t):
             if t == AFTER and checkpoint is not None:
                 _interrupt(setting, arm, checkpoint, window)
             else:
@@ -116,7 +106,7 @@ def resume(setting: Setting, arm: Arm, *, with_gradients: bool) -> None:
     torch.save(saved, file)
     file.seek(0)
     loaded = torch.load(file)
-    fresh = _fresh(setting, arm.recipe)
+    fresh = setting.arm(arm.recipe)
     for name in parts:
         getattr(fresh, name).load_state_dict(loaded[name])
         setattr(arm, name, getattr(fresh, name))
@@ -125,13 +115,8 @@ def resume(setting: Setting, arm: Arm, *, with_gradients: bool) -> None:
             p.grad = gradient
 
 
-def _fresh(setting: Setting, recipe: Recipe) -> Arm:
-    config = setting.config
-    return setting.arm(recipe, config.precision, total_steps=config.steps, clip_norm=config.clip_norm)
-
-
 def identical(a: Arm, b: Arm) -> bool:
-    """Weights, optimizer state and learning rate, bit by bit."""
+    """Whether weights, optimizer state and learning rate of two arms are the same, bit by bit."""
     return _same(_everything(a), _everything(b))
 
 

@@ -12,27 +12,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
-from torch.func import functional_call, grad, vmap
 
-from harness.config import LastWindow, Precision, TrialConfig
+from harness.config import LastWindow, Precision
 from harness.measure.lock_step import Setting, optimizer_state
-from harness.recipes.micro_batch import windows
 from harness.recipes.recipe import BOUNDARY, Arm, Recipe, step, take_step
-from harness.studies import OnStep, Row, measured
+from harness.referee.oracle import snapshot
+from harness.studies import OnStep, Row
+from harness.studies.gradient_noise import sample_gradients
 from harness.trial import accumulated, full_batch
-from harness.workloads import Batch
 
 # The squared gradient of one window varies by a third of itself: as many windows leave about 1 %. Adam's beta2 = 0.999 averages
 # over 2,000 at most, (1 + beta2) / (1 - beta2).
 WINDOWS = 2000
 LEAST_EPOCHS = 2  # of windows cut into many micro-batches, which average among themselves
-PASSES = 100  # samples that are differentiated one by one at a time
 
 
 @dataclass(frozen=True)
 class Noise:
-    """Of single-sample gradients over the training set."""
+    """Mean and scatter of single-sample gradients over the training set (McCandlish et al. 2018)."""
 
     squared_mean: float  # |G|^2
     trace: float  # tr(Sigma), with D - 1
@@ -40,7 +37,7 @@ class Noise:
 
     @property
     def scale(self) -> float:
-        """B_simple."""
+        """B_simple = tr(Sigma) / |G|^2, in samples."""
         return self.trace / self.squared_mean
 
     def squared(self, batch: int, *, replaced: bool) -> float:
@@ -49,15 +46,11 @@ class Noise:
         return self.squared_mean + rest * self.trace / batch
 
 
-def run(config: TrialConfig, on_step: OnStep) -> Row:
+def measurements(setting: Setting, on_step: OnStep) -> Iterator[Row]:
     """One row per number of steps trained beforehand (none, a third and all of `steps`) and N."""
-    return measured(config, lambda setting: list(_rows(setting)))
-
-
-def _rows(setting: Setting) -> Iterator[Row]:
     config = setting.config
-    trained = setting.arm(full_batch(config), Precision.float64, total_steps=config.steps)
-    stream = _windows(setting)
+    trained = setting.arm(full_batch(config), precision=Precision.float64, clip_norm=None)
+    stream = setting.windows(last=LastWindow.drop)
     for after in sorted({0, config.steps // 3, config.steps}):
         for ids in itertools.islice(stream, after - trained.windows):
             take_step(trained, setting.exact.batch(ids))
@@ -77,11 +70,6 @@ def _rows(setting: Setting) -> Iterator[Row]:
             }
 
 
-def _windows(setting: Setting) -> Iterator[Tensor]:
-    config = setting.config
-    return windows(setting.exact.num_samples, config.effective_batch, config.seed, LastWindow.drop)
-
-
 def _ratio(noise: Noise, batch: int, effective_batch: int, *, replaced: bool) -> float:
     return noise.squared(batch, replaced=replaced) / noise.squared(effective_batch, replaced=replaced)
 
@@ -91,10 +79,10 @@ def second_moment(setting: Setting, trained: Arm, recipe: Recipe) -> float:
     config = setting.config
     per_epoch = setting.exact.num_samples // config.effective_batch
     num_windows = max(LEAST_EPOCHS * per_epoch, WINDOWS // recipe.accumulation_steps)
-    still = dataclasses.replace(config.optimizer, lr=0.0, weight_decay=0.0)
-    arm = setting.arm(recipe, Precision.float64, total_steps=num_windows, optimizer=still)
+    standing = dataclasses.replace(config.optimizer, lr=0.0, weight_decay=0.0)
+    arm = setting.arm(recipe, precision=Precision.float64, steps=num_windows, clip_norm=None, optimizer=standing)
     arm.model.load_state_dict(trained.model.state_dict())
-    for ids in itertools.islice(_windows(setting), num_windows):
+    for ids in setting.windows(num_windows, last=LastWindow.drop):
         take_step(arm, setting.exact.batch(ids))
     state = optimizer_state(arm.optimizer, arm.model.parameters())["exp_avg_sq"]
     return float(state.sum()) / (1 - config.optimizer.beta2**num_windows)
@@ -121,21 +109,9 @@ def square_per_micro_batch(recipe: Recipe) -> Recipe:
 
 
 def exact_noise(setting: Setting, arm: Arm) -> Noise:
-    """From every training image's own gradient at the weights of `arm`, by `torch.func`: one loss term per sample."""
-    workload, model = setting.exact, arm.model
-    parameters = {name: value.detach() for name, value in model.named_parameters()}
-
-    def loss(weights: dict[str, Tensor], inputs: Tensor, target: Tensor) -> Tensor:
-        batch = Batch(ids=torch.zeros(1, dtype=torch.long), inputs=inputs[None], targets=target[None])
-        return workload.losses(functional_call(model, weights, (batch.inputs,)), batch).sum()
-
-    each = vmap(grad(loss), in_dims=(None, 0, 0))
-    rows = []
-    for ids in torch.arange(workload.num_samples).split(PASSES):
-        batch = workload.batch(ids)
-        found = each(parameters, batch.inputs, batch.targets)
-        rows.append(torch.cat([part.flatten(1) for part in found.values()], dim=1))
-    gradients = torch.cat(rows)
+    """Noise of the training samples' own gradients at the weights of `arm`."""
+    everything = setting.exact.batch(torch.arange(setting.exact.num_samples))
+    gradients = sample_gradients(setting.referee(dropout=False), snapshot(arm.model), everything)
     mean = gradients.mean(0)
     spread = float((gradients - mean).square().sum()) / (len(gradients) - 1)
     return Noise(float(mean @ mean), spread, len(gradients))

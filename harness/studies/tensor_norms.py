@@ -2,39 +2,32 @@
 
 from __future__ import annotations
 
-import itertools
-
 import torch
 from torch import Tensor
 
-from harness.config import Precision, TrialConfig
+from harness.config import Precision
 from harness.measure.lock_step import Setting, Watch
-from harness.recipes.determinism import fixed_randomness
-from harness.recipes.micro_batch import hash_seed, windows
 from harness.recipes.recipe import Arm, take_step
-from harness.studies import OnStep, Row, measured
+from harness.studies import OnStep, Row
 from harness.trial import accumulated, full_batch
 from harness.workloads import Batch
 
 
-def run(config: TrialConfig, on_step: OnStep) -> Row:
-    """A row per N, tensor and probed step, in float64."""
-    return measured(config, measure)
+def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
+    """One row per N, tensor and probed step: L2 norms, in float64.
 
-
-def measure(setting: Setting) -> list[Row]:
-    """The full batch trains; at each probe an arm of every N starts from its weights and takes the same window."""
+    The full batch trains; at each probe an arm of every N starts from its weights and takes the same window.
+    """
     config = setting.config
-    full = setting.arm(full_batch(config), Precision.float64, total_steps=config.steps, clip_norm=config.clip_norm)
+    full = setting.arm(full_batch(config), precision=Precision.float64)
     watch, names = Watch(full), [name for name, _ in full.model.named_parameters()]
     rows: list[Row] = []
-    stream = windows(setting.exact.num_samples, config.effective_batch, config.seed, config.data.last_window)
-    for t, ids in enumerate(itertools.islice(stream, config.steps)):
+    for t, ids in enumerate(setting.windows()):
         window, accumulated = setting.exact.batch(ids), {}
         if t % config.probe_every == 0:
             for num in config.accumulation_steps:
                 accumulated[num] = _accumulated(setting, full, num, window, t)
-        with fixed_randomness(hash_seed(config.seed, t), setting.device):
+        with setting.randomness(t):
             take_step(full, window)
         assert watch.gradient is not None
         own = _norms(full, watch.gradient)
@@ -50,10 +43,10 @@ def _accumulated(setting: Setting, full: Arm, num: int, window: Batch, step: int
     """Norms by tensor of what an arm with `num` micro-batches consumes at the full batch's weights."""
     config = setting.config
     recipe = accumulated(config, num)
-    arm = setting.arm(recipe, Precision.float64, total_steps=1, clip_norm=config.clip_norm)
+    arm = setting.arm(recipe, precision=Precision.float64, steps=1)
     arm.model.load_state_dict(full.model.state_dict())
     watch = Watch(arm)
-    with fixed_randomness(hash_seed(config.seed, step), setting.device):
+    with setting.randomness(step):
         take_step(arm, window)
     assert watch.gradient is not None
     return _norms(arm, watch.gradient)

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import torch
 
-from harness.config import LastWindow, Precision, TrialConfig
+from harness.config import LastWindow, Precision
 from harness.measure.lock_step import Setting
 from harness.recipes import faults
-from harness.recipes.micro_batch import Even, windows
+from harness.recipes.micro_batch import Even
 from harness.recipes.recipe import Recipe, take_step
 from harness.referee.gradients import flatten
-from harness.studies import OnStep, Row, measured
+from harness.studies import OnStep, Row
 
 UNDIVIDED = "loss_not_divided"
 
 
-def run(config: TrialConfig, on_step: OnStep) -> Row:
-    """One row per N and arm (`accumulated`, and `loss_not_divided`), N = 1 among them."""
-    return measured(config, measure)
+def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
+    """One row per N and arm (`accumulated`, and `loss_not_divided`), N = 1 among them, in float64.
 
-
-def measure(setting: Setting) -> list[Row]:
-    """Micro-batches of b = B / max N samples, so that N of them are an effective batch of N·b. In float64."""
+    Micro-batches have b = B / max N samples, so that N of them are an effective batch of N·b.
+    """
     config = setting.config
     size = config.effective_batch // max(config.accumulation_steps)
     rows = []
@@ -35,12 +33,10 @@ def measure(setting: Setting) -> list[Row]:
 
 def updates(setting: Setting, recipe: Recipe, window_size: int) -> tuple[float, float]:
     """||theta_1 - theta_0||, and the mean of ||theta_t - theta_{t-1}|| over the configured steps."""
-    config = setting.config
-    arm = setting.arm(recipe, Precision.float64, total_steps=config.steps, clip_norm=config.clip_norm)
-    stream = windows(setting.exact.num_samples, window_size, config.seed, LastWindow.drop)
+    arm = setting.arm(recipe, precision=Precision.float64)
     norms, before = [], flatten(arm.model.parameters())
-    for _ in range(config.steps):
-        take_step(arm, arm.workload.batch(next(stream)))
+    for ids in setting.windows(size=window_size, last=LastWindow.drop):
+        take_step(arm, arm.workload.batch(ids))
         after = flatten(arm.model.parameters())
         norms.append(float(torch.linalg.vector_norm(after - before)))
         before = after

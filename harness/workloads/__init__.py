@@ -68,7 +68,7 @@ class Workload(Protocol):
         return window
 
     def auxiliary(self, parameters: Mapping[str, Tensor]) -> Tensor:
-        """penalty / 2 * ||W||^2 of the last weight matrix W: a term of the objective that hangs on no sample; 0-dim."""
+        """penalty / 2 * ||W||^2 of the last weight matrix W: a term of the objective that depends on no sample; 0-dim."""
         last = [value for value in parameters.values() if value.dim() > 1][-1]
         return 0.5 * self.penalty * last.square().sum()
 

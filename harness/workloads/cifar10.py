@@ -119,6 +119,7 @@ class RestrictedUnpickler(pickle.Unpickler):
     """Admits what a pickled byte array needs, each name replaced by a stand-in above, so that no imported code runs."""
 
     def find_class(self, module: str, name: str) -> Any:
+        """The stand-in of an admitted name; `UnpicklingError` for any other."""
         if (module, name) not in ADMITTED:
             raise pickle.UnpicklingError(f"{module}.{name} has no place in such a file")
         return ADMITTED[module, name]

@@ -75,6 +75,7 @@ class BasicBlock(nn.Module):
             )
 
     def forward(self, maps: Tensor) -> Tensor:
+        """[n, C_in, H, W] -> [n, C, H / stride, W / stride]."""
         hidden = F.relu(self.norm1(self.conv1(maps)))
         return F.relu(self.norm2(self.conv2(hidden)) + self.shortcut(maps))
 
@@ -83,6 +84,7 @@ class GlobalAverage(nn.Module):
     """[n, C, H, W] -> [n, C]; a plain mean, whose gradient on CUDA is deterministic unlike that of adaptive pooling."""
 
     def forward(self, maps: Tensor) -> Tensor:
+        """[n, C, H, W] -> [n, C], means over the places."""
         return maps.mean((2, 3))
 
 

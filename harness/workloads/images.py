@@ -76,6 +76,7 @@ class ImageWorkload(Workload):
         )
 
     def make_model(self) -> nn.Module:
+        """The model for images of this shape."""
         return self._make_model(self._shape)
 
     def batch(self, ids: Tensor) -> Batch:
@@ -89,9 +90,11 @@ class ImageWorkload(Workload):
         return F.cross_entropy(wide, batch.targets, reduction="none")
 
     def num_terms(self, batch: Batch) -> Tensor:
+        """[n] ones."""
         return torch.ones_like(batch.targets)
 
     def correct(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """[n] whether the most likely class is the target."""
         return (outputs.argmax(1) == batch.targets).long()
 
     def _scaled(self, pixels: Tensor) -> Tensor:

@@ -29,13 +29,14 @@ class TwoTowers(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
+        """[n, C, H, W] -> [n, 2, 16], the embeddings of the left and of the right half."""
         return torch.stack([self.left(images[..., : self.middle]), self.right(images[..., self.middle :])], 1)
 
 
 class PairsWorkload(ImageWorkload):
     """InfoNCE (van den Oord et al., arXiv:1807.03748) in both directions: the other images of the batch are the negatives.
 
-    Labels are not used. A sample's loss hangs on all samples it is computed with: micro-batches have fewer negatives.
+    Labels are not used. A sample's loss depends on all samples it is computed with: micro-batches have fewer negatives.
     """
 
     coupling = Cause.non_separable_loss

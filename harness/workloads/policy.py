@@ -38,10 +38,11 @@ class PolicyWorkload(ImageWorkload):
         self.held_out = self._with_log(self.held_out)
 
     def batch(self, ids: Tensor) -> Batch:
+        """targets [n, 3]: logged action, reward, label."""
         return self._with_log(super().batch(ids))
 
     def prepared(self, window: Batch) -> Batch:
-        """Rewards normalised over the samples given; in float64, so that every width sees the same advantages."""
+        """Rewards normalised over the samples given; in float64, so that every precision sees the same advantages."""
         action, reward, label = window.targets.double().unbind(1)
         advantage = (reward - reward.mean()) / (reward.std(correction=0) + SMALLEST_DEVIATION)
         return replace(window, targets=torch.stack([action, advantage, label], 1).to(window.targets))
@@ -53,9 +54,11 @@ class PolicyWorkload(ImageWorkload):
         return advantage.to(wide) * F.cross_entropy(wide, action.long(), reduction="none")
 
     def num_terms(self, batch: Batch) -> Tensor:
+        """[n] ones."""
         return torch.ones(len(batch), dtype=torch.long, device=batch.targets.device)
 
     def correct(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """[n] whether the most likely action is the label."""
         return (outputs.argmax(1) == batch.targets[:, 2].long()).long()
 
     def _with_log(self, images: Batch) -> Batch:

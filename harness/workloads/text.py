@@ -23,7 +23,7 @@ PERMUTATION_SEED = 20240601  # of the split; never a trial's seed: all trials tr
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """A text and what is made of it."""
+    """A text and the lines of it that are trained on or held out."""
 
     text: str
     lines: tuple[str, ...]  # distinct, 4 to 32 characters, in a fixed random order
@@ -106,6 +106,7 @@ class TextWorkload(Workload):
         self.held_out = self.batch(torch.arange(self.num_samples, len(lines)))
 
     def make_model(self) -> nn.Module:
+        """The model for this vocabulary, padding included."""
         return self._make_model(self.vocabulary_size)
 
     def batch(self, ids: Tensor) -> Batch:
@@ -122,7 +123,9 @@ class TextWorkload(Workload):
         return terms.view(batch.targets.shape).sum(1)
 
     def num_terms(self, batch: Batch) -> Tensor:
+        """[n] characters that are predicted: those of the line but the first."""
         return (batch.targets != IGNORED).sum(1)
 
     def correct(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """[n] characters whose most likely prediction is right."""
         return (outputs.argmax(2) == batch.targets).sum(1)

@@ -40,6 +40,7 @@ class CausalAttention(nn.Module):
         self.combine = nn.Linear(inner, features)
 
     def forward(self, hidden: Tensor) -> Tensor:
+        """[n, T, features] -> [n, T, features]."""
         n, length, _ = hidden.shape
         projected = self.project(hidden).view(n, length, 3, self.num_heads, self.head_size).permute(2, 0, 3, 1, 4)
         query, key, value = projected.unbind(0)  # [n, heads, T, d] each
@@ -61,6 +62,7 @@ class TransformerBlock(nn.Module):
         )
 
     def forward(self, hidden: Tensor) -> Tensor:
+        """[n, T, features] -> [n, T, features]."""
         hidden = hidden + self.attention(hidden)
         out: Tensor = hidden + self.mlp(hidden)
         return out
@@ -83,6 +85,7 @@ class Transformer(nn.Module):
         self.predict = nn.Sequential(make_feature_norm(norm, features), *dropping(dropout), nn.Linear(features, vocabulary_size))
 
     def forward(self, characters: Tensor) -> Tensor:
+        """[n, T] indices of characters -> [n, T, V] scores."""
         hidden = self.characters(characters) + self.positions[: characters.shape[1]]
         scores: Tensor = self.predict(self.blocks(hidden))
         return scores

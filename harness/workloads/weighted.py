@@ -18,7 +18,7 @@ class ClassWeights(ImageWorkload):
     """The mean loss of `CrossEntropyLoss(weight=...)`, sum_i w_i l_i / sum_i w_i: class c weighs c + 1."""
 
     def weights(self, batch: Batch) -> Tensor:
-        """[n] int64."""
+        """[n] int64, w_i = c + 1 of class c."""
         return batch.targets + 1
 
     def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
@@ -38,4 +38,5 @@ class IgnoredLabels(ClassWeights):
     """The mean loss of `CrossEntropyLoss(ignore_index=...)`: every third sample has no label and weighs 0, the others 1."""
 
     def weights(self, batch: Batch) -> Tensor:
+        """[n] int64: 0 for every third id, 1 for the others."""
         return (batch.ids % IGNORED_EVERY > 0).long().to(batch.targets.device)

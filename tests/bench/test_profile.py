@@ -10,7 +10,7 @@ import time
 import pytest
 
 from harness.bench import profile
-from harness.bench.measure import Measure
+from harness.bench.measurement import Measurement
 from harness.config import Model, TrialConfig, WorkloadConfig
 
 TRIAL = TrialConfig(
@@ -18,7 +18,7 @@ TRIAL = TrialConfig(
 )
 
 
-def by_phase(measures: list[Measure]) -> dict[str, float]:
+def by_phase(measures: list[Measurement]) -> dict[str, float]:
     found: dict[str, float] = {}
     for one in measures:
         phase = one.name.split(": ")[1]

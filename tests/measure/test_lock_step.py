@@ -1,19 +1,30 @@
-"""Lock-step: what comparing costs in memory, and that a probe sees each arm where it stands."""
+"""The setting's windows, arms and draws; what comparing costs in memory, and that a probe sees each arm where it stands."""
 
 from __future__ import annotations
 
 import dataclasses
-import gc
 from itertools import islice
 
 import pytest
 import torch
 from torch import Tensor
 
-from harness.config import Model, OptimizerConfig, OptimizerName, TrialConfig, WorkloadConfig
+from harness.bench.memory import live_bytes
+from harness.config import (
+    DataConfig,
+    LastWindow,
+    Model,
+    OptimizerConfig,
+    OptimizerName,
+    Precision,
+    ScheduleConfig,
+    ScheduleName,
+    TrialConfig,
+    WorkloadConfig,
+)  # fmt: skip
 from harness.measure.lock_step import REFERENCE, LockStep, Setting
 from harness.recipes.micro_batch import Even, windows
-from harness.recipes.recipe import Recipe, step
+from harness.recipes.recipe import Recipe, step, take_step
 from harness.referee.gradients import flatten, relative_distance
 from harness.referee.oracle import snapshot
 
@@ -27,20 +38,69 @@ def lock_of(setting: Setting, num_arms: int, **recipe: object) -> LockStep:
         label: Recipe(accumulation_steps=1 + (label != REFERENCE), split=Even(8 if label == REFERENCE else 4), **recipe)  # type: ignore[arg-type]
         for label in labels
     }
-    config = setting.config
-    return LockStep({label: setting.arm(own, config.precision, total_steps=9) for label, own in recipes.items()}, config.seed)
+    return LockStep(setting.arms(recipes, steps=9), setting.config.seed)
 
 
 def stream(setting: Setting, num: int) -> list[Tensor]:
-    return list(islice(windows(setting.exact.num_samples, 8, 0, setting.config.data.last_window), num))
+    return list(setting.windows(num))
 
 
-def live_bytes() -> int:
-    """Of all tensors that exist, each storage once."""
-    gc.collect()
-    found = [thing for thing in gc.get_objects() if type(thing) in (Tensor, torch.nn.Parameter)]  # isinstance wakes lazy modules
-    found += [t.grad for t in found if t.is_leaf and t.grad is not None]
-    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in found}.values())
+def test_windows_are_the_trials_unless_told(toy_setting) -> None:
+    """24 samples in windows of 10: the epoch's remainder of 4 is kept or dropped, and the order is that of the seed."""
+    config = dataclasses.replace(CONFIG, effective_batch=10, steps=4, seed=3)
+    setting = toy_setting(config)
+    expected = list(islice(windows(24, 10, 3, LastWindow.keep), 4))
+    assert [ids.tolist() for ids in setting.windows()] == [ids.tolist() for ids in expected]
+    assert [len(ids) for ids in setting.windows(5, last=LastWindow.drop)] == [10] * 5
+    assert [len(ids) for ids in setting.windows(3, size=9)] == [9, 9, 6] and not list(setting.windows(0))
+    dropping = toy_setting(dataclasses.replace(config, data=DataConfig(last_window=LastWindow.drop)))
+    assert [len(ids) for ids in dropping.windows()] == [10] * 4
+    assert [len(ids) for ids in dropping.windows(3, last=LastWindow.keep)] == [10, 10, 4]
+
+
+def test_an_arm_is_as_configured_but_for_its_changes(toy_setting) -> None:
+    """In float64 without clipping, say; the scaler and the moving average stay the trial's, and so does the setting."""
+    config = dataclasses.replace(
+        CONFIG,
+        precision=Precision.float16,
+        clip_norm=0.5,
+        ema_decay=0.9,
+        steps=4,
+        schedule=ScheduleConfig(name=ScheduleName.cosine),
+    )
+    setting = toy_setting(config)
+    recipe = Recipe(accumulation_steps=2, split=Even(4))
+    plain = setting.arm(recipe)
+    adam = OptimizerConfig(name=OptimizerName.adam)
+    changed = setting.arm(recipe, precision=Precision.float64, clip_norm=None, optimizer=adam, steps=8)
+    assert (plain.precision, plain.clip_norm, type(plain.optimizer).__name__) == (Precision.float16, 0.5, "SGD")
+    assert (changed.precision, changed.clip_norm, type(changed.optimizer).__name__) == (Precision.float64, None, "Adam")
+    rates = []
+    for arm in (plain, changed):
+        assert arm.scaler.get_scale() == config.loss_scale and arm.ema is not None
+        for ids in setting.windows(4):
+            take_step(arm, arm.workload.batch(ids))
+        rates.append(arm.schedule.get_last_lr()[0] / arm.schedule.base_lrs[0])
+    assert rates == pytest.approx([0, 0.5]), "cosine schedules of 4 and of 8 steps, after 4"
+    fresh = setting.arms({"one": recipe, "two": recipe}, precision=Precision.float64)
+    starts = [flatten(arm.model.parameters()) for arm in fresh.values()]
+    assert list(fresh) == ["one", "two"] and all(torch.equal(start, flatten(setting.initial.parameters())) for start in starts)
+    assert setting.config == config
+
+
+def test_draws_have_streams_of_their_own(toy_setting) -> None:
+    setting = toy_setting(CONFIG)
+
+    def draw(*stream: int) -> float:
+        with setting.randomness(*stream):
+            return float(torch.rand(()))
+
+    before = torch.get_rng_state()
+    drawn = {stream: draw(*stream) for stream in ((), (0,), (1,), (0, 1), (1, 0))}
+    assert len(set(drawn.values())) == len(drawn) and all(draw(*stream) == value for stream, value in drawn.items())
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(torch.rand(3, generator=setting.generator(1)), torch.rand(3, generator=setting.generator(1)))
+    assert not torch.equal(torch.rand(3, generator=setting.generator(1)), torch.rand(3, generator=setting.generator(2)))
 
 
 @pytest.mark.parametrize("keep", [False, True])

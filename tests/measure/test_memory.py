@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.config import OptimizerConfig, OptimizerName, TrialConfig
+from harness.config import OptimizerConfig, OptimizerName
 from harness.measure import memory
 from harness.recipes.micro_batch import Even
-from harness.studies import memory_and_time
+from harness.recipes.recipe import take_step
 from tests.toy import Toy, make_arm
 
 
@@ -37,8 +37,6 @@ def test_counting_changes_no_bit() -> None:
     window = Toy().batch(torch.arange(24))
     counted, plain = make_arm(Even(5)), make_arm(Even(5))
     memory.of_step(counted, window)
-    from harness.recipes.recipe import take_step
-
     take_step(plain, window)
     for a, b in zip(counted.model.parameters(), plain.model.parameters(), strict=True):
         assert torch.equal(a, b)
@@ -48,11 +46,3 @@ def test_counting_changes_no_bit() -> None:
 def test_one_size_has_no_fit() -> None:
     with pytest.raises(ValueError, match="two or more sizes"):
         memory.fit([4, 4], [1, 2])
-
-
-def test_rows_of_the_study() -> None:
-    config = TrialConfig(accumulation_steps=(4,), effective_batch=16, steps=2)
-    rows = memory_and_time.run(config, lambda step, rows: None)["measurements"]
-    assert [row["micro_batch"] for row in rows] == [16, 4]
-    assert rows[0]["activation_bytes"] == pytest.approx(4 * rows[1]["activation_bytes"], rel=0.02)
-    assert rows[0]["gradient_bytes"] == rows[1]["gradient_bytes"]

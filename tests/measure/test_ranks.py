@@ -19,7 +19,19 @@ from numpy.typing import NDArray
 from harness.config import ConfigError, OptimizerConfig, Split, TrialConfig
 from harness.measure import lock_step, ranks
 from harness.measure.lock_step import Setting
-from harness.measure.ranks import APART, RIGHT, SCALED, RankFailed, Ranks, Trace, by_hand, every, sizes, summed, window_terms
+from harness.measure.ranks import (
+    RIGHT,
+    SCALED,
+    UNSYNCHRONISED,
+    RankFailed,
+    Ranks,
+    Trace,
+    every,
+    manual_sync,
+    sizes,
+    summed,
+    window_terms,
+)
 from harness.recipes.recipe import Arm, Recipe
 from tests.reference import softmax_regression_gradients
 from tests.toy import CPU, Toy
@@ -78,7 +90,7 @@ def test_right_ways_take_the_step_of_the_mean_over_all_loss_terms(pair: Ranks, s
     assert np.array_equal(traces[0].parameters[0], traces[1].parameters[0])
 
 
-@pytest.mark.parametrize("name", {**SCALED, **APART})
+@pytest.mark.parametrize("name", {**SCALED, **UNSYNCHRONISED})
 def test_wrong_ways_are_wrong_as_described(pair: Ranks, setting: Setting, name: str) -> None:
     parts, own, total = sums(setting)
     full = [np.sum(rank, axis=0) for rank in parts]
@@ -94,7 +106,7 @@ def test_wrong_ways_are_wrong_as_described(pair: Ranks, setting: Setting, name: 
         "synchronised_halfway": halfway,
         "ddp_synchronised_halfway": halfway,
     }[name]
-    for gradient, wanted in zip(consumed(pair.run({**SCALED, **APART}[name], N)), expected, strict=True):
+    for gradient, wanted in zip(consumed(pair.run({**SCALED, **UNSYNCHRONISED}[name], N)), expected, strict=True):
         np.testing.assert_allclose(gradient, wanted, rtol=0, atol=1e-14)
         assert np.linalg.norm(gradient - right) > 1e-3 * np.linalg.norm(right)
 
@@ -112,7 +124,7 @@ def test_wrong_ways_are_wrong_as_described(pair: Ranks, setting: Setting, name: 
     ],
 )
 def test_what_goes_over_the_wire(pair: Ranks, name: str, num: int, reductions: int, count_bytes: int) -> None:
-    for trace in pair.run({**RIGHT, **SCALED, **APART}[name], num):
+    for trace in pair.run({**RIGHT, **SCALED, **UNSYNCHRONISED}[name], num):
         wire = trace.wire
         assert (wire.gradient_reductions, wire.gradient_bytes) == (reductions, 8 * PARAMETERS * reductions)
         assert wire.count_bytes == count_bytes
@@ -121,7 +133,7 @@ def test_what_goes_over_the_wire(pair: Ranks, name: str, num: int, reductions: i
 def test_a_sum_after_every_micro_batch_counts_the_early_ones_again(pair: Ranks, setting: Setting) -> None:
     parts, _, total = sums(setting)
     wanted = sum(2 ** (N - 1 - k) * (parts[0][k] + parts[1][k]) for k in range(N)) / total
-    way = partial(by_hand, divisor=window_terms, reduction=summed, when=every)
+    way = partial(manual_sync, divisor=window_terms, reduction=summed, when=every)
     for gradient in consumed(pair.run(way, N)):
         np.testing.assert_allclose(gradient, wanted, rtol=0, atol=1e-14)
 
@@ -142,7 +154,7 @@ def test_a_rank_that_raises_ends_all_at_once_and_is_quoted(setting: Setting) -> 
     started = time.monotonic()
     with pytest.raises(RankFailed, match=r"rank 1: (.|\n)*ArithmeticError: no such luck"), Ranks(setting, WORLD) as two:
         two.run(rank_one_raises, N)
-    assert time.monotonic() - started < ranks.PATIENCE_S / 2
+    assert time.monotonic() - started < ranks.TIMEOUT_S / 2
     assert not any(process.is_alive() for process in two.processes)
 
 

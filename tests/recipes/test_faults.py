@@ -22,7 +22,7 @@ from harness.config import (
     WorkloadConfig,
 )  # fmt: skip
 from harness.judge.cause import INHERENT, ON_RANKS, Cause
-from harness.measure.ranks import APART, SCALED
+from harness.measure.ranks import SCALED, UNSYNCHRONISED
 from harness.recipes.faults import FAULTS
 from harness.recipes.recipe import Recipe
 from harness.studies import replicas
@@ -124,4 +124,4 @@ def test_the_catalogue_is_complete_and_honest() -> None:
     planted = [fault.cause for fault in FAULTS]
     assert sorted([*planted, *INHERENT, *ON_RANKS]) == sorted(set(Cause) - {Cause.unexplained})
     assert all(fault.summary and "#" in (fault.apply.__doc__ or "") for fault in FAULTS), "each cites a thread"
-    assert set(ON_RANKS) == {replicas.expected(name, True) for name in {**SCALED, **APART}}
+    assert set(ON_RANKS) == {replicas.expected(name, True) for name in {**SCALED, **UNSYNCHRONISED}}

@@ -21,7 +21,7 @@ from harness.config import (
     TrialConfig,
     WorkloadConfig,
 )  # fmt: skip
-from harness.recipes.hand_written import by_hand, recognised
+from harness.recipes.hand_written import hand_written, sample_ids
 from harness.recipes.recipe import Arm
 from harness.trial import Candidate, Row, judge_loop, run_trial, split_plan, standard_candidates
 from harness.workloads import Batch
@@ -175,10 +175,10 @@ def test_a_loop_that_scales_is_followed_in_float16() -> None:
 
 def test_rows_are_recognised_by_their_content() -> None:
     window = Toy().batch(torch.tensor([5, 3, 11, 7]))
-    assert recognised(window.inputs[[2, 0]], window).tolist() == [11, 5]
-    assert recognised(window.inputs[:2] + 1, window).tolist() == [-1, -1]
-    assert recognised(window.inputs[:2, :4], window).tolist() == [5, 3], "trimmed"
-    assert recognised(torch.zeros(2, 5, 1), window).tolist() == [-1, -1]
+    assert sample_ids(window.inputs[[2, 0]], window).tolist() == [11, 5]
+    assert sample_ids(window.inputs[:2] + 1, window).tolist() == [-1, -1]
+    assert sample_ids(window.inputs[:2, :4], window).tolist() == [5, 3], "trimmed"
+    assert sample_ids(torch.zeros(2, 5, 1), window).tolist() == [-1, -1]
 
 
 # Many loops as arms of one trial: momentum, a moving average, clipping that is sometimes active, and a short window of 3.
@@ -441,7 +441,7 @@ LOOPS: dict[Callable[[Arm, Batch], Tensor], str] = {
 @pytest.fixture(scope="module")
 def many() -> dict[str, Row]:
     split = split_plan(MANY, 4)
-    mine = [Candidate(loop.__name__, by_hand(loop, accumulation_steps=4, split=split)) for loop in LOOPS]
+    mine = [Candidate(loop.__name__, hand_written(loop, accumulation_steps=4, split=split)) for loop in LOOPS]
     return {row["arm"]: row for row in run_trial(MANY, lambda step, rows: None, [*mine, *standard_candidates(MANY)]).arms}
 
 

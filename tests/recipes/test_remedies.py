@@ -27,7 +27,7 @@ SAME = 1e-9  # relative, after three steps of Adam whose gradients agree to 1e-1
 def trained(config: TrialConfig, recipe: Recipe) -> Arm:
     """Three windows, the second of them short."""
     setting = Setting(config, choose_device(config.device))
-    arm = setting.arm(recipe, config.precision, total_steps=3)
+    arm = setting.arm(recipe, steps=3)
     for ids in torch.arange(24 + 13 + 24).split([24, 13, 24]):
         take_step(arm, arm.workload.batch(ids))
     return arm
@@ -80,7 +80,7 @@ def test_pooled_running_statistics_are_one_step_of_the_windows(name: str = "wind
 
 def test_frozen_statistics_stay_those_of_the_first_window() -> None:
     arm = trained(CONFIG, REMEDIES["frozen_statistics"](right()))
-    fresh = Setting(CONFIG, choose_device(CONFIG.device)).arm(right(), CONFIG.precision, total_steps=1).model
+    fresh = Setting(CONFIG, choose_device(CONFIG.device)).arm(right(), steps=1).model
     reference = copy.deepcopy(fresh).train()
     for layer in reference.modules():
         if isinstance(layer, nn.BatchNorm2d):

@@ -11,7 +11,7 @@ import torch
 from harness import studies
 from harness.config import Model, OptimizerConfig, Precision, Split, Study, TrialConfig, WorkloadConfig
 from harness.recipes.recipe import Arm, take_step
-from harness.studies.accumulators import WIDTHS, independent_roundings, stops_at, summed_in
+from harness.studies.accumulators import FORMATS, independent_roundings, stops_at, summed_in
 from tests.toy import make_arm
 
 CONFIG = TrialConfig(
@@ -38,7 +38,7 @@ def test_the_sum_is_rounded_after_every_backward(width: str, digits: int, precis
     """Against sums rounded by fractions; the loss scale of float16 is a power of two and changes no rounding."""
     split = lambda size: [3, 9, 12]  # noqa: E731
     plain, kept = (make_arm(split, precision=precision, optimizer=OptimizerConfig(lr=0.0)) for _ in range(2))
-    kept.recipe = summed_in(kept.recipe, WIDTHS[width], 4096.0)
+    kept.recipe = summed_in(kept.recipe, FORMATS[width], 4096.0)
     sums: dict[int, list[np.ndarray]] = {0: [], 1: []}
     for place, arm in enumerate((plain, kept)):
 
@@ -67,7 +67,7 @@ def test_float32_is_left_alone() -> None:
 
 @pytest.mark.parametrize(("width", "stop"), [("bfloat16", 2**8), ("float16", 2**11), ("float32", 4096)])
 def test_ones_stop_at_two_to_the_digits(width: str, stop: int) -> None:
-    assert stops_at(WIDTHS[width]) == stop
+    assert stops_at(FORMATS[width]) == stop
 
 
 @pytest.mark.parametrize("width", ["bfloat16", "float16", "float32"])
@@ -75,17 +75,17 @@ def test_independent_roundings(width: str) -> None:
     """Random partial sums, each rounded once: the rms of the errors' sum is the formula's within 5 %."""
     generator = torch.Generator().manual_seed(0)
     sums = torch.randn(6, 50_000, generator=generator, dtype=torch.float64).cumsum(0)
-    errors = (sums.to(WIDTHS[width]).double() - sums).sum(0)
+    errors = (sums.to(FORMATS[width]).double() - sums).sum(0)
     measured = float(errors.norm() / sums[-1].norm())
-    assert independent_roundings(sums, WIDTHS[width]) == pytest.approx(measured, rel=0.05)
-    assert independent_roundings(sums[-1:], WIDTHS[width]) < 0.8 * measured, "one rounding is less than six"
+    assert independent_roundings(sums, FORMATS[width]) == pytest.approx(measured, rel=0.05)
+    assert independent_roundings(sums[-1:], FORMATS[width]) < 0.8 * measured, "one rounding is less than six"
 
 
 def test_errors_by_accumulator() -> None:
     rows = studies.run(CONFIG, lambda step, rows: None)["measurements"]
     errors = {(row["accumulator"], row["accumulation_steps"]): row for row in rows if row["quantity"] == "error"}
     assert [row["stops_at"] for row in rows if row["quantity"] == "ones"] == [4096, 256, 2048]
-    assert list(errors) == [(name, num) for name in WIDTHS for num in (1, 5, 24)]
+    assert list(errors) == [(name, num) for name in FORMATS for num in (1, 5, 24)]
     for num in (1, 5, 24):
         wide, narrow, half = (errors[name, num]["arm_error"] for name in ("float32", "bfloat16", "float16"))
         assert wide < 1e-6 < 1e-5 < half < narrow < 0.05

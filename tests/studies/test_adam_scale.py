@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from harness.config import OptimizerConfig, OptimizerName, Precision, TrialConfig
+from harness import studies
+from harness.config import OptimizerConfig, OptimizerName, Precision, Study, TrialConfig
 from harness.studies import adam_scale
 from harness.studies.adam_scale import as_if_right, first_update
 from tests.reference import adam, sgd
@@ -27,7 +28,7 @@ class EqualTerms(Toy):
 
 @pytest.fixture
 def row_of(monkeypatch: pytest.MonkeyPatch, toy_setting):
-    def measure(name: OptimizerName, *, num: int = 4, clip_norm: float | None = None, **settings: Any) -> dict[str, Any]:
+    def row(name: OptimizerName, *, num: int = 4, clip_norm: float | None = None, **settings: Any) -> dict[str, Any]:
         from harness.measure import lock_step
 
         monkeypatch.setattr(lock_step, "make_workload", lambda config, *, device, dtype: EqualTerms(dtype))
@@ -39,9 +40,10 @@ def row_of(monkeypatch: pytest.MonkeyPatch, toy_setting):
             steps=STEPS,
             clip_norm=clip_norm,
         )
-        return adam_scale._row(lock_step.Setting(config, torch.device("cpu")), num)
+        [found] = adam_scale.measurements(lock_step.Setting(config, torch.device("cpu")), lambda step, rows: None)
+        return found
 
-    return measure
+    return row
 
 
 CASES = [
@@ -121,7 +123,9 @@ def test_first_update_against_the_reference(name: OptimizerName) -> None:
 
 
 def test_a_run_gives_a_row_per_number() -> None:
-    config = TrialConfig(precision=Precision.float64, effective_batch=60, accumulation_steps=(2, 6), steps=2)
-    rows = adam_scale.run(config, lambda step, rows: None)["measurements"]
+    config = TrialConfig(
+        study=Study.adam_scale, precision=Precision.float64, effective_batch=60, accumulation_steps=(2, 6), steps=2
+    )
+    rows = studies.run(config, lambda step, rows: None)["measurements"]
     assert [row["accumulation_steps"] for row in rows] == [2, 6]
     assert all(math.isfinite(row["loss"]) and row["loss_undivided"] == pytest.approx(row["loss"], rel=0.2) for row in rows)

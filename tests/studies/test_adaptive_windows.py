@@ -5,7 +5,7 @@ import torch
 
 from harness import studies
 from harness.config import Data, Model, OptimizerConfig, OptimizerName, Study, TrialConfig, WorkloadConfig
-from harness.studies.adaptive_windows import _cut
+from harness.studies.adaptive_windows import cut_windows
 
 MLP = WorkloadConfig(data=Data.digits, model=Model.mlp)
 
@@ -26,5 +26,5 @@ def test_changing_n_is_the_full_batch_only_at_constant_b(optimizer: OptimizerNam
 
 
 def test_windows_are_cut_from_the_same_samples() -> None:
-    cut = _cut(torch.arange(10), [4, 3, 8, 8])
+    cut = cut_windows(torch.arange(10), [4, 3, 8, 8])
     assert [len(part) for part in cut] == [4, 3, 3] and torch.equal(torch.cat(cut), torch.arange(10))

@@ -19,7 +19,7 @@ def test_every_batch_size_against_numpy(toy_setting, make_numpy) -> None:
     )
     setting = toy_setting(config)
     oracle, rows = make_numpy(setting), {}
-    for row in batch_sizes.measure(setting, lambda step, rows: None):
+    for row in batch_sizes.measurements(setting, lambda step, rows: None):
         rows[row["accumulation_steps"]] = row
     everything = np.arange(24)
     for num, size in ((1, 10), (2, 5), (5, 2)):

@@ -11,19 +11,20 @@ from harness import studies
 from harness.config import ConfigError, Data, Model, Norm, Precision, Split, Study, TrialConfig, WorkloadConfig
 from harness.measure.lock_step import Setting
 from harness.referee.oracle import snapshot
-from harness.studies.gradient_noise import SIZES, moments, sample_gradients, scatter
+from harness.studies.gradient_noise import SIZES, batch_variance, moments, sample_gradients
 from tests.toy import CPU
 
 CONFIG = TrialConfig(
     study=Study.gradient_noise, workload=WorkloadConfig(width=2), norm=Norm.group, effective_batch=44, accumulation_steps=(4, 2),
     steps=3, probe_every=2, permutations=30, split=Split.ragged,
 )  # fmt: skip
+IGNORED = WorkloadConfig(data=Data.ignored_labels, model=Model.mlp, width=2)  # a sample's weight depends on its id
 TEXT = WorkloadConfig(data=Data.text, model=Model.transformer, width=4, depth=1)
 
 
 @pytest.mark.parametrize(
     "changes",
-    [{"norm": Norm.none}, {"norm": Norm.group}, {"workload": TEXT, "norm": Norm.layer}],
+    [{"norm": Norm.none}, {"norm": Norm.group}, {"workload": TEXT, "norm": Norm.layer}, {"workload": IGNORED}],
     ids=str,
 )
 def test_every_sample_has_its_own_gradient(changes: dict[str, object]) -> None:
@@ -34,7 +35,7 @@ def test_every_sample_has_its_own_gradient(changes: dict[str, object]) -> None:
     each = sample_gradients(referee, state, batch)
     parts = referee.parts(state, batch, [1] * 11)
     terms = torch.tensor(parts.terms, dtype=torch.float64)
-    assert (len(set(parts.terms)) > 1) == (setting.config.workload.data == Data.text)
+    assert (len(set(parts.terms)) > 1) == (setting.config.workload.data in (Data.text, Data.ignored_labels))
     expected = torch.stack(parts.parts) * (terms / terms.mean()).unsqueeze(1)
     torch.testing.assert_close(each, expected, rtol=1e-9, atol=1e-13)
     torch.testing.assert_close(each.mean(0), referee.gradient(state, batch), rtol=1e-9, atol=1e-13)
@@ -52,7 +53,7 @@ def test_the_expected_variance_by_enumeration(size: int) -> None:
         (True, itertools.product(range(6), repeat=size)), (False, itertools.combinations(range(6), size)),
     ):  # fmt: skip
         variances = [float((each[list(batch)].mean(0) - each.mean(0)).square().sum()) for batch in batches]
-        found = scatter(each, size, 4000, generator, replacement=replacement)
+        found = batch_variance(each, size, 4000, generator, replacement=replacement)
         assert found["expected"] == pytest.approx(sum(variances) / len(variances), rel=1e-12)
         # Of 4,000 draws the mean square has a relative standard error of at most sqrt(2 / 4000), one direction holding all.
         assert found["variance"] == pytest.approx(found["expected"], rel=5 * math.sqrt(2 / 4000))
@@ -62,9 +63,9 @@ def test_the_expected_variance_by_enumeration(size: int) -> None:
 def test_without_replacement_a_batch_has_no_sample_twice() -> None:
     """All six of six are the population itself; with replacement they are not."""
     each, generator = population(), torch.Generator().manual_seed(0)
-    whole = scatter(each, 6, 50, generator, replacement=False)
+    whole = batch_variance(each, 6, 50, generator, replacement=False)
     assert whole["variance"] < 1e-28 and whole["expected"] == 0 and whole["cosine"] == pytest.approx(1)
-    assert scatter(each, 6, 50, generator, replacement=True)["variance"] > 1e-2
+    assert batch_variance(each, 6, 50, generator, replacement=True)["variance"] > 1e-2
 
 
 def test_a_training_and_what_is_seen_along_it() -> None:

@@ -14,7 +14,7 @@ def rows_of(toy_setting, name: OptimizerName):
     """3 windows of 8 (2 micro-batches of 4 samples with 10 loss terms or so each): 6 gradients of 18 numbers."""
     optimizer = OptimizerConfig(name=name, lr=5.0, momentum=0.8, beta1=0.7, beta2=0.9)
     config = TrialConfig(optimizer=optimizer, precision=Precision.float64, effective_batch=8, accumulation_steps=(2,), steps=3)
-    return list(optimizer_memory._rows(toy_setting(config)))
+    return list(optimizer_memory.measurements(toy_setting(config), lambda step, rows: None))
 
 
 @pytest.mark.parametrize("name", [OptimizerName.momentum, OptimizerName.nesterov, OptimizerName.adam])

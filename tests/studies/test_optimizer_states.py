@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from harness.config import Norm, OptimizerConfig, OptimizerName, Precision, Split, TrialConfig
+from harness import studies
+from harness.config import Norm, OptimizerConfig, OptimizerName, Precision, Split, Study, TrialConfig
 from harness.recipes.micro_batch import Even, Ragged
 from harness.studies import optimizer_states
 from harness.studies.optimizer_states import InOrder, same_memory
@@ -27,7 +28,7 @@ def config(**changes: Any) -> TrialConfig:
 
 
 def last(setting) -> dict[str, dict[str, Any]]:
-    rows = optimizer_states.measure(setting, lambda step, rows: None)
+    rows = optimizer_states.measurements(setting, lambda step, rows: None)
     return {row["arm"]: row for row in rows if row["after_steps"] == setting.config.steps}
 
 
@@ -102,7 +103,7 @@ def test_state_per_micro_batch_is_seen_at_its_size(toy_setting, make_numpy) -> N
     first, second = oracle.windows()
     g1 = oracle.gradient(oracle.start, first)
     g2 = oracle.gradient(oracle.start - 0.1 * g1, second)
-    rows = optimizer_states.measure(setting, lambda step, rows: None)
+    rows = optimizer_states.measurements(setting, lambda step, rows: None)
     fault = {row["after_steps"]: row["state_error_now"] for row in rows if row["arm"] == "optimizer_state_per_micro_batch"}
     assert fault[1] < 1e-13
     assert fault[2] == pytest.approx(0.9 * (1 - 0.9**4) * np.linalg.norm(g1) / np.linalg.norm(g2 + 0.9 * g1), rel=1e-10)
@@ -110,7 +111,7 @@ def test_state_per_micro_batch_is_seen_at_its_size(toy_setting, make_numpy) -> N
 
 def test_rows_of_every_step_and_checkpoint(toy_setting) -> None:
     seen: list[int] = []
-    found = optimizer_states.measure(
+    found = optimizer_states.measurements(
         toy_setting(config(steps=51, accumulation_steps=(2, 5))), lambda step, rows: seen.extend(row["step"] for row in rows)
     )
     assert sorted(set(seen)) == list(range(51)) and len(seen) == 51 * 15
@@ -120,7 +121,7 @@ def test_rows_of_every_step_and_checkpoint(toy_setting) -> None:
 
 def test_errors_are_the_largest_so_far(toy_setting) -> None:
     steps: list[dict[str, Any]] = []
-    found = optimizer_states.measure(toy_setting(config(steps=20)), lambda step, rows: steps.extend(rows))
+    found = optimizer_states.measurements(toy_setting(config(steps=20)), lambda step, rows: steps.extend(rows))
     row = next(row for row in found if row["arm"] == "small_steps" and row["after_steps"] == 20)
     own = [row["parameter_error"] for row in steps if row["arm"] == "small_steps"]
     assert row["parameter_error"] == max(own) > row["parameter_error_now"] == own[-1]
@@ -128,8 +129,9 @@ def test_errors_are_the_largest_so_far(toy_setting) -> None:
 
 def test_batch_norm_couples_buffers_and_not_gradients() -> None:
     """On the digits: the toy has no normalisation."""
-    record = optimizer_states.run(
-        config(norm=Norm.batch, effective_batch=32, accumulation_steps=(4,), steps=3), lambda step, rows: None
+    record = studies.run(
+        config(study=Study.optimizer_states, norm=Norm.batch, effective_batch=32, accumulation_steps=(4,), steps=3),
+        lambda step, rows: None,
     )
     row = next(row for row in record["measurements"] if row["arm"] == "reordered" and row["after_steps"] == 3)
     assert row["gradient_error"] < 1e-13 and row["parameter_error"] < 1e-13 and row["buffer_error"] > 1e-3

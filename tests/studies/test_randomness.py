@@ -7,7 +7,7 @@ import torch
 
 from harness import studies
 from harness.config import ConfigError, Model, Split, Study, TrialConfig, WorkloadConfig
-from harness.studies.randomness import compared, law
+from harness.studies.randomness import distribution, draw_distances
 
 CONFIG = TrialConfig(
     study=Study.randomness, workload=WorkloadConfig(model=Model.mlp, width=1, dropout=0.5), effective_batch=22,
@@ -22,16 +22,16 @@ def normal(num: int, spread: float, shift: float, seed: int) -> torch.Tensor:
 
 def test_the_law_of_known_draws() -> None:
     """50 independent normals: a shift of s moves the first from 1 to 1 + R s^2 / 2, a spread doubled makes the second 4."""
-    same = law(normal(400, 1, 0, 0), normal(400, 1, 0, 1))
+    same = distribution(normal(400, 1, 0, 0), normal(400, 1, 0, 1))
     assert same["mean_shift"] == pytest.approx(1, abs=5 * (2 / 50) ** 0.5) and same["spread_ratio"] == pytest.approx(1, abs=0.05)
     assert same["noise"] == pytest.approx(1, rel=0.05)  # sqrt(50) / |(1, ..., 1)|
-    assert law(normal(400, 1, 0.3, 0), normal(400, 1, 0, 1))["mean_shift"] == pytest.approx(1 + 400 * 0.09 / 2, rel=0.3)
-    assert law(normal(400, 2, 0, 0), normal(400, 1, 0, 1))["spread_ratio"] == pytest.approx(4, rel=0.05)
+    assert distribution(normal(400, 1, 0.3, 0), normal(400, 1, 0, 1))["mean_shift"] == pytest.approx(1 + 400 * 0.09 / 2, rel=0.3)
+    assert distribution(normal(400, 2, 0, 0), normal(400, 1, 0, 1))["spread_ratio"] == pytest.approx(4, rel=0.05)
 
 
 def test_distances_are_draw_by_draw() -> None:
     full = torch.eye(3, dtype=torch.float64)
-    found = compared(full * torch.tensor([[1.1], [1.2], [1.5]]), full)
+    found = draw_distances(full * torch.tensor([[1.1], [1.2], [1.5]]), full)
     assert found["distance"] == pytest.approx(0.2) and found["largest_distance"] == pytest.approx(0.5) and found["draws"] == 3
 
 

@@ -55,4 +55,4 @@ def test_what_a_way_should_be_called() -> None:
 def test_too_many_micro_batches_for_the_smallest_share() -> None:
     setting = Setting(TrialConfig(split=Split.ragged, accumulation_steps=(13,), steps=1, **SIZES), choose_device(Device.cpu))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="accumulation_steps=13: expected at most the 9 samples"):
-        replicas.measure(setting)
+        replicas.measurements(setting, lambda step, rows: None)

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from harness.config import OptimizerConfig, OptimizerName, Precision, TrialConfig
+from harness import studies
+from harness.config import OptimizerConfig, OptimizerName, Precision, Study, TrialConfig
 from harness.recipes.recipe import take_step
-from harness.studies import second_moment
+from harness.studies import gradient_noise, second_moment
 from harness.studies.second_moment import Noise, exact_noise, square_per_micro_batch
 from harness.trial import accumulated, full_batch
 from tests.reference import softmax_regression_gradients
@@ -23,11 +24,13 @@ CONFIG = TrialConfig(
 
 
 def test_exact_noise_against_numpy(toy_setting, make_numpy, monkeypatch) -> None:
-    monkeypatch.setattr(second_moment, "PASSES", 7)  # 24 samples in four passes, the last of three
+    """Sample i of the toy has 1 + i % 4 loss terms: its gradient counts that often, over their mean of 2.5."""
+    monkeypatch.setattr(gradient_noise, "CHUNK", 7)  # 24 samples in four passes, the last of three
     setting = toy_setting(CONFIG)
     oracle = make_numpy(setting)
     each = softmax_regression_gradients(oracle.start[:15].reshape(3, 5), oracle.start[15:], oracle.x, oracle.y)
-    noise = exact_noise(setting, setting.arm(full_batch(CONFIG), Precision.float64, total_steps=1))
+    each *= (1 + np.arange(24) % 4)[:, None] / 2.5
+    noise = exact_noise(setting, setting.arm(full_batch(CONFIG), precision=Precision.float64))
     assert noise.squared_mean == pytest.approx(float((each.mean(0) ** 2).sum()), rel=1e-10)
     assert noise.trace == pytest.approx(float(each.var(0, ddof=1).sum()), rel=1e-10)
 
@@ -52,8 +55,8 @@ def test_micro_batch_squares_against_numpy(toy_setting, make_numpy) -> None:
     oracle = make_numpy(setting)
     recipe = square_per_micro_batch(accumulated(CONFIG, 4))
     still = OptimizerConfig(name=OptimizerName.adam, lr=0.0, beta2=0.9)
-    arm = setting.arm(recipe, Precision.float64, total_steps=2, optimizer=still)
-    plain = setting.arm(accumulated(CONFIG, 4), Precision.float64, total_steps=2, optimizer=still)
+    arm = setting.arm(recipe, precision=Precision.float64, optimizer=still)
+    plain = setting.arm(accumulated(CONFIG, 4), precision=Precision.float64, optimizer=still)
     expected, whole = np.zeros(18), np.zeros(18)
     for ids in oracle.windows()[:2]:
         window = setting.exact.batch(torch.from_numpy(ids))
@@ -81,13 +84,14 @@ def test_ratio_on_the_digits_comes_near_the_formula(monkeypatch) -> None:
     """A short run: 8 % where the full one has 5 %; half the batch in the formula would be off by a third."""
     monkeypatch.setattr(second_moment, "WINDOWS", 300)
     config = TrialConfig(
+        study=Study.second_moment,
         optimizer=OptimizerConfig(name=OptimizerName.adam, lr=0.003),
         precision=Precision.float64,
         effective_batch=32,
         accumulation_steps=(8,),
         steps=3,
     )
-    rows = second_moment.run(config, lambda step, rows: None)["measurements"]
+    rows = studies.run(config, lambda step, rows: None)["measurements"]
     assert [row["after_steps"] for row in rows] == [0, 1, 3]
     assert all(row["ratio"] == pytest.approx(row["predicted_without_replacement"], rel=0.08) for row in rows)
     assert all(row["ratio"] > 2 for row in rows)

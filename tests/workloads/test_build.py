@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,7 @@ from torch.func import functional_call, grad, vmap
 from harness.config import ConfigError, Data, DataConfig, Model, Norm, TrialConfig, WorkloadConfig
 from harness.workloads import Workload
 from harness.workloads.build import make_workload, smallest_micro_batch
-from harness.workloads.image_models import make_resnet18, pooling
-from harness.workloads.norms import make_norm
+from harness.workloads.image_models import make_resnet18
 
 CPU = torch.device("cpu")
 PAIRS = [(model, norm) for model in (Model.conv, Model.mlp, Model.resnet18) for norm in Norm] + [
@@ -159,43 +157,6 @@ def test_sizes() -> None:
     assert parameter_count(conv) == 9 * 8 + 2 * 8 + 9 * 8 * 16 + 2 * 16 + 256 * 10 + 10
     _, transformer = build(Model.transformer, Norm.layer)
     assert 15_000 < parameter_count(transformer) < 25_000
-
-
-def convolutions(net: nn.Module) -> Iterator[nn.Conv2d]:
-    return (module for module in net.modules() if isinstance(module, nn.Conv2d))
-
-
-@pytest.mark.parametrize("model", [Model.conv, Model.resnet18])
-def test_convolutions_have_a_bias_without_normalisation_only(model: Model) -> None:
-    for norm in Norm:
-        assert all((conv.bias is not None) == (norm == Norm.none) for conv in convolutions(build(model, norm)[1]))
-
-
-GROUPS = [(8, 4, 4), (6, 4, 3), (7, 4, 1), (1, 4, 1), (64, 32, 32), (24, 32, 24), (40, 32, 20)]
-
-
-@pytest.mark.parametrize(("channels", "most", "groups"), GROUPS)
-def test_group_norm_takes_the_largest_divisor(channels: int, most: int, groups: int) -> None:
-    norm = make_norm(Norm.group, channels, 2, max_groups=most)
-    assert isinstance(norm, nn.GroupNorm)
-    assert norm.num_groups == groups
-
-
-def test_layer_norm_of_maps_is_over_channels_and_places() -> None:
-    maps = torch.randn(3, 4, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    mean, variance = maps.mean((1, 2, 3), keepdim=True), maps.var((1, 2, 3), correction=0, keepdim=True)
-    assert torch.allclose(make_norm(Norm.layer, 4, 2).double()(maps), (maps - mean) / (variance + 1e-5).sqrt(), rtol=1e-12)
-
-
-@pytest.mark.parametrize("side", [4, 8, 14, 16, 31])
-def test_pooling_gives_four_by_four_and_sees_every_pixel(side: int) -> None:
-    maps = torch.ones(1, 1, side, side, requires_grad=True)
-    pooled = nn.Sequential(*pooling(side))(maps)
-    assert pooled.shape == (1, 1, 4, 4)
-    assert (torch.autograd.grad(pooled.sum(), maps)[0] > 0).all()
-    if side % 4 == 0:
-        random = torch.randn(2, 3, side, side)
-        assert torch.allclose(nn.Sequential(*pooling(side))(random), nn.functional.adaptive_avg_pool2d(random, 4), atol=1e-6)
 
 
 @pytest.mark.parametrize("data", [Data.mnist, Data.cifar10])

@@ -1,4 +1,4 @@
-"""Text: lines of unequal length, and padding that changes nothing."""
+"""Text: lines of unequal length, and their losses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from harness.config import ConfigError, Data, DataConfig, Model, Norm, TrialConfig, WorkloadConfig
-from harness.workloads import Batch
 from harness.workloads.build import make_workload
 from harness.workloads.text import IGNORED, PADDING, TextWorkload, embedded_text, read_corpus
 
@@ -76,56 +75,6 @@ def test_the_split_depends_on_no_seed_and_the_fingerprint_on_the_text(tmp_path: 
     assert first.fingerprint == text().fingerprint
     (tmp_path / "a.txt").write_text("one line\nand another one\n")
     assert text(tmp_path).fingerprint != first.fingerprint
-
-
-@pytest.mark.parametrize("norm", [Norm.layer, Norm.none])
-def test_padding_does_not_reach_the_line(norm: Norm) -> None:
-    workload = text(norm=norm)
-    torch.manual_seed(0)
-    model = workload.make_model().double()
-    batch = workload.batch(torch.arange(16))
-    together, terms = model(batch.inputs), workload.num_terms(batch)
-    losses = workload.losses(together, batch)
-    for row, sample in enumerate(batch.ids.tolist()):
-        alone = workload.batch(torch.tensor([sample]))
-        length = int(terms[row])
-        assert (model(alone.inputs)[0] - together[row, :length]).abs().max() < 1e-12
-        assert abs(workload.losses(model(alone.inputs), alone)[0] - losses[row]) < 1e-12 * terms[row]
-    # Must differ: the same comparison where padding comes first, so that it is in the past of every character.
-    row = int(terms.argmin())
-    length = int(terms[row])
-    shifted = model(batch.inputs[row].roll(-length).view(1, -1))[0, -length:]
-    assert (shifted - together[row, :length]).abs().max() > 1e-3
-
-
-def test_padding_gives_no_gradient() -> None:
-    workload = text()
-    torch.manual_seed(0)
-    model = workload.make_model().double()
-    batch = workload.batch(torch.arange(8))
-    longer = Batch(
-        ids=batch.ids,
-        inputs=torch.nn.functional.pad(batch.inputs[:, :20], (0, 10), value=PADDING),
-        targets=torch.nn.functional.pad(batch.targets[:, :20], (0, 10), value=IGNORED),
-    )
-    shorter = Batch(ids=batch.ids, inputs=batch.inputs[:, :20], targets=batch.targets[:, :20])
-    gradients = [
-        torch.autograd.grad(workload.losses(model(b.inputs), b).sum(), list(model.parameters())) for b in (longer, shorter)
-    ]
-    for padded, plain in zip(*gradients, strict=True):
-        assert (padded - plain).abs().max() <= 1e-12 * plain.abs().max()
-
-
-def test_no_position_sees_its_future() -> None:
-    workload = text()
-    torch.manual_seed(0)
-    model = workload.make_model().double()
-    inputs = workload.batch(torch.arange(4)).inputs
-    changed = inputs.clone()
-    changed[:, 20] = inputs[:, 20] % 50 + 1
-    before, after = model(inputs), model(changed)
-    assert torch.equal(before[:, :20], after[:, :20])
-    assert (before[:, 20:] - after[:, 20:]).abs().amax((1, 2)).min() > 1e-3
 
 
 def test_losses_and_correct_against_a_plain_computation() -> None:

@@ -1,4 +1,4 @@
-"""One measured quantity with its target, as a row of the table and of `bench.json`."""
+"""A measured quantity with its target, as a row of the table and of `bench.json`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from harness.bench.cost import Spread
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measure:
+class Measurement:
     """A value on the clock, the same in processor time where it has one, and what it should be."""
 
     part: str
@@ -26,12 +26,12 @@ class Measure:
 
     @property
     def met(self) -> bool | None:
-        """By the median; None where there is no target."""
+        """Whether the median meets the target; None where there is none."""
         return self._meets(self.wall.median)
 
     @property
     def decided(self) -> bool | None:
-        """Whether the whole interval of the median says the same."""
+        """Whether the whole interval of the median meets the target, or misses it, as the median does."""
         return None if self.target is None else all(self._meets(end) == self.met for end in self.wall.interval)
 
     def _meets(self, value: float) -> bool | None:
@@ -40,31 +40,32 @@ class Measure:
         return value >= self.target if self.at_least else value <= self.target
 
 
-def to_dict(measure: Measure) -> dict[str, Any]:
-    return {**asdict(measure), "met": measure.met, "decided": measure.decided}
+def to_dict(one: Measurement) -> dict[str, Any]:
+    """The row of `bench.json`: plain JSON types, with `met` and `decided`."""
+    return {**asdict(one), "met": one.met, "decided": one.decided}
 
 
 HEAD = ("part", "what", "median", "90 % interval", "lowest to highest", "n", "processor time", "target", "", "load")
 LEGEND = "?: the target lies within the interval of the median; more rounds, or a quieter machine, would decide."
 
 
-def table(measures: Sequence[Measure]) -> str:
+def table(measurements: Sequence[Measurement]) -> str:
     """Lines of aligned columns, and what a `?` means where there is one."""
-    rows = [HEAD, *(_row(measure) for measure in measures)]
+    rows = [HEAD, *(_row(one) for one in measurements)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(HEAD))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join(lines + [LEGEND] * any(measure.decided is False for measure in measures))
+    return "\n".join(lines + [LEGEND] * any(one.decided is False for one in measurements))
 
 
-def _row(measure: Measure) -> tuple[str, ...]:
-    bound = "" if measure.target is None else f"{'≥' if measure.at_least else '≤'} {measure.target:g}"
-    met = {None: "", True: "met", False: "MISSED"}[measure.met] + ("?" if measure.decided is False else "")
-    cpu = "" if measure.cpu is None else f"{number(measure.cpu.median)} {measure.unit}"
-    wall = measure.wall
+def _row(one: Measurement) -> tuple[str, ...]:
+    bound = "" if one.target is None else f"{'≥' if one.at_least else '≤'} {one.target:g}"
+    met = {None: "", True: "met", False: "MISSED"}[one.met] + ("?" if one.decided is False else "")
+    cpu = "" if one.cpu is None else f"{number(one.cpu.median)} {one.unit}"
+    wall = one.wall
     sure, span = (f"{number(low)} to {number(high)}" for low, high in (wall.interval, (wall.low, wall.high)))
     return (
-        measure.part, measure.name, f"{number(wall.median)} {measure.unit}", sure, span, str(wall.n), cpu, bound,
-        met, f"{measure.load[0]:.1f}",
+        one.part, one.name, f"{number(wall.median)} {one.unit}", sure, span, str(wall.n), cpu, bound,
+        met, f"{one.load[0]:.1f}",
     )  # fmt: skip
 
 

@@ -1,0 +1,53 @@
+"""`python -m harness.bench`: its command line, and what it writes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.bench import startup
+from harness.bench.__main__ import main
+from harness.bench.cost import Spread
+from harness.bench.measurement import Measurement
+
+
+def measured(part: str, name: str, value: float) -> Measurement:
+    return Measurement(part=part, name=name, unit="x", wall=Spread.of([value]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["overheads"], "expected parts of overhead"),
+        (["scaling", "workload=text"], "expected parts of overhead, profile, by_hand with settings"),
+        (["overhead", "workload=foo"], "workload=foo: expected one of"),
+        (["profile", "optimizer.lr=-1"], "optimizer.lr=-1.0: expected a positive number"),
+        (["by_hand", "lr=3"], "lr=3: expected one of norm"),
+    ],
+)
+def test_bad_input_is_told_in_a_line(
+    arguments: list[str], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "bench.json"
+    try:
+        code = main([*arguments, "--out", str(out)])
+    except SystemExit as exit:
+        code = int(str(exit.code))
+    assert code == 2 and expected in capsys.readouterr().err and not out.exists()
+
+
+def test_a_part_replaces_its_own_measures_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, value = tmp_path / "bench.json", 1.0
+
+    def measurements() -> Iterator[Measurement]:
+        yield measured("startup", "a", value)
+
+    monkeypatch.setattr(startup, "measurements", measurements)
+    out.write_text(json.dumps({"measures": [{"part": "startup", "name": "gone"}, {"part": "memory", "name": "kept"}]}))
+    assert main(["startup", "--out", str(out)]) == 0
+    written = json.loads(out.read_text())
+    assert [(row["part"], row["name"]) for row in written["measures"]] == [("memory", "kept"), ("startup", "a")]
+    assert written["environment"]["cores"] >= 1

@@ -1,0 +1,208 @@
+"""L1 against numpy in float64: gradients with planted errors, what is made of them, and which of them the verdict rejects."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from harness.config import OptimizerConfig, OptimizerName, Precision, TrialConfig
+from harness.judge.verdict import ROUNDING_GATE, Outcome, Rounding, judge
+from harness.measure import rounding
+from harness.measure.lock_step import REFERENCE, Setting
+from harness.measure.rounding import zero_lr, zero_share
+from harness.recipes.micro_batch import Even
+from harness.recipes.recipe import Arm, Recipe
+from tests.judge.test_verdict import GOOD
+from tests.reference import Array
+
+K = 30  # permutations, the fewest that a configuration may have
+IDS = torch.tensor([7, 0, 22, 13, 4, 9, 18, 2])
+CONFIG = TrialConfig(effective_batch=8, accumulation_steps=(4,), permutations=K, seed=11, optimizer=OptimizerConfig(lr=0.5))
+
+
+def directions(gradient: Array) -> tuple[Array, Array]:
+    """The gradient, and a vector of its length that is orthogonal to it."""
+    other = np.random.default_rng(0).normal(size=gradient.shape)
+    other -= gradient * (other @ gradient) / (gradient @ gradient)
+    return gradient, other * np.linalg.norm(gradient) / np.linalg.norm(other)
+
+
+def planted(recipe: Recipe, gradients: Sequence[Array]) -> Recipe:
+    """The recipe, but the optimizer finds `gradients[t]` in window t, rounded to the format of the parameters."""
+
+    def plant(arm: Arm) -> None:
+        parameters = list(arm.model.parameters())
+        pieces = torch.from_numpy(gradients[arm.windows]).split([p.numel() for p in parameters])
+        for p, piece in zip(parameters, pieces, strict=True):
+            p.grad = piece.view_as(p).to(p.dtype) * arm.scaler.get_scale()
+
+    return dataclasses.replace(recipe, at_boundary=(plant, *recipe.at_boundary))
+
+
+FULL, ARM = Recipe(accumulation_steps=1, split=Even(8)), Recipe(accumulation_steps=4, split=Even(2))
+
+
+def errors_of(gradients: Sequence[Array], exact: Array) -> Array:
+    """Relative distances of gradients rounded to float32."""
+    return np.array([np.linalg.norm(g.astype(np.float32) - exact) / np.linalg.norm(exact) for g in gradients])
+
+
+def with_errors(exact: Array, sizes: Sequence[float]) -> list[Array]:
+    """The exact gradient moved by the relative `sizes`, at a right angle, so that its scale stays 1 to second order."""
+    along, across = directions(exact)
+    return [along + size * across for size in sizes]
+
+
+def measured(setting: Setting, full: Sequence[Array], arm: Sequence[Array]) -> Rounding:
+    return rounding.measure(setting, {REFERENCE: planted(FULL, full), "arm": planted(ARM, arm)}, IDS)["arm"]
+
+
+def bootstrap(top: Array, bottom: Array, seed: int) -> tuple[float, float]:
+    """The percentile interval of the ratio of medians, from 2,000 draws of either sample."""
+    rng = np.random.default_rng(seed)
+    tops, bottoms = ([np.median(own) for own in rng.choice(sample, (2000, len(sample)))] for sample in (top, bottom))
+    low, high = np.percentile(np.array(tops) / np.array(bottoms), [2.5, 97.5])
+    return float(low), float(high)
+
+
+def test_error_ratio_interval_and_rank_against_numpy(toy_setting, make_numpy) -> None:
+    """Window 0 is the natural order, the other K are permutations; each has an error of its own."""
+    setting = toy_setting(CONFIG)
+    exact = make_numpy(setting).gradient(make_numpy(setting).start, IDS.numpy())
+    rng = np.random.default_rng(5)
+    full, arm = (with_errors(exact, rng.uniform(0.5, 1.5, K + 1) * size) for size in (1e-3, 1.7e-3))
+    found = measured(setting, full, arm)
+    fulls, arms = errors_of(full, exact), errors_of(arm, exact)
+    top, bottom = np.median(arms[1:]), np.median(fulls[1:])
+    assert (found.full_error, found.arm_error) == pytest.approx((bottom, top), rel=1e-9)
+    assert found.ratio == pytest.approx(top / bottom, rel=1e-9)
+    assert (found.low, found.high) == pytest.approx(bootstrap(arms[1:], fulls[1:], CONFIG.seed), rel=1e-9)
+    assert found.rank_p == (1 + np.sum(fulls[1:] >= arms[0])) / (K + 1) and 1 / (K + 1) < found.rank_p < 1
+    assert (found.permutations, found.skipped, found.zeros, found.full_zeros) == (K, 0, 0, 0)
+
+
+def test_scale_cosine_and_weights_are_of_the_natural_order(toy_setting, make_numpy) -> None:
+    setting, oracle = toy_setting(CONFIG), make_numpy(toy_setting(CONFIG))
+    parts = np.stack([oracle.gradient(oracle.start, ids) for ids in IDS.numpy().reshape(4, 2)])
+    exact = oracle.gradient(oracle.start, IDS.numpy())
+    own = np.array([0.5, 1.0, 2.0, 0.25]) @ parts / 4 + 0.1 * directions(exact)[1]
+    found = measured(setting, [exact] * (K + 1), [own] + [exact] * K)
+    consumed = own.astype(np.float32).astype(np.float64)
+    weights, *_ = np.linalg.lstsq(parts.T, consumed, rcond=None)
+    assert found.weights == pytest.approx(4 * weights, rel=1e-7)
+    assert found.residual == pytest.approx(np.linalg.norm(consumed - weights @ parts) / np.linalg.norm(consumed), rel=1e-7)
+    assert found.scale == pytest.approx(np.linalg.norm(consumed) / np.linalg.norm(exact), rel=1e-9)
+    cosine = consumed @ exact / np.linalg.norm(consumed) / np.linalg.norm(exact)
+    assert found.cosine == pytest.approx(cosine, rel=1e-9)
+
+
+def verdict_of(found: Rounding, precision: Precision = Precision.float32) -> Outcome:
+    return judge(dataclasses.replace(GOOD, rounding=found, precision=precision)).verdict
+
+
+@pytest.mark.parametrize(("times", "outcome"), [(0.999, Outcome.equivalent), (1.001, Outcome.degraded)])
+def test_the_gate_of_the_ratio(toy_setting, make_numpy, times: float, outcome: Outcome) -> None:
+    """Errors that do not scatter have an interval without width: the ratio itself meets the gate."""
+    setting = toy_setting(CONFIG)
+    exact = make_numpy(setting).gradient(make_numpy(setting).start, IDS.numpy())
+    full, arm = (with_errors(exact, [size] * (K + 1)) for size in (1e-3, times * ROUNDING_GATE * 1e-3))
+    found = measured(setting, full, arm)
+    assert found.low == found.ratio == found.high == pytest.approx(times * ROUNDING_GATE, rel=1e-4)
+    assert verdict_of(found) == outcome
+
+
+@pytest.mark.parametrize(("times", "outcome"), [(0.99, Outcome.equivalent), (1.01, Outcome.degraded)])
+def test_the_gate_of_the_scale(toy_setting, make_numpy, times: float, outcome: Outcome) -> None:
+    """A factor on the gradient, beside errors of 1e-4 in all permutations: ten of them are allowed."""
+    setting = toy_setting(CONFIG)
+    exact = make_numpy(setting).gradient(make_numpy(setting).start, IDS.numpy())
+    usual = with_errors(exact, [1e-4] * K)
+    found = measured(setting, [exact, *usual], [(1 + times * 1e-3) * exact, *usual])
+    assert verdict_of(found) == outcome
+
+
+@pytest.mark.parametrize(("larger", "outcome"), [(0, Outcome.degraded), (1, Outcome.equivalent)])
+def test_the_gate_of_the_rank(toy_setting, make_numpy, larger: int, outcome: Outcome) -> None:
+    """Of K = 99 permuted full batches none, or one, has an error as large as the arm's in the natural order: p = 0.01, 0.02."""
+    setting = toy_setting(dataclasses.replace(CONFIG, permutations=99))
+    exact = make_numpy(setting).gradient(make_numpy(setting).start, IDS.numpy())
+    full = with_errors(exact, [1e-3] * (100 - larger) + [1.5e-3] * larger)
+    found = measured(setting, full, with_errors(exact, [1.2e-3] + [1e-3] * 99))
+    assert found.rank_p == (1 + larger) / 100 and verdict_of(found) == outcome
+
+
+def test_zeros_are_those_of_entries_that_are_not_zero(toy_setting, make_numpy) -> None:
+    gradient, exact = torch.tensor([0.0, 0.0, 3.0, 0.0, 1.0]), torch.tensor([1.0, 0.0, 2.0, 4.0, 5.0])
+    assert zero_share(gradient, exact) == 2 / 4 and zero_share(exact, gradient) == 0
+    assert math.isnan(zero_share(None, exact)) and math.isnan(zero_share(gradient, torch.zeros(5)))
+    setting = toy_setting(CONFIG)
+    whole = make_numpy(setting).gradient(make_numpy(setting).start, IDS.numpy())
+    cut, half = np.where(np.arange(18) < 6, 0.0, whole), np.where(np.arange(18) < 9, 0.0, whole)
+    found = measured(setting, [cut] + [whole] * K, [half] + [whole] * K)
+    assert (found.zeros, found.full_zeros) == pytest.approx((9 / 18, 6 / 18), rel=1e-6)
+
+
+def test_a_real_arm_sees_permutations_and_stays_where_it_is(toy_setting, make_numpy) -> None:
+    """Float32 rounding, of both arms, over the same orders of the same samples, at weights that do not move."""
+    setting = toy_setting(CONFIG)
+    seen: dict[str, list[Tensor]] = {REFERENCE: [], "arm": []}
+    weights: list[Tensor] = []
+
+    def look(label: str) -> Callable[[Arm], None]:
+        def stage(arm: Arm) -> None:
+            seen[label].append(torch.cat(arm.seen))
+            weights.append(torch.cat([p.detach().reshape(-1) for p in arm.model.parameters()]).clone())
+
+        return stage
+
+    recipes = {
+        label: dataclasses.replace(recipe, at_boundary=(*recipe.at_boundary, look(label)))
+        for label, recipe in ((REFERENCE, FULL), ("arm", ARM))
+    }
+    found = rounding.measure(setting, recipes, IDS)["arm"]
+    orders = [tuple(ids.tolist()) for ids in seen["arm"]]
+    assert orders == [tuple(ids.tolist()) for ids in seen[REFERENCE]] and orders[0] == tuple(IDS.tolist())
+    assert (
+        len(orders) == 1 + K
+        and len(set(orders)) > K - 2
+        and {tuple(sorted(order)) for order in orders} == {tuple(sorted(orders[0]))}
+    )
+    assert all(torch.equal(weights[0], one) for one in weights)
+    assert 1e-9 < found.full_error < 1e-6 and 0.2 < found.ratio < 5
+    assert found.rank_p >= 1 / (K + 1) and found.scale == pytest.approx(1, abs=1e-6)
+
+
+def test_float64_has_no_ratio(toy_setting) -> None:
+    found = rounding.measure(
+        toy_setting(dataclasses.replace(CONFIG, precision=Precision.float64)), {REFERENCE: FULL, "arm": ARM}, IDS
+    )["arm"]
+    assert math.isnan(found.ratio) and math.isnan(found.rank_p) and found.arm_error < 1e-15
+
+
+def test_steps_that_the_scaler_skips_are_counted(toy_setting, make_numpy) -> None:
+    """Of the arm all K permutations overflow, of the full batch one: what is left has no ratio."""
+    setting = toy_setting(dataclasses.replace(CONFIG, precision=Precision.float16))
+    exact = make_numpy(setting).gradient(make_numpy(setting).start, IDS.numpy())
+    full = with_errors(exact, [1e-3] * (K + 1))
+    full[3] = full[3] * np.inf
+    found = measured(setting, full, [exact, *[exact * np.inf] * K])
+    assert found.skipped == K + 1 and math.isnan(found.ratio) and math.isnan(found.arm_error)
+    assert found.full_error == pytest.approx(1e-3, rel=1e-4)
+    assert verdict_of(found, Precision.float16) == Outcome.inconclusive
+
+
+def test_clipping_is_off(toy_setting, make_numpy) -> None:
+    """A threshold far below the gradient's norm would give it another scale."""
+    found = rounding.measure(toy_setting(dataclasses.replace(CONFIG, clip_norm=1e-3)), {REFERENCE: FULL, "arm": ARM}, IDS)["arm"]
+    assert found.scale == pytest.approx(1, abs=1e-6)
+
+
+def test_the_optimizer_at_rate_zero_keeps_its_settings() -> None:
+    adam = OptimizerConfig(name=OptimizerName.adam, lr=0.3, beta1=0.5, weight_decay=0.1)
+    assert zero_lr(adam) == dataclasses.replace(adam, lr=0.0)
