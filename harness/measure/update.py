@@ -162,5 +162,5 @@ def entry_errors(state: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -
     """Relative distance of each entry of the optimizer's state; infinite where one of the two lacks it."""
     return {
         name: relative_distance(state[name], reference[name]) if name in state and name in reference else math.inf
-        for name in state.keys() | reference.keys()
+        for name in {**state, **reference}
     }
