@@ -132,7 +132,7 @@ class Results:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing has finished."""
+        """Whether there is neither a finished trial nor an audit."""
         return self.trials.empty and self.audits.empty
 
 
