@@ -111,7 +111,8 @@ def take_windows(config: TrialConfig, micro_batch: int) -> None:
 
 
 def parse_bytes(text: str) -> int:
-    """
+    """A number of bytes with its unit; `ConfigError` for anything else.
+
     >>> parse_bytes("24GB"), parse_bytes("1.5 GiB"), parse_bytes("800")
     (24000000000, 1610612736, 800)
     """

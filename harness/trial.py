@@ -75,6 +75,7 @@ class Permuted:
     seed: int
 
     def __call__(self, window: Batch, step: int) -> Batch:
+        """The window of optimizer step `step` in that step's order."""
         generator = torch.Generator().manual_seed(hash_seed(self.seed, step))
         return window.rows(torch.randperm(len(window), generator=generator))
 

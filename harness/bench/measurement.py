@@ -70,7 +70,8 @@ def _row(one: Measurement) -> tuple[str, ...]:
 
 
 def number(value: float) -> str:
-    """
+    """Three digits, or all before the point.
+
     >>> number(0.01234), number(12.345), number(1234.5)
     ('0.0123', '12.3', '1234')
     """

@@ -113,19 +113,24 @@ class Vectors(Workload):
         self.held_out = self.batch(torch.arange(SAMPLES))
 
     def make_model(self) -> nn.Module:
+        """The model of the measurement, from the same weights every time."""
         torch.manual_seed(0)
         return self._make()
 
     def batch(self, ids: Tensor) -> Batch:
+        """The samples with these ids; a target is its id."""
         return Batch(ids=ids, inputs=self._inputs[ids], targets=ids)
 
     def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """[n] mean square of each sample's outputs."""
         return outputs.square().mean(1)
 
     def num_terms(self, batch: Batch) -> Tensor:
+        """[n] ones."""
         return torch.ones_like(batch.ids)
 
     def correct(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """[n] zeros: there is nothing to get right."""
         return torch.zeros_like(batch.ids)
 
 

@@ -24,6 +24,8 @@ RAN_AWAY = "a loss or a parameter became non-finite"
 
 
 class Outcome(StrEnum):
+    """What is said of an arm: the full batch's computation, less exact, another one, or nothing."""
+
     equivalent = "equivalent"
     degraded = "degraded"
     different = "different"
@@ -101,6 +103,8 @@ class Evidence:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
+    """What is said of an arm, and why."""
+
     verdict: Outcome
     causes: Causes = ()  # empty when there is nothing to explain
     explained: bool = False

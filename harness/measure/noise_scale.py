@@ -47,8 +47,9 @@ class NoiseWatch:
 
     @property
     def seen(self) -> tuple[list[Tensor], list[Tensor], Tensor]:
-        """Of the last window, on the device: the norm of each micro-batch times its share of the loss terms, the window's own
-        last; those terms; the loss scale.
+        """What was seen of the last window, on the device: norms, loss terms, and the loss scale.
+
+        The norms are those of each micro-batch's gradient times its share of the loss terms, the window's own last.
         """
         return self._norms, list(self._terms), self._scale
 

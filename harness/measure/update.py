@@ -34,6 +34,7 @@ class Before:
 
     @staticmethod
     def of(arm: Arm) -> Before:
+        """What the arm's optimizer and moving average carry now."""
         counters = [state["step"] for state in arm.optimizer.state.values() if "step" in state]
         started = arm.ema is not None and int(arm.ema.n_averaged) > 0
         return Before(

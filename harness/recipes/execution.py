@@ -45,6 +45,7 @@ class Captured:
             parameter.register_hook(partial(own_copy, parameter))
 
     def __call__(self, inputs: Tensor) -> Tensor:
+        """The model's outputs for `inputs`, from the graph of their shape, captured when it is first seen."""
         if not (self._model.training and torch.is_grad_enabled()):
             return self._eager(inputs)  # type: ignore[no-any-return]
         key = (inputs.shape, inputs.dtype, torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"))

@@ -51,10 +51,12 @@ class Fault:
 
     @property
     def summary(self) -> str:
+        """What it does, in one line."""
         return (self.apply.__doc__ or "").strip().splitlines()[0]
 
 
 def boundary_without(*dropped: Stage) -> tuple[Stage, ...]:
+    """The right stages at the window's boundary but for some."""
     return tuple(stage for stage in BOUNDARY if stage not in dropped)
 
 
@@ -179,8 +181,9 @@ def low_precision_accumulator(recipe: Recipe) -> Recipe:
 
 
 def underflow_from_division(recipe: Recipe) -> Recipe:
-    """The loss is made small before the backward and the gradients are multiplied back: float16 underflows between
-    (GradientAccumulator#35). The factor undoes the loss scale and stands for the N and the layers of a larger model.
+    """The loss is made small before the backward and the gradients are multiplied back (GradientAccumulator#35).
+
+    Float16 underflows between the two. The factor undoes the loss scale and stands for the N and the layers of a larger model.
     """
 
     def small(terms: Sequence[Tensor], num: int) -> Sequence[Tensor]:
@@ -338,6 +341,7 @@ def foreign_gradients(recipe: Recipe) -> Recipe:
 
 
 def always(config: TrialConfig) -> bool:
+    """Of a fault that changes every trial."""
     return True
 
 
@@ -415,8 +419,10 @@ PLANTED = ("scale", "direction", "tensor")
 
 
 def planted(kind: str, size: float, precision: Precision) -> Transform:
-    """A relative error ||a' - a|| / ||a|| = `size` in the accumulated gradient: in its scale, in a random direction, or in the
-    first tensor alone. Planted in arms of `precision` only: a float64 arm would show it to L0 at once.
+    """A relative error ||a' - a|| / ||a|| = `size` in the accumulated gradient.
+
+    `kind`: in its scale, in a random direction, or in the first tensor alone. It is planted in arms of `precision` only: a float64
+    arm would show it to L0 at once.
     """
 
     def plant(arm: Arm) -> None:

@@ -13,9 +13,11 @@ from harness.config import LastWindow
 
 
 class SplitPlan(Protocol):
-    """Window size -> sizes of its micro-batches, each at least 1, summing to the window size."""
+    """How a window is cut into micro-batches."""
 
-    def __call__(self, window_size: int) -> list[int]: ...
+    def __call__(self, window_size: int) -> list[int]:
+        """Sizes of its micro-batches, each at least 1, summing to the window's."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Even:
     micro_batch: int
 
     def __call__(self, window_size: int) -> list[int]:
+        """Sizes of the micro-batches of a window of `window_size` samples."""
         full, rest = divmod(window_size, self.micro_batch)
         return [self.micro_batch] * full + [rest] * (rest > 0)
 
@@ -40,6 +43,7 @@ class Ragged:
     effective_batch: int
 
     def __call__(self, window_size: int) -> list[int]:
+        """Sizes of the micro-batches of a window of `window_size` samples."""
         num = min(window_size, max(1, -(-self.num * window_size // self.effective_batch)))
         spare = window_size - num  # every micro-batch has one sample; the rest is dealt out as a ramp 1 : 2 : ... : num
         edges = [spare * k * (k + 1) // (num * (num + 1)) for k in range(num + 1)]

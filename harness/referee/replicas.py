@@ -73,6 +73,7 @@ class RankParts:
 
     @property
     def share(self) -> Tensor:
+        """[P] the rank's rightful contribution."""
         return torch.stack(self.shares).sum(0)
 
 

@@ -44,6 +44,7 @@ class InOrder:
     seed: int
 
     def __call__(self, window_size: int) -> list[int]:
+        """Sizes of the micro-batches in their new order."""
         sizes = self.split(window_size)
         return [sizes[k] for k in self.order(len(sizes))]
 
