@@ -421,8 +421,8 @@ PLANTED = ("scale", "direction", "tensor")
 def planted(kind: str, size: float, precision: Precision) -> Transform:
     """A relative error ||a' - a|| / ||a|| = `size` in the accumulated gradient.
 
-    `kind`: in its scale, in a random direction, or in the first tensor alone. It is planted in arms of `precision` only: a float64
-    arm would show it to L0 at once.
+    `kind`: in its scale, in a random direction, or in the first tensor alone. Arms of `precision` only have it: one in float64
+    would show it to L0 at once.
     """
 
     def plant(arm: Arm) -> None:

@@ -1,8 +1,9 @@
 """What every trial imports, for the forkserver to import once.
 
 Wandb and pyarrow alone would cost each trial half a second, what `wandb.init` imports another one, and torch._dynamo, which the
-first optimizer imports, two. They make half a million objects, nearly all of which stay, and the garbage collector does not look at them: not while they are
-made, which took a quarter of the time, and not in a child, where its marks would copy all of their memory in 0.1 s or more.
+first optimizer imports, two. They make half a million objects, nearly all of which stay, and the garbage collector does not look
+at them: not while they are made, which took a quarter of the time, and not in a child, where its marks would copy all of their
+memory in 0.1 s or more.
 """
 
 import gc
