@@ -173,7 +173,7 @@ def from_store(results: Path | str, experiment: str | None = None) -> pd.DataFra
 def from_wandb(source: Path | str, experiment: str | None = None) -> pd.DataFrame:
     """One row per arm of every finished run that W&B has: the columns of `verdicts.csv`, the outcomes, `group` and `model`.
 
-    FieldError names the run where one of them is missing. `source`: a folder with offline runs (a store is one), or the project on
+    FieldError names the run where one is missing. `source`: a folder with offline runs (a store is one), or the project on
     a server, `entity/project`. What rests on the evidence of a verdict is in the store alone.
     """
     rows = Columns()
