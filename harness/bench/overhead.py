@@ -19,12 +19,13 @@ from harness.bench.cost import Cost, alternate, of_call, ratios, seconds
 from harness.bench.measurement import Measurement
 from harness.config import Data, Device, HarnessConfig, Model, Norm, Precision, Split, TrialConfig, WorkloadConfig, to_dict
 from harness.measure.lock_step import REFERENCE, Setting
+from harness.measure.training import train
 from harness.recipes.determinism import choose_device, deterministic
 from harness.recipes.recipe import Recipe
 from harness.results import tracking
 from harness.results.store import Store
 from harness.sweep import experiment
-from harness.trial import full_batch, null_recipes, standard_candidates, train
+from harness.trial import full_batch, null_recipes, standard_candidates
 
 PART = "overhead"
 SPARSE, DENSE = 10, 1  # probe_every
@@ -89,7 +90,7 @@ def of_workload(name: str, config: TrialConfig, rounds: int, least_seconds: floa
         )
         wholes = alternate({"bare": lambda: of_call(sides.bare), "whole": lambda: of_call(lambda: sides.whole(SPARSE))}, rounds)
     size = f"{config.steps} steps of {config.effective_batch} samples, {sides.num_parameters:,} parameters"
-    note = f"{len(sides.recipes)} arms, {size}"
+    note = f"{len(sides.judged) + len(sides.nulls)} arms, {size}"
     wall, cpu = seconds(costs["bare"])
     yield Measurement(part=PART, name=f"{name}: bare loops", unit="s", wall=wall, cpu=cpu, note=note)
     for every in (SPARSE, DENSE):
@@ -111,12 +112,12 @@ class Sides:
         self.stream = list(setting.windows())
         candidates = {candidate.label: candidate.recipe for candidate in standard_candidates(config)}
         self.judged: Mapping[str, Recipe] = {REFERENCE: full_batch(config), **candidates}
-        self.recipes: Mapping[str, Recipe] = {**self.judged, **null_recipes(config)}
+        self.nulls = null_recipes(config)
         self.num_parameters = sum(p.numel() for p in setting.initial.parameters())
 
     def bare(self) -> dict[str, float]:
         """Train all arms as bare loops; the last losses by label."""
-        return bare_arms(self.setting, self.recipes, self.stream)
+        return bare_arms(self.setting, {**self.judged, **self.nulls}, self.stream)
 
     def training(self, probe_every: int) -> dict[str, float]:
         """The training phase of a trial, into a store and an offline W&B run; the last losses by label."""
@@ -131,7 +132,7 @@ class Sides:
             ) as mirror,
         ):
             on_step = experiment.recorder(writer, mirror)
-            _, distances = train(setting, self.judged, self.stream, on_step)
+            _, distances = train(setting, self.judged, self.nulls, self.stream, on_step)
             writer.finish({"arms": [], "environment": {}, "seconds": {}})
             mirror.finish({})
         return {label: losses[-1] for label, losses in distances.losses.items()}

@@ -31,7 +31,7 @@ PHASES = {
     ("harness.measure.algebra", "measure"): "L0",
     ("harness.measure.rounding", "measure"): "L1",
     ("harness.measure.poison", "measure"): "poison",
-    ("harness.trial", "train"): "training",
+    ("harness.measure.training", "train"): "training",
 }
 # Inside the loop that is trained: which of its lines is at work.
 LINES = {("torch._tensor", "backward"): "backward", ("torch.nn.modules.module", "_wrapped_call_impl"): "forward"}

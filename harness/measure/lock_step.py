@@ -37,10 +37,11 @@ from harness.referee.gradients import (
     relative_distance,
 )
 from harness.referee.oracle import Referee
+from harness.results.arm_name import FULL, ArmName
 from harness.workloads import Batch, Workload
 from harness.workloads.build import make_workload
 
-REFERENCE = "full-1"  # the text form of ArmName("full", 1)
+REFERENCE = str(ArmName(FULL))
 ExactGradient = Callable[[str], Tensor | None]  # label of an arm -> [P] float64 at its present parameters
 Gradients = Literal["kept", "compared", "unseen"]  # what becomes of the gradients that the optimizers consume
 

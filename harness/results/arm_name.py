@@ -6,6 +6,9 @@ import re
 from dataclasses import dataclass
 from typing import Self
 
+FULL, ACCUMULATED, PERMUTED = "full", "accumulated", "permuted"  # the reference, the right recipe, and the control
+NULL = "null"  # permuted full batches of the null band
+
 _TEXT = re.compile(r"(.+)-(\d+)(?:\.(\d+))?")
 
 
@@ -17,7 +20,7 @@ class ArmName:
     ('accumulated-4', 'null-1.2')
     """
 
-    name: str  # `full`, `accumulated`, `permuted`, `null`, `ulp`, or a fault's or a remedy's name
+    name: str  # one of the above, `ulp`, or a fault's or a remedy's name
     accumulation_steps: int = 1
     replicate: int = 0  # of arms that are repeated under another order of the rows
 
@@ -40,3 +43,6 @@ class ArmName:
     def columns(self) -> dict[str, str | int]:
         """What identifies the arm in a step row."""
         return {"arm": self.name, "accumulation_steps": self.accumulation_steps, "replicate": self.replicate}
+
+
+ULP = str(ArmName("ulp"))  # a full batch that starts from weights moved by one ulp

@@ -16,8 +16,9 @@ from harness.measure.lock_step import REFERENCE, LockStep, Setting
 from harness.recipes.faults import loss_not_divided
 from harness.referee.gradients import flatten, relative_distance
 from harness.referee.oracle import clipped, snapshot
+from harness.results.arm_name import ACCUMULATED
 from harness.studies import OnStep, Row
-from harness.trial import ACCUMULATED, Candidate, accumulated, check_splits, full_batch
+from harness.trial import Candidate, accumulated, check_splits, full_batch
 
 UNDIVIDED = "loss_not_divided"
 AS_IF = "as_if_right"

@@ -18,8 +18,9 @@ from harness.recipes.recipe import Arm, Recipe, take_step
 from harness.recipes.remedies import REMEDIES, batch_norms
 from harness.referee.gradients import compare, flatten, relative_distance
 from harness.referee.oracle import Inside, Referee, State, running_statistics, snapshot
+from harness.results.arm_name import ACCUMULATED
 from harness.studies import OnStep, Row
-from harness.trial import ACCUMULATED, check_splits, full_batch, standard_candidates
+from harness.trial import check_splits, full_batch, standard_candidates
 from harness.workloads import Batch
 
 MOMENTA = (0.1, 0.01, 0.5)  # of the running statistics: PyTorch's default, and others for the formula

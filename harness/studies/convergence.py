@@ -10,10 +10,12 @@ from dataclasses import dataclass
 
 from harness.measure import noise_scale
 from harness.measure.lock_step import Setting
+from harness.measure.training import outcome
 from harness.recipes import faults
 from harness.recipes.recipe import Arm, take_step
+from harness.results.arm_name import ACCUMULATED, FULL
 from harness.studies import OnStep, Row
-from harness.trial import ACCUMULATED, FULL, Candidate, check_splits, full_batch, outcome, with_faults
+from harness.trial import Candidate, check_splits, full_batch, with_faults
 
 
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:

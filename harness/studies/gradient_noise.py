@@ -18,8 +18,9 @@ from harness.measure.rounding import zero_lr
 from harness.recipes.recipe import Recipe, take_step
 from harness.referee.gradients import relative_distance
 from harness.referee.oracle import Referee, State, snapshot
+from harness.results.arm_name import ACCUMULATED
 from harness.studies import OnStep, Row
-from harness.trial import ACCUMULATED, Candidate, accumulated, check_splits
+from harness.trial import Candidate, accumulated, check_splits
 from harness.workloads import Batch
 
 SIZES = tuple(4**k for k in range(1, 6))  # of the batches drawn: 4 to 1,024

@@ -16,8 +16,9 @@ from harness.recipes import faults
 from harness.recipes.recipe import Arm, Recipe, take_step
 from harness.referee.gradients import flatten, relative_distance
 from harness.referee.oracle import clipped, snapshot
+from harness.results.arm_name import FULL, PERMUTED
 from harness.studies import OnStep, Row
-from harness.trial import FULL, PERMUTED, Candidate, check_splits, full_batch, with_faults
+from harness.trial import Candidate, check_splits, full_batch, with_faults
 
 PRECISIONS = (Precision.float64, Precision.float16)  # the scaler's algebra, exactly; and the real thing
 

@@ -19,9 +19,10 @@ from harness.measure.rounding import zero_lr
 from harness.recipes.recipe import Recipe, take_step
 from harness.referee.gradients import decompose
 from harness.referee.oracle import snapshot
+from harness.results.arm_name import ACCUMULATED
 from harness.studies import OnStep, Row
 from harness.studies.optimizer_states import SMALL, SMALL_MEMORY, same_memory, small_batch
-from harness.trial import ACCUMULATED, accumulated
+from harness.trial import accumulated
 
 SQUARED = "exp_avg_sq"
 

@@ -22,9 +22,9 @@ from harness.recipes.micro_batch import SplitPlan, hash_seed
 from harness.recipes.recipe import Arm, Recipe
 from harness.referee.gradients import relative_distance
 from harness.referee.oracle import running_statistics
-from harness.results.arm_name import ArmName
+from harness.results.arm_name import ACCUMULATED, FULL, PERMUTED, ArmName
 from harness.studies import OnStep, Row
-from harness.trial import ACCUMULATED, FULL, PERMUTED, Candidate, accumulated, check_splits, full_batch, permuted
+from harness.trial import Candidate, accumulated, check_splits, full_batch, permuted
 from harness.workloads import Batch
 
 REORDERED = "reordered"  # the same micro-batches in another order

@@ -17,7 +17,8 @@ from harness.recipes.faults import non_finite_micro_batch
 from harness.recipes.micro_batch import windows
 from harness.recipes.recipe import Arm, Recipe
 from harness.referee.oracle import Parts
-from harness.trial import PERMUTED, full_batch, permuted, split_plan
+from harness.results.arm_name import PERMUTED
+from harness.trial import full_batch, permuted, split_plan
 
 ADAM = OptimizerConfig(name=OptimizerName.adam, lr=1e-3)
 TEXT = WorkloadConfig(data=Data.text, model=Model.transformer, depth=1)

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.measure.lock_step import REFERENCE
-from harness.results.arm_name import ArmName
-from harness.trial import FULL
+from harness.results.arm_name import FULL, ArmName
 
 names = st.text(st.characters(blacklist_categories=["Cs", "Cc"]), min_size=1).filter(lambda text: "\n" not in text)
 
