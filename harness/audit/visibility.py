@@ -91,7 +91,7 @@ def _updates(results: Sequence[ArmResult]) -> Iterator[str]:
     """Known no better in any arithmetic."""
     known: dict[str, float] = {}
     for result in results:
-        worst = max((step.update_gate for item in result.facts for step in item.steps), default=0.0)
+        worst = max((step.update.gate for item in result.facts for step in item.steps), default=0.0)
         known[result.arithmetic] = max(known.get(result.arithmetic, 0.0), worst)
     if known and min(known.values()) > JUMPS:
         yield (

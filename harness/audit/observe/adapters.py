@@ -54,7 +54,7 @@ class KerasAdapter:
         given = vector(grads)
         result = original(optimizer, grads, variables, learning_rate)
         live.close(given)
-        live.shadows = [Shadow(0, kept) for kept in foreign.averages()]
+        live.averages.shadows = [Shadow(0, kept) for kept in foreign.averages()]
         self.observed.settle(live)
         return result
 

@@ -12,6 +12,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from harness.audit.evidence import Call
 from harness.audit.observe.loss_graph import coupled_rows, gradients_by_term, mixes_rows, slopes_by_term
 from harness.audit.observe.observed import Observed
 from harness.audit.observe.patches import Place, Wrap
@@ -49,14 +50,14 @@ class Calls:
             (nn.utils, "clip_grad_value_"): self._clip,
         }
 
-    def _noting(self, call: str) -> Wrap:
+    def _noting(self, call: Call) -> Wrap:
         def wrap(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             self.observed.note(call)
             return original(*args, **kwargs)
 
         return wrap
 
-    def _noting_owner(self, call: str) -> Wrap:
+    def _noting_owner(self, call: Call) -> Wrap:
         """Only in the windows of the optimizer, or of those of the module's parameters."""
 
         def wrap(original: Callable[..., Any], owner: Any, *args: Any, **kwargs: Any) -> Any:
@@ -183,9 +184,7 @@ class Calls:
         result = original(scaler, optimizer, *args, **kwargs)
         live = self.observed.live.get(id(optimizer))
         if live is not None:
-            live.unscaled = True
-            live.last_gradient = gradients(live.parameters)
-            live.note("unscale")
+            live.unscaled()
         return result
 
     def _scaler_step(self, original: Callable[..., Any], scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:

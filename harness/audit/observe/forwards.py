@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from harness.audit.evidence import Row, Run, Vector
+from harness.audit.observe.rank_gradients import Unsharded
 from harness.audit.observe.tensors import broken, dense, fingerprints, in_a_group, roundoff, tensors_in, vector
-from harness.audit.observe.unsharded import Unsharded
 
 
 class Forwards:
@@ -123,6 +123,11 @@ class Forwards:
         first = self.first_buffers
         moved = [(k, t) for k, t in self._buffers() if k in first and t.shape == first[k].shape and not torch.equal(t, first[k])]
         return {key: vector([buffer]) - vector([first[key]]) for key, buffer in moved}
+
+    def norm_updates(self) -> int:
+        """Times that running statistics of BatchNorm were updated so far, all layers together."""
+        counters = (norm.num_batches_tracked for norm in self.norms.values())
+        return sum(int(counter) for counter in counters if counter is not None)
 
     def _watch_slopes(self, rows: list[str], outputs: list[Tensor]) -> None:
         output = next((t for t in outputs if rows and t.shape[0] == len(rows)), None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch.optim.optimizer import Optimizer
 
-from harness.audit.evidence import Intervention, Run
+from harness.audit.evidence import Call, Intervention, Run
 from harness.audit.observe.foreign import Foreign
 from harness.audit.observe.forwards import Forwards
 from harness.audit.observe.live import LiveTrack
@@ -35,13 +35,13 @@ class Observed:
 
     def made(self, optimizer: Optimizer) -> None:
         """An optimizer is being made, or gets more parameters. A forward before the first one (for shapes) is of no window."""
-        begun = self.run.backwards or any(live.backwards or live.track.steps for live in self.live.values())
+        begun = self.run.backwards or any(live.window.backwards or live.track.steps for live in self.live.values())
         if id(optimizer) not in self.live and not begun:
             self.forwards.begin()
             self.prepared = False
         self.add(optimizer)
 
-    def note(self, call: str) -> None:
+    def note(self, call: Call) -> None:
         """Add to the order of calls of every optimizer's window."""
         for live in self.live.values():
             live.note(call)

@@ -37,7 +37,7 @@ class Recorder:
         self._namespaces = list(namespaces)
         self._patches = Patches()
         self._calls = Calls(self.observed, self._find_optimizers)
-        self._layers = Layers(run, intervention.calm)
+        self._layers = Layers(run, intervention.disable)
         self._keras = KerasAdapter(self.observed, self._patches.method)
         self._fastai = FastaiAdapter(self.observed, self._patches.method)
 
@@ -87,7 +87,7 @@ class Recorder:
             self._prepare()
             observed.note("forward")
             leading = observed.leading
-            forwards.micro_batch = len(leading.backwards) if leading else 0
+            forwards.micro_batch = len(leading.window.backwards) if leading else 0
             forwards.probing = intervention.probe == (len(leading.track.steps) if leading else 0)
         forwards.enter(module, args)
 
@@ -150,4 +150,4 @@ class Recorder:
     def _look_for_shadows(self, live: LiveTrack) -> None:
         if len(live.track.steps) == SHADOW_SEARCH:
             others = [p for other in self.observed.live.values() for p in other.parameters]
-            live.shadows = shadows.find(live.parameters, [*live.own_tensors(), *others])
+            live.averages.shadows = shadows.find(live.parameters, [*live.own_tensors(), *others])
