@@ -97,7 +97,8 @@ def _step_facts(track: str, candidate: Run, aligned: Aligned, allowed: Gates) ->
     bounds = clipped_once(mine) == clipped_once(theirs)
     a, g = (raw(mine), raw(theirs)) if bounds else (mine.gradient, theirs.gradient)
     skipped = mine.skipped and theirs.skipped  # a GradScaler left both out
-    consumed, unclipped = _compared(mine.gradient, theirs.gradient, skipped=skipped), _compared(a, g, skipped=skipped)
+    apart, raw_apart = (0.0, 0.0) if skipped else (finite(distance(mine.gradient, theirs.gradient)), finite(distance(a, g)))
+    consumed, unclipped = _compared(mine.gradient, theirs.gradient, apart), _compared(a, g, raw_apart)
     wrong = not (consumed.distance <= gate and unclipped.distance <= gate)
     found, parts = fits(mine, theirs, before, a, g, candidate, gate) if wrong else (Fits(), WeightedSum())
     return StepFacts(
@@ -126,18 +127,13 @@ def _step_facts(track: str, candidate: Run, aligned: Aligned, allowed: Gates) ->
             state_distance=state_distance(mine, theirs),
             state_gate=allowed.state[t],
         ),
-        tensors={name: _of_tensor(a[part], g[part]) for name, part in slices(mine).items()},
+        tensors={name: _compared(a[part], g[part]) for name, part in slices(mine).items()},
     )
 
 
-def _compared(a: Vector, g: Vector, *, skipped: bool) -> Compared:
+def _compared(a: Vector, g: Vector, distance: float | None = None) -> Compared:
     seen = compare(torch.from_numpy(a), torch.from_numpy(g))
-    return Compared(distance=0.0 if skipped else finite(distance(a, g)), scale=seen.scale, cosine=seen.cosine)
-
-
-def _of_tensor(a: Vector, g: Vector) -> Compared:
-    seen = compare(torch.from_numpy(a), torch.from_numpy(g))
-    return Compared(distance=seen.distance, scale=seen.scale, cosine=seen.cosine)
+    return Compared(distance=seen.distance if distance is None else distance, scale=seen.scale, cosine=seen.cosine)
 
 
 def _window(mine: Step, theirs: Step) -> Window:

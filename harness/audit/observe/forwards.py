@@ -35,6 +35,7 @@ class Forwards:
         self.reset()
 
     def reset(self) -> None:
+        """A backward has ended: what was seen before it is forgotten."""
         self.count, self.broken, self.draws, self.outside = 0, 0, False, False
         self.unsharded.clear()
         self.rows: list[tuple[str, int]] = []  # fingerprint and length
@@ -59,6 +60,7 @@ class Forwards:
         self.inner.clear()
 
     def enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """A module's forward begins."""
         self.depth += 1
         if self.depth == 1:
             self.inner.clear()
@@ -80,6 +82,7 @@ class Forwards:
                 self.names.setdefault(id(parameter), name)
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """A module's forward ends with `output`."""
         self.depth = max(0, self.depth - 1)
         if torch.is_grad_enabled():
             self.unsharded.see(module)

@@ -14,13 +14,12 @@ import numpy as np
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from harness.audit.evidence import Backward, Call, Clip, Intervention, Run, Start, Step, Track, Vector, overflow_is_expected
-from harness.audit.observe.averages import Averages
+from harness.audit.evidence import Backward, Call, Clip, Run, Start, Step, Track, Vector, overflow_is_expected
 from harness.audit.observe.foreign import Foreign
 from harness.audit.observe.forwards import Forwards
 from harness.audit.observe.rank_gradients import LocalGradients
+from harness.audit.observe.shadows import Averages
 from harness.audit.observe.tensors import gradients, in_a_group, roundoff, vector
-from harness.audit.observe.weights import followed, own_part, put
 
 LONGEST = 400  # calls kept per window
 KEPT = 4  # windows whose contributions are kept: the first ones, as many with another number of backwards, and those asked for
@@ -65,8 +64,8 @@ class LiveTrack:
         self.inner_stepped = False  # another optimizer of the same parameters stepped inside this one's step
         self.num_effective = 0  # steps so far that could move parameters
         self.last_gradient: Vector | None = None  # as the last event left it
+        self.start: Vector | None = None  # parameters before the first window
         self._num_odd = 0  # windows so far with another number of backwards than the first one
-        self._start: Vector | None = None  # parameters before the first window
         self._local: LocalGradients | None = None
         self._stand_in: LocalGradients | None = None
         self._begun: Begun | None = None
@@ -109,29 +108,13 @@ class LiveTrack:
         """`unowned`: parameters of the model under way that no optimizer holds; this one may hold copies of them."""
         self.refresh()
         found = gradients(self.parameters)
-        start = self._start_with(found)
+        start = _start_of(found, self.last_gradient, filled=self.window.filled)
         self.averages.see(window_begun=bool(self.window.backwards))
-        emptied = self._emptied(found) if start in ("cleared", "changed") and self.window.backwards else frozenset()
+        lost = start in ("cleared", "changed") and bool(self.window.backwards)
+        emptied = _emptied(found, self.last_gradient, self.parameters) if lost else frozenset()
         self._begun = Begun(start, found, emptied, self._movement(), [_mark(p) for p in self.parameters])
         self._local = LocalGradients(self.parameters) if in_a_group() else None
         self._stand_in = LocalGradients(unowned) if self._may_copy(unowned) else None
-
-    def _start_with(self, found: Vector) -> Start:
-        if not found.any():
-            return "cleared" if self.window.filled else "empty"
-        if self.last_gradient is None:
-            return "changed"
-        if np.array_equal(found, self.last_gradient, equal_nan=True):
-            return "kept"
-        return "scaled" if _parallel(found, self.last_gradient) else "changed"
-
-    def _emptied(self, start: Vector) -> frozenset[int]:
-        """The tensors that the backward before had left a gradient in, and that have none now."""
-        if self.last_gradient is None or self.last_gradient.shape != start.shape:
-            return frozenset()
-        edges = np.cumsum([0, *(p.numel() for p in self.parameters)])
-        parts = [slice(a, b) for a, b in pairwise(edges)]
-        return frozenset(i for i, part in enumerate(parts) if self.last_gradient[part].any() and not start[part].any())
 
     def _may_copy(self, unowned: Sequence[Tensor]) -> bool:
         """Whether the optimizer's own tensors have room for these and little more; of one rank only, as ranks share them out."""
@@ -239,7 +222,7 @@ class LiveTrack:
         self.run.accumulator_roundoff = max(self.run.accumulator_roundoff, coarsest)
         self.run.roundoff = max(self.run.roundoff, coarsest)
         after = vector(self.parameters)
-        state, state_step = self._state()
+        state, state_step = _state(self.optimizer, self.parameters)
         self.note("step")
         window = self.window
         parts = [b.contribution for b in window.backwards if b.contribution is not None]
@@ -252,7 +235,7 @@ class LiveTrack:
             tensors=self.track.tensors,
             gradient=gradient,
             total=np.sum(parts, axis=0) if parts else None,
-            spread=self._spread(parts, gradient),
+            spread=_spread(parts, like=gradient if window.through_model else None),
             lrs=self.lrs,
             decays=tuple(float(group.get("weight_decay") or 0.0) for group in self.optimizer.param_groups),
             before=self._before,
@@ -273,30 +256,12 @@ class LiveTrack:
         self._before, self._given, self.last_parameters, self.last_gradient = None, None, after, gradient
         self.window = OpenWindow()
 
-    def _spread(self, parts: Sequence[Vector], gradient: Vector) -> float:
-        """||sum_k |c_k|||; in the gradient's own size where parts were seen in the model, maybe with a loss scale in them."""
-        if not parts:
-            return 0.0
-        spread = float(np.linalg.norm(np.sum([np.abs(part) for part in parts], axis=0)))
-        total = float(np.linalg.norm(np.sum(parts, axis=0)))
-        return spread * float(np.linalg.norm(gradient)) / total if self.window.through_model and total else spread
-
     def _kept(self) -> bool:
         """Whether the contributions of the window that ends are kept: rules need those of a few windows only."""
         steps = self.track.steps
         odd = bool(steps) and len(self.window.backwards) != len(steps[0].backwards)
         self._num_odd += odd
         return len(steps) < KEPT or (odd and self._num_odd <= KEPT) or len(steps) in self.keep
-
-    def _state(self) -> tuple[dict[str, Vector], float | None]:
-        states = [self.optimizer.state.get(p, {}) for p in self.parameters]
-        first: dict[str, Any] = next((s for s in states if s), {})
-        kept = {}
-        for key, value in first.items():
-            if isinstance(value, Tensor) and value.ndim and all(isinstance(s.get(key), Tensor) for s in states if s):
-                kept[str(key)] = vector(s[key] for s in states if s)
-        step = first.get("step")
-        return kept, None if step is None else float(step)
 
     # -- between them ----------------------------------------------------------------------------------------------
 
@@ -328,33 +293,6 @@ class LiveTrack:
         self.track.pending = self.window.backwards
         self.averages.finish()
 
-    # -- what the audit changes in an extra run ----------------------------------------------------------------------
-
-    def intervene(self, what: Intervention, index: int, step: int) -> None:
-        """Put the followed run's parameters after its step `step` (-1: at its start), then perturb them."""
-        if self._start is None:
-            self._start = self.track.steps[0].before if self.track.steps else vector(self.parameters)
-            self.track.start = None if self.track.steps else self._start
-        size = sum(p.numel() for p in self.parameters)
-        if what.freeze_weights and self._start.size == size:
-            put(self.parameters, self._start)
-        track = followed(what, index)
-        if track is not None and step < len(track.steps):
-            wanted = own_part(track.steps[max(step, 0)], after=step >= 0)
-            if wanted.size == size:
-                put(self.parameters, wanted)
-        if what.perturb:
-            now = vector(self.parameters)
-            signs = np.random.default_rng(step + 1).choice((-1.0, 1.0), size=now.shape)
-            put(self.parameters, now * (1 + what.perturb * signs))
-        self.last_parameters = vector(self.parameters)
-
-    def intervene_on_averages(self, what: Intervention, index: int) -> None:
-        """Before a forward: put the averaged copies that the followed run had as this window began."""
-        track = followed(what, index)
-        if track is not None and 0 < self.num_effective <= len(track.steps):
-            self.averages.put(track.steps[self.num_effective - 1].shadows)
-
 
 def _mark(parameter: Tensor) -> tuple[int, int]:
     grad = parameter.grad
@@ -364,3 +302,44 @@ def _mark(parameter: Tensor) -> tuple[int, int]:
 def _parallel(a: Vector, b: Vector) -> bool:
     sizes = float(np.linalg.norm(a) * np.linalg.norm(b))
     return sizes > 0 and float(a @ b) / sizes > 1 - COLLINEAR
+
+
+def _start_of(found: Vector, last: Vector | None, *, filled: bool) -> Start:
+    """`found` [P]: the gradients as a backward begins; `last`: as the event before left them; `filled`: some have been there."""
+    if not found.any():
+        return "cleared" if filled else "empty"
+    if last is None:
+        return "changed"
+    if np.array_equal(found, last, equal_nan=True):
+        return "kept"
+    return "scaled" if _parallel(found, last) else "changed"
+
+
+def _emptied(found: Vector, last: Vector | None, parameters: Sequence[Tensor]) -> frozenset[int]:
+    """The tensors that the backward before had left a gradient in, and that have none now."""
+    if last is None or last.shape != found.shape:
+        return frozenset()
+    edges = np.cumsum([0, *(p.numel() for p in parameters)])
+    parts = [slice(a, b) for a, b in pairwise(edges)]
+    return frozenset(i for i, part in enumerate(parts) if last[part].any() and not found[part].any())
+
+
+def _spread(parts: Sequence[Vector], *, like: Vector | None) -> float:
+    """||sum_k |c_k|||; in the size of the gradient `like` where parts were seen in the model, maybe with a loss scale in them."""
+    if not parts:
+        return 0.0
+    spread = float(np.linalg.norm(np.sum([np.abs(part) for part in parts], axis=0)))
+    total = float(np.linalg.norm(np.sum(parts, axis=0)))
+    return spread if like is None or not total else spread * float(np.linalg.norm(like)) / total
+
+
+def _state(optimizer: Optimizer | Foreign, parameters: Sequence[Tensor]) -> tuple[dict[str, Vector], float | None]:
+    """The entries of the optimizer's state that all parameters have, and its step counter."""
+    states = [optimizer.state.get(p, {}) for p in parameters]
+    first: dict[str, Any] = next((s for s in states if s), {})
+    kept = {}
+    for key, value in first.items():
+        if isinstance(value, Tensor) and value.ndim and all(isinstance(s.get(key), Tensor) for s in states if s):
+            kept[str(key)] = vector(s[key] for s in states if s)
+    step = first.get("step")
+    return kept, None if step is None else float(step)

@@ -7,6 +7,7 @@ from torch.optim.optimizer import Optimizer
 from harness.audit.evidence import Call, Intervention, Run
 from harness.audit.observe.foreign import Foreign
 from harness.audit.observe.forwards import Forwards
+from harness.audit.observe.interventions import intervene
 from harness.audit.observe.live import LiveTrack
 
 
@@ -49,4 +50,4 @@ class Observed:
     def settle(self, live: LiveTrack) -> None:
         """After a step of this optimizer: put the weights that the intervention asks for."""
         index = [*self.live].index(id(live.optimizer))
-        live.intervene(self.intervention, index, live.num_effective - 1)
+        intervene(live, self.intervention, index, live.num_effective - 1)

@@ -45,6 +45,7 @@ class Ranks:
         self._stop()
 
     def accepts(self, name: str, *, independent: bool = False) -> bool:
+        """Whether the function (or the independent one) has a parameter of that name."""
         return accepts(self.reference if independent else self.train, name)
 
     def run(self, job: Job) -> list[Run]:

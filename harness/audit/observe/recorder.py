@@ -16,6 +16,7 @@ from harness.audit.observe import shadows
 from harness.audit.observe.adapters import FastaiAdapter, KerasAdapter
 from harness.audit.observe.calls import Calls
 from harness.audit.observe.foreign import HandedWeights
+from harness.audit.observe.interventions import intervene, intervene_on_averages
 from harness.audit.observe.layers import Layers
 from harness.audit.observe.live import LiveTrack
 from harness.audit.observe.observed import Observed
@@ -82,7 +83,7 @@ class Recorder:
         forwards, intervention = observed.forwards, observed.intervention
         if forwards.depth == 0 and intervention.averages:
             for index, live in enumerate(observed.live.values()):
-                live.intervene_on_averages(intervention, index)
+                intervene_on_averages(live, intervention, index)
         if forwards.depth == 0 and torch.is_grad_enabled():
             self._prepare()
             observed.note("forward")
@@ -104,7 +105,7 @@ class Recorder:
         self._find_optimizers()
         for index, live in enumerate(observed.live.values()):
             live.refresh()
-            live.intervene(observed.intervention, index, -1)
+            intervene(live, observed.intervention, index, -1)
 
     def _find_optimizers(self) -> None:
         """Optimizers made before the function was called (once: it looks at every object)."""
