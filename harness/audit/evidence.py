@@ -14,6 +14,7 @@ import numpy.typing as npt
 from harness.judge.cause import Cause
 
 Vector = npt.NDArray[np.float64]
+FLOAT32 = 2.0**-24  # unit roundoff: half the distance from 1 to the next number
 overflow_is_expected = np.errstate(invalid="ignore", over="ignore")  # watched runs overflow, and are told about it elsewhere
 
 Start = Literal[
@@ -103,7 +104,7 @@ class Step:
     backwards: tuple[Backward, ...]
     clips: tuple[Clip, ...]
     calls: tuple[Call, ...]  # in the order of the window
-    roundoff: float = 2.0**-24  # of the narrowest parameter
+    roundoff: float = FLOAT32  # of the narrowest parameter
     norm_updates: int = 0  # BatchNorm `num_batches_tracked`, summed, so far
     buffers: dict[str, Vector] = field(default_factory=dict)  # how far the model's buffers have moved, where they have
     shadows: tuple[Copy, ...] = ()  # EMA copies when the next window's first backward begins (or the run ends)

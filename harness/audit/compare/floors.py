@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.audit.compare.windows import distance, raw, state_distance, update_distance
-from harness.audit.evidence import Run, Step
+from harness.audit.evidence import FLOAT32, Run, Step
 
 # A distance that rounding explains is at most this many times the largest one seen among equal computations. Correct loops were
 # seen at 0.02 to 1.2 times it (float32) and 0.2 times (bfloat16 autocast).
@@ -20,7 +20,6 @@ COARSE_ROUNDOFF = 1e-5  # arithmetic rounded to more than this is coarse
 NOISE = 1e3
 LEAST = 1 / NOISE
 DISAGREE = 0.01  # relative; an element about whose update equal computations disagree by more moves by noise
-HANDED_ROUNDOFF = 2.0**-23  # of float32 weights from which a gradient is read as their difference
 
 
 @dataclass(frozen=True)
@@ -81,13 +80,13 @@ def _summing(mine: Step, theirs: Step, candidate: Run, reference: Run) -> float:
     """Rounding of the sum itself: (terms) * u * ||sum_k |c_k|| / ||g||, u of the accumulator (Higham 1993)."""
     size = float(np.linalg.norm(raw(theirs)))
     if not mine.backwards and not theirs.backwards:  # weights were handed over: float32 weights, and an update seen through them
-        return max(LEAST, FACTOR * HANDED_ROUNDOFF * float(np.linalg.norm(theirs.before)) / size) if size else 0.0
+        return max(LEAST, FACTOR * 2 * FLOAT32 * float(np.linalg.norm(theirs.before)) / size) if size else 0.0
     count, total = len(mine.backwards), mine.spread
     if not size or not count or not math.isfinite(size):
         return 0.0
     wide = max(candidate.accumulator_roundoff, reference.accumulator_roundoff)
     rows = candidate.batch_size * candidate.accumulation_steps
-    return ((count + 1) * wide + rows * min(wide, 2.0**-24)) * (total / size if math.isfinite(total) else 1.0)
+    return ((count + 1) * wide + rows * min(wide, FLOAT32)) * (total / size if math.isfinite(total) else 1.0)
 
 
 def beyond_rounding(seen: Sequence[float]) -> float:

@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from harness.audit.evidence import Backward, Call, Clip, Run, Start, Step, Track, Vector, overflow_is_expected
+from harness.audit.evidence import FLOAT32, Backward, Call, Clip, Run, Start, Step, Track, Vector, overflow_is_expected
 from harness.audit.observe.foreign import Foreign
 from harness.audit.observe.forwards import Forwards
 from harness.audit.observe.rank_gradients import LocalGradients
@@ -25,7 +25,6 @@ LONGEST = 400  # calls kept per window
 KEPT = 4  # windows whose contributions are kept: the first ones, as many with another number of backwards, and those asked for
 PADDING = 4096  # elements by which the one tensor of a sharded optimizer may be longer than the parameters in it
 COLLINEAR = 1e-6  # 1 - cosine below which a gradient was only scaled
-FINEST = 2.0**-24  # roundoff of float32: a step is judged as no finer, since its weights may have come from there
 
 
 @dataclass
@@ -247,7 +246,7 @@ class LiveTrack:
             backwards=tuple(window.backwards),
             clips=tuple(window.clips),
             calls=tuple(window.calls),
-            roundoff=max(coarsest, FINEST),
+            roundoff=max(coarsest, FLOAT32),
             buffers=self.forwards.buffer_movements(),
             norm_updates=self.forwards.norm_updates(),
         )
