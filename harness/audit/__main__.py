@@ -16,6 +16,7 @@ from harness.audit.session import audit
 
 
 def parser() -> argparse.ArgumentParser:
+    """The options of the command."""
     made = argparse.ArgumentParser(
         prog="python -m harness.audit",
         description="Does gradient accumulation change what a training function computes, and why?",
@@ -44,6 +45,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Audit, print and save; the exit code. `arguments` are those of the command line unless given."""
     given = parser().parse_args(arguments)
     try:
         wrong = [path for path in given.save if Path(path).suffix not in (".html", ".json")]

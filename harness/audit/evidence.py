@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -13,45 +14,31 @@ import numpy.typing as npt
 from harness.judge.cause import Cause
 
 Vector = npt.NDArray[np.float64]
+FLOAT32 = 2.0**-24  # unit roundoff: half the distance from 1 to the next number
 overflow_is_expected = np.errstate(invalid="ignore", over="ignore")  # watched runs overflow, and are told about it elsewhere
 
-CAUSES = (  # the classes of fault, each with a section of docs/remedies.md
-    "loss_not_divided",
-    "loss_divided_twice",
-    "mean_of_means",
-    "short_window_divided_by_n",
-    "window_misplaced",
-    "gradients_cleared_in_window",
-    "gradients_not_cleared",
-    "step_every_micro_batch",
-    "schedule_per_micro_batch",
-    "clip_per_micro_batch",
-    "clip_before_unscale",
-    "scaler_updated_in_window",
-    "batch_statistics",
-    "stochastic_layers",
-    "replica_scale",
-    "replicas_not_synchronised",
-    "accumulator_overwritten",
-    "low_precision_accumulator",
-    "underflow_from_division",
-    "loss_report_differs",
-    "weight_decay_per_micro_batch",
-    "optimizer_state_per_micro_batch",
-    "ema_per_micro_batch",
-    "auxiliary_loss_scale",
-    "non_separable_loss",
-    "cached_weights_stale",
-    "non_finite_micro_batch",
-    "resume_in_window",
-    "counter_wrong",
-    "samples_repeated",
-    "foreign_gradients",
-    "normaliser_depends_on_split",
-)
-
-
-RANK = "rank "  # before the number of the rank, in names of tensors that ranks share out
+Start = Literal[
+    "empty",  # no gradients
+    "cleared",  # none, where an earlier backward of the window had left some
+    "kept",  # those that the backward before had left
+    "scaled",  # these times a number
+    "changed",  # others
+    "manual",  # unknown: this backward returned its gradient instead of adding it
+]
+Call = Literal["forward", "backward", "zero_grad", "load", "schedule", "clip", "unscale", "update scale", "step"]
+Layer = Literal["dropout", "batch_norm"]
+Kind = Literal[
+    "seen",  # wrong by itself: a call, a counter, a row, a movement of the parameters inside a window
+    "predicted",  # the gradient is what the cause predicts
+    "gradient",  # the gradient differs, and no prediction reproduces the whole of it
+    "update",  # equal gradients, and another movement of the parameters or of the optimizer's state
+    "schedule",  # the learning rates differ
+    "average",  # an averaged copy of the weights differs
+    "statistics",  # running statistics or other buffers of the model differ
+    "report",  # what the function returned differs
+    "layers",  # the difference is gone without a layer of the model
+    "ranks",  # the ranks differ from each other
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +47,7 @@ class Backward:
 
     loss: float  # as differentiated, loss scale taken out; NaN when unknown
     scale: float  # loss scale of a GradScaler, 1 without one
-    start: str  # the gradients it found: empty, kept, scaled, changed; `empty` where an earlier backward had filled them: cleared
+    start: Start  # the gradients it found
     emptied: frozenset[int] = frozenset()  # tensors whose gradients were cleared since the backward before
     contribution: Vector | None  # [P] its increment of .grad, loss scale taken out; None in windows that were not kept
     finite: bool  # whether all of it was
@@ -116,12 +103,13 @@ class Step:
     skipped: bool  # by a GradScaler, on non-finite gradients
     backwards: tuple[Backward, ...]
     clips: tuple[Clip, ...]
-    calls: tuple[str, ...]  # the order of calls in the window
-    roundoff: float = 2.0**-24  # of the narrowest parameter
+    calls: tuple[Call, ...]  # in the order of the window
+    roundoff: float = FLOAT32  # of the narrowest parameter
     norm_updates: int = 0  # BatchNorm `num_batches_tracked`, summed, so far
     buffers: dict[str, Vector] = field(default_factory=dict)  # how far the model's buffers have moved, where they have
     shadows: tuple[Copy, ...] = ()  # EMA copies when the next window's first backward begins (or the run ends)
     shadow_updates: int = 0  # times they changed in this window
+    shards: tuple[int, ...] = ()  # elements of each rank, where the parts of all ranks were joined
 
     @property
     def rows(self) -> Counter[str] | None:
@@ -196,22 +184,27 @@ class Run:
 
     @property
     def num_steps(self) -> int:
+        """Optimizer steps of the optimizer that took most."""
         return max((len(track.steps) for track in self.tracks), default=0)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that accumulation changed, with the evidence for it. Raises ValueError for a cause that is none of `CAUSES`."""
+    """One thing that accumulation changed, with the evidence for it."""
 
     accumulation_steps: int
     optimizer_step: int | None  # the first one, from 0; None when it concerns the whole run
-    cause: str
-    evidence: dict[str, Any]
+    cause: Cause
+    evidence: Mapping[str, Any]  # for the reader; nothing is decided by it
     message: str
+    kind: Kind
+    track: str | None = None  # name of the optimizer; None when it concerns all of them
+    steps: tuple[int, ...] = ()  # all optimizer steps it was seen at
 
-    def __post_init__(self) -> None:
-        if self.cause not in (*CAUSES, Cause.unexplained):
-            raise ValueError(f"expected cause to be one of CAUSES or {Cause.unexplained}, got {self.cause!r}")
+    @property
+    def unreproduced(self) -> bool:
+        """Whether a gradient or a learning rate differs in a way that no cause's prediction reproduces."""
+        return self.kind == "gradient" or (self.kind == "schedule" and self.cause is Cause.unexplained)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,10 +214,10 @@ class Intervention:
     perturb: float = 0.0  # move every parameter by this relative amount, with alternating signs, before each window
     follow: Run | None = None  # after step t, put the parameters this run had after step t: steps compare one by one
     averages: bool = False  # with `follow`: averaged copies as well, which then stay where they are while a window lasts
-    hold: bool = False  # put the starting parameters back after every step: what remembers older weights then has the right ones
+    freeze_weights: bool = False  # put the starting parameters back after every step: a cached forward then has the right ones
     keep: frozenset[int] = frozenset()  # windows whose contributions are kept, besides the usual ones
     probe: int | None = None  # window whose outputs and slopes are kept by row, and whose loss is asked whether it couples rows
-    calm: frozenset[str] = frozenset()  # "dropout": no dropout; "batch_norm": running statistics instead of the batch's
+    disable: frozenset[Layer] = frozenset()  # no dropout; running statistics instead of the batch's
 
 
 WATCH = Intervention()

@@ -78,12 +78,12 @@ def _arm(train: Callable[..., Any], result: ArmResult) -> dict[str, Any]:
         "arithmetic": result.arithmetic,
         "verdict": "different" if result.findings else "equivalent",
         "causes": sorted({f.cause for f in result.findings}),
-        "distance": _number(first.raw_distance) if first else None,
-        "scale": _number(first.raw_scale) if first else None,
+        "distance": _number(first.raw.distance) if first else None,
+        "scale": _number(first.raw.scale) if first else None,
         "gate": _number(first.gate) if first else None,
-        "largest_distance": _number(max((step.raw_distance for step in steps), default=math.nan)),
-        "steps": sum(run.steps for run in runs),
-        "reference_steps": sum(run.reference_steps for run in runs),
+        "largest_distance": _number(max((step.raw.distance for step in steps), default=math.nan)),
+        "steps": sum(run.mine.steps for run in runs),
+        "reference_steps": sum(run.reference.steps for run in runs),
     }
 
 

@@ -9,19 +9,21 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jinja2
 import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from harness.audit.compare.comparison import Facts
+from harness.audit.compare.facts import Facts
 from harness.audit.evidence import Finding
+from harness.judge.cause import Cause
 from harness.results.record import write_atomically
 
 WIDTH = 130
 REMEDIES = "docs/remedies.md"
+Status = Literal["equivalent", "different", "inconclusive"]
 COLUMNS = (
     *("accumulation_steps", "arithmetic", "optimizer", "optimizer_step", "tensor", "distance", "scale", "cosine", "gate"),
     *("update_distance", "learning_rate", "reference_learning_rate", "micro_batches", "equivalent"),
@@ -51,7 +53,7 @@ class Report:
     @property
     def findings(self) -> tuple[Finding, ...]:
         """One per arm and cause, in whichever arithmetic it was seen first."""
-        kept: dict[tuple[int, str], Finding] = {}
+        kept: dict[tuple[int, Cause], Finding] = {}
         for result in self.results:
             for finding in result.findings:
                 kept.setdefault((finding.accumulation_steps, finding.cause), finding)
@@ -59,11 +61,12 @@ class Report:
 
     @property
     def equivalent(self) -> bool:
+        """Whether every arm ran and was judged, and nothing was found."""
         return bool(self.results) and not self.findings and not self.problems
 
     @property
-    def status(self) -> str:
-        """equivalent, different, or inconclusive (nothing was found, and not everything could be judged)."""
+    def status(self) -> Status:
+        """`inconclusive` when nothing was found, and not everything could be judged."""
         if self.findings:
             return "different"
         return "equivalent" if self.equivalent else "inconclusive"
@@ -82,7 +85,7 @@ class Report:
         for result in self.results:
             for item in result.facts:
                 for step in item.steps:
-                    lrs, wanted = item.run.lrs[step.step], item.run.reference_lrs[step.step]
+                    lrs, wanted = item.run.mine.lrs[step.step], item.run.reference.lrs[step.step]
                     shared = {
                         "accumulation_steps": result.accumulation_steps,
                         "arithmetic": result.arithmetic,
@@ -91,22 +94,15 @@ class Report:
                         "gate": step.gate,
                         "learning_rate": lrs[0] if lrs else math.nan,
                         "reference_learning_rate": wanted[0] if wanted else math.nan,
-                        "micro_batches": step.backwards,
+                        "micro_batches": step.window.backwards,
                         "equivalent": step.agrees,
                     }
-                    whole = {"distance": step.raw_distance, "scale": step.raw_scale, "cosine": step.raw_cosine}
-                    yield {**shared, "tensor": "all", **whole, "update_distance": step.update_distance}
-                    for name, (distance, scale, cosine) in step.tensors.items():
-                        yield {
-                            **shared,
-                            "tensor": name,
-                            "distance": distance,
-                            "scale": scale,
-                            "cosine": cosine,
-                            "update_distance": math.nan,
-                        }
+                    yield {**shared, "tensor": "all", **vars(step.raw), "update_distance": step.update.distance}
+                    for name, seen in step.tensors.items():
+                        yield {**shared, "tensor": name, **vars(seen), "update_distance": math.nan}
 
     def to_dict(self) -> dict[str, Any]:
+        """The report in JSON types; numbers that are not finite are None."""
         return {
             "status": self.status,
             "equivalent": self.equivalent,
@@ -150,6 +146,7 @@ class Report:
         return target
 
     def to_html(self) -> str:
+        """One self-contained page."""
         environment = jinja2.Environment(loader=jinja2.PackageLoader("harness.audit", "templates"), autoescape=True)
         environment.filters["short"] = _short
         steps = self.frame[self.frame.tensor == "all"].to_dict("records")
@@ -178,19 +175,17 @@ class Report:
             table.add_column(name, justify="left" if name in ("arithmetic", "optimizer", "causes") else "right")
         for result in self.results:
             for item in result.facts:
-                worst = max(item.steps, key=lambda s: s.raw_distance / s.gate if s.gate else s.raw_distance, default=None)
-                numbers = (
-                    ("", "", "", "") if worst is None else (worst.raw_distance, worst.gate, worst.raw_scale, worst.raw_cosine)
-                )
-                causes = sorted({f.cause for f in result.findings if f.evidence.get("optimizer") in (None, item.run.track)})
-                steps = f"{item.run.steps} of {item.run.reference_steps}"
+                worst = max(item.steps, key=lambda s: s.raw.distance / s.gate if s.gate else s.raw.distance, default=None)
+                numbers = ("",) * 4 if worst is None else (worst.raw.distance, worst.gate, worst.raw.scale, worst.raw.cosine)
+                causes = sorted({f.cause for f in result.findings if f.track in (None, item.run.track)})
+                steps = f"{item.run.mine.steps} of {item.run.reference.steps}"
                 cells = [str(result.accumulation_steps), result.arithmetic, item.run.track, steps]
                 table.add_row(*cells, *(_short(number) for number in numbers), ", ".join(causes) or "equivalent")
         return table
 
 
-def remedy(cause: str) -> str:
-    """Where the documentation says how to mend it."""
+def remedy(cause: Cause) -> str:
+    """Where the documentation says what to change: `docs/remedies.md#CAUSE`."""
     return f"{REMEDIES}#{cause}"
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from harness.audit.compare.fits import emptied_at_last
+from harness.audit.compare.floors import COARSE_ROUNDOFF
 from harness.audit.evidence import Run, Step, Track
+from harness.audit.report import ArmResult
+from harness.judge.cause import Cause
 
-if TYPE_CHECKING:
-    from harness.audit.report import ArmResult
-
+FEWEST_STEPS = 3  # in which stale gradients, schedules and short windows show
 JUMPS = 1.0  # gate of an update, which is ten times what rounding alone did to it
 
 
@@ -23,19 +23,19 @@ def hidden(reference: Run, candidates: Mapping[int, Run], results: Sequence[ArmR
     if not any(step.backwards for step in steps):
         yield "only weights were seen: the number of steps and scale faults under plain SGD can be named, other causes cannot"
         return
-    yield from _windows(steps, arms, shown=any(f.cause == "mean_of_means" for result in results for f in result.findings))
+    yield from _windows(steps, arms, shown=any(f.cause is Cause.mean_of_means for result in results for f in result.findings))
     if any(_unseen(track.steps[0]) for tracks in arms.values() for track in tracks if track.steps):
         yield "what each micro-batch gave was not seen (sharded out of sight): wrong weights of micro-batches cannot be named"
     yield from _clipping(steps)
     yield from _cleared(steps)
     yield from _schedules(steps)
     yield from _updates(results)
-    if reference.roundoff > 2.0**-20:
+    if reference.roundoff > COARSE_ROUNDOFF:
         yield (
             f"arithmetic is rounded to {reference.roundoff:.1e}: smaller differences than the measured floor cannot be seen; "
             "give the function a `dtype` parameter to judge the algebra in float64"
         )
-    if len(steps) < 3:
+    if len(steps) < FEWEST_STEPS:
         yield f"only {len(steps)} optimizer steps: stale gradients, schedules and short windows need at least three"
     if all(not any(step.decays) for step in steps):
         yield "weight decay is 0: set it to see whether it is applied per micro-batch"
@@ -91,7 +91,7 @@ def _updates(results: Sequence[ArmResult]) -> Iterator[str]:
     """Known no better in any arithmetic."""
     known: dict[str, float] = {}
     for result in results:
-        worst = max((step.update_gate for item in result.facts for step in item.steps), default=0.0)
+        worst = max((step.update.gate for item in result.facts for step in item.steps), default=0.0)
         known[result.arithmetic] = max(known.get(result.arithmetic, 0.0), worst)
     if known and min(known.values()) > JUMPS:
         yield (

@@ -203,7 +203,7 @@ MEANINGS: dict[Cause, Meaning] = {
     Cause.replicas_not_synchronised: Meaning(
         fault="F16",
         sentence="replicas step on gradients that were not exchanged",
-        remedy="`no_sync` covers the last micro-batch too (or a wrapper is called past its `forward`). Only the micro- "
+        remedy="`no_sync` covers the last micro-batch too (or a wrapper is called past its `forward`). Only the micro-"
         "batches before the last belong in it.",
     ),
     Cause.non_finite_micro_batch: Meaning(

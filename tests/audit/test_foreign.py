@@ -71,7 +71,7 @@ def test_an_optimizer_of_fastai_is_seen() -> None:
     report = audit(right, batch_size=16, accumulation_steps=(4,))
     assert report.equivalent and not report.problems, str(report)
     (facts,) = report.results[0].facts
-    assert facts.run.steps == 6 and facts.run.lrs[0] == (0.1,) and facts.run.backwards[0] == 4
+    assert facts.run.mine.steps == 6 and facts.run.mine.lrs[0] == (0.1,) and facts.run.mine.backwards[0] == 4
 
 
 def test_its_gradients_tell_a_fault() -> None:

@@ -16,6 +16,7 @@ from experiments.trainers import right_loops, wrong_loops
 from harness.audit import Finding, Report, audit
 from harness.audit.__main__ import main
 from harness.audit.report import COLUMNS
+from harness.judge.cause import Cause
 
 pytest_plugins = ["pytester"]
 RIGHT, WRONG = f"{right_loops.__file__}:sgd_divided_by_n", f"{wrong_loops.__file__}:mean_of_means"
@@ -38,7 +39,7 @@ def test_json_is_strict_and_complete(different: Report) -> None:
     read = json.loads(different.to_json(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert read["status"] == "different" and read["findings"][0]["cause"] == "mean_of_means"
     assert len(read["findings"][0]["evidence"]["right_weights"]) == 4
-    broken = Finding(4, 0, "unexplained", {"distance": math.inf}, "")
+    broken = Finding(4, 0, Cause.unexplained, {"distance": math.inf}, "", "gradient")
     assert json.loads(Report(batch_size=4, results=(), problems=("x",), hidden=()).to_json())["status"] == "inconclusive"
     assert broken.evidence["distance"] == math.inf
 

@@ -14,8 +14,10 @@ from experiments.trainers import data
 from experiments.trainers.right_loops import RIGHT, adamw_clipped, grad_scaler, sgd_mean_over_window, tokens_weighted
 from experiments.trainers.wrong_loops import bfloat16_buffer, dropout, non_finite, not_divided
 from harness.audit import audit
-from harness.audit.evidence import Run
-from harness.audit.observe.calls import FUNCTIONS, METHODS
+from harness.audit.evidence import WATCH, Run
+from harness.audit.observe.calls import Calls
+from harness.audit.observe.layers import Layers
+from harness.audit.observe.observed import Observed
 from harness.audit.observe.recorder import Recorder
 from harness.audit.observe.runs import Job, watch
 
@@ -25,12 +27,14 @@ def hooks() -> list[Any]:
     from torch.nn.modules import module
     from torch.optim import optimizer
 
-    functions = [getattr(owner, name) for owner, name in FUNCTIONS.values()]
-    methods = [getattr(owner, name) for owner, name in METHODS.values()]
+    run = Run(batch_size=1, accumulation_steps=1)
+    calls, layers = Calls(Observed(run, WATCH), lambda: None), Layers(run, frozenset())
+    replaced = [getattr(owner, name) for owner, name in {**calls.functions(), **calls.methods(), **layers.functions()}]
+    assert len(replaced) == 22
     imported = [sys.modules["experiments.trainers.right_loops"].__dict__["clip_grad_norm_"]]
     counts = [len(module._global_forward_hooks), len(module._global_forward_pre_hooks)]
     counts += [len(optimizer._global_optimizer_pre_hooks), len(optimizer._global_optimizer_post_hooks)]
-    return [*functions, *methods, *imported, *counts]
+    return [*replaced, *imported, *counts]
 
 
 def final_weights(train: Any) -> list[Tensor]:

@@ -1,10 +1,143 @@
-"""What a candidate's run shows beside the reference's, in plain numbers: all that the rules of `findings` read."""
+"""What a candidate's run shows beside the reference's, in plain numbers: all that the rules read.
+
+Distances are relative to the reference's norm. A number that is not known is infinite, so that it is never within a gate.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf, nan
+from typing import Literal
+
+Rows = Literal["same", "different", "unknown"]  # of a window, beside the reference's
+Format = Literal["bfloat16", "float16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """A vector a beside the reference's g."""
+
+    distance: float  # ||a - g|| / ||g||
+    scale: float  # ||a|| / ||g||
+    cosine: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fits:
+    """Relative distance of what was seen, a, from what a fault predicts of the reference gradient g; infinite where not known.
+
+    N: accumulation steps; K: backwards of this window; s: the sum of what they gave.
+    """
+
+    times_n: float = inf  # N g
+    times_k: float = inf  # K g
+    over_n: float = inf  # g / N
+    over_k: float = inf  # g / K
+    k_over_n: float = inf  # g K / N
+    times_rows: float = inf  # g times the rows of the window
+    over_rows: float = inf
+    times_ranks: float = inf  # g times the number of ranks
+    over_ranks: float = inf
+    line: float = inf  # a positive multiple of g
+    along_weights: float = inf  # a - g along the parameters, in the tensors that differ
+    along_signs: float = inf  # a - g along their signs
+    sum: float = inf  # s is g
+    sum_over_n: float = inf  # s / N is g
+    sum_over_k: float = inf
+    sum_times_n: float = inf
+    sum_line: float = inf  # a is a positive multiple of s
+    own_sum: float = inf  # a is s
+    sums: float = inf  # s is the reference's own s
+    stale: float = inf  # a is s and the gradient of the step before
+    clipped_then_divided: float = inf  # the clipped sum, divided by N afterwards
+    first: float = inf  # a positive multiple of what the first backward gave
+    last: float = inf
+    since_clear: float = inf  # of what the backwards gave since each tensor's gradient was cleared
+    without_foreign: float = inf  # s without the backwards that reached other optimizers as well is g
+
+    @property
+    def scaled_sum(self) -> float:
+        """s is g, up to a factor of the number of micro-batches."""
+        return min(self.sum, self.sum_over_n, self.sum_over_k, self.sum_times_n)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightedSum:
+    """The reference gradient as a sum of parts."""
+
+    weights: tuple[float, ...] = ()  # per part; right: 1
+    residual: float = inf  # of it outside their span
+    condition: float = inf  # of the parts at unit length; the weights mean nothing when it is huge
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankSum:
+    """The reference gradient as a sum of what every rank's micro-batches gave."""
+
+    weights: tuple[tuple[float, ...], ...] = ()  # per micro-batch and rank; right: 1
+    residual: float = inf
+    condition: float = inf
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """The micro-batches of one optimizer step."""
+
+    backwards: int
+    reference_backwards: int
+    rows: Rows
+    num_rows: int = 0  # 0 when unknown
+    kept: bool = True  # whether the contributions of the window were kept
+    drawn_inside: bool = False  # random numbers were drawn inside a forward
+    drawn_outside: bool = False  # or between two events, but not inside a forward
+    drawn_between: bool = False  # or so before every backward but the first
+    moves: int = 0  # times the parameters moved between the backwards
+    reference_moves: int = 0
+    move_along_weights: float = nan  # cosine of that movement with the parameters
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accumulator:
+    """What happened to `.grad` in one window."""
+
+    found_changed: bool = False  # the window began with gradients that no backward of this optimizer had left
+    stale: bool = False  # it began with gradients, and they were not cleared
+    cleared_inside: int = 0  # backwards before which gradients of the window, or of some tensors, had been cleared
+    cleared_at_last: tuple[str, ...] = ()  # tensors whose gradients were cleared between the last backward and the step
+    cleared_then_filled: bool = False  # cleared after the last backward, and the step has a gradient nevertheless
+    loaded_inside: bool = False  # a checkpoint was loaded between the backwards
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaling:
+    """Clipping and loss scaling in one window."""
+
+    clipped: bool = False  # clipping at the boundary changed the gradients (of either arm)
+    clips_inside: int = 0  # times that clipping changed them before that
+    clips_scaled: bool = False  # clipped with the loss scale still in the gradients
+    rescaled: tuple[float, ...] = ()  # norms after the gradients were scaled inside the window, and at the step
+    loss_scales: int = 1  # different ones in the window
+    unscaled_inside: int = 0  # times a GradScaler unscaled gradients before the last backward
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precision:
+    """The arithmetic of one window."""
+
+    roundoff: float = 0.0  # of the coarsest arithmetic in use
+    float16: bool = False
+    lost: float = 0.0  # share of the reference's elements that are exactly 0 here, above what rounding does
+    narrow: Format | None = None  # every element of the accumulated gradient fits in it, unlike the reference's
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layers:
+    """What the model does besides mapping rows to outputs."""
+
+    dropout: bool = False
+    batch_norm: bool = False
+    buffers: tuple[str, ...] = ()  # that have moved otherwise than the reference's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,20 +161,45 @@ class OneTerm:
 
     distance: float  # relative to the whole reference gradient
     scale: float  # of the candidate's along the reference's
-    weights: tuple[float, ...]  # of the reference's on those of the micro-batches; right: 1
-    residual: float  # of the reference's outside their span, relative to the whole reference gradient
-    condition: float
-    off_rows: float = math.inf  # largest relative distance of a row's slope from a multiple of the reference's; infinite: unknown
+    parts: WeightedSum  # of the reference's on those of the micro-batches; residual relative to the whole reference gradient
+    off_rows: float = inf  # largest relative distance of a row's slope from a multiple of the reference's
 
 
 @dataclass(frozen=True, kw_only=True)
 class TermFacts:
     """The reference gradient as a sum of what each addend of the loss gave to the candidate's."""
 
-    weights: tuple[float, ...]  # per addend; right: 1
-    residual: float
-    condition: float
+    parts: WeightedSum  # one part per addend
     each: tuple[OneTerm, ...] = ()  # the addends one by one, where both losses have the same number of them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """What extra runs have shown of a window that differs; nothing before they were made."""
+
+    made: bool = False  # whether rows and couplings have been looked at
+    by_row: RowFacts | None = None
+    by_term: TermFacts | None = None  # only where the loss is a sum
+    mixed: bool = False  # in the reference, the model's output for one row depends on other rows
+    coupled: bool = False  # at N=1, a row's loss depends on the outputs of a row that is in another micro-batch here
+    agrees_when_frozen: bool = False  # the difference is gone when the parameters stay where they are
+    same_at_one: bool = False  # the comparison is with an independent function, and N=1 differs from it as well
+
+
+@dataclass(frozen=True, kw_only=True)
+class Update:
+    """What the optimizer made of its gradient, beside the reference's; gates are what rounding explains."""
+
+    distance: float = 0.0  # of the movements of the parameters
+    gate: float = inf
+    along_weights: float = nan  # residual of the difference of movements outside the direction of the parameters
+    state_distance: float = 0.0
+    state_gate: float = inf
+
+    @property
+    def agrees(self) -> bool:
+        """Whether movement and state are within their gates."""
+        return self.distance <= self.gate and self.state_distance <= self.state_gate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,75 +208,54 @@ class StepFacts:
 
     accumulation_steps: int
     ranks: int = 1
-    track: str
-    step: int
-    roundoff: float = 0.0  # of the arithmetic in use
+    track: str  # name of the optimizer
+    step: int  # from 0
     gate: float  # largest relative distance of gradients that rounding explains
-    distance: float  # of the gradients consumed
-    scale: float
-    cosine: float
-    raw_distance: float  # of the gradients before clipping
-    raw_scale: float
-    raw_cosine: float
-    clipped: bool  # clipping at the boundary changed the gradients (of either arm)
-    backwards: int
-    reference_backwards: int
-    rows: str  # same, different, unknown
-    fits: Mapping[str, float] = field(default_factory=dict)  # cause's prediction -> relative distance from what was seen
-    weights: tuple[float, ...] = ()  # of the reference gradient on the micro-batch gradients
-    condition: float = math.inf
-    num_rows: int = 0  # of the window; 0 when unknown
-    probed: bool = False  # whether rows and couplings have been looked at
-    kept: bool = True  # whether the contributions of the window were kept
-    rank_residual: float = math.inf  # of the reference gradient outside the span of what every rank's micro-batches gave
-    rank_weights: tuple[tuple[float, ...], ...] = ()  # of the reference gradient on them, per micro-batch and rank; right: 1
-    rank_condition: float = math.inf
-    rescaled: tuple[float, ...] = ()  # norms after the gradients were scaled inside the window, and at the step
-    lost: float = 0.0  # share of the reference's elements that are exactly 0 here, above what rounding does
-    float16: bool = False
+    consumed: Compared  # the gradients that the optimizer took
+    raw: Compared  # the gradients before clipping
+    window: Window
+    accumulator: Accumulator = Accumulator()
+    scaling: Scaling = Scaling()
+    precision: Precision = Precision()
+    layers: Layers = Layers()
+    fits: Fits = Fits()
+    parts: WeightedSum = WeightedSum()  # of the reference gradient on the micro-batch gradients
+    by_rank: RankSum = RankSum()
     partly: tuple[str, ...] = ()  # tensors that differ (too large, pointing alike) while others agree
-    found_changed: bool = False  # the window began with gradients that no backward of this optimizer had left
-    by_row: RowFacts | None = None  # only after a probe
-    by_term: TermFacts | None = None  # only after a probe, where the loss is a sum
-    held: bool = False  # the difference is gone when the parameters stay where they are
-    same_at_one: bool = False  # the comparison is with an independent function, and N=1 differs from it as well
-    cleared_inside: int = 0  # backwards before which gradients of the window, or of some tensors, had been cleared
-    cleared_at_last: tuple[str, ...] = ()  # tensors whose gradients were cleared between the last backward and the step
-    cleared_then_filled: bool = False  # cleared after the last backward, and the step has a gradient nevertheless
-    loaded_inside: bool = False  # a checkpoint was loaded between the backwards of the window
-    stale: bool = False
-    active_clips_inside: int = 0
-    clips_scaled: bool = False  # clipped with the loss scale still inside
-    loss_scales: int = 1  # different ones in the window
-    unscaled_inside: int = 0  # times a GradScaler unscaled gradients before the last backward of the window
-    drawn_between: bool = False  # random numbers were drawn between all backwards of the window, outside the model
-    broken_forwards: int = 0
-    moves_inside: int = 0  # times the parameters moved between the backwards of the window
-    reference_moves_inside: int = 0
-    move_along_weights: float = math.nan  # cosine of that movement with the parameters
-    low_precision: str | None = None  # format every element of the accumulated gradient fits in, unlike the reference's
-    draws: bool = False
-    outside_draws: bool = False
-    dropout: bool = False
-    batch_norm: bool = False
-    mixed: bool = False  # in the reference, the model's output for one row depends on other rows; only after a probe
-    buffers: tuple[str, ...] = ()  # of the model, that have moved otherwise than the reference's
-    coupled: bool = False  # at N=1, a row's loss depends on the outputs of a row that is in another micro-batch here
-    update_distance: float = 0.0
-    update_gate: float = math.inf
-    update_along_weights: float = math.nan  # residual of the difference of updates outside the direction of the parameters
-    state_distance: float = 0.0
-    state_gate: float = math.inf
-    tensors: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)  # name -> distance, scale, cosine
+    probe: Probe = Probe()
+    update: Update = Update()
+    tensors: Mapping[str, Compared] = field(default_factory=dict)  # gradients before clipping, by the tensor's name
 
     @property
     def gradients_agree(self) -> bool:
         """Before clipping as well: a fault that clipping hides is still one."""
-        return self.distance <= self.gate and self.raw_distance <= self.gate
+        return self.consumed.distance <= self.gate and self.raw.distance <= self.gate
 
     @property
     def agrees(self) -> bool:
-        return self.gradients_agree and self.update_distance <= self.update_gate and self.state_distance <= self.state_gate
+        """Whether gradients, movement and state are all within their gates."""
+        return self.gradients_agree and self.update.agrees
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSeen:
+    """One optimizer's run, of the candidate or of the reference; tuples have one entry per effective optimizer step."""
+
+    steps: int
+    idle_steps: int = 0  # optimizer steps that moved nothing
+    backwards: tuple[int, ...]
+    pending: int = 0  # backwards after the last step
+    lrs: tuple[tuple[float, ...], ...]  # per parameter group
+    schedule_calls: tuple[int, ...]
+    horizon: float = 0.0  # steps for which the longest learning-rate schedule is laid out; 0 when unknown
+    state_steps: tuple[float | None, ...] = ()  # the optimizer's own counter
+    shadow_updates: tuple[int, ...] = ()  # times that averaged copies of the weights changed
+    norm_updates: tuple[int, ...] = ()  # of running statistics, so far
+    losses: tuple[float, ...] = ()  # differentiated, summed over the window
+    reported: tuple[float, ...] | None = None  # losses that the function returned
+    counts: Mapping[str, float] = field(default_factory=dict)  # steps, samples, tokens that it returned
+    skipped: tuple[int, ...] = ()  # steps that a GradScaler left out
+    broken_windows: tuple[int, ...] = ()  # steps whose window had a non-finite forward or gradient
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,41 +263,22 @@ class RunFacts:
     """One optimizer's run of a candidate beside the reference's."""
 
     accumulation_steps: int
-    track: str
-    steps: int
-    reference_steps: int
-    idle_steps: int  # optimizer steps that moved nothing
-    reference_idle_steps: int
-    backwards: tuple[int, ...]  # per optimizer step
-    reference_backwards: tuple[int, ...]
-    pending: int  # backwards after the last step
-    windows: tuple[str, ...]  # per aligned step: same, different, unknown
-    repeated: tuple[int, ...]  # rows more often in the window than in the reference's run, per step
-    never: int  # rows of the reference's run that the candidate never saw
-    foreign: int  # rows of the candidate that the reference never saw
-    lrs: tuple[tuple[float, ...], ...]
-    reference_lrs: tuple[tuple[float, ...], ...]
-    schedule_calls: tuple[int, ...]
-    reference_schedule_calls: tuple[int, ...]
-    lr_moves_inside: bool
-    state_steps: tuple[float | None, ...]
-    reference_state_steps: tuple[float | None, ...]
-    horizon: float = 0.0  # steps for which the longest learning-rate schedule is laid out; 0 when unknown
-    reference_horizon: float = 0.0
-    shadow_distances: tuple[tuple[int, float, float], ...] = ()  # (step, distance, gate) of averaged copies of the weights
-    shadow_updates: tuple[int, ...] = ()
-    reference_shadow_updates: tuple[int, ...] = ()
-    shadow_moves_inside: bool = False  # averaged copies moved between the backwards of a window
-    reported: tuple[float, ...] | None = None
-    reference_reported: tuple[float, ...] | None = None
-    losses: tuple[float, ...] = ()  # differentiated, summed over the window
-    reference_losses: tuple[float, ...] = ()
-    broken_windows: tuple[int, ...] = ()  # steps whose window had a non-finite forward or gradient
-    reference_broken_windows: tuple[int, ...] = ()
+    track: str  # name of the optimizer
+    mine: RunSeen
+    reference: RunSeen
+    windows: tuple[Rows, ...]  # per aligned step
+    repeated: tuple[int, ...] = ()  # rows more often in the window than in the reference's run, per step
+    never: int = 0  # rows of the reference's run that the candidate never saw
+    foreign: int = 0  # rows of the candidate that the reference never saw
+    lr_moves_inside: bool = False  # a learning rate changed between the backwards of a window
+    shadow_moves_inside: bool = False  # averaged copies of the weights did
+    shadow_distances: tuple[tuple[int, float, float], ...] = ()  # (step, distance, gate) of these copies
     resumed: tuple[tuple[int, int], ...] = ()  # (step, backwards lost) where a new optimizer took over
-    skipped: tuple[int, ...] = ()  # steps that a GradScaler left out
-    reference_skipped: tuple[int, ...] = ()
-    norm_updates: tuple[int, ...] = ()  # of running statistics, so far, per step
-    reference_norm_updates: tuple[int, ...] = ()
-    counts: Mapping[str, float] = field(default_factory=dict)  # steps, samples, tokens that the function returned
-    reference_counts: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Everything said of one optimizer of one candidate."""
+
+    run: RunFacts
+    steps: tuple[StepFacts, ...]

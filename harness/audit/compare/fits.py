@@ -4,91 +4,120 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
+from harness.audit.compare.facts import Fits, Format, RankSum, WeightedSum
 from harness.audit.compare.windows import clipped_once, cosine, distance, off_line, raw, slices
 from harness.audit.evidence import Backward, Run, Step, Vector
 from harness.referee.gradients import decompose
 
 MOST_PARTS = 64  # micro-batch gradients decomposed into
 FEWEST = 4  # elements below which two directions are alike by chance
-
-Fits = dict[str, float]
-Weights = tuple[tuple[float, ...], float]  # of the reference gradient on the parts, times their number; condition of the parts
+ALIKE = 0.5  # cosine above which two gradients point alike
+LEFT_OVER = 10.0  # gates; a gradient of the step before that is smaller than this is rounding
 
 
 def fits(
     mine: Step, theirs: Step, before: Step | None, a: Vector, g: Vector, candidate: Run, gate: float
-) -> tuple[Fits, Weights]:
-    """Relative distances of predictions from what was seen: `a` of `mine` beside `g` of `theirs`; `before`: the step before.
+) -> tuple[Fits, WeightedSum]:
+    """Predictions beside what was seen: `a` [P] of `mine` beside `g` [P] of `theirs`; `before`: the candidate's step before.
 
-    Contributions are used where they were kept (`Backward.contribution`).
+    Contributions are used where they were kept (`Backward.contribution`). Nothing is known of gradients that are not finite.
     """
-    nothing: Weights = (), math.inf
     if not (np.isfinite(a).all() and np.isfinite(g).all()) or not g.any():
-        return {}, nothing
+        return Fits(), WeightedSum()
     if not a.any():
-        return _of_nothing(mine, theirs, g), nothing
-    n, k, ranks = candidate.accumulation_steps, len(mine.backwards), candidate.ranks
-    found = {
-        name: distance(a, f * g)
-        for name, f in (("N", n), ("K", k or 1), ("1/N", 1 / n), ("1/K", 1 / (k or 1)), ("K/N", k / n))
-        if f
-    }
-    found["line"] = off_line(a, g)
-    found |= {"R": distance(a, rows * g), "1/R": distance(a, g / rows)} if (rows := mine.num_rows) else {}
-    found |= {"W": distance(a, ranks * g), "1/W": distance(a, g / ranks)} if ranks > 1 else {}
-    found |= _penalties(mine, a, g, gate)
+        return _of_nothing(mine, theirs, g), WeightedSum()
+    found = _of_gradient(mine, a, g, candidate, gate)
     total = mine.total
     if total is None or not np.isfinite(total).all():
-        return found, nothing
-    whole = raw(theirs)
-    found |= {
-        f"sum*{name}": distance(f * total, whole)
-        for name, f in (("1", 1.0), ("1/N", 1 / n), ("1/K", 1 / (k or 1)), ("N", float(n)))
-    }
-    found["plain_sum"] = off_line(a, total)
-    found["own_sum"] = distance(a, total)
-    found["sums"] = distance(total, theirs.total if theirs.total is not None else g)
-    if before is not None:
-        left = [v for v in (before.gradient, raw(before)) if v.shape == a.shape and _counts(v, g, gate)]
-        found["stale"] = min((distance(a, v + total) for v in left), default=math.inf)
-    if clipped_once(mine) and mine.clips[0].before is not None:
-        clip = mine.clips[0]
-        norm = float(np.linalg.norm(mine.clips[0].before))
-        found["clipped_then_divided"] = distance(mine.gradient, mine.clips[0].before * min(1.0, clip.limit / norm) / n)
+        return found, WeightedSum()
+    found = _of_sum(found, mine, theirs, before, a, g, candidate, gate)
     parts = [b.contribution for b in mine.backwards if b.contribution is not None and b.finite and b.contribution.any()]
     if not parts:
-        return found, nothing
-    weights, condition = _decomposed(found, g, parts)
-    if found["plain_sum"] <= gate:  # divided (or multiplied) after they were added: weights are of what was stepped
-        weights = tuple(w * float(total @ total) / float(a @ total) for w in weights)
-    return found | _by_part(mine, a, g, parts), (weights, condition)
+        return found, WeightedSum()
+    made = _decomposed(g, parts)
+    if found.sum_line <= gate:  # divided (or multiplied) after they were added: weights are of what was stepped
+        made = replace(made, weights=tuple(w * float(total @ total) / float(a @ total) for w in made.weights))
+    return _by_part(found, mine, a, g, parts), made
+
+
+def _of_gradient(mine: Step, a: Vector, g: Vector, candidate: Run, gate: float) -> Fits:
+    """Predictions from the reference gradient alone."""
+    n, k, ranks, rows = candidate.accumulation_steps, len(mine.backwards), candidate.ranks, mine.num_rows
+    along_weights, along_signs = _penalties(mine, a, g, gate)
+    return Fits(
+        times_n=distance(a, n * g),
+        times_k=distance(a, (k or 1) * g),
+        over_n=distance(a, 1 / n * g),
+        over_k=distance(a, 1 / (k or 1) * g),
+        k_over_n=distance(a, k / n * g) if k else math.inf,
+        times_rows=distance(a, rows * g) if rows else math.inf,
+        over_rows=distance(a, g / rows) if rows else math.inf,
+        times_ranks=distance(a, ranks * g) if ranks > 1 else math.inf,
+        over_ranks=distance(a, g / ranks) if ranks > 1 else math.inf,
+        line=off_line(a, g),
+        along_weights=along_weights,
+        along_signs=along_signs,
+    )
+
+
+def _of_sum(
+    found: Fits, mine: Step, theirs: Step, before: Step | None, a: Vector, g: Vector, candidate: Run, gate: float
+) -> Fits:
+    """Predictions from the sum of what the backwards gave as well."""
+    n, k, whole = candidate.accumulation_steps, len(mine.backwards), raw(theirs)
+    assert mine.total is not None
+    total = mine.total
+    left = [] if before is None else [v for v in (before.gradient, raw(before)) if v.shape == a.shape]
+    return replace(
+        found,
+        sum=distance(total, whole),
+        sum_over_n=distance(1 / n * total, whole),
+        sum_over_k=distance(1 / (k or 1) * total, whole),
+        sum_times_n=distance(float(n) * total, whole),
+        sum_line=off_line(a, total),
+        own_sum=distance(a, total),
+        sums=distance(total, theirs.total if theirs.total is not None else g),
+        stale=min((distance(a, v + total) for v in left if _counts(v, g, gate)), default=math.inf),
+        clipped_then_divided=_clipped_then_divided(mine, n),
+    )
+
+
+def _clipped_then_divided(mine: Step, n: int) -> float:
+    if not clipped_once(mine) or mine.clips[0].before is None:
+        return math.inf
+    clip, before = mine.clips[0], mine.clips[0].before
+    return distance(mine.gradient, before * min(1.0, clip.limit / float(np.linalg.norm(before))) / n)
 
 
 def _counts(left: Vector, g: Vector, gate: float) -> bool:
     """Whether what may have been left over is more than rounding."""
-    return float(np.linalg.norm(left)) > 10 * gate * float(np.linalg.norm(g))
+    return float(np.linalg.norm(left)) > LEFT_OVER * gate * float(np.linalg.norm(g))
 
 
-def _by_part(mine: Step, a: Vector, g: Vector, parts: Sequence[Vector]) -> Fits:
-    found = {"first": off_line(a, parts[0]), "last": off_line(a, parts[-1])}
-    if any(b.emptied for b in mine.backwards) or emptied_at_last(mine, a):
-        found["since_clear"] = off_line(a, _since_clear(mine, a))
+def _by_part(found: Fits, mine: Step, a: Vector, g: Vector, parts: Sequence[Vector]) -> Fits:
+    """Predictions from what single backwards gave as well."""
+    cleared = any(b.emptied for b in mine.backwards) or emptied_at_last(mine, a)
     groups = {b.reached for b in mine.backwards}
-    if len(groups) > 1:
-        own = [distance(_sum([b for b in mine.backwards if b.reached == group]), g) for group in groups]
-        found["without_foreign"] = min(own)
-    return found
+    own = [distance(_sum([b for b in mine.backwards if b.reached == group]), g) for group in groups] if len(groups) > 1 else []
+    return replace(
+        found,
+        first=off_line(a, parts[0]),
+        last=off_line(a, parts[-1]),
+        since_clear=off_line(a, _since_clear(mine, a)) if cleared else math.inf,
+        without_foreign=min(own, default=math.inf),
+    )
 
 
 def _of_nothing(mine: Step, theirs: Step, g: Vector) -> Fits:
     """The step took zeros, whatever the backwards had given."""
     if mine.total is None or not mine.total.any():
-        return {}
-    return {"since_clear": 0.0, "sums": distance(mine.total, theirs.total if theirs.total is not None else g)}
+        return Fits()
+    return Fits(since_clear=0.0, sums=distance(mine.total, theirs.total if theirs.total is not None else g))
 
 
 def emptied_at_last(mine: Step, a: Vector) -> tuple[str, ...]:
@@ -115,47 +144,51 @@ def _sum(backwards: Sequence[Backward]) -> Vector:
     return np.asarray(np.sum([b.contribution for b in backwards if b.contribution is not None], axis=0))
 
 
-def _decomposed(found: Fits, g: Vector, parts: Sequence[Vector]) -> Weights:
-    """Weights of `g` on the parts; the part of it outside their span is added to `found`."""
+def _decomposed(g: Vector, parts: Sequence[Vector]) -> WeightedSum:
+    """Nothing is known where there are too many parts to tell them apart."""
     if len(parts) > MOST_PARTS or 2 * len(parts) > g.size:
-        return (), math.inf
-    made = decompose(torch.from_numpy(g), [torch.from_numpy(p) for p in parts])
-    found["span"] = made.residual
-    return tuple(w / len(parts) for w in made.weights), made.condition
+        return WeightedSum()
+    return weighted_sum(g, parts)
 
 
-def by_rank(mine: Step, a: Vector, g: Vector, gate: float) -> tuple[float, tuple[tuple[float, ...], ...], float]:
-    """(residual, weights, condition): `g` as a sum of what every rank's micro-batches gave, before ranks were averaged.
+def weighted_sum(g: Vector, parts: Sequence[Vector]) -> WeightedSum:
+    """`g` [P] as a sum of `parts`, by least squares; weights are times the number of parts: 1 where all count as in their sum."""
+    made = decompose(torch.from_numpy(g), [torch.from_numpy(part) for part in parts])
+    return WeightedSum(weights=tuple(w / len(parts) for w in made.weights), residual=made.residual, condition=made.condition)
+
+
+def by_rank(mine: Step, a: Vector, g: Vector, gate: float) -> RankSum:
+    """`g` [P] as a sum of what every rank's micro-batches gave, before ranks were averaged.
 
     `weights[k][r]` belongs to micro-batch k of rank r: all 1 where every rank and micro-batch counts as it does in the candidate,
     whose gradient is their sum divided by the number of ranks.
     """
     locals_ = [b.locals for b in mine.backwards]
     if not locals_ or not all(locals_):
-        return math.inf, (), math.inf
+        return RankSum()
     parts = [part / len(ranks) for ranks in locals_ for part in ranks]
     if len(parts) > MOST_PARTS or 2 * len(parts) > g.size or not all(p.any() and np.isfinite(p).all() for p in parts):
-        return math.inf, (), math.inf
+        return RankSum()
     if any(part.shape != g.shape for part in parts):
-        return math.inf, (), math.inf
+        return RankSum()
     if not off_line(a, np.asarray(np.sum(parts, axis=0))) <= gate:  # what the ranks gave was not simply added
-        return math.inf, (), math.inf
-    made = decompose(torch.from_numpy(g), [torch.from_numpy(part) for part in parts])
-    weights, width = [w / len(parts) for w in made.weights], len(locals_[0])
-    return made.residual, tuple(tuple(weights[i : i + width]) for i in range(0, len(weights), width)), made.condition
+        return RankSum()
+    made, width = weighted_sum(g, parts), len(locals_[0])
+    weights = tuple(made.weights[i : i + width] for i in range(0, len(made.weights), width))
+    return RankSum(weights=weights, residual=made.residual, condition=made.condition)
 
 
-def _penalties(mine: Step, a: Vector, g: Vector, gate: float) -> Fits:
-    """Differences along the parameters or their signs, in the tensors that differ at all."""
+def _penalties(mine: Step, a: Vector, g: Vector, gate: float) -> tuple[float, float]:
+    """Differences along the parameters and along their signs, in the tensors that differ at all; infinite in too few elements."""
     size, apart = float(np.linalg.norm(g)), a - g
     wrong = [part for part in slices(mine).values() if float(np.linalg.norm(apart[part])) > gate * size]
     chosen = np.zeros(a.shape, dtype=bool)
     for part in wrong:
         chosen[part] = True
     if int(chosen.sum()) < FEWEST:
-        return {}
+        return math.inf, math.inf
     parameters = mine.before[chosen]
-    return {"along_weights": off_line(apart[chosen], parameters), "along_signs": off_line(apart[chosen], np.sign(parameters))}
+    return off_line(apart[chosen], parameters), off_line(apart[chosen], np.sign(parameters))
 
 
 def partly(mine: Step, a: Vector, g: Vector, gate: float) -> tuple[str, ...]:
@@ -165,7 +198,7 @@ def partly(mine: Step, a: Vector, g: Vector, gate: float) -> tuple[str, ...]:
     agree = 0
     for name, part in slices(mine).items():
         if float(np.linalg.norm((a - g)[part])) > gate * size:
-            if not (cosine(a[part], g[part]) > 0.5 and np.linalg.norm(a[part]) > np.linalg.norm(g[part])):
+            if not (cosine(a[part], g[part]) > ALIKE and np.linalg.norm(a[part]) > np.linalg.norm(g[part])):
                 return ()
             differ.append(name)
         else:
@@ -173,12 +206,10 @@ def partly(mine: Step, a: Vector, g: Vector, gate: float) -> tuple[str, ...]:
     return tuple(differ) if agree else ()
 
 
-def low_precision(a: Vector, g: Vector) -> str | None:
+def narrow_format(a: Vector, g: Vector) -> Format | None:
     """The 16-bit format that holds every element of `a` while it does not hold those of `g`."""
-    for dtype in (torch.bfloat16, torch.float16):
-        if _holds(a, dtype) and not _holds(g, dtype):
-            return str(dtype).removeprefix("torch.")
-    return None
+    formats: dict[Format, torch.dtype] = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+    return next((name for name, dtype in formats.items() if _holds(a, dtype) and not _holds(g, dtype)), None)
 
 
 def _holds(values: Vector, dtype: torch.dtype) -> bool:

@@ -9,13 +9,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.audit.compare.windows import distance, raw, state_distance, update_distance
-from harness.audit.evidence import Run, Step
+from harness.audit.evidence import FLOAT32, Run, Step
 
 # A distance that rounding explains is at most this many times the largest one seen among equal computations. Correct loops were
 # seen at 0.02 to 1.2 times it (float32) and 0.2 times (bfloat16 autocast).
 FACTOR, COARSE_FACTOR = 10.0, 4.0
-COARSE_ROUNDOFF = 1e-5
-NOISE = 1e3  # elements below this many roundings of the largest gradient move by noise under Adam (EQUIVALENCE.md, trap 4)
+COARSE_ROUNDOFF = 1e-5  # arithmetic rounded to more than this is coarse
+# Adam divides a gradient by its own size: an element below this many roundings of the largest one moves by noise, and no update,
+# state, buffer or average is known better than one part in so many.
+NOISE = 1e3
+LEAST = 1 / NOISE
+DISAGREE = 0.01  # relative; an element about whose update equal computations disagree by more moves by noise
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,10 @@ def gates(
     *,
     drift: bool,
 ) -> Gates:
-    """`runs`: candidate and reference; `noise`: per step, the elements whose update is noise."""
+    """Of every step of the reference, aligned with the candidate's and with those of each null.
+
+    `runs`: candidate and reference; `noise`: per step, a mask [P] of the elements whose update is noise.
+    """
     candidate, reference = runs
     gradient, update, state = [], [], []
     moved: list[bool] = []
@@ -57,7 +64,7 @@ def gates(
         moved.append(_worst(seen) > 0)
         gradient.append(max(factor * _worst(seen), _summing(own, step, candidate, reference)))
         keep = ~noise[t]
-        least = max(1 / NOISE, gradient[t])  # an update is known no better than its gradient
+        least = max(LEAST, gradient[t])  # an update is known no better than its gradient
         apart = [update_distance(o, step, of) for o in others for of in (keep, ~small[t])]  # more than faint elements: see below
         update.append(max(FACTOR * _worst(apart), least))
         state.append(max(FACTOR * _worst([state_distance(o, step) for o in others]), least))
@@ -73,13 +80,18 @@ def _summing(mine: Step, theirs: Step, candidate: Run, reference: Run) -> float:
     """Rounding of the sum itself: (terms) * u * ||sum_k |c_k|| / ||g||, u of the accumulator (Higham 1993)."""
     size = float(np.linalg.norm(raw(theirs)))
     if not mine.backwards and not theirs.backwards:  # weights were handed over: float32 weights, and an update seen through them
-        return max(1 / NOISE, FACTOR * 2.0**-23 * float(np.linalg.norm(theirs.before)) / size) if size else 0.0
+        return max(LEAST, FACTOR * 2 * FLOAT32 * float(np.linalg.norm(theirs.before)) / size) if size else 0.0
     count, total = len(mine.backwards), mine.spread
     if not size or not count or not math.isfinite(size):
         return 0.0
     wide = max(candidate.accumulator_roundoff, reference.accumulator_roundoff)
     rows = candidate.batch_size * candidate.accumulation_steps
-    return ((count + 1) * wide + rows * min(wide, 2.0**-24)) * (total / size if math.isfinite(total) else 1.0)
+    return ((count + 1) * wide + rows * min(wide, FLOAT32)) * (total / size if math.isfinite(total) else 1.0)
+
+
+def beyond_rounding(seen: Sequence[float]) -> float:
+    """The gate of a buffer or an average of weights, from its relative distances among equal computations."""
+    return max(FACTOR * max(seen, default=0.0), LEAST)
 
 
 def _worst(values: Sequence[float]) -> float:
@@ -108,6 +120,6 @@ def noisy(theirs: Sequence[Step], nulls: Sequence[Sequence[Step]], reference: Ru
         for null in nulls:
             if t < len(null) and null[t].after.shape == step.after.shape:
                 mine, own = null[t].after - null[t].before, step.after - step.before
-                now |= np.abs(mine - own) > 0.01 * np.abs(own)
+                now |= np.abs(mine - own) > DISAGREE * np.abs(own)
         masks.append(masks[-1] | now if masks and masks[-1].shape == now.shape else now)
     return masks

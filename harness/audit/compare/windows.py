@@ -1,4 +1,4 @@
-"""What of an optimizer step is judged: which backwards, which gradient, and distances between two of them."""
+"""Two optimizer steps beside each other: which backwards and which gradient are judged, and distances between them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from harness.audit.compare.facts import Rows
 from harness.audit.evidence import Backward, Step, Track, Vector
 
 
@@ -89,6 +90,7 @@ def raw(step: Step) -> Vector:
 
 
 def distance(a: Vector, b: Vector) -> float:
+    """||a - b|| / ||b||, NaN equal to NaN; infinite for other shapes, and where b alone is zero."""
     if a.shape != b.shape:
         return math.inf
     if np.array_equal(a, b, equal_nan=True):
@@ -100,8 +102,8 @@ def distance(a: Vector, b: Vector) -> float:
     return apart / size
 
 
-def window(mine: Step, theirs: Step) -> str:
-    """Whether the two steps saw the same rows."""
+def compare_rows(mine: Step, theirs: Step) -> Rows:
+    """Whether the windows of the two steps hold the same rows, each as often."""
     a, b = mine.rows, theirs.rows
     if not a or not b:
         return "unknown"
@@ -109,6 +111,7 @@ def window(mine: Step, theirs: Step) -> str:
 
 
 def movement(step: Step) -> Vector:
+    """[P] how far the step moved the parameters."""
     return step.after - step.before
 
 
@@ -125,15 +128,18 @@ def update_distance(mine: Step, theirs: Step, keep: np.ndarray) -> float:
 
 
 def state_distance(mine: Step, theirs: Step) -> float:
+    """The largest relative distance of an entry of the optimizer's state that both steps have; 0 without any."""
     shared = [key for key in theirs.state if key in mine.state and mine.state[key].shape == theirs.state[key].shape]
     return max((finite(distance(mine.state[key], theirs.state[key])) for key in shared), default=0.0)
 
 
 def finite(value: float) -> float:
+    """The value; infinity for NaN, which would compare as within any gate or none."""
     return math.inf if math.isnan(value) else value
 
 
 def cosine(a: Vector, b: Vector) -> float:
+    """<a, b> / (||a|| ||b||); NaN where one is zero."""
     sizes = float(np.linalg.norm(a) * np.linalg.norm(b))
     return float(a @ b) / sizes if sizes else math.nan
 
@@ -147,6 +153,6 @@ def off_line(a: Vector, direction: Vector) -> float:
 
 
 def slices(step: Step) -> dict[str, slice]:
-    """Where each tensor lies in the vectors of a step."""
+    """Tensor's name -> where it lies in the vectors of a step."""
     edges = np.cumsum([0, *(count for _, count in step.tensors)])
     return {name: slice(int(a), int(b)) for (name, _), a, b in zip(step.tensors, edges[:-1], edges[1:], strict=True)}

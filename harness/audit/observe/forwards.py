@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from harness.audit.evidence import Row, Run, Vector
+from harness.audit.observe.rank_gradients import Unsharded
 from harness.audit.observe.tensors import broken, dense, fingerprints, in_a_group, roundoff, tensors_in, vector
-from harness.audit.observe.unsharded import Unsharded
 
 
 class Forwards:
@@ -35,6 +35,7 @@ class Forwards:
         self.reset()
 
     def reset(self) -> None:
+        """A backward has ended: what was seen before it is forgotten."""
         self.count, self.broken, self.draws, self.outside = 0, 0, False, False
         self.unsharded.clear()
         self.rows: list[tuple[str, int]] = []  # fingerprint and length
@@ -59,6 +60,7 @@ class Forwards:
         self.inner.clear()
 
     def enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """A module's forward begins."""
         self.depth += 1
         if self.depth == 1:
             self.inner.clear()
@@ -80,6 +82,7 @@ class Forwards:
                 self.names.setdefault(id(parameter), name)
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """A module's forward ends with `output`."""
         self.depth = max(0, self.depth - 1)
         if torch.is_grad_enabled():
             self.unsharded.see(module)
@@ -123,6 +126,11 @@ class Forwards:
         first = self.first_buffers
         moved = [(k, t) for k, t in self._buffers() if k in first and t.shape == first[k].shape and not torch.equal(t, first[k])]
         return {key: vector([buffer]) - vector([first[key]]) for key, buffer in moved}
+
+    def norm_updates(self) -> int:
+        """Times that running statistics of BatchNorm were updated so far, all layers together."""
+        counters = (norm.num_batches_tracked for norm in self.norms.values())
+        return sum(int(counter) for counter in counters if counter is not None)
 
     def _watch_slopes(self, rows: list[str], outputs: list[Tensor]) -> None:
         output = next((t for t in outputs if rows and t.shape[0] == len(rows)), None)

@@ -20,8 +20,9 @@ import torch
 import torch.multiprocessing as mp
 
 from harness import processes
-from harness.audit.evidence import RANK, Backward, Finding, Run, Step, Track, Vector, overflow_is_expected
+from harness.audit.evidence import Backward, Finding, Run, Step, Track, Vector, overflow_is_expected
 from harness.audit.observe.runs import Job, Train, accepts, load_module, watch
+from harness.judge.cause import Cause
 
 PATIENCE_S = 600.0  # for one call of the function
 
@@ -44,6 +45,7 @@ class Ranks:
         self._stop()
 
     def accepts(self, name: str, *, independent: bool = False) -> bool:
+        """Whether the function (or the independent one) has a parameter of that name."""
         return accepts(self.reference if independent else self.train, name)
 
     def run(self, job: Job) -> list[Run]:
@@ -170,13 +172,14 @@ def _joined(step: Step, others: Sequence[Step]) -> Step:
     """The parts of all ranks one after the other; what a single micro-batch gave is known only of each rank's whole gradient."""
     steps = (step, *others)
     counts = [[count for _, count in each.tensors] for each in steps]
-    tensors = tuple((f"{RANK}{r} {name}", count) for r, each in enumerate(steps) for name, count in each.tensors)
+    tensors = tuple((f"rank {r} {name}", count) for r, each in enumerate(steps) for name, count in each.tensors)
     state = {
         key: np.concatenate([each.state[key] for each in steps]) for key in step.state if all(key in s.state for s in others)
     }
     return replace(
         step,
         tensors=tensors,
+        shards=tuple(each.before.size for each in steps),
         gradient=np.concatenate([each.gradient for each in steps]),
         before=np.concatenate([each.before for each in steps]),
         after=np.concatenate([each.after for each in steps]),
@@ -249,5 +252,5 @@ def disagreement(candidate: Run, gate: float) -> list[Finding]:
         if not distance <= gate:
             evidence = {"distance_between_ranks": distance, "gate": gate, "ranks": candidate.ranks}
             message = f"the ranks step on different gradients ({distance:.2g} apart): they are not averaged before the step"
-            return [Finding(candidate.accumulation_steps, t, "replicas_not_synchronised", evidence, message)]
+            return [Finding(candidate.accumulation_steps, t, Cause.replicas_not_synchronised, evidence, message, "ranks")]
     return []

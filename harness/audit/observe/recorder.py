@@ -13,10 +13,14 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 
 from harness.audit.evidence import WATCH, Intervention, Run
 from harness.audit.observe import shadows
-from harness.audit.observe.calls import Calls, Patches, Wrap
-from harness.audit.observe.foreign import FastaiAdapter, Foreign, HandedWeights, KerasAdapter
-from harness.audit.observe.forwards import Forwards
+from harness.audit.observe.adapters import FastaiAdapter, KerasAdapter
+from harness.audit.observe.calls import Calls
+from harness.audit.observe.foreign import HandedWeights
+from harness.audit.observe.interventions import intervene, intervene_on_averages
+from harness.audit.observe.layers import Layers
 from harness.audit.observe.live import LiveTrack
+from harness.audit.observe.observed import Observed
+from harness.audit.observe.patches import Patches
 from harness.audit.observe.tensors import transforming
 
 SHADOW_SEARCH = 2  # optimizer steps after which averaged copies are looked for (once: it looks at every object)
@@ -26,20 +30,17 @@ class Recorder:
     """Context in which one run is watched; `run` holds the evidence afterwards."""
 
     def __init__(self, run: Run, intervention: Intervention = WATCH, namespaces: Iterable[dict[str, Any]] = ()) -> None:
-        self.run, self.intervention = run, intervention
-        self.forwards = Forwards(run)
-        self.live: dict[int, LiveTrack] = {}
-        self.stepping: list[Optimizer] = []
-        self.backward_depth = 0
-        self.prepared = False
-        self.scanned = False
-        self.loss_scale = 1.0
+        """`namespaces`: of functions that may have imported what is replaced, besides those of the imported modules."""
+        self.observed = Observed(run, intervention)
+        self._handed = HandedWeights()
+        self._stepping: list[Optimizer] = []
+        self._scanned = False
         self._namespaces = list(namespaces)
         self._patches = Patches()
-        self._calls = Calls(self)
-        self._keras = KerasAdapter(self)
-        self._fastai = FastaiAdapter(self)
-        self.handed = HandedWeights()
+        self._calls = Calls(self.observed, self._find_optimizers)
+        self._layers = Layers(run, intervention.disable)
+        self._keras = KerasAdapter(self.observed, self._patches.method)
+        self._fastai = FastaiAdapter(self.observed, self._patches.method)
 
     def __enter__(self) -> Self:
         patches = self._patches
@@ -48,8 +49,9 @@ class Recorder:
             patches.removing(register_optimizer_step_post_hook(self._after_step))
             patches.removing(register_module_forward_pre_hook(self._enter))
             patches.removing(register_module_forward_hook(self._leave, with_kwargs=True, always_call=True))
-            patches.methods(self._calls.methods())
-            patches.functions(self._calls.functions(), self._namespaces)
+            for (owner, name), wrap in self._calls.methods().items():
+                patches.method(owner, name, wrap)
+            patches.functions({**self._calls.functions(), **self._layers.functions()}, self._namespaces)
             self._fastai.look()
         except BaseException:
             patches.restore()
@@ -58,119 +60,95 @@ class Recorder:
 
     def __exit__(self, *_: object) -> None:
         self._patches.restore()
-        for place, live in enumerate(self.live.values()):
+        observed = self.observed
+        for place, live in enumerate(observed.live.values()):
             live.finish()
             live.track.place = place
-        tracks = [live.track for live in self.live.values() if live.track.steps]
-        if self.handed.track.steps:
-            tracks.append(self.handed.track)
-        self.run.probed = self.forwards.probed(self.loss_scale)
-        self.run.tracks = tracks or [live.track for live in self.live.values() if live.track.pending]
-        self.live.clear()
-        self.forwards.forget_models()
-
-    def add(self, optimizer: Optimizer | Foreign) -> LiveTrack:
-        """The track of an optimizer, made when first seen; its parameters are looked up again until it steps."""
-        live = self.live.get(id(optimizer))
-        if live is None:
-            live = self.live[id(optimizer)] = LiveTrack(optimizer, self.run, self.forwards, self.intervention.keep)
-        return live
-
-    def made(self, optimizer: Optimizer) -> None:
-        """An optimizer is being made, or gets more parameters. A forward before the first one (for shapes) is of no window."""
-        begun = self.run.backwards or any(live.backwards or live.track.steps for live in self.live.values())
-        if id(optimizer) not in self.live and not begun:
-            self.forwards.begin()
-            self.prepared = False
-        self.add(optimizer)
+        tracks = [live.track for live in observed.live.values() if live.track.steps]
+        if self._handed.track.steps:
+            tracks.append(self._handed.track)
+        observed.run.probed = observed.forwards.probed(observed.loss_scale)
+        observed.run.tracks = tracks or [live.track for live in observed.live.values() if live.track.pending]
+        observed.live.clear()
+        observed.forwards.forget_models()
 
     def hand_over(self, weights: Mapping[str, Any]) -> None:
         """Take the weights of a framework that is not torch: its starting weights first, then those after each step."""
-        self.handed.take(weights)
-
-    def note(self, call: str) -> None:
-        """Add to the order of calls of every optimizer's window."""
-        for live in self.live.values():
-            live.note(call)
+        self._handed.take(weights)
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if transforming():
             return
-        if self.forwards.depth == 0 and self.intervention.averages:
-            for index, live in enumerate(self.live.values()):
-                live.intervene_on_averages(self.intervention, index)
-        if self.forwards.depth == 0 and torch.is_grad_enabled():
-            self.prepare()
-            self.note("forward")
-            leading = next(iter(self.live.values()), None)
-            self.forwards.micro_batch = len(leading.backwards) if leading else 0
-            self.forwards.probing = self.intervention.probe == (len(leading.track.steps) if leading else 0)
-        self.forwards.enter(module, args)
+        observed = self.observed
+        forwards, intervention = observed.forwards, observed.intervention
+        if forwards.depth == 0 and intervention.averages:
+            for index, live in enumerate(observed.live.values()):
+                intervene_on_averages(live, intervention, index)
+        if forwards.depth == 0 and torch.is_grad_enabled():
+            self._prepare()
+            observed.note("forward")
+            leading = observed.leading
+            forwards.micro_batch = len(leading.window.backwards) if leading else 0
+            forwards.probing = intervention.probe == (len(leading.track.steps) if leading else 0)
+        forwards.enter(module, args)
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if not transforming():
-            self.forwards.leave(module, args, kwargs, output)
+            self.observed.forwards.leave(module, args, kwargs, output)
 
-    def prepare(self) -> None:
-        """Before the first forward: put the starting weights the intervention asks for."""
-        if self.prepared:
+    def _prepare(self) -> None:
+        """Before the first forward: put the starting weights that the intervention asks for."""
+        observed = self.observed
+        if observed.prepared:
             return
-        self.prepared = True
-        self.find_optimizers()
-        for index, live in enumerate(self.live.values()):
+        observed.prepared = True
+        self._find_optimizers()
+        for index, live in enumerate(observed.live.values()):
             live.refresh()
-            live.intervene(self.intervention, index, -1)
+            intervene(live, observed.intervention, index, -1)
 
-    def find_optimizers(self) -> None:
+    def _find_optimizers(self) -> None:
         """Optimizers made before the function was called (once: it looks at every object)."""
         self._keras.look()
         self._fastai.look()
-        if self.scanned:
+        if self._scanned:
             return
-        self.scanned = True
+        self._scanned = True
         self._fastai.look_back()
-        if not self.live:
+        if not self.observed.live:
             for item in gc.get_objects():
                 if issubclass(type(item), Optimizer) and getattr(item, "param_groups", None):
-                    self.add(item)
+                    self.observed.add(item)
 
     def _before_step(self, optimizer: Optimizer, *_: object) -> None:
         nested = self._is_stepping(optimizer)
-        self.stepping.append(optimizer)
+        self._stepping.append(optimizer)
         if nested or not getattr(optimizer, "param_groups", None):
             return
-        self.add(optimizer).before_step()
+        self.observed.add(optimizer).before_step()
 
     def _after_step(self, optimizer: Optimizer, *_: object) -> None:
-        while self.stepping and self.stepping.pop() is not optimizer:
+        while self._stepping and self._stepping.pop() is not optimizer:
             pass
-        live = self.live.get(id(optimizer))
+        observed = self.observed
+        live = observed.live.get(id(optimizer))
         if live is None or self._is_stepping(optimizer):
             return
         if live.inner_stepped:  # a wrapper around another optimizer of the same parameters: the inner one is the one to watch
-            del self.live[id(optimizer)]
+            del observed.live[id(optimizer)]
             return
-        for outer in self.stepping:
-            if id(outer) in self.live and self.live[id(outer)].shares(live):
-                self.live[id(outer)].inner_stepped = True
-        live.after_step(in_backward=self.backward_depth > 0, loss_scale=self.loss_scale)
+        for outer in self._stepping:
+            if id(outer) in observed.live and observed.live[id(outer)].shares(live):
+                observed.live[id(outer)].inner_stepped = True
+        live.after_step(in_backward=observed.backward_depth > 0, loss_scale=observed.loss_scale)
         self._look_for_shadows(live)
-        self.settle(live)
+        observed.settle(live)
 
     def _is_stepping(self, optimizer: Optimizer) -> bool:
         """Whether its step is under way: one that calls the step of its base class fires the hooks of both."""
-        return any(other is optimizer for other in self.stepping)
-
-    def settle(self, live: LiveTrack) -> None:
-        """After a step: put the weights the intervention asks for."""
-        index = [*self.live].index(id(live.optimizer))
-        live.intervene(self.intervention, index, live.num_effective - 1)
-
-    def patch(self, owner: type, name: str, wrap: Wrap) -> None:
-        """Replace one more method until the end of the run."""
-        self._patches.method(owner, name, wrap)
+        return any(other is optimizer for other in self._stepping)
 
     def _look_for_shadows(self, live: LiveTrack) -> None:
         if len(live.track.steps) == SHADOW_SEARCH:
-            others = [p for other in self.live.values() for p in other.parameters]
-            live.shadows = shadows.find(live.parameters, [*live.own_tensors(), *others])
+            others = [p for other in self.observed.live.values() for p in other.parameters]
+            live.averages.shadows = shadows.find(live.parameters, [*live.own_tensors(), *others])

@@ -39,6 +39,7 @@ class Local:
         self.functions = {False: train, True: reference}
 
     def accepts(self, name: str, *, independent: bool = False) -> bool:
+        """Whether the function (or the independent one) has a parameter of that name."""
         return accepts(self.functions[independent], name)
 
     def run(self, job: Job) -> list[Run]:

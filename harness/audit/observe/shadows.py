@@ -5,15 +5,15 @@ from __future__ import annotations
 import gc
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from harness.audit.evidence import Copy
-from harness.audit.observe.tensors import vector
+from harness.audit.evidence import Copy, Step
+from harness.audit.observe.tensors import put, vector
 
 PLAIN = (Tensor, nn.Parameter)  # not the fake ones of a compiler, nor sharded ones
 NEAR = 0.5  # an average of weights stays within this relative distance of them; lists of gradients or batches do not
@@ -28,10 +28,50 @@ class Shadow:
 
     @property
     def size(self) -> int:
+        """Number of elements."""
         return sum(tensor.numel() for tensor in self.tensors)
 
     def copied(self) -> Copy:
+        """Its values now."""
         return Copy(self.start, vector(self.tensors))
+
+
+class Averages:
+    """Looks at the copies between events, and writes what it sees into the optimizer's `steps`."""
+
+    def __init__(self, steps: list[Step]) -> None:
+        self.steps = steps
+        self.shadows: Sequence[Shadow] = ()
+        self.checksums: tuple[float, ...] = ()  # of the copies, as they were last seen
+        self._moving: set[int] = set()  # places of the copies that have changed
+
+    def see(self, *, window_begun: bool) -> None:
+        """`window_begun`: a backward of the window under way has been seen."""
+        if not self.shadows:
+            return
+        copies = tuple(shadow.copied() for shadow in self.shadows)
+        sums = tuple(float(copy.values.sum()) for copy in copies)
+        if self.steps and not window_begun and not self.steps[-1].shadows:
+            self.steps[-1] = replace(self.steps[-1], shadows=copies)
+        if self.checksums and sums != self.checksums:
+            self._moving |= {place for place, (a, b) in enumerate(zip(sums, self.checksums, strict=True)) if a != b}
+            if self.steps:
+                self.steps[-1] = replace(self.steps[-1], shadow_updates=self.steps[-1].shadow_updates + 1)
+        self.checksums = sums
+
+    def finish(self) -> None:
+        """The function has returned: copies that never changed are somebody's, but no averages."""
+        if self._moving:
+            for t, step in enumerate(self.steps):
+                averages = tuple(copy for place, copy in enumerate(step.shadows) if place in self._moving)
+                self.steps[t] = replace(step, shadows=averages)
+
+    def put(self, wanted: Sequence[Copy]) -> None:
+        """Write these values into the copies nearest to them."""
+        for copy in wanted:
+            shadow = nearest(self.shadows, copy)
+            if shadow is not None:
+                put(shadow.tensors, copy.values)
 
 
 def find(parameters: Sequence[Tensor], excluded: Iterable[Tensor]) -> list[Shadow]:

@@ -1,4 +1,4 @@
-"""Tensors of any kind (sparse, sharded, 16-bit, on a device) as float64 vectors, and fingerprints of rows. Reads only."""
+"""Tensors of any kind (sparse, sharded, 16-bit, on a device) as float64 vectors, and back; fingerprints of rows."""
 
 from __future__ import annotations
 
@@ -31,6 +31,20 @@ def vector(tensors: Iterable[Tensor]) -> Vector:
 def gradients(parameters: Sequence[Tensor]) -> Vector:
     """Gradients in order, zeros where there is none. All ranks must agree on which are there when they are sharded."""
     return vector(torch.zeros_like(p) if p.grad is None else p.grad for p in parameters)
+
+
+@torch.no_grad()
+def put(tensors: Sequence[Tensor], values: Vector) -> None:
+    """Write `values` [P] into the tensors in order; into sharded ones each rank's own part."""
+    start = 0
+    for p in tensors:
+        value = torch.from_numpy(values[start : start + p.numel()]).reshape(p.shape).to(p.device, p.dtype)
+        start += p.numel()
+        if hasattr(p, "device_mesh"):
+            from torch.distributed.tensor import distribute_tensor
+
+            value = distribute_tensor(value, p.device_mesh, p.placements)  # type: ignore[attr-defined]
+        p.copy_(value)
 
 
 def transforming() -> bool:

@@ -1,0 +1,176 @@
+"""Gradients that no weights of the micro-batches explain: their computations differ, or several things do at once."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from harness.audit.compare.facts import OneTerm, StepFacts
+from harness.audit.evidence import Finding
+from harness.audit.rules.finding import CONDITION_LIMIT, UNEQUAL, at, equal, same_factor, same_row
+from harness.judge.cause import Cause
+
+CLEAR = 10.0  # gates; a difference without a prediction of its own is not named below
+FACTOR_ROUNDINGS = 100.0  # by which the factors of two rows are unequal, where that is more than `UNEQUAL`
+
+
+def other_computation(facts: StepFacts) -> list[Finding]:
+    """What terms, rows, layers and extra runs say of the difference; `unexplained` where they say nothing. Never empty."""
+    if found := _by_term(facts):
+        return found
+    for rule in RULES:
+        if named := rule(facts):
+            cause, more, message = named
+            return [at(facts, cause, "gradient", _evidence(facts) | more, message)]
+    message = "the gradients differ, and no known cause reproduces how"
+    if facts.fits.line <= facts.gate:
+        message = f"the gradient is the right one times {facts.raw.scale:.6g}, a number that neither N nor the rows explain"
+    return [at(facts, Cause.unexplained, "gradient", _evidence(facts), message)]
+
+
+def _evidence(facts: StepFacts) -> dict[str, Any]:
+    return {
+        "what": "gradient",
+        "distance": facts.raw.distance,
+        "gate": facts.gate,
+        "scale": facts.raw.scale,
+        "cosine": facts.raw.cosine,
+        "residual": facts.parts.residual if math.isfinite(facts.parts.residual) else math.nan,
+        "weights": facts.parts.weights,
+        "condition": facts.parts.condition,
+        "backwards": facts.window.backwards,
+        "rows": facts.window.rows,
+    }
+
+
+# -- terms of the loss ------------------------------------------------------------------------------------------------
+
+
+def _by_term(facts: StepFacts) -> list[Finding]:
+    """Terms of the loss one by one: some agree, hence the forwards do, and each of the others is wrong in a way of its own."""
+    if term := _one_term(facts):
+        return [term]
+    each = facts.probe.by_term.each if facts.probe.by_term is not None else ()
+    off = [(place, term) for place, term in enumerate(each) if term.distance > facts.gate]
+    if not 0 < len(off) < len(each) or facts.window.rows == "different":
+        return []
+    return [one for place, term in off for one in _wrong_term(facts, term, f"term {place + 1} of {len(each)} of the loss")]
+
+
+def _one_term(facts: StepFacts) -> Finding | None:
+    """The reference gradient is a sum of the terms of the loss, one of which counts otherwise than the rest."""
+    if facts.probe.by_term is None:
+        return None
+    seen = facts.probe.by_term.parts
+    if seen.residual > facts.gate or seen.condition > CONDITION_LIMIT or min(seen.weights) <= 0:
+        return None
+    off = [place for place, weight in enumerate(seen.weights) if abs(weight - 1) > UNEQUAL]
+    if not 0 < len(off) < len(seen.weights):
+        return None
+    evidence = {"right_weights_of_terms": seen.weights, "residual": seen.residual, "distance": facts.raw.distance}
+    message = "a term of the loss is not divided like the rest: " + ", ".join(
+        f"term {place + 1} of {len(seen.weights)} counts {1 / seen.weights[place]:.4g} times" for place in off
+    )
+    return at(facts, Cause.auxiliary_loss_scale, "predicted", evidence, message)
+
+
+def _wrong_term(facts: StepFacts, term: OneTerm, which: str) -> list[Finding]:
+    weights, residual, n = term.parts.weights, term.parts.residual, facts.accumulation_steps
+    evidence = {"term": which, "right_weights": weights, "scale_of_term": term.scale, "distance": term.distance}
+    found = []
+    if residual > facts.gate and term.off_rows <= same_row(facts):
+        message = f"the same row gets another weight in {which} in another split: its divisor or baseline is the micro-batch's"
+        more = {"off_rows": term.off_rows}
+        found.append(at(facts, Cause.normaliser_depends_on_split, "predicted", evidence | more, message))
+        undivided = False
+    elif residual > facts.gate:
+        message = f"{which} depends on which rows share a micro-batch: no weights of the micro-batches give it; the others agree"
+        found.append(at(facts, Cause.non_separable_loss, "predicted", evidence | {"residual": residual}, message))
+        undivided = term.scale > math.sqrt(n)  # nearer to N than to 1
+    elif term.parts.condition > CONDITION_LIMIT or min(weights) <= 0:
+        return []
+    else:
+        if not equal(weights):
+            message = f"micro-batches count equally in {which} although they hold unequal numbers of its terms; the others agree"
+            found.append(at(facts, Cause.mean_of_means, "predicted", evidence, message))
+        undivided = not found or abs(sum(weights) / len(weights) * n - 1) <= same_factor(facts)
+    if undivided:
+        message = f"{which} is not divided like the rest: it counts {term.scale:.4g} times"
+        found.append(at(facts, Cause.auxiliary_loss_scale, "predicted", evidence, message))
+    return found
+
+
+# -- rows, layers and extra runs: each rule gives a cause, what it adds to the evidence, and a message ------------------
+
+Named = tuple[Cause, dict[str, Any], str]
+
+
+def _outside(facts: StepFacts) -> bool:
+    """Whether no weights of the micro-batches give the reference gradient."""
+    return facts.parts.residual > facts.gate
+
+
+def _cached_weights(facts: StepFacts) -> Named | None:
+    if not facts.probe.agrees_when_frozen:
+        return None
+    message = "the difference is gone when the weights stay where they are: a forward uses weights of before the last step"
+    return Cause.cached_weights_stale, {}, message
+
+
+def _random_draws(facts: StepFacts) -> Named | None:
+    window, layers = facts.window, facts.layers
+    known = layers.dropout or layers.batch_norm or window.rows == "different"
+    if _outside(facts) and window.drawn_inside and not known:
+        return Cause.stochastic_layers, {}, "random numbers are drawn inside the forward"
+    if window.drawn_between and facts.fits.sums <= facts.gate:
+        message = "what the micro-batches give adds up; random numbers are drawn after each, and its gradients change"
+        return Cause.stochastic_layers, {}, message
+    return None
+
+
+def _coupled_rows(facts: StepFacts) -> Named | None:
+    if not (_outside(facts) and facts.probe.coupled and _undisturbed(facts)):
+        return None
+    message = "no weights of the micro-batches give the full gradient: the loss of a row depends on the outputs of others"
+    return Cause.non_separable_loss, {}, message
+
+
+def _undisturbed(facts: StepFacts) -> bool:
+    """The window holds the reference's rows, and no random numbers are drawn in its forwards."""
+    return not facts.window.drawn_inside and facts.window.rows != "different"
+
+
+def _other_outputs(facts: StepFacts) -> Named | None:
+    rows, buffers = facts.probe.by_row, facts.layers.buffers
+    if rows is None or rows.outputs <= same_row(facts) or not _undisturbed(facts) or not (facts.probe.mixed or buffers):
+        return None
+    message = "the model gives the same rows other outputs: " + (
+        "each depends on the other rows of its micro-batch"
+        if facts.probe.mixed
+        else f"its forward updates and uses {', '.join(buffers[:4])}, once per micro-batch"
+    )
+    return Cause.batch_statistics, {"outputs_apart": rows.outputs, "buffers": buffers}, message
+
+
+def _other_factors(facts: StepFacts) -> Named | None:
+    """The same outputs, and slopes that point alike, but not by one factor in a micro-batch."""
+    rows, alike, unequal = facts.probe.by_row, same_row(facts), max(UNEQUAL, FACTOR_ROUNDINGS * facts.precision.roundoff)
+    if rows is None or not (rows.outputs <= alike and rows.residual <= alike and rows.spread > unequal):
+        return None
+    evidence = {"factors_of_rows": rows.factors}
+    if facts.probe.same_at_one or facts.accumulation_steps == 1:
+        message = "rows count otherwise than in the reference, at every N: each is averaged over its own loss terms"
+        return Cause.mean_of_means, evidence, message
+    message = "the same row gets another weight in another split: what it is divided by, or compared with, is the micro-batch's"
+    return Cause.normaliser_depends_on_split, evidence, message
+
+
+def _some_tensors(facts: StepFacts) -> Named | None:
+    clear = facts.raw.distance > CLEAR * facts.gate
+    if not (facts.probe.made and clear and facts.partly and _undisturbed(facts)) or facts.layers.batch_norm:
+        return None
+    message = f"only {', '.join(facts.partly[:4])} differ: a term of the loss that reaches only them is not divided like the rest"
+    return Cause.auxiliary_loss_scale, {"tensors": facts.partly}, message
+
+
+RULES = (_cached_weights, _random_draws, _coupled_rows, _other_outputs, _other_factors, _some_tensors)

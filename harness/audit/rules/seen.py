@@ -1,0 +1,77 @@
+"""Faults of one optimizer step that need no inference: they were seen happening in its window."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.audit.compare.facts import StepFacts
+from harness.audit.evidence import Finding
+from harness.audit.rules.finding import at
+from harness.judge.cause import Cause
+
+SHRINKING = -0.99  # cosine of a movement with the parameters, below which they shrink
+ONE_NORM = 1e-4  # relative; norms that differ by less are one
+
+
+def seen_directly(facts: StepFacts) -> list[Finding]:
+    """Where gradients agree, movements inside the window and gradients carried over; scaling and clipping where they differ."""
+    found = [*_moves(facts), *_clipped_while_scaled(facts), *_not_cleared(facts)]
+    if facts.gradients_agree:
+        return found
+    return [*found, *_loss_scale(facts), *_clipped_inside(facts)]
+
+
+def _moves(facts: StepFacts) -> list[Finding]:
+    window = facts.window
+    if window.moves <= window.reference_moves:
+        return []
+    evidence = {"times": window.moves, "cosine_with_parameters": window.move_along_weights}
+    if window.move_along_weights < SHRINKING:
+        message = f"the parameters shrink {window.moves} times in the window, outside the optimizer's step"
+        return [at(facts, Cause.weight_decay_per_micro_batch, "seen", evidence, message)]
+    message = f"the parameters move {window.moves} times inside the window"
+    return [at(facts, Cause.unexplained, "seen", evidence, message)]
+
+
+def _clipped_while_scaled(facts: StepFacts) -> list[Finding]:
+    if not facts.scaling.clips_scaled:
+        return []
+    message = "gradients are clipped while the loss scale is still in them"
+    return [at(facts, Cause.clip_before_unscale, "seen", {"scale": facts.consumed.scale}, message)]
+
+
+def _not_cleared(facts: StepFacts) -> list[Finding]:
+    if not (facts.accumulator.stale and facts.gradients_agree) and not facts.fits.stale <= facts.gate:
+        return []
+    message = "the gradients of the window before are still there, and the step uses them"
+    return [at(facts, Cause.gradients_not_cleared, "seen", {"scale": facts.consumed.scale}, message)]
+
+
+def _loss_scale(facts: StepFacts) -> list[Finding]:
+    evidence: dict[str, Any] = {"scale": facts.consumed.scale}
+    if facts.scaling.loss_scales > 1:
+        message = f"the loss scale changes inside the window ({facts.scaling.loss_scales} values)"
+        return [at(facts, Cause.scaler_updated_in_window, "seen", evidence, message)]
+    if facts.scaling.unscaled_inside and facts.fits.sums <= facts.gate:
+        message = "gradients are unscaled inside the window: those of earlier micro-batches are divided by the loss scale again"
+        evidence = {"times": facts.scaling.unscaled_inside, **evidence}
+        return [at(facts, Cause.scaler_updated_in_window, "seen", evidence, message)]
+    return []
+
+
+def _clipped_inside(facts: StepFacts) -> list[Finding]:
+    scaling, norms = facts.scaling, facts.scaling.rescaled
+    shared = {"scale": facts.consumed.scale, "cosine": facts.consumed.cosine}
+    if scaling.clips_inside and not scaling.clips_scaled and facts.fits.scaled_sum <= facts.gate:
+        message = f"clipped {scaling.clips_inside} times inside the window; unclipped, the sum is the full gradient"
+        evidence = {"active_clips_inside": scaling.clips_inside, **shared}
+        return [at(facts, Cause.clip_per_micro_batch, "seen", evidence, message)]
+    if _one_norm(norms) and facts.fits.sums <= facts.gate:
+        message = f"the gradients are scaled to a norm of {norms[0]:.4g} inside the window; unscaled, the sum is right"
+        return [at(facts, Cause.clip_per_micro_batch, "seen", {"norms_after_scaling": norms, **shared}, message)]
+    return []
+
+
+def _one_norm(norms: tuple[float, ...]) -> bool:
+    """Several times scaled to the same norm: that is clipping, by whatever code."""
+    return len(norms) > 1 and max(norms) - min(norms) <= ONE_NORM * max(norms)

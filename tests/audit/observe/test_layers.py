@@ -1,0 +1,72 @@
+"""Dropout, attention and batch normalisation: counted, and disabled where the intervention says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from harness.audit.evidence import Intervention, Layer, Run
+from harness.audit.observe.recorder import Recorder
+
+X = torch.arange(24.0).reshape(6, 4) / 10
+
+
+def dropped() -> Tensor:
+    return functional.dropout(X, 0.5)
+
+
+def attended() -> Tensor:
+    return functional.scaled_dot_product_attention(X, X, X, None, 0.5)
+
+
+def attended_by_name() -> Tensor:
+    return functional.scaled_dot_product_attention(X, X, X, dropout_p=0.5)
+
+
+def normalised() -> Tensor:
+    return nn.BatchNorm1d(4)(X)
+
+
+def normalised_without_statistics() -> Tensor:
+    return nn.BatchNorm1d(4, track_running_stats=False)(X)
+
+
+def watched(function: Any, *disable: Layer) -> tuple[Tensor, Run]:
+    run = Run(batch_size=6, accumulation_steps=1)
+    with Recorder(run, Intervention(disable=frozenset(disable))), torch.random.fork_rng():
+        torch.manual_seed(1)
+        return function(), run
+
+
+@pytest.mark.parametrize("function", [dropped, attended, attended_by_name, normalised, normalised_without_statistics])
+def test_watching_alone_changes_nothing(function: Any) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        plain = function()
+    seen, run = watched(function)
+    assert torch.equal(plain, seen)
+    assert (run.dropout_calls, run.norm_calls) == ((0, 1) if "norm" in function.__name__ else (1, 0))
+
+
+def test_disabled_dropout_hands_on_its_input() -> None:
+    assert torch.equal(watched(dropped, "dropout")[0], X) and not torch.equal(watched(dropped, "batch_norm")[0], X)
+    plain = functional.scaled_dot_product_attention(X, X, X)
+    for function in (attended, attended_by_name):
+        assert torch.equal(watched(function, "dropout")[0], plain) and not torch.equal(watched(function)[0], plain)
+
+
+def test_disabled_batch_normalisation_uses_fixed_statistics() -> None:
+    expected = X / (1 + 1e-5) ** 0.5  # of mean 0 and variance 1, as they begin
+    for function in (normalised, normalised_without_statistics):
+        assert torch.allclose(watched(function, "batch_norm")[0], expected)
+        assert not torch.allclose(watched(function)[0], expected)
+
+
+def test_layers_at_rest_are_not_counted() -> None:
+    assert watched(lambda: functional.dropout(X, 0.5, training=False))[1].dropout_calls == 0
+    assert watched(lambda: functional.dropout(X, 0.0))[1].dropout_calls == 0
+    assert watched(lambda: nn.BatchNorm1d(4).eval()(X))[1].norm_calls == 0

@@ -1,0 +1,276 @@
+"""The rules of one optimizer step alone, on plain numbers: each speaks when its prediction fits, and only then."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from harness.audit.compare.facts import OneTerm, RowFacts, StepFacts, TermFacts, WeightedSum
+from harness.audit.rules.gradient_rules import ROUNDOFF, explain_step
+from harness.judge.cause import Cause
+from tests.audit.rules.cases import AT_EVERY_N, EQUAL, GATE, OFF, ROWS, STEPS, changed
+
+
+def causes(facts: StepFacts) -> list[str]:
+    return [f.cause for f in explain_step(facts)]
+
+
+@pytest.mark.parametrize(("name", "changes", "cause"), STEPS, ids=[case[0] for case in STEPS])
+def test_a_rule_speaks_when_its_prediction_fits_and_only_then(name: str, changes: dict[str, Any], cause: Cause) -> None:
+    assert causes(changed(OFF, **changes)) == [cause]
+    if name not in AT_EVERY_N:
+        assert causes(changed(EQUAL, **changes)) == []
+    known = {
+        "own_sum": ROUNDOFF["bfloat16"] * 5,
+        "along_weights": 2 * GATE,
+        "along_signs": 2 * GATE,
+    }  # of a difference of half of g
+    for factor in (0.99, 1.01) if cause is not Cause.unexplained and "fits" in changes else ():
+        at_gate = {fit: factor * known.get(fit, GATE) for fit in changes["fits"]}
+        assert (cause in causes(changed(OFF, **(changes | {"fits": at_gate})))) == (factor < 1)
+
+
+def test_what_is_wrong_at_every_n_is_told_where_gradients_agree() -> None:
+    for changes in ({"scaling": {"clips_scaled": True}}, {"accumulator": {"stale": True}}, {"window": {"moves": 4}}):
+        assert len(causes(changed(EQUAL, **changes))) == 1
+    assert causes(changed(EQUAL, window={"moves": 4, "reference_moves": 4})) == []
+
+
+def test_underflow_needs_float16_and_lost_elements() -> None:
+    lost: dict[str, Any] = {"lost": 0.2, "float16": True}
+    assert causes(changed(OFF, precision=lost)) == ["underflow_from_division"]
+    assert causes(changed(EQUAL, precision=lost)) == ["underflow_from_division"]  # also below a coarse gate
+    assert causes(changed(OFF, precision=lost | {"float16": False})) == ["unexplained"]
+    assert causes(changed(EQUAL, precision=lost | {"lost": 0.01})) == []
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        (((0.5, 1.5), (0.5, 1.5)), ["replica_scale"]),
+        (((0.5, 0.5), (1.5, 1.5)), ["mean_of_means"]),
+        (((0.3, 1.2), (0.6, 1.9)), ["replica_scale", "mean_of_means"]),
+        (((1.0, 1.0), (1.0, 1.0)), ["unexplained"]),
+    ],
+)
+def test_weights_of_ranks_and_of_their_micro_batches_are_told_apart(weights: Any, expected: list[str]) -> None:
+    facts = changed(OFF, ranks=2, by_rank={"weights": weights, "residual": 1e-8, "condition": 2.0})
+    assert causes(facts) == expected
+    assert causes(changed(facts, by_rank={"residual": 0.1})) == ["unexplained"]
+
+
+def test_rows_tell_a_split_dependent_normaliser() -> None:
+    facts = changed(OFF, parts={"residual": 0.3}, probe={"by_row": ROWS, "made": True})
+    assert causes(facts) == ["normaliser_depends_on_split"]
+    assert causes(changed(facts, probe={"same_at_one": True})) == ["mean_of_means"]
+    other: list[dict[str, Any]] = [{"outputs": 0.1}, {"residual": 0.1}, {"factors": ((0.5, 0.5), (2.0, 2.0))}]
+    for changes in other:
+        assert causes(changed(facts, probe={"by_row": replace(ROWS, **changes)})) == ["unexplained"]
+    coarse = changed(facts, precision={"roundoff": 2.0**-8}, probe={"by_row": replace(ROWS, factors=((1.0, 1.1),))})
+    assert causes(coarse) == ["unexplained"]
+
+
+def test_what_no_rule_fits_is_unexplained_with_evidence() -> None:
+    (finding,) = explain_step(changed(OFF, fits={"times_n": 0.3}, parts={"residual": 0.4}))
+    assert finding.cause == "unexplained" and finding.evidence["residual"] == 0.4 and finding.evidence["distance"] == 0.5
+    assert finding.kind == "gradient" and finding.unreproduced
+
+
+WEIGHTED: dict[str, Any] = {"fits": {"sum_line": 1e-8}, "parts": {"residual": 1e-8, "weights": (0.5, 1.5), "condition": 2.0}}
+
+
+def test_a_multiple_of_the_right_gradient_is_no_mean_of_means() -> None:
+    facts = changed(changed(OFF, **WEIGHTED), parts={"weights": (0.6, 0.6, 0.7, 0.6)})
+    assert causes(facts) == ["mean_of_means"]
+    (finding,) = explain_step(changed(facts, fits={"line": 1e-8}, parts={"weights": (0.6,) * 4}, raw={"scale": 1.6}))
+    assert finding.cause == "unexplained" and "1.6" in finding.message
+
+
+def test_a_scale_that_grows_is_told_from_unequal_terms() -> None:
+    facts = changed(changed(OFF, **WEIGHTED), parts={"weights": (8.0, 4.0, 2.0, 1.0)})
+    assert causes(facts) == ["scaler_updated_in_window"]
+    for weights in ((8.0, 4.0, 2.1, 1.0), (4.0, 2.0, 1.0)):  # numbers of terms; too few to tell
+        assert causes(changed(facts, parts={"weights": weights})) == ["mean_of_means"]
+
+
+def test_other_outputs_for_the_same_rows_are_batch_statistics() -> None:
+    rows = RowFacts(outputs=0.1, residual=0.1, factors=((1.0,), (1.0,)))
+    facts = changed(OFF, parts={"residual": 0.3}, probe={"by_row": rows, "mixed": True, "made": True})
+    assert causes(facts) == ["batch_statistics"]
+    assert causes(changed(facts, probe={"mixed": False}, layers={"buffers": ("mean",)})) == ["batch_statistics"]
+    other: list[dict[str, Any]] = [
+        {"probe": {"mixed": False}},
+        {"probe": {"by_row": replace(rows, outputs=0.0)}},
+        {"window": {"rows": "different"}},
+    ]
+    for changes in other:
+        assert causes(changed(facts, **changes)) == ["unexplained"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [
+        ({"cleared_at_last": ("weight",)}, "gradients_cleared_in_window"),
+        ({"cleared_inside": 3, "cleared_then_filled": True}, "accumulator_overwritten"),
+        ({"cleared_inside": 1, "loaded_inside": True}, "resume_in_window"),
+    ],
+)
+def test_gradients_that_are_lost_are_told_apart(changes: dict[str, Any], cause: str) -> None:
+    facts = changed(OFF, fits={"since_clear": 1e-8}, accumulator=changes)
+    assert causes(facts) == [cause]
+    assert causes(changed(facts, fits={"since_clear": 0.2})) == ["unexplained"]
+    assert causes(changed(EQUAL, accumulator=changes)) == []
+
+
+def test_a_number_that_failed_never_passes() -> None:
+    assert not changed(EQUAL, raw={"distance": math.nan}).gradients_agree
+    assert causes(changed(EQUAL, consumed={"distance": math.nan})) == ["unexplained"]
+
+
+def test_a_term_of_the_loss_that_counts_otherwise_is_an_auxiliary_loss() -> None:
+    parts = WeightedSum(weights=(1.0, 0.25), residual=1e-8, condition=2.0)
+    terms = TermFacts(parts=parts)
+    facts = changed(OFF, parts={"residual": 0.3}, probe={"by_term": terms, "made": True})
+    (finding,) = explain_step(facts)
+    assert finding.cause == "auxiliary_loss_scale" and "term 2 of 2 counts 4 times" in finding.message
+    other: list[dict[str, Any]] = [{"residual": 0.1}, {"weights": (0.25, 0.25)}, {"weights": (1.0, -0.25)}, {"condition": 1e9}]
+    for changes in other:
+        assert causes(changed(facts, probe={"by_term": TermFacts(parts=replace(parts, **changes))})) == ["unexplained"]
+    assert explain_step(changed(EQUAL, probe={"by_term": terms})) == []
+
+
+@pytest.mark.parametrize(
+    ("parts", "term", "expected"),
+    [
+        ({"weights": (1.2, 0.8)}, {}, ["mean_of_means"]),
+        ({"weights": (0.3, 0.2)}, {}, ["mean_of_means", "auxiliary_loss_scale"]),  # of 4 micro-batches: added as well
+        ({"weights": (0.25, 0.25)}, {}, ["auxiliary_loss_scale"]),
+        ({"residual": 0.1}, {"scale": 1.1}, ["non_separable_loss"]),
+        ({"residual": 0.1}, {"scale": 3.7}, ["non_separable_loss", "auxiliary_loss_scale"]),
+        ({"residual": 0.1}, {"off_rows": 1e-5}, ["normaliser_depends_on_split"]),  # each row's slope points as it should
+        ({"residual": 0.1}, {"off_rows": 0.1}, ["non_separable_loss"]),
+        ({"weights": (1.2, -0.8)}, {}, ["unexplained"]),
+        ({"condition": 1e9}, {}, ["unexplained"]),
+    ],
+)
+def test_each_term_of_the_loss_is_judged_by_itself(parts: dict[str, Any], term: dict[str, Any], expected: list[str]) -> None:
+    whole = WeightedSum(weights=(1.0, 1.0), residual=1e-8, condition=2.0)
+    right = OneTerm(distance=1e-8, scale=1.0, parts=whole)
+    wrong = replace(right, distance=0.3, parts=replace(whole, **parts), **term)
+    terms = TermFacts(parts=WeightedSum(weights=(1.0, 0.9), residual=0.1, condition=2.0), each=(right, wrong))
+    facts = changed(OFF, parts={"residual": 0.3}, probe={"by_term": terms, "made": True})
+    assert facts.accumulation_steps == 4 and causes(facts) == expected
+    for each in ((right, right), (wrong, wrong), ()):  # none or all are wrong: nothing shows that the forwards agree
+        assert causes(changed(facts, probe={"by_term": replace(terms, each=each)})) == ["unexplained"]
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        ((1.0, 0.25) * 4, ["auxiliary_loss_scale"]),
+        ((1.0, 0.25, 1.2, 0.25, 0.8, 0.25, 1.0, 0.25), ["mean_of_means"]),  # the first loss is weighted wrongly by itself
+    ],
+)
+def test_two_backwards_per_micro_batch_are_weighed_by_loss(weights: tuple[float, ...], expected: list[str]) -> None:
+    facts = changed(changed(OFF, **WEIGHTED), window={"backwards": 8, "reference_backwards": 2}, parts={"weights": weights})
+    assert causes(facts) == expected
+    assert causes(changed(facts, window={"reference_backwards": 1})) == ["mean_of_means"]
+
+
+@pytest.mark.parametrize(
+    ("weights", "besides"),
+    [
+        ((0.2, 0.3, 0.1, 0.4), ["loss_not_divided"]),
+        ((2.0, 6.0, 3.0, 5.0), ["loss_divided_twice"]),
+        ((1.0, 3.0), ["short_window_divided_by_n"]),
+        ((0.5, 1.5, 0.8, 1.2), []),
+    ],
+)
+def test_unequal_weights_may_have_a_wrong_mean_besides(weights: tuple[float, ...], besides: list[str]) -> None:
+    facts = changed(changed(OFF, **WEIGHTED), window={"backwards": len(weights)}, parts={"weights": weights})
+    assert causes(facts) == ["mean_of_means", *besides]
+
+
+@pytest.mark.parametrize(
+    ("update", "cause"),
+    [
+        ({"distance": 0.5, "along_weights": 0.01}, "weight_decay_per_micro_batch"),
+        ({"state_distance": 0.5, "state_gate": 1e-3}, "optimizer_state_per_micro_batch"),
+        ({"distance": 0.5, "along_weights": 0.5}, "unexplained"),
+    ],
+)
+def test_equal_gradients_and_another_update(update: dict[str, Any], cause: str) -> None:
+    facts = changed(EQUAL, update={"gate": 1e-3, **update})
+    assert causes(facts) == [cause]
+    assert explain_step(facts, judge_update=False) == []
+
+
+ALIKE = RowFacts(outputs=0.0, residual=0.0, factors=((1.0, 1.0),))
+Step = Callable[[float], dict[str, Any]]
+UNEXPLAINED = Cause.unexplained
+
+
+def rows(**seen: Any) -> RowFacts:
+    return replace(ALIKE, **seen)
+
+
+GATES: dict[str, tuple[Step, float, float, Cause, Cause]] = {  # constant -> facts, a value below and above, what they say
+    "CONDITION_LIMIT": (
+        lambda c: {**WEIGHTED, "parts": WEIGHTED["parts"] | {"condition": c}}, 0.99e6, 1.01e6, Cause.mean_of_means, UNEXPLAINED,
+    ),
+    "LOST": (lambda s: {"precision": {"float16": True, "lost": s}}, 0.049, 0.051, UNEXPLAINED, Cause.underflow_from_division),
+    "CLEAR": (
+        lambda c: {"gate": 0.5 / c, "partly": ("weight",), "probe": {"made": True}}, 9.9, 10.1, UNEXPLAINED,
+        Cause.auxiliary_loss_scale,
+    ),
+    "SHRINKING": (
+        lambda c: {"window": {"moves": 1, "move_along_weights": c}}, -0.991, -0.989, Cause.weight_decay_per_micro_batch,
+        UNEXPLAINED,
+    ),
+    "ONE_NORM": (
+        lambda d: {"scaling": {"rescaled": (1.0, 1 + d)}, "fits": {"sums": 0.0}}, 0.9e-4, 1.1e-4, Cause.clip_per_micro_batch,
+        UNEXPLAINED,
+    ),
+    "UNEQUAL": (
+        lambda d: {"ranks": 2, "by_rank": {"weights": ((1.0, 1 - d),), "residual": 0.0, "condition": 1.0}}, 0.009, 0.011,
+        UNEXPLAINED, Cause.replica_scale,
+    ),
+    "UNEQUAL rows": (
+        lambda d: {"probe": {"by_row": rows(factors=((1.0, 1 - d),))}}, 0.009, 0.011, UNEXPLAINED,
+        Cause.normaliser_depends_on_split,
+    ),
+    "FACTOR_ROUNDINGS": (
+        lambda d: {"precision": {"roundoff": 1e-3}, "probe": {"by_row": rows(factors=((1.0, 1 - d),))}}, 0.099, 0.101,
+        UNEXPLAINED, Cause.normaliser_depends_on_split,
+    ),
+    "SAME_ROW": (
+        lambda d: {"probe": {"by_row": rows(outputs=d), "mixed": True}}, 0.9e-3, 1.1e-3, UNEXPLAINED, Cause.batch_statistics,
+    ),
+    "ROW_ROUNDINGS": (
+        lambda d: {"precision": {"roundoff": 1e-3}, "probe": {"by_row": rows(outputs=d), "mixed": True}}, 0.029, 0.031,
+        UNEXPLAINED, Cause.batch_statistics,
+    ),
+    "ROUNDOFF of float16": (
+        lambda d: {"precision": {"narrow": "float16"}, "fits": {"sum": 0.0, "own_sum": 5 * 2.0**-11 * d}}, 0.99, 1.01,
+        Cause.low_precision_accumulator, UNEXPLAINED,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("step", "below", "above", "said", "then"), GATES.values(), ids=GATES)
+def test_every_gate_accepts_below_and_rejects_above(step: Step, below: float, above: float, said: Cause, then: Cause) -> None:
+    assert causes(changed(OFF, **step(below))) == [said]
+    assert causes(changed(OFF, **step(above))) == [then]
+
+
+def test_gates_of_the_update_and_of_a_mean_weight() -> None:
+    update = {"distance": 0.5, "gate": 1e-3}
+    assert causes(changed(EQUAL, update=update | {"along_weights": 0.049})) == ["weight_decay_per_micro_batch"]
+    assert causes(changed(EQUAL, update=update | {"along_weights": 0.051})) == ["unexplained"]
+    for off, expected in ((0.9e-3, ["mean_of_means", "loss_not_divided"]), (1.1e-3, ["mean_of_means"])):
+        weights = tuple(w * 0.25 * (1 + off) for w in (0.8, 1.2, 0.4, 1.6))
+        assert causes(changed(changed(OFF, **WEIGHTED), parts={"weights": weights})) == expected
