@@ -1,4 +1,4 @@
-"""`python -m harness.audit FILE.py:FUNCTION --batch-size 16 --accumulation-steps 4,16`
+"""The command line: `python -m harness.audit FILE.py:FUNCTION --batch-size 16 --accumulation-steps 4,16`.
 
 Exit code 0: equivalent; 1: different; 2: could not be run or judged.
 """
