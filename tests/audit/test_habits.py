@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from experiments.trainers import habits
 from harness.audit import audit
+from tests.audit.loops import habits
 
 
 def name(function: Any) -> str:

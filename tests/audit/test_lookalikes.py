@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from experiments.trainers.lookalikes import KEPT, RIGHT, WRONG
 from harness.audit import audit
+from tests.audit.loops.lookalikes import KEPT, RIGHT, WRONG
 
 
 def name(function: Any) -> str:

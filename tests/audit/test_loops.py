@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from experiments.trainers import mixed_losses, right_loops, unusual_loops, wrong_loops
 from harness.audit import audit
+from tests.audit.loops import mixed_losses, right_loops, unusual_loops, wrong_loops
 
 RIGHT = (*right_loops.RIGHT, *unusual_loops.RIGHT, *mixed_losses.RIGHT)
 WRONG = {**wrong_loops.WRONG, **unusual_loops.WRONG, **mixed_losses.WRONG}

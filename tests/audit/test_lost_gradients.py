@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from experiments.trainers.lost_gradients import (
+from harness.audit import audit
+from tests.audit.loops.lost_gradients import (
     AT_EVERY_N,
     RIGHT,
     WRONG,
@@ -15,7 +16,6 @@ from experiments.trainers.lost_gradients import (
     cleared_before_the_step,
     head_cleared_before_the_step,
 )
-from harness.audit import audit
 
 
 def name(function: Any) -> str:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from experiments.trainers import lookalikes, lost_gradients, unusual_loops
-from experiments.trainers.replicas import CASES
-from experiments.trainers.right_loops import RIGHT
 from harness.audit.evidence import CAUSES, Finding
 from harness.audit.report import remedy
 from harness.judge.diagnosis import UNEXPLAINED
+from tests.audit.loops import lookalikes, lost_gradients, unusual_loops
+from tests.audit.loops.replicas import CASES
+from tests.audit.loops.right_loops import RIGHT
 
 ROOT = Path(__file__).parents[2]
 RULES = ("findings", "gradient_rules", "ranks", "session")

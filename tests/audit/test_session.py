@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from experiments.trainers import data
-from experiments.trainers.right_loops import RIGHT, adamw_clipped, grad_scaler, sgd_mean_over_window, tokens_weighted
-from experiments.trainers.wrong_loops import bfloat16_buffer, dropout, non_finite, not_divided
 from harness.audit import audit
 from harness.audit.evidence import Run
 from harness.audit.observe.calls import FUNCTIONS, METHODS
 from harness.audit.observe.recorder import Recorder
 from harness.audit.observe.runs import Job, watch
+from tests.audit.loops.right_loops import RIGHT, adamw_clipped, grad_scaler, sgd_mean_over_window, tokens_weighted
+from tests.audit.loops.wrong_loops import bfloat16_buffer, dropout, non_finite, not_divided
 
 
 def hooks() -> list[Any]:
@@ -27,7 +27,7 @@ def hooks() -> list[Any]:
 
     functions = [getattr(owner, name) for owner, name in FUNCTIONS.values()]
     methods = [getattr(owner, name) for owner, name in METHODS.values()]
-    imported = [sys.modules["experiments.trainers.right_loops"].__dict__["clip_grad_norm_"]]
+    imported = [sys.modules["tests.audit.loops.right_loops"].__dict__["clip_grad_norm_"]]
     counts = [len(module._global_forward_hooks), len(module._global_forward_pre_hooks)]
     counts += [len(optimizer._global_optimizer_pre_hooks), len(optimizer._global_optimizer_post_hooks)]
     return [*functions, *methods, *imported, *counts]
