@@ -1,4 +1,4 @@
-"""Wrong hand-written loops, each with one fault that real projects have shipped. The audit must name the cause."""
+"""Loops with one fault each that real projects have shipped. The audit must name its cause."""
 
 from __future__ import annotations
 
@@ -11,115 +11,81 @@ from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
 
 from experiments.trainers import data
-
-ce = functional.cross_entropy
-
-
-def _sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1)
+from tests.audit.loops import frame
+from tests.audit.loops.frame import TOKENS, X, Y, ce, divided, full_windows, mean_over_window, nothing, own_mean, train
 
 
 def not_divided(batch_size: int, accumulation_steps: int) -> None:
-    x, y = data.images()
-    model = data.model()
-    optimizer = _sgd(model)
-    for window in data.windows(16, keep=False):
-        for ids in window.split(batch_size):
-            ce(model(x[ids]), y[ids]).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    """The mean losses of the micro-batches are added."""
+    train(batch_size, accumulation_steps, data.model(), own_mean, windows=full_windows)
 
 
 def not_divided_adam_clipped(batch_size: int, accumulation_steps: int) -> list[float]:
-    """Adam and clipping that is always active hide it; the reported loss is right as well."""
-    x, y = data.images()
+    """Adam and clipping that is always active hide the missing division, and the reported loss is right as well."""
     model = data.model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    losses = []
-    for window in data.windows(16, keep=False):
-        total = 0.0
-        for ids in window.split(batch_size):
-            loss = ce(model(x[ids]), y[ids])
-            loss.backward()
-            total += loss.item() / accumulation_steps
-        clip_grad_norm_(model.parameters(), 1e-3)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(total)
-    return losses
+    clip = {"before_step": lambda: clip_grad_norm_(model.parameters(), 1e-3)}
+    losses = train(batch_size, accumulation_steps, model, own_mean, optimizer, windows=full_windows, **clip)
+    return [loss / accumulation_steps for loss in losses]
 
 
 def divided_twice(batch_size: int, accumulation_steps: int) -> None:
-    x, y = data.images()
-    model = data.model()
-    optimizer = _sgd(model)
-    for window in data.windows(batch_size * accumulation_steps):
+    """The loss is divided by the window's rows, and by N once more."""
+    train(batch_size, accumulation_steps, data.model(), divided(mean_over_window, accumulation_steps))
+
+
+def mean_of_means(batch_size: int, accumulation_steps: int) -> None:
+    """Each micro-batch is averaged over its own tokens, whose numbers are unequal."""
+    model = data.language_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for window in full_windows(batch_size * accumulation_steps):
         for ids in window.split(batch_size):
-            loss = ce(model(x[ids]), y[ids], reduction="sum") / len(window)
+            loss = data.token_loss(model(TOKENS[ids]), TOKENS[ids], "mean")
             (loss / accumulation_steps).backward()
         optimizer.step()
         optimizer.zero_grad()
 
 
-def mean_of_means(batch_size: int, accumulation_steps: int) -> None:
-    """Each micro-batch is averaged over its own tokens, whose numbers are unequal."""
-    tokens = data.sentences()
-    model = data.language_model()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    for window in data.windows(16, keep=False):
-        for ids in window.split(batch_size):
-            (data.token_loss(model(tokens[ids]), tokens[ids], "mean") / accumulation_steps).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
 def mean_of_means_not_divided(batch_size: int, accumulation_steps: int) -> None:
-    tokens = data.sentences()
-    model = data.language_model()
-    optimizer = _sgd(model)
-    for window in data.windows(16, keep=False):
-        for ids in window.split(batch_size):
-            data.token_loss(model(tokens[ids]), tokens[ids], "mean").backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    """Each micro-batch is averaged over its own tokens, and the means are added."""
+    train(batch_size, accumulation_steps, data.language_model(), frame.own_token_mean, windows=full_windows)
 
 
 def short_window(batch_size: int, accumulation_steps: int) -> None:
-    """`loss / N` although the last window of an epoch has fewer micro-batches."""
-    x, y = data.images()
+    """The loss is divided by N although the last window of an epoch has fewer micro-batches."""
+    train(batch_size, accumulation_steps, data.model(), divided(own_mean, accumulation_steps))
+
+
+def short_window_adamw(batch_size: int, accumulation_steps: int) -> None:
+    """The windows after the short one start from another optimizer state: a consequence, not a cause."""
     model = data.model()
-    optimizer = _sgd(model)
-    for window in data.windows(batch_size * accumulation_steps):
-        for ids in window.split(batch_size):
-            (ce(model(x[ids]), y[ids]) / accumulation_steps).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
+    loss = divided(own_mean, accumulation_steps)
+    train(batch_size, accumulation_steps, model, loss, optimizer, before_step=lambda: clip_grad_norm_(model.parameters(), 1.0))
 
 
 def tail_dropped(batch_size: int, accumulation_steps: int) -> None:
-    """The last, incomplete window never steps; its gradients are thrown away."""
-    x, y = data.images()
+    """The last, incomplete window never steps, and its gradients are thrown away."""
     model = data.model()
-    optimizer = _sgd(model)
+    optimizer = frame.sgd(model)
     for epoch in range(data.EPOCHS):
         optimizer.zero_grad()
         batches = torch.arange(data.SAMPLES).roll(7 * epoch).split(batch_size)
         for i, ids in enumerate(batches):
-            (ce(model(x[ids]), y[ids]) / accumulation_steps).backward()
+            (ce(model(X[ids]), Y[ids]) / accumulation_steps).backward()
             if (i + 1) % accumulation_steps == 0:
                 optimizer.step()
                 optimizer.zero_grad()
 
 
 def window_straddles(batch_size: int, accumulation_steps: int) -> None:
-    """The counter goes on over the end of the epoch."""
-    x, y = data.images()
+    """The counter of micro-batches goes on over the end of the epoch."""
     model = data.model()
-    optimizer = _sgd(model)
+    optimizer = frame.sgd(model)
     count = 0
     for epoch in range(data.EPOCHS):
         for ids in torch.arange(data.SAMPLES).roll(7 * epoch).split(batch_size):
-            (ce(model(x[ids]), y[ids]) / accumulation_steps).backward()
+            (ce(model(X[ids]), Y[ids]) / accumulation_steps).backward()
             count += 1
             if count % accumulation_steps == 0:
                 optimizer.step()
@@ -127,71 +93,60 @@ def window_straddles(batch_size: int, accumulation_steps: int) -> None:
 
 
 def cleared_inside(batch_size: int, accumulation_steps: int) -> None:
-    x, y = data.images()
+    """`zero_grad` runs before every backward."""
     model = data.model()
-    optimizer = _sgd(model)
-    for window in data.windows(16, keep=False):
-        for ids in window.split(batch_size):
-            optimizer.zero_grad()
-            (ce(model(x[ids]), y[ids]) / accumulation_steps).backward()
-        optimizer.step()
+    loss = divided(own_mean, accumulation_steps)
+    train(batch_size, accumulation_steps, model, loss, windows=full_windows, before_backward=model.zero_grad)
 
 
 def never_cleared(batch_size: int, accumulation_steps: int) -> None:
-    x, y = data.images()
-    model = data.model()
-    optimizer = _sgd(model)
-    for window in data.windows(batch_size * accumulation_steps):
-        for ids in window.split(batch_size):
-            (ce(model(x[ids]), y[ids], reduction="sum") / len(window)).backward()
-        optimizer.step()
+    """`zero_grad` is missing."""
+    train(batch_size, accumulation_steps, data.model(), clear=nothing)
 
 
 def cleared_only_without_accumulation(batch_size: int, accumulation_steps: int) -> None:
-    x, y = data.images()
+    """`zero_grad` runs at N=1 only."""
     model = data.model()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    for window in data.windows(batch_size * accumulation_steps):
-        for ids in window.split(batch_size):
-            (ce(model(x[ids]), y[ids], reduction="sum") / len(window)).backward()
-        optimizer.step()
-        if accumulation_steps == 1:
-            optimizer.zero_grad()
+    clear = optimizer.zero_grad if accumulation_steps == 1 else nothing
+    train(batch_size, accumulation_steps, model, optimizer=optimizer, clear=clear)
 
 
 def step_inside(batch_size: int, accumulation_steps: int) -> None:
-    x, y = data.images()
+    """The optimizer steps after every micro-batch."""
     model = data.model()
-    optimizer = _sgd(model)
+    optimizer = frame.sgd(model)
     for window in data.windows(batch_size * accumulation_steps):
         for ids in window.split(batch_size):
             optimizer.zero_grad()
-            (ce(model(x[ids]), y[ids], reduction="sum") / len(window)).backward()
+            mean_over_window(model, ids, window).backward()
             optimizer.step()
 
 
 def schedule_inside(batch_size: int, accumulation_steps: int) -> None:
-    x, y = data.images()
+    """The schedule advances after every micro-batch."""
     model = data.model()
-    optimizer = _sgd(model)
+    optimizer = frame.sgd(model)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)
-    for window in data.windows(batch_size * accumulation_steps):
-        for ids in window.split(batch_size):
-            (ce(model(x[ids]), y[ids], reduction="sum") / len(window)).backward()
-            schedule.step()
-        optimizer.step()
-        optimizer.zero_grad()
+    train(batch_size, accumulation_steps, model, optimizer=optimizer, after_backward=schedule.step)
+
+
+def one_cycle_inside(batch_size: int, accumulation_steps: int) -> None:
+    """OneCycleLR, advanced after every micro-batch, moves Adam's betas as well: another update, and yet one cause."""
+    model = data.model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=200)
+    train(batch_size, accumulation_steps, model, optimizer=optimizer, after_micro_batch=schedule.step)
 
 
 def schedule_by_hand(batch_size: int, accumulation_steps: int) -> None:
     """The rate is a function of the number of micro-batches seen, set just before the step."""
-    x, y = data.images()
     model = data.model()
-    optimizer = _sgd(model)
+    optimizer = frame.sgd(model)
     seen = 0
     for window in data.windows(batch_size * accumulation_steps):
         for ids in window.split(batch_size):
-            (ce(model(x[ids]), y[ids], reduction="sum") / len(window)).backward()
+            mean_over_window(model, ids, window).backward()
             seen += 1
         for group in optimizer.param_groups:
             group["lr"] = 0.1 * 0.99 ** (seen - 1)
@@ -201,87 +156,55 @@ def schedule_by_hand(batch_size: int, accumulation_steps: int) -> None:
 
 def clip_inside(batch_size: int, accumulation_steps: int) -> None:
     """The running sum is clipped after each backward."""
-    x, y = data.images()
     model = data.model()
-    optimizer = _sgd(model)
-    for window in data.windows(batch_size * accumulation_steps):
-        for ids in window.split(batch_size):
-            (ce(model(x[ids]), y[ids], reduction="sum") / len(window)).backward()
-            clip_grad_norm_(model.parameters(), 0.1)
-        optimizer.step()
-        optimizer.zero_grad()
+    train(batch_size, accumulation_steps, model, after_backward=lambda: clip_grad_norm_(model.parameters(), 0.1))
 
 
 def clip_scaled(batch_size: int, accumulation_steps: int) -> None:
-    """Clipped before the loss scale is taken out."""
-    x, y = data.images()
+    """Gradients are clipped before the loss scale is taken out."""
     model = data.model()
-    optimizer = _sgd(model)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    for window in data.windows(batch_size * accumulation_steps):
-        for ids in window.split(batch_size):
-            scaler.scale(ce(model(x[ids]), y[ids], reduction="sum") / len(window)).backward()
-        clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
+    stages = frame.scaled(torch.amp.GradScaler("cpu", init_scale=1024.0), frame.sgd(model))
+    train(batch_size, accumulation_steps, model, **stages, before_step=lambda: clip_grad_norm_(model.parameters(), 1.0))
 
 
 def clip_undivided(batch_size: int, accumulation_steps: int) -> None:
     """The sum over the window is clipped, and divided by N afterwards."""
-    x, y = data.images()
     model = data.model()
-    optimizer = _sgd(model)
-    for window in data.windows(16, keep=False):
+    optimizer = frame.sgd(model)
+    for window in full_windows(batch_size * accumulation_steps):
         for ids in window.split(batch_size):
-            ce(model(x[ids]), y[ids]).backward()
+            ce(model(X[ids]), Y[ids]).backward()
         clip_grad_norm_(model.parameters(), 0.1)
-        for p in model.parameters():
-            assert p.grad is not None
-            p.grad /= accumulation_steps
+        frame.divide_gradients(model, accumulation_steps)
         optimizer.step()
         optimizer.zero_grad()
 
 
 def scale_changes_inside(batch_size: int, accumulation_steps: int) -> None:
     """The loss scale is updated after every micro-batch, and grows inside the window."""
-    x, y = data.images()
     model = data.model()
-    optimizer = _sgd(model)
+    optimizer = frame.sgd(model)
     scale = 1024.0
     scaler = torch.amp.GradScaler("cpu", init_scale=scale)
-    for window in data.windows(batch_size * accumulation_steps):
-        for ids in window.split(batch_size):
-            scaler.scale(ce(model(x[ids]), y[ids], reduction="sum") / len(window)).backward()
-            scale *= 2 if scale < 1e6 else 0.25
-            if ids[-1] != window[-1]:
-                scaler.update(scale)
-        scaler.step(optimizer)
+    for ids, window, last in frame.micro_batches(batch_size, accumulation_steps, data.windows):
+        scaler.scale(mean_over_window(model, ids, window)).backward()
+        scale *= 2 if scale < 1e6 else 0.25
+        if last:
+            scaler.step(optimizer)
+            optimizer.zero_grad()
         scaler.update(scale)
-        optimizer.zero_grad()
 
 
 def batch_norm(batch_size: int, accumulation_steps: int) -> None:
-    x, y = data.images()
-    model = data.model(torch.float32, nn.BatchNorm1d(16))
-    optimizer = _sgd(model)
-    for window in data.windows(batch_size * accumulation_steps):
-        for ids in window.split(batch_size):
-            (ce(model(x[ids]), y[ids], reduction="sum") / len(window)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    """BatchNorm takes its statistics from the micro-batch."""
+    train(batch_size, accumulation_steps, data.model(torch.float32, nn.BatchNorm1d(16)))
 
 
 def dropout(batch_size: int, accumulation_steps: int) -> None:
-    x, y = data.images()
+    """Another split draws other dropout masks."""
     model = data.model(torch.float32, nn.Dropout(0.2), nn.Tanh(), nn.Dropout(0.1))
-    optimizer = _sgd(model)
     torch.manual_seed(11)
-    for window in data.windows(batch_size * accumulation_steps):
-        for ids in window.split(batch_size):
-            (ce(model(x[ids]), y[ids], reduction="sum") / len(window)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    train(batch_size, accumulation_steps, model)
 
 
 class Noise(nn.Module):
@@ -290,47 +213,37 @@ class Noise(nn.Module):
 
 
 def noise_in_the_model(batch_size: int, accumulation_steps: int) -> None:
-    x, y = data.images()
+    """A layer adds noise that it draws per micro-batch."""
     model = data.model(torch.float32, Noise())
-    optimizer = _sgd(model)
     torch.manual_seed(11)
-    for window in data.windows(batch_size * accumulation_steps):
-        for ids in window.split(batch_size):
-            (ce(model(x[ids]), y[ids], reduction="sum") / len(window)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    train(batch_size, accumulation_steps, model)
+
+
+def drawn_rows(batch_size: int, accumulation_steps: int) -> None:
+    """Noise is added to the rows before the model, drawn per micro-batch."""
+    model = data.model()
+    torch.manual_seed(4)
+    noise = Noise().forward
+    train(
+        batch_size, accumulation_steps, model, lambda m, ids, window: ce(m(noise(X[ids])), Y[ids], reduction="sum") / len(window)
+    )
 
 
 def batch_norm_dropout_not_divided(batch_size: int, accumulation_steps: int) -> None:
-    """Three at once."""
-    x, y = data.images()
+    """Three faults at once."""
     model = data.model(torch.float32, nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Tanh(), nn.Dropout(0.1))
-    optimizer = _sgd(model)
     torch.manual_seed(11)
-    for window in data.windows(16, keep=False):
-        for ids in window.split(batch_size):
-            ce(model(x[ids]), y[ids]).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    train(batch_size, accumulation_steps, model, own_mean, windows=full_windows)
 
 
 def decay_inside(batch_size: int, accumulation_steps: int) -> None:
-    """Decoupled weight decay by hand, after every micro-batch."""
-    x, y = data.images()
+    """Decoupled weight decay, written by hand, runs after every micro-batch."""
     model = data.model()
-    optimizer = _sgd(model)
-    for window in data.windows(batch_size * accumulation_steps):
-        for ids in window.split(batch_size):
-            (ce(model(x[ids]), y[ids], reduction="sum") / len(window)).backward()
-            with torch.no_grad():
-                for p in model.parameters():
-                    p.mul_(1 - 1e-3)
-        optimizer.step()
-        optimizer.zero_grad()
+    train(batch_size, accumulation_steps, model, after_backward=lambda: [p.data.mul_(1 - 1e-3) for p in model.parameters()])
 
 
 class MicroAdam(torch.optim.Optimizer):
-    """Called after every micro-batch; moments advance each time, parameters move every N calls."""
+    """Adam that is called after every micro-batch: its moments advance each time, the parameters move every N calls."""
 
     def __init__(self, parameters: Any, lr: float, every: int) -> None:
         super().__init__(parameters, {"lr": lr})
@@ -351,24 +264,20 @@ class MicroAdam(torch.optim.Optimizer):
 
 
 def state_inside(batch_size: int, accumulation_steps: int) -> None:
-    x, y = data.images()
+    """The optimizer's moments advance with every micro-batch."""
     model = data.model()
     optimizer = MicroAdam(model.parameters(), lr=1e-2, every=accumulation_steps)
-    for window in data.windows(16, keep=False):
-        for ids in window.split(batch_size):
-            (ce(model(x[ids]), y[ids], reduction="sum") / len(window)).backward()
-            optimizer.step()
-        optimizer.zero_grad()
+    inside = {"after_backward": optimizer.step, "step": nothing}
+    train(batch_size, accumulation_steps, model, optimizer=optimizer, windows=full_windows, **inside)
 
 
 def bias_correction_inside(batch_size: int, accumulation_steps: int) -> None:
     """Adam's own step counter advances with the micro-batches."""
-    x, y = data.images()
     model = data.model()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     for window in data.windows(batch_size * accumulation_steps):
         for i, ids in enumerate(window.split(batch_size)):
-            (ce(model(x[ids]), y[ids], reduction="sum") / len(window)).backward()
+            mean_over_window(model, ids, window).backward()
             if i:
                 for state in optimizer.state.values():
                     state["step"] += 1
@@ -377,30 +286,26 @@ def bias_correction_inside(batch_size: int, accumulation_steps: int) -> None:
 
 
 def ema_inside(batch_size: int, accumulation_steps: int) -> None:
-    x, y = data.images()
+    """The averaged weights move with every micro-batch."""
     model = data.model()
-    optimizer = _sgd(model)
     average = [p.detach().clone() for p in model.parameters()]
-    for window in data.windows(batch_size * accumulation_steps):
-        for i, ids in enumerate(window.split(batch_size)):
-            (ce(model(x[ids]), y[ids], reduction="sum") / len(window)).backward()
-            if (i + 1) * batch_size >= len(window):
-                optimizer.step()
-                optimizer.zero_grad()
-            for kept, p in zip(average, model.parameters(), strict=True):
-                kept.lerp_(p.detach(), 0.1)
+
+    def update() -> None:
+        for kept, p in zip(average, model.parameters(), strict=True):
+            kept.lerp_(p.detach(), 0.1)
+
+    train(batch_size, accumulation_steps, model, after_micro_batch=update)
 
 
 def report_wrong(batch_size: int, accumulation_steps: int) -> list[float]:
-    """Right gradients; the reported loss is the last micro-batch's."""
-    x, y = data.images()
+    """The gradients are right; the reported loss is the last micro-batch's."""
     model = data.model()
-    optimizer = _sgd(model)
+    optimizer = frame.sgd(model)
     losses = []
     for window in data.windows(batch_size * accumulation_steps):
         loss = torch.zeros(())
         for ids in window.split(batch_size):
-            loss = ce(model(x[ids]), y[ids], reduction="sum") / len(window)
+            loss = mean_over_window(model, ids, window)
             loss.backward()
         losses.append(loss.item())
         optimizer.step()
@@ -410,46 +315,43 @@ def report_wrong(batch_size: int, accumulation_steps: int) -> list[float]:
 
 def repeated(batch_size: int, accumulation_steps: int) -> None:
     """Every micro-batch of a window starts where the window starts."""
-    x, y = data.images()
-    model = data.model()
-    optimizer = _sgd(model)
-    for window in data.windows(16, keep=False):
-        for _ in range(accumulation_steps):
-            ids = window[:batch_size]
-            (ce(model(x[ids]), y[ids]) / accumulation_steps).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    first = [window[:batch_size] for window in full_windows(batch_size * accumulation_steps)]
+    windows = [ids.repeat(accumulation_steps) for ids in first]
+    train(batch_size, accumulation_steps, data.model(), divided(own_mean, accumulation_steps), windows=lambda _: windows)
 
 
 def bfloat16_buffer(batch_size: int, accumulation_steps: int) -> None:
-    x, y = data.images()
+    """With accumulation, gradients are summed in bfloat16."""
     model = data.model()
-    optimizer = _sgd(model)
-    for window in data.windows(batch_size * accumulation_steps):
-        buffer = [torch.zeros_like(p, dtype=torch.bfloat16) for p in model.parameters()]
-        for ids in window.split(batch_size):
-            model.zero_grad()
-            (ce(model(x[ids]), y[ids], reduction="sum") / len(window)).backward()
-            for kept, p in zip(buffer, model.parameters(), strict=True):
-                assert p.grad is not None
-                kept += p.grad
-        if accumulation_steps > 1:
-            for kept, p in zip(buffer, model.parameters(), strict=True):
-                p.grad = kept.float()
-        optimizer.step()
-        optimizer.zero_grad()
+    buffer = frame.Buffer(model, torch.bfloat16)
+    hand_over = buffer.hand_over if accumulation_steps > 1 else nothing
+    summed = {
+        "before_backward": model.zero_grad,
+        "after_backward": buffer.add,
+        "before_step": hand_over,
+        "after_step": buffer.empty,
+    }
+    train(batch_size, accumulation_steps, model, **summed)
+
+
+def float16_buffer(batch_size: int, accumulation_steps: int) -> None:
+    """The buffer is as narrow at N=1: both arms round, and only sums of parts lose more."""
+    model = data.model()
+    buffer = frame.Buffer(model, torch.float16)
+    summed = {"before_backward": model.zero_grad, "after_backward": buffer.add, "before_step": buffer.hand_over}
+    train(batch_size, accumulation_steps, model, **summed, after_step=buffer.empty)
 
 
 def non_finite(batch_size: int, accumulation_steps: int) -> None:
     """A micro-batch with a NaN loss is left out, and the rest of its window goes on without it."""
-    x, y = data.images()
+    x = X.clone()
     x[5] = torch.nan
     model = data.model()
-    optimizer = _sgd(model)
+    optimizer = frame.sgd(model)
     for window in data.windows(batch_size * accumulation_steps):
         reached = False
         for ids in window.split(batch_size):
-            loss = ce(model(x[ids]), y[ids], reduction="sum") / len(window)
+            loss = ce(model(x[ids]), Y[ids], reduction="sum") / len(window)
             if loss.isfinite():
                 loss.backward()
                 reached = True
@@ -460,14 +362,13 @@ def non_finite(batch_size: int, accumulation_steps: int) -> None:
 
 def first_only(batch_size: int, accumulation_steps: int) -> None:
     """The accumulator keeps the first micro-batch."""
-    x, y = data.images()
     model = data.model()
-    optimizer = _sgd(model)
+    optimizer = frame.sgd(model)
     for window in data.windows(batch_size * accumulation_steps):
         kept: list[Tensor] = []
         for ids in window.split(batch_size):
             optimizer.zero_grad()
-            (ce(model(x[ids]), y[ids], reduction="sum") / len(window)).backward()
+            mean_over_window(model, ids, window).backward()
             kept = kept or [p.grad.clone() for p in model.parameters() if p.grad is not None]
         for p, gradient in zip(model.parameters(), kept, strict=True):
             p.grad = gradient
@@ -477,118 +378,39 @@ def first_only(batch_size: int, accumulation_steps: int) -> None:
 
 def penalty(batch_size: int, accumulation_steps: int) -> None:
     """The regulariser is added in full to every micro-batch."""
-    x, y = data.images()
-    model = data.model()
-    optimizer = _sgd(model)
-    for window in data.windows(batch_size * accumulation_steps):
-        for ids in window.split(batch_size):
-            loss = ce(model(x[ids]), y[ids], reduction="sum") / len(window)
-            (loss + 1e-3 * sum(p.square().sum() for p in model.parameters())).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+
+    def loss(model: nn.Module, ids: Tensor, window: Tensor) -> Tensor:
+        return mean_over_window(model, ids, window) + 1e-3 * sum(p.square().sum() for p in model.parameters())
+
+    train(batch_size, accumulation_steps, data.model(), loss)
 
 
 def contrastive(batch_size: int, accumulation_steps: int) -> None:
     """In-batch negatives: every row's loss depends on the others of its micro-batch."""
-    x, _ = data.images()
-    model = data.model()
-    optimizer = _sgd(model)
-    for window in data.windows(16, keep=False):
-        for ids in window.split(batch_size):
-            z = functional.normalize(model(torch.cat([x[ids], x[ids] + 0.1])), dim=1)
-            similar = z[: len(ids)] @ z[len(ids) :].T / 0.1
-            (ce(similar, torch.arange(len(ids))) / accumulation_steps).backward()
-        optimizer.step()
-        optimizer.zero_grad()
 
+    def loss(model: nn.Module, ids: Tensor, window: Tensor) -> Tensor:
+        z = functional.normalize(model(torch.cat([X[ids], X[ids] + 0.1])), dim=1)
+        similar = z[: len(ids)] @ z[len(ids) :].T / 0.1
+        return ce(similar, torch.arange(len(ids))) / accumulation_steps
 
-def float16_buffer(batch_size: int, accumulation_steps: int) -> None:
-    """The buffer is as narrow at N=1: both arms round, and only sums of parts lose more."""
-    x, y = data.images()
-    model = data.model()
-    optimizer = _sgd(model)
-    for window in data.windows(batch_size * accumulation_steps):
-        buffer = [torch.zeros_like(p, dtype=torch.float16) for p in model.parameters()]
-        for ids in window.split(batch_size):
-            model.zero_grad()
-            (ce(model(x[ids]), y[ids], reduction="sum") / len(window)).backward()
-            for kept, p in zip(buffer, model.parameters(), strict=True):
-                assert p.grad is not None
-                kept += p.grad.half()
-        for kept, p in zip(buffer, model.parameters(), strict=True):
-            p.grad = kept.float()
-        optimizer.step()
-
-
-def one_cycle_inside(batch_size: int, accumulation_steps: int) -> None:
-    """OneCycleLR moves Adam's betas as well: another update, and yet one cause."""
-    x, y = data.images()
-    model = data.model()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=200)
-    for window in data.windows(batch_size * accumulation_steps):
-        parts = window.split(batch_size)
-        for k, ids in enumerate(parts):
-            (ce(model(x[ids]), y[ids], reduction="sum") / len(window)).backward()
-            if k == len(parts) - 1:
-                optimizer.step()
-                optimizer.zero_grad()
-            schedule.step()
-
-
-def short_window_adamw(batch_size: int, accumulation_steps: int) -> None:
-    """The windows after the short one start from another optimizer state: a consequence, not a cause."""
-    x, y = data.images()
-    model = data.model()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
-    for window in data.windows(batch_size * accumulation_steps):
-        for ids in window.split(batch_size):
-            (ce(model(x[ids]), y[ids]) / accumulation_steps).backward()
-        clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def drawn_rows(batch_size: int, accumulation_steps: int) -> None:
-    """Noise is added to the rows before the model, drawn per micro-batch."""
-    x, y = data.images()
-    model = data.model()
-    optimizer = _sgd(model)
-    torch.manual_seed(4)
-    for window in data.windows(batch_size * accumulation_steps):
-        for ids in window.split(batch_size):
-            rows = x[ids] + 0.1 * torch.randn(data.FEATURES, len(ids)).T
-            (ce(model(rows), y[ids], reduction="sum") / len(window)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    train(batch_size, accumulation_steps, data.model(), loss, windows=full_windows)
 
 
 def wrong_labels(batch_size: int, accumulation_steps: int) -> None:
     """Labels are taken from the start of the data: nothing that the audit has a name for."""
-    x, y = data.images()
-    model = data.model()
-    optimizer = _sgd(model)
-    for window in data.windows(batch_size * accumulation_steps):
-        for ids in window.split(batch_size):
-            (ce(model(x[ids]), y[: len(ids)], reduction="sum") / len(window)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    train(batch_size, accumulation_steps, data.model(), lambda m, ids, w: ce(m(X[ids]), Y[: len(ids)], reduction="sum") / len(w))
 
 
 def dead_end(batch_size: int, accumulation_steps: int) -> None:
-    """Something the catalogue does not know: every second micro-batch's gradient is turned by its sign."""
-    x, y = data.images()
+    """With accumulation, every gradient is moved along its own sign, which no cause of the catalogue does."""
     model = data.model()
-    optimizer = _sgd(model)
-    for window in data.windows(batch_size * accumulation_steps):
-        for ids in window.split(batch_size):
-            (ce(model(x[ids]), y[ids], reduction="sum") / len(window)).backward()
-        if accumulation_steps > 1:
-            for p in model.parameters():
-                assert p.grad is not None
-                p.grad = p.grad + 0.01 * p.grad.sign()
-        optimizer.step()
-        optimizer.zero_grad()
+
+    def turn() -> None:
+        for p in model.parameters():
+            assert p.grad is not None
+            p.grad = p.grad + 0.01 * p.grad.sign()
+
+    train(batch_size, accumulation_steps, model, before_step=turn if accumulation_steps > 1 else nothing)
 
 
 WRONG: dict[Callable[..., Any], set[str]] = {
