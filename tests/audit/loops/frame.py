@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from inspect import isfunction
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.nn import functional
 from experiments.trainers import data
 
 ce = functional.cross_entropy
+Loop = Callable[..., Any]
 Loss = Callable[[Any, Tensor, Tensor], Tensor]  # (model, rows of the micro-batch, rows of its window) -> what is differentiated
 Stage = Callable[[], object]
 Windows = Callable[[int], Iterable[Tensor]]  # rows per window -> the row numbers of each window
@@ -69,7 +71,7 @@ def nothing() -> None:
 def train(
     batch_size: int,
     accumulation_steps: int,
-    model: nn.Module,
+    model: Any,
     loss: Loss = mean_over_window,
     optimizer: torch.optim.Optimizer | None = None,
     *,
@@ -141,21 +143,52 @@ def divide_gradients(model: nn.Module, by: float) -> None:
 
 
 class Buffer:
-    """Sums of gradients that a loop keeps beside `.grad`."""
+    """Sums of gradients that a loop keeps beside `.grad`, which it clears before every backward."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
-        self.parameters = list(model.parameters())
-        self.sums = [torch.zeros_like(p, dtype=dtype) for p in self.parameters]
+        self.model = model
+        self.sums = [torch.zeros_like(p, dtype=dtype) for p in model.parameters()]
 
     def add(self) -> None:
-        for total, p in zip(self.sums, self.parameters, strict=True):
+        for total, p in zip(self.sums, self.model.parameters(), strict=True):
             total += p.grad if p.grad is not None else 0.0
 
     def hand_over(self) -> None:
         """Assign the sums, in float32, as the gradients."""
-        for total, p in zip(self.sums, self.parameters, strict=True):
+        for total, p in zip(self.sums, self.model.parameters(), strict=True):
             p.grad = total.to(torch.float32, copy=True)
 
     def empty(self) -> None:
         for total in self.sums:
             total.zero_()
+
+    def stages(self) -> dict[str, Stage]:
+        """Return the stages of `train` in which the buffer takes part."""
+        before = {"before_backward": self.model.zero_grad, "before_step": self.hand_over}
+        return {**before, "after_backward": self.add, "after_step": self.empty}
+
+
+class Average:
+    """An exponential moving average of a model's weights."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.kept = [p.detach().clone() for p in model.parameters()]
+
+    def update(self) -> None:
+        for kept, p in zip(self.kept, self.model.parameters(), strict=True):
+            kept.lerp_(p.detach(), 0.1)
+
+
+def adversaries() -> tuple[nn.Module, nn.Module, Tensor]:
+    """Return a generator, a discriminator, and the noise [40, 4] that the generator starts from."""
+    torch.manual_seed(0)
+    maker, judge = nn.Linear(4, data.FEATURES), nn.Sequential(nn.Linear(data.FEATURES, 8), nn.Tanh(), nn.Linear(8, 1))
+    return maker, judge, torch.randn(data.SAMPLES, 4, generator=torch.Generator().manual_seed(5))
+
+
+def unlisted(module: dict[str, Any], *tables: Iterable[Loop]) -> tuple[Loop, ...]:
+    """Return the public functions of a module that stand in none of its tables of wrong loops: the right ones."""
+    listed = {loop for table in tables for loop in table}
+    own = [item for item in module.values() if isfunction(item) and item.__module__ == module["__name__"]]
+    return tuple(item for item in own if item not in listed and not item.__name__.startswith("_"))

@@ -2,53 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.functional import cross_entropy as ce
 
 from experiments.trainers import data
+from tests.audit.loops import frame
+from tests.audit.loops.frame import TOKENS, X, Y, ce, sgd, train
 
 
-def _sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+def _over(count: int) -> frame.Loss:
+    """The sum over the micro-batch's rows divided by a number that no window changes."""
+    return lambda model, ids, window: ce(model(X[ids]), Y[ids], reduction="sum") / count
 
 
-def _windows(batch_size: int, accumulation_steps: int) -> Iterator[tuple[Tensor, ...]]:
-    for window in data.windows(batch_size * accumulation_steps):
-        yield window.split(batch_size)
-
-
-# -- rows clipped one by one: a first backward for their norms, cleared, and a second one ------------------------------------
+# -- rows clipped one by one: a first backward for their norms, cleared, and a second one -------------------------------------
 
 
 def _norms_first(batch_size: int, accumulation_steps: int, *, kept_aside: bool) -> None:
-    inputs, labels = data.images()
     model = data.model()
-    optimizer = _sgd(model)
-    for parts in _windows(batch_size, accumulation_steps):
-        sums = [torch.zeros_like(p) for p in model.parameters()]
-        for ids in parts:
-            optimizer.zero_grad()  # what was added so far is in `sums`
-            outputs = model(inputs[ids])
+    optimizer = sgd(model, momentum=0.9)
+    for window in data.windows(batch_size * accumulation_steps):
+        buffer = frame.Buffer(model)
+        for ids in window.split(batch_size):
+            optimizer.zero_grad()  # what was added so far is in `buffer`
+            outputs = model(X[ids])
             slopes: list[Tensor] = []
             outputs.register_hook(slopes.append)
-            losses = ce(outputs, labels[ids], reduction="none")
+            losses = ce(outputs, Y[ids], reduction="none")
             losses.sum().backward(retain_graph=True)
             optimizer.zero_grad()
             (losses * (0.5 / slopes[0].norm(dim=1)).clamp(max=1.0)).sum().backward()
-            if kept_aside:
-                for total, p in zip(sums, model.parameters(), strict=True):
-                    total += p.grad if p.grad is not None else 0.0
-        for total, p in zip(sums, model.parameters(), strict=True):
-            p.grad = (total if kept_aside else p.grad.clone() if p.grad is not None else total) / sum(map(len, parts))
+            buffer.add()
+        if kept_aside:
+            buffer.hand_over()
+        frame.divide_gradients(model, len(window))
         optimizer.step()
 
 
 def norms_first(batch_size: int, accumulation_steps: int) -> None:
+    """The gradients of the micro-batches before are kept aside while `.grad` is cleared between the two backwards."""
     _norms_first(batch_size, accumulation_steps, kept_aside=True)
 
 
@@ -57,89 +52,66 @@ def norms_first_last_kept(batch_size: int, accumulation_steps: int) -> None:
     _norms_first(batch_size, accumulation_steps, kept_aside=False)
 
 
-# -- hooks that are good for one backward ------------------------------------------------------------------------------------
+# -- hooks that are good for one backward -------------------------------------------------------------------------------------
 
 
-def _spent(batch_size: int, accumulation_steps: int, divided_by: int) -> None:
-    inputs, labels = data.images()
+def _with_hooks_spent() -> nn.Module:
+    """A model whose first layer holds its input until one backward has passed, and fails at a second one."""
     model = data.model()
-    optimizer = _sgd(model)
     held: list[Tensor] = []
-
-    def pop(gradient: Tensor) -> None:
-        held.pop()
 
     def hold(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
         held.append(args[0])
-        output.register_hook(pop)
+        output.register_hook(lambda gradient: held.pop() and None)
 
     model[0].register_forward_hook(hold)
-    for parts in _windows(batch_size, accumulation_steps):
-        for ids in parts:
-            (ce(model(inputs[ids]), labels[ids], reduction="sum") / (divided_by or sum(map(len, parts)))).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    return model
 
 
 def hooks_spent(batch_size: int, accumulation_steps: int) -> None:
-    _spent(batch_size, accumulation_steps, 0)
+    """A second backward through the same graph raises."""
+    model = _with_hooks_spent()
+    train(batch_size, accumulation_steps, model, optimizer=sgd(model, momentum=0.9))
 
 
 def hooks_spent_other_divisor(batch_size: int, accumulation_steps: int) -> None:
-    """Divided by 16, and by 13 without accumulation: a factor that nothing in the window explains."""
-    _spent(batch_size, accumulation_steps, 13 if accumulation_steps == 1 else 16)
+    """The sum is divided by 16, and by 13 without accumulation: a factor that nothing in the window explains."""
+    model = _with_hooks_spent()
+    train(batch_size, accumulation_steps, model, _over(13 if accumulation_steps == 1 else 16), sgd(model, momentum=0.9))
 
 
-# -- a forward of zeros, for shapes, before the optimizer is made ------------------------------------------------------------
+# -- a forward of zeros, for shapes, before the optimizer is made -------------------------------------------------------------
 
 
-def _dry(batch_size: int, accumulation_steps: int, loss: Callable[[nn.Module, Tensor, int], Tensor]) -> None:
-    tokens = data.sentences()
+def _dry(batch_size: int, accumulation_steps: int, loss: frame.Loss) -> None:
     model = data.language_model()
     model.forward(torch.zeros(1, 4, dtype=torch.long))
-    optimizer = _sgd(model)
-    for parts in _windows(batch_size, accumulation_steps):
-        count = sum(data.num_targets(tokens[ids]) for ids in parts)
-        for ids in parts:
-            (loss(model, tokens[ids], count) / (1 if loss is _summed else len(parts))).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def _summed(model: nn.Module, tokens: Tensor, count: int) -> Tensor:
-    return data.token_loss(model(tokens), tokens) / count
-
-
-def _mean(model: nn.Module, tokens: Tensor, count: int) -> Tensor:
-    return data.token_loss(model(tokens), tokens, "mean")
+    train(batch_size, accumulation_steps, model, loss, sgd(model, momentum=0.9))
 
 
 def dry_forward(batch_size: int, accumulation_steps: int) -> None:
-    _dry(batch_size, accumulation_steps, _summed)
+    """The forward of zeros is of no window."""
+    _dry(batch_size, accumulation_steps, frame.token_mean_over_window)
 
 
 def dry_forward_mean_of_means(batch_size: int, accumulation_steps: int) -> None:
-    _dry(batch_size, accumulation_steps, _mean)
+    """The same, with each micro-batch averaged over its own tokens."""
+    _dry(batch_size, accumulation_steps, lambda m, ids, window: frame.own_token_mean(m, ids, window) * len(ids) / len(window))
 
 
-# -- vectors made outside of modules, padded to the longest of the micro-batch -----------------------------------------------
+# -- vectors made outside of modules, padded to the longest of the micro-batch ------------------------------------------------
 
 
 def _padded(batch_size: int, accumulation_steps: int, dropped: float) -> None:
-    tokens = data.sentences()
+    def loss(model: Any, ids: Tensor, window: Tensor) -> Tensor:
+        part = TOKENS[ids, : int((TOKENS[ids] != 0).sum(1).max())]
+        vectors = functional.embedding(part, model.embedding.weight) * (part != 0)[..., None]
+        logits = model.head(model.norm(torch.relu(model.hidden(_Locked(dropped)(vectors)))))
+        return data.token_loss(logits, part) / len(TOKENS)
+
     model = data.language_model()
     torch.manual_seed(3)
-    optimizer = _sgd(model)
-    for parts in _windows(batch_size, accumulation_steps):
-        for ids in parts:
-            longest = int((tokens[ids] != 0).sum(1).max())
-            part = tokens[ids, :longest]
-            vectors = functional.embedding(part, model.embedding.weight) * (part != 0)[..., None]
-            hidden = _Locked(dropped)(vectors)
-            logits = model.head(model.norm(torch.relu(model.hidden(hidden))))
-            data.token_loss(logits, part).div(len(tokens)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    train(batch_size, accumulation_steps, model, loss, sgd(model, momentum=0.9))
 
 
 class _Locked(nn.Module):
@@ -154,18 +126,20 @@ class _Locked(nn.Module):
 
 
 def padded_vectors(batch_size: int, accumulation_steps: int) -> None:
+    """The model's layers are called one by one, on rows that are padded per micro-batch."""
     _padded(batch_size, accumulation_steps, 0.0)
 
 
 def padded_vectors_dropped(batch_size: int, accumulation_steps: int) -> None:
+    """The same, with dropout by hand."""
     _padded(batch_size, accumulation_steps, 0.3)
 
 
-# -- optimizers: a number among the states; an update that jumps under rounding ----------------------------------------------
+# -- optimizers: a number among the states; an update that jumps under rounding -----------------------------------------------
 
 
 class _Counting(torch.optim.SGD):
-    """Keeps a count beside the states of its parameters."""
+    """SGD that keeps a count beside the states of its parameters."""
 
     def step(self, closure: Any = None) -> Any:
         self.state["count"] = self.state.get("count", 0) + 1  # type: ignore[index]
@@ -186,36 +160,31 @@ class _Eigen(torch.optim.Optimizer):
             p -= self.param_groups[0]["lr"] * (basis @ (basis.T @ gradient).sign()).reshape(p.shape)
 
 
-def _optimized(batch_size: int, accumulation_steps: int, made: Callable[[Any], Any], *, divided: bool = True) -> None:
-    inputs, labels = data.images()
-    model = data.model()
-    optimizer = made(model.parameters())
-    for parts in _windows(batch_size, accumulation_steps):
-        count = sum(map(len, parts)) if divided else batch_size
-        for ids in parts:
-            (ce(model(inputs[ids]), labels[ids], reduction="sum") / count).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
 def count_among_states(batch_size: int, accumulation_steps: int) -> None:
-    _optimized(batch_size, accumulation_steps, lambda p: _Counting(p, lr=0.1))
+    """A number among the optimizer's states is no state of a parameter."""
+    model = data.model()
+    train(batch_size, accumulation_steps, model, optimizer=_Counting(model.parameters(), lr=0.1))
 
 
 def count_among_states_not_divided(batch_size: int, accumulation_steps: int) -> None:
-    _optimized(batch_size, accumulation_steps, lambda p: _Counting(p, lr=0.1), divided=False)
+    """The same, with the sum divided by the rows of the micro-batch."""
+    model = data.model()
+    train(batch_size, accumulation_steps, model, _over(batch_size), _Counting(model.parameters(), lr=0.1))
 
 
 def eigenvectors(batch_size: int, accumulation_steps: int) -> None:
-    _optimized(batch_size, accumulation_steps, lambda p: _Eigen(p, lr=0.01))
+    """Rounding makes another update of the same gradients."""
+    model = data.model()
+    train(batch_size, accumulation_steps, model, optimizer=_Eigen(model.parameters(), lr=0.01))
 
 
 def eigenvectors_not_divided(batch_size: int, accumulation_steps: int) -> None:
-    _optimized(batch_size, accumulation_steps, lambda p: _Eigen(p, lr=0.01), divided=False)
+    """The same, with the sum divided by the rows of the micro-batch."""
+    model = data.model()
+    train(batch_size, accumulation_steps, model, _over(batch_size), _Eigen(model.parameters(), lr=0.01))
 
 
-RIGHT = (norms_first, hooks_spent, dry_forward, padded_vectors, count_among_states, eigenvectors)
-WRONG: dict[Callable[[int, int], None], set[str]] = {
+WRONG: dict[frame.Loop, set[str]] = {
     norms_first_last_kept: {"gradients_cleared_in_window"},
     hooks_spent_other_divisor: {"unexplained"},
     dry_forward_mean_of_means: {"mean_of_means"},
@@ -223,3 +192,4 @@ WRONG: dict[Callable[[int, int], None], set[str]] = {
     count_among_states_not_divided: {"loss_not_divided"},
     eigenvectors_not_divided: {"loss_not_divided"},
 }
+RIGHT = frame.unlisted(globals(), WRONG)

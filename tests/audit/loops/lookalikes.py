@@ -1,8 +1,7 @@
-"""Pairs of hand-written loops that look alike, of which one is right: rare faults, and what must not be taken for them."""
+"""Pairs of loops that look alike, of which one is right: rare faults, and what must not be taken for them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -10,61 +9,31 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from experiments.trainers import data
-
-ce = functional.cross_entropy
-Loss = Callable[[nn.Module, Tensor], Tensor]  # (model, row numbers) -> summed loss
-
-
-def _micro_batches(batch_size: int, accumulation_steps: int) -> Iterator[tuple[Tensor, int, bool]]:
-    """(row numbers, rows of the window, whether it is the window's last)"""
-    for window in data.windows(batch_size * accumulation_steps):
-        parts = window.split(batch_size)
-        for i, ids in enumerate(parts):
-            yield ids, len(window), i + 1 == len(parts)
-
-
-def _train(batch_size: int, accumulation_steps: int, model: nn.Module, loss: Loss, lr: float = 0.1) -> None:
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    for ids, num_rows, last in _micro_batches(batch_size, accumulation_steps):
-        (loss(model, ids) / num_rows).backward()
-        if last:
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-def _classify(model: nn.Module, ids: Tensor) -> Tensor:
-    x, y = data.images()
-    return ce(model(x[ids]), y[ids], reduction="sum")
-
-
-# -- a multiple of the right gradient --------------------------------------------------------------------------------
+from tests.audit.loops import frame
+from tests.audit.loops.frame import X, Y, divided, mean_over_window, sgd, train
 
 
 def divided_by_one_more(batch_size: int, accumulation_steps: int) -> None:
-    """By N + 1: all micro-batches count alike, and none counts otherwise than another."""
-    _train(batch_size, accumulation_steps, data.model(), lambda m, ids: _classify(m, ids) / (1 + 1 / accumulation_steps))
+    """The sum is divided by N + 1 instead of N: all micro-batches count alike, and none counts otherwise than another."""
+    train(batch_size, accumulation_steps, data.model(), divided(mean_over_window, 1 + 1 / accumulation_steps))
 
 
-# -- nothing to clear -------------------------------------------------------------------------------------------------
-
-
-def _hinge(model: nn.Module, ids: Tensor) -> Tensor:
+def _hinge(model: nn.Module, ids: Tensor, window: Tensor) -> Tensor:
     """Every third block of four rows is beyond the margin, and gives a gradient of exactly 0."""
-    x, y = data.images()
     margin = torch.where(ids // 4 % 3 == 0, -9.0, 1.0)
-    scores = model(x[ids])
-    return functional.relu(margin - scores.gather(1, y[ids, None]).squeeze(1)).sum()
+    scores = model(X[ids])
+    return functional.relu(margin - scores.gather(1, Y[ids, None]).squeeze(1)).sum() / len(window)
 
 
 def micro_batches_without_gradient(batch_size: int, accumulation_steps: int) -> None:
-    _train(batch_size, accumulation_steps, data.model(), _hinge)
+    """A gradient of 0 after a backward does not mean that gradients were cleared."""
+    train(batch_size, accumulation_steps, data.model(), _hinge)
 
 
 def micro_batches_without_gradient_not_divided(batch_size: int, accumulation_steps: int) -> None:
-    _train(batch_size, accumulation_steps, data.model(), lambda m, ids: accumulation_steps * _hinge(m, ids), lr=0.02)
-
-
-# -- statistics by hand -----------------------------------------------------------------------------------------------
+    """The same loss, N times too large."""
+    model = data.model()
+    train(batch_size, accumulation_steps, model, divided(_hinge, 1 / accumulation_steps), sgd(model, lr=0.02))
 
 
 class Standardised(nn.Module):
@@ -78,11 +47,13 @@ class Standardised(nn.Module):
 
 
 def standardised_over_the_micro_batch(batch_size: int, accumulation_steps: int) -> None:
-    _train(batch_size, accumulation_steps, data.model(torch.float32, Standardised(0)), _classify)
+    """A layer standardises each feature over the rows of the micro-batch."""
+    train(batch_size, accumulation_steps, data.model(torch.float32, Standardised(0)))
 
 
 def standardised_over_features(batch_size: int, accumulation_steps: int) -> None:
-    _train(batch_size, accumulation_steps, data.model(torch.float32, Standardised(1)), _classify)
+    """A layer standardises each row over its features."""
+    train(batch_size, accumulation_steps, data.model(torch.float32, Standardised(1)))
 
 
 class Centred(nn.Module):
@@ -100,11 +71,13 @@ class Centred(nn.Module):
 
 
 def centred_by_a_running_mean(batch_size: int, accumulation_steps: int) -> None:
-    _train(batch_size, accumulation_steps, data.model(torch.float32, Centred(0.1)), _classify)
+    """A layer subtracts a running mean, which every forward moves."""
+    train(batch_size, accumulation_steps, data.model(torch.float32, Centred(0.1)))
 
 
 def centred_by_a_fixed_mean(batch_size: int, accumulation_steps: int) -> None:
-    _train(batch_size, accumulation_steps, data.model(torch.float32, Centred(0.0)), _classify)
+    """A layer subtracts a mean that never moves."""
+    train(batch_size, accumulation_steps, data.model(torch.float32, Centred(0.0)))
 
 
 def _by_instance(track: bool) -> nn.Module:
@@ -114,89 +87,78 @@ def _by_instance(track: bool) -> nn.Module:
 
 def instance_statistics_tracked(batch_size: int, accumulation_steps: int) -> None:
     """Every row is normalised alone, so gradients are right; the running statistics move once per micro-batch."""
-    _train(batch_size, accumulation_steps, _by_instance(True), _classify)
+    train(batch_size, accumulation_steps, _by_instance(True))
 
 
 def instance_statistics_not_tracked(batch_size: int, accumulation_steps: int) -> None:
-    _train(batch_size, accumulation_steps, _by_instance(False), _classify)
+    """Every row is normalised alone, and there are no running statistics."""
+    train(batch_size, accumulation_steps, _by_instance(False))
 
 
-# -- gradients changed after the backward -----------------------------------------------------------------------------
-
-
-def _noisy(batch_size: int, accumulation_steps: int, each: bool) -> None:
-    torch.manual_seed(5)
-    model = data.model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for ids, num_rows, last in _micro_batches(batch_size, accumulation_steps):
-        (_classify(model, ids) / num_rows).backward()
-        for p in model.parameters() if each or last else ():
-            assert p.grad is not None
-            p.grad += 0.01 * torch.randn_like(p)
-        if last:
-            optimizer.step()
-            optimizer.zero_grad()
+def _add_noise(model: nn.Module) -> None:
+    for p in model.parameters():
+        assert p.grad is not None
+        p.grad += 0.01 * torch.randn_like(p)
 
 
 def noise_per_micro_batch(batch_size: int, accumulation_steps: int) -> None:
-    _noisy(batch_size, accumulation_steps, each=True)
+    """Noise is added to the gradients after every backward."""
+    model = data.model()
+    train(batch_size, accumulation_steps, model, after_backward=lambda: _add_noise(model))
 
 
 def noise_per_step(batch_size: int, accumulation_steps: int) -> None:
-    _noisy(batch_size, accumulation_steps, each=False)
+    """Noise is added to the gradients before every step."""
+    model = data.model()
+    train(batch_size, accumulation_steps, model, before_step=lambda: _add_noise(model))
 
 
 def _scaled_by_hand(batch_size: int, accumulation_steps: int, growth: float) -> None:
     model = data.model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = sgd(model)
     scale = 8.0
-    for ids, num_rows, last in _micro_batches(batch_size, accumulation_steps):
-        (scale * _classify(model, ids) / num_rows).backward()
+    for ids, window, last in frame.micro_batches(batch_size, accumulation_steps, data.windows):
+        (scale * mean_over_window(model, ids, window)).backward()
         if last:
-            for p in model.parameters():
-                assert p.grad is not None
-                p.grad /= scale
+            frame.divide_gradients(model, scale)
             optimizer.step()
             optimizer.zero_grad()
         scale *= growth
 
 
 def scale_grows_by_hand(batch_size: int, accumulation_steps: int) -> None:
+    """The loss is multiplied by a number that grows with every micro-batch, and the sum divided by its last value."""
     _scaled_by_hand(batch_size, accumulation_steps, 1.5)
 
 
 def scale_fixed_by_hand(batch_size: int, accumulation_steps: int) -> None:
+    """The loss is multiplied by a number, and the sum divided by it."""
     _scaled_by_hand(batch_size, accumulation_steps, 1.0)
 
 
-def _unscaled(batch_size: int, accumulation_steps: int, each: bool) -> None:
-    model = data.model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
-    for ids, num_rows, last in _micro_batches(batch_size, accumulation_steps):
-        scaler.scale(_classify(model, ids) / num_rows).backward()
-        if each or last:
-            scaler.unscale_(optimizer)
-        if last:
-            scaler.step(optimizer)
-            optimizer.zero_grad()
-        if each or last:
-            scaler.update()
-
-
 def unscaled_per_micro_batch(batch_size: int, accumulation_steps: int) -> None:
-    _unscaled(batch_size, accumulation_steps, each=True)
+    """The running sum is unscaled, and the scale updated, after every micro-batch."""
+    model = data.model()
+    optimizer, scaler = sgd(model), torch.amp.GradScaler("cpu", init_scale=256.0)
+    stages = {**frame.scaled(scaler, optimizer), "after_step": frame.nothing, "after_micro_batch": scaler.update}
+    train(batch_size, accumulation_steps, model, **stages, after_backward=lambda: scaler.unscale_(optimizer))
 
 
 def unscaled_per_step(batch_size: int, accumulation_steps: int) -> None:
-    _unscaled(batch_size, accumulation_steps, each=False)
-
-
-# -- a step within a step ---------------------------------------------------------------------------------------------
+    """The sum is unscaled, and the scale updated, once per step."""
+    model = data.model()
+    optimizer, scaler = sgd(model), torch.amp.GradScaler("cpu", init_scale=256.0)
+    train(
+        batch_size, accumulation_steps, model, **frame.scaled(scaler, optimizer), before_step=lambda: scaler.unscale_(optimizer)
+    )
 
 
 class Centralised(torch.optim.SGD):
-    """Takes the mean of every row away from the gradients, then does what its base class does."""
+    """SGD that takes the mean of every row away from the gradients first; its base class has been used before."""
+
+    def __init__(self, model: nn.Module) -> None:
+        torch.optim.SGD(model.parameters(), lr=0.1)  # from now on the step of the base class has hooks, too
+        super().__init__(model.parameters(), lr=0.05)
 
     def step(self, closure: Any = None) -> Any:
         for p in self.param_groups[0]["params"]:
@@ -205,26 +167,17 @@ class Centralised(torch.optim.SGD):
         return super().step(closure)
 
 
-def _centralised(batch_size: int, accumulation_steps: int, factor: float) -> None:
-    model = data.model()
-    torch.optim.SGD(model.parameters(), lr=0.1)  # the base class has been used before: its own step has hooks, too
-    optimizer = Centralised(model.parameters(), lr=0.05)
-    for ids, num_rows, last in _micro_batches(batch_size, accumulation_steps):
-        (factor * _classify(model, ids) / num_rows).backward()
-        if last:
-            optimizer.step()
-            optimizer.zero_grad()
-
-
 def step_of_a_subclass(batch_size: int, accumulation_steps: int) -> None:
-    _centralised(batch_size, accumulation_steps, 1.0)
+    """An optimizer's step calls that of its base class: one step, not two."""
+    model = data.model()
+    train(batch_size, accumulation_steps, model, optimizer=Centralised(model))
 
 
 def step_of_a_subclass_divided_twice(batch_size: int, accumulation_steps: int) -> None:
-    _centralised(batch_size, accumulation_steps, 1 / accumulation_steps)
+    """The same, with the loss divided by N once more."""
+    model = data.model()
+    train(batch_size, accumulation_steps, model, divided(mean_over_window, accumulation_steps), Centralised(model))
 
-
-# -- what stays behind ------------------------------------------------------------------------------------------------
 
 KEPT: list[Any] = []
 
@@ -233,21 +186,10 @@ def keeps_its_models(batch_size: int, accumulation_steps: int) -> None:
     """The weights of every call stay in the process; nothing averages them."""
     model = data.model()
     KEPT.append(list(model.parameters()))
-    _train(batch_size, accumulation_steps, model, _classify)
+    train(batch_size, accumulation_steps, model)
 
 
-RIGHT = (
-    micro_batches_without_gradient,
-    standardised_over_features,
-    centred_by_a_fixed_mean,
-    instance_statistics_not_tracked,
-    noise_per_step,
-    scale_fixed_by_hand,
-    unscaled_per_step,
-    step_of_a_subclass,
-    keeps_its_models,
-)
-WRONG: dict[Callable[..., Any], set[str]] = {
+WRONG: dict[frame.Loop, set[str]] = {
     divided_by_one_more: {"unexplained"},
     micro_batches_without_gradient_not_divided: {"loss_not_divided"},
     standardised_over_the_micro_batch: {"batch_statistics"},
@@ -258,3 +200,5 @@ WRONG: dict[Callable[..., Any], set[str]] = {
     unscaled_per_micro_batch: {"scaler_updated_in_window"},
     step_of_a_subclass_divided_twice: {"loss_divided_twice"},
 }
+
+RIGHT = frame.unlisted(globals(), WRONG)

@@ -1,4 +1,4 @@
-"""Hand-written loops, right and wrong: losses of several terms or of pairs of rows, and averages that earlier runs left."""
+"""Loops, right and wrong, with losses of several terms, and with averages that earlier runs left."""
 
 from __future__ import annotations
 
@@ -9,63 +9,42 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from experiments.trainers import data
+from tests.audit.loops import frame
+from tests.audit.loops.frame import TOKENS, X, Y, ce, full_windows, train
 
-ce = functional.cross_entropy
-
-
-def _sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1)
+# -- cross-entropy over tokens plus a log-odds term over pairs of rows (as in ORPO), whose rows always come together -----------
 
 
-def _preferences(batch_size: int, accumulation_steps: int, *, by_tokens: bool, undivided: bool = False) -> None:
-    """Cross-entropy over tokens plus a log-odds term over pairs of rows (as in ORPO), whose rows always come together."""
-    tokens = data.sentences()
-    rejected = tokens.roll(1, 0)
-    model = data.language_model()
-    optimizer = _sgd(model)
-    for window in data.windows(batch_size * accumulation_steps):
-        for ids in window.split(batch_size):
-            both = torch.cat([tokens[ids], rejected[ids]])
-            outputs = model(both)
-            chosen = data.token_loss(outputs[: len(ids)], tokens[ids])
-            loss = chosen / data.num_targets(tokens[ids if not by_tokens else window])
-            if not by_tokens and not undivided:
-                loss = loss * len(ids) / len(window)
-            scores = outputs.logsumexp(2).mean(1)
-            odds = -functional.logsigmoid(scores[: len(ids)] - scores[len(ids) :]).sum()
-            (loss + 0.5 * odds / len(window)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+def _preferences(batch_size: int, accumulation_steps: int, share: Callable[[Tensor, Tensor], float]) -> None:
+    """The token term is the sum over the micro-batch times `share(ids, window)`."""
+    rejected = TOKENS.roll(1, 0)
+
+    def loss(model: nn.Module, ids: Tensor, window: Tensor) -> Tensor:
+        outputs = model(torch.cat([TOKENS[ids], rejected[ids]]))
+        chosen = data.token_loss(outputs[: len(ids)], TOKENS[ids]) * share(ids, window)
+        scores = outputs.logsumexp(2).mean(1)
+        odds = -functional.logsigmoid(scores[: len(ids)] - scores[len(ids) :]).sum()
+        return chosen + 0.5 * odds / len(window)
+
+    train(batch_size, accumulation_steps, data.language_model(), loss)
 
 
 def preferences_by_tokens(batch_size: int, accumulation_steps: int) -> None:
-    _preferences(batch_size, accumulation_steps, by_tokens=True)
+    """The token term is divided by the tokens of the window."""
+    _preferences(batch_size, accumulation_steps, lambda ids, window: 1 / data.num_targets(TOKENS[window]))
 
 
 def preferences_by_means(batch_size: int, accumulation_steps: int) -> None:
     """The token term is a mean over the micro-batch; the pairs are counted rightly."""
-    _preferences(batch_size, accumulation_steps, by_tokens=False)
+    _preferences(batch_size, accumulation_steps, lambda ids, window: len(ids) / len(window) / data.num_targets(TOKENS[ids]))
 
 
 def preferences_added(batch_size: int, accumulation_steps: int) -> None:
     """The same, and the token term's means are added."""
-    _preferences(batch_size, accumulation_steps, by_tokens=False, undivided=True)
+    _preferences(batch_size, accumulation_steps, lambda ids, window: 1 / data.num_targets(TOKENS[ids]))
 
 
-def pairs_normalised_apart(batch_size: int, accumulation_steps: int) -> None:
-    """Pairs weighed by advantages that are normalised over the micro-batch: the pairs themselves stay together."""
-    x, _ = data.images()
-    model = data.model()
-    optimizer = _sgd(model)
-    returns = torch.randn(data.SAMPLES, generator=torch.Generator().manual_seed(8))
-    for window in data.windows(16, keep=False):
-        for ids in window.split(batch_size):
-            advantages = (returns[ids] - returns[ids].mean()) / (returns[ids].std() + 1e-8)
-            scores = model(torch.cat([x[ids], -x[ids]])).logsumexp(1)
-            margins = functional.logsigmoid(scores[: len(ids)] - scores[len(ids) :])
-            (-(margins * advantages).mean() / accumulation_steps).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+# -- experts behind a router, which has a loss of its own ----------------------------------------------------------------------
 
 
 class Experts(nn.Module):
@@ -76,72 +55,66 @@ class Experts(nn.Module):
         self.experts = nn.ModuleList([nn.Linear(data.FEATURES, data.CLASSES) for _ in range(3)])
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        shares = self.router(x).softmax(1)
-        return (shares.unsqueeze(2) * torch.stack([expert(x) for expert in self.experts], dim=1)).sum(1), shares
+        scores = self.router(x)
+        mixed = torch.stack([expert(x) for expert in self.experts], dim=1)
+        return (scores.softmax(1).unsqueeze(2) * mixed).sum(1), scores
 
 
-def _balanced(batch_size: int, accumulation_steps: int, *, divided: bool) -> None:
-    """Load balancing: the share of rows that each expert gets, which has no gradient, times its mean probability."""
-    x, y = data.images()
-    model = Experts()
-    optimizer = _sgd(model)
-    for window in data.windows(16, keep=False):
-        for ids in window.split(batch_size):
-            outputs, shares = model(x[ids])
-            load = functional.one_hot(shares.argmax(1), 3).float().mean(0)
-            balance = 3 * (load * shares.mean(0)).sum()
-            loss = ce(outputs, y[ids]) / accumulation_steps
-            (loss + 0.5 * balance / (accumulation_steps if divided else 1)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+def _routed(batch_size: int, accumulation_steps: int, router_loss: Callable[[Tensor], Tensor]) -> None:
+    def loss(model: nn.Module, ids: Tensor, window: Tensor) -> Tensor:
+        outputs, scores = model(X[ids])
+        return ce(outputs, Y[ids]) / accumulation_steps + router_loss(scores)
+
+    train(batch_size, accumulation_steps, Experts(), loss, windows=full_windows)
+
+
+def router_loss(batch_size: int, accumulation_steps: int) -> None:
+    """The router's own loss, a mean over the micro-batch, is not divided."""
+    _routed(batch_size, accumulation_steps, lambda scores: 0.1 * scores.logsumexp(1).square().mean())
+
+
+def _balance(scores: Tensor) -> Tensor:
+    """Half the share of rows that each expert gets, which has no gradient, times its mean probability, times 3."""
+    load = functional.one_hot(scores.argmax(1), 3).float().mean(0)
+    return 0.5 * 3 * (load * scores.softmax(1).mean(0)).sum()
 
 
 def load_balance_divided(batch_size: int, accumulation_steps: int) -> None:
-    _balanced(batch_size, accumulation_steps, divided=True)
+    """The load of an expert is counted over the micro-batch instead of the window."""
+    _routed(batch_size, accumulation_steps, lambda scores: _balance(scores) / accumulation_steps)
 
 
 def load_balance_in_full(batch_size: int, accumulation_steps: int) -> None:
-    _balanced(batch_size, accumulation_steps, divided=False)
+    """The same, and the load-balancing loss is not divided."""
+    _routed(batch_size, accumulation_steps, _balance)
 
 
-OLD_AVERAGES: list[list[Tensor]] = []
+# -- averages of the weights; those of earlier runs are still there, as in a registry or in reference cycles -------------------
 
-
-def _averaged(batch_size: int, accumulation_steps: int, *, per_micro_batch: bool) -> None:
-    """An average of the weights; those of earlier runs are still there, as in a registry or in reference cycles."""
-    x, y = data.images()
-    model = data.model()
-    optimizer = _sgd(model)
-    average = [p.detach().clone() for p in model.parameters()]
-    OLD_AVERAGES.append(average)
-    for window in data.windows(batch_size * accumulation_steps):
-        parts = window.split(batch_size)
-        for place, ids in enumerate(parts):
-            (ce(model(x[ids]), y[ids], reduction="sum") / len(window)).backward()
-            last = place == len(parts) - 1
-            if last:
-                optimizer.step()
-                optimizer.zero_grad()
-            if last or per_micro_batch:
-                for kept, p in zip(average, model.parameters(), strict=True):
-                    kept.lerp_(p.detach(), 0.1)
+OLD_AVERAGES: list[frame.Average] = []
 
 
 def average_beside_old_ones(batch_size: int, accumulation_steps: int) -> None:
-    _averaged(batch_size, accumulation_steps, per_micro_batch=False)
+    """The average moves after every step."""
+    model = data.model()
+    OLD_AVERAGES.append(frame.Average(model))
+    train(batch_size, accumulation_steps, model, after_step=OLD_AVERAGES[-1].update)
 
 
 def average_inside_beside_old_ones(batch_size: int, accumulation_steps: int) -> None:
-    _averaged(batch_size, accumulation_steps, per_micro_batch=True)
+    """The average moves after every micro-batch."""
+    model = data.model()
+    OLD_AVERAGES.append(frame.Average(model))
+    train(batch_size, accumulation_steps, model, after_micro_batch=OLD_AVERAGES[-1].update)
 
 
-RIGHT: tuple[Callable[..., None], ...] = (preferences_by_tokens, average_beside_old_ones)
-
-WRONG: dict[Callable[..., None], set[str]] = {
+WRONG: dict[frame.Loop, set[str]] = {
     preferences_by_means: {"mean_of_means"},
     preferences_added: {"mean_of_means", "auxiliary_loss_scale"},
-    pairs_normalised_apart: {"normaliser_depends_on_split"},
+    router_loss: {"auxiliary_loss_scale"},
     load_balance_divided: {"non_separable_loss"},
     load_balance_in_full: {"non_separable_loss", "auxiliary_loss_scale"},
     average_inside_beside_old_ones: {"ema_per_micro_batch"},
 }
+
+RIGHT = frame.unlisted(globals(), WRONG)

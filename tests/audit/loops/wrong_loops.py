@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -288,13 +287,7 @@ def bias_correction_inside(batch_size: int, accumulation_steps: int) -> None:
 def ema_inside(batch_size: int, accumulation_steps: int) -> None:
     """The averaged weights move with every micro-batch."""
     model = data.model()
-    average = [p.detach().clone() for p in model.parameters()]
-
-    def update() -> None:
-        for kept, p in zip(average, model.parameters(), strict=True):
-            kept.lerp_(p.detach(), 0.1)
-
-    train(batch_size, accumulation_steps, model, after_micro_batch=update)
+    train(batch_size, accumulation_steps, model, after_micro_batch=frame.Average(model).update)
 
 
 def report_wrong(batch_size: int, accumulation_steps: int) -> list[float]:
@@ -323,23 +316,14 @@ def repeated(batch_size: int, accumulation_steps: int) -> None:
 def bfloat16_buffer(batch_size: int, accumulation_steps: int) -> None:
     """With accumulation, gradients are summed in bfloat16."""
     model = data.model()
-    buffer = frame.Buffer(model, torch.bfloat16)
-    hand_over = buffer.hand_over if accumulation_steps > 1 else nothing
-    summed = {
-        "before_backward": model.zero_grad,
-        "after_backward": buffer.add,
-        "before_step": hand_over,
-        "after_step": buffer.empty,
-    }
-    train(batch_size, accumulation_steps, model, **summed)
+    stages = frame.Buffer(model, torch.bfloat16).stages() if accumulation_steps > 1 else {}
+    train(batch_size, accumulation_steps, model, **stages)
 
 
 def float16_buffer(batch_size: int, accumulation_steps: int) -> None:
     """The buffer is as narrow at N=1: both arms round, and only sums of parts lose more."""
     model = data.model()
-    buffer = frame.Buffer(model, torch.float16)
-    summed = {"before_backward": model.zero_grad, "after_backward": buffer.add, "before_step": buffer.hand_over}
-    train(batch_size, accumulation_steps, model, **summed, after_step=buffer.empty)
+    train(batch_size, accumulation_steps, model, **frame.Buffer(model, torch.float16).stages())
 
 
 def non_finite(batch_size: int, accumulation_steps: int) -> None:
@@ -413,7 +397,7 @@ def dead_end(batch_size: int, accumulation_steps: int) -> None:
     train(batch_size, accumulation_steps, model, before_step=turn if accumulation_steps > 1 else nothing)
 
 
-WRONG: dict[Callable[..., Any], set[str]] = {
+WRONG: dict[frame.Loop, set[str]] = {
     not_divided: {"loss_not_divided"},
     not_divided_adam_clipped: {"loss_not_divided"},
     divided_twice: {"loss_divided_twice"},
