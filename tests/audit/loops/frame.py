@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils import clip_grad_norm_
 
 from experiments.trainers import data
 
@@ -136,6 +137,10 @@ def train_by_closure(
         optimizer.step(closure)
 
 
+def clip(model: nn.Module, max_norm: float) -> Stage:
+    return lambda: clip_grad_norm_(model.parameters(), max_norm)
+
+
 def divide_gradients(model: nn.Module, by: float) -> None:
     for p in model.parameters():
         assert p.grad is not None
@@ -162,10 +167,10 @@ class Buffer:
         for total in self.sums:
             total.zero_()
 
-    def stages(self) -> dict[str, Stage]:
+    def stages(self) -> dict[str, Any]:
         """Return the stages of `train` in which the buffer takes part."""
-        before = {"before_backward": self.model.zero_grad, "before_step": self.hand_over}
-        return {**before, "after_backward": self.add, "after_step": self.empty}
+        around = {"before_backward": self.model.zero_grad, "after_backward": self.add}
+        return {**around, "before_step": self.hand_over, "after_step": self.empty}
 
 
 class Average:

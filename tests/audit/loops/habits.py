@@ -18,10 +18,8 @@ def _over(count: int) -> frame.Loss:
     return lambda model, ids, window: ce(model(X[ids]), Y[ids], reduction="sum") / count
 
 
-# -- rows clipped one by one: a first backward for their norms, cleared, and a second one -------------------------------------
-
-
 def _norms_first(batch_size: int, accumulation_steps: int, *, kept_aside: bool) -> None:
+    """Rows are clipped one by one: a first backward for their norms, which is cleared, and a second one."""
     model = data.model()
     optimizer = sgd(model, momentum=0.9)
     for window in data.windows(batch_size * accumulation_steps):
@@ -52,24 +50,24 @@ def norms_first_last_kept(batch_size: int, accumulation_steps: int) -> None:
     _norms_first(batch_size, accumulation_steps, kept_aside=False)
 
 
-# -- hooks that are good for one backward -------------------------------------------------------------------------------------
-
-
 def _with_hooks_spent() -> nn.Module:
     """A model whose first layer holds its input until one backward has passed, and fails at a second one."""
     model = data.model()
     held: list[Tensor] = []
 
+    def pop(gradient: Tensor) -> None:
+        held.pop()
+
     def hold(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
         held.append(args[0])
-        output.register_hook(lambda gradient: held.pop() and None)
+        output.register_hook(pop)
 
     model[0].register_forward_hook(hold)
     return model
 
 
 def hooks_spent(batch_size: int, accumulation_steps: int) -> None:
-    """A second backward through the same graph raises."""
+    """Hooks in the model are good for one backward: a second one through the same graph raises."""
     model = _with_hooks_spent()
     train(batch_size, accumulation_steps, model, optimizer=sgd(model, momentum=0.9))
 
@@ -80,9 +78,6 @@ def hooks_spent_other_divisor(batch_size: int, accumulation_steps: int) -> None:
     train(batch_size, accumulation_steps, model, _over(13 if accumulation_steps == 1 else 16), sgd(model, momentum=0.9))
 
 
-# -- a forward of zeros, for shapes, before the optimizer is made -------------------------------------------------------------
-
-
 def _dry(batch_size: int, accumulation_steps: int, loss: frame.Loss) -> None:
     model = data.language_model()
     model.forward(torch.zeros(1, 4, dtype=torch.long))
@@ -90,16 +85,13 @@ def _dry(batch_size: int, accumulation_steps: int, loss: frame.Loss) -> None:
 
 
 def dry_forward(batch_size: int, accumulation_steps: int) -> None:
-    """The forward of zeros is of no window."""
+    """A forward of zeros, for shapes, runs before the optimizer is made: it is of no window."""
     _dry(batch_size, accumulation_steps, frame.token_mean_over_window)
 
 
 def dry_forward_mean_of_means(batch_size: int, accumulation_steps: int) -> None:
     """The same, with each micro-batch averaged over its own tokens."""
     _dry(batch_size, accumulation_steps, lambda m, ids, window: frame.own_token_mean(m, ids, window) * len(ids) / len(window))
-
-
-# -- vectors made outside of modules, padded to the longest of the micro-batch ------------------------------------------------
 
 
 def _padded(batch_size: int, accumulation_steps: int, dropped: float) -> None:
@@ -126,16 +118,13 @@ class _Locked(nn.Module):
 
 
 def padded_vectors(batch_size: int, accumulation_steps: int) -> None:
-    """The model's layers are called one by one, on rows that are padded per micro-batch."""
+    """The model is given vectors that no module made, of rows padded to the longest of the micro-batch."""
     _padded(batch_size, accumulation_steps, 0.0)
 
 
 def padded_vectors_dropped(batch_size: int, accumulation_steps: int) -> None:
     """The same, with dropout by hand."""
     _padded(batch_size, accumulation_steps, 0.3)
-
-
-# -- optimizers: a number among the states; an update that jumps under rounding -----------------------------------------------
 
 
 class _Counting(torch.optim.SGD):
@@ -161,7 +150,7 @@ class _Eigen(torch.optim.Optimizer):
 
 
 def count_among_states(batch_size: int, accumulation_steps: int) -> None:
-    """A number among the optimizer's states is no state of a parameter."""
+    """The optimizer keeps a number among its states, which is no state of a parameter."""
     model = data.model()
     train(batch_size, accumulation_steps, model, optimizer=_Counting(model.parameters(), lr=0.1))
 
@@ -173,7 +162,7 @@ def count_among_states_not_divided(batch_size: int, accumulation_steps: int) -> 
 
 
 def eigenvectors(batch_size: int, accumulation_steps: int) -> None:
-    """Rounding makes another update of the same gradients."""
+    """The update jumps under rounding, although the gradients agree."""
     model = data.model()
     train(batch_size, accumulation_steps, model, optimizer=_Eigen(model.parameters(), lr=0.01))
 

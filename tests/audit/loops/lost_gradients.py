@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from experiments.trainers import data
-from tests.audit.loops.frame import Loop, X, divided, full_windows, mean_over_window, micro_batches, nothing, sgd, train, unlisted
+from tests.audit.loops import frame
+from tests.audit.loops.frame import X, divided, full_windows, mean_over_window, nothing, sgd, train
 
 
-def _bootstrapped(batch_size: int, accumulation_steps: int, moved: str, *, whole: bool) -> None:
-    """As in BYOL: the network predicts what a slowly moving copy of its encoder (or of all of it) makes of another view.
+def _bootstrap(*, whole: bool) -> tuple[nn.Module, frame.Loss, frame.Stage]:
+    """As in BYOL, a network predicts what a slowly moving copy of its encoder (or of all of it) makes of another view.
 
-    `moved` is the stage at which the copy moves.
+    Return the network, its loss, and the stage that moves the copy.
     """
     torch.manual_seed(0)
     encoder = nn.Sequential(nn.Linear(data.FEATURES, 16), nn.Tanh(), nn.Linear(16, 6))
@@ -27,7 +28,8 @@ def _bootstrapped(batch_size: int, accumulation_steps: int, moved: str, *, whole
     target = copy.deepcopy(copied).requires_grad_(False)
 
     def loss(model: nn.Module, ids: Tensor, window: Tensor) -> Tensor:
-        wanted = functional.normalize(target(X[ids] + 0.1), dim=1)
+        with torch.no_grad():
+            wanted = functional.normalize(target(X[ids] + 0.1), dim=1)
         return (functional.normalize(model(X[ids]), dim=1) - wanted).square().sum() / len(window)
 
     def move() -> None:
@@ -35,26 +37,29 @@ def _bootstrapped(batch_size: int, accumulation_steps: int, moved: str, *, whole
             for kept, new in zip(target.parameters(), copied.parameters(), strict=True):
                 kept.lerp_(new, 0.2)
 
-    train(batch_size, accumulation_steps, online, loss, sgd(online, lr=0.5), **{moved: move})
+    return online, loss, move
 
 
 def target_of_the_encoder(batch_size: int, accumulation_steps: int) -> None:
     """The target, a copy of the encoder, moves after every step."""
-    _bootstrapped(batch_size, accumulation_steps, "after_step", whole=False)
+    online, loss, move = _bootstrap(whole=False)
+    train(batch_size, accumulation_steps, online, loss, sgd(online, lr=0.5), after_step=move)
 
 
 def target_of_the_encoder_inside(batch_size: int, accumulation_steps: int) -> None:
     """The target, a copy of the encoder, moves after every micro-batch."""
-    _bootstrapped(batch_size, accumulation_steps, "after_micro_batch", whole=False)
+    online, loss, move = _bootstrap(whole=False)
+    train(batch_size, accumulation_steps, online, loss, sgd(online, lr=0.5), after_micro_batch=move)
 
 
 def target_of_everything_inside(batch_size: int, accumulation_steps: int) -> None:
     """The target, a copy of the whole network, moves after every micro-batch."""
-    _bootstrapped(batch_size, accumulation_steps, "after_micro_batch", whole=True)
+    online, loss, move = _bootstrap(whole=True)
+    train(batch_size, accumulation_steps, online, loss, sgd(online, lr=0.5), after_micro_batch=move)
 
 
 def cleared_after_the_step(batch_size: int, accumulation_steps: int) -> None:
-    """What the others should be: their independent reference."""
+    """Gradients are cleared once, after the step: the independent reference of those below."""
     train(batch_size, accumulation_steps, data.model())
 
 
@@ -68,7 +73,7 @@ def cleared_before_the_last(batch_size: int, accumulation_steps: int) -> None:
     """Gradients are cleared before the last backward of a window."""
     model = data.model()
     optimizer = sgd(model)
-    for ids, window, last in micro_batches(batch_size, accumulation_steps, data.windows):
+    for ids, window, last in frame.micro_batches(batch_size, accumulation_steps, data.windows):
         if last:
             model.zero_grad()
         mean_over_window(model, ids, window).backward()
@@ -99,7 +104,7 @@ Make = Callable[[nn.Module], torch.optim.Optimizer]
 
 
 def _saved(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Through a file, as it would be."""
+    """What a checkpoint holds, written to a file and read again."""
     file = io.BytesIO()
     gradients = [p.grad for p in model.parameters()]
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "gradients": gradients}, file)
@@ -207,7 +212,7 @@ def clears_in_its_step_not_divided(batch_size: int, accumulation_steps: int) -> 
     train(batch_size, accumulation_steps, model, added, Tidy(model.parameters(), lr=0.05), clear=nothing)
 
 
-WRONG: dict[Loop, set[str]] = {
+WRONG: dict[frame.Loop, set[str]] = {
     target_of_the_encoder_inside: {"ema_per_micro_batch"},
     target_of_everything_inside: {"ema_per_micro_batch"},
     cleared_before_the_last: {"gradients_cleared_in_window"},
@@ -217,10 +222,10 @@ WRONG: dict[Loop, set[str]] = {
     resumed_inside: {"resume_in_window"},
     clears_in_its_step_not_divided: {"loss_not_divided"},
 }
-AT_EVERY_N: dict[Loop, set[str]] = {  # seen beside `cleared_after_the_step` only
+AT_EVERY_N: dict[frame.Loop, set[str]] = {  # seen beside `cleared_after_the_step` only
     cleared_before_the_step: {"gradients_cleared_in_window"},
     cleared_after_each: {"gradients_cleared_in_window"},
     head_cleared_before_the_step: {"gradients_cleared_in_window"},
 }
 
-RIGHT = unlisted(globals(), WRONG, AT_EVERY_N)
+RIGHT = frame.unlisted(globals(), WRONG, AT_EVERY_N)

@@ -12,16 +12,17 @@ from experiments.trainers import data
 from tests.audit.loops import frame
 from tests.audit.loops.frame import TOKENS, X, Y, ce, full_windows, train
 
-# -- cross-entropy over tokens plus a log-odds term over pairs of rows (as in ORPO), whose rows always come together -----------
 
+def _preferences(batch_size: int, accumulation_steps: int, divisor: Callable[[Tensor, Tensor], float]) -> None:
+    """Cross-entropy over tokens plus a log-odds term over pairs of rows (as in ORPO), whose rows always come together.
 
-def _preferences(batch_size: int, accumulation_steps: int, share: Callable[[Tensor, Tensor], float]) -> None:
-    """The token term is the sum over the micro-batch times `share(ids, window)`."""
+    The token term is the sum over the micro-batch divided by `divisor(ids, window)`.
+    """
     rejected = TOKENS.roll(1, 0)
 
     def loss(model: nn.Module, ids: Tensor, window: Tensor) -> Tensor:
         outputs = model(torch.cat([TOKENS[ids], rejected[ids]]))
-        chosen = data.token_loss(outputs[: len(ids)], TOKENS[ids]) * share(ids, window)
+        chosen = data.token_loss(outputs[: len(ids)], TOKENS[ids]) / divisor(ids, window)
         scores = outputs.logsumexp(2).mean(1)
         odds = -functional.logsigmoid(scores[: len(ids)] - scores[len(ids) :]).sum()
         return chosen + 0.5 * odds / len(window)
@@ -31,23 +32,22 @@ def _preferences(batch_size: int, accumulation_steps: int, share: Callable[[Tens
 
 def preferences_by_tokens(batch_size: int, accumulation_steps: int) -> None:
     """The token term is divided by the tokens of the window."""
-    _preferences(batch_size, accumulation_steps, lambda ids, window: 1 / data.num_targets(TOKENS[window]))
+    _preferences(batch_size, accumulation_steps, lambda ids, window: data.num_targets(TOKENS[window]))
 
 
 def preferences_by_means(batch_size: int, accumulation_steps: int) -> None:
     """The token term is a mean over the micro-batch; the pairs are counted rightly."""
-    _preferences(batch_size, accumulation_steps, lambda ids, window: len(ids) / len(window) / data.num_targets(TOKENS[ids]))
+    _preferences(batch_size, accumulation_steps, lambda ids, window: data.num_targets(TOKENS[ids]) * len(window) / len(ids))
 
 
 def preferences_added(batch_size: int, accumulation_steps: int) -> None:
     """The same, and the token term's means are added."""
-    _preferences(batch_size, accumulation_steps, lambda ids, window: 1 / data.num_targets(TOKENS[ids]))
-
-
-# -- experts behind a router, which has a loss of its own ----------------------------------------------------------------------
+    _preferences(batch_size, accumulation_steps, lambda ids, window: data.num_targets(TOKENS[ids]))
 
 
 class Experts(nn.Module):
+    """Experts behind a router: the mixture's outputs, and the router's scores."""
+
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
@@ -89,9 +89,7 @@ def load_balance_in_full(batch_size: int, accumulation_steps: int) -> None:
     _routed(batch_size, accumulation_steps, _balance)
 
 
-# -- averages of the weights; those of earlier runs are still there, as in a registry or in reference cycles -------------------
-
-OLD_AVERAGES: list[frame.Average] = []
+OLD_AVERAGES: list[frame.Average] = []  # of earlier runs; they stay, as in a registry or in reference cycles
 
 
 def average_beside_old_ones(batch_size: int, accumulation_steps: int) -> None:

@@ -45,23 +45,16 @@ def sgd_divided_by_n(batch_size: int, accumulation_steps: int) -> None:
 
 
 def adamw_clipped(batch_size: int, accumulation_steps: int) -> list[float]:
-    """AdamW with decay, clipping and a schedule, each once per window; the losses returned are those of the windows."""
+    """Clipping, AdamW with decay, and its schedule act once per window; the losses returned are those of the windows."""
     model = data.model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
-    losses = []
-    for window in data.windows(batch_size * accumulation_steps):
-        total = 0.0
-        for ids in window.split(batch_size):
-            loss = mean_over_window(model, ids, window)
-            loss.backward()
-            total += loss.item()
-        clip_grad_norm_(model.parameters(), 0.05)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad(set_to_none=False)
-        losses.append(total)
-    return losses
+    once: dict[str, Any] = {
+        "before_step": frame.clip(model, 0.05),
+        "after_step": schedule.step,
+        "clear": lambda: optimizer.zero_grad(False),
+    }
+    return train(batch_size, accumulation_steps, model, optimizer=optimizer, **once)
 
 
 def adam_momentum_long(batch_size: int, accumulation_steps: int) -> None:
@@ -96,21 +89,10 @@ def divided_at_the_end(batch_size: int, accumulation_steps: int) -> None:
 
 
 def own_buffer(batch_size: int, accumulation_steps: int) -> None:
-    """Gradients are cleared after every micro-batch and kept in a buffer of the loop's own."""
+    """`.grad` is cleared before every backward; a float32 buffer of the loop's own adds the gradients up."""
     model = data.model()
     optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-3)
-    for window in data.windows(batch_size * accumulation_steps):
-        buffer = [torch.zeros_like(p) for p in model.parameters()]
-        for ids in window.split(batch_size):
-            optimizer.zero_grad()
-            mean_over_window(model, ids, window).backward()
-            for kept, p in zip(buffer, model.parameters(), strict=True):
-                assert p.grad is not None
-                kept += p.grad
-        for kept, p in zip(buffer, model.parameters(), strict=True):
-            p.grad = kept
-        optimizer.step()
-        optimizer.zero_grad()
+    train(batch_size, accumulation_steps, model, optimizer=optimizer, **frame.Buffer(model).stages())
 
 
 def autograd_grad(batch_size: int, accumulation_steps: int) -> None:

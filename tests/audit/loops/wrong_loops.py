@@ -23,8 +23,8 @@ def not_divided_adam_clipped(batch_size: int, accumulation_steps: int) -> list[f
     """Adam and clipping that is always active hide the missing division, and the reported loss is right as well."""
     model = data.model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    clip = {"before_step": lambda: clip_grad_norm_(model.parameters(), 1e-3)}
-    losses = train(batch_size, accumulation_steps, model, own_mean, optimizer, windows=full_windows, **clip)
+    clip = frame.clip(model, 1e-3)
+    losses = train(batch_size, accumulation_steps, model, own_mean, optimizer, windows=full_windows, before_step=clip)
     return [loss / accumulation_steps for loss in losses]
 
 
@@ -60,7 +60,7 @@ def short_window_adamw(batch_size: int, accumulation_steps: int) -> None:
     model = data.model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
     loss = divided(own_mean, accumulation_steps)
-    train(batch_size, accumulation_steps, model, loss, optimizer, before_step=lambda: clip_grad_norm_(model.parameters(), 1.0))
+    train(batch_size, accumulation_steps, model, loss, optimizer, before_step=frame.clip(model, 1.0))
 
 
 def tail_dropped(batch_size: int, accumulation_steps: int) -> None:
@@ -156,14 +156,14 @@ def schedule_by_hand(batch_size: int, accumulation_steps: int) -> None:
 def clip_inside(batch_size: int, accumulation_steps: int) -> None:
     """The running sum is clipped after each backward."""
     model = data.model()
-    train(batch_size, accumulation_steps, model, after_backward=lambda: clip_grad_norm_(model.parameters(), 0.1))
+    train(batch_size, accumulation_steps, model, after_backward=frame.clip(model, 0.1))
 
 
 def clip_scaled(batch_size: int, accumulation_steps: int) -> None:
     """Gradients are clipped before the loss scale is taken out."""
     model = data.model()
     stages = frame.scaled(torch.amp.GradScaler("cpu", init_scale=1024.0), frame.sgd(model))
-    train(batch_size, accumulation_steps, model, **stages, before_step=lambda: clip_grad_norm_(model.parameters(), 1.0))
+    train(batch_size, accumulation_steps, model, **stages, before_step=frame.clip(model, 1.0))
 
 
 def clip_undivided(batch_size: int, accumulation_steps: int) -> None:
@@ -265,9 +265,8 @@ class MicroAdam(torch.optim.Optimizer):
 def state_inside(batch_size: int, accumulation_steps: int) -> None:
     """The optimizer's moments advance with every micro-batch."""
     model = data.model()
-    optimizer = MicroAdam(model.parameters(), lr=1e-2, every=accumulation_steps)
-    inside = {"after_backward": optimizer.step, "step": nothing}
-    train(batch_size, accumulation_steps, model, optimizer=optimizer, windows=full_windows, **inside)
+    adam = MicroAdam(model.parameters(), lr=1e-2, every=accumulation_steps)
+    train(batch_size, accumulation_steps, model, optimizer=adam, windows=full_windows, after_backward=adam.step, step=nothing)
 
 
 def bias_correction_inside(batch_size: int, accumulation_steps: int) -> None:
