@@ -1,8 +1,8 @@
-"""Small data and models for the hand-written loops: seeded, in a fixed order, with a remainder and with unequal lengths."""
+"""Small seeded data and models for audits: rows in a fixed order, windows with a remainder, sentences of unequal lengths."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -68,8 +68,3 @@ def windows(size: int, epochs: int = EPOCHS, *, keep: bool = True, order_seed: i
                 if order_seed:
                     window = window[torch.randperm(len(window), generator=torch.Generator().manual_seed(order_seed))]
                 yield window
-
-
-def micro_batches(window: Tensor, batch_size: int) -> Sequence[Tensor]:
-    parts: Sequence[Tensor] = window.split(batch_size)
-    return parts

@@ -9,9 +9,9 @@ import pytest
 
 from analysis.audits import COLUMNS, read_audits, released_trainers
 from analysis.content import Table
-from experiments.trainers import right_loops, wrong_loops
 from harness.audit import audit
 from harness.audit.released import record
+from tests.audit.loops import right_loops, wrong_loops
 
 FINDINGS = Path(__file__).parents[2] / "docs" / "findings"
 SETTINGS = {"batch_size": 16, "accumulation_steps": (4,), "processes": 1}

@@ -1,31 +1,9 @@
-"""What released trainers do beside the loop: no false alarm by it, and the fault beneath it is named."""
+"""What the report tells about habits of released trainers; `test_loops.py` audits the loops themselves."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-import pytest
-
-from experiments.trainers import habits
 from harness.audit import audit
-
-
-def name(function: Any) -> str:
-    return str(getattr(function, "__name__", function))
-
-
-@pytest.mark.parametrize("train", habits.RIGHT, ids=name)
-def test_a_right_loop_is_equivalent(train: Callable[..., Any]) -> None:
-    report = audit(train, batch_size=16, accumulation_steps=(4,))
-    assert report.equivalent, str(report)
-
-
-@pytest.mark.parametrize("train", habits.WRONG, ids=name)
-def test_a_wrong_loop_has_its_cause_and_no_other(train: Callable[..., Any]) -> None:
-    report = audit(train, batch_size=16, accumulation_steps=(4,))
-    assert {finding.cause for finding in report.findings} == habits.WRONG[train], str(report)
-    assert not report.problems, str(report)
+from tests.audit.loops import habits
 
 
 def test_an_update_that_jumps_under_rounding_is_told() -> None:

@@ -1,25 +1,45 @@
-"""The audit of hand-written loops: every right one is equivalent, every wrong one has its cause."""
+"""The audit of hand-written loops: every right one is equivalent, every wrong one has its cause and no other."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from experiments.trainers import mixed_losses, right_loops, unusual_loops, wrong_loops
 from harness.audit import audit
+from tests.audit.loops import habits, lookalikes, lost_gradients, mixed_losses, right_loops, unusual_loops, wrong_loops
+from tests.audit.loops.frame import Loop
 
-RIGHT = (*right_loops.RIGHT, *unusual_loops.RIGHT, *mixed_losses.RIGHT)
-WRONG = {**wrong_loops.WRONG, **unusual_loops.WRONG, **mixed_losses.WRONG}
+RIGHT = [
+    loop for module in (right_loops, unusual_loops, mixed_losses, lookalikes, lost_gradients, habits) for loop in module.RIGHT
+]
+WRONG = {
+    **wrong_loops.WRONG,
+    **unusual_loops.WRONG,
+    **mixed_losses.WRONG,
+    **lookalikes.WRONG,
+    **lost_gradients.WRONG,
+    **habits.WRONG,
+}
 
 
 def name(function: Any) -> str:
     return str(getattr(function, "__name__", function))
 
 
+@pytest.fixture(autouse=True)
+def kept() -> Iterator[None]:
+    yield
+    lookalikes.KEPT.clear()
+
+
+def test_every_loop_is_audited() -> None:
+    assert (len(RIGHT), len(WRONG)) == (63, 89)
+
+
 @pytest.mark.parametrize("train", RIGHT, ids=name)
-def test_a_right_loop_is_equivalent(train: Callable[..., Any]) -> None:
+def test_a_right_loop_is_equivalent(train: Loop) -> None:
     report = audit(train, batch_size=16, accumulation_steps=(4,))
     assert report.equivalent, str(report)
     assert report.exit_code == 0
@@ -29,16 +49,16 @@ def test_a_right_loop_is_equivalent(train: Callable[..., Any]) -> None:
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 @pytest.mark.parametrize(("train", "causes"), WRONG.items(), ids=map(name, WRONG))
-def test_a_wrong_loop_has_its_cause_and_no_other(train: Callable[..., Any], causes: set[str]) -> None:
+def test_a_wrong_loop_has_its_cause_and_no_other(train: Loop, causes: set[str]) -> None:
     report = audit(train, batch_size=16, accumulation_steps=(4,))
     assert {finding.cause for finding in report.findings} == causes, str(report)
-    assert not report.equivalent and report.exit_code == 1
+    assert not report.equivalent and report.exit_code == 1 and not report.problems
     assert all(finding.message and finding.evidence for finding in report.findings)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("train", [loop for loop in RIGHT if loop.__name__ != "ghost_batch_norm"], ids=name)
-def test_a_right_loop_is_equivalent_with_one_row_each(train: Callable[..., Any]) -> None:
+def test_a_right_loop_is_equivalent_with_one_row_each(train: Loop) -> None:
     report = audit(train, batch_size=16, accumulation_steps=(2, 8, 16))
     assert report.equivalent, str(report)
 
@@ -46,7 +66,7 @@ def test_a_right_loop_is_equivalent_with_one_row_each(train: Callable[..., Any])
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 @pytest.mark.parametrize("train", [loop for loop in WRONG if "norm" not in loop.__name__], ids=name)
-def test_a_wrong_loop_has_its_cause_with_other_splits(train: Callable[..., Any]) -> None:
+def test_a_wrong_loop_has_its_cause_with_other_splits(train: Loop) -> None:
     causes = WRONG[train]
     report = audit(train, batch_size=16, accumulation_steps=(2, 8, 16))
     for n in (2, 8, 16):

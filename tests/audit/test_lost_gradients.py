@@ -1,4 +1,4 @@
-"""Target networks, gradients cleared before they are used, and checkpoints inside a window: right ones and wrong ones."""
+"""Gradients that are cleared before they are used, at every N; `test_loops.py` audits the other loops."""
 
 from __future__ import annotations
 
@@ -7,34 +7,16 @@ from typing import Any
 
 import pytest
 
-from experiments.trainers.lost_gradients import (
+from harness.audit import audit
+from tests.audit.loops.lost_gradients import (
     AT_EVERY_N,
-    RIGHT,
-    WRONG,
     cleared_after_the_step,
     cleared_before_the_step,
     head_cleared_before_the_step,
 )
-from harness.audit import audit
 
 
-def name(function: Any) -> str:
-    return str(getattr(function, "__name__", function))
-
-
-@pytest.mark.parametrize("train", RIGHT, ids=name)
-def test_a_right_loop_is_equivalent(train: Callable[..., Any]) -> None:
-    report = audit(train, batch_size=16, accumulation_steps=(4,))
-    assert report.equivalent, str(report)
-
-
-@pytest.mark.parametrize("train", WRONG, ids=name)
-def test_a_wrong_loop_has_its_cause_and_no_other(train: Callable[..., Any]) -> None:
-    report = audit(train, batch_size=16, accumulation_steps=(4,))
-    assert {finding.cause for finding in report.findings} == WRONG[train], str(report)
-
-
-@pytest.mark.parametrize("train", AT_EVERY_N, ids=name)
+@pytest.mark.parametrize("train", AT_EVERY_N, ids=lambda loop: loop.__name__)
 def test_gradients_cleared_at_every_n_show_beside_a_reference(train: Callable[..., Any]) -> None:
     report = audit(train, batch_size=16, accumulation_steps=(4,), reference=cleared_after_the_step)
     assert {(f.accumulation_steps, f.cause) for f in report.findings} == {(n, c) for n in (1, 4) for c in AT_EVERY_N[train]}

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from experiments.trainers import replicas
 from harness.audit import audit
+from tests.audit.loops import replicas
 
 
 @pytest.mark.slow

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from experiments.trainers import lookalikes, lost_gradients, unusual_loops
-from experiments.trainers.replicas import CASES
-from experiments.trainers.right_loops import RIGHT
 from harness.audit.evidence import Run
 from harness.audit.observe.ranks import disagreement
 from harness.audit.report import remedy
 from harness.audit.rules.findings import explain
 from harness.audit.rules.gradient_rules import explain_step
 from harness.judge.cause import MEANINGS, Cause
+from tests.audit.loops import lookalikes, lost_gradients, unusual_loops
+from tests.audit.loops.replicas import CASES
+from tests.audit.loops.right_loops import RIGHT
 from tests.audit.rules.cases import ALL_EQUAL, FIRST_EQUAL, OFF, RUN, RUNS, STEPS, WINDOWS, changed
 
 PAGE = Path(__file__).parents[2] / "docs/remedies.md"

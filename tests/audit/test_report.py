@@ -12,11 +12,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from experiments.trainers import right_loops, wrong_loops
 from harness.audit import Finding, Report, audit
 from harness.audit.__main__ import main
 from harness.audit.report import COLUMNS
 from harness.judge.cause import Cause
+from tests.audit.loops import right_loops, wrong_loops
 
 pytest_plugins = ["pytester"]
 RIGHT, WRONG = f"{right_loops.__file__}:sgd_divided_by_n", f"{wrong_loops.__file__}:mean_of_means"
@@ -109,7 +109,7 @@ def test_command_saves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 
 TEST_FILE = """
-from experiments.trainers import right_loops, wrong_loops
+from tests.audit.loops import right_loops, wrong_loops
 
 def test_right(audit_accumulation):
     assert audit_accumulation(right_loops.sgd_divided_by_n, batch_size=16, accumulation_steps=(4,)).equivalent

@@ -11,8 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from experiments.trainers import data
-from experiments.trainers.right_loops import RIGHT, adamw_clipped, grad_scaler, sgd_mean_over_window, tokens_weighted
-from experiments.trainers.wrong_loops import bfloat16_buffer, dropout, non_finite, not_divided
 from harness.audit import audit
 from harness.audit.evidence import WATCH, Run
 from harness.audit.observe.calls import Calls
@@ -20,6 +18,8 @@ from harness.audit.observe.layers import Layers
 from harness.audit.observe.observed import Observed
 from harness.audit.observe.recorder import Recorder
 from harness.audit.observe.runs import Job, watch
+from tests.audit.loops.right_loops import RIGHT, adamw_clipped, grad_scaler, sgd_mean_over_window, tokens_weighted
+from tests.audit.loops.wrong_loops import bfloat16_buffer, dropout, non_finite, not_divided
 
 
 def hooks() -> list[Any]:
@@ -31,7 +31,7 @@ def hooks() -> list[Any]:
     calls, layers = Calls(Observed(run, WATCH), lambda: None), Layers(run, frozenset())
     replaced = [getattr(owner, name) for owner, name in {**calls.functions(), **calls.methods(), **layers.functions()}]
     assert len(replaced) == 22
-    imported = [sys.modules["experiments.trainers.right_loops"].__dict__["clip_grad_norm_"]]
+    imported = [sys.modules["tests.audit.loops.right_loops"].__dict__["clip_grad_norm_"]]
     counts = [len(module._global_forward_hooks), len(module._global_forward_pre_hooks)]
     counts += [len(optimizer._global_optimizer_pre_hooks), len(optimizer._global_optimizer_post_hooks)]
     return [*replaced, *imported, *counts]

@@ -1,0 +1,199 @@
+"""The training loop that everyone writes, in stages.
+
+A loop of this folder exchanges a stage, or is written out in full where the order of its calls is the point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from inspect import isfunction
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils import clip_grad_norm_
+
+from experiments.trainers import data
+
+ce = functional.cross_entropy
+Loop = Callable[..., Any]
+Loss = Callable[[Any, Tensor, Tensor], Tensor]  # (model, rows of the micro-batch, rows of its window) -> what is differentiated
+Stage = Callable[[], object]
+Windows = Callable[[int], Iterable[Tensor]]  # rows per window -> the row numbers of each window
+
+X, Y = data.images()  # [40, 12] rows and [40] classes
+TOKENS = data.sentences()  # [40, 12], padded with 0 to unequal lengths
+full_windows: Windows = partial(data.windows, keep=False)  # without the short window at the end of each epoch
+
+
+def sgd(model: nn.Module, lr: float = 0.1, momentum: float = 0.0) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
+
+
+def mean_over_window(model: Any, ids: Tensor, window: Tensor) -> Tensor:
+    """Return the micro-batch's share of the mean over the window's rows; the shares add up to that mean."""
+    return ce(model(X[ids]), Y[ids], reduction="sum") / len(window)
+
+
+def own_mean(model: Any, ids: Tensor, window: Tensor) -> Tensor:
+    """Return the mean over the micro-batch's own rows."""
+    return ce(model(X[ids]), Y[ids])
+
+
+def token_mean_over_window(model: Any, ids: Tensor, window: Tensor) -> Tensor:
+    """Return the micro-batch's share of the mean over the window's tokens."""
+    return data.token_loss(model(TOKENS[ids]), TOKENS[ids]) / data.num_targets(TOKENS[window])
+
+
+def own_token_mean(model: Any, ids: Tensor, window: Tensor) -> Tensor:
+    """Return the mean over the micro-batch's own tokens."""
+    return data.token_loss(model(TOKENS[ids]), TOKENS[ids], "mean")
+
+
+def divided(loss: Loss, by: float) -> Loss:
+    """Divide a loss by a number that no window changes: `loss / N`."""
+    return lambda model, ids, window: loss(model, ids, window) / by
+
+
+def micro_batches(batch_size: int, accumulation_steps: int, windows: Windows) -> Iterator[tuple[Tensor, Tensor, bool]]:
+    """Yield the rows of each micro-batch, the rows of its window, and whether it is the window's last."""
+    for window in windows(batch_size * accumulation_steps):
+        parts = window.split(batch_size)
+        for k, ids in enumerate(parts):
+            yield ids, window, k == len(parts) - 1
+
+
+def nothing() -> None:
+    """Fill the place of a stage that is left out."""
+
+
+def train(
+    batch_size: int,
+    accumulation_steps: int,
+    model: Any,
+    loss: Loss = mean_over_window,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    windows: Windows = data.windows,
+    before_backward: Stage = nothing,
+    after_backward: Stage = nothing,
+    before_step: Stage = nothing,
+    step: Stage | None = None,
+    after_step: Stage = nothing,
+    clear: Stage | None = None,
+    after_micro_batch: Stage = nothing,
+) -> list[float]:
+    """Add up the gradients of each window, step once at its end, then clear. Return the sum of the losses of each window.
+
+    By default the loop is right; its optimizer is SGD with learning rate 0.1.
+    """
+    optimizer = optimizer or sgd(model)
+    step, clear = step or optimizer.step, clear or optimizer.zero_grad
+    losses = [0.0]
+    for ids, window, last in micro_batches(batch_size, accumulation_steps, windows):
+        before_backward()
+        part = loss(model, ids, window)
+        part.backward()
+        losses[-1] += part.item()
+        after_backward()
+        if last:
+            before_step()
+            step()
+            after_step()
+            clear()
+            losses.append(0.0)
+        after_micro_batch()
+    return losses[:-1]
+
+
+def scaled(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, loss: Loss = mean_over_window) -> dict[str, Any]:
+    """Return the stages of `train` that a GradScaler replaces."""
+    stages = {"step": lambda: scaler.step(optimizer), "after_step": scaler.update}
+    return {"optimizer": optimizer, "loss": lambda *of: scaler.scale(loss(*of)), **stages}
+
+
+def train_by_closure(
+    batch_size: int,
+    accumulation_steps: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss: Loss = mean_over_window,
+    windows: Windows = data.windows,
+) -> None:
+    """Run the backwards of a whole window inside the optimizer's step, each time from cleared gradients."""
+    for window in windows(batch_size * accumulation_steps):
+
+        def closure(window: Tensor = window) -> float:
+            optimizer.zero_grad()
+            value = 0.0
+            for ids in window.split(batch_size):
+                part = loss(model, ids, window)
+                part.backward()
+                value += part.item()
+            return value
+
+        optimizer.step(closure)
+
+
+def clip(model: nn.Module, max_norm: float) -> Stage:
+    return lambda: clip_grad_norm_(model.parameters(), max_norm)
+
+
+def divide_gradients(model: nn.Module, by: float) -> None:
+    for p in model.parameters():
+        assert p.grad is not None
+        p.grad /= by
+
+
+class Buffer:
+    """Sums of gradients that a loop keeps beside `.grad`, which it clears before every backward."""
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
+        self.model = model
+        self.sums = [torch.zeros_like(p, dtype=dtype) for p in model.parameters()]
+
+    def add(self) -> None:
+        for total, p in zip(self.sums, self.model.parameters(), strict=True):
+            total += p.grad if p.grad is not None else 0.0
+
+    def hand_over(self) -> None:
+        """Assign the sums, in float32, as the gradients."""
+        for total, p in zip(self.sums, self.model.parameters(), strict=True):
+            p.grad = total.to(torch.float32, copy=True)
+
+    def empty(self) -> None:
+        for total in self.sums:
+            total.zero_()
+
+    def stages(self) -> dict[str, Any]:
+        """Return the stages of `train` in which the buffer takes part."""
+        around = {"before_backward": self.model.zero_grad, "after_backward": self.add}
+        return {**around, "before_step": self.hand_over, "after_step": self.empty}
+
+
+class Average:
+    """An exponential moving average of a model's weights."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.kept = [p.detach().clone() for p in model.parameters()]
+
+    def update(self) -> None:
+        for kept, p in zip(self.kept, self.model.parameters(), strict=True):
+            kept.lerp_(p.detach(), 0.1)
+
+
+def adversaries() -> tuple[nn.Module, nn.Module, Tensor]:
+    """Return a generator, a discriminator, and the noise [40, 4] that the generator starts from."""
+    torch.manual_seed(0)
+    maker, judge = nn.Linear(4, data.FEATURES), nn.Sequential(nn.Linear(data.FEATURES, 8), nn.Tanh(), nn.Linear(8, 1))
+    return maker, judge, torch.randn(data.SAMPLES, 4, generator=torch.Generator().manual_seed(5))
+
+
+def unlisted(module: dict[str, Any], *tables: Iterable[Loop]) -> tuple[Loop, ...]:
+    """Return the public functions of a module that stand in none of its tables of wrong loops: the right ones."""
+    listed = {loop for table in tables for loop in table}
+    own = [item for item in module.values() if isfunction(item) and item.__module__ == module["__name__"]]
+    return tuple(item for item in own if item not in listed and not item.__name__.startswith("_"))
