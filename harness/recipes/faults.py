@@ -27,7 +27,7 @@ from harness.recipes.recipe import (
     unscale,
     update_ema,
     update_scale,
-)  # fmt: skip
+)
 from harness.referee.gradients import flatten
 from harness.workloads import Batch, Workload
 

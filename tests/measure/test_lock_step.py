@@ -21,7 +21,7 @@ from harness.config import (
     ScheduleName,
     TrialConfig,
     WorkloadConfig,
-)  # fmt: skip
+)
 from harness.measure.lock_step import REFERENCE, LockStep, Setting
 from harness.recipes.micro_batch import Even, windows
 from harness.recipes.recipe import Recipe, step, take_step
