@@ -49,12 +49,19 @@ def adamw_clipped(batch_size: int, accumulation_steps: int) -> list[float]:
     model = data.model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
-    once: dict[str, Any] = {
-        "before_step": frame.clip(model, 0.05),
-        "after_step": schedule.step,
-        "clear": lambda: optimizer.zero_grad(False),
-    }
-    return train(batch_size, accumulation_steps, model, optimizer=optimizer, **once)
+    losses = []
+    for window in data.windows(batch_size * accumulation_steps):
+        total = 0.0
+        for ids in window.split(batch_size):
+            loss = mean_over_window(model, ids, window)
+            loss.backward()
+            total += loss.item()
+        clip_grad_norm_(model.parameters(), 0.05)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad(set_to_none=False)
+        losses.append(total)
+    return losses
 
 
 def adam_momentum_long(batch_size: int, accumulation_steps: int) -> None:
