@@ -113,6 +113,7 @@ def make_trial(results: Path) -> MakeTrial:
         faults: dict[str, bool] | None = None,
         losses: dict[str, list[float]] | None = None,
         split: str = "even",
+        device: str = "cpu",
     ) -> str:
         config = TrialConfig(
             experiment=experiment, norm=Norm(norm), optimizer=OptimizerConfig(name=OptimizerName(optimizer)),
@@ -126,7 +127,7 @@ def make_trial(results: Path) -> MakeTrial:
             for row in step_rows(config, losses or {}):
                 writer.add(row)
             reference = {"final_loss": 0.5, "tail_loss": 0.5, "held_out_loss": 0.5, "held_out_accuracy": 0.9}
-            environment = {"python": "3.11.7", "device": "cpu", "packages": {"torch": "2.13.0"}}
+            environment = {"python": "3.11.7", "device": device, "packages": {"torch": "2.13.0"}}
             phases = {"algebra": 1.0, "training": 2.5} if seconds is None else seconds
             summary = {"reference": reference, "nulls": [], "environment": environment, "seconds": phases}
             writer.finish({**summary, "arms": arms, "faults": faults or {}})
