@@ -34,9 +34,6 @@ class Config:
     folder: str = "."
 
 
-ConfigStore.instance().store(name="config", node=Config)
-
-
 def make_norm(name: str, channels: int) -> nn.Module:
     """A normalisation of feature maps with `channels` channels."""
     norms = {"none": nn.Identity(), "batch": nn.BatchNorm2d(channels), "group": nn.GroupNorm(4, channels)}
@@ -97,4 +94,5 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
+    ConfigStore.instance().store(name="config", node=Config)  # nobody who imports this wants it among the harness' own
     main()
