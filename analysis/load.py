@@ -14,6 +14,7 @@ from typing import Any, TypedDict, get_type_hints
 import pandas as pd
 
 from analysis import audits
+from harness.judge.cause import Cause
 from harness.results import tracking
 from harness.results.arm_name import ArmName
 from harness.results.judged_arm import (
@@ -283,7 +284,7 @@ def _arm(trial: StoredTrial, group: str, stored: Mapping[str, Any]) -> dict[str,
         changes=planted.get(row.arm, False),
         ragged=config["split"] == "ragged" or config["workload"]["data"] == "text",
         jump_step=_number(arm.trajectory.jump_step),
-        oracle_error=arm.explanations.get("batch_statistics", math.nan),
+        oracle_error=arm.explanations.get(Cause.batch_statistics, math.nan),
         counters=", ".join(arm.counters),
         reasons="; ".join(arm.reasons),
         steps=config["steps"],

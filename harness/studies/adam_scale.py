@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from harness.config import LastWindow, OptimizerConfig, OptimizerName, Precision
+from harness.judge.cause import Cause
 from harness.measure.lock_step import REFERENCE, LockStep, Setting
 from harness.recipes.faults import loss_not_divided
 from harness.referee.gradients import flatten, relative_distance
@@ -20,7 +21,7 @@ from harness.results.arm_name import ACCUMULATED
 from harness.studies import OnStep, Row
 from harness.trial import Candidate, accumulated, check_splits, full_batch
 
-UNDIVIDED = "loss_not_divided"
+UNDIVIDED = Cause.loss_not_divided
 AS_IF = "as_if_right"
 
 

@@ -30,7 +30,7 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     rows: list[Row] = []
     for num in config.accumulation_steps:
         averaged = accumulated(config, num)
-        summed = faults.named("loss_not_divided", Precision.float64)(averaged)
+        summed = faults.loss_not_divided(averaged)
         for kind, share in THRESHOLDS.items():
             for name, recipe in (("averaged", averaged), ("summed", summed)):
                 for factor in (1 / num, 1.0, float(num)):

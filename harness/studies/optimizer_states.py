@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from harness.config import OptimizerConfig, OptimizerName, Precision, TrialConfig
+from harness.judge.cause import Cause
 from harness.judge.signature import worst
 from harness.measure.lock_step import REFERENCE, LockStep, Setting, arm_state
 from harness.recipes.faults import loss_not_divided, optimizer_state_per_micro_batch, step_every_micro_batch
@@ -28,7 +29,7 @@ from harness.trial import Candidate, accumulated, check_splits, full_batch, perm
 from harness.workloads import Batch
 
 REORDERED = "reordered"  # the same micro-batches in another order
-PER_MICRO_BATCH = "optimizer_state_per_micro_batch"  # F22: the state advances with every backward
+PER_MICRO_BATCH = Cause.optimizer_state_per_micro_batch
 SMALL = "small_steps"  # a step after every micro-batch, on its mean loss: training at batch b on the same samples
 SMALL_REORDERED = "small_steps_reordered"
 SMALL_RATE = "small_steps_rate"  # as far per sample as the window: learning rate divided by N

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from harness.config import LastWindow, Precision
+from harness.judge.cause import Cause
 from harness.measure.lock_step import Setting
 from harness.recipes import faults
 from harness.recipes.micro_batch import Even
@@ -12,7 +13,7 @@ from harness.recipes.recipe import Recipe, take_step
 from harness.referee.gradients import flatten
 from harness.studies import OnStep, Row
 
-UNDIVIDED = "loss_not_divided"
+UNDIVIDED = Cause.loss_not_divided
 
 
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
