@@ -244,7 +244,7 @@ class TrialConfig:
     nulls: int = 5  # permuted full-batch runs of the null band, beside one run moved by one ulp
     faults: tuple[
         str, ...
-    ] = ()  # arms that are wrong on purpose: causes of `faults.py`, `all`, or `scale@1e-6` (a planted error)
+    ] = ()  # arms that are wrong on purpose: causes of the catalogue, `all`, or `scale@1e-6` (a planted error)
     seed: int = 0
 
 

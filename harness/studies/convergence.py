@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from harness.measure import noise_scale
 from harness.measure.lock_step import Setting
 from harness.measure.training import outcome
-from harness.recipes import faults
+from harness.recipes import catalogue
 from harness.recipes.recipe import Arm, take_step
 from harness.results.arm_name import ACCUMULATED, FULL
 from harness.studies import OnStep, Row
@@ -24,7 +24,7 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     All train together for the configured steps; a row has the `outcome` at the end, per loss term and in nats.
     """
     config = setting.config
-    wrong = {name: faults.named(name, config.precision) for name in faults.names(config)}
+    wrong = {name: catalogue.named(name, config.precision) for name in catalogue.names(config)}
     ends = train(setting, [Candidate(FULL, full_batch(config)), *with_faults(config, wrong)], on_step)
     return [
         {

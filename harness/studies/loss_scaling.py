@@ -12,7 +12,7 @@ from harness.config import Precision
 from harness.measure import poison
 from harness.measure.algebra import ACTIVE
 from harness.measure.lock_step import Setting, Watch
-from harness.recipes import faults
+from harness.recipes import catalogue
 from harness.recipes.recipe import Arm, Recipe, take_step
 from harness.referee.gradients import flatten, relative_distance
 from harness.referee.oracle import clipped, snapshot
@@ -26,7 +26,7 @@ PRECISIONS = (Precision.float64, Precision.float16)  # the scaler's algebra, exa
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     """One row per arm (the full batch, every N, the faults that are asked for) and precision."""
     config = setting.config
-    wrong = {name: faults.named(name, config.precision) for name in faults.names(config)}
+    wrong = {name: catalogue.named(name, config.precision) for name in catalogue.names(config)}
     accumulated = [candidate for candidate in with_faults(config, wrong) if candidate.arm != PERMUTED]
     chosen = [Candidate(FULL, full_batch(config)), *accumulated]
     check_splits(setting, chosen)

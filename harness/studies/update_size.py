@@ -26,7 +26,7 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     rows = []
     for num in (1, *config.accumulation_steps):
         right = Recipe(accumulation_steps=num, split=Even(size))
-        for arm, recipe in (("accumulated", right), (UNDIVIDED, faults.named(UNDIVIDED, config.precision)(right))):
+        for arm, recipe in (("accumulated", right), (UNDIVIDED, faults.loss_not_divided(right))):
             first, later = updates(setting, recipe, num * size)
             rows.append({"arm": arm, "accumulation_steps": num, "micro_batch": size, "first_update": first, "mean_update": later})
     return rows

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from harness.config import TrialConfig
-from harness.recipes import faults
+from harness.recipes import catalogue
 from harness.studies import OnStep, Row
 from harness.trial import run_trial, with_faults
 
 
 def run(config: TrialConfig, on_step: OnStep) -> Row:
     """L0 to L3 of every arm: see `harness.trial.run_trial`."""
-    candidates = with_faults(config, {name: faults.named(name, config.precision) for name in faults.names(config)})
+    candidates = with_faults(config, {name: catalogue.named(name, config.precision) for name in catalogue.names(config)})
     result = run_trial(config, on_step, candidates)
-    return {**result.summary, "arms": result.arms, "faults": faults.expected(config)}
+    return {**result.summary, "arms": result.arms, "faults": catalogue.expected(config)}

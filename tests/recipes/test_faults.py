@@ -23,7 +23,7 @@ from harness.config import (
 )  # fmt: skip
 from harness.judge.cause import INHERENT, ON_RANKS, Cause
 from harness.measure.ranks import SCALED, UNSYNCHRONISED
-from harness.recipes.faults import FAULTS
+from harness.recipes.catalogue import FAULTS
 from harness.recipes.recipe import Recipe
 from harness.studies import replicas
 from harness.trial import Candidate, Row, run_trial, split_plan, standard_candidates
