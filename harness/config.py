@@ -272,8 +272,8 @@ def identity(config: TrialConfig) -> str:
     """Name of a trial: what a reader wants to see, then 10 hex digits of the SHA-256 of the settings other than the defaults.
 
     So a new setting leaves every stored trial its name. A default, once trials are stored, can no longer be changed: the trials
-    with the old value would bear the name of those with the new one. `device` is to be resolved
-    beforehand (`harness.sweep.experiment.resolved`): here `auto` counts as `cpu`.
+    with the old value would bear the name of those with the new one. `device` is to be resolved beforehand
+    (`harness.sweep.experiment.resolved`): here `auto` counts as `cpu`.
     """
     device = Device.auto if config.device == Device.cpu else config.device
     return _named(config, differing(dataclasses.replace(config, device=device)))

@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable
-from typing import Any
 
 from harness.config import Study, TrialConfig, validate
 from harness.measure.environment import describe
 from harness.measure.lock_step import Setting
+from harness.measure.training import OnStep, Row
 from harness.recipes import precision
 from harness.recipes.determinism import choose_device, deterministic
-
-Row = dict[str, Any]
-OnStep = Callable[[int, list[Row]], None]
 
 
 def run(config: TrialConfig, on_step: OnStep) -> Row:

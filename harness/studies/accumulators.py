@@ -13,10 +13,10 @@ from torch import Tensor
 
 from harness.measure import rounding
 from harness.measure.lock_step import REFERENCE, Setting
+from harness.measure.training import OnStep, Row
 from harness.recipes.recipe import Arm, Recipe
 from harness.referee.oracle import snapshot
 from harness.results.arm_name import ArmName
-from harness.studies import OnStep, Row
 from harness.trial import Candidate, accumulated, check_splits, full_batch
 
 FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

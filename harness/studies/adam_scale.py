@@ -14,11 +14,11 @@ from torch import Tensor
 from harness.config import LastWindow, OptimizerConfig, OptimizerName, Precision
 from harness.judge.cause import Cause
 from harness.measure.lock_step import REFERENCE, LockStep, Setting
+from harness.measure.training import OnStep, Row
 from harness.recipes.faults import loss_not_divided
 from harness.referee.gradients import flatten, relative_distance
 from harness.referee.oracle import clipped, snapshot
 from harness.results.arm_name import ACCUMULATED
-from harness.studies import OnStep, Row
 from harness.trial import Candidate, accumulated, check_splits, full_batch
 
 UNDIVIDED = Cause.loss_not_divided

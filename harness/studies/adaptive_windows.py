@@ -10,11 +10,11 @@ from torch import Tensor
 from harness.config import Precision
 from harness.judge.signature import worst
 from harness.measure.lock_step import Setting, Watch
+from harness.measure.training import OnStep, Row
 from harness.recipes.micro_batch import Even
 from harness.recipes.recipe import Normalise, Recipe, take_step, window_total
 from harness.referee.gradients import flatten, relative_distance
 from harness.referee.oracle import snapshot
-from harness.studies import OnStep, Row
 from harness.trial import full_batch
 
 STREAM = 18  # of the draws of N, apart from a trial's other draws

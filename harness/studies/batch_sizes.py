@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from harness.measure.lock_step import Setting
-from harness.measure.training import outcome
+from harness.measure.training import OnStep, Row, outcome
 from harness.recipes.recipe import Arm, take_step
-from harness.studies import OnStep, Row
 from harness.studies.optimizer_states import small_batch
 from harness.trial import Candidate, accumulated, check_splits
 

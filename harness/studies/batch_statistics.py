@@ -14,12 +14,12 @@ from torch import Tensor
 
 from harness.config import ConfigError, LastWindow, Norm, Precision
 from harness.measure.lock_step import Setting
+from harness.measure.training import OnStep, Row
 from harness.recipes.recipe import Arm, Recipe, take_step
 from harness.recipes.remedies import REMEDIES, batch_norms
 from harness.referee.gradients import compare, flatten, relative_distance
 from harness.referee.oracle import Inside, Referee, State, running_statistics, snapshot
 from harness.results.arm_name import ACCUMULATED
-from harness.studies import OnStep, Row
 from harness.trial import check_splits, full_batch, standard_candidates
 from harness.workloads import Batch
 

@@ -6,11 +6,11 @@ import torch
 
 from harness.config import Precision
 from harness.measure.lock_step import Setting, Watch
+from harness.measure.training import OnStep, Row
 from harness.recipes import faults
 from harness.recipes.recipe import take_step
 from harness.referee.gradients import relative_distance
 from harness.referee.oracle import clipped, snapshot
-from harness.studies import OnStep, Row
 from harness.trial import accumulated
 
 THRESHOLDS = {"clipped": 0.5, "not_clipped": 1.5}  # times the norm of the full batch's gradient

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 from harness.measure import noise_scale
 from harness.measure.lock_step import Setting
-from harness.measure.training import outcome
+from harness.measure.training import OnStep, Row, outcome
 from harness.recipes import catalogue
 from harness.recipes.recipe import Arm, take_step
 from harness.results.arm_name import ACCUMULATED, FULL
-from harness.studies import OnStep, Row
 from harness.trial import Candidate, check_splits, full_batch, with_faults
 
 

@@ -21,9 +21,9 @@ from torch import Tensor
 from harness.config import LastWindow, Precision
 from harness.judge.signature import worst
 from harness.measure.lock_step import Setting
+from harness.measure.training import OnStep, Row
 from harness.referee.gradients import flatten, relative_distance
 from harness.referee.oracle import snapshot
-from harness.studies import OnStep, Row
 from harness.trial import full_batch
 
 EPOCHS = 2  # the first leaves something behind, the second finds it

@@ -15,11 +15,11 @@ from harness.config import ConfigError, Precision
 from harness.measure import noise_scale
 from harness.measure.lock_step import Setting, Watch
 from harness.measure.rounding import zero_lr
+from harness.measure.training import OnStep, Row
 from harness.recipes.recipe import Recipe, take_step
 from harness.referee.gradients import relative_distance
 from harness.referee.oracle import Referee, State, snapshot
 from harness.results.arm_name import ACCUMULATED
-from harness.studies import OnStep, Row
 from harness.trial import Candidate, accumulated, check_splits
 from harness.workloads import Batch
 

@@ -12,12 +12,12 @@ from harness.config import Precision
 from harness.measure import poison
 from harness.measure.algebra import ACTIVE
 from harness.measure.lock_step import Setting, Watch
+from harness.measure.training import OnStep, Row
 from harness.recipes import catalogue
 from harness.recipes.recipe import Arm, Recipe, take_step
 from harness.referee.gradients import flatten, relative_distance
 from harness.referee.oracle import clipped, snapshot
 from harness.results.arm_name import FULL, PERMUTED
-from harness.studies import OnStep, Row
 from harness.trial import Candidate, check_splits, full_batch, with_faults
 
 PRECISIONS = (Precision.float64, Precision.float16)  # the scaler's algebra, exactly; and the real thing

@@ -8,8 +8,8 @@ import time
 from harness.config import LastWindow
 from harness.measure import memory
 from harness.measure.lock_step import Setting
+from harness.measure.training import OnStep, Row
 from harness.recipes.recipe import Arm, take_step
-from harness.studies import OnStep, Row
 from harness.trial import accumulated
 
 

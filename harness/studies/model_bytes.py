@@ -6,8 +6,8 @@ import dataclasses
 
 from harness.measure.lock_step import Setting
 from harness.measure.memory import num_bytes, state_tensors
+from harness.measure.training import OnStep, Row
 from harness.recipes.recipe import BOUNDARY, Arm, Stage, take_step
-from harness.studies import OnStep, Row
 from harness.trial import accumulated
 
 

@@ -16,11 +16,11 @@ from torch import Tensor
 from harness.config import LastWindow, OptimizerConfig, Precision
 from harness.measure.lock_step import Setting, optimizer_state
 from harness.measure.rounding import zero_lr
+from harness.measure.training import OnStep, Row
 from harness.recipes.recipe import Recipe, take_step
 from harness.referee.gradients import decompose
 from harness.referee.oracle import snapshot
 from harness.results.arm_name import ACCUMULATED
-from harness.studies import OnStep, Row
 from harness.studies.optimizer_states import SMALL, SMALL_MEMORY, same_memory, small_batch
 from harness.trial import accumulated
 

@@ -18,13 +18,13 @@ from harness.config import OptimizerConfig, OptimizerName, Precision, TrialConfi
 from harness.judge.cause import Cause
 from harness.judge.signature import worst
 from harness.measure.lock_step import REFERENCE, LockStep, Setting, arm_state
+from harness.measure.training import OnStep, Row
 from harness.recipes.faults import loss_not_divided, optimizer_state_per_micro_batch, step_every_micro_batch
 from harness.recipes.micro_batch import SplitPlan, hash_seed
 from harness.recipes.recipe import Arm, Recipe
 from harness.referee.gradients import relative_distance
 from harness.referee.oracle import running_statistics
 from harness.results.arm_name import ACCUMULATED, FULL, PERMUTED, ArmName
-from harness.studies import OnStep, Row
 from harness.trial import Candidate, accumulated, check_splits, full_batch, permuted
 from harness.workloads import Batch
 

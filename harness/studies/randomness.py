@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from harness.config import ConfigError, Precision
 from harness.measure.lock_step import Setting, Watch
 from harness.measure.rounding import zero_lr
+from harness.measure.training import OnStep, Row
 from harness.recipes.recipe import Recipe, take_step
 from harness.recipes.sample_masks import masks_of_samples, masks_repeated
 from harness.referee.gradients import relative_distance
-from harness.studies import OnStep, Row
 from harness.trial import Candidate, accumulated, check_splits, full_batch
 from harness.workloads.layers import replace_layers
 

@@ -10,10 +10,9 @@ import torch
 
 from harness.config import ConfigError, Norm
 from harness.measure.lock_step import Setting
-from harness.measure.training import outcome
+from harness.measure.training import OnStep, Row, outcome
 from harness.recipes.remedies import REMEDIES, calibrate
 from harness.results.arm_name import FULL
-from harness.studies import OnStep, Row
 from harness.studies.convergence import End, train
 from harness.trial import Candidate, full_batch, split_plan, with_faults
 

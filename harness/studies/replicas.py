@@ -13,11 +13,11 @@ from harness.judge.cause import Cause
 from harness.judge.rank_diagnosis import RankEvidence, diagnose_ranks
 from harness.measure.lock_step import Setting
 from harness.measure.ranks import RIGHT, SCALED, UNSYNCHRONISED, Ranks, Trace, Way, micro_batches, whole_windows
+from harness.measure.training import OnStep, Row
 from harness.recipes.recipe import take_step
 from harness.referee.gradients import flatten, relative_distance
 from harness.referee.oracle import State, snapshot
 from harness.referee.replicas import observe
-from harness.studies import OnStep, Row
 from harness.trial import full_batch
 
 WORLD = 2

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from harness.measure.lock_step import Setting, optimizer_state
+from harness.measure.training import OnStep, Row
 from harness.recipes.recipe import Arm, Recipe, take_step
 from harness.referee.gradients import flatten, relative_distance
-from harness.studies import OnStep, Row
 from harness.trial import accumulated
 from harness.workloads import Batch
 

@@ -15,9 +15,9 @@ import torch
 
 from harness.config import LastWindow, Precision
 from harness.measure.lock_step import Setting, optimizer_state
+from harness.measure.training import OnStep, Row
 from harness.recipes.recipe import BOUNDARY, Arm, Recipe, step, take_step
 from harness.referee.oracle import snapshot
-from harness.studies import OnStep, Row
 from harness.studies.gradient_noise import sample_gradients
 from harness.trial import accumulated, full_batch
 

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from harness.config import Precision
 from harness.measure.lock_step import Setting, Watch
+from harness.measure.training import OnStep, Row
 from harness.recipes.recipe import Arm, take_step
-from harness.studies import OnStep, Row
 from harness.trial import accumulated, full_batch
 from harness.workloads import Batch
 

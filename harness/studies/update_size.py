@@ -7,11 +7,11 @@ import torch
 from harness.config import LastWindow, Precision
 from harness.judge.cause import Cause
 from harness.measure.lock_step import Setting
+from harness.measure.training import OnStep, Row
 from harness.recipes import faults
 from harness.recipes.micro_batch import Even
 from harness.recipes.recipe import Recipe, take_step
 from harness.referee.gradients import flatten
-from harness.studies import OnStep, Row
 
 UNDIVIDED = Cause.loss_not_divided
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from harness.config import TrialConfig
+from harness.measure.training import OnStep, Row
 from harness.recipes import catalogue
-from harness.studies import OnStep, Row
 from harness.trial import run_trial, with_faults
 
 
