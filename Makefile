@@ -8,7 +8,7 @@ REPORTS ?= reports
 CONSTRAINTS ?= $(if $(shell command -v nvidia-smi),,-c constraints-cpu.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help report report-full test test-slow check format bench gpu clean
+.PHONY: help report report-full test test-slow chaos check format bench gpu clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-24s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ test: $(VENV)/.ready  ## run the tests (under 12 minutes on 2 cores)
 
 test-slow: $(VENV)/.ready  ## run the long tests too
 	$(BIN)/python -m pytest -q -n 2 -m ""
+
+chaos: $(VENV)/.ready  ## attack the program for 15 minutes: kills, damage, odd names, random settings; a table (SEED=0)
+	$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),15) --seed $(or $(SEED),0)
 
 check: $(VENV)/.ready  ## lint, format, types
 	$(BIN)/ruff check .
