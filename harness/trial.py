@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -218,7 +217,8 @@ def _arm_row(
     """One row of `verdicts.csv`, with the evidence it rests on. On `attribution_windows` a gap is taken apart by factors."""
     config, label = setting.config, candidate.label
     counters = {**exact.counters, **lock.differing_counters(label)}
-    finite = all(math.isfinite(x) for key in (REFERENCE, label) for x in distances.losses[key] + distances.parameters[key])
+    overflows = {key: tuple(lock.loss_scales[key].overflows) for key in (REFERENCE, label)}
+    finite = all(distances.finite(key, overflows[key]) for key in (REFERENCE, label))
     evidence = Evidence(
         precision=config.precision,
         algebra=exact.algebra,
@@ -227,6 +227,8 @@ def _arm_row(
         counters=counters,
         signature=exact.signature,
         finite=finite,
+        overflows=overflows[label],
+        full_overflows=overflows[REFERENCE],
     )
     verdict = judge(evidence)
     if finite and verdict.verdict in (Outcome.different, Outcome.degraded):

@@ -115,9 +115,11 @@ def _gradients(signature: Signature) -> tuple[Found, bool]:
     """Causes of wrong gradients, and whether they are exact."""
     assert signature.worst_window is not None
     worst = signature.worst_window
-    for cause, gap in signature.gap_without_factor.items():
+    for causes, gap in sorted(signature.gap_without_factor.items(), key=lambda item: len(item[0])):
         if gap <= ALGEBRA_GATE:
-            return {cause: f"{describe(worst)}; without that factor the gap closes to {gap:.0e}"}, True
+            *others, factor = causes
+            found = {cause: MEANINGS[cause].sentence for cause in others}
+            return found | {factor: f"{describe(worst)}; without that factor the gap closes to {gap:.0e}"}, True
     fitting = {causes: error for causes, error in signature.explanations.items() if error <= ALGEBRA_GATE}
     if not fitting:
         return {Cause.unexplained: describe(worst)}, False

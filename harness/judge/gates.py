@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 ALGEBRA_GATE = 1e-12  # L0, relative, gradients and optimizer state in float64: correct code is near 1e-15, faults above 1e-3
+RESOLVED = 10.0  # L0, above ALGEBRA_GATE: in units of what the referee's own gradient resolves at the same weights
 TRAJECTORY_GATE = 1e-9  # L0, relative, parameters over the float64 trajectory
 ROUNDING_GATE = 2.0  # L1, upper end of the interval of the error ratio
 SCALE_FACTOR = 10.0  # L1, |alpha - 1| in units of the accumulated gradient's usual error

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.judge.cause import Cause, Causes, joined
+from harness.judge.cause import Causes, joined
 from harness.judge.gates import ALGEBRA_GATE
 
 Errors = Mapping[Causes, float]  # of one window: causes -> relative error of the best variant of their oracle; (): no cause
@@ -111,11 +111,12 @@ class Signature:
 
     probes: int = field(default=0, metadata=COUNTED)  # windows
     gradient_error: float = field(default=0.0, metadata=WORST)  # ||a - g|| / ||g||; NaN where nothing was consumed
+    resolution: float = field(default=0.0, metadata=WORST)  # the coarsest to which a gradient could be compared; 0: the gate's
     unequal_terms: bool = field(default=False, metadata=ANY)  # micro-batches of a window had different numbers of loss terms
     wrong_windows: tuple[Errors, ...] = field(default=(), metadata=COLLECTED)  # those whose gradient was wrong
     other_samples: tuple[Errors, ...] = field(default=(), metadata=COLLECTED)  # windows judged on the other samples the arm saw
     worst_window: WrongWindow | None = field(default=None, metadata=_by(_furthest))
-    gap_without_factor: Mapping[Cause, float] = field(default_factory=dict, metadata=WORST_BY_NAME)  # error without the factor
+    gap_without_factor: Mapping[Causes, float] = field(default_factory=dict, metadata=WORST_BY_NAME)  # error without the last one
     moved: Movement = field(default=Movement(), metadata=LONGEST)  # of the weights inside a window, relative to them
     steps_in_window: tuple[int, int] = field(default=(1, 1), metadata=MOST)  # optimizer steps of a window, and its micro-batches
     steps_before_last_forward: int = field(default=0, metadata=MOST)  # optimizer steps of a window before its last forward
@@ -133,6 +134,13 @@ class Signature:
     def wrong(self) -> int:
         """The number of windows whose gradient was wrong."""
         return len(self.wrong_windows)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every probed window was the full batch's in all that a probe compares: gradient, step, state, loss, samples."""
+        errors = (self.gradient_error, self.loss_error, self.moved.length, self.update.length, *self.state_errors.values())
+        whole = self.steps_in_window[0] == 1 and not self.skipped_windows and self.samples == Samples()
+        return whole and all(error <= ALGEBRA_GATE for error in errors)
 
     @property
     def explanations(self) -> dict[Causes, float]:
@@ -154,6 +162,7 @@ class Signature:
         row = dataclasses.asdict(self) | {
             "wrong": self.wrong,
             "explanations": {joined(causes): error for causes, error in self.explanations.items()},
+            "gap_without_factor": {joined(causes): gap for causes, gap in self.gap_without_factor.items()},
             "sufficient_alone": sorted(joined(causes) for causes in self.sufficient_alone),
         }
         return {name: value for name, value in row.items() if name not in ("wrong_windows", "other_samples")}

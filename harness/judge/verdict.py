@@ -20,7 +20,7 @@ from harness.judge.gates import ALGEBRA_GATE, RANK_LEVEL, ROUNDING_GATE, SCALE_F
 from harness.judge.signature import Signature, worst
 
 CLOSES = 0.5  # of the gap: a factor is named when its removal closes more than that
-RAN_AWAY = "a loss or a parameter became non-finite"
+RAN_AWAY = "a loss or a parameter became non-finite: a smaller optimizer.lr, or fewer steps, would tell"
 
 
 class Outcome(StrEnum):
@@ -38,7 +38,7 @@ class Algebra:
 
     gradient_error: float  # largest over the probes, clipping as configured, off and active
     state_error: float  # optimizer state after the first step, largest over its entries
-    trajectory_error: float  # largest ||theta_acc - theta_full|| / ||theta_full - theta_0||
+    trajectory_error: float  # largest ||theta_acc - theta_full|| / ||theta_full - theta_0||, before `parted_at`
     loss_error: float  # reported loss against the loss whose gradient was consumed, relative, where that gradient is exact
     steps: int
     floor: float  # the gradient error of a permuted full batch: what this model can resolve
@@ -46,6 +46,9 @@ class Algebra:
     clipped_share: float  # of the windows of the configured run
     short_windows: int  # windows smaller than the effective batch
     unequal_terms: bool  # some micro-batches of a window had different numbers of loss terms
+    parted_at: int | None = (
+        None  # window from which on rounding is amplified; each one since was compared at the arm's own weights
+    )
 
     @property
     def error(self) -> float:
@@ -94,7 +97,9 @@ class Evidence:
     counters: Differences  # L2
     signature: Signature = field(default_factory=Signature)
     ablation: Mapping[str, float] = field(default_factory=dict)  # factor -> share of the gap that its removal closes
-    finite: bool = True  # losses and parameters stayed finite
+    finite: bool = True  # losses and parameters stayed finite, the losses of windows that overflowed apart
+    overflows: tuple[int, ...] = ()  # windows of the run in float16 that the loss scaler skipped
+    full_overflows: tuple[int, ...] = ()  # the same of the full batch
 
     def stored(self) -> dict[str, Any]:
         """As in the store: plain JSON types."""
@@ -135,11 +140,30 @@ def judge(evidence: Evidence) -> Verdict:
             explained=diagnosis.explained and not also,
             reasons=(*diagnosis.sentences, *also.values(), *wrong, *[RAN_AWAY] * (not evidence.finite)),
         )
+    aside = remarks(evidence)
     rough = rounding_failures(evidence)
     if rough:
-        reasons = (*vanished.values(), *rough, *attribution(evidence.ablation))
+        reasons = (*vanished.values(), *rough, *attribution(evidence.ablation), *aside)
         return Verdict(verdict=Outcome.degraded, causes=tuple(vanished), reasons=reasons)
-    return Verdict(verdict=Outcome.equivalent)
+    return Verdict(verdict=Outcome.equivalent, reasons=aside)
+
+
+def remarks(evidence: Evidence) -> tuple[str, ...]:
+    """What a reader of an arm with the right algebra has to know although it decides nothing."""
+    told = []
+    parted = evidence.algebra.parted_at
+    if parted is not None:
+        told.append(
+            f"from window {parted} on this training amplifies rounding, so that trajectories part whatever the loop: each window "
+            "since was compared at the arm's own weights, and is exact"
+        )
+    if evidence.overflows != evidence.full_overflows:
+        own, full = (", ".join(map(str, steps)) or "none" for steps in (evidence.overflows, evidence.full_overflows))
+        told.append(
+            f"float16 overflowed and the loss scaler skipped windows {own} (full batch: {full}): a property of the format at "
+            "this loss scale, not of the loop; a smaller loss_scale avoids it"
+        )
+    return tuple(told)
 
 
 def unjudgeable(evidence: Evidence) -> str:
@@ -149,9 +173,12 @@ def unjudgeable(evidence: Evidence) -> str:
     if not evidence.finite and not any(ALGEBRA_GATE < error < math.inf for error in own):
         return RAN_AWAY
     if evidence.algebra.floor > ALGEBRA_GATE:
-        return f"the model resolves only {evidence.algebra.floor:.1e} in float64: a permuted full batch differs by that much"
+        return (
+            f"the model resolves only {evidence.algebra.floor:.1e} in float64 at its first weights: a shuffled full batch differs "
+            "by that much"
+        )
     if evidence.algebra.steps < 1:
-        return "no window was compared in float64"
+        return "in float64 the full batch itself ran away in the first window: a smaller optimizer.lr would tell"
     if evidence.precision != Precision.float64 and math.isnan(evidence.rounding.ratio):
         return f"the rounding could not be measured: {evidence.rounding.skipped} gradients overflowed in {evidence.precision}"
     return ""

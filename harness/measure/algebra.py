@@ -1,8 +1,15 @@
-"""L0, the algebra in float64: the same gradients, the same optimizer state, the same trajectory; and what is wrong if not."""
+"""L0, the algebra in float64: the same gradients, the same optimizer state, the same trajectory; and what is wrong if not.
+
+A training may amplify rounding (Adam where the second moment is nearly zero, a large learning rate, a ReLU that flips), so that
+right arms part as well, shuffled full batches among them. Where an arm parts that is right in every probe, the run is repeated
+with a probe of every window from that step on: each is then compared at the arm's own weights, and the step it takes with that
+of a twin optimizer. An arm that is right in each of them has the full batch's computation, wherever rounding has led it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -11,8 +18,9 @@ import torch
 from torch import Tensor
 
 from harness.config import Precision
-from harness.judge.cause import Cause
+from harness.judge.cause import INHERENT, Cause, Causes
 from harness.judge.counters import Differences
+from harness.judge.gates import ALGEBRA_GATE, TRAJECTORY_GATE
 from harness.judge.signature import Signature, worst
 from harness.judge.verdict import Algebra
 from harness.measure.lock_step import REFERENCE, LockStep, Setting, arm_state
@@ -21,6 +29,7 @@ from harness.measure.update import entry_errors
 from harness.recipes.recipe import Recipe
 from harness.referee.oracle import no_clipping, snapshot
 
+RAN_AWAY = 1e38  # ||theta_full - theta_0|| beyond which nothing is compared: float32 ends there, float64's squares at 1e154
 ACTIVE = 0.5  # the clipping test's threshold, as a fraction of the first gradient's norm: active by construction
 
 
@@ -39,8 +48,19 @@ class Run:
 
     signature: Signature = field(default_factory=Signature)
     state_error: float = 0.0  # after the first step, beside the reference's state
-    trajectory_error: float = 0.0  # largest distance of the parameters, relative to the reference's movement
+    distances: list[float] = field(default_factory=list)  # of the parameters by window, relative to the reference's movement
+    parted_at: int | None = None  # first window whose distance is amplified rounding: each one from it on was probed, and right
     clipped_share: float = 0.0  # of the windows
+
+    @property
+    def is_right(self) -> bool:
+        """Whether everything is as it should be, as far as it was looked at, but for the distance of the parameters."""
+        return self.state_error <= ALGEBRA_GATE and self.signature.is_exact
+
+    @property
+    def trajectory_error(self) -> float:
+        """The largest distance of the parameters while it can tell anything."""
+        return worst(0.0, *self.distances[: self.parted_at])
 
 
 def measure(
@@ -53,6 +73,7 @@ def measure(
     """
     config = setting.config
     lock, runs = _run(setting, recipes, windows, clip_norm=config.clip_norm)
+    _follow(setting, recipes, windows, lock, runs)
     has_clipped = any(bool(flag) for flag in lock.arms[REFERENCE].clipped)
     # A loop written by hand need not know of a clipping that its trial does not ask for.
     unasked = config.clip_norm is None and any(recipe.loop is not None for recipe in recipes.values())
@@ -60,7 +81,7 @@ def measure(
     other_clip = no_clipping(config.clip_norm) if off else ACTIVE * _first_norm(setting, windows[0])
     _, plain = _run(setting, recipes, _few(windows), clip_norm=other_clip, dropout=False)
     return {
-        label: _result(setting, run, plain[label], plain[floor_arm], lock.differing_counters(label), windows)
+        label: _result(setting, run, plain[label], plain[floor_arm], lock.differing_counters(label), windows[: lock.steps])
         for label, run in runs.items()
         if label != REFERENCE
     }
@@ -90,15 +111,15 @@ def _result(
     runs = [run] if stochastic else [run, plain]
     signature = reduce(Signature.merged, (one.signature for one in runs))
     if stochastic:
-        gap = worst(plain.signature.gradient_error, plain.state_error)
-        signature = dataclasses.replace(signature, gap_without_factor={Cause.stochastic_layers: gap})
+        signature = dataclasses.replace(signature, gap_without_factor=_gaps(plain))
     algebra = Algebra(
         gradient_error=signature.gradient_error,
         state_error=worst(*(one.state_error for one in runs)),
         trajectory_error=run.trajectory_error,
-        steps=len(windows),
+        parted_at=run.parted_at,
+        steps=len(run.distances),
         loss_error=signature.loss_error,
-        floor=floor.signature.gradient_error,
+        floor=worst(floor.signature.gradient_error, floor.signature.resolution),
         clipping_active=run.clipped_share > 0 or plain.clipped_share > 0,
         clipped_share=run.clipped_share,
         short_windows=sum(len(ids) < setting.config.effective_batch for ids in windows),
@@ -107,23 +128,62 @@ def _result(
     return AlgebraResult(algebra, signature, counters)
 
 
+def _gaps(plain: Run) -> dict[Causes, float]:
+    """What is left of the error without dropout, beside what the model computes within micro-batches where that is wrong too."""
+    gaps: dict[Causes, float] = {(): worst(plain.signature.gradient_error, plain.state_error)}
+    if plain.signature.wrong:
+        gaps = {causes: error for causes, error in plain.signature.explanations.items() if INHERENT.issuperset(causes)}
+    return {(*causes, Cause.stochastic_layers): gap for causes, gap in gaps.items()}
+
+
+def _follow(
+    setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[Tensor], lock: LockStep, runs: dict[str, Run]
+) -> None:
+    """Repeat the run of the arms that parted although every probe was right, with a probe of each window since, in place."""
+    parted = {
+        label: next(t for t, distance in enumerate(run.distances) if not distance <= TRAJECTORY_GATE)
+        for label, run in runs.items()
+        if not run.trajectory_error <= TRAJECTORY_GATE and run.is_right and not lock.differing_counters(label)
+    }
+    if not parted:
+        return
+    again = {label: recipe for label, recipe in recipes.items() if label in parted or label == REFERENCE}
+    first = min(parted.values())
+    _, followed = _run(setting, again, windows, clip_norm=setting.config.clip_norm, every_from=first)
+    for label, parted_at in parted.items():
+        runs[label].signature = followed[label].signature
+        if followed[label].is_right:
+            runs[label].parted_at = parted_at
+
+
 def _run(
-    setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[Tensor], *, clip_norm: float | None, dropout: bool = True
+    setting: Setting,
+    recipes: Mapping[str, Recipe],
+    windows: Sequence[Tensor],
+    *,
+    clip_norm: float | None,
+    dropout: bool = True,
+    every_from: int | None = None,
 ) -> tuple[LockStep, dict[str, Run]]:
-    """Train all arms over `windows` in float64 and collect what they show."""
+    """Train all arms over `windows` in float64 and collect what they show; each window from `every_from` on is probed.
+
+    The run ends before the window in which the full batch leaves the range of float32.
+    """
     config = setting.config
     runs = {label: Run() for label in recipes}
     arms = setting.arms(recipes, dropout=dropout, precision=Precision.float64, steps=len(windows), clip_norm=clip_norm)
     lock = LockStep(arms, config.seed)
     probe = Probe(setting, lock, setting.referee(dropout=dropout))
     for t, ids in enumerate(windows):
-        watched = is_probe(t, ids, config.probe_every, config.effective_batch)
+        watched = is_probe(t, ids, config.probe_every, config.effective_batch) or (every_from is not None and t >= every_from)
         probe.remember()
         if watched:
             probe.before()
         records = lock.step(ids)
+        if not (lock.movement <= RAN_AWAY and math.isfinite(records[REFERENCE].loss)):
+            break
         for label, run in runs.items():
-            run.trajectory_error = worst(run.trajectory_error, records[label].parameter_distance)
+            run.distances.append(records[label].parameter_distance)
             if watched:
                 run.signature = run.signature.merged(probe.after(label, ids, t, records[label].loss))
         if t == 0:

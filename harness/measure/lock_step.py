@@ -106,15 +106,18 @@ class Setting:
         model = self._model(dtype, dropout)
         optimizer = make_optimizer(config.optimizer, model.parameters())
         ema = None if config.ema_decay is None else AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(config.ema_decay))
+        scale = config.loss_scale
         if config.precision == self.config.precision:
             exchange_forward(model, recipe.execution)
+        else:
+            scale = precision.power_of_two(scale)
         return Arm(
             recipe=recipe,
             workload=self.workloads[dtype],
             model=model,
             optimizer=optimizer,
             schedule=make_schedule(config.schedule, optimizer, config.steps),
-            scaler=precision.make_scaler(self.config.precision, self.device, config.loss_scale),
+            scaler=precision.make_scaler(self.config.precision, self.device, scale),
             precision=config.precision,
             device=self.device,
             clip_norm=config.clip_norm,
@@ -203,6 +206,35 @@ class Watch:
             self.left_over = flatten(gradients(self.parameters))
 
 
+class LossScale:
+    """What float16's overflows did to an arm's loss scale: the windows that the scaler skipped, and the scale without them."""
+
+    def __init__(self, scaler: torch.amp.GradScaler) -> None:
+        self._scaler = scaler
+        self._initial = self._last = self._expected = scaler.get_scale()
+        self._good_windows = 0  # since the last overflow or growth
+        self.overflows: list[int] = []  # windows, by number
+
+    def end_window(self, step: int, *, stepped: bool) -> None:
+        """See the scale at the end of window `step`: one that shrank where there was no optimizer step has met an overflow."""
+        if not self._scaler.is_enabled():
+            return
+        scale, self._last = self._last, self._scaler.get_scale()
+        self._good_windows += 1
+        if self._last < scale and not stepped:
+            self.overflows.append(step)
+            self._expected *= self._scaler.get_backoff_factor()
+            self._good_windows = 0
+        elif self._good_windows == self._scaler.get_growth_interval():
+            self._expected *= self._scaler.get_growth_factor()
+            self._good_windows = 0
+
+    @property
+    def without_overflows(self) -> float:
+        """The first scale, unless something else than overflows and the growth between them has changed it."""
+        return self._initial * (self._last / self._expected)
+
+
 NOT_COMPARED = Comparison(math.nan, math.nan, math.nan)
 
 
@@ -228,6 +260,8 @@ class LockStep:
         self.foreign_windows = dict.fromkeys(arms, 0)  # windows whose samples were not the window's
         self.dirty_starts = dict.fromkeys(arms, 0)  # windows that began with gradients left over
         self.foreign_rates = dict.fromkeys(arms, 0)  # windows whose step had another learning rate than the reference's
+        self.movement = 0.0  # ||theta_full - theta_0|| after the last step
+        self.loss_scales = {label: LossScale(arm.scaler) for label, arm in arms.items()}
 
     @property
     def start(self) -> Tensor:
@@ -255,6 +289,7 @@ class LockStep:
                 start_randomness(seed, device)
                 losses.append(take_step(arm, window))
                 watch.end_window()
+                self.loss_scales[label].end_window(self.steps, stepped=watch.steps_in_window > 0)
                 if watch.compares:
                     self._count(label, window)
                 if label == REFERENCE:
@@ -271,6 +306,7 @@ class LockStep:
         moments = {label: watch.moments for label, watch in self.watches.items() if watch.moments is not None}
         seen = [distances, torch.stack(losses), *moments.values()]
         movement, *values = torch.cat(seen).tolist()
+        self.movement = movement
         num, rest = len(arms), iter(values[2 * len(arms) :])
         return {
             label: StepRecord(
@@ -307,16 +343,19 @@ class LockStep:
         arm, watch = self.arms[label], self.watches[label]
         buffers = dict(arm.model.named_buffers())
         tracked = [float(value) for name, value in buffers.items() if name.endswith("num_batches_tracked")]
+        # A window that overflowed ends in the scaler's skip in place of a step: that is float16's, and counts as the step.
+        overflows = len(self.loss_scales[label].overflows)
+        counts_steps = any("step" in state for each in self.arms.values() for state in each.optimizer.state.values())
         state_steps = [float(state["step"]) for state in arm.optimizer.state.values() if "step" in state]
         return {
             Counter.windows: arm.windows,
             Counter.samples: arm.samples,
-            Counter.optimizer_steps: watch.steps,
-            Counter.state_step: max(state_steps, default=0.0),
+            Counter.optimizer_steps: watch.steps + overflows,
+            Counter.state_step: max(state_steps, default=0.0) + overflows * counts_steps,
             Counter.schedule_index: arm.schedule.last_epoch,
             **{Counter.learning_rate.of(group["name"]): group["lr"] for group in arm.optimizer.param_groups},
             Counter.batches_tracked: max(tracked, default=0.0),
-            Counter.loss_scale: arm.scaler.get_scale(),
+            Counter.loss_scale: self.loss_scales[label].without_overflows,
             Counter.windows_with_other_samples: self.foreign_windows[label],
             Counter.windows_begun_with_gradients: self.dirty_starts[label],
             Counter.windows_at_another_rate: self.foreign_rates[label],

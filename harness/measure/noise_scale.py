@@ -100,7 +100,7 @@ def read(watches: Mapping[str, NoiseWatch]) -> dict[str, Row]:
     for (label, watch), length, share, scale in zip(seen.items(), lengths, shares, values, strict=True):
         num, samples = watch.sizes
         *parts, window = [(x / scale) ** 2 for x in length]
-        # what a micro-batch adds is w_k g_k
-        small = sum(part * sum(share) / own for part, own in zip(parts, share, strict=True))
+        # what a micro-batch adds is w_k g_k: nothing where it has no loss term
+        small = sum(part * sum(share) / own for part, own in zip(parts, share, strict=True) if own)
         rows[label] = {"micro_batches": num, "window_samples": samples, "micro_batch_square": small, "window_square": window}
     return rows

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from harness.config import Norm
 from harness.judge.cause import Cause, Causes
-from harness.judge.gates import ALGEBRA_GATE
+from harness.judge.gates import ALGEBRA_GATE, RESOLVED
 from harness.judge.signature import Attribution, Errors, Samples, Signature, WrongWindow, clearly_nearer, worst
 from harness.measure.lock_step import REFERENCE, LockStep, Setting
 from harness.measure.update import Before, check_update, is_decays, movement
@@ -24,6 +24,7 @@ from harness.referee.hypotheses import Hypothesis, WindowFacts, hypotheses, part
 from harness.referee.oracle import WHOLE, Inside, Parts, Referee, State, clipped, running_statistics, snapshot
 from harness.workloads import Batch
 
+FEW_ULPS = 2.0**-50  # relative, of float64: what a dot product rounds
 REMEMBERED = 4, 16  # windows, at least and at most, whose first weights are kept, to recognise a forward with old ones
 REMEMBERED_BYTES = 2**26  # that these may take, of one arm
 
@@ -120,6 +121,9 @@ class Probe:
         found = Signature(gradient_error=error, unequal_terms=self._unequal_terms(arm, window))
         if error <= ALGEBRA_GATE:
             return dataclasses.replace(found, loss_error=loss_error(arm, loss, exact_loss))
+        resolution = self._resolution(seen)
+        if error <= RESOLVED * resolution:
+            return dataclasses.replace(found, gradient_error=0.0, resolution=resolution)
         if window.holds(samples):
             taken = dataclasses.replace(seen, window=window.in_order(samples))
             errors, own_error = self._errors(label, taken, loss) if stepped_once else ({}, 0.0)
@@ -132,6 +136,26 @@ class Probe:
         if stepped_once and bool((samples >= 0).all()):
             return dataclasses.replace(found, other_samples=(self._beside(label, seen),))
         return found
+
+    def _resolution(self, seen: ConsumedWindow) -> float:
+        """||g(theta') - g(theta)|| / ||g(theta)||, the largest of three, theta' moved by a few units in the last place at random.
+
+        Two right ways to compute g in float64 are no nearer to each other than about this, since each rounds as much on its way.
+        It is large where the samples' gradients cancel, at the end of a training for example.
+        """
+        generator = self.setting.generator(seen.step)
+
+        def moved(weights: Tensor) -> Tensor:
+            signs = 2 * torch.rand(weights.shape, generator=generator, dtype=torch.float64).to(weights.device) - 1
+            return weights + FEW_ULPS * signs * (weights.abs() + weights.abs().mean())
+
+        def gradient(state: State) -> Tensor:
+            with self.lock.randomness(seen.step):
+                return self.referee.gradient(state, seen.window)
+
+        exact = gradient(seen.state)
+        others = [{**seen.state, **{name: moved(seen.state[name]) for name in self.referee.names}} for _ in range(3)]
+        return max(relative_distance(gradient(other), exact) for other in others)
 
     def _unequal_terms(self, arm: Arm, window: Batch) -> bool:
         """Whether the micro-batches, as the data has them or as the window does, have different numbers of loss terms."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,11 +28,16 @@ HELD_OUT_BATCH = 512
 
 @dataclass
 class Distances:
-    """The target-precision run, by label: losses and d_t by step, and whether everything stayed finite."""
+    """The target-precision run, by label: losses and d_t by step."""
 
     losses: dict[str, list[float]]
     parameters: dict[str, list[float]]
     null_labels: tuple[str, ...]
+
+    def finite(self, label: str, overflows: Collection[int]) -> bool:
+        """Whether the weights stayed finite, and the losses but those of windows that overflowed."""
+        losses = (loss for step, loss in enumerate(self.losses[label]) if step not in overflows)
+        return all(map(math.isfinite, (*losses, *self.parameters[label])))
 
     def trajectory(self, label: str) -> Trajectory:
         """L3: d_t against the null band, up to the band's first jump; steps where the whole band is at zero say nothing."""

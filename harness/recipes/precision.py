@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -24,11 +25,17 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
 
 
 def make_scaler(precision: Precision, device: torch.device, loss_scale: float) -> torch.amp.GradScaler:
-    """PyTorch's GradScaler, which does nothing unless `precision`, the trial's, is float16.
-
-    The float64 arms of a float16 trial scale too: by a power of two, so exactly, and the order of clipping and unscaling shows.
-    """
+    """PyTorch's GradScaler, which does nothing unless `precision`, the trial's, is float16."""
     return torch.amp.GradScaler(device.type, init_scale=loss_scale, enabled=precision == Precision.float16)
+
+
+def power_of_two(loss_scale: float) -> float:
+    """The nearest power of two: the loss scale of the float64 arms of a float16 trial.
+
+    They scale too, so that the order of clipping and unscaling shows. GradScaler multiplies by fl32(1 / S), which is 1 / S
+    exactly for a power of two; the error of any other, up to 2^-24 relative, is the scaler's and no arm's.
+    """
+    return 2.0 ** round(math.log2(loss_scale))
 
 
 def check_available(precision: Precision, device: torch.device) -> None:

@@ -121,13 +121,15 @@ def test_the_errors_of_a_scaled_gradient_are_those_of_numpy(
 def test_the_gate_of_the_trajectory_rejects_just_above_and_accepts_just_below(
     toy_setting: MakeSetting, make_numpy: Callable[[Setting], Numpy], size: float, fails: bool
 ) -> None:
-    """An error in a window that no probe sees, of the size that moves the trajectory by `size` gates."""
+    """An error in a window that no probe sees, of the size that moves the trajectory by `size` gates: then the window is found."""
     setting = toy_setting(dataclasses.replace(CONFIG, effective_batch=8, probe_every=10))  # 24 = 3 x 8: no short window
     numbers = make_numpy(setting)
     right, wrong = numpy_trajectory(numbers, {}), numpy_trajectory(numbers, {2: 1 + 1e-3})
     moved = max(np.linalg.norm(a - b) / np.linalg.norm(b - numbers.start) for a, b in zip(wrong, right, strict=True))
     found = algebra(setting, drifting(size * TRAJECTORY_GATE * 1e-3 / moved))
-    assert found.algebra.gradient_error < ALGEBRA_GATE
+    planted = size * TRAJECTORY_GATE * 1e-3 / moved
+    assert found.algebra.gradient_error == (pytest.approx(planted, rel=1e-4) if fails else pytest.approx(0, abs=ALGEBRA_GATE))
+    assert found.algebra.parted_at is None
     assert found.algebra.trajectory_error == pytest.approx(size * TRAJECTORY_GATE, rel=0.01)
     assert bool(algebra_failures(found.algebra)) == fails
 
