@@ -8,12 +8,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 from typing import Any
+
+from harness.bounds import BOUNDS, MOST_ARMS, MOST_WINDOW_SAMPLES
 
 
 class ConfigError(ValueError):
@@ -337,9 +338,22 @@ def validate(config: TrialConfig) -> None:
 
     What depends on the data (a micro-batch of one sample under BatchNorm, say) is checked where the data is known.
     """
+    _check_bounds(config)
     _check_workload(config)
-    _check_optimizer(config.optimizer)
-    _check_sizes(config)
+    _check_windows(config)
+    if config.optimizer.name == OptimizerName.nesterov and config.optimizer.momentum == 0:
+        raise ConfigError("optimizer.momentum", 0, "a positive momentum with nesterov")
+
+
+def _check_bounds(config: TrialConfig) -> None:
+    """Every number that there is, against the table; `null` is the absence of one."""
+    for name, bounds in BOUNDS.items():
+        value: Any = config
+        for part in name.split("."):
+            value = getattr(value, part, None)  # `workers` is no setting of a trial
+        for number in value if isinstance(value, tuple) else (value,):
+            if number is not None and not bounds.hold(number):
+                raise ConfigError(name, number, str(bounds))
 
 
 def _check_workload(config: TrialConfig) -> None:
@@ -354,61 +368,19 @@ def _check_workload(config: TrialConfig) -> None:
         raise ConfigError("data.root", config.data.root, f"null with workload.data={workload.data}, which is embedded")
     if workload.data in (Data.mnist, Data.cifar10) and config.data.root is None:
         raise ConfigError("data.root", "null", f"a local folder that holds {workload.data}")
-    for name, value in (("workload.width", workload.width), ("workload.depth", workload.depth)):
-        _at_least(name, value, 1)
-    if not 0 <= workload.dropout < 1:
-        raise ConfigError("workload.dropout", workload.dropout, "a probability in [0, 1)")
-    if not (math.isfinite(workload.penalty) and workload.penalty >= 0):
-        raise ConfigError("workload.penalty", workload.penalty, "a number of 0 or more")
 
 
-def _check_optimizer(optimizer: OptimizerConfig) -> None:
-    for name in ("lr", "eps"):
-        _positive(f"optimizer.{name}", getattr(optimizer, name))
-    for name in ("momentum", "beta1", "beta2"):
-        if not 0 <= getattr(optimizer, name) < 1:
-            raise ConfigError(f"optimizer.{name}", getattr(optimizer, name), "a number in [0, 1)")
-    if optimizer.name == OptimizerName.nesterov and optimizer.momentum == 0:
-        raise ConfigError("optimizer.momentum", 0, "a positive momentum with nesterov")
-    if not (math.isfinite(optimizer.weight_decay) and optimizer.weight_decay >= 0):
-        raise ConfigError("optimizer.weight_decay", optimizer.weight_decay, "a number of 0 or more")
-
-
-def _check_sizes(config: TrialConfig) -> None:
-    for name in ("effective_batch", "steps", "algebra_steps", "probe_every", "referee_every"):
-        _at_least(name, getattr(config, name), 1)
-    # What the intervals of L1 and the null band of L3 need (docs/equivalence.md).
-    _at_least("permutations", config.permutations, 30)
-    _at_least("nulls", config.nulls, 5)
-    if not 0 <= config.seed < 2**63:
-        raise ConfigError("seed", config.seed, "0 to 2**63 - 1, what a generator takes")
-    _at_least("schedule.warmup_steps", config.schedule.warmup_steps, 0)
-    _positive("loss_scale", config.loss_scale)
-    if config.clip_norm is not None:
-        _positive("clip_norm", config.clip_norm)
-    if config.ema_decay is not None and not 0 < config.ema_decay < 1:
-        raise ConfigError("ema_decay", config.ema_decay, "a number between 0 and 1, or null")
-    if not config.accumulation_steps:
-        raise ConfigError("accumulation_steps", "[]", "at least one number of micro-batches")
-    if len(set(config.accumulation_steps)) != len(config.accumulation_steps):
-        raise ConfigError("accumulation_steps", list(config.accumulation_steps), "each number once")
-    for steps in config.accumulation_steps:
-        _at_least("accumulation_steps", steps, 1)
-        if steps > config.effective_batch:
-            raise ConfigError(
-                "accumulation_steps", steps, f"at most effective_batch={config.effective_batch}: b would be below 1"
-            )
-        if config.split == Split.even and config.effective_batch % steps:
-            raise ConfigError(
-                "accumulation_steps", steps, f"a divisor of effective_batch={config.effective_batch}, or split=ragged"
-            )
-
-
-def _positive(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise ConfigError(name, value, "a positive number")
-
-
-def _at_least(name: str, value: int, smallest: int) -> None:
-    if value < smallest:
-        raise ConfigError(name, value, f"{smallest} or more")
+def _check_windows(config: TrialConfig) -> None:
+    batch, chosen = config.effective_batch, config.accumulation_steps
+    for name, steps in (("steps", config.steps), ("algebra_steps", config.algebra_steps)):
+        if steps * batch > MOST_WINDOW_SAMPLES:
+            raise ConfigError(name, steps, f"at most {MOST_WINDOW_SAMPLES // batch} with effective_batch={batch}")
+    if not 0 < len(chosen) <= MOST_ARMS:
+        raise ConfigError("accumulation_steps", list(chosen), f"one to {MOST_ARMS} numbers of micro-batches, an arm each")
+    if len(set(chosen)) != len(chosen):
+        raise ConfigError("accumulation_steps", list(chosen), "each number once")
+    for num in chosen:
+        if num > batch:
+            raise ConfigError("accumulation_steps", num, f"at most effective_batch={batch}: b would be below 1")
+        if config.split == Split.even and batch % num:
+            raise ConfigError("accumulation_steps", num, f"a divisor of effective_batch={batch}, or split=ragged")

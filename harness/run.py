@@ -118,8 +118,6 @@ def to_config(composed: DictConfig) -> HarnessConfig:
     assert isinstance(values, dict)
     config: HarnessConfig = _build(HarnessConfig, {str(k): v for k, v in values.items() if k != "hydra"}, "")
     validate(config)
-    if config.workers < 0:
-        raise ConfigError("workers", config.workers, "0 (one per core) or more")
     if not config.results:
         raise ConfigError("results", "''", "a folder")
     return config

@@ -1,9 +1,10 @@
 import dataclasses
 import math
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
+from harness.bounds import BOUNDS
 from harness.config import (
     FORMER_DEFAULTS,
     ConfigError,
@@ -55,6 +56,9 @@ def test_defaults_are_valid() -> None:
         ("norm", {"workload": WorkloadConfig(data=Data.text, model=Model.transformer), "norm": Norm.batch}),
         ("data.root", {"workload": WorkloadConfig(data=Data.mnist)}),
         ("data.root", {"data": DataConfig(root="/tmp")}),
+        ("steps", {"steps": 10_000, "effective_batch": 50_000}),
+        ("algebra_steps", {"algebra_steps": 100_000, "effective_batch": 50_000}),
+        ("accumulation_steps", {"accumulation_steps": tuple(range(1, 66)), "effective_batch": 65, "split": Split.ragged}),
     ],
     ids=str,
 )
@@ -62,6 +66,51 @@ def test_bad_settings_are_named(field: str, changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="expected") as raised:
         validate(dataclasses.replace(TrialConfig(), **changes))
     assert raised.value.field == field and str(raised.value).startswith(f"{field}=")
+
+
+def changed(config: Any, name: str, value: object) -> Any:
+    """`config` with the field of that dotted name changed."""
+    head, _, rest = name.partition(".")
+    return dataclasses.replace(config, **{head: changed(getattr(config, head), rest, value) if rest else value})
+
+
+def numeric_fields(kind: Any, prefix: str = "") -> set[str]:
+    found = set()
+    for name, hint in get_type_hints(kind).items():
+        if dataclasses.is_dataclass(hint):
+            found |= numeric_fields(hint, f"{prefix}{name}.")
+        elif hint in (int, float, float | None, int | None, tuple[int, ...]):
+            found.add(prefix + name)
+    return found
+
+
+def test_every_number_has_bounds() -> None:
+    assert numeric_fields(HarnessConfig) == BOUNDS.keys()
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_bounds_hold_the_defaults_and_nothing_beyond_their_ends(name: str) -> None:
+    bounds, base = BOUNDS[name], dataclasses.replace(HarnessConfig(), clip_norm=1.0, ema_decay=0.5)
+    validate(base)
+    step = 1 if bounds.is_integer else max(abs(bounds.low), abs(bounds.high)) * 1e-9
+    for value in (bounds.low - step, bounds.high + step, *([] if bounds.is_integer else [math.nan, math.inf, -math.inf])):
+        wrong = (value,) if name == "accumulation_steps" else value
+        with pytest.raises(ConfigError, match=r"expected an? (integer|number) (from|above)") as raised:
+            validate(changed(base, name, wrong))
+        assert raised.value.field == name and str(raised.value).startswith(f"{name}=")
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["optimizer.lr=1e300", "workload.penalty=1e308", "loss_scale=1e300", "loss_scale=1e-320", "clip_norm=1e-320",
+     "permutations=1000000000000", "nulls=1000000000", "nulls=9223372036854775807", "schedule.warmup_steps=1" + "0" * 30,
+     "probe_every=1" + "0" * 39, "workload.width=1000000000", "optimizer.eps=1e-320"],
+)  # fmt: skip
+def test_numbers_that_ran_on_for_ever_are_refused(setting: str) -> None:
+    name, _, text = setting.partition("=")
+    with pytest.raises(ConfigError) as raised:
+        validate(changed(HarnessConfig(), name, (int if BOUNDS[name].is_integer else float)(text)))
+    assert raised.value.field == name
 
 
 def test_every_setting_of_a_trial_is_part_of_its_identity() -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from analysis.question import registered
 from harness import run
+from harness.bounds import BOUNDS
 from harness.config import (
     HarnessConfig,
     Norm,
@@ -106,8 +107,8 @@ BAD_INPUT = {
     "b=auto": "b: expected accumulation_steps=[N], b is effective_batch / N; python -m harness.plan b=auto finds what fits",
     "+zzz=1": "zzz=1: expected one of experiment, study, workload,",
     "optimizer@other=adam": "optimizer@other: expected a known setting; did you mean optimizer?",
-    "optimizer.lr=-1": "optimizer.lr=-1.0: expected a positive number",
-    "optimizer.lr=nan": "optimizer.lr=nan: expected a positive number",
+    "optimizer.lr=-1": "optimizer.lr=-1.0: expected a number from 1e-16 to 65504 (below it",
+    "optimizer.lr=nan": "optimizer.lr=nan: expected a number from 1e-16 to 65504 (below it",
     "optimizer.lr=fast": "optimizer.lr=fast: expected a number",
     "optimizer.lr={a:1}": "optimizer.lr={a:1}: expected a number",
     "clip_norm=a": "clip_norm=a: expected a number or null",
@@ -123,7 +124,7 @@ BAD_INPUT = {
     "data=3": "data=3: expected its settings: root, last_window",
     "tracking.mode=loud": "tracking.mode=loud: expected one of offline, online, disabled",
     "precision=${foo}": "precision: expected one of float64,",
-    "workers=-1": "workers=-1: expected 0 (one per core) or more",
+    "workers=-1": "workers=-1: expected an integer from 0 to 1024 (processes; 0 is one per core)",
     "results=": "results='': expected a folder",
     "seed": "seed: expected key=value",
     "=3": "=3: ",
@@ -135,9 +136,9 @@ BAD_INPUT = {
     "-m seed=0,x": "seed=x: expected an integer (trial 2 of 2: seed=x)",
     "-m workload=digits,text norm=batch": "norm=batch: expected layer or none with workload=text (trial 2 of 2: ",
     "-m optimizer=sgd,adma": "optimizer=adma: expected one of adam, adamw, momentum, nesterov, sgd (trial 2 of 2: ",
-    "-m hydra/launcher=basic seed=0,-1": "seed=-1: expected 0 to 2**63 - 1, what a generator takes (trial 2 of 2: ",
+    "-m hydra/launcher=basic seed=0,-1": f"seed=-1: expected {BOUNDS['seed']} (trial 2 of 2: ",
     "+experiment=equivalence precison=float32": "precison: expected a known setting; did you mean precision?",
-    "+experiment=equivalence steps=0": "steps=0: expected 1 or more (trial 1 of 70: ",
+    "+experiment=equivalence steps=0": f"steps=0: expected {BOUNDS['steps']} (trial 1 of 70: ",
     "+experiment=equivalence workload=text norm=batch": "+experiment=equivalence workload=text norm=batch: expected ",
     "+experiment=accounting hydra.sweeper.size=small": "hydra.sweeper.size=small: expected one of full, quick",
     "hydra/launcher=nope": "hydra/launcher=nope: expected one of basic, forkserver",
