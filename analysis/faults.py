@@ -160,10 +160,10 @@ def by_check(arms: pd.DataFrame) -> pd.DataFrame:
     """Which checks reject each of these arms: a column of truth values per check."""
     return pd.DataFrame(
         {
-            "gradient": ~(arms["gradient_error"] <= ALGEBRA_GATE),
-            "state": ~(arms["state_error"] <= ALGEBRA_GATE),
-            "reported": ~(arms["loss_error"] <= ALGEBRA_GATE),
-            "trajectory": ~(arms["trajectory_error"] <= TRAJECTORY_GATE),
+            "gradient": arms["gradient_error"] > ALGEBRA_GATE,
+            "state": arms["state_error"] > ALGEBRA_GATE,
+            "reported": arms["loss_error"] > ALGEBRA_GATE,
+            "trajectory": arms["trajectory_error"] > TRAJECTORY_GATE,
             "counted": arms["counters"] != "",
             "rounding": rounding_fails(arms),
         }

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from harness.config import ConfigError, Device, Execution, Split, TrialConfig, validate
-from harness.judge.verdict import Evidence, Outcome, Rounding, judge
+from harness.judge.verdict import Evidence, Outcome, Rounding, algebra_failures, judge
 from harness.measure import algebra, poison, rounding
 from harness.measure.ablation import attribute
 from harness.measure.algebra import AlgebraResult
@@ -28,6 +28,8 @@ from harness.results.arm_name import ACCUMULATED, NULL, PERMUTED, ULP, ArmName
 from harness.results.judged_arm import VerdictRow, to_stored
 from harness.workloads import Batch
 from harness.workloads.build import smallest_micro_batch
+
+WINDOWS = 3  # in each of which L1 has to reject an arm: one more false alarm in a thousand would be one in 10^9
 
 
 @dataclass(frozen=True)
@@ -139,12 +141,13 @@ def run_trial(config: TrialConfig, on_step: OnStep, candidates: Sequence[Candida
         check_splits(setting, chosen)
         recipes = {REFERENCE: reference(config)} | {candidate.label: candidate.recipe for candidate in chosen}
         assert len(recipes) == len(chosen) + 1, "candidates need distinct names"
-        stream = list(setting.windows(max(2, config.steps, config.algebra_steps)))
+        stream = list(setting.windows(max(WINDOWS, config.steps, config.algebra_steps)))
         clock = Clock()
         floor_arm = next(candidate.label for candidate in chosen if candidate.arm == PERMUTED)
         exact = algebra.measure(setting, recipes, stream[: config.algebra_steps], floor_arm)
         clock.lap("algebra")
-        rounded = rounding.measure(setting, recipes, stream[0])
+        right = [label for label, own in exact.items() if not (algebra_failures(own.algebra) or own.counters)]
+        rounded = rounding.confirmed(setting, recipes, stream[:WINDOWS], right)
         clock.lap("rounding")
         non_finite = poison.measure(setting, recipes, stream[:2])
         exact = {label: _beside_poison(result, non_finite, label) for label, result in exact.items()}

@@ -20,7 +20,17 @@ from harness.judge.gates import ALGEBRA_GATE, RANK_LEVEL, ROUNDING_GATE, SCALE_F
 from harness.judge.signature import Signature, worst
 
 CLOSES = 0.5  # of the gap: a factor is named when its removal closes more than that
-RAN_AWAY = "a loss or a parameter became non-finite: a smaller optimizer.lr, or fewer steps, would tell"
+
+
+class Doubt(StrEnum):
+    """Why an arm cannot be judged, as the sentence of it begins: properties of the settings, with what would tell."""
+
+    diverged = "a loss or a parameter became non-finite: a smaller optimizer.lr, or fewer steps, would tell"
+    diverged_at_once = "in float64 the full batch itself ran away in the first window: a smaller optimizer.lr would tell"
+    unresolved = "the model resolves too little in float64"
+    overflowed = "the rounding could not be measured"
+    unmeasured = "not a number in float64"
+    no_gradient = "the gradient of the first window is zero: other data, or another seed, would tell"
 
 
 class Outcome(StrEnum):
@@ -75,6 +85,12 @@ class Rounding:
     zeros: float = math.nan  # share of the entries that are not zero in float64 and exactly zero here
     full_zeros: float = math.nan  # the same of the full batch
     skipped: int  # permutations whose gradient overflowed and was skipped by the loss scaler
+    windows: int = 1  # that were tried: a rejection counts when further windows confirm it, and the last one's numbers are here
+
+    @property
+    def factor(self) -> float:
+        """<a, g_64> / ||g_64||^2, the least-squares factor of the arm's gradient on the exact one."""
+        return self.scale * self.cosine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,10 +154,13 @@ def judge(evidence: Evidence) -> Verdict:
             verdict=Outcome.different,
             causes=(*diagnosis.causes, *also),
             explained=diagnosis.explained and not also,
-            reasons=(*diagnosis.sentences, *also.values(), *wrong, *[RAN_AWAY] * (not evidence.finite)),
+            reasons=(*diagnosis.sentences, *also.values(), *wrong, *[str(Doubt.diverged)] * (not evidence.finite)),
         )
+    doubt = unmeasured(evidence.precision, evidence.algebra, evidence.rounding)
+    if doubt:
+        return Verdict(verdict=Outcome.inconclusive, reasons=(doubt,))
     aside = remarks(evidence)
-    rough = rounding_failures(evidence)
+    rough = rounding_failures(evidence.precision, evidence.rounding)
     if rough:
         reasons = (*vanished.values(), *rough, *attribution(evidence.ablation), *aside)
         return Verdict(verdict=Outcome.degraded, causes=tuple(vanished), reasons=reasons)
@@ -167,46 +186,56 @@ def remarks(evidence: Evidence) -> tuple[str, ...]:
 
 
 def unjudgeable(evidence: Evidence) -> str:
-    """Why this arm cannot be judged; empty when it can."""
+    """Why nothing can be said of this arm; empty when something can."""
     # One that ran away is judged when its float64 gradients were finite and wrong at its own weights: that may be why.
     own = (evidence.algebra.gradient_error, evidence.algebra.state_error)
     if not evidence.finite and not any(ALGEBRA_GATE < error < math.inf for error in own):
-        return RAN_AWAY
-    if evidence.algebra.floor > ALGEBRA_GATE:
-        return (
-            f"the model resolves only {evidence.algebra.floor:.1e} in float64 at its first weights: a shuffled full batch differs "
-            "by that much"
-        )
-    if evidence.algebra.steps < 1:
-        return "in float64 the full batch itself ran away in the first window: a smaller optimizer.lr would tell"
-    if evidence.precision != Precision.float64 and math.isnan(evidence.rounding.ratio):
-        return f"the rounding could not be measured: {evidence.rounding.skipped} gradients overflowed in {evidence.precision}"
+        return Doubt.diverged
+    algebra = evidence.algebra
+    if algebra.steps < 1:
+        return Doubt.diverged_at_once
+    if algebra.floor > ALGEBRA_GATE:
+        return f"{Doubt.unresolved}: at its first weights a shuffled full batch differs by {algebra.floor:.1e}"
     return ""
 
 
-def algebra_failures(algebra: Algebra) -> tuple[str, ...]:
-    """What fails of L0, in words."""
-    checks = (
+def unmeasured(precision: str, algebra: Algebra, own: Rounding) -> str:
+    """Why an arm in which nothing is wrong so far cannot be called right; empty when it can."""
+    failed = [what for what, error, _ in algebra_measures(algebra) if math.isnan(error)]
+    if failed:
+        return f"{Doubt.unmeasured}: {', '.join(failed)}"
+    if precision == Precision.float64:
+        return ""
+    if own.full_error == 0 or (math.isnan(own.full_error) and not own.skipped):
+        return Doubt.no_gradient
+    if not all(map(math.isfinite, (own.ratio, own.high, own.factor))):
+        return f"{Doubt.overflowed}: {own.skipped} gradients overflowed in {precision}; a smaller loss_scale would tell"
+    return ""
+
+
+def algebra_measures(algebra: Algebra) -> tuple[tuple[str, float, float], ...]:
+    """What L0 decides on: its name, its error, its gate."""
+    return (
         ("gradients", algebra.gradient_error, ALGEBRA_GATE),
         ("optimizer state after one step", algebra.state_error, ALGEBRA_GATE),
         ("reported loss", algebra.loss_error, ALGEBRA_GATE),
         (f"parameters over {algebra.steps} steps", algebra.trajectory_error, TRAJECTORY_GATE),
     )
+
+
+def algebra_failures(algebra: Algebra) -> tuple[str, ...]:
+    """What fails of L0, in words. A NaN is a measure that failed, no difference: see `unmeasured`."""
     return tuple(
-        f"{what} differ by {error:.1e} in float64 (gate {gate:.0e})" for what, error, gate in checks if not error <= gate
+        f"{what} differ by {error:.1e} in float64 (gate {gate:.0e})"
+        for what, error, gate in algebra_measures(algebra)
+        if error > gate
     )
 
 
-def rounding_failures(evidence: Evidence) -> tuple[str, ...]:
+def rounding_failures(precision: str, own: Rounding) -> tuple[str, ...]:
     """What fails of L1, in words."""
-    own = evidence.rounding
     return rounding_rejections(
-        evidence.precision,
-        ratio=own.ratio,
-        high=own.high,
-        full_error=own.full_error,
-        factor=own.scale * own.cosine,
-        rank_p=own.rank_p,
+        precision, ratio=own.ratio, high=own.high, full_error=own.full_error, factor=own.factor, rank_p=own.rank_p
     )
 
 

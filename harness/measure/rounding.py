@@ -1,6 +1,6 @@
 """L1, the rounding in the target precision: is the accumulated gradient less accurate than the full batch's?
 
-All gradients are taken at the initial weights on the first window and judged by their distance to the float64 referee, never by
+All gradients are taken at the initial weights and judged by their distance to the float64 referee, never by
 their distance to each other: in 16-bit formats permuting a full batch moves almost nothing while correct accumulation does.
 """
 
@@ -9,14 +9,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from harness.config import OptimizerConfig, Precision
 from harness.judge.resampling import permutation_rank, ratio_of_medians
-from harness.judge.verdict import Rounding
+from harness.judge.verdict import Rounding, rounding_failures
 from harness.measure.lock_step import REFERENCE, LockStep, Setting
 from harness.measure.probe import inside_causes
 from harness.recipes.recipe import Recipe
@@ -75,6 +75,25 @@ def measure(setting: Setting, recipes: Mapping[str, Recipe], ids: Tensor) -> dic
         for label in recipes
         if label != REFERENCE
     }
+
+
+def confirmed(
+    setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[Tensor], judged: Collection[str]
+) -> dict[str, Rounding]:
+    """`measure` on the first of `windows`; what rejects an arm of `judged` is confirmed on the others, one after the other.
+
+    A ReLU that flips by rounding multiplies the error of one window, in the right arm or in the full batch, whatever the order of
+    the rows; in another window it is another sample's, or none. Rounding that is the loop's own is found in every window.
+    """
+    first, *others = windows
+    found = measure(setting, recipes, first)
+    for tried, ids in enumerate(others, start=2):
+        rejected = {label for label in judged if rounding_failures(setting.config.precision, found[label])}
+        if not rejected:
+            break
+        again = {label: recipe for label, recipe in recipes.items() if label in rejected or label == REFERENCE}
+        found |= {label: dataclasses.replace(own, windows=tried) for label, own in measure(setting, again, ids).items()}
+    return found
 
 
 def _compared(gradient: Tensor | None, exact: Tensor) -> Comparison:

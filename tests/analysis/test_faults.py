@@ -234,7 +234,9 @@ def test_rounding_as_the_verdict_has_it(precision: str, changes: dict[str, float
     row = {"precision": precision, "rounding_ratio": rounding.ratio, "rounding_high": rounding.high} | {
         name: getattr(rounding, name) for name in ("full_error", "scale", "cosine", "rank_p")
     }
-    assert faults.rounding_fails(pd.DataFrame([row])).tolist() == [bool(verdict.rounding_failures(evidence))]
+    assert faults.rounding_fails(pd.DataFrame([row])).tolist() == [
+        bool(verdict.rounding_failures(evidence.precision, evidence.rounding))
+    ]
 
 
 @pytest.mark.parametrize("name", ["gradient_error", "state_error", "loss_error", "trajectory_error"])

@@ -10,49 +10,64 @@ import pytest
 
 from analysis import report
 from experiments import calibration
+from harness.judge.verdict import Doubt
 
 
-def correct_arms(num_trials: int, verdicts: dict[tuple[int, str], str] | None = None) -> pd.DataFrame:
-    """Arms as `load` gives them, four a trial and precision."""
+def correct_arms(num_trials: int, changes: dict[int, dict[str, Any]] | None = None) -> pd.DataFrame:
+    """Arms as `load` gives them, four a trial; of some trials the arm with N = 2 otherwise."""
     rows: list[dict[str, Any]] = []
-    for trial, precision in ((t, p) for t in range(num_trials) for p in ("float64", "float32", "float16", "bfloat16")):
+    for trial in range(num_trials):
+        precision = ("float64", "float32", "float16", "bfloat16")[trial % 4]
         for n in (1, 2, 3, 5):
-            verdict = (verdicts or {}).get((trial, precision), "equivalent") if n == 2 else "equivalent"
-            rows.append({"trial": f"{trial}-{precision}", "arm": "accumulated" if n > 1 else "permuted", "verdict": verdict,
-                         "accumulation_steps": n, "precision": precision, "counters": ""})  # fmt: skip
+            rows.append({"trial": str(trial), "arm": "accumulated" if n > 1 else "permuted", "verdict": "equivalent", "cause": "",
+                         "explained": False, "accumulation_steps": n, "precision": precision, "counters": "",
+                         "reasons": ""} | ((changes or {}).get(trial, {}) if n == 2 else {}))  # fmt: skip
     errors = dict.fromkeys(("gradient_error", "state_error", "loss_error", "trajectory_error"), 1e-15)
     fine = {"rounding_ratio": 1.0, "rounding_high": 1.1, "full_error": 1e-7, "scale": 1.0, "cosine": 1.0, "rank_p": 0.5}
     cases = {"clipping_active": True, "short_windows": 0, "unequal_terms": True}
-    return pd.DataFrame(rows).assign(**errors, **fine, **cases, reasons="")
+    return pd.DataFrame(rows).assign(**errors, **fine, **cases)
+
+
+DEGRADED = {"verdict": "degraded"}
+INHERENT = {"verdict": "different", "cause": "batch_statistics+stochastic_layers", "explained": True}
+DIVERGED = {"verdict": "inconclusive", "reasons": str(Doubt.diverged)}
+UNRESOLVED = {"verdict": "inconclusive", "reasons": f"{Doubt.unresolved}: by 1e-7"}
 
 
 @pytest.mark.parametrize(
-    ("num", "verdicts", "holds"),
+    ("num", "changes", "holds"),
     [
-        (250, {}, True),
-        (249, {}, None),  # 996 trials: too few
-        (250, {(7, "float32"): "degraded"}, False),
-        (250, {(7, "float64"): "different"}, False),
-        (250, {(7, "float64"): "inconclusive"}, True),  # not judged: no alarm
-        (20, {(7, "float32"): "degraded"}, False),  # one is enough
-        (250, {(t, "float16"): "degraded" for t in range(10)}, True),  # 10 of 1,000 arms
-        (250, {(t, "float16"): "degraded" for t in range(11)}, False),
-        (250, {(t, "bfloat16"): "different" for t in range(11)}, False),
+        (3000, {}, True),
+        (2999, {}, None),  # too few
+        (3000, {7: DEGRADED}, False),
+        (20, {7: DEGRADED}, False),  # one is enough, however few there are
+        (3000, {6: DEGRADED}, False),  # in float16 as well
+        (3000, dict.fromkeys(range(900), INHERENT), True),
+        (3000, {7: INHERENT | {"explained": False}}, False),
+        (3000, {7: INHERENT | {"cause": "batch_statistics+mean_of_means"}}, False),
+        (3000, {7: {"verdict": "different", "cause": "", "explained": True}}, False),
+        (3000, dict.fromkeys(range(900), DIVERGED), True),  # a region that is named
+        (3000, dict.fromkeys(range(60), UNRESOLVED), True),
+        (3000, dict.fromkeys(range(61), UNRESOLVED), False),
     ],
 )
-def test_the_prediction_of_the_calibration(num: int, verdicts: dict[tuple[int, str], str], holds: bool | None) -> None:
-    found = calibration.answer(correct_arms(num, verdicts))
-    assert found.holds is holds
-    assert ("could not be judged" in found.sentences[0]) is ("inconclusive" in verdicts.values())
+def test_the_prediction_of_the_calibration(num: int, changes: dict[int, dict[str, Any]], holds: bool | None) -> None:
+    assert calibration.answer(correct_arms(num, changes)).holds is holds
+
+
+def test_what_was_not_judged_is_counted_by_its_region() -> None:
+    found = calibration.answer(correct_arms(40, {1: DIVERGED, 2: DIVERGED, 3: UNRESOLVED, 4: INHERENT}))
+    assert found.sentences[0] == "40 correct trials, 157 arms judged, 1 of them rightly different."
+    assert "the training diverges: 2; outside them: 1 of 40 " in found.sentences[2]
 
 
 def test_alarms_are_counted_by_level() -> None:
-    arms = correct_arms(2)
+    arms = correct_arms(4)
     arms.loc[0, "gradient_error"] = 1e-3
     arms.loc[1, "counters"] = "optimizer steps"
     arms.loc[arms["precision"] == "float16", "rounding_high"] = 3.0
     levels = calibration.judged(arms)[list(calibration.LEVELS)].sum()
-    assert levels.to_dict() == {"L0": 1, "L1": 8, "L2": 1}
+    assert levels.to_dict() == {"L0": 1, "L1": 4, "L2": 1}
 
 
 def test_vacuous_trials_do_not_count(results: Path, tmp_path: Path, make_trial) -> None:

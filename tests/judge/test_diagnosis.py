@@ -50,7 +50,7 @@ def wrong(*errors: Window) -> dict[str, Any]:
         (wrong({}), {}, ("unexplained",), False),
         (wrong({"loss_not_divided": math.nan}), {}, ("unexplained",), False),
         ({"gap_without_factor": {(Cause.stochastic_layers,): 1e-15}}, {}, ("stochastic_layers",), True),
-        ({"gap_without_factor": {Cause.stochastic_layers: 0.1}}, {}, ("loss_not_divided",), True),
+        ({"gap_without_factor": {(Cause.stochastic_layers,): 0.1}}, {}, ("loss_not_divided",), True),
         (
             wrong({"batch_statistics+loss_not_divided": 1e-15, "loss_divided_twice": 0.3}),
             {},

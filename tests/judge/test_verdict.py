@@ -6,7 +6,7 @@ import pytest
 
 from harness.config import Precision
 from harness.judge.counters import Counter
-from harness.judge.verdict import Algebra, Evidence, Outcome, Rounding, Trajectory, judge
+from harness.judge.verdict import Algebra, Doubt, Evidence, Outcome, Rounding, Trajectory, judge
 
 ALGEBRA = Algebra(
     gradient_error=1e-15, state_error=1e-15, trajectory_error=1e-14, loss_error=1e-16, steps=200, floor=1e-15,
@@ -45,7 +45,10 @@ def changed(**changes: Any) -> Evidence:
         ({"algebra__state_error": 1.01e-12}, Outcome.different),
         ({"algebra__trajectory_error": 1.01e-9}, Outcome.different),
         ({"algebra__loss_error": 1.01e-12}, Outcome.different),
-        ({"algebra__gradient_error": math.nan}, Outcome.different),
+        ({"algebra__gradient_error": math.nan}, Outcome.inconclusive),  # a measure that failed is no difference, nor a pass
+        ({"algebra__trajectory_error": math.nan}, Outcome.inconclusive),
+        ({"algebra__gradient_error": math.nan, "counters": {Counter.optimizer_steps: (5.0, 6.0)}}, Outcome.different),
+        ({"algebra__steps": 0}, Outcome.inconclusive),
         ({"algebra__floor": 1e-7}, Outcome.inconclusive),
         ({"algebra__floor": 1e-7, "algebra__gradient_error": 1e-7}, Outcome.inconclusive),
         ({"counters": {Counter.optimizer_steps: (60.0, 59.0)}}, Outcome.different),
@@ -58,6 +61,9 @@ def changed(**changes: Any) -> Evidence:
         ({"rounding__scale": 1 + 0.9e-6}, Outcome.equivalent),
         ({"rounding__ratio": math.nan, "rounding__high": math.nan}, Outcome.inconclusive),
         ({"rounding__ratio": math.nan, "rounding__high": math.nan, "precision": Precision.float64}, Outcome.equivalent),
+        ({"rounding__ratio": math.nan, "algebra__gradient_error": 0.1}, Outcome.different),  # L0 decides alone
+        ({"rounding__scale": math.nan}, Outcome.inconclusive),
+        ({"rounding__full_error": 0.0}, Outcome.inconclusive),
         ({"finite": False}, Outcome.inconclusive),
         ({"finite": False, "algebra__gradient_error": 51.9, "algebra__trajectory_error": 2e8}, Outcome.different),
         ({"finite": False, "algebra__state_error": 1e-3}, Outcome.different),
@@ -73,3 +79,34 @@ def test_gates(changes: dict[str, Any], outcome: Outcome) -> None:
     verdict = judge(changed(**changes))
     assert verdict.verdict == outcome
     assert bool(verdict.reasons) == (outcome != Outcome.equivalent)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, ()),
+        ({"overflows": (3,), "full_overflows": (3,)}, ()),  # both alike: nothing to tell
+        ({"overflows": (0, 3), "full_overflows": ()}, ("windows 0, 3 (full batch: none)", "smaller loss_scale")),
+        ({"algebra__parted_at": 7}, ("from window 7 on", "amplifies rounding")),
+    ],
+)
+def test_what_decides_nothing_is_told_beside_the_verdict(changes: dict[str, Any], told: tuple[str, ...]) -> None:
+    verdict = judge(changed(**changes))
+    assert verdict.verdict == Outcome.equivalent and not verdict.causes
+    assert all(words in " ".join(verdict.reasons) for words in told) and bool(verdict.reasons) == bool(told)
+
+
+@pytest.mark.parametrize(
+    ("changes", "doubt"),
+    [
+        ({"finite": False}, Doubt.diverged),
+        ({"algebra__steps": 0}, Doubt.diverged_at_once),
+        ({"algebra__floor": 1e-7}, Doubt.unresolved),
+        ({"algebra__loss_error": math.nan}, Doubt.unmeasured),
+        ({"rounding__ratio": math.nan, "rounding__skipped": 60, "precision": Precision.float16}, Doubt.overflowed),
+        ({"rounding__full_error": math.nan, "rounding__ratio": math.nan}, Doubt.no_gradient),
+    ],
+)
+def test_every_doubt_has_its_sentence(changes: dict[str, Any], doubt: Doubt) -> None:
+    [reason] = judge(changed(**changes)).reasons
+    assert reason.startswith(doubt)

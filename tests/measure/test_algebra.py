@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.config import Norm, OptimizerConfig, OptimizerName, Split, TrialConfig
+from harness.config import Data, Model, Norm, OptimizerConfig, OptimizerName, Split, TrialConfig, WorkloadConfig
 from harness.judge.cause import Cause
 from harness.judge.counters import Counter
 from harness.judge.gates import ALGEBRA_GATE, TRAJECTORY_GATE
@@ -22,6 +23,7 @@ from harness.measure.lock_step import REFERENCE, Setting
 from harness.recipes.micro_batch import windows
 from harness.recipes.recipe import Arm, Recipe
 from harness.trial import accumulated, permuted, reference
+from tests.toy import CPU
 from tests.toy_setting import MakeSetting, Numpy
 
 STEPS = 6  # windows of 10, 10 and 4 of the 24 samples, twice
@@ -121,7 +123,7 @@ def test_the_errors_of_a_scaled_gradient_are_those_of_numpy(
 def test_the_gate_of_the_trajectory_rejects_just_above_and_accepts_just_below(
     toy_setting: MakeSetting, make_numpy: Callable[[Setting], Numpy], size: float, fails: bool
 ) -> None:
-    """An error in a window that no probe sees, of the size that moves the trajectory by `size` gates: then the window is found."""
+    """An error in a window that no probe sees, of the size that moves the trajectory by `size` gates, is found there."""
     setting = toy_setting(dataclasses.replace(CONFIG, effective_batch=8, probe_every=10))  # 24 = 3 x 8: no short window
     numbers = make_numpy(setting)
     right, wrong = numpy_trajectory(numbers, {}), numpy_trajectory(numbers, {2: 1 + 1e-3})
@@ -132,6 +134,77 @@ def test_the_gate_of_the_trajectory_rejects_just_above_and_accepts_just_below(
     assert found.algebra.parted_at is None
     assert found.algebra.trajectory_error == pytest.approx(size * TRAJECTORY_GATE, rel=0.01)
     assert bool(algebra_failures(found.algebra)) == fails
+
+
+def test_where_gradients_cancel_an_arm_is_compared_as_far_as_the_referee_resolves(toy_setting: MakeSetting) -> None:
+    """Near the optimum of the whole data, where 24 gradients of size 1 sum to one of size 1e-7, no right arm reaches 1e-12."""
+    config = dataclasses.replace(CONFIG, effective_batch=24, optimizer=OptimizerConfig(lr=1e-9))
+    setting = toy_setting(config)
+    numbers = Numpy(setting)
+    ids, theta = np.arange(24), numbers.start
+    while np.linalg.norm(numbers.gradient(theta, ids)) > 1e-7:
+        theta = theta - numbers.gradient(theta, ids)
+    with torch.no_grad():
+        pieces = torch.from_numpy(theta).split([p.numel() for p in setting.initial.parameters()])
+        for parameter, piece in zip(setting.initial.parameters(), pieces, strict=True):
+            parameter.data = piece.view_as(parameter).double()
+    right, wrong = algebra(setting).signature, algebra(setting, after_backward_scaled(1 + 1e-3)).signature
+    assert 1e-11 < right.resolution < 1e-7 and right.gradient_error <= ALGEBRA_GATE and right.is_exact
+    assert wrong.gradient_error == pytest.approx(1e-3, rel=1e-3) and not wrong.is_exact
+    elsewhere = algebra(toy_setting(config)).signature
+    assert elsewhere.resolution == 0.0 and elsewhere.is_exact  # where nothing cancels the gate is enough
+
+
+AMPLIFIED = TrialConfig(
+    workload=WorkloadConfig(data=Data.text, model=Model.transformer, width=4),
+    norm=Norm.layer,
+    effective_batch=6,
+    accumulation_steps=(2,),
+    split=Split.ragged,
+    optimizer=OptimizerConfig(name=OptimizerName.adam, lr=2.0, beta2=0.4, eps=1e-10),
+    probe_every=50,
+)
+
+
+def wrong_in(window: int, size: float) -> Callable[[Recipe], Recipe]:
+    """The accumulated gradient of one window is larger by a relative `size`."""
+
+    def scale(arm: Arm) -> None:
+        for parameter in arm.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(1 + size * (arm.windows == window))
+
+    return lambda recipe: dataclasses.replace(recipe, at_boundary=(scale, *recipe.at_boundary))
+
+
+def test_where_rounding_is_amplified_a_right_arm_is_right_and_a_wrong_window_is_found() -> None:
+    """Adam with lr = 2 throws a transformer about: shuffled rows part it from the full batch within ten steps."""
+    setting = Setting(AMPLIFIED, CPU)
+    windows = list(setting.windows(30))
+
+    def measured(change: Callable[[Recipe], Recipe]) -> dict[str, AlgebraResult]:
+        recipes = {REFERENCE: reference(AMPLIFIED), FLOOR: permuted(AMPLIFIED, 0), WRONG: change(accumulated(AMPLIFIED, 2))}
+        return measure(setting, recipes, windows, FLOOR)
+
+    right = measured(lambda recipe: recipe)
+    for label in (FLOOR, WRONG):
+        found = right[label].algebra
+        assert found.parted_at is not None and found.parted_at < 25, label
+        assert found.trajectory_error <= TRAJECTORY_GATE and not algebra_failures(found)
+        assert right[label].signature.probes > 30 - found.parted_at  # every window since
+    found = measured(wrong_in(28, 1e-3))[WRONG].algebra  # no probe of the first run sees it, nor could the trajectory tell
+    assert found.gradient_error == pytest.approx(1e-3, rel=1e-6) and found.parted_at is None and algebra_failures(found)
+
+
+def test_a_run_is_compared_as_long_as_the_full_batch_stays_in_range() -> None:
+    """With lr * penalty = 600,000 the last weights grow by that factor at every step, beyond float32's range in the seventh."""
+    workload = WorkloadConfig(model=Model.mlp, width=2, penalty=10.0)
+    config = dataclasses.replace(AMPLIFIED, workload=workload, norm=Norm.none, optimizer=OptimizerConfig(lr=6e4))
+    setting = Setting(config, CPU)
+    recipes = {REFERENCE: reference(config), FLOOR: permuted(config, 0), WRONG: accumulated(config, 2)}
+    found = measure(setting, recipes, list(setting.windows(30)), FLOOR)[WRONG].algebra
+    assert 2 < found.steps < 10 and not algebra_failures(found)
+    assert all(math.isfinite(error) for error in (found.gradient_error, found.state_error, found.trajectory_error))
 
 
 def test_clipping_is_tried_when_none_is_configured_and_off_when_it_was_active(toy_setting: MakeSetting) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from itertools import islice
 
 import pytest
@@ -22,9 +23,10 @@ from harness.config import (
     TrialConfig,
     WorkloadConfig,
 )
-from harness.measure.lock_step import REFERENCE, LockStep, Setting
+from harness.judge.counters import Counter
+from harness.measure.lock_step import REFERENCE, LockStep, LossScale, Setting
 from harness.recipes.micro_batch import Even, windows
-from harness.recipes.recipe import Recipe, step, take_step
+from harness.recipes.recipe import Arm, Recipe, step, take_step, unscale, update_scale
 from harness.referee.gradients import flatten, relative_distance
 from harness.referee.oracle import snapshot
 
@@ -77,7 +79,7 @@ def test_an_arm_is_as_configured_but_for_its_changes(toy_setting) -> None:
     assert (changed.precision, changed.clip_norm, type(changed.optimizer).__name__) == (Precision.float64, None, "Adam")
     rates = []
     for arm in (plain, changed):
-        assert arm.scaler.get_scale() == config.loss_scale and arm.ema is not None
+        assert arm.scaler.get_scale() == config.loss_scale == 2.0**12 and arm.ema is not None
         for ids in setting.windows(4):
             take_step(arm, arm.workload.batch(ids))
         rates.append(arm.schedule.get_last_lr()[0] / arm.schedule.base_lrs[0])
@@ -158,3 +160,65 @@ def test_a_probe_is_asked_before_the_arm_moves() -> None:
         assert all(torch.equal(at[label], before[label]) for label in before)
         assert 0 < records["arm/0"].gradient_error < 1e-5  # float32 against float64
         assert records["arm/1"].gradient_error != records["arm/1"].gradient_error
+
+
+@pytest.mark.parametrize("optimizer", [OptimizerName.sgd, OptimizerName.adam])
+@pytest.mark.parametrize("scaled", [(), (1,), (0, 2), (0, 1, 2, 3)], ids=str)
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+def test_what_float16_overflows_in_one_arm_alone_is_no_difference_of_the_loop(
+    toy_setting, optimizer: OptimizerName, scaled: tuple[int, ...]
+) -> None:
+    """The arm meets an infinite gradient in the windows `scaled`; the same windows left out by the loop are a difference."""
+    config = dataclasses.replace(CONFIG, precision=Precision.float16, optimizer=OptimizerConfig(name=optimizer, lr=0.01))
+    setting = toy_setting(config)
+    right = Recipe(accumulation_steps=2, split=Even(4))
+
+    def overflow(arm: Arm) -> None:
+        if arm.windows in scaled:
+            for p in arm.model.parameters():
+                assert p.grad is not None
+                p.grad[0] = math.inf
+
+    def left_out(arm: Arm) -> None:
+        for stage in right.at_boundary:
+            if stage not in (unscale, step, update_scale) or arm.windows not in scaled:
+                stage(arm)
+
+    lost = dataclasses.replace(right, after_backward=(overflow,))
+    skips = dataclasses.replace(right, at_boundary=(left_out,))
+    lock = LockStep(setting.arms({REFERENCE: right, "overflowed": lost, "left out": skips}), config.seed)
+    for ids in setting.windows(4):
+        lock.step(ids)
+    assert lock.loss_scales["overflowed"].overflows == list(scaled)
+    assert lock.arms["overflowed"].scaler.get_scale() == config.loss_scale / 2 ** len(scaled)
+    assert not lock.differing_counters("overflowed")
+    assert not lock.loss_scales["left out"].overflows
+    assert (Counter.optimizer_steps in lock.differing_counters("left out")) == bool(scaled)
+
+
+def test_a_scale_that_the_loop_changes_is_a_difference(toy_setting) -> None:
+    setting = toy_setting(dataclasses.replace(CONFIG, precision=Precision.float16))
+    right = Recipe(accumulation_steps=2, split=Even(4))
+    wrong = dataclasses.replace(
+        right, at_boundary=(*right.at_boundary, lambda arm: arm.scaler.update(arm.scaler.get_scale() / 2))
+    )
+    lock = LockStep(setting.arms({REFERENCE: right, "wrong": wrong}), 0)
+    for ids in setting.windows(3):
+        lock.step(ids)
+    assert lock.differing_counters("wrong")[Counter.loss_scale] == (512.0, 4096.0)
+
+
+def test_growth_is_the_scalers_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two windows in a row that step grow it: an overflow between them starts the count again."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2)
+    own, parameter = LossScale(scaler), torch.nn.Parameter(torch.ones(1))
+    optimizer, scales = torch.optim.SGD([parameter], lr=0.0), []
+    for t, gradient in enumerate([1.0, 1.0, 1.0, math.inf, 1.0, 1.0]):
+        scaler.scale((parameter * gradient).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        own.end_window(t, stepped=math.isfinite(gradient))
+        scales.append(scaler.get_scale())
+        assert own.without_overflows == 64.0
+    assert scales == [64.0, 128.0, 128.0, 64.0, 64.0, 128.0] and own.overflows == [3]

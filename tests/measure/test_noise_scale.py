@@ -18,6 +18,7 @@ from harness.recipes.micro_batch import Even, Ragged, SplitPlan, windows
 from harness.recipes.recipe import Arm, take_step
 from harness.referee.oracle import snapshot
 from harness.trial import run_trial
+from harness.workloads import Batch
 from tests.reference import Array, softmax_regression_gradients
 from tests.toy import CPU, Toy, make_arm
 
@@ -28,6 +29,10 @@ SPLITS: list[SplitPlan] = [Even(7), Even(8), Ragged(5, 24), Even(24)]
 
 def squares(row: dict[str, float]) -> tuple[float, float]:
     return row["micro_batch_square"], row["window_square"]
+
+
+def cross_entropy(outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(outputs, batch.targets, reduction="none")
 
 
 def gradients(arm: Arm) -> Array:
@@ -74,6 +79,19 @@ def test_a_micro_batch_alone_is_the_window_and_several_are_not() -> None:
         take_step(arm, arm.workload.batch(torch.arange(24)))
         small, large = squares(read({"arm": watch})["arm"])
         assert math.isclose(small, large, rel_tol=EXACT) == equal and small > 0.99 * large
+
+
+def test_a_micro_batch_without_a_loss_term_adds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third of four has none: the others stand for the window, as if it had been cut into three."""
+    monkeypatch.setattr(Toy, "num_terms", lambda self, batch: (batch.ids < 12).long() + (batch.ids >= 18).long())
+    monkeypatch.setattr(Toy, "losses", lambda self, outputs, batch: self.num_terms(batch) * cross_entropy(outputs, batch))
+    found = []
+    for ids, split in ((torch.arange(24), Even(6)), (torch.cat([torch.arange(12), torch.arange(18, 24)]), Even(6))):
+        arm = make_arm(split)
+        watch = NoiseWatch(arm)
+        take_step(arm, arm.workload.batch(ids))
+        found.append(squares(read({"arm": watch})["arm"]))
+    assert found[0] == pytest.approx(found[1], rel=EXACT) and found[0][0] > 1.01 * found[0][1]
 
 
 @pytest.mark.parametrize("sizes", [(2, 2), (1, 3), (1, 1, 2)], ids=str)

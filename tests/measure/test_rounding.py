@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from harness.config import OptimizerConfig, OptimizerName, Precision, TrialConfig
-from harness.judge.verdict import ROUNDING_GATE, Outcome, Rounding, judge
+from harness.judge.verdict import ROUNDING_GATE, Outcome, Rounding, judge, rounding_failures
 from harness.measure import rounding
 from harness.measure.lock_step import REFERENCE, Setting
 from harness.measure.rounding import zero_lr, zero_share
@@ -20,6 +20,7 @@ from harness.recipes.micro_batch import Even
 from harness.recipes.recipe import Arm, Recipe
 from tests.judge.test_verdict import GOOD
 from tests.reference import Array
+from tests.toy_setting import MakeSetting
 
 K = 30  # permutations, the fewest that a configuration may have
 IDS = torch.tensor([7, 0, 22, 13, 4, 9, 18, 2])
@@ -206,3 +207,27 @@ def test_clipping_is_off(toy_setting, make_numpy) -> None:
 def test_the_optimizer_at_rate_zero_keeps_its_settings() -> None:
     adam = OptimizerConfig(name=OptimizerName.adam, lr=0.3, beta1=0.5, weight_decay=0.1)
     assert zero_lr(adam) == dataclasses.replace(adam, lr=0.0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "tried", "rejected"), [((), 1, False), ((0,), 2, False), ((0, 1), 3, False), ((0, 1, 2), 3, True)]
+)
+def test_a_rejection_counts_when_every_window_confirms_it(
+    toy_setting: MakeSetting, wrong: Sequence[int], tried: int, rejected: bool
+) -> None:
+    """An error a hundred times the rounding in the windows `wrong`; the arm that is not judged is measured once."""
+    setting = toy_setting(CONFIG)
+    stream = list(setting.windows(3))
+    bad = [frozenset(stream[k].tolist()) for k in wrong]
+
+    def spoil(arm: Arm) -> None:
+        if frozenset(torch.cat(arm.seen).tolist()) in bad:
+            for p in arm.model.parameters():
+                assert p.grad is not None
+                p.grad.mul_(1 + 1e-4)
+
+    spoilt = dataclasses.replace(ARM, at_boundary=(spoil, *ARM.at_boundary))
+    found = rounding.confirmed(setting, {REFERENCE: FULL, "arm": spoilt, "aside": spoilt}, stream, ["arm"])
+    assert (found["arm"].windows, found["aside"].windows) == (tried, 1)
+    assert bool(rounding_failures(Precision.float32, found["arm"])) == rejected
+    assert bool(rounding_failures(Precision.float32, found["aside"])) == (0 in wrong)
