@@ -17,6 +17,7 @@ REGIONS = {
     Doubt.diverged: "the training diverges",
     Doubt.diverged_at_once: "the training diverges at its first step",
     Doubt.overflowed: "the gradients overflow in float16",
+    Doubt.vanished: "the gradients vanish in float16",
 }
 LEVELS = {
     "L0": ("gradient", "state", "reported", "trajectory"),
@@ -134,7 +135,7 @@ EXPERIMENT = Experiment(
     question="Over settings drawn at random from all that is accepted (model, data, optimizer, normalisation, precision, sizes, "
     "clipping, schedule, moving average, penalty, loss scale): how often is a correct loop blamed, and at which level?",
     prediction="In at least 3,000 correct trials none is blamed, in any precision, and at most 2% cannot be judged although "
-    "their training neither diverges nor overflows in float16.",
+    "their training neither diverges nor leaves the range of float16.",
     rule="An alarm is an arm judged different or degraded, unless its difference is the model's own (BatchNorm, dropout, "
     "in-batch negatives) and reproduced exactly; every arm of these trials is correct. One alarm refutes the prediction, as do "
     "more than 2% of the trials inconclusive for another reason than those named. "

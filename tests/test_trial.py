@@ -127,7 +127,8 @@ def test_low_precision_accumulators_are_degraded() -> None:
 
 
 def test_training_that_explodes_is_inconclusive() -> None:
-    row = run(dataclasses.replace(SHORT, optimizer=OptimizerConfig(lr=6e4)))["accumulated-7"]
+    exploding = dataclasses.replace(SHORT, optimizer=OptimizerConfig(lr=6e4), workload=WorkloadConfig(penalty=10.0))
+    row = run(exploding)["accumulated-7"]
     assert row["verdict"] == "inconclusive" and "non-finite" in row["reasons"][0]
 
 

@@ -29,6 +29,7 @@ class Doubt(StrEnum):
     diverged_at_once = "in float64 the full batch itself ran away in the first window: a smaller optimizer.lr would tell"
     unresolved = "the model resolves too little in float64"
     overflowed = "the rounding could not be measured"
+    vanished = "the gradient vanishes in float16: a larger loss_scale would tell"
     unmeasured = "not a number in float64"
     no_gradient = "the gradient of the first window is zero: other data, or another seed, would tell"
 
@@ -208,6 +209,8 @@ def unmeasured(precision: str, algebra: Algebra, own: Rounding) -> str:
         return ""
     if own.full_error == 0 or (math.isnan(own.full_error) and not own.skipped):
         return Doubt.no_gradient
+    if own.scale == 0:
+        return Doubt.vanished
     if not all(map(math.isfinite, (own.ratio, own.high, own.factor))):
         return f"{Doubt.overflowed}: {own.skipped} gradients overflowed in {precision}; a smaller loss_scale would tell"
     return ""

@@ -104,6 +104,7 @@ def test_what_decides_nothing_is_told_beside_the_verdict(changes: dict[str, Any]
         ({"algebra__floor": 1e-7}, Doubt.unresolved),
         ({"algebra__loss_error": math.nan}, Doubt.unmeasured),
         ({"rounding__ratio": math.nan, "rounding__skipped": 60, "precision": Precision.float16}, Doubt.overflowed),
+        ({"rounding__scale": 0.0, "rounding__cosine": math.nan, "precision": Precision.float16}, Doubt.vanished),
         ({"rounding__full_error": math.nan, "rounding__ratio": math.nan}, Doubt.no_gradient),
     ],
 )
