@@ -142,6 +142,7 @@ def run_trial(config: TrialConfig, on_step: OnStep, candidates: Sequence[Candida
         recipes = {REFERENCE: reference(config)} | {candidate.label: candidate.recipe for candidate in chosen}
         assert len(recipes) == len(chosen) + 1, "candidates need distinct names"
         stream = list(setting.windows(max(WINDOWS, config.steps, config.algebra_steps)))
+        check_terms(setting, stream)
         clock = Clock()
         floor_arm = next(candidate.label for candidate in chosen if candidate.arm == PERMUTED)
         exact = algebra.measure(setting, recipes, stream[: config.algebra_steps], floor_arm)
@@ -187,6 +188,15 @@ def check_splits(setting: Setting, candidates: Sequence[Candidate]) -> None:
                     f"a window of {size} has one of {min(candidate.recipe.split(size))} "
                     "(fewer accumulation steps, or data.last_window=drop)",
                 )
+
+
+def check_terms(setting: Setting, stream: Sequence[Tensor]) -> None:
+    """Raise `ConfigError` at a window without any loss term, whose mean loss is 0 / 0."""
+    exact = setting.exact
+    for t, ids in enumerate(stream):
+        if not bool(exact.num_terms(exact.batch(ids)).any()):
+            expected = f"windows with a loss term each: window {t} has none (more samples in a window, or another seed)"
+            raise ConfigError("effective_batch", setting.config.effective_batch, expected)
 
 
 class Clock:

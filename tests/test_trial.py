@@ -21,11 +21,12 @@ from harness.config import (
     WorkloadConfig,
 )
 from harness.measure.lock_step import Setting
+from harness.recipes import faults
 from harness.recipes.determinism import deterministic
 from harness.recipes.micro_batch import hash_seed
 from harness.recipes.recipe import BOUNDARY, Recipe, clear, step_schedule, take_step
 from harness.results.arm_name import ArmName
-from harness.trial import Candidate, Row, full_batch, permuted, run_trial, split_plan, standard_candidates
+from harness.trial import Candidate, Row, accumulated, full_batch, permuted, run_trial, split_plan, standard_candidates
 
 ADAM = OptimizerConfig(name=OptimizerName.adam, lr=3e-3)
 MOMENTUM = OptimizerConfig(name=OptimizerName.momentum, lr=0.05)
@@ -124,6 +125,28 @@ def test_low_precision_accumulators_are_degraded() -> None:
     rows = run(config, [Candidate("wrong", wrong), *standard_candidates(config)])
     assert rows["wrong-16"]["verdict"] == "degraded" and rows["wrong-16"]["rounding_ratio"] > 100
     assert rows["accumulated-16"]["verdict"] == "equivalent"
+
+
+IGNORING = dataclasses.replace(
+    SHORT,
+    workload=WorkloadConfig(data=Data.ignored_labels, model=Model.mlp, width=2),
+    effective_batch=12,
+    accumulation_steps=(12,),
+)
+
+
+def test_micro_batches_without_a_loss_term_are_right_and_a_wrong_division_is_found() -> None:
+    """A third of the labels is ignored, and each of the twelve micro-batches has one sample. Divided twice by N is wrong."""
+    wrong = Candidate("wrong", faults.loss_divided_twice(accumulated(IGNORING, 12)))
+    rows = run(IGNORING, [wrong, *standard_candidates(IGNORING)])
+    assert rows["accumulated-12"]["verdict"] == rows["permuted-1"]["verdict"] == "equivalent"
+    assert rows["wrong-12"]["verdict"] == "different" and rows["wrong-12"]["cause"] == "loss_divided_twice"
+
+
+def test_a_window_without_any_loss_term_is_refused_by_name() -> None:
+    config = dataclasses.replace(IGNORING, effective_batch=2, accumulation_steps=(2,))
+    with pytest.raises(ConfigError, match=r"effective_batch=2: expected windows with a loss term each: window \d+ has none"):
+        run(config)
 
 
 def test_training_that_explodes_is_inconclusive() -> None:
