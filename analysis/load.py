@@ -49,7 +49,9 @@ class EvidenceColumns(TypedDict):
     clipped_share: float
     short_windows: int
     unequal_terms: bool
+    parted_at: float  # window; NaN where rounding was not amplified
     rounding_high: float
+    rounding_windows: int
     full_error: float
     arm_error: float
     rank_p: float
@@ -269,7 +271,9 @@ def _arm(trial: StoredTrial, group: str, stored: Mapping[str, Any]) -> dict[str,
         clipped_share=algebra.clipped_share,
         short_windows=algebra.short_windows,
         unequal_terms=algebra.unequal_terms,
+        parted_at=_number(algebra.parted_at),
         rounding_high=rounding.high,
+        rounding_windows=rounding.windows,
         full_error=rounding.full_error,
         arm_error=rounding.arm_error,
         rank_p=rounding.rank_p,

@@ -8,6 +8,7 @@ from analysis import faults, tables
 from analysis.content import Section, Table, Text
 from analysis.question import Answer, Experiment, Material
 from analysis.rates import percent, rate
+from harness.config import Precision
 from harness.judge.cause import INHERENT
 from harness.judge.verdict import Doubt, Outcome
 
@@ -63,6 +64,7 @@ def answer(arms: pd.DataFrame) -> Answer:
         return Answer(("No correct arm was judged.",), None)
     doubtful = right["verdict"] == Outcome.inconclusive
     alarms, unnamed = rate(_any(right, right["alarm"])), rate(_any(right, doubtful & (right["region"] == "")))
+    measured = right[(right["precision"] != Precision.float64) & ~doubtful & ~right["inherent"]]
     regions = {name: int(_any(right, right["region"] == name).sum()) for name in REGIONS.values()}
     named = ", ".join(f"{name}: {num}" for name, num in regions.items() if num) or "none"
     sentences = (
@@ -70,6 +72,8 @@ def answer(arms: pd.DataFrame) -> Answer:
         "different.",
         f"False alarms: {alarms} trials.",
         f"Inconclusive arms in trials of known regions: {named}; outside them: {unnamed} trials.",
+        f"L1 rejects {rate(measured['rounding_windows'] > 1)} arms in one window, and {rate(measured['L1'])} in three; in "
+        f"{int(_any(right, right['parted_at'].notna()).sum())} trials the training amplifies rounding.",
     )
     if alarms.k or unnamed.share > TOLERATED:
         return Answer(sentences, False)

@@ -148,7 +148,8 @@ EVIDENCE = {  # column of the arms -> where it lies in a stored arm's evidence
                                             "clipped_share", "short_windows", "unequal_terms")},
     "algebra_steps": ("algebra", "steps"), "algebra_floor": ("algebra", "floor"),
     **{name: ("rounding", name) for name in ("full_error", "arm_error", "rank_p", "permutations", "skipped", "scale", "cosine")},
-    "rounding_high": ("rounding", "high"), "rounding_ratio": ("rounding", "ratio"), "residual": ("rounding", "residual"),
+    "rounding_high": ("rounding", "high"), "rounding_windows": ("rounding", "windows"),
+    "rounding_ratio": ("rounding", "ratio"), "residual": ("rounding", "residual"),
     "final_distance": ("trajectory", "final_distance"), "trajectory_ratio": ("trajectory", "ratio"),
 }  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ def correct_arms(num_trials: int, changes: dict[int, dict[str, Any]] | None = No
                          "reasons": ""} | ((changes or {}).get(trial, {}) if n == 2 else {}))  # fmt: skip
     errors = dict.fromkeys(("gradient_error", "state_error", "loss_error", "trajectory_error"), 1e-15)
     fine = {"rounding_ratio": 1.0, "rounding_high": 1.1, "full_error": 1e-7, "scale": 1.0, "cosine": 1.0, "rank_p": 0.5}
+    fine |= {"rounding_windows": 1, "parted_at": math.nan}
     cases = {"clipping_active": True, "short_windows": 0, "unequal_terms": True}
     return pd.DataFrame(rows).assign(**errors, **fine, **cases)
 
@@ -59,6 +61,14 @@ def test_what_was_not_judged_is_counted_by_its_region() -> None:
     found = calibration.answer(correct_arms(40, {1: DIVERGED, 2: DIVERGED, 3: UNRESOLVED, 4: INHERENT}))
     assert found.sentences[0] == "40 correct trials, 157 arms judged, 1 of them rightly different."
     assert "the training diverges: 2; outside them: 1 of 40 " in found.sentences[2]
+
+
+def test_a_rejection_of_one_window_is_told_beside_those_of_three() -> None:
+    arms = correct_arms(8)
+    arms.loc[:1, "parted_at"] = 3.0  # two arms of one trial
+    arms.loc[arms["precision"] == "float32", "rounding_windows"] = 2  # eight arms
+    [*_, told] = calibration.answer(arms).sentences
+    assert told.startswith("L1 rejects 8 of 24 ") and " 0 of 24 " in told and "in 1 trials" in told
 
 
 def test_alarms_are_counted_by_level() -> None:
