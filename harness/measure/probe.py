@@ -21,7 +21,7 @@ from harness.recipes.hand_written import FOREIGN, NO_SAMPLE
 from harness.recipes.recipe import Arm
 from harness.referee.gradients import by_group, by_tensor, compare, decompose, flatten, relative_distance
 from harness.referee.hypotheses import Hypothesis, WindowFacts, hypotheses, partly, stale
-from harness.referee.oracle import WHOLE, Inside, Parts, Referee, State, clipped, running_statistics, snapshot
+from harness.referee.oracle import WHOLE, Inside, Loss, Parts, Referee, State, clipped, running_statistics, snapshot
 from harness.workloads import Batch
 
 FEW_ULPS = 2.0**-50  # relative, of float64: what a dot product rounds
@@ -113,7 +113,7 @@ class Probe:
         fits = is_decays(moved.length, arm, self.carried[label].learning_rate, fewest=len(arm.seen) - 2)
         return dataclasses.replace(found, moved=moved, decays_fit=fits)
 
-    def _gradient(self, label: str, seen: ConsumedWindow, exact: Tensor, loss: float, exact_loss: float) -> Signature:
+    def _gradient(self, label: str, seen: ConsumedWindow, exact: Tensor, loss: float, exact_loss: Loss) -> Signature:
         """The consumed gradient beside the `exact` one [P], and beside those of the causes where it is wrong."""
         arm, window, samples = seen.arm, seen.window, torch.cat(seen.arm.seen)
         stepped_once = self.lock.watches[label].steps_in_window == 1
@@ -311,9 +311,9 @@ def fingerprint(weights: Tensor) -> tuple[float, float]:
     return float(weights.sum()), float(weights @ weights)
 
 
-def loss_error(arm: Arm, reported: float, exact: float) -> float:
-    """Relative; zero within the format that the loss was reported in."""
-    error = abs(reported / exact - 1)
+def loss_error(arm: Arm, reported: float, exact: Loss) -> float:
+    """`Loss.error`; zero within the format that the loss was reported in."""
+    error = exact.error(reported)
     return 0.0 if error <= arm.loss_resolution else error
 
 

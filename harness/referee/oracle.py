@@ -62,6 +62,18 @@ class Parts:
 
 
 @dataclass(frozen=True)
+class Loss:
+    """A window's objective."""
+
+    value: float
+    magnitude: float  # the same of the terms' absolute values: what rounding is relative to where they cancel
+
+    def error(self, reported: float) -> float:
+        """|reported - value| / magnitude; 0 where both are zero."""
+        return 0.0 if reported == self.value else abs(reported - self.value) / self.magnitude if self.magnitude else math.inf
+
+
+@dataclass(frozen=True)
 class Inside:
     """What is computed within each micro-batch although the full batch computes it over the window."""
 
@@ -85,11 +97,11 @@ class Referee:
         """[P] gradient of the objective over the whole window, in one forward."""
         return self.loss_and_gradient(state, window)[1]
 
-    def loss_and_gradient(self, state: State, window: Batch) -> tuple[float, Tensor]:
+    def loss_and_gradient(self, state: State, window: Batch) -> tuple[Loss, Tensor]:
         """The window's objective sum_i l_i / sum_i n_i + penalty, and its gradient [P]."""
         return self._whole(self.model, state, window, None)[:2]
 
-    def within(self, state: State, window: Batch, sizes: Sequence[int], inside: Inside) -> tuple[float, Tensor, State]:
+    def within(self, state: State, window: Batch, sizes: Sequence[int], inside: Inside) -> tuple[Loss, Tensor, State]:
         """`loss_and_gradient` with what `inside` says computed within chunks of `sizes`, and the state after it.
 
         Hoffer et al. 2017 for BatchNorm: chunk k is normalised by its own statistics and moves the running statistics in turn.
@@ -117,11 +129,12 @@ class Referee:
         own, parameters = self._leaves(state)
         return flatten(torch.autograd.grad(self._penalty(own), parameters, materialize_grads=True))
 
-    def _whole(self, model: nn.Module, state: State, window: Batch, sizes: Sequence[int] | None) -> tuple[float, Tensor, State]:
+    def _whole(self, model: nn.Module, state: State, window: Batch, sizes: Sequence[int] | None) -> tuple[Loss, Tensor, State]:
         losses, own, parameters = self._losses(model, state, window, sizes)
-        objective = (losses / self.workload.num_terms(window).sum()).sum() + self._penalty(own)
+        shares, penalty = losses / self.workload.num_terms(window).sum(), self._penalty(own)
+        objective = shares.sum() + penalty
         gradient = flatten(torch.autograd.grad(objective, parameters, materialize_grads=True))
-        return float(objective.detach()), gradient, own
+        return Loss(float(objective.detach()), float((shares.abs().sum() + penalty.abs()).detach())), gradient, own
 
     def _losses(
         self, model: nn.Module, state: State, window: Batch, sizes: Sequence[int] | None

@@ -14,6 +14,7 @@ from harness.judge.cause import Cause, Causes
 from harness.judge.signature import Samples
 from harness.measure.probe import count_samples, fingerprint, keep_smallest, loss_error
 from harness.recipes.hand_written import FOREIGN, NO_SAMPLE
+from harness.referee.oracle import Loss
 from tests.toy import make_arm
 
 IDS = st.lists(st.integers(0, 9), min_size=1, max_size=12)
@@ -60,8 +61,15 @@ def test_weights_are_recognised_by_their_fingerprint() -> None:
 
 
 def test_a_loss_is_as_exact_as_the_format_it_is_reported_in() -> None:
-    arm = make_arm(lambda size: [size])
-    assert loss_error(arm, 1.001, 1.0) == pytest.approx(1e-3)
+    arm, one = make_arm(lambda size: [size]), Loss(1.0, 1.0)
+    assert loss_error(arm, 1.001, one) == pytest.approx(1e-3)
     arm.loss_resolution = 2e-3
-    assert loss_error(arm, 1.001, 1.0) == 0.0 and loss_error(arm, 1.003, 1.0) == pytest.approx(3e-3)
-    assert math.isnan(loss_error(arm, math.nan, 1.0))
+    assert loss_error(arm, 1.001, one) == 0.0 and loss_error(arm, 1.003, one) == pytest.approx(3e-3)
+    assert math.isnan(loss_error(arm, math.nan, one))
+
+
+def test_a_loss_whose_terms_cancel_is_as_exact_as_its_terms() -> None:
+    """Advantages sum to zero, and so may a policy's loss; 1e-14 of its terms is 1e-6 of the rest."""
+    assert Loss(1e-8, 1.0).error(1e-8 + 1e-14) == pytest.approx(1e-14, rel=1e-2)
+    assert Loss(1e-8, 1.0).error(4e-8) == pytest.approx(3e-8)  # four times the loss is still a difference
+    assert Loss(0.0, 0.0).error(0.0) == 0.0 and Loss(0.0, 0.0).error(1e-9) == math.inf
