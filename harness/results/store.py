@@ -233,7 +233,7 @@ class Store:
             pass
         except StoreError as error:
             return status(State.damaged, str(error))
-        if self._is_running(folder):
+        if self.is_running(folder):
             return status(State.running)
         try:
             return status(State.failed, str(json.loads((folder / "failed.json").read_bytes())["error"]))
@@ -242,7 +242,8 @@ class Store:
         except (OSError, ValueError, KeyError, TypeError) as error:
             return status(State.failed, f"failed.json cannot be read: {error}")
 
-    def _is_running(self, folder: Path) -> bool:
+    def is_running(self, folder: Path) -> bool:
+        """Whether a process holds the trial's lock."""
         if not (folder / "lock").exists():
             return False
         with self._root_lock():  # else a trial claimed at this moment would take our probe for a running process

@@ -15,14 +15,14 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NamedTuple
 
 from harness.config import ConfigError, HarnessConfig, identity
-from harness.processes import die_with_parent
+from harness.processes import die_with_parent, interrupts_blocked
 from harness.results import tracking
 from harness.results.store import State, Store, StoreWarning, TrialTaken
 
@@ -85,7 +85,8 @@ class Child:
 
     @classmethod
     def start(cls, cell: Cell, run: TrialFunction, threads: int) -> Child:
-        """Start the process that calls `run`, which computes on `threads` threads."""
+        """Start the process that calls `run`, which computes on `threads` threads; EOFError or OSError where none starts."""
+        start_forkserver()  # again, where it was killed
         report, child_report = multiprocessing.Pipe(duplex=False)
         output, child_output = multiprocessing.Pipe(duplex=False)
         process = multiprocessing.get_context("forkserver").Process(
@@ -115,6 +116,8 @@ class Child:
         self.close()
         if isinstance(report, (Done, RunsElsewhere, Failure)):
             return report
+        if self.cell.store.is_running(self.cell.folder):  # it was the forkserver that died, which tells us of its children's end
+            return RunsElsewhere(State.running)
         code = self.process.exitcode
         summary = _describe_exit(code if code is not None else 255)
         return Failure(trial=self.cell.trial, summary=summary, details=self.tail.decode(errors="replace"))
@@ -173,15 +176,10 @@ def _failure(config: HarnessConfig, summary: str, is_bad_input: bool = False) ->
 
 
 def start_forkserver() -> None:
-    """Start it with SIGINT blocked, which children inherit: Ctrl-C reaches all processes of a terminal, only the parent acts."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOAD))
-    resource_tracker.ensure_running()  # else `ensure_running` below does, and that unblocks SIGINT
-    previous = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
+    """Start it, deaf to Ctrl-C as its children are."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(list(PRELOAD))
+    with interrupts_blocked():
         forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
 @contextmanager
