@@ -6,10 +6,12 @@ Children come from a forkserver that has torch imported: about 0.05 s each, and 
 from __future__ import annotations
 
 import faulthandler
+import math
 import multiprocessing
 import os
 import signal
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -30,6 +32,7 @@ TrialFunction = Callable[[HarnessConfig], None]
 
 PRELOAD: tuple[str, ...] = ("harness.sweep.preloaded",)  # imported once, before the first child
 MOST_WARNINGS = 3  # of one trial that are shown
+LINGER_SECONDS = 5.0  # of a process whose results are stored, after its mirror should have been closed
 OUTPUT_TAIL = 8192  # characters of a traceback, or of a dead child's output, that are kept
 LINE_LENGTH = 300  # characters of a line of either in the terminal
 
@@ -82,6 +85,7 @@ class Child:
     report: Connection
     output: Connection
     tail: bytes = b""
+    finished: float = math.inf  # when its results were first seen
 
     @classmethod
     def start(cls, cell: Cell, run: TrialFunction, threads: int) -> Child:
@@ -103,6 +107,13 @@ class Child:
         if not chunk:
             self.output.close()
         self.tail = (self.tail + chunk)[-OUTPUT_TAIL:]
+
+    def lingers(self) -> bool:
+        """Whether its results are stored for so long that it must hang: W&B's process can be stopped."""
+        if self.finished == math.inf and (self.cell.folder / "trial.json").exists():
+            self.finished = time.monotonic()
+        allowed = tracking.finish_seconds(self.cell.config.tracking.mode) + LINGER_SECONDS
+        return time.monotonic() > self.finished + allowed
 
     def end(self) -> Done | RunsElsewhere | Failure:
         """What became of a process that is no longer alive."""

@@ -263,6 +263,8 @@ class _Pool:
         for child in [child for child in self.children if not child.process.is_alive()]:
             self.children.remove(child)
             self._account(child)
+        for child in filter(Child.lingers, self.children):
+            child.process.kill()
         self._show()
 
     def stop(self) -> None:
