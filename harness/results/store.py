@@ -197,13 +197,15 @@ class Store:
 
     def _claimed(self, folder: Path) -> int:
         """As `_claim`, again where somebody deletes folders meanwhile."""
-        for _ in range(_MOST_CLAIMS - 1):
-            with suppress(FileNotFoundError):
+        for left in reversed(range(_MOST_CLAIMS)):
+            try:
                 self.root.mkdir(parents=True, exist_ok=True)
                 with self._root_lock():
                     return self._claim(folder)
-        with self._root_lock():
-            return self._claim(folder)
+            except (FileNotFoundError, FileExistsError):  # the latter from a folder that was there, and is not any more
+                if not left:
+                    raise
+        raise AssertionError
 
     def _claim(self, folder: Path) -> int:
         """Lock descriptor of a folder that holds nothing but its lock."""

@@ -127,7 +127,7 @@ class Child:
         self.close()
         if isinstance(report, (Done, RunsElsewhere, Failure)):
             return report
-        if self.cell.store.is_running(self.cell.folder):  # it was the forkserver that died, which tells us of its children's end
+        if self.cell.store.is_running(self.cell.folder):  # the forkserver was killed, which tells us of its children's end
             return RunsElsewhere(State.running)
         code = self.process.exitcode
         summary = _describe_exit(code if code is not None else 255)

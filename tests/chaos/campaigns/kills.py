@@ -76,6 +76,8 @@ COMMANDS = (
 
 def attack(rng: Random, folder: Path) -> str:
     """One blow, or two, and all that must hold afterwards."""
+    for number in (signal.SIGINT, signal.SIGHUP):  # a campaign in the background, or under nohup, hands on that they are ignored
+        signal.signal(number, signal.SIG_DFL)
     command = rng.choice(COMMANDS)
     (folder / "train.py").write_text(TRAIN)
     arguments = [sys.executable, "-m", *(text.format(store=undisturbed()[0]) for text in command.arguments)]
