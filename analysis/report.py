@@ -20,6 +20,7 @@ from analysis.content import Picture, Section, Text, number
 from analysis.figures import style
 from analysis.question import Answer, Experiment, Material, registered
 from harness.judge.gates import ALGEBRA_GATE, RANK_LEVEL, ROUNDING_GATE, TRAJECTORY_GATE
+from harness.processes import run_command
 from harness.results.record import write_atomically
 
 MAX_LISTED = 50
@@ -203,4 +204,4 @@ def _duration(seconds: float) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

@@ -2,11 +2,18 @@
 
 import sys
 
-from harness.sweep.child import forkserver_at_work
+from harness.processes import run_command
 
 
 def main() -> int:
-    """As `run.main`. What trials import is imported by their forkserver while Hydra composes, on another core."""
+    """As `run.main`, and nothing of it is left behind."""
+    return run_command(_main)
+
+
+def _main() -> int:
+    """What trials import is imported by their forkserver while Hydra composes, on another core."""
+    from harness.sweep.child import forkserver_at_work
+
     asks = any(argument.startswith("-") and argument not in ("-m", "--multirun") for argument in sys.argv[1:])
     with forkserver_at_work(start=not asks):
         from harness import run

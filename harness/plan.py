@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 
 from harness.config import ConfigError, TrialConfig
+from harness.processes import die_with_parent, interrupts_blocked, run_command
 from harness.run import BadInput, compose_trial
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -81,9 +82,11 @@ def failure(config: TrialConfig, micro_batch: int) -> RuntimeError | MemoryError
 
     In a process of its own: all memory is given back, and one that the kernel ends for want of it takes nothing with it.
     """
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=die_with_parent) as pool:
         try:
-            pool.submit(take_windows, config, micro_batch).result()
+            with interrupts_blocked():
+                tried = pool.submit(take_windows, config, micro_batch)
+            tried.result()
         except BrokenProcessPool:
             return MemoryError("the process was ended, as the system does when memory is short")
         except (RuntimeError, MemoryError) as error:
@@ -174,4 +177,4 @@ def explain(plan: Plan, budget: float, effective_batch: int) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.processes import run_command
 from harness.results import sweeps
 from harness.results.store import State, Status, Store
 from harness.sweep.progress import clock
@@ -96,4 +97,4 @@ def _modified(path: Path, otherwise: float) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

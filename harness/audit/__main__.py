@@ -13,6 +13,7 @@ from pathlib import Path
 from harness.audit.observe.runs import load
 from harness.audit.released import record
 from harness.audit.session import audit
+from harness.processes import run_command
 
 
 def parser() -> argparse.ArgumentParser:
@@ -76,4 +77,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

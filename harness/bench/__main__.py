@@ -17,6 +17,7 @@ from typing import Any
 
 from harness.bench.measurement import Measurement, table, to_dict
 from harness.config import ConfigError
+from harness.processes import run_command
 from harness.run import BadInput, compose_trial
 
 PARTS = {
@@ -99,4 +100,4 @@ def _write(path: Path, measurements: Sequence[Measurement]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

@@ -289,7 +289,8 @@ class Ranks:
                 mine, theirs = context.Pipe()
                 self.links.append(mine)
                 process = context.Process(target=serve, args=(rank, self.world, self.folder.name, setting, theirs), daemon=True)
-                process.start()
+                with processes.interrupts_blocked():
+                    process.start()
                 theirs.close()
                 self.processes.append(process)
         except BaseException:
@@ -316,6 +317,7 @@ class Ranks:
         try:
             if not link.poll(TIMEOUT_S):
                 return f"no answer within {TIMEOUT_S:.0f} s"
+            # From a process of ours, through a pipe that has no name: nobody else can write to it.
             answer: Trace | str = pickle.loads(link.recv_bytes())
         except (EOFError, OSError):
             return "ended without an answer"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 FORMAT = 1
-PARTIAL = ".partial"  # suffix of a file that is being written aside, after the number of the process that writes it
+PARTIAL = ".partial"  # suffix of a file that is being written aside, after a number that no other writer has
 
 
 class StoreError(RuntimeError):
@@ -40,12 +41,16 @@ class StoredTrial:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write aside, sync, and move into place: readers see the old file or the new one, also after a loss of power. OSError."""
-    aside = path.with_name(f"{path.name}.{os.getpid()}{PARTIAL}")
-    with open(aside, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
+    aside = path.with_name(f"{path.name}.{secrets.randbits(48)}{PARTIAL}")  # processes in two containers may have one number
+    try:
+        with open(aside, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
     descriptor = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -63,6 +63,7 @@ __all__ = ["State", "Status", "Store", "StoreError", "StoreWarning", "StoredTria
 _ATTEMPT = ("steps.jsonl", "steps.parquet", "failed.json")  # what an attempt that did not finish may leave
 _FILES = ("config.json", "trial.json", *_ATTEMPT)
 _MIRROR = "wandb"
+_MOST_CLAIMS = 20  # of one trial whose folder is deleted again and again
 _RESERVED = ("sha256", "format", "experiment", "trial", "config", "steps", "steps_sha256")
 _PARTIAL = re.compile(rf"(\.\d+)?{re.escape(PARTIAL)}$")
 _SET_ASIDE = re.compile(r"\.set-aside-\d+$")
@@ -131,9 +132,7 @@ class Store:
         """
         folder = self.folder(experiment, trial)
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
-            with self._root_lock():
-                lock = self._claim(folder)
+            lock = self._claimed(folder)
         except OSError as error:
             raise ConfigError(
                 "results", self.root, f"a folder that can be written ({error.strerror}: {error.filename})"
@@ -196,6 +195,18 @@ class Store:
         finally:
             os.close(descriptor)
 
+    def _claimed(self, folder: Path) -> int:
+        """As `_claim`, again where somebody deletes folders meanwhile."""
+        for left in reversed(range(_MOST_CLAIMS)):
+            try:
+                self.root.mkdir(parents=True, exist_ok=True)
+                with self._root_lock():
+                    return self._claim(folder)
+            except (FileNotFoundError, FileExistsError):  # the latter from a folder that was there, and is not any more
+                if not left:
+                    raise
+        raise AssertionError
+
     def _claim(self, folder: Path) -> int:
         """Lock descriptor of a folder that holds nothing but its lock."""
         _make_folder(folder.parent)
@@ -233,7 +244,7 @@ class Store:
             pass
         except StoreError as error:
             return status(State.damaged, str(error))
-        if self._is_running(folder):
+        if self.is_running(folder):
             return status(State.running)
         try:
             return status(State.failed, str(json.loads((folder / "failed.json").read_bytes())["error"]))
@@ -242,14 +253,13 @@ class Store:
         except (OSError, ValueError, KeyError, TypeError) as error:
             return status(State.failed, f"failed.json cannot be read: {error}")
 
-    def _is_running(self, folder: Path) -> bool:
+    def is_running(self, folder: Path) -> bool:
+        """Whether a process holds the trial's lock."""
         if not (folder / "lock").exists():
             return False
-        with self._root_lock():  # else a trial claimed at this moment would take our probe for a running process
-            try:
-                descriptor = os.open(folder / "lock", os.O_RDWR)
-            except FileNotFoundError:
-                return False
+        # Under the root's lock: else a trial claimed at this moment would take our probe for a running process.
+        with suppress(FileNotFoundError), self._root_lock():
+            descriptor = os.open(folder / "lock", os.O_RDWR)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return False
@@ -257,6 +267,7 @@ class Store:
                 return True
             finally:
                 os.close(descriptor)
+        return False  # deleted meanwhile
 
 
 class TrialWriter:
@@ -302,6 +313,9 @@ class TrialWriter:
             if len(rows) != self._rows.num_rows:
                 raise StoreError(f"{self.folder}/steps.jsonl: {self._rows.num_rows} rows were written, {len(rows)} are there")
             steps = to_parquet(rows)
+            assert self._lock is not None
+            if not _is_at(self.folder / "lock", self._lock):
+                raise StoreError(f"{self.folder}: was deleted, or put in another's place, while the trial ran")
             write_atomically(self.folder / "steps.parquet", steps)
             record = {
                 "format": FORMAT,
@@ -315,7 +329,7 @@ class TrialWriter:
             write_record(self.folder, record)
         except OSError as error:
             raise _explained(error, self.folder) from error
-        (self.folder / "steps.jsonl").unlink()
+        (self.folder / "steps.jsonl").unlink(missing_ok=True)
         self._release()
 
     def close(self) -> None:
@@ -394,14 +408,22 @@ def _try_lock(path: Path) -> int | None:
         except BlockingIOError:
             os.close(descriptor)
             return None
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
-                return descriptor
+        if _is_at(path, descriptor):
+            return descriptor
         os.close(descriptor)  # its last holder removed the file between our open and our flock
 
 
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Whether the open file is still the one at `path`: its folder may have been deleted, and made again by another process."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
 def _release(path: Path, descriptor: int) -> None:
-    path.unlink(missing_ok=True)
+    if _is_at(path, descriptor):
+        path.unlink(missing_ok=True)
     os.close(descriptor)
 
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,20 +28,30 @@ class Sweep:
 
 
 def announce(root: Path, trials: Sequence[str]) -> None:
-    """Write down the trials of a sweep that starts now; the same trials again replace their own note."""
+    """Write down the trials of a sweep that starts now; the same trials again replace their own note.
+
+    There is none where it cannot be written, as when somebody deletes the folder at this moment.
+    """
     folder = root / FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
     name = hashlib.sha256("\n".join(sorted(trials)).encode()).hexdigest()[:16]
     content = {"trials": list(trials), "started": time.time()}
-    write_atomically(folder / f"{name}.json", (json.dumps(content) + "\n").encode())
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / f"{name}.json", (json.dumps(content) + "\n").encode())
 
 
 def announced(root: Path) -> list[Sweep]:
     """Every sweep's note, oldest first; one that cannot be read is left out."""
     found = []
-    for path in (root / FOLDER).glob("*.json"):
+    try:
+        names = os.listdir(root / FOLDER)
+    except OSError:
+        return []
+    for name in names:
+        if not name.endswith(".json"):
+            continue
         try:
-            content = json.loads(path.read_bytes())
+            content = json.loads((root / FOLDER / name).read_bytes())
             found.append(Sweep(tuple(map(str, content["trials"])), float(content["started"])))
         except (OSError, ValueError, KeyError, TypeError):
             continue

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 CHECK_SECONDS = 15.0  # how long a server may take to say who we are
 INIT_SECONDS = 20.0
-FINISH_SECONDS = 60.0  # how long the last rows may take; wandb's default is for ever
+FINISH_SECONDS = 60.0  # how long the last rows may take to a server; wandb's default is for ever
+LOG_SECONDS = 10.0  # and to a local log
 # What the log of a killed process may lack at its end; 15 s by default. Not 0: that lost rows more than a second old.
 FLUSH_SECONDS = 0.1
 # Rows are handed to wandb together, this often: waking its thread for every row of a fast training took 5 % of the training.
@@ -66,6 +67,11 @@ def check(config: TrackingConfig) -> None:
         raise _offline_advice(f"no answer in {CHECK_SECONDS:.0f} s") from None
     if child.returncode != 0:
         raise _offline_advice((child.stderr.strip().splitlines() or ["the check died"])[-1])
+
+
+def finish_seconds(mode: TrackingMode) -> float:
+    """How long the end of a run may take."""
+    return FINISH_SECONDS if mode == TrackingMode.online else LOG_SECONDS
 
 
 def open_run(
@@ -122,7 +128,7 @@ class Run:
             self._handed_over = time.monotonic()
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Add the summary and close the run, in at most FINISH_SECONDS; a second call does nothing."""
+        """Add the summary and close the run, in at most `finish_seconds`; a second call does nothing."""
         self._hand_over()
         self._guarded(lambda run: run.summary.update(_spelled(summary)), "the summary")
         self._close(exit_code=0)
@@ -236,7 +242,7 @@ def _init(
         reinit="create_new",  # else a second trial of this process would get the first one's run
         settings=wandb.Settings(
             init_timeout=INIT_SECONDS,
-            finish_timeout=FINISH_SECONDS,
+            finish_timeout=finish_seconds(mode),
             finish_timeout_raises=True,
             x_transaction_log_flush_interval=FLUSH_SECONDS,
             x_disable_stats=True,

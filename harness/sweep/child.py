@@ -6,23 +6,25 @@ Children come from a forkserver that has torch imported: about 0.05 s each, and 
 from __future__ import annotations
 
 import faulthandler
+import math
 import multiprocessing
 import os
 import signal
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NamedTuple
 
 from harness.config import ConfigError, HarnessConfig, identity
-from harness.processes import die_with_parent
+from harness.processes import die_with_parent, interrupts_blocked
 from harness.results import tracking
 from harness.results.store import State, Store, StoreWarning, TrialTaken
 
@@ -30,6 +32,7 @@ TrialFunction = Callable[[HarnessConfig], None]
 
 PRELOAD: tuple[str, ...] = ("harness.sweep.preloaded",)  # imported once, before the first child
 MOST_WARNINGS = 3  # of one trial that are shown
+LINGER_SECONDS = 5.0  # of a process whose results are stored, after its mirror should have been closed
 OUTPUT_TAIL = 8192  # characters of a traceback, or of a dead child's output, that are kept
 LINE_LENGTH = 300  # characters of a line of either in the terminal
 
@@ -82,10 +85,12 @@ class Child:
     report: Connection
     output: Connection
     tail: bytes = b""
+    finished: float = math.inf  # when its results were first seen
 
     @classmethod
     def start(cls, cell: Cell, run: TrialFunction, threads: int) -> Child:
-        """Start the process that calls `run`, which computes on `threads` threads."""
+        """Start the process that calls `run`, which computes on `threads` threads; EOFError or OSError where none starts."""
+        start_forkserver()  # again, where it was killed
         report, child_report = multiprocessing.Pipe(duplex=False)
         output, child_output = multiprocessing.Pipe(duplex=False)
         process = multiprocessing.get_context("forkserver").Process(
@@ -103,6 +108,13 @@ class Child:
             self.output.close()
         self.tail = (self.tail + chunk)[-OUTPUT_TAIL:]
 
+    def lingers(self) -> bool:
+        """Whether its results are stored for so long that it must hang: W&B's process can be stopped."""
+        if self.finished == math.inf and (self.cell.folder / "trial.json").exists():
+            self.finished = time.monotonic()
+        allowed = tracking.finish_seconds(self.cell.config.tracking.mode) + LINGER_SECONDS
+        return time.monotonic() > self.finished + allowed
+
     def end(self) -> Done | RunsElsewhere | Failure:
         """What became of a process that is no longer alive."""
         self.process.join()
@@ -115,6 +127,8 @@ class Child:
         self.close()
         if isinstance(report, (Done, RunsElsewhere, Failure)):
             return report
+        if self.cell.store.is_running(self.cell.folder):  # the forkserver was killed, which tells us of its children's end
+            return RunsElsewhere(State.running)
         code = self.process.exitcode
         summary = _describe_exit(code if code is not None else 255)
         return Failure(trial=self.cell.trial, summary=summary, details=self.tail.decode(errors="replace"))
@@ -173,15 +187,10 @@ def _failure(config: HarnessConfig, summary: str, is_bad_input: bool = False) ->
 
 
 def start_forkserver() -> None:
-    """Start it with SIGINT blocked, which children inherit: Ctrl-C reaches all processes of a terminal, only the parent acts."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOAD))
-    resource_tracker.ensure_running()  # else `ensure_running` below does, and that unblocks SIGINT
-    previous = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
+    """Start it, deaf to Ctrl-C as its children are."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(list(PRELOAD))
+    with interrupts_blocked():
         forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
 @contextmanager

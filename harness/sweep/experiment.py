@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from harness import processes
 from harness.config import ConfigError, Device, HarnessConfig, Model, Precision, TrialConfig, identity, legacy_identity, to_dict
 from harness.results import sweeps, tracking
 from harness.results.arm_name import ArmName
@@ -26,6 +27,8 @@ from harness.sweep.child import LINE_LENGTH, Cell, Child, Done, Failure, RunsEls
 from harness.sweep.progress import Progress, open_progress
 
 GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
+STOP_SECONDS = 8.0  # between a signal and the end of the command, whatever hangs
+MOST_STARTS = 3  # of a trial's process, where the forkserver is killed meanwhile
 RETRY_SECONDS = 2.0  # how often a trial that another process runs is looked at
 
 
@@ -60,7 +63,7 @@ class TrialsFailed(RuntimeError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """SIGINT or SIGTERM: the children are stopped, finished trials are safe."""
+    """SIGINT, SIGTERM or SIGHUP: the children are stopped, finished trials are safe."""
 
     def __init__(self, number: int, done: int, total: int) -> None:
         super().__init__(f"Stopped: {done} of {total} trials are done; the same command resumes.")
@@ -132,7 +135,7 @@ def run_many(configs: Sequence[HarnessConfig], run: TrialFunction | None = None)
     """Run each distinct trial that is not finished, `run` (a module-level function) in a child process each.
 
     Returns when all have ended, also those that another process on the same store runs. ConfigError before the first starts when
-    the results cannot be written or W&B is not reachable; Interrupted on SIGINT and SIGTERM, with the children stopped.
+    the results cannot be written or W&B is not reachable; Interrupted on SIGINT, SIGTERM and SIGHUP, with the children stopped.
     """
     cells = _distinct(configs)
     todo = [cell for cell in cells if not cell.is_finished()]
@@ -238,8 +241,17 @@ class _Pool:
             if cell.is_finished():  # by another process, since the first look
                 self.skipped += 1
             else:
-                self.children.append(Child.start(cell, self.run, self.threads))
+                self._start(cell)
         self._show()
+
+    def _start(self, cell: Cell) -> None:
+        for _ in range(MOST_STARTS):
+            try:
+                self.children.append(Child.start(cell, self.run, self.threads))
+                return
+            except (EOFError, OSError) as error:
+                told = f"no process for it ({type(error).__name__}: {error})"
+        self._fail(Failure(trial=cell.trial, summary=told, details=""), cell)
 
     def wait(self, wakeup: int) -> None:
         """Until a child ends, a signal comes, or a second has passed."""
@@ -251,6 +263,8 @@ class _Pool:
         for child in [child for child in self.children if not child.process.is_alive()]:
             self.children.remove(child)
             self._account(child)
+        for child in filter(Child.lingers, self.children):
+            child.process.kill()
         self._show()
 
     def stop(self) -> None:
@@ -262,7 +276,7 @@ class _Pool:
             child.process.join(max(0.0, deadline - time.monotonic()))
             if child.process.exitcode is None:
                 child.process.kill()
-                child.process.join()
+                child.process.join(1.0)  # a forkserver that is stopped does not tell
             child.close()
         self.children.clear()
 
@@ -280,8 +294,11 @@ class _Pool:
                 self.done += 1
                 self.progress.note(f"{failure.trial}: finished, but then: {failure.summary}")
             case Failure() as failure:
-                self.failures.append(failure)
-                self.progress.note(_tell(failure, _mark_failed(child.cell, failure)))
+                self._fail(failure, child.cell)
+
+    def _fail(self, failure: Failure, cell: Cell) -> None:
+        self.failures.append(failure)
+        self.progress.note(_tell(failure, _mark_failed(cell, failure)))
 
     def _show(self) -> None:
         self.progress.show(
@@ -314,25 +331,41 @@ class _Signals:
 
 @contextlib.contextmanager
 def _caught_signals() -> Iterator[_Signals]:
-    """Collects SIGINT and SIGTERM, instead of an exception at any point: no child is started and then forgotten.
+    """Collects SIGINT, SIGTERM and SIGHUP, instead of an exception at any point: no child is started and then forgotten.
 
+    A command that was signalled stays deaf to further signals, and ends after STOP_SECONDS even if what it waits for never comes.
     Outside the main thread, where Python has no signal handlers, nothing is caught.
     """
     readable, writable = os.pipe()
     caught = _Signals(readable=readable)
 
     def handler(number: int, _frame: FrameType | None) -> None:
+        if is_command and not caught.signals:
+            signal.setitimer(signal.ITIMER_REAL, STOP_SECONDS)
         caught.signals.append(number)
         os.write(writable, b"x")
 
+    def give_up(_number: int, _frame: FrameType | None) -> None:
+        os.write(2, b"Stopped; the same command resumes.\n")
+        processes.leave(128 + caught.signals[0])
+
     previous: dict[int, Any] = {}
+    is_command = processes.Command.running is not None
     if threading.current_thread() is threading.main_thread():
-        previous = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
+            numbers.append(signal.SIGHUP)
+        previous = {number: signal.signal(number, handler) for number in numbers}
+        previous[signal.SIGALRM] = signal.signal(signal.SIGALRM, give_up)
     try:
         yield caught
     finally:
+        stays_deaf = is_command and caught.signals
         for number, old in previous.items():
-            signal.signal(number, old)
+            if not stays_deaf:
+                signal.signal(number, old)
+            elif number != signal.SIGALRM:
+                signal.signal(number, signal.SIG_IGN)
         os.close(readable)
         os.close(writable)
 

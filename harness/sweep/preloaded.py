@@ -7,8 +7,10 @@ memory in 0.1 s or more.
 """
 
 import gc
+import sys
 from contextlib import suppress
 from importlib import import_module
+from types import TracebackType
 
 MODULES = (
     "torch",
@@ -22,6 +24,14 @@ MODULES = (
     "harness.results.tracking",
 )
 
+
+def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print what nobody has caught; not that a parent was killed while it said what its child should run."""
+    if not issubclass(kind, (EOFError, ConnectionError)):
+        sys.__excepthook__(kind, error, trace)
+
+
+sys.excepthook = tell
 gc.disable()
 for name in MODULES:
     with suppress(ImportError):  # a trial that needs it says so

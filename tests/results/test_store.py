@@ -531,12 +531,11 @@ def test_file_is_whole_before_it_is_seen(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_two_processes_may_write_the_same_file_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As two sweeps of the same trials do that start together."""
+    """As two sweeps of the same trials do that start together, be it in two containers under the same process number."""
     path, replace = tmp_path / "note.json", os.replace
 
     def interrupted(source: Path, target: Path) -> None:
         monkeypatch.setattr("harness.results.record.os.replace", replace)
-        monkeypatch.setattr("harness.results.record.os.getpid", lambda: 1)
         record.write_atomically(path, b"theirs")
         replace(source, target)
 

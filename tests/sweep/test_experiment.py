@@ -271,6 +271,19 @@ def test_a_child_killed_from_outside_is_reported(sweep: Sweep) -> None:
     assert sweep.states() == {0: State.failed, 1: State.finished}
 
 
+def test_a_forkserver_that_is_killed_is_started_again_and_so_are_its_trials(sweep: Sweep) -> None:
+    process = sweep.start("wait", "ok", "wait", workers=2)
+    sweep.wait_for_starts(3)
+    child = dict(sweep.journal())[0]
+    os.kill(int(Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL)
+    sweep.wait_for_starts(5)
+    assert not is_alive(child)
+    sweep.go()
+    _, errors = process.communicate(timeout=20)
+    assert (process.returncode, errors) == (0, "")
+    assert sorted(seed for seed, _ in sweep.journal()) == [0, 0, 1, 2, 2]
+
+
 def test_two_sweeps_at_once_run_no_trial_twice_and_both_end_when_all_is_done(sweep: Sweep) -> None:
     kinds = ["wait"] + ["ok"] * 7
     processes = [sweep.start(*kinds) for _ in range(2)]

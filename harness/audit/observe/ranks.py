@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import inspect
 import os
+import shutil
 import socket
 import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -54,8 +57,9 @@ class Ranks:
             assert self.reference is not None
             whole = Job(**{**vars(job), "batch_size": job.batch_size * self.processes, "independent": False})
             return [watch(self.reference, whole)]
-        for connection in self.connections:
-            connection.send(job)
+        with suppress(OSError):  # a rank that is gone is reported below
+            for connection in self.connections:
+                connection.send(job)
         runs = [self._receive(connection, job) for connection in self.connections]
         if any(run.error is not None for run in runs):
             self._stop()
@@ -76,7 +80,7 @@ class Ranks:
 
     def _start(self) -> None:
         self._failed = False
-        self.folder = tempfile.TemporaryDirectory()
+        self.folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         port = _free_port()
         context = mp.get_context("spawn")
         self.connections, self.workers = [], []
@@ -85,7 +89,8 @@ class Ranks:
             store = str(Path(self.folder.name) / "store")
             arguments = (rank, self.processes, store, port, self.address, list(sys.path), torch.get_num_threads(), theirs)
             worker = context.Process(target=serve, args=arguments, daemon=True)
-            worker.start()
+            with processes.interrupts_blocked():
+                worker.start()
             theirs.close()
             self.connections.append(mine)
             self.workers.append(worker)
@@ -99,6 +104,7 @@ def serve(
     rank: int, world: int, store: str, port: int, address: tuple[str, str], path: list[str], threads: int, link: Connection
 ) -> None:
     """The life of one rank: join the group, answer jobs until there are none."""
+    guard = processes.die_with_parent(partial(shutil.rmtree, Path(store).parent, ignore_errors=True))
     sys.path[:] = path
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -108,14 +114,17 @@ def serve(
         torch.cuda.set_device(rank)
     torch.distributed.init_process_group("nccl" if cuda else "gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     train: Train | None = None
-    while (job := link.recv()) is not None:
-        try:
-            train = train or _find(address)
-            run = watch(train, job)
-        except Exception as error:
-            run = Run(batch_size=job.batch_size, accumulation_steps=job.accumulation_steps)
-            run.error = "".join(traceback.format_exception_only(error)).strip()
-        link.send(run)
+    try:
+        while (job := link.recv()) is not None:
+            try:
+                train = train or _find(address)
+                run = watch(train, job)
+            except Exception as error:
+                run = Run(batch_size=job.batch_size, accumulation_steps=job.accumulation_steps)
+                run.error = "".join(traceback.format_exception_only(error)).strip()
+            link.send(run)
+    except (EOFError, OSError):  # the parent is gone: to end here could overtake the guard, and leave the folder
+        guard.join()
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
