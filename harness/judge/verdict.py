@@ -91,7 +91,7 @@ class Rounding:
     @property
     def factor(self) -> float:
         """<a, g_64> / ||g_64||^2, the least-squares factor of the arm's gradient on the exact one."""
-        return self.scale * self.cosine
+        return self.scale * self.cosine if self.scale else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +209,7 @@ def unmeasured(precision: str, algebra: Algebra, own: Rounding) -> str:
         return ""
     if own.full_error == 0 or (math.isnan(own.full_error) and not own.skipped):
         return Doubt.no_gradient
-    if own.scale == 0:
+    if own.scale == 0 and own.full_zeros == 1:
         return Doubt.vanished
     if not all(map(math.isfinite, (own.ratio, own.high, own.factor))):
         return f"{Doubt.overflowed}: {own.skipped} gradients overflowed in {precision}; a smaller loss_scale would tell"

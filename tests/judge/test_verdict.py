@@ -64,6 +64,10 @@ def changed(**changes: Any) -> Evidence:
         ({"rounding__ratio": math.nan, "algebra__gradient_error": 0.1}, Outcome.different),  # L0 decides alone
         ({"rounding__scale": math.nan}, Outcome.inconclusive),
         ({"rounding__full_error": 0.0}, Outcome.inconclusive),
+        (
+            {"rounding__scale": 0.0, "rounding__cosine": math.nan, "rounding__full_zeros": 0.1},
+            Outcome.degraded,
+        ),  # it alone vanishes
         ({"finite": False}, Outcome.inconclusive),
         ({"finite": False, "algebra__gradient_error": 51.9, "algebra__trajectory_error": 2e8}, Outcome.different),
         ({"finite": False, "algebra__state_error": 1e-3}, Outcome.different),
@@ -104,7 +108,10 @@ def test_what_decides_nothing_is_told_beside_the_verdict(changes: dict[str, Any]
         ({"algebra__floor": 1e-7}, Doubt.unresolved),
         ({"algebra__loss_error": math.nan}, Doubt.unmeasured),
         ({"rounding__ratio": math.nan, "rounding__skipped": 60, "precision": Precision.float16}, Doubt.overflowed),
-        ({"rounding__scale": 0.0, "rounding__cosine": math.nan, "precision": Precision.float16}, Doubt.vanished),
+        (
+            {"rounding__scale": 0.0, "rounding__cosine": math.nan, "rounding__full_zeros": 1.0, "precision": Precision.float16},
+            Doubt.vanished,
+        ),
         ({"rounding__full_error": math.nan, "rounding__ratio": math.nan}, Doubt.no_gradient),
     ],
 )
