@@ -85,8 +85,8 @@ def powers(low: int, high: int) -> Draw:
 
 
 def numbers_of_micro_batches(rng: Random) -> tuple[int, ...]:
-    """One or two values of N, small ones more often."""
-    return tuple(sorted({int(2 ** rng.uniform(0, 6)) for _ in range(rng.randint(1, 2))}))
+    """One or two values of N, small ones more often: the time of a trial grows with it."""
+    return tuple(sorted({int(2 ** rng.uniform(0, 6 if rng.random() < 0.1 else 4)) for _ in range(rng.randint(1, 2))}))
 
 
 DRAWS: Mapping[str, Draw] = {
@@ -112,11 +112,11 @@ DRAWS: Mapping[str, Draw] = {
     "ema_decay": either(0.3, lambda rng: round(rng.uniform(0.001, 0.999), 4), one_of(None)),
     "precision": one_of(*Precision),
     "loss_scale": rarely_anywhere("loss_scale", either(0.5, decades(0, 5.2), powers(0, 17))),
-    "effective_batch": either(0.1, whole(49, 160), whole(2, 48)),
+    "effective_batch": either(0.1, whole(33, 128), whole(2, 32)),
     "accumulation_steps": numbers_of_micro_batches,
     "split": one_of(*Split),
     "steps": whole(1, 6),
-    "algebra_steps": either(0.1, whole(31, 90), whole(1, 30)),
+    "algebra_steps": either(0.1, whole(21, 80), whole(1, 20)),
     "probe_every": whole(1, 12),
     "referee_every": whole(1, 12),
     "permutations": either(0.05, whole(99, 110), whole(30, 40)),
