@@ -8,6 +8,8 @@ from pathlib import Path
 import pandas as pd
 
 from analysis.content import Section, Table, Text, number
+from harness.results.record import in_one_line, read_file
+from harness.results.store import AUDITS
 
 COLUMNS = (
     *("name", "framework", "version", "versions", "function", "setting", "accumulation_steps", "arithmetic", "verdict", "causes"),
@@ -26,13 +28,27 @@ def read_audits(results: Path) -> pd.DataFrame:
     A function that could not be run has one row with the verdict `not run` and its `problem`. Raises ValueError for a file
     that is not such a record.
     """
-    rows = [row for path in sorted((Path(results) / "audits").glob("*.json")) for row in _rows(path)]
-    return pd.DataFrame(rows, columns=list(COLUMNS))
+    frame, damaged = readable(results)
+    for problem in damaged.values():
+        raise ValueError(problem)
+    return frame
+
+
+def readable(results: Path) -> tuple[pd.DataFrame, dict[str, str]]:
+    """The rows of `read_audits` from the files that are such records, and by its name why another file is none."""
+    rows: list[dict[str, object]] = []
+    damaged: dict[str, str] = {}
+    for path in sorted((Path(results) / AUDITS).glob("*.json")):
+        try:
+            rows += _rows(path)
+        except ValueError as error:
+            damaged[path.name] = in_one_line(str(error))
+    return pd.DataFrame(rows, columns=list(COLUMNS)), damaged
 
 
 def _rows(path: Path) -> list[dict[str, object]]:
     try:
-        held = json.loads(path.read_text(encoding="utf-8"))
+        held = json.loads(read_file(path))
         shared = {
             "name": held["name"],
             "framework": held["framework"],
@@ -46,7 +62,7 @@ def _rows(path: Path) -> list[dict[str, object]]:
                 row["problem"] = problem["detail"]
             if not known:
                 rows.append({**shared, "function": problem["function"], "verdict": "not run", "problem": problem["detail"]})
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"expected the record of an audit in {path}, got {type(error).__name__}: {error}") from error
     return rows
 
@@ -55,7 +71,8 @@ def _arm(arm: dict[str, object], findings: list[dict[str, object]]) -> dict[str,
     own = ("function", "accumulation_steps")
     said = [f for f in findings if all(f[key] == arm[key] for key in own)]
     causes = arm["causes"]
-    assert isinstance(causes, list)
+    if not isinstance(causes, list):
+        raise TypeError(f"causes={causes!r}, expected a list")
     return {**arm, "causes": "; ".join(causes), "detail": "; ".join(str(f["detail"]) for f in said), "problem": ""}
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import re
 from dataclasses import dataclass
 from itertools import accumulate
 
 from matplotlib.figure import Figure
+
+TAKEN = ("claims", "reading", "provenance")  # ids of the page's own parts
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,13 @@ class Section:
 
     title: str
     blocks: tuple[Block, ...]
+
+
+def plain(name: str) -> str:
+    """A name as an id of the page and in a file's name: itself if it is short and plain, else what is plain in it, and a hash."""
+    if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,99}", name) and name not in TAKEN:
+        return name
+    return f"{re.sub('[^A-Za-z0-9_]+', '-', name)[:40]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def number(value: float) -> str:

@@ -15,6 +15,8 @@ from analysis import load
 from harness.judge.cause import JOINT, Cause
 from harness.judge.gates import ALGEBRA_GATE, TRAJECTORY_GATE
 from harness.judge.verdict import rounding_rejections
+from harness.results.record import in_one_line
+from harness.results.store import State
 
 # The columns of `faults.csv`, in their order.
 COLUMNS = ("fault", "optimizer", "norm", "precision", "clipping", "lengths", "detected", "cause_named",
@@ -126,15 +128,21 @@ def with_visibility(results: Path, loaded: load.Results) -> load.Results:
     for experiment, trial in asked[["experiment", "trial"]].drop_duplicates().itertuples(index=False):
         rows, unread = load.steps(results, experiment, [trial])
         missing += unread
-        if not unread:
+        if unread:
+            continue
+        try:
             frames.append(visibility(rows).assign(experiment=experiment))
+        except (KeyError, TypeError, ValueError, AssertionError) as error:  # not written by this engine
+            detail = f"steps.parquet: {type(error).__name__}: {error}"
+            missing.append(load.Missing(experiment, trial, str(State.damaged), in_one_line(detail)))
     lost = {(one.experiment, one.trial) for one in missing}
     arms, trials = (_without(frame, lost) for frame in (arms, loaded.trials))
+    torn = tuple(one for one in loaded.torn if (one.experiment, one.trial) not in lost)
     if frames:
         arms = arms.merge(pd.concat(frames, ignore_index=True), on=[*_PAIR, "arm"], how="left", validate="one_to_one")
     else:
         arms = arms.assign(visible_at=math.nan)
-    return replace(loaded, arms=arms, trials=trials, missing=(*loaded.missing, *missing))
+    return replace(loaded, arms=arms, trials=trials, missing=(*loaded.missing, *missing), torn=torn)
 
 
 def _without(frame: pd.DataFrame, lost: set[tuple[str, str]]) -> pd.DataFrame:

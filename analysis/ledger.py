@@ -11,7 +11,7 @@ import pandas as pd
 
 from analysis.content import number
 from analysis.load import Results
-from analysis.question import FOLDER, Answer, Claim, ClaimResult, Experiment, Ruling, registered
+from analysis.question import FOLDER, Answer, Claim, ClaimResult, Experiment, Ruling, made_of, registered, undecided
 
 COLUMNS = ("id", "source", "claim", "verdict", "measured", "threshold", "n", "experiment", "explanation")
 COLOURED = ("confirmed", "refuted", "conditional")
@@ -33,7 +33,11 @@ def _decide(claim: Claim, own: Results) -> ClaimResult:
         return ClaimResult(
             verdict=Ruling.no_data, measured=math.nan, threshold="", n=0, explanation="None of its trials is finished."
         )
-    return claim.decide(own)
+    return made_of(
+        lambda: claim.decide(own),
+        f"the finding on claim {claim.id}",
+        lambda reason: undecided(f"The results that are there do not suffice ({reason}).", len(own.trials)),
+    )
 
 
 def table(results: Results) -> pd.DataFrame:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict, get_type_hints
 
@@ -27,9 +28,9 @@ from harness.results.judged_arm import (
     members,
     restored,
 )
-from harness.results.record import StoredTrial, StoreError, read_trial
+from harness.results.record import StoredTrial, StoreError, in_one_line, read_trial
 from harness.results.store import State, Store
-from harness.results.tracking import MirroredRun
+from harness.results.tracking import LogError, MirroredRun, TrackingWarning
 
 AUDITED = "released_trainers"  # the experiment whose results are audits, and no trials
 STEP_COLUMNS = ("step", "arm", "accumulation_steps", "replicate", "loss", "gradient_distance", "scale", "cosine",
@@ -109,6 +110,8 @@ class Results:
     measurements: pd.DataFrame  # one row per measurement of the studies that judge no arms: settings of the trial, and its values
     trials: pd.DataFrame  # one row per finished trial: names, group, versions, seconds by phase
     missing: tuple[Missing, ...]  # running, unfinished, failed and damaged trials
+    torn: tuple[Missing, ...] = ()  # finished trials whose verdicts stand, and whose step rows are damaged
+    foreign: tuple[str, ...] = ()  # what is in the store and not of it, a line each
     audits: pd.DataFrame = field(default_factory=audits.no_audits)  # of released trainers
 
     def of(self, experiment: str) -> Results:
@@ -118,6 +121,8 @@ class Results:
             self.measurements[self.measurements["experiment"] == experiment].dropna(axis=1, how="all").reset_index(drop=True),
             self.trials[self.trials["experiment"] == experiment].reset_index(drop=True),
             tuple(one for one in self.missing if one.experiment == experiment),
+            tuple(one for one in self.torn if one.experiment == experiment),
+            self.foreign,
             self.audits if experiment == AUDITED else self.audits.iloc[:0],
         )
 
@@ -141,30 +146,32 @@ class Results:
 
 def read(results: Path | str, experiment: str | None = None) -> Results:
     """Read every `trial.json` once; step rows stay on disk. Sorted by experiment, trial, arm and accumulation steps."""
-    arms, measurements, trials, missing = Columns(), Columns(), Columns(), []
+    arms, measurements, trials, missing, torn = Columns(), Columns(), Columns(), [], []
     for status in Store(results).status(experiment):
-        detail = status.detail
-        if (trial := status.stored) is not None:
-            try:
-                shared = group(trial.config)
-                rows = [_arm(trial, shared, arm) for arm in trial.arms]
-            except (FieldError, KeyError, TypeError) as error:  # not written by this engine
-                missing.append(Missing(status.experiment, status.trial, str(State.damaged), _one_line(error)))
-                continue
-            arms.extend(rows)
-            if measured := trial.record.get("measurements"):
-                about = settings(trial)
-                measurements.extend({**about, **row} for row in measured)
-            trials.extend([_trial(trial)])
-        else:
-            missing.append(Missing(status.experiment, status.trial, str(status.state), detail))
+        told = Missing(status.experiment, status.trial, str(status.state), status.detail)
+        if (trial := status.stored) is None:
+            missing.append(told)
+            continue
+        try:
+            rows, measured, about = _arms(trial), _measurements(trial), _trial(trial)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:  # not written by this engine
+            missing.append(replace(told, state=str(State.damaged), detail=_one_line(error)))
+            continue
+        arms.extend(rows)
+        measurements.extend(measured)
+        trials.extend([about])
+        torn += [told] if status.state == State.damaged else []
+    audited, damaged = audits.readable(Path(results)) if experiment in (None, AUDITED) else (audits.no_audits(), {})
+    missing += [Missing(AUDITED, name, str(State.damaged), detail) for name, detail in damaged.items()]
     order = ["experiment", "trial", "arm", "accumulation_steps"]
     return Results(
         arms.frame(ARM_COLUMNS, order),
         measurements.frame(("experiment", "trial"), order[:2]),
         trials.frame(("experiment", "trial"), order[:2]),
         tuple(missing),
-        audits.read_audits(Path(results)) if experiment in (None, AUDITED) else audits.no_audits(),
+        tuple(torn),
+        tuple(Store(results).foreign()),
+        audited,
     )
 
 
@@ -176,7 +183,8 @@ def from_store(results: Path | str, experiment: str | None = None) -> pd.DataFra
 def from_wandb(source: Path | str, experiment: str | None = None) -> pd.DataFrame:
     """One row per arm of every finished run that W&B has: the columns of `verdicts.csv`, the outcomes, `group` and `model`.
 
-    FieldError names the run where one is missing. `source`: a folder with offline runs (a store is one), or the project on
+    FieldError names the run where one is missing. A log that is damaged, or has no end, is left out with a `TrackingWarning`.
+    `source`: a folder with offline runs (a store is one), or the project on
     a server, `entity/project`. What rests on the evidence of a verdict is in the store alone.
     """
     rows = Columns()
@@ -191,7 +199,10 @@ def from_wandb(source: Path | str, experiment: str | None = None) -> pd.DataFram
 
 
 def steps_from_wandb(source: Path | str, experiment: str | None = None) -> pd.DataFrame:
-    """Step rows of the runs that W&B has, one per arm and step, with `experiment` and `trial`, as `steps` gives them."""
+    """Step rows of the runs that W&B has, one per arm and step, with `experiment` and `trial`, as `steps` gives them.
+
+    A log that is damaged, or has no end, is left out with a `TrackingWarning`.
+    """
     rows = Columns()
     for run in _mirrored(source, experiment):
         for logged in run.rows:
@@ -211,9 +222,18 @@ def _mirrored(source: Path | str, experiment: str | None) -> Iterator[MirroredRu
         yield from tracking.read_online(str(source), experiment)
         return
     for log in sorted(folder.rglob("*.wandb")):
-        run = tracking.read_offline(log)
-        if experiment in (None, run.group):
+        try:
+            run = tracking.read_offline(log)
+        except LogError as error:
+            warnings.warn(f"left out: {error}", TrackingWarning, stacklevel=3)
+            continue
+        if experiment not in (None, run.group):
+            continue
+        if run.ended:
             yield run
+        else:
+            message = f"left out: {log} has no end: it is being written, its process was killed, or a part was lost"
+            warnings.warn(message, TrackingWarning, stacklevel=3)
 
 
 def steps(results: Path | str, experiment: str, trials: Iterable[str]) -> tuple[pd.DataFrame, tuple[Missing, ...]]:
@@ -254,10 +274,28 @@ class Columns:
         return frame.sort_values(order, kind="stable", ignore_index=True)
 
 
+def _arms(trial: StoredTrial) -> list[dict[str, Any]]:
+    """A row per arm; no two arms have the same name and N."""
+    shared = group(trial.config)
+    rows = [_arm(trial, shared, arm) for arm in trial.arms]
+    if len({(row["arm"], row["accumulation_steps"]) for row in rows}) < len(rows):
+        raise FieldError("arms: two of the same name and N")
+    return rows
+
+
+def _measurements(trial: StoredTrial) -> list[dict[str, Any]]:
+    """A row per measurement, with the settings of the trial; none of a trial whose arms were judged."""
+    measured = trial.record.get("measurements") or []
+    about = settings(trial) if measured else {}
+    return [{**about, **row} for row in measured]
+
+
 def _arm(trial: StoredTrial, group: str, stored: Mapping[str, Any]) -> dict[str, Any]:
     """A flat row; FieldError or KeyError names a field that the trial should have and has not."""
     arm, config = StoredArm.read(stored), trial.config
     algebra, rounding, row = arm.algebra, arm.rounding, arm.row
+    if (row.experiment, row.trial) != (trial.experiment, trial.trial):
+        raise FieldError(f"arm: belongs to {row.experiment}/{row.trial}")
     full = restored(Ending, trial.record["reference"], "reference")
     planted: Mapping[str, bool] = trial.record["faults"]  # fault arm -> whether it changes this trial's computation
     evidence = EvidenceColumns(
@@ -285,13 +323,13 @@ def _arm(trial: StoredTrial, group: str, stored: Mapping[str, Any]) -> dict[str,
         group=group,
         model=f"{row.workload} {row.norm}",
         fault=row.arm in planted,
-        changes=planted.get(row.arm, False),
+        changes=bool(planted.get(row.arm, False)),
         ragged=config["split"] == "ragged" or config["workload"]["data"] == "text",
         jump_step=_number(arm.trajectory.jump_step),
-        oracle_error=arm.explanations.get(Cause.batch_statistics, math.nan),
+        oracle_error=_number(arm.explanations.get(Cause.batch_statistics)),
         counters=", ".join(arm.counters),
         reasons="; ".join(arm.reasons),
-        steps=config["steps"],
+        steps=int(config["steps"]),
         clip_norm=_number(config["clip_norm"]),
     )
     return {**vars(row), **evidence, **vars(arm.ending), **_of_full_batch(full), **about}
@@ -321,7 +359,7 @@ def _trial(trial: StoredTrial) -> dict[str, Any]:
     return {
         "experiment": trial.experiment,
         "trial": trial.trial,
-        "rows": trial.num_rows,
+        "rows": int(trial.num_rows),
         "seconds": math.fsum(phases.values()),
         "device": str(environment.get("device", "unknown")),
         "environment": " · ".join(_versions(environment)),
@@ -364,4 +402,4 @@ def _number(value: Any) -> float:
 
 
 def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+    return in_one_line(f"{type(error).__name__}: {error}")

@@ -5,15 +5,19 @@ from __future__ import annotations
 import importlib
 import math
 import pkgutil
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
 
 import pandas as pd
 
 from analysis.content import Section
 from analysis.load import Results
+from harness.results.record import in_one_line
 
+Made = TypeVar("Made")
 FOLDER = "experiments"  # one file per question, found by name: this package imports none of them
 
 
@@ -98,6 +102,24 @@ class Material:
     def measurements(self) -> pd.DataFrame:
         """What the experiment's studies measured."""
         return self.results.measurements
+
+
+class ReportWarning(UserWarning):
+    """A part of the page could not be made from the results that are there; the page says so in its place."""
+
+
+def made_of(make: Callable[[], Made], what: str, otherwise: Callable[[str], Made]) -> Made:
+    """What `make` gives; where these results do not suffice for it, a ReportWarning that names `what`, and `otherwise(reason)`.
+
+    Any subset of an experiment's trials may be all there is: the parts of the page that it suffices for are made.
+    """
+    try:
+        return make()
+    except Exception as error:  # whatever numpy, pandas and matplotlib raise about too few numbers
+        told = f"no finished trial has {error.args[0]}" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
+        reason = in_one_line(told)
+        warnings.warn(f"{what} could not be made from these results ({reason})", ReportWarning, stacklevel=2)
+        return otherwise(reason)
 
 
 def registered(package: str = FOLDER) -> dict[str, Experiment]:

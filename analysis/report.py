@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import hashlib
 import sys
+import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,12 @@ import pandas as pd
 from markupsafe import Markup
 
 from analysis import faults, ledger, load, sections, tables
-from analysis.content import Picture, Section, Text, number
+from analysis.content import Picture, Section, Text, number, plain
 from analysis.figures import style
-from analysis.question import Answer, Experiment, Material, registered
+from analysis.question import Answer, Experiment, Material, ReportWarning, made_of, registered
 from harness.judge.gates import ALGEBRA_GATE, RANK_LEVEL, ROUNDING_GATE, TRAJECTORY_GATE
 from harness.processes import run_command
-from harness.results.record import write_atomically
+from harness.results.record import FOLDER_MODE, in_one_line, keep_others_out, told, write_atomically
 
 MAX_LISTED = 50
 # The order of the page: the main question, then special cases, then how far the answers can be trusted.
@@ -40,6 +41,26 @@ class Article:
     answer: Answer
     sections: tuple[Section, ...]
     results: load.Results
+    figures: dict[str, Figure]  # of its sections, by the name of the picture
+
+    @property
+    def id(self) -> str:
+        """The id of its heading."""
+        return plain(self.experiment.name)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture that has been drawn: the name of its file, without suffix, and the file."""
+
+    name: str
+    svg: bytes
+    alt: str
+
+    @property
+    def inline(self) -> Markup:
+        """As an element of the page."""
+        return Markup(style.inline(self.svg, self.name, self.alt))
 
 
 class NothingToReport(RuntimeError):
@@ -52,11 +73,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the store (default: results)")
     parser.add_argument("--out", type=Path, default=Path("reports"), help="folder to write to (default: reports)")
     options = parser.parse_args(arguments)
+    keep_others_out()
     try:
-        written = write(options.results, options.out)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always", ReportWarning)
+            written = write(options.results, options.out)
     except (NothingToReport, OSError) as error:
-        print(f"analysis.report: {error}", file=sys.stderr)
+        print(in_one_line(f"analysis.report: {error}"), file=sys.stderr)
         return 1
+    for line in dict.fromkeys(in_one_line(str(warning.message)) for warning in seen):
+        print(f"analysis.report: {line}", file=sys.stderr)
     print(f"{written}")
     return 0
 
@@ -74,19 +100,14 @@ def write(results: Path, out: Path) -> Path:
         raise NothingToReport(_nothing(results, loaded.missing))
     articles = list(_articles(results, loaded))
     claims = ledger.table(loaded)
-    pictures = {
-        f"{article.experiment.name}-{block.name}": (block, style.to_svg(block.figure))
-        for article in articles
-        for section in article.sections
-        for block in section.blocks
-        if isinstance(block, Picture)
-    }
-    page = _page(
-        loaded, articles, claims, {name: style.inline(svg, name, picture.alt) for name, (picture, svg) in pictures.items()}
-    )
-    (out / "figures").mkdir(parents=True, exist_ok=True)
-    for name, (_, svg) in pictures.items():
-        write_atomically(out / "figures" / f"{name}.svg", svg)
+    notes = _notes(loaded)
+    for note in notes:
+        warnings.warn(note, ReportWarning, stacklevel=2)
+    page = _page(loaded, articles, claims, notes)
+    for folder in (out.parent, out, out / "figures"):
+        folder.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
+    for figure in (figure for article in articles for figure in article.figures.values()):
+        write_atomically(out / "figures" / f"{figure.name}.svg", figure.svg)
     write_atomically(out / "verdicts.csv", tables.to_csv(tables.verdicts(loaded.arms)))
     _write_faults(loaded.arms, out / "faults.csv")
     write_atomically(out / "claims.csv", tables.to_csv(claims))
@@ -128,12 +149,45 @@ def _article(results: Path, own: load.Results, experiment: Experiment) -> Articl
         read_steps=lambda trials: load.steps(results, experiment.name, trials)[0],
         l4=tables.convergence(own.arms, experiment.margin),
     )
-    shown = tuple(section for make in experiment.sections if (section := make(material)) is not None)
+    shown: list[Section] = []
+    figures: dict[str, Figure] = {}
+    for make in experiment.sections:
+        section, drawn = _made(make, material)
+        shown += [section] if section is not None else []
+        figures |= drawn
     if damaged:
         lost = "; ".join(f"{one.trial} ({one.detail})" for one in damaged)
-        shown = (*shown, Section("Curves that are missing", (Text(f"The step rows of these trials cannot be read: {lost}."),)))
-    answer = ledger.answer(experiment, own) if experiment.answer is None else experiment.answer(own.arms)
-    return Article(experiment, answer, shown, own)
+        shown.append(Section("Curves that are missing", (Text(f"The step rows of these trials cannot be read: {lost}."),)))
+    return Article(experiment, _answer(experiment, own), tuple(shown), own, figures)
+
+
+def _made(make: Callable[[Material], Section | None], material: Material) -> tuple[Section | None, dict[str, Figure]]:
+    """A section with its pictures drawn, or one that says why there is none."""
+    name = make.__name__.replace("_", " ")
+
+    def made() -> tuple[Section | None, dict[str, Figure]]:
+        section = make(material)
+        pictures = [block for block in (section.blocks if section else ()) if isinstance(block, Picture)]
+        names = {picture.name: plain(f"{material.experiment.name}-{picture.name}") for picture in pictures}
+        drawn = {one.name: Figure(names[one.name], style.to_svg(one.figure), one.alt) for one in pictures}
+        return section, drawn
+
+    def otherwise(reason: str) -> tuple[Section, dict[str, Figure]]:
+        text = f"This section ({name}) could not be made from the results that are there: {reason}."
+        return Section("A section that is missing", (Text(text),)), {}
+
+    return made_of(made, f"{material.experiment.name}: the section {name}", otherwise)
+
+
+def _answer(experiment: Experiment, own: load.Results) -> Answer:
+    answer = experiment.answer
+    if answer is None:
+        return ledger.answer(experiment, own)
+    return made_of(
+        lambda: answer(own.arms),
+        f"the answer of {experiment.name}",
+        lambda reason: Answer((f"It cannot be answered from the results that are there: {reason}.",), None),
+    )
 
 
 def _unregistered(name: str) -> Experiment:
@@ -156,7 +210,16 @@ def _unregistered(name: str) -> Experiment:
     )
 
 
-def _page(loaded: load.Results, articles: Sequence[Article], claims: pd.DataFrame, figures: dict[str, str]) -> str:
+def _notes(loaded: load.Results) -> list[str]:
+    """What else is to be said of the store, in a line each."""
+    torn = [f"{one.experiment}/{one.trial}: {one.detail}" for one in loaded.torn]
+    return [
+        *told(torn, "Step rows that are damaged, and in no curve; the verdict stands"),
+        *told(loaded.foreign, "Not of this store, and left alone"),
+    ]
+
+
+def _page(loaded: load.Results, articles: Sequence[Article], claims: pd.DataFrame, notes: Sequence[str]) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -169,11 +232,11 @@ def _page(loaded: load.Results, articles: Sequence[Article], claims: pd.DataFram
         articles=articles,
         ledger=ledger.ledger(claims),
         names=[article.experiment.name for article in articles],
-        figures={name: Markup(svg) for name, svg in figures.items()},
         meanings=[(state, sections.SYMBOLS[state], words) for state, words in sections.MEANINGS.items()],
         gates={name: f"{gate:g}" for name, gate in gates.items()},
         missing=loaded.missing[:MAX_LISTED],
         num_missing=len(loaded.missing),
+        notes=notes,
         facts=_facts(loaded),
         environments=_environments(loaded.trials),
     )

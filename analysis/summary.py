@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from analysis import load
-from harness.results.record import write_atomically
+from harness.results.record import keep_others_out, write_atomically
 
 KEYS = ["workload", "norm", "optimizer", "precision", "arm"]
 
@@ -48,6 +48,7 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=Path("results"))
     parser.add_argument("--out", type=Path, default=Path("results/gpu"))
     arguments = parser.parse_args()
+    keep_others_out()
     results = load.read(arguments.results)
     if results.trials.empty:
         print(f"{arguments.results}: no finished trial to summarise", file=sys.stderr)

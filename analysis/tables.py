@@ -24,6 +24,7 @@ ROW = ["workload", "norm", "optimizer"]
 CELL = [*ROW, "precision", "arm", "accumulation_steps"]
 MEASURES = ("held_out_loss", "tail_loss")
 MAX_FACETS = 6
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", *"\uff1d\uff0b\uff0d\uff20")  # makes a spreadsheet compute; the last: wide forms
 LEVEL = 0.05
 POWER = 0.8
 Places = NDArray[np.int64]
@@ -35,12 +36,22 @@ def verdicts(arms: pd.DataFrame) -> pd.DataFrame:
 
 
 def to_csv(frame: pd.DataFrame) -> bytes:
-    """CSV that reads back exactly: a double is written as its shortest repr, NaN as `nan`, truth as `True` or `False`."""
+    """CSV that reads back exactly: a double is written as its shortest repr, NaN as `nan`, truth as `True` or `False`.
+
+    A text that a spreadsheet would take for a formula has an apostrophe before it, and a carriage return, which would begin a
+    row, is spelled out.
+    """
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(frame.columns)
-    writer.writerows(zip(*(frame[name].tolist() for name in frame.columns), strict=True))
+    writer.writerows(zip(*([_inert(value) for value in frame[name].tolist()] for name in frame.columns), strict=True))
     return text.getvalue().encode()
+
+
+def _inert(cell: Any) -> Any:
+    if not isinstance(cell, str):
+        return cell
+    return ("'" if cell.startswith(FORMULA) else "") + cell.replace("\r", "\\r")
 
 
 def verdict_counts(arms: pd.DataFrame) -> pd.Series[int]:

@@ -31,7 +31,9 @@ def scales(rows: pd.DataFrame) -> pd.DataFrame:
 def variances(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows of drawn batches; `independent` is the variance that independent draws would have had."""
     own = rows[rows["quantity"] == "variance"].astype({"batch": int, "draws": int, "step": int})
-    factor = own["expected"] * own["batch"] / own.merge(scales(rows), on=["trial", "step"])["noise_trace_y"].to_numpy()
+    factor = (
+        own["expected"] * own["batch"] / own.merge(scales(rows), on=["trial", "step"], how="left")["noise_trace_y"].to_numpy()
+    )
     return own.assign(independent=own["variance"] / factor)
 
 

@@ -103,6 +103,8 @@ def loop_over_the_loader(results: Results) -> ClaimResult:
 def update_over_n(results: Results) -> ClaimResult:
     """A16: compares the first update over N at a fixed micro-batch, divided and undivided."""
     rows = results.study("update_size")
+    if rows.empty:
+        return undecided("It takes SGD and Adam.", 0)
     own = rows.set_index(["trial", "optimizer", "accumulation_steps", "arm"])["first_update"].unstack()
     own = own[own.index.get_level_values("accumulation_steps") > 1].reset_index()
     plain, adam = own[own["optimizer"].isin(["sgd", "momentum"])], own[own["optimizer"] == "adam"]

@@ -358,6 +358,9 @@ def _check_bounds(config: TrialConfig) -> None:
 
 def _check_workload(config: TrialConfig) -> None:
     workload = config.workload
+    scheme, is_address, _ = (config.data.root or "").partition("://")
+    if is_address:  # which may hold a password, and settings are stored, logged and shown: not even here
+        raise ConfigError("data.root", f"{scheme}://...", "a local folder, never an address")
     if (workload.model == Model.transformer) != (workload.data == Data.text):
         raise ConfigError("workload.model", workload.model, f"a model for {workload.data} data")
     if workload.data == Data.text and config.norm not in (Norm.layer, Norm.none):

@@ -31,6 +31,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from harness.config import ConfigError, HarnessConfig, TrialConfig, validate
+from harness.results.record import keep_others_out
 from harness.sweep import experiment
 
 BAD_INPUT = 2  # exit code, as argparse has it
@@ -54,6 +55,7 @@ def main() -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     sys.argv[0] = "python -m harness"  # the name in usage messages
     register_schema()
+    keep_others_out()
     try:
         hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(_run_composed)()
     except _Stop as stop:

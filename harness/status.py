@@ -12,6 +12,7 @@ from pathlib import Path
 
 from harness.processes import run_command
 from harness.results import sweeps
+from harness.results.record import in_one_line, told
 from harness.results.store import State, Status, Store
 from harness.sweep.progress import clock
 
@@ -39,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{options.results}: no trials", file=sys.stderr)
         return 1
     for line in lines(found, asked, time.time()):
+        print(in_one_line(line))
+    for line in told(list(Store(options.results).foreign()), "not of this store, left alone"):
         print(line)
     return 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -93,47 +94,49 @@ def results(tmp_path: Path) -> Path:
     return tmp_path / "results"
 
 
-@pytest.fixture
-def make_trial(results: Path) -> MakeTrial:
+def store_trial(
+    results: Path,
+    *,
+    norm: str = "none",
+    optimizer: str = "adam",
+    precision: str = "float32",
+    seed: int = 0,
+    experiment: str = "equivalence",
+    change: dict[tuple[str, int], dict[str, Any]] | None = None,
+    seconds: Any = None,
+    faults: dict[str, bool] | None = None,
+    losses: dict[str, list[float]] | None = None,
+    split: str = "even",
+    device: str = "cpu",
+) -> str:
     """Store one finished trial and give its name; `change` maps an arm's (name, N) to columns that are to be otherwise.
 
     `faults`: arms that are wrong on purpose, and whether that changes anything; `losses`: of such arms, relative to the correct
     arm's.
     """
+    config = TrialConfig(
+        experiment=experiment, norm=Norm(norm), optimizer=OptimizerConfig(name=OptimizerName(optimizer)),
+        precision=Precision(precision), seed=seed, accumulation_steps=(2, 4),
+        split=Split(split),
+    )  # fmt: skip
+    names = [*(("accumulated", n) for n in config.accumulation_steps), ("permuted", 1)]
+    names += [(fault, n) for fault in faults or {} for n in config.accumulation_steps]
+    arms = [arm(config, name, n, shift(seed, n), **(change or {}).get((name, n), {})) for name, n in names]
+    with Store(results).open_trial(experiment, identity(config), to_dict(config)) as writer:
+        for row in step_rows(config, losses or {}):
+            writer.add(row)
+        reference = {"final_loss": 0.5, "tail_loss": 0.5, "held_out_loss": 0.5, "held_out_accuracy": 0.9}
+        environment = {"python": "3.11.7", "device": device, "packages": {"torch": "2.13.0"}}
+        phases = {"algebra": 1.0, "training": 2.5} if seconds is None else seconds
+        summary = {"reference": reference, "nulls": [], "environment": environment, "seconds": phases}
+        writer.finish({**summary, "arms": arms, "faults": faults or {}})
+    return identity(config)
 
-    def make(
-        *,
-        norm: str = "none",
-        optimizer: str = "adam",
-        precision: str = "float32",
-        seed: int = 0,
-        experiment: str = "equivalence",
-        change: dict[tuple[str, int], dict[str, Any]] | None = None,
-        seconds: Any = None,
-        faults: dict[str, bool] | None = None,
-        losses: dict[str, list[float]] | None = None,
-        split: str = "even",
-        device: str = "cpu",
-    ) -> str:
-        config = TrialConfig(
-            experiment=experiment, norm=Norm(norm), optimizer=OptimizerConfig(name=OptimizerName(optimizer)),
-            precision=Precision(precision), seed=seed, accumulation_steps=(2, 4),
-            split=Split(split),
-        )  # fmt: skip
-        names = [*(("accumulated", n) for n in config.accumulation_steps), ("permuted", 1)]
-        names += [(fault, n) for fault in faults or {} for n in config.accumulation_steps]
-        arms = [arm(config, name, n, shift(seed, n), **(change or {}).get((name, n), {})) for name, n in names]
-        with Store(results).open_trial(experiment, identity(config), to_dict(config)) as writer:
-            for row in step_rows(config, losses or {}):
-                writer.add(row)
-            reference = {"final_loss": 0.5, "tail_loss": 0.5, "held_out_loss": 0.5, "held_out_accuracy": 0.9}
-            environment = {"python": "3.11.7", "device": device, "packages": {"torch": "2.13.0"}}
-            phases = {"algebra": 1.0, "training": 2.5} if seconds is None else seconds
-            summary = {"reference": reference, "nulls": [], "environment": environment, "seconds": phases}
-            writer.finish({**summary, "arms": arms, "faults": faults or {}})
-        return identity(config)
 
-    return make
+@pytest.fixture
+def make_trial(results: Path) -> MakeTrial:
+    """`store_trial` into `results`."""
+    return partial(store_trial, results)
 
 
 @pytest.fixture

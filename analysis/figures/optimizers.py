@@ -9,9 +9,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter
 
 from analysis.figures.common import WIDTH
-from analysis.figures.style import BLUE, GREEN, GREY, INK, ORANGE, SERIES, VERMILLION, log_axis, new_figure, style
+from analysis.figures.style import BLUE, GREEN, GREY, INK, ORANGE, SERIES, VERMILLION, log_axis, new_figure, power_of_two, style
 from analysis.tables import OPTIMIZERS
 from harness.judge import statistics
 from harness.judge.cause import Cause
@@ -78,7 +79,6 @@ def figure_memory(memory: pd.DataFrame) -> Figure:
     panels = [
         (optimizer, entry, own[own["trial"] == own["trial"].iloc[0]])
         for (optimizer, entry), own in chosen.groupby(["optimizer", "entry"])
-        if optimizer != "nesterov"  # whose buffer is momentum's
     ]
     panels.sort(key=lambda panel: (OPTIMIZERS.index(panel[0]), panel[1]))
     with style():
@@ -154,11 +154,18 @@ def figure_second_moment(rows: pd.DataFrame) -> Figure:
         axes = figure.subplots()
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(FuncFormatter(power_of_two))
         ends = [1.0, 1.1 * float(rows["ratio"].max())]
         axes.plot(ends, ends, color=GREY, linewidth=0.9, linestyle=(0, (4, 3)))
         for place, (num, own) in enumerate(rows.groupby("accumulation_steps")):
             axes.plot(
-                own["predicted_without_replacement"], own["ratio"], "o", color=SERIES[place], markersize=5, label=f"N = {num}"
+                own["predicted_without_replacement"],
+                own["ratio"],
+                "o",
+                color=SERIES[place % len(SERIES)],
+                markersize=5,
+                label=f"N = {num}",
             )
         axes.set(xlabel="predicted from per-sample gradients", ylabel="measured")
         axes.legend()

@@ -20,9 +20,11 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 # Okabe and Ito's palette.
 BLUE, ORANGE, GREEN, VERMILLION, INK, GREY, BAND = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#22272e", "#7a828c", "#c9ced6"
 SERIES = (BLUE, ORANGE, GREEN, VERMILLION, "#CC79A7", "#56B4E9")
+_NO_XML = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]|\xef\xbf[\xbe\xbf]")  # characters that a file of XML cannot hold
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text: sharp, searchable, in the reader's font
+    "text.parse_math": False,  # a name with dollars is a name
     "svg.hashsalt": "accumulation-harness",
     "font.size": 9.0,
     "font.family": "sans-serif",
@@ -62,7 +64,7 @@ def to_svg(figure: Figure) -> bytes:
     target = io.BytesIO()
     with style():
         figure.savefig(target, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    return target.getvalue()
+    return _NO_XML.sub("\N{REPLACEMENT CHARACTER}".encode(), target.getvalue())
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def inline(svg: bytes, prefix: str, alt: str) -> str:
     text = svg.decode()
     text = text[text.index("<svg") :]
     text = re.sub(r'\bid="', f'id="{prefix}-', text)
-    text = re.sub(r'(xlink:href="#|url\(#)', rf"\1{prefix}-", text)
+    text = re.sub(r'(xlink:href="#|url\(#)', rf"\g<1>{prefix}-", text)
     head, _, body = text.partition(">")
     head = re.sub(r'\s(width|height)="[^"]*"', "", head)
     return f'{head} role="img" aria-label="{_escaped(alt)}">{body}'
@@ -112,6 +114,11 @@ def power_of_ten(value: float, _position: int | None = None) -> str:
         return "0"
     exponent = str(round(math.log10(abs(value)))).translate(_SUPERSCRIPT)
     return f"{'-' if value < 0 else ''}10{exponent}"
+
+
+def power_of_two(value: float, _position: int | None = None) -> str:
+    """2⁻⁶."""
+    return f"2{str(round(math.log2(value))).translate(_SUPERSCRIPT)}"
 
 
 def steps_axis(axes: Axes, values: Sequence[int]) -> None:

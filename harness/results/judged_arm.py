@@ -9,10 +9,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from functools import cache
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Self, TypeVar, get_args, get_origin, get_type_hints
 
-from harness.config import TrialConfig, identity
-from harness.judge.verdict import Algebra, Evidence, Rounding, Trajectory, Verdict
+from harness.config import Precision, TrialConfig, identity
+from harness.judge.verdict import Algebra, Evidence, Outcome, Rounding, Trajectory, Verdict
 from harness.results.arm_name import ArmName
 
 if TYPE_CHECKING:
@@ -22,7 +24,11 @@ Fields = TypeVar("Fields", bound="DataclassInstance")
 
 
 class FieldError(ValueError):
-    """A stored record that lacks a field or has one that this version does not know; the message names them."""
+    """A stored record that lacks a field, or has one that this version does not know or cannot take; the message names it."""
+
+
+# What a field of a dataclass may be in JSON, exactly: a truth value is no number there.
+_STORED = {float: (float, int), int: (int,), str: (str,), bool: (bool,), type(None): (type(None),), tuple: (list, tuple)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +95,7 @@ class Ending:
     held_out_accuracy: float
 
 
+_VERDICTS, _PRECISIONS = (tuple(map(str, kind)) for kind in (Outcome, Precision))
 VERDICT_COLUMNS = tuple(field.name for field in dataclasses.fields(VerdictRow))
 OUTCOMES = tuple(field.name for field in dataclasses.fields(Ending))
 
@@ -121,9 +128,13 @@ class StoredArm:
         )
         [explanations] = members(signature, "evidence.signature", ("explanations",))
         columns = {name: value for name, value in stored.items() if name not in ("reasons", "evidence", "outcome")}
+        row = restored(VerdictRow, columns, "arm")
+        for name, value, known in (("verdict", row.verdict, _VERDICTS), ("precision", row.precision, _PRECISIONS)):
+            if value not in known:
+                raise FieldError(f"arm: {name}={value}, expected one of {', '.join(known)}")
         return cls(
-            row=restored(VerdictRow, columns, "arm"),
-            reasons=reasons,
+            row=row,
+            reasons=[str(reason) for reason in reasons],
             algebra=restored(Algebra, algebra, "evidence.algebra"),
             rounding=restored(Rounding, rounding, "evidence.rounding"),
             trajectory=restored(Trajectory, trajectory, "evidence.trajectory"),
@@ -151,6 +162,26 @@ def restored(kind: type[Fields], stored: Mapping[str, Any], where: str) -> Field
         if told:
             raise FieldError(f"{where}: {' and '.join(told)}")
         stored = {**defaults, **stored}
+    kinds = tuple(map(type, map(stored.__getitem__, fields)))
+    if kinds not in _seen(kind):
+        for name, found, admitted in zip(fields, kinds, _admitted(kind), strict=True):
+            if not any(found is one or (found is not bool and issubclass(found, one)) for one in admitted):
+                raise FieldError(f"{where}: {name}={stored[name]!r}, expected {admitted[0].__name__}")
+        _seen(kind).add(kinds)
     made = object.__new__(kind)
     vars(made).update(stored)  # a frozen dataclass's own __init__ takes five times as long, which a store of 10,000 trials shows
     return made
+
+
+@cache
+def _admitted(kind: type[DataclassInstance]) -> list[tuple[type, ...]]:
+    """What each field may be in JSON, in the order of the fields."""
+    hints = get_type_hints(kind)
+    unions = [get_args(hint) if isinstance(hint, UnionType) else (hint,) for hint in map(hints.get, kind.__dataclass_fields__)]
+    return [tuple(one for part in union for one in _STORED[get_origin(part) or part]) for union in unions]
+
+
+@cache
+def _seen(kind: type[DataclassInstance]) -> set[tuple[type, ...]]:
+    """The types of the fields of records that passed: nearly all records of a store have the same."""
+    return set()

@@ -6,18 +6,24 @@ change of the file shows; `steps_sha256` is the checksum of the `steps.parquet` 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+import re
 import secrets
+import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 FORMAT = 1
 PARTIAL = ".partial"  # suffix of a file that is being written aside, after a number that no other writer has
+FILE_MODE, FOLDER_MODE = 0o664, 0o775  # less what the umask takes away: never writable by everybody, whatever the umask
+MOST_TOLD = 10  # lines about things of one kind
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class StoreError(RuntimeError):
@@ -39,11 +45,25 @@ class StoredTrial:
     record: dict[str, Any] = field(repr=False)  # the whole file, with whatever else the engine put into it
 
 
+def read_file(path: Path) -> bytes:
+    """Content of a regular file. OSError for anything else, at once: a pipe would wait, a device may have no end."""
+    if not stat.S_ISREG(os.lstat(path).st_mode):
+        raise OSError(errno.EINVAL, "Not a regular file", str(path))
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        return file.read()
+
+
+def keep_others_out() -> None:
+    """Where the umask lets everybody write what this process and its children create, leave that to their user alone."""
+    if (mask := os.umask(0o022)) & 0o002:
+        os.umask(mask)
+
+
 def write_atomically(path: Path, content: bytes) -> None:
     """Write aside, sync, and move into place: readers see the old file or the new one, also after a loss of power. OSError."""
     aside = path.with_name(f"{path.name}.{secrets.randbits(48)}{PARTIAL}")  # processes in two containers may have one number
     try:
-        with open(aside, "wb") as file:
+        with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE), "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -68,7 +88,7 @@ def read_trial(folder: Path) -> StoredTrial:
     """Read `trial.json`; FileNotFoundError when there is none, StoreError when it is not what was written."""
     path = folder / "trial.json"
     try:
-        content = path.read_bytes()
+        content = read_file(path)
     except FileNotFoundError:
         raise
     except NotADirectoryError as error:
@@ -78,23 +98,28 @@ def read_trial(folder: Path) -> StoredTrial:
     first, _, body = content.partition(b"\n")
     if first != _first_line(body):
         raise StoreError(f"{path}: checksum does not match its content")
-    record = json.loads(content)
-    if record["format"] != FORMAT:
-        raise StoreError(f"{path}: format {record['format']}, this version reads {FORMAT}")
-    if (record["experiment"], record["trial"]) != (folder.parent.name, folder.name):
-        raise StoreError(f"{path}: belongs to {record['experiment']}/{record['trial']}")
-    named = {name: record[name] for name in ("experiment", "trial", "config", "arms", "environment", "seconds")}
-    return StoredTrial(folder=folder, num_rows=record["steps"], record=record, **named)
+    try:
+        record = json.loads(content)
+        if record["format"] != FORMAT:
+            raise StoreError(f"{path}: format {record['format']}, this version reads {FORMAT}")
+        if (record["experiment"], record["trial"]) != (folder.parent.name, folder.name):
+            raise StoreError(f"{path}: belongs to {record['experiment']}/{record['trial']}")
+        if _SURROGATE.search(content):  # halves of characters, which can be written nowhere
+            json.dumps(record, ensure_ascii=False).encode()
+        named = {name: record[name] for name in ("experiment", "trial", "config", "arms", "environment", "seconds")}
+        return StoredTrial(folder=folder, num_rows=record["steps"], record=record, **named)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:  # whole, and not written by this engine
+        raise StoreError(f"{path}: is no record of a trial ({type(error).__name__}: {error})") from error
 
 
 def read_steps(trial: StoredTrial) -> bytes:
     """Content of `steps.parquet`; StoreError when it is not the one that was written with `trial.json`."""
     path = trial.folder / "steps.parquet"
     try:
-        content = path.read_bytes()
+        content = read_file(path)
     except OSError as error:
         raise StoreError(f"{path}: {error.strerror}") from error
-    if hashlib.sha256(content).hexdigest() != trial.record["steps_sha256"]:
+    if hashlib.sha256(content).hexdigest() != trial.record.get("steps_sha256"):
         raise StoreError(f"{path}: checksum does not match trial.json")
     return content
 
@@ -121,6 +146,17 @@ def write_failed(folder: Path, error: str) -> None:
         "traceback": error,
     }
     write_atomically(folder / "failed.json", (json.dumps(record, indent=1) + "\n").encode())
+
+
+def in_one_line(text: str) -> str:
+    """The text with line breaks, and whatever else a terminal would obey, spelled out."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
+
+
+def told(findings: Sequence[str], what: str) -> list[str]:
+    """A line for each, after `what` they are; of many, the first and how many more there are."""
+    more = [f"{what}: {len(findings) - MOST_TOLD} more"] if len(findings) > MOST_TOLD else []
+    return [*(f"{what}: {one}" for one in findings[:MOST_TOLD]), *more]
 
 
 def _first_line(body: bytes) -> bytes:

@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.results.record import FILE_MODE, read_file
+
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
@@ -34,7 +36,8 @@ class RowFile:
     def __init__(self, path: Path) -> None:
         self.num_rows = 0
         self._kinds: dict[str, str] = {}
-        self._file = open(path, "xb", buffering=0)  # noqa: SIM115 - closed in `close`
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+        self._file = open(descriptor, "wb", buffering=0)  # noqa: SIM115 - closed in `close`
 
     def append(self, *rows: Row) -> None:
         """All in one write. RowError when a value is no scalar or its column held another type; OSError from the disk."""
@@ -61,7 +64,7 @@ def read_rows(path: Path) -> list[dict[str, Scalar]]:
 
     Any other line that is not a JSON object raises RowError with file and line.
     """
-    *lines, _torn = path.read_bytes().split(b"\n")
+    *lines, _torn = read_file(path).split(b"\n")
     rows = []
     for number, line in enumerate(lines, start=1):
         try:

@@ -17,6 +17,8 @@ Numbers are exact, NaN and the infinities included: rows.py says how.
 
 A trial that was killed starts over: its partial files are replaced. What is damaged or not ours is never deleted or overwritten:
 the folder is renamed to `<trial>.set-aside-<n>` and a `StoreWarning` names the reason.
+
+Nothing is read or written through a link inside the root, and only regular files are opened; `Store.foreign` names the others.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ import stat
 import tempfile
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -42,11 +44,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 from harness.config import ConfigError
 from harness.results.record import (
+    FILE_MODE,
+    FOLDER_MODE,
     FORMAT,
     PARTIAL,
     StoredTrial,
     StoreError,
     damage,
+    in_one_line,
+    read_file,
     read_steps,
     read_trial,
     write_atomically,
@@ -54,6 +60,7 @@ from harness.results.record import (
     write_record,
 )
 from harness.results.rows import Row, RowFile, from_parquet, read_rows, to_parquet
+from harness.results.sweeps import FOLDER
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,9 +71,13 @@ _ATTEMPT = ("steps.jsonl", "steps.parquet", "failed.json")  # what an attempt th
 _FILES = ("config.json", "trial.json", *_ATTEMPT)
 _MIRROR = "wandb"
 _MOST_CLAIMS = 20  # of one trial whose folder is deleted again and again
+_MARKS = ("trial.json", "lock", "failed.json", "config.json")  # one of them is in every folder of a trial
+_ROOT_LOCK = ".lock"
+AUDITS = "audits"  # folder of the root with results of another kind (`harness.audit.released`)
 _RESERVED = ("sha256", "format", "experiment", "trial", "config", "steps", "steps_sha256")
 _PARTIAL = re.compile(rf"(\.\d+)?{re.escape(PARTIAL)}$")
 _SET_ASIDE = re.compile(r"\.set-aside-\d+$")
+_SURROGATE = re.compile("[\ud800-\udfff]")  # stands for a byte of a name that is not in UTF-8
 
 
 class StoreWarning(UserWarning):
@@ -93,14 +104,17 @@ class State(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """Where one trial stands; `detail` is the error of a failed trial or the damage of a damaged one, on one line."""
+    """Where one trial stands; `detail` is the error of a failed trial or the damage of a damaged one, on one line.
+
+    A finished trial whose `steps.parquet` is not the one written is damaged, and `stored` is there all the same.
+    """
 
     experiment: str
     trial: str
     state: State
     folder: Path
     detail: str = ""
-    stored: StoredTrial | None = field(default=None, repr=False)  # of a finished trial
+    stored: StoredTrial | None = field(default=None, repr=False)  # where `trial.json` is good
 
 
 class Store:
@@ -112,14 +126,14 @@ class Store:
     def folder(self, experiment: str, trial: str) -> Path:
         """Where a trial lives; ValueError for a name that is not one plain folder name."""
         for name in (experiment, trial):
-            if not name or name.startswith(".") or "/" in name or "\0" in name or _SET_ASIDE.search(name):
+            if not _is_name(name) or "/" in name or "\0" in name:
                 raise ValueError(f"expected the name of a folder, got {name!r}")
         return self.root / experiment / trial
 
     def check_writable(self) -> None:
         """Raise ConfigError unless files can be made under the root."""
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
+            _make_root(self.root)
             with tempfile.TemporaryFile(dir=self.root) as file:
                 file.write(b"x")
         except OSError as error:
@@ -142,7 +156,7 @@ class Store:
     def finished(self, experiment: str, trial: str) -> bool:
         """Whether the trial has a good `trial.json` and the `steps.parquet` that belongs to it."""
         folder = self.folder(experiment, trial)
-        return (folder / "trial.json").exists() and damage(folder) is None
+        return (folder / "trial.json").exists() and _link_to(folder) is None and damage(folder) is None
 
     def trials(self, experiment: str | None = None) -> Iterator[StoredTrial]:
         """Finished trials in the order of their names, from `trial.json` alone; damaged ones are skipped with a warning."""
@@ -157,12 +171,25 @@ class Store:
     def status(self, experiment: str | None = None) -> Iterator[Status]:
         """Every trial that has a folder, finished or not."""
         for folder in self._folders(experiment):
-            if folder.is_dir() and any((folder / name).exists() for name in ("trial.json", "lock", "failed.json", "config.json")):
+            if _is_trial(folder):
                 yield self._status(folder)
+
+    def foreign(self) -> Iterator[str]:
+        """One line for each link, file or folder that no trial is made of, and for what cannot be read; all are left alone."""
+        if self.root.exists() and not os.access(self.root, os.R_OK | os.X_OK):
+            yield f"{self.root} cannot be read"
+        for experiment in _entries(self.root):
+            if odd := _odd(experiment, files=(_ROOT_LOCK,), folders=(FOLDER,)):
+                yield odd
+            elif experiment.is_dir(follow_symlinks=False) and experiment.name not in (FOLDER, AUDITS):
+                yield from _foreign_trials(experiment)
 
     def steps(self, trial: StoredTrial) -> pd.DataFrame:
         """The step rows of a finished trial, in the order they were written; StoreError when the file is not the one written."""
-        return from_parquet(read_steps(trial))
+        try:
+            return from_parquet(read_steps(trial))
+        except ValueError as error:  # of pyarrow too
+            raise StoreError(f"{trial.folder}/steps.parquet: {error}") from error
 
     def mark_failed(self, experiment: str, trial: str, error: str) -> bool:
         """Write `failed.json` for a trial whose process died; `error` is its last line or whole traceback.
@@ -170,7 +197,9 @@ class Store:
         False, and nothing written, when the trial is finished or another process has taken it up.
         """
         folder = self.folder(experiment, trial)
-        self.root.mkdir(parents=True, exist_ok=True)
+        if _link_to(folder) is not None:
+            return False
+        _make_root(self.root)
         with self._root_lock():
             _make_folder(folder.parent)
             _make_folder(folder)
@@ -188,7 +217,7 @@ class Store:
     @contextmanager
     def _root_lock(self) -> Iterator[None]:
         """Held for moments, while trials are claimed or set aside, so that nobody renames a folder another has just claimed."""
-        descriptor = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = os.open(self.root / _ROOT_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, FILE_MODE)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
@@ -199,7 +228,7 @@ class Store:
         """As `_claim`, again where somebody deletes folders meanwhile."""
         for left in reversed(range(_MOST_CLAIMS)):
             try:
-                self.root.mkdir(parents=True, exist_ok=True)
+                _make_root(self.root)
                 with self._root_lock():
                     return self._claim(folder)
             except (FileNotFoundError, FileExistsError):  # the latter from a folder that was there, and is not any more
@@ -209,11 +238,13 @@ class Store:
 
     def _claim(self, folder: Path) -> int:
         """Lock descriptor of a folder that holds nothing but its lock."""
+        if (link := _link_to(folder)) is not None:
+            raise ConfigError("results", self.root, f"a store without links: {link} leads to {os.readlink(link)}")
         _make_folder(folder.parent)
         _make_folder(folder)
         if _is_no_file(folder / "lock"):
             _set_aside(folder, f"{folder / 'lock'} is not a file of this store")
-            folder.mkdir()
+            folder.mkdir(FOLDER_MODE)
         lock = _try_lock(folder / "lock")
         if lock is None:
             raise TrialTaken(folder, State.running)
@@ -229,37 +260,41 @@ class Store:
         return self._claim(folder)
 
     def _folders(self, experiment: str | None) -> Iterator[Path]:
-        experiments = [self.folder(experiment, "any").parent] if experiment is not None else _names(self.root)
-        for parent in experiments:
-            yield from _names(parent)
+        """The folders that may be trials, in the order of their names."""
+        for parent in _subfolders(self.root):
+            if experiment in (None, parent.name):
+                yield from _subfolders(parent)
 
     def _status(self, folder: Path) -> Status:
         def status(state: State, detail: str = "", stored: StoredTrial | None = None) -> Status:
             names = {"experiment": folder.parent.name, "trial": folder.name}
             return Status(**names, state=state, folder=folder, detail=detail, stored=stored)
 
+        trial = None
         try:
-            return status(State.finished, stored=read_trial(folder))
+            trial = read_trial(folder)
+            read_steps(trial)
+            return status(State.finished, stored=trial)
         except FileNotFoundError:
             pass
         except StoreError as error:
-            return status(State.damaged, str(error))
+            return status(State.damaged, in_one_line(str(error)), trial)
         if self.is_running(folder):
             return status(State.running)
         try:
-            return status(State.failed, str(json.loads((folder / "failed.json").read_bytes())["error"]))
+            return status(State.failed, in_one_line(str(json.loads(read_file(folder / "failed.json"))["error"])))
         except FileNotFoundError:
             return status(State.unfinished)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            return status(State.failed, f"failed.json cannot be read: {error}")
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            return status(State.failed, in_one_line(f"failed.json cannot be read: {error}"))
 
     def is_running(self, folder: Path) -> bool:
         """Whether a process holds the trial's lock."""
-        if not (folder / "lock").exists():
+        if not (folder / "lock").exists() or _is_no_file(folder / "lock") or _is_no_file(self.root / _ROOT_LOCK):
             return False
         # Under the root's lock: else a trial claimed at this moment would take our probe for a running process.
         with suppress(FileNotFoundError), self._root_lock():
-            descriptor = os.open(folder / "lock", os.O_RDWR)
+            descriptor = os.open(folder / "lock", os.O_RDWR | os.O_NOFOLLOW)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return False
@@ -378,7 +413,7 @@ def _clear(folder: Path) -> None:
 def _is_no_file(path: Path) -> bool:
     """Whether something other than a file is at `path`; asked in one call, because another process may remove it at any time."""
     try:
-        return not stat.S_ISREG(path.stat().st_mode)
+        return not stat.S_ISREG(path.lstat().st_mode)
     except FileNotFoundError:
         return False
 
@@ -387,7 +422,14 @@ def _make_folder(path: Path) -> None:
     """A folder at `path`, in place of anything else that was there; the caller holds the root lock."""
     if os.path.lexists(path) and not path.is_dir():
         _set_aside(path, "is not a folder")
-    path.mkdir(exist_ok=True)
+    path.mkdir(FOLDER_MODE, exist_ok=True)
+
+
+def _make_root(path: Path) -> None:
+    """The folder of a store, with those above it."""
+    if not path.is_dir():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(FOLDER_MODE, exist_ok=True)
 
 
 def _set_aside(path: Path, reason: str) -> None:
@@ -402,7 +444,7 @@ def _set_aside(path: Path, reason: str) -> None:
 def _try_lock(path: Path) -> int | None:
     """Descriptor that holds the lock, or None when another process holds it."""
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, FILE_MODE)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -435,12 +477,61 @@ def _explained(error: OSError, path: Path) -> StoreError:
     return StoreError(f"{path}: cannot be written ({error.strerror})")
 
 
-def _names(folder: Path) -> Iterator[Path]:
-    """Entries that may be ours, in the order of their names; nothing when the folder is not there."""
-    try:
-        names = sorted(os.listdir(folder))
-    except (FileNotFoundError, NotADirectoryError):
+def _link_to(folder: Path) -> Path | None:
+    """The trial's folder or that of its experiment, where it is a link."""
+    return next((path for path in (folder.parent, folder) if path.is_symlink()), None)
+
+
+def _is_trial(folder: Path) -> bool:
+    return any((folder / name).exists() for name in _MARKS)
+
+
+def _is_name(name: str) -> bool:
+    """Whether an experiment or a trial may have this name: not hidden, not set aside, and in UTF-8."""
+    return bool(name) and not name.startswith(".") and not _SET_ASIDE.search(name) and not _SURROGATE.search(name)
+
+
+def _foreign_trials(experiment: os.DirEntry[str]) -> Iterator[str]:
+    """What `Store.foreign` says of the folder of an experiment."""
+    trials = _entries(experiment)
+    folders = {trial.name for trial in trials if trial.is_dir(follow_symlinks=False) and _is_trial(Path(trial.path))}
+    if not folders:
+        why = "holds no trial" if os.access(experiment, os.R_OK | os.X_OK) else "cannot be read"
+        yield in_one_line(f"{experiment.path} {why}")
         return
-    for name in names:
-        if not name.startswith(".") and not _SET_ASIDE.search(name):
-            yield folder / name
+    for trial in trials:
+        inside = _entries(trial) if trial.name in folders else []
+        odds = [_odd(entry, files=("lock", *_FILES), folders=(_MIRROR,), others=False) for entry in inside]
+        yield from filter(None, odds if trial.name in folders else [_odd(trial, others=False)])
+
+
+def _odd(entry: os.DirEntry[str], files: Sequence[str] = (), folders: Sequence[str] = (), *, others: bool = True) -> str | None:
+    """What is wrong with an entry of a folder that has these files and folders, and other folders or none; None: nothing."""
+    name = _PARTIAL.sub("", entry.name)
+    if not _is_name(name) and name not in (*files, *folders):
+        return in_one_line(f"{entry.path} has a name that is not in UTF-8") if _SURROGATE.search(name) else None
+    expected = "a file" if name in files else "a folder" if name in folders else None
+    if entry.is_symlink():
+        found = "a link"
+    elif entry.is_dir(follow_symlinks=False):
+        found = "a folder"
+    else:
+        found = "a file" if entry.is_file(follow_symlinks=False) else "a special file"
+    is_fine = found == expected if expected else found == "a folder" and others
+    return None if is_fine else in_one_line(f"{entry.path} is {found}" + (f", not {expected}" if expected else ""))
+
+
+def _entries(folder: Path | os.DirEntry[str]) -> list[os.DirEntry[str]]:
+    """What is in a folder, by name; nothing when it is not there or not for us to read."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return []
+
+
+def _subfolders(folder: Path) -> Iterator[Path]:
+    """The folders in it that may be ours, in the order of their names."""
+    for entry in _entries(folder):
+        if _is_name(entry.name) and entry.is_dir(follow_symlinks=False):
+            yield folder / entry.name

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.results.record import write_atomically
+from harness.results.record import FOLDER_MODE, read_file, write_atomically
 
 FOLDER = ".sweeps"
 
@@ -30,14 +31,16 @@ class Sweep:
 def announce(root: Path, trials: Sequence[str]) -> None:
     """Write down the trials of a sweep that starts now; the same trials again replace their own note.
 
-    There is none where it cannot be written, as when somebody deletes the folder at this moment.
+    There is none where it cannot be written, as when somebody deletes the folder at this moment, or has a link in its place.
     """
     folder = root / FOLDER
     name = hashlib.sha256("\n".join(sorted(trials)).encode()).hexdigest()[:16]
     content = {"trials": list(trials), "started": time.time()}
     with suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / f"{name}.json", (json.dumps(content) + "\n").encode())
+        root.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(FOLDER_MODE, exist_ok=True)
+        if not folder.is_symlink():
+            write_atomically(folder / f"{name}.json", (json.dumps(content) + "\n").encode())
 
 
 def announced(root: Path) -> list[Sweep]:
@@ -51,8 +54,10 @@ def announced(root: Path) -> list[Sweep]:
         if not name.endswith(".json"):
             continue
         try:
-            content = json.loads((root / FOLDER / name).read_bytes())
-            found.append(Sweep(tuple(map(str, content["trials"])), float(content["started"])))
-        except (OSError, ValueError, KeyError, TypeError):
+            content = json.loads(read_file(root / FOLDER / name))
+            sweep = Sweep(tuple(map(str, content["trials"])), float(content["started"]))
+            if math.isfinite(sweep.started):
+                found.append(sweep)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             continue
     return sorted(found, key=lambda sweep: sweep.started)

@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import math
 import os
+import struct
 import subprocess
 import sys
 import tempfile
 import time
 import warnings
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from harness.config import ConfigError, TrackingConfig, TrackingMode
+from harness.results.record import read_file
 
 if TYPE_CHECKING:
     import wandb
@@ -47,6 +50,10 @@ except Exception as error:
 
 class TrackingWarning(UserWarning):
     """Something was not mirrored to W&B; the store is not affected."""
+
+
+class LogError(ValueError):
+    """A W&B log that is not as it was written; the message names the file and the place."""
 
 
 def check(config: TrackingConfig) -> None:
@@ -160,7 +167,10 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class MirroredRun:
-    """A run read back: `rows` are the logged metrics with `step`; `summary` also holds the last value of each metric."""
+    """A run read back: `rows` are the logged metrics with `step`; `summary` also holds the last value of each metric.
+
+    `ended`: whether it was closed. If not, its process was killed or still writes, and what came last may be missing.
+    """
 
     name: str
     group: str
@@ -168,18 +178,21 @@ class MirroredRun:
     config: dict[str, Any]
     rows: list[dict[str, float]]
     summary: dict[str, Any]
+    ended: bool = True
 
 
 def read_offline(path: Path) -> MirroredRun:
     """Read the one `.wandb` log at or under `path`, also of a run that was killed; ValueError when there is not exactly one.
 
-    Numbers are those that were logged, except that -0.0 reads as 0.0.
+    Numbers are those that were logged, except that -0.0 reads as 0.0. The log is read whole, or refused with a LogError.
     """
-    logs = [path] if path.is_file() else sorted(path.rglob("*.wandb"))
+    logs = sorted(path.rglob("*.wandb")) if path.is_dir() else [path]
     if len(logs) != 1:
         raise ValueError(f"expected one .wandb file under {path}, got {len(logs)}")
-    records = _inspect(logs[0])
-    run = next(record["run"] for record in records if record["type"] == "run")
+    records = _inspect(logs[0], at_least=_num_records(logs[0]))
+    run = next((record["run"] for record in records if record["type"] == "run"), None)
+    if run is None:
+        raise LogError(f"{logs[0]}: it ends before the run is named")
     summary: dict[str, Any] = {}
     for record in records:
         if record["type"] == "summary":
@@ -191,6 +204,7 @@ def read_offline(path: Path) -> MirroredRun:
         config=_own(_parsed(run["config"]["update"])),
         rows=[_row(record["history"]) for record in records if record["type"] == "history"],
         summary=_own(summary),
+        ended=records[-1]["type"] == "exit",
     )
 
 
@@ -258,14 +272,58 @@ def _init(
     )
 
 
-def _inspect(log: Path) -> list[dict[str, Any]]:
-    """The records of a `.wandb` file."""
+_BLOCK, _HEADER = 32768, struct.Struct("<IHB")  # LevelDB's log format: CRC-32, length and type of each piece of a record
+_FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+_MAGIC = b":W&B\xe1\xbe\x00"
+
+
+def _num_records(log: Path) -> int:
+    """How many records are whole. LogError where a checksum does not hold or a piece is out of place.
+
+    Only the last record may be cut, as a killed process leaves it. wandb's own reader passes over what it cannot read.
+    """
+    try:
+        content = memoryview(read_file(log))
+    except OSError as error:
+        raise LogError(f"{log}: {error.strerror}") from error
+    if content[: len(_MAGIC)] != _MAGIC[: len(content)]:
+        raise LogError(f"{log}: not a W&B log")
+    place, number, is_open = len(_MAGIC), 0, False
+    while place < len(content):
+        left = _BLOCK - place % _BLOCK
+        if left < _HEADER.size:  # too little for a piece: the rest of a block is zeros
+            if any(content[place : place + left]):
+                raise LogError(f"{log}: damaged at byte {place}")
+            place += left
+            continue
+        piece = content[place + _HEADER.size : place + left]
+        if len(content) < place + _HEADER.size:
+            break
+        checksum, length, kind = _HEADER.unpack_from(content, place)
+        if length > len(piece) and place + left > len(content):
+            break
+        fits = length <= len(piece) and kind in ((_MIDDLE, _LAST) if is_open else (_FULL, _FIRST))
+        if not fits or zlib.crc32(piece[:length], zlib.crc32(bytes([kind]))) != checksum:
+            raise LogError(f"{log}: damaged at byte {place}")
+        is_open = kind in (_FIRST, _MIDDLE)
+        number += not is_open
+        place += _HEADER.size + length
+    return number
+
+
+def _inspect(log: Path, at_least: int) -> list[dict[str, Any]]:
+    """The records of a `.wandb` file, in which so many are whole; LogError where they are not all there."""
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(log.resolve())]
     with tempfile.TemporaryDirectory() as scratch:  # wandb's commands leave a log folder where they are called
-        output = subprocess.run(
-            command, env=_environment(), cwd=scratch, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True
-        ).stdout
-    return [json.loads(line) for line in output.splitlines()]
+        done = subprocess.run(
+            command, env=_environment(), cwd=scratch, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
+    if done.returncode != 0:
+        raise LogError(f"{log}: wandb cannot read it ({(done.stderr.strip().splitlines() or ['no reason given'])[-1]})")
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    if len(records) < at_least or [record.get("num") for record in records] != list(range(1, 1 + len(records))):
+        raise LogError(f"{log}: its records are not in their order, or not all there")
+    return records
 
 
 def _environment() -> dict[str, str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import math
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,13 @@ import torch
 from torch import Tensor
 
 from harness.config import ConfigError
+from harness.workloads.files import read_data
 from harness.workloads.images import NUM_CLASSES, ImageSet
 
 SHAPE = (3, 32, 32)
 PIXELS = math.prod(SHAPE)
+MAX_INSTRUCTIONS = 1_000_000  # of a pickle; CIFAR-10's have 50,000
+MAX_BYTES = 100_000_000  # of a file, three times CIFAR-10's
 MAX_HELD_OUT = 1000  # of the 10,000 test images, the first: enough to compare arms, quick enough to do it often
 TRAIN_FILES = tuple(f"data_batch_{i}" for i in range(1, 6))
 TEST_FILE = "test_batch"
@@ -60,9 +65,9 @@ def _read_file(root: str, name: str) -> tuple[Tensor, Tensor]:
 
 
 def _unpickle(root: str, file: Path) -> dict[str, Any]:
+    stored = io.BytesIO(read_data(root, file, MAX_BYTES))
     try:
-        with file.open("rb") as stream:
-            content = RestrictedUnpickler(stream, encoding="bytes").load()
+        content = RestrictedUnpickler(stored).load()
     # A damaged pickle can raise nearly anything: opcodes work on whatever lies on the stack.
     except Exception as error:
         raise ConfigError("data.root", root, f"an undamaged CIFAR-10 pickle in {file.name} ({error})") from error
@@ -115,8 +120,28 @@ ADMITTED: dict[tuple[str, str], Any] = {
 }
 
 
-class RestrictedUnpickler(pickle.Unpickler):
-    """Admits what a pickled byte array needs, each name replaced by a stand-in above, so that no imported code runs."""
+class BoundedInstructions(dict[int, Callable[[Any], None]]):
+    """The instructions of a pickle, of which MAX_INSTRUCTIONS can be looked up."""
+
+    left = MAX_INSTRUCTIONS
+
+    def __getitem__(self, code: int) -> Callable[[Any], None]:
+        self.left -= 1
+        if self.left < 0:
+            raise pickle.UnpicklingError(f"more than {MAX_INSTRUCTIONS:,} instructions")
+        return super().__getitem__(code)
+
+
+class RestrictedUnpickler(pickle._Unpickler):
+    """Admits what a pickled byte array needs, each name replaced by a stand-in above, so that no imported code runs.
+
+    The one in Python: the one in C makes room up to the largest index of its memo, and 12 bytes can ask for 32 GB. A byte can
+    also be an empty container of 200: so the number of instructions has a bound.
+    """
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, encoding="bytes")
+        self.dispatch = BoundedInstructions(pickle._Unpickler.dispatch)  # type: ignore[misc] # each its own count
 
     def find_class(self, module: str, name: str) -> Any:
         """The stand-in of an admitted name; `UnpicklingError` for any other."""

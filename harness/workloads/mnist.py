@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import struct
 import zlib
 from pathlib import Path
@@ -12,11 +13,13 @@ import torch
 from torch import Tensor
 
 from harness.config import ConfigError
+from harness.workloads.files import read_data
 from harness.workloads.images import NUM_CLASSES, ImageSet
 
 SIDE = 28
 MAX_HELD_OUT = 1000  # of the 10,000 test images, the first: enough to compare arms, quick enough to do it often
 IMAGES_MAGIC, LABELS_MAGIC = 0x0803, 0x0801  # unsigned bytes in three and in one dimension
+MAX_IMAGES = 200_000  # of a file, three times MNIST's; a gzipped file is not unpacked beyond
 
 
 def read_mnist(root: str) -> ImageSet:
@@ -68,10 +71,16 @@ def _find(root: str, stem: str, dimensions: int) -> Path:
 
 def _read_idx(root: str, file: Path, magic: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
     """Unsigned bytes in the shape that the header gives: magic number, one size per dimension (big-endian int32), bytes."""
-    try:
-        content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:
-        raise ConfigError("data.root", root, f"a readable {file.name} ({error})") from error
+    most = 16 + MAX_IMAGES * (SIDE * SIDE if magic == IMAGES_MAGIC else 1)
+    content = read_data(root, file, most)
+    if file.suffix == ".gz":
+        try:
+            with gzip.GzipFile(fileobj=io.BytesIO(content)) as stream:
+                content = stream.read(most + 1)
+        except (OSError, EOFError, zlib.error) as error:
+            raise ConfigError("data.root", root, f"a readable {file.name} ({error})") from error
+    if len(content) > most:
+        raise ConfigError("data.root", root, f"at most {most:,} bytes in {file.name} when unpacked")
     dimensions = magic & 0xFF
     header = 4 * (1 + dimensions)
     if len(content) < header:

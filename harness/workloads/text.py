@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +14,13 @@ from torch import Tensor, nn
 
 from harness.config import ConfigError
 from harness.workloads import Batch, Workload
+from harness.workloads.files import read_data
 
 PADDING = 0  # index in the vocabulary; no character has it
 IGNORED = -100  # target at padded positions
 MIN_CHARACTERS, MAX_CHARACTERS = 4, 32
 MAX_TRAIN, MAX_HELD_OUT = 2000, 300
+MAX_BYTES = 100_000_000  # of all files together
 PERMUTATION_SEED = 20240601  # of the split; never a trial's seed: all trials train on the same samples
 
 
@@ -72,11 +75,14 @@ def folder_text(root: str) -> str:
     files = sorted(Path(root).glob("*.txt"))
     if not files:
         raise ConfigError("data.root", root, "a folder with at least one *.txt file")
-    texts = []
+    texts, left = [], MAX_BYTES
     for file in files:
+        content = read_data(root, file, left)
+        left -= len(content)
         try:
-            texts.append(file.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
+            # Every kind of line break becomes a newline, as in a file that is opened as text.
+            texts.append(io.TextIOWrapper(io.BytesIO(content), encoding="utf-8").read())
+        except UnicodeDecodeError as error:
             raise ConfigError("data.root", root, f"UTF-8 text in {file.name} ({error})") from error
     return "\n\n".join(texts)
 

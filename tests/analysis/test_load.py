@@ -13,6 +13,7 @@ from analysis import load
 from harness.results.judged_arm import OUTCOMES, VERDICT_COLUMNS
 from harness.results.record import read_trial, write_record
 from harness.results.store import Store
+from harness.results.tracking import TrackingWarning
 
 
 def test_one_row_per_trial_and_arm(results: Path, grid: list[str]) -> None:
@@ -177,3 +178,27 @@ def test_wandb_gives_the_steps_that_the_store_gives(mirrored: Path) -> None:
     frames = [frame.sort_values(order, ignore_index=True)[list(load.STEP_COLUMNS)] for frame in (logged, stored)]
     pd.testing.assert_frame_equal(*frames, check_exact=True)
     assert set(logged["arm"]) >= {"full", "accumulated", "null", "ulp", "scale@1e-3"}
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        ({"precision": "float8"}, "precision=float8, expected one of float64, float32, float16, bfloat16"),
+        ({"algebra_error": "1e-16"}, "algebra_error='1e-16', expected float"),
+        ({"explained": 1}, "explained=1, expected bool"),
+        ({"experiment": "another"}, "belongs to another/"),
+    ],
+)
+def test_a_field_of_an_odd_kind_is_named(results: Path, make_trial, columns: dict[str, object], told: str) -> None:
+    good, other = make_trial(), make_trial(seed=1, change={("accumulated", 2): columns})
+    found = load.read(results)
+    assert set(found.arms["trial"]) == {good}
+    [missing] = found.missing
+    assert (missing.trial, missing.state) == (other, "damaged")
+    assert told in missing.detail
+
+
+def test_logs_that_are_not_whole_are_left_out_by_name(tmp_path: Path) -> None:
+    (tmp_path / "run.wandb").write_bytes(b"no log")
+    with pytest.warns(TrackingWarning, match=r"left out: .*run\.wandb: not a W&B log"):
+        assert load.from_wandb(tmp_path).empty

@@ -176,6 +176,28 @@ def test_experiments_without_a_question_are_shown(results: Path, out: Path, make
     assert "single," in (out / "verdicts.csv").read_text()
 
 
+@pytest.mark.parametrize("name", ['1" onload="x', "<script>", "$\\frac{$", "claims", "a" * 200, "=1+1", "tab\tbell\a"])
+def test_a_name_is_text_everywhere(name: str, results: Path, out: Path, make_trial) -> None:
+    make_trial(experiment=name)
+    page = make(results, out)
+    assert name in page.text
+    assert "script" not in page.tags
+    assert len(page.ids) == len(set(page.ids))
+    for path in (out / "figures").iterdir():
+        ElementTree.parse(path)
+        assert re.fullmatch(r"[\w.-]+", path.name)
+
+
+def test_a_part_that_cannot_be_made_says_so_in_its_place(
+    results: Path, out: Path, make_trial, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_trial()
+    monkeypatch.setattr("analysis.sections.figures.figure_algebra", lambda arms: {}["seeds"])
+    text = "(algebra) could not be made from the results that are there: no finished trial has seeds."
+    assert text in make(results, out).text
+    assert "analysis.report: equivalence: the section algebra could not be made" in capsys.readouterr().err
+
+
 def test_one_seed_float64_and_one_n(results: Path, out: Path, make_trial) -> None:
     make_trial(precision="float64", norm="batch")
     assert make(results, out).cells.count("explained") == 2

@@ -146,3 +146,11 @@ def test_vacuity_says_where_nothing_was_tested(results: Path, grid: list[str]) -
     assert table.loc["group", "arms"] == 6
     assert table.loc["group", "unequal"] == 3
     assert table["clipped"].eq(table["arms"]).all()
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@x", "\t=1", "\r=1", "\n=1", "a\r=1", "\uff1d1"])
+def test_no_text_is_a_formula_and_numbers_stay_numbers(text: str) -> None:
+    content = tables.to_csv(pd.DataFrame({"text": [text], "number": [-0.1], "count": [-3]})).decode()
+    _, *rows = csv.reader(io.StringIO(content, newline=""))
+    assert [row[1:] for row in rows] == [["-0.1", "-3"]]
+    assert not rows[0][0].startswith(("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d"))

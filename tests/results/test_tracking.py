@@ -9,6 +9,7 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -23,7 +24,7 @@ import pytest
 
 from harness.config import ConfigError, HarnessConfig, TrackingConfig, TrackingMode, to_dict
 from harness.results import tracking
-from harness.results.tracking import MirroredRun, read_offline
+from harness.results.tracking import LogError, MirroredRun, read_offline
 from tests.results.wandb_stand_in import API_KEY, StandIn, stand_in
 
 ONLINE = TrackingConfig(mode=TrackingMode.online)
@@ -413,3 +414,49 @@ def test_check_without_an_answer(outside: pytest.MonkeyPatch, server: StandIn, s
     else:
         server.kill()
     refused("no answer in 3 s" if seconds == 3 else "Failed to verify credentials|no answer in 15 s")
+
+
+# Damage
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log of several blocks, whole."""
+    folder = tmp_path_factory.mktemp("log")
+    run(folder, {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}, LOG_ALL)
+    (path,) = folder.rglob("*.wandb")
+    return path
+
+
+DAMAGES = {
+    "a bit": lambda log: log[:5000] + bytes([log[5000] ^ 1]) + log[5001:],
+    "a hole": lambda log: log[:9000] + bytes(500) + log[9500:],
+    "a part": lambda log: log[:4000] + log[4500:],
+    "blocks in another order": lambda log: log[32768:65536] + log[:32768] + log[65536:],
+    "no log": lambda log: b"no" + log[2:],
+    "next to nothing": lambda log: log[:7],
+    "no bytes": lambda log: b"",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_log_is_refused(damage: str, log: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run.wandb"
+    path.write_bytes(DAMAGES[damage](log.read_bytes()))
+    with pytest.raises(LogError, match=re.escape(str(path))):
+        read_offline(path)
+
+
+def test_a_log_without_its_end_says_so(log: Path, tmp_path: Path) -> None:
+    assert read_offline(log).ended
+    path = tmp_path / "run.wandb"
+    path.write_bytes(log.read_bytes()[:-100])
+    found = read_offline(path)
+    assert not found.ended
+    same(found.rows, len(found.rows))
+
+
+def test_a_pipe_is_no_log(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "run.wandb")
+    with pytest.raises(LogError, match="regular"):
+        read_offline(tmp_path)
