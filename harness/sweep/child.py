@@ -26,6 +26,7 @@ from typing import NamedTuple
 from harness.config import ConfigError, HarnessConfig, identity
 from harness.processes import die_with_parent, interrupts_blocked
 from harness.results import tracking
+from harness.results.record import keep_others_out
 from harness.results.store import State, Store, StoreWarning, TrialTaken
 
 TrialFunction = Callable[[HarnessConfig], None]
@@ -153,6 +154,7 @@ def _child_main(run: TrialFunction, config: HarnessConfig, threads: int, report:
         os.dup2(output.fileno(), descriptor)
     output.close()
     faulthandler.enable()
+    keep_others_out()  # what wandb writes too; the forkserver may be older than our own umask
     die_with_parent()
     if torch := sys.modules.get("torch"):  # preloaded
         torch.set_num_threads(threads)

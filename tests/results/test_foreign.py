@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from harness.results.record import keep_others_out
 from harness.results.store import State, Store
 from tests.stored_trials import store_trial
 
+ROOT = Path(__file__).parents[2]
 SUMMARY = {"arms": [], "environment": {}, "seconds": 0.0}
 
 
@@ -124,3 +127,12 @@ def test_nobody_else_may_write_what_is_stored(results: Path) -> None:
     finally:
         os.umask(previous)
     assert not any(mode & stat.S_IWOTH for mode in modes)
+
+
+def test_nobody_else_may_write_what_a_command_leaves(tmp_path: Path) -> None:
+    small = ("steps=2", "algebra_steps=2", "effective_batch=8", "accumulation_steps=[2]", "tracking=offline")
+    command = [sys.executable, "-m", "harness", *small, f"results={tmp_path}/results"]
+    subprocess.run(command, umask=0, check=True, capture_output=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    found = {str(path.relative_to(tmp_path)): path.lstat() for path in tmp_path.rglob("*") if not path.is_symlink()}
+    assert any(name.endswith(".wandb") for name in found)
+    assert not [name for name, one in found.items() if one.st_mode & (stat.S_IWOTH | stat.S_IWGRP)]
