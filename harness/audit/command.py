@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Thread
 
-from harness.terminal import Parser, one_line
+from harness.terminal import BAD_INPUT, Parser, one_line
 
 
 def parser() -> argparse.ArgumentParser:
@@ -87,7 +87,8 @@ def judge(given: argparse.Namespace) -> tuple[int, str, str]:
         for path in given.save:
             said += f"saved {report.save(path)}\n"
     except BaseException as error:  # reading the file can raise anything
-        return 2, said, f"audit could not {doing}: {one_line(f'{type(error).__name__}: {error}')}\n"
+        what = one_line(f"{type(error).__name__}: {error}").removesuffix(":")
+        return BAD_INPUT, said, f"audit could not {doing}: {what}\n"
     return report.exit_code, said, ""
 
 
@@ -95,7 +96,9 @@ def main(descriptor: int, arguments: Sequence[str]) -> None:
     """Judge, and hand over the answer; what the audited code has left to be done at its end comes after that."""
     link = Connection(descriptor)
     Thread(target=_end_with, args=(link,), daemon=True).start()
-    link.send_bytes(json.dumps(judge(parser().parse_args(arguments))).encode())
+    answer = json.dumps(judge(parser().parse_args(arguments))).encode()
+    with suppress(OSError):  # the audited code has closed it: then there is no answer
+        link.send_bytes(answer)
 
 
 def _end_with(link: Connection) -> None:
