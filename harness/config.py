@@ -444,6 +444,8 @@ def _check_windows(config: TrialConfig) -> None:
             raise ConfigError(name, steps, f"at most {MOST_WINDOW_SAMPLES // batch} with effective_batch={batch}")
     if not 0 < len(chosen) <= MOST_ARMS:
         raise ConfigError("accumulation_steps", list(chosen), f"one to {MOST_ARMS} numbers of micro-batches, an arm each")
+    if len(config.faults) > MOST_ARMS:
+        raise ConfigError("faults", list(config.faults), f"at most {MOST_ARMS} faults, an arm each for every N")
     if len(set(chosen)) != len(chosen):
         raise ConfigError("accumulation_steps", list(chosen), "each number once")
     for num in chosen:

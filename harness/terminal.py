@@ -1,4 +1,4 @@
-"""What every command line has in common: how it refuses its arguments, and how it tells what its surroundings refuse it."""
+"""What all commands have in common: refusals in one line, of their arguments and by their surroundings."""
 
 from __future__ import annotations
 
@@ -12,15 +12,6 @@ from typing import Any, NoReturn
 
 BAD_INPUT = 2  # exit code, as argparse has it
 MOST_CHARACTERS = 800  # of a refusal
-
-
-class Parser(argparse.ArgumentParser):
-    """Refuses in one line, without the usage, which `--help` has."""
-
-    def error(self, message: str) -> NoReturn:
-        """Print the line and leave with `BAD_INPUT`."""
-        print(one_line(message), file=sys.stderr)
-        raise SystemExit(BAD_INPUT)
 
 
 def one_line(text: object) -> str:
@@ -43,8 +34,9 @@ def told(main: Callable[[], int]) -> int:
     wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     _hold_standard_descriptors()
     out, err = _Outlet(1, "w", closefd=False), _Outlet(2, "w", closefd=False)
-    encoding = getattr(sys.stderr, "encoding", "utf-8")
+    former, encoding = (sys.stdout, sys.stderr), getattr(sys.stderr, "encoding", "utf-8")
     sys.stdout, sys.stderr = out.text(encoding), err.text(encoding)
+    argparse.ArgumentParser.error = _refuse  # type: ignore[method-assign]
     try:
         code = main()
     except (OSError, MemoryError, ImportError, RecursionError) as error:
@@ -52,11 +44,19 @@ def told(main: Callable[[], int]) -> int:
             raise
         print(one_line(f"{type(error).__name__}: {error}"), file=sys.stderr)
         code = BAD_INPUT
-    sys.stdout.flush()
+    finally:
+        sys.stdout.flush()
+        sys.stdout, sys.stderr = former
     if out.refused is not None and out.refused.errno != errno.EPIPE:
-        print(f"standard output: expected a file that can be written ({out.refused.strerror})", file=sys.stderr)
+        os.write(2, f"standard output: expected a file that can be written ({out.refused.strerror})\n".encode())
         code = code or BAD_INPUT
     return code
+
+
+def _refuse(self: argparse.ArgumentParser, message: str) -> NoReturn:
+    """As argparse does, Hydra's too, but in one line: `--help` has the usage."""
+    print(one_line(message), file=sys.stderr)
+    raise SystemExit(BAD_INPUT)
 
 
 def _hold_standard_descriptors() -> None:

@@ -16,12 +16,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Thread
 
-from harness.terminal import BAD_INPUT, Parser, one_line
+from harness.terminal import BAD_INPUT, one_line
 
 
 def parser() -> argparse.ArgumentParser:
     """The options of the command."""
-    made = Parser(
+    made = argparse.ArgumentParser(
         prog="python -m harness.audit",
         description="Does gradient accumulation change what a training function computes, and why?",
         epilog="exit code 0: equivalent, 1: different, 2: could not be run or judged",

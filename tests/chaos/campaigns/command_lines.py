@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any, get_args, get_origin, get_type_hints
 
 from harness.config import HarnessConfig
@@ -157,14 +158,13 @@ def draw(rng: Random, folder: Path) -> tuple[str, list[str], Callable[[], int]]:
             ["--x"],
         ),
     }
-    return kind, rng.choice(options[kind]), lambda: int(importlib.import_module(MODULES[kind]).main() or 0)
+    return kind, rng.choice(options[kind]), bench_main if kind == "bench" else importlib.import_module(MODULES[kind]).main
 
 
 PATHS = ("/dev/null", "/dev/full", "/proc/self", "/etc/passwd", "", "x" * 5000, "\udcff", "a", "/proc/1/mem")
 MODULES = {
     "status": "harness.status",
     "audit": "harness.audit.__main__",
-    "bench": "harness.bench.__main__",
     "report": "analysis.report",
 }
 
@@ -248,6 +248,19 @@ def plan_main() -> int:
     plan.fit_memory = lambda config: (1e6, 1e5)
     plan.failure = lambda config, micro_batch: None
     return plan.main()
+
+
+def bench_main() -> int:
+    """`python -m harness.bench`, where nothing is measured."""
+    from harness.bench import __main__ as bench
+    from harness.bench import script_sweep
+
+    def measurements(configs: object = (), overrides: Sequence[str] = ()) -> list[Any]:
+        script_sweep.changed(overrides)
+        return []
+
+    bench.importlib = SimpleNamespace(import_module=lambda _name: SimpleNamespace(measurements=measurements))
+    return bench.main()
 
 
 def forked(run: Callable[[], int], arguments: Sequence[str], folder: Path) -> Answer:
