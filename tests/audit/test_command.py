@@ -11,6 +11,7 @@ import pytest
 
 from harness.audit import audit
 from harness.audit.__main__ import main
+from harness.audit.command import judge, parser
 from tests.chaos.campaigns.audited_code import FILE
 
 SIZES = ("--batch-size", "16", "--accumulation-steps", "4")
@@ -31,27 +32,39 @@ def audited(folder: Path, **parts: str) -> str:
 
 
 @pytest.mark.parametrize(
+    ("place", "deed", "words"),
+    [
+        ("at_import", "import sys; sys.exit(0)", "SystemExit: 0"),
+        ("at_import", "raise KeyboardInterrupt", "KeyboardInterrupt"),
+        ("after", "import sys; sys.exit(None)", "SystemExit"),
+        ("after", "import os; os._exit(0)", "os._exit(0)"),
+        ("within", "raise KeyboardInterrupt", "KeyboardInterrupt"),
+        ("within", "raise GeneratorExit", "GeneratorExit"),
+    ],
+)
+def test_what_ends_the_audited_code_does_not_end_as_equivalent(tmp_path: Path, place: str, deed: str, words: str) -> None:
+    code, said, error = judge(parser().parse_args([audited(tmp_path, **{place: deed}), *SIZES]))
+    assert code == 2 and words in " ".join((said + error).split()) and error.count("\n") <= 1
+
+
+@pytest.mark.parametrize(
     ("place", "deed", "code", "words"),
     [
-        ("at_import", "import sys; sys.exit(0)", 2, "SystemExit: 0"),
         ("at_import", "import os; os._exit(0)", 2, "ended its process (exit code 0)"),
-        ("after", "import sys; sys.exit(None)", 2, "SystemExit"),
-        ("after", "import os; os._exit(0)", 2, "os._exit(0)"),
-        ("within", "import os; os.execv('/bin/true', ['true'])", 2, "ended its process (exit code 0)"),
-        ("within", "raise KeyboardInterrupt", 2, "KeyboardInterrupt"),
-        ("within", "raise GeneratorExit", 2, "GeneratorExit"),
-        ("within", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 2, "killed by SIGKILL"),
-        ("before", "import os; os.fork()", 0, "equivalent"),
+        pytest.param(
+            *("within", "import os; os.execv('/bin/true', ['true'])", 2, "ended its process (exit code 0)"),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("before", "import os; os.kill(os.getpid(), 9)", 2, "killed by SIGKILL", marks=pytest.mark.slow),
+        pytest.param("before", "import os; os.fork()", 0, "equivalent", marks=pytest.mark.slow),
     ],
-    ids=lambda item: str(item).replace("/", "_")[:40],
 )
-def test_what_ends_the_audited_code_does_not_end_as_equivalent(
+def test_what_ends_its_process_does_not_end_the_command(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], place: str, deed: str, code: int, words: str
 ) -> None:
     assert main([audited(tmp_path, **{place: deed}), *SIZES]) == code
     output = capfd.readouterr()
-    assert words in " ".join((output.out + output.err).split())
-    assert "Traceback" not in output.err
+    assert words in output.out + output.err and "Traceback" not in output.err
 
 
 @pytest.mark.slow
@@ -69,17 +82,16 @@ def test_where_nothing_can_be_saved_it_is_refused_before_the_audit(tmp_path: Pat
             main([audited(tmp_path), *SIZES, "--save", str(target)])
         assert stopped.value.code == 2
         said = capsys.readouterr().err
-        assert said.count("\n") == 1 and "expected a" in said and str(target) in said
+        assert "expected a" in said and str(target) in said
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"framework": 1}', "\x00", '{"arms": 1, "findings": [], "problems": []}'])
-def test_a_record_that_is_none_is_named_and_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str) -> None:
+def test_a_record_that_is_none_is_named_and_left_alone(tmp_path: Path, content: str) -> None:
     record = tmp_path / "trainer.json"
     record.write_text(content)
-    assert main([audited(tmp_path), *SIZES, "--record", str(record)]) == 2
-    output = capsys.readouterr()
-    assert "equivalent" in output.out, "the verdict is told all the same"
-    assert output.err.count("\n") == 1 and "to be the record of a released trainer" in output.err
+    code, said, error = judge(parser().parse_args([audited(tmp_path), *SIZES, "--record", str(record)]))
+    assert code == 2 and "equivalent" in said, "the verdict is told all the same"
+    assert error.count("\n") == 1 and "to be the record of a released trainer" in error
     assert record.read_text() == content
 
 

@@ -173,7 +173,7 @@ def run_line(rng: Random, *, is_sweep: bool) -> list[str]:
     """Settings, groups, Hydra's own options and settings, in any order."""
     parts = [[setting(rng, sweep=is_sweep)] for _ in range(rng.choice((0, 1, 1, 2, 2, 3)))]
     if is_sweep:
-        parts.append([rng.choice(("-m", "-m", "+experiment=equivalence", "+experiment=all", "hydra.mode=MULTIRUN"))])
+        parts.append([rng.choice(("-m", "-m", "+experiment=equivalence", "+experiment=precision", "hydra.mode=MULTIRUN"))])
     if rng.random() < 0.25:
         parts.append(list(rng.choice(HYDRA_OPTIONS)))
     if rng.random() < 0.25:
