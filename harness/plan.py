@@ -120,9 +120,9 @@ def parse_bytes(text: str) -> int:
     >>> parse_bytes("24GB"), parse_bytes("1.5 GiB"), parse_bytes("800")
     (24000000000, 1610612736, 800)
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([A-Za-z]*)\s*", text)
     if found is None or found[2].upper() not in UNITS:
-        raise ConfigError("memory", text, "a number of bytes, as 24GB or 800MiB")
+        raise ConfigError("memory", text, "a number of bytes of up to 18 digits, as 24GB or 800MiB")
     return round(float(found[1]) * UNITS[found[2].upper()])
 
 

@@ -15,6 +15,7 @@ import sys
 import traceback
 import types
 import typing
+import warnings
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,7 @@ def main() -> int:
     # Hydra then hands exceptions on, instead of printing them in its own way and leaving with 1.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     sys.argv[0] = "python -m harness"  # the name in usage messages
+    warnings.filterwarnings("ignore", message="Experimental rerun")
     register_schema()
     try:
         hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(_run_composed)()

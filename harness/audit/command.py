@@ -36,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--save", action="append", type=_page, default=[], metavar="FILE", help="write .html or .json; may be repeated"
     )
-    made.add_argument("--record", type=Path, metavar="FILE.json", help="record of a released trainer to add this function to")
+    made.add_argument("--record", type=_record, metavar="FILE.json", help="record of a released trainer to add this function to")
     made.add_argument(
         "--packages", default="torch", metavar="P,P", help="packages whose versions go into it, the audited one first"
     )
@@ -50,6 +50,10 @@ def _numbers(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(f"expected numbers separated by commas, as 4,16, got {text}") from None
 
 
+def _record(text: str) -> Path:
+    return _regular(Path(text).absolute())
+
+
 def _page(text: str) -> Path:
     if Path(text).suffix not in (".html", ".json"):
         raise argparse.ArgumentTypeError(f"expected a path ending in .html or .json, got {text}")
@@ -59,8 +63,15 @@ def _page(text: str) -> Path:
 def _target(text: str) -> Path:
     """Where a file can be written, also after the audited code has changed the working folder."""
     path = Path(text).absolute()
-    if path.is_dir() or not path.parent.is_dir():
+    if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"expected a file in a folder that is there, got {text}")
+    return _regular(path)
+
+
+def _regular(path: Path) -> Path:
+    """A path that a file may be moved to: never over a device, a pipe or a link, which would be gone then."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise argparse.ArgumentTypeError(f"expected a regular file or a new one, got {path}")
     return path
 
 

@@ -74,10 +74,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _file(text: str) -> Path:
-    """Where the JSON can be written, which is not found out after an hour of measuring."""
+    """Where the JSON can be written, which is not found out after an hour of measuring; nothing else is ever overwritten."""
     path = Path(text)
-    if path.is_dir() or any(parent.exists() and not parent.is_dir() for parent in path.parents):
-        raise argparse.ArgumentTypeError(f"expected a file to write to, got {text or 'nothing'}")
+    try:
+        is_ours = path.is_file() and "measures" in json.loads(path.read_bytes())
+    except (OSError, ValueError, TypeError):
+        is_ours = False
+    taken = path.exists() or path.is_symlink() or any(parent.exists() and not parent.is_dir() for parent in path.parents)
+    if taken and not is_ours:
+        raise argparse.ArgumentTypeError(f"expected an earlier bench's JSON file or a new one, got {text or 'nothing'}")
     return path
 
 

@@ -15,6 +15,7 @@ from harness.audit.command import judge, parser
 from tests.chaos.campaigns.audited_code import FILE
 
 SIZES = ("--batch-size", "16", "--accumulation-steps", "4")
+EXEC = "import os; os.execv('/bin/true', ['true'])"
 PARTS = {
     "at_import": "pass",
     "before": "pass",
@@ -51,10 +52,7 @@ def test_what_ends_the_audited_code_does_not_end_as_equivalent(tmp_path: Path, p
     ("place", "deed", "code", "words"),
     [
         ("at_import", "import os; os._exit(0)", 2, "ended its process (exit code 0)"),
-        pytest.param(
-            *("within", "import os; os.execv('/bin/true', ['true'])", 2, "ended its process (exit code 0)"),
-            marks=pytest.mark.slow,
-        ),
+        pytest.param("before", EXEC, 2, "ended its process (exit code 0)", marks=pytest.mark.slow),
         pytest.param("before", "import os; os.kill(os.getpid(), 9)", 2, "killed by SIGKILL", marks=pytest.mark.slow),
         pytest.param("before", "import os; os.fork()", 0, "equivalent", marks=pytest.mark.slow),
     ],

@@ -1,6 +1,7 @@
 """Generated command lines: one line of refusal with code 2, or configurations that can be run; no traceback, no wait.
 
-Nothing is trained: where a command line would start trials, their number is printed.
+Nothing is trained: where a command line would start trials, their number is printed. No path that is drawn leads out of the
+case's folder but by links to what is odd elsewhere (a device): the commands may run as root.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ NUMBERS = (
 TEXTS = (
     *("", "''", '""', "null", "none", "true", "False", "abc", "a b"),
     *("'a b'", '"a,b"', "a:b", "a=b", "=", "é", "名", "\u202e", "\x7f"),
-    *("x" * 300, "x" * 5000, "../up", "/", "/dev/null", "/proc", "~", "$HOME", "%s"),
+    *("x" * 300, "x" * 5000, "../up", "./", "../here", "here/./x", "x~", "$NOTHING", "%s"),
     *("{}", "\\", "\\,", "'", '"', "#", "?", "*", "\t"),
-    *("${steps}", "${nothing}", "${oc.env:HOME}", "${oc.env:NO_SUCH}", "${now:%Y}"),
+    *("${steps}", "${nothing}", "${oc.env:LANG}", "${oc.env:NO_SUCH}", "${now:%Y}"),
     *("${", "$", "${hydra:job.name}", "${.steps}", "???"),
     *("\udcff", "a\nb", "a\rb", "<script>", "_target_", "__class__", "@x", "a@b"),
     *("+x", "~x", "1,2,", ",", ",,", "-", "--", "\ud83d\ude00"),
@@ -98,7 +99,11 @@ HYDRA_VALUES = (
 def attack(rng: Random, folder: Path) -> str:
     """One command line of one of the commands."""
     name, arguments, run = draw(rng, folder)
-    answer = forked(run, arguments, folder)
+    inside = folder / "here"  # so that `..` is in the folder too
+    inside.mkdir()
+    answer = forked(run, arguments, inside)
+    if (folder / "notes.txt").exists() and (folder / "notes.txt").read_text() != "somebody's":
+        raise Broken(f"somebody's file is overwritten: {name} {arguments!r:.3000}")
     about = f"{name} {arguments!r:.3000}: code {answer.code}\n{answer.out[-500:]}\n{answer.err[-3000:]}"
     if "Traceback (most recent call last)" in answer.out + answer.err:
         raise Broken(f"a traceback: {about}")
@@ -123,19 +128,7 @@ def draw(rng: Random, folder: Path) -> tuple[str, list[str], Callable[[], int]]:
         arguments = [budget, *(setting(rng, sweep=False) for _ in range(rng.randrange(3)))]
         rng.shuffle(arguments)
         return kind, arguments, plan_main
-    paths = [
-        str(folder / "none"),
-        str(folder),
-        "/dev/null",
-        "/proc/self",
-        "",
-        "x" * 5000,
-        "\udcff",
-        "a\0b"[:1],
-        "/dev/full",
-        "/etc/passwd",
-    ]
-    path = rng.choice(paths)
+    path = rng.choice(paths_in(folder))
     options = {
         "status": ([f"--results={path}"], ["--results", path], ["--results"], [path], ["-x"], ["--help"]),
         "audit": (
@@ -161,12 +154,21 @@ def draw(rng: Random, folder: Path) -> tuple[str, list[str], Callable[[], int]]:
     return kind, rng.choice(options[kind]), bench_main if kind == "bench" else importlib.import_module(MODULES[kind]).main
 
 
-PATHS = ("/dev/null", "/dev/full", "/proc/self", "/etc/passwd", "", "x" * 5000, "\udcff", "a", "/proc/1/mem")
 MODULES = {
     "status": "harness.status",
     "audit": "harness.audit.__main__",
     "report": "analysis.report",
 }
+
+
+def paths_in(folder: Path) -> tuple[str, ...]:
+    """Odd paths. Whatever is done to them, even by root, stays in `folder`: what is odd outside is only linked to."""
+    links = {"null": "/dev/null", "full": "/dev/full", "process": "/proc/self", "memory": "/proc/self/mem", "nothing": "x/y"}
+    for name, target in links.items():
+        (folder / name).symlink_to(target)
+    (folder / "notes.txt").write_text("somebody's")
+    os.mkfifo(folder / "pipe")
+    return (*(str(folder / name) for name in (*links, "notes.txt", "pipe", "none", ".")), "", "x" * 5000, "\udcff", "a")
 
 
 def run_line(rng: Random, *, is_sweep: bool) -> list[str]:
