@@ -6,7 +6,6 @@ import argparse
 import errno
 import io
 import os
-import resource
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,7 +13,6 @@ from typing import Any, NoReturn
 
 BAD_INPUT = 2  # exit code, as argparse has it
 MOST_CHARACTERS = 800  # of a refusal
-LEAST_ADDRESSES = 2**30  # bytes of address space: with less, libraries end a process in the middle, each in its own way
 
 
 def one_line(text: object) -> str:
@@ -36,10 +34,6 @@ def told(main: Callable[[], int]) -> int:
     """
     wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     _hold_standard_descriptors()
-    space = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if 0 <= space < LEAST_ADDRESSES:
-        print(f"ulimit -v {space // 1024}: expected at least {LEAST_ADDRESSES // 1024}, which libraries take", file=sys.stderr)
-        return BAD_INPUT
     out, err = _Outlet(1, "w", closefd=False), _Outlet(2, "w", closefd=False)
     former, encoding = (sys.stdout, sys.stderr), getattr(sys.stderr, "encoding", "utf-8")
     sys.stdout, sys.stderr = out.text(encoding), err.text(encoding)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.terminal import LEAST_ADDRESSES, MOST_CHARACTERS, one_line
+from harness.terminal import MOST_CHARACTERS, one_line
 
 FULL = "standard output: expected a file that can be written (No space left on device)\n"
 
@@ -34,7 +34,6 @@ def shell(body: str, around: str, folder: Path, **environment: str) -> subproces
         ("{} | true", 0, ""),
         ("{} >&-", 0, ""),
         ("{} >&- 2>&- <&-", 0, ""),
-        (f"ulimit -v {LEAST_ADDRESSES // 2048}; {{}}", 2, "ulimit -v 524288: expected at least 1048576"),
     ],
 )
 def test_streams(tmp_path: Path, around: str, code: int, err: str) -> None:
@@ -68,6 +67,13 @@ def test_arguments_are_refused_in_one_line(tmp_path: Path) -> None:
     body = "import argparse; argparse.ArgumentParser().parse_args(['--no\\nsuch']); return 0"
     done = shell(body, "{}", tmp_path)
     assert (done.returncode, done.stderr) == (2, "unrecognized arguments: --no such\n")
+
+
+@pytest.mark.parametrize("command", ["harness steps=0", "harness.plan", "harness.status", "analysis.report"])
+def test_too_little_memory_for_the_libraries_is_told_before_they_are_loaded(command: str) -> None:
+    line = f"ulimit -v 500000; {sys.executable} -m {command}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (2, "ulimit -v 500000: expected at least 1048576, which libraries take\n")
 
 
 def test_a_line_has_an_end() -> None:

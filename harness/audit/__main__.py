@@ -19,7 +19,8 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
 from harness.audit.command import parser
-from harness.terminal import BAD_INPUT, told
+from harness.processes import run_command
+from harness.terminal import BAD_INPUT
 
 GRACE_SECONDS = 5.0  # for what the audited code does at its end, after everything has been judged
 LOOK_SECONDS = 0.2  # how often it is looked whether the process is still there
@@ -68,4 +69,4 @@ def _received(link: Connection) -> tuple[int, str, str] | None:
 
 
 if __name__ == "__main__":
-    sys.exit(told(main))
+    sys.exit(run_command(main))

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
-from threading import Thread
 
 from harness.terminal import BAD_INPUT, one_line
 
@@ -105,18 +102,9 @@ def judge(given: argparse.Namespace) -> tuple[int, str, str]:
 
 def main(descriptor: int, arguments: Sequence[str]) -> None:
     """Judge, and hand over the answer; what the audited code has left to be done at its end comes after that."""
-    link = Connection(descriptor)
-    Thread(target=_end_with, args=(link,), daemon=True).start()
     answer = json.dumps(judge(parser().parse_args(arguments))).encode()
     with suppress(OSError):  # the audited code has closed it: then there is no answer
-        link.send_bytes(answer)
-
-
-def _end_with(link: Connection) -> None:
-    """End this process and all of its group when the one that started it is gone."""
-    with suppress(EOFError, OSError):
-        link.recv_bytes()
-    os.killpg(0, signal.SIGKILL)
+        Connection(descriptor).send_bytes(answer)
 
 
 if __name__ == "__main__":
