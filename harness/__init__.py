@@ -1,6 +1,9 @@
 import _signal  # type: ignore[import-not-found] # of `signal` what is there at once: the rest takes 5 ms
 import os
+import resource
 import sys
+
+LEAST_ADDRESSES = 2**30  # bytes of address space: with less, libraries end a process in the middle, each in its own way
 
 
 def _is_command() -> bool:
@@ -13,3 +16,6 @@ def _is_command() -> bool:
 
 if _is_command():  # its imports take a while: until it has signal handlers, Ctrl-C ends it as SIGTERM does, without a traceback
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+    if 0 <= (_space := resource.getrlimit(resource.RLIMIT_AS)[0]) < LEAST_ADDRESSES:
+        print(f"ulimit -v {_space // 1024}: expected at least {LEAST_ADDRESSES // 1024}, which libraries take", file=sys.stderr)
+        sys.exit(2)

@@ -45,6 +45,9 @@ class Data(StrEnum):
 EMBEDDED_DIGITS = (Data.digits, Data.pairs, Data.policy, Data.class_weights, Data.ignored_labels)
 
 
+COUPLED = (Data.pairs, Data.policy)  # whose losses take something from the other samples
+
+
 class Model(StrEnum):
     """The network; which of them a workload can train is checked by `validate`."""
 
@@ -333,6 +336,70 @@ def _named(config: TrialConfig, hashed: dict[str, Any]) -> str:
     return f"{config.workload.label}-{config.norm}-{config.optimizer.name}-{config.precision}-seed{config.seed}-{digest}"
 
 
+@dataclass(frozen=True)
+class Need:
+    """What a study needs of a setting: without it there is nothing that it could measure."""
+
+    name: str  # of the field
+    is_met: Callable[[TrialConfig], bool]
+    expected: str
+
+    def check(self, config: TrialConfig) -> None:
+        """Raise `ConfigError` where it is not met."""
+        if not self.is_met(config):
+            value = value_of(config, self.name)
+            shown = list(value) if isinstance(value, tuple) else value
+            raise ConfigError(self.name, shown, f"{self.expected}, with study={config.study}")
+
+
+_OWN_GRADIENTS = (
+    Need("norm", lambda c: c.norm != Norm.batch, "none, group or layer: under BatchNorm a sample has no gradient of its own"),
+    Need("workload.data", lambda c: c.workload.data not in COUPLED, "a loss in which a sample has a gradient of its own"),
+)
+_EQUAL_SPLIT = Need("split", lambda c: c.split == Split.even, "even: it speaks of micro-batches of one size b")
+
+NEEDS: dict[Study, tuple[Need, ...]] = {
+    Study.remedies: (Need("norm", lambda c: c.norm == Norm.batch, "batch: the remedies are BatchNorm's"),),
+    Study.batch_statistics: (
+        Need("precision", lambda c: c.precision == Precision.float64, "float64: it is about exact differences"),
+    ),
+    Study.optimizer_memory: (
+        Need("optimizer.name", lambda c: c.optimizer.name != OptimizerName.sgd, "an optimizer that has a memory"),
+    ),
+    Study.epoch_tail: (
+        _EQUAL_SPLIT,
+        Need("workload.penalty", lambda c: c.workload.penalty == 0, "0: the loop is written without"),
+        Need("workload.data", lambda c: c.workload.data not in COUPLED, "a loss that is a mean over samples"),
+    ),
+    Study.resumption: (Need("steps", lambda c: c.steps >= 3, "3 or more: the third window is interrupted"),),
+    Study.gradient_noise: (
+        *_OWN_GRADIENTS,
+        Need("accumulation_steps", lambda c: c.accumulation_steps[0] > 1, "two or more micro-batches to begin with"),
+    ),
+    Study.second_moment: (
+        *_OWN_GRADIENTS,
+        _EQUAL_SPLIT,
+        Need("optimizer.name", lambda c: c.optimizer.name in (OptimizerName.adam, OptimizerName.adamw), "adam or adamw"),
+    ),
+    Study.randomness: (
+        Need("workload.dropout", lambda c: c.workload.dropout > 0, "a positive probability: there is nothing else that draws"),
+    ),
+    Study.loss_scaling: (
+        Need("precision", lambda c: c.precision == Precision.float16, "float16: the others have no loss scale"),
+    ),
+    Study.replicas: (
+        Need("device", lambda c: c.device != Device.cuda, "cpu: the ranks are processes with gloo between them"),
+    ),
+}  # fmt: skip
+
+
+def value_of(config: Any, name: str) -> Any:
+    """The value of the field of that dotted name; None where there is no such field."""
+    for part in name.split("."):
+        config = getattr(config, part, None)
+    return config
+
+
 def validate(config: TrialConfig) -> None:
     """Raise `ConfigError` at the first setting that cannot be run.
 
@@ -343,14 +410,14 @@ def validate(config: TrialConfig) -> None:
     _check_windows(config)
     if config.optimizer.name == OptimizerName.nesterov and config.optimizer.momentum == 0:
         raise ConfigError("optimizer.momentum", 0, "a positive momentum with nesterov")
+    for need in NEEDS.get(config.study, ()):
+        need.check(config)
 
 
 def _check_bounds(config: TrialConfig) -> None:
     """Every number that there is, against the table; `null` is the absence of one."""
     for name, bounds in BOUNDS.items():
-        value: Any = config
-        for part in name.split("."):
-            value = getattr(value, part, None)  # `workers` is no setting of a trial
+        value = value_of(config, name)  # None of `workers`, which is no setting of a trial
         for number in value if isinstance(value, tuple) else (value,):
             if number is not None and not bounds.hold(number):
                 raise ConfigError(name, number, str(bounds))
@@ -380,6 +447,8 @@ def _check_windows(config: TrialConfig) -> None:
             raise ConfigError(name, steps, f"at most {MOST_WINDOW_SAMPLES // batch} with effective_batch={batch}")
     if not 0 < len(chosen) <= MOST_ARMS:
         raise ConfigError("accumulation_steps", list(chosen), f"one to {MOST_ARMS} numbers of micro-batches, an arm each")
+    if len(config.faults) > MOST_ARMS:
+        raise ConfigError("faults", list(config.faults), f"at most {MOST_ARMS} faults, an arm each for every N")
     if len(set(chosen)) != len(chosen):
         raise ConfigError("accumulation_steps", list(chosen), "each number once")
     for num in chosen:

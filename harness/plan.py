@@ -19,6 +19,7 @@ from multiprocessing import get_context
 from harness.config import ConfigError, TrialConfig
 from harness.processes import die_with_parent, interrupts_blocked, run_command
 from harness.run import BadInput, compose_trial
+from harness.terminal import one_line
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 MARGIN = 0.05  # of the budget that stays free: temporaries inside operations are not counted on a CPU
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for line in by_trying(config) if AUTO in given else by_budget(config, parse_bytes(budgets[0])):
             print(line)
     except (BadInput, ConfigError) as error:
-        print(error, file=sys.stderr)
+        print(one_line(error), file=sys.stderr)
         return 2
     return 0
 
@@ -119,9 +120,9 @@ def parse_bytes(text: str) -> int:
     >>> parse_bytes("24GB"), parse_bytes("1.5 GiB"), parse_bytes("800")
     (24000000000, 1610612736, 800)
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([A-Za-z]*)\s*", text)
     if found is None or found[2].upper() not in UNITS:
-        raise ConfigError("memory", text, "a number of bytes, as 24GB or 800MiB")
+        raise ConfigError("memory", text, "a number of bytes of up to 18 digits, as 24GB or 800MiB")
     return round(float(found[1]) * UNITS[found[2].upper()])
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from threading import Thread
 
 from harness import keeper
+from harness.terminal import told
 
 GRACE_SECONDS = 5.0  # to end by themselves
 LONGEST_FOLDER = 55  # bytes: the address of a socket may have 107, and multiprocessing's is 49 longer
@@ -87,6 +88,11 @@ def run_command(main: Callable[[], int]) -> int:
 
     Ctrl-C ends it at once and in silence, as SIGTERM does, where `main` does not handle the signals itself.
     """
+    return told(lambda: _kept(main))
+
+
+def _kept(main: Callable[[], int]) -> int:
+    """`main` under a keeper."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         _check_descriptors()

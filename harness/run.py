@@ -15,6 +15,7 @@ import sys
 import traceback
 import types
 import typing
+import warnings
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,9 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from harness.config import ConfigError, HarnessConfig, TrialConfig, validate
 from harness.results.record import keep_others_out
 from harness.sweep import experiment
+from harness.terminal import BAD_INPUT, one_line
 
-BAD_INPUT = 2  # exit code, as argparse has it
+MOST_FLOAT = 1 << 1023  # an integer below it has a float
 
 
 class BadInput(ValueError):
@@ -54,6 +56,7 @@ def main() -> int:
     # Hydra then hands exceptions on, instead of printing them in its own way and leaving with 1.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     sys.argv[0] = "python -m harness"  # the name in usage messages
+    warnings.filterwarnings("ignore", message="Experimental rerun")
     register_schema()
     keep_others_out()
     try:
@@ -79,7 +82,7 @@ def _report(error: BaseException, wants_traceback: bool) -> int:
             print("Stopped before the first trial.", file=sys.stderr)
             return 130
         case _ if is_bad_input(error) and not wants_traceback:
-            print(explain(error), file=sys.stderr)
+            print(one_line(explain(error)), file=sys.stderr)
             return BAD_INPUT
         case _:
             raise error
@@ -126,7 +129,7 @@ def to_config(composed: DictConfig) -> HarnessConfig:
 
 
 def _build(kind: Any, values: Mapping[str, Any], prefix: str) -> Any:
-    """`kind` from plain values. OmegaConf has checked the types; keys added with `+` are only seen here."""
+    """`kind` from plain values. OmegaConf checks types, but not of keys added with `+`, nor of what `${...}` stands for."""
     fields = _field_types(kind)
     for key, value in values.items():
         if key not in fields:
@@ -139,7 +142,20 @@ def _convert(kind: Any, value: Any, prefix: str) -> Any:
         if not isinstance(value, dict):
             raise ConfigError(prefix[:-1], value, f"settings of {prefix[:-1]}, as in {prefix}key=value")
         return _build(kind, value, prefix)
+    if isinstance(value, int) and float in (kind, *typing.get_args(kind)) and abs(value) < MOST_FLOAT:
+        value = float(value)
+    if not _fits(kind, value):
+        raise ConfigError(prefix[:-1], value, _describe_kind(kind) or "another value")
     return tuple(value) if isinstance(value, list) else value
+
+
+def _fits(kind: Any, value: Any) -> bool:
+    """Whether a plain value is of the type of a field."""
+    if isinstance(kind, types.UnionType):
+        return any(_fits(one, value) for one in typing.get_args(kind))
+    if typing.get_origin(kind) is tuple:
+        return isinstance(value, list) and all(_fits(typing.get_args(kind)[0], one) for one in value)
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def _has_fields(kind: object) -> bool:
@@ -242,8 +258,9 @@ def is_bad_input(error: BaseException) -> bool:
     """Whether the input is to blame: an error of the configuration, or one that Hydra stumbled over, as over `optimizer=[1]`."""
     if isinstance(error, (BadInput, ConfigError, HydraException, OmegaConfBaseException)):
         return True
-    frames = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return isinstance(error, Exception) and bool(frames) and frames[-1].partition(".")[0] in ("hydra", "omegaconf", "antlr4")
+    packages = [frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in traceback.walk_tb(error.__traceback__)]
+    raised_in = next((package for package in reversed(packages) if package not in sys.stdlib_module_names), "")
+    return isinstance(error, Exception) and raised_in in ("hydra", "omegaconf", "antlr4")
 
 
 def explain(error: BaseException) -> str:
@@ -259,7 +276,7 @@ def explain(error: BaseException) -> str:
         case ConfigCompositionException():
             return _explain_composition(error)
         case OmegaConfBaseException(full_key=str(key)) if key:
-            return f"{key}: {_expected(key) or _first_line(error)}"
+            return f"{key}: {expected} ({_first_line(error)})" if (expected := _expected(key)) else f"{key}: {_first_line(error)}"
         case HydraException():
             return " ".join(str(error).split())
         case _:
@@ -271,6 +288,8 @@ def _explain_composition(error: ConfigCompositionException) -> str:
     cause = error.__cause__
     if text.startswith("Could not override"):
         key = text.split("'")[1]
+        if key.startswith("hydra."):
+            return text
         if key == "b":
             return "b: expected accumulation_steps=[N], b is effective_batch / N; python -m harness.plan b=auto finds what fits"
         known_group = key in _field_types(HarnessConfig) and "defaults list" in text
@@ -303,8 +322,9 @@ def _describe_kind(kind: Any) -> str | None:
         return f"one of {', '.join(member.name for member in kind)}"
     if _has_fields(kind):
         return f"its settings: {', '.join(_field_types(kind))}"
-    known = {int: "an integer", float: "a number", str: "text", types.NoneType: "null"}
-    return "a list of integers, as in [2,4]" if typing.get_origin(kind) is tuple else known.get(kind)
+    if typing.get_origin(kind) is tuple:
+        return "a list of integers, as in [2,4]" if int in typing.get_args(kind) else "a list of names, as in [all]"
+    return {int: "an integer", float: "a number", str: "text", types.NoneType: "null"}.get(kind)
 
 
 def _nearest_setting(key: str) -> str:

@@ -1,7 +1,21 @@
 """Audit anybody's training code: does gradient accumulation change the computation, and why?"""
 
-from harness.audit.evidence import Finding
-from harness.audit.report import Report
-from harness.audit.session import audit
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from harness.audit.evidence import Finding
+    from harness.audit.report import Report
+    from harness.audit.session import audit
 
 __all__ = ["Finding", "Report", "audit"]
+
+
+def __getattr__(name: str) -> object:
+    """The public names, imported when they are used: the command's own process does without torch."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from harness.audit import evidence, report, session
+
+    return {"Finding": evidence.Finding, "Report": report.Report, "audit": session.audit}[name]

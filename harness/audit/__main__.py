@@ -1,79 +1,71 @@
 """The command line: `python -m harness.audit FILE.py:FUNCTION --batch-size 16 --accumulation-steps 4,16`.
 
 Exit code 0: equivalent; 1: different; 2: could not be run or judged.
+
+The audited code runs in a process of its own (`command.py`), and nothing that ends it there says how this one ends: only what the
+judging code hands over does.
 """
 
 from __future__ import annotations
 
-import argparse
+import json
+import os
+import signal
+import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 
-from harness.audit.observe.runs import load
-from harness.audit.released import record
-from harness.audit.session import audit
+from harness.audit.command import parser
 from harness.processes import run_command
+from harness.terminal import BAD_INPUT
 
-
-def parser() -> argparse.ArgumentParser:
-    """The options of the command."""
-    made = argparse.ArgumentParser(
-        prog="python -m harness.audit",
-        description="Does gradient accumulation change what a training function computes, and why?",
-        epilog="exit code 0: equivalent, 1: different, 2: could not be run or judged",
-    )
-    made.add_argument(
-        "train", metavar="FILE.py:FUNCTION", help="train(batch_size, accumulation_steps): seeds itself, a handful of steps"
-    )
-    made.add_argument("--batch-size", type=int, required=True, help="samples per optimizer step")
-    made.add_argument("--accumulation-steps", type=_numbers, required=True, metavar="N,N", help="micro-batches per step, as 4,16")
-    made.add_argument("--reference", metavar="FILE.py:FUNCTION", help="an independent function to compare with")
-    made.add_argument("--processes", type=int, default=1, help="ranks of torch.distributed (default 1)")
-    made.add_argument("--save", action="append", default=[], metavar="FILE", help="write .html or .json; may be repeated")
-    made.add_argument("--record", type=Path, metavar="FILE.json", help="record of a released trainer to add this function to")
-    made.add_argument(
-        "--packages", default="torch", metavar="P,P", help="packages whose versions go into it, the audited one first"
-    )
-    return made
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected numbers separated by commas, as 4,16, got {text}") from None
+GRACE_SECONDS = 5.0  # for what the audited code does at its end, after everything has been judged
+LOOK_SECONDS = 0.2  # how often it is looked whether the process is still there
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Audit, print and save; the exit code. `arguments` are those of the command line unless given."""
-    given = parser().parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    parser().parse_args(given)  # refused at once
+    code, said, error = answer(given)
+    print(said, end="", flush=True)
+    print(error, end="", file=sys.stderr)
+    return code
+
+
+def answer(arguments: Sequence[str]) -> tuple[int, str, str]:
+    """What the process of the audited code hands over: exit code, stdout, stderr. It leaves no process of its group behind."""
+    link, theirs = Pipe()
+    command = [sys.executable, "-m", "harness.audit.command", str(theirs.fileno()), *arguments]
+    with link, subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True) as process:
+        theirs.close()
+        try:
+            while not link.poll(LOOK_SECONDS) and process.poll() is None:
+                pass
+            received = _received(link)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE_SECONDS)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    if received is not None:
+        return received
+    how = f"killed by {signal.Signals(-process.returncode).name}" if process.returncode < 0 else f"exit code {process.returncode}"
+    return BAD_INPUT, "", f"audit could not run: the audited code ended its process ({how}) before anything was judged\n"
+
+
+def _received(link: Connection) -> tuple[int, str, str] | None:
+    """The answer, or None of a process that is gone without one."""
+    if not link.poll(0):
+        return None
     try:
-        wrong = [path for path in given.save if Path(path).suffix not in (".html", ".json")]
-        if wrong:
-            raise ValueError(f"expected --save paths ending in .html or .json, got {', '.join(wrong)}")
-        train = load(given.train)
-        report = audit(
-            train,
-            batch_size=given.batch_size,
-            accumulation_steps=given.accumulation_steps,
-            reference=load(given.reference) if given.reference else None,
-            processes=given.processes,
-        )
-    except Exception as error:  # reading the file can raise anything
-        print(f"audit could not run: {type(error).__name__}: {error}", file=sys.stderr)
-        return 2
-    print(report, end="")
-    if given.record:
-        settings = {
-            "batch_size": given.batch_size,
-            "accumulation_steps": list(given.accumulation_steps),
-            "processes": given.processes,
-        }
-        record(given.record, train, report, packages=given.packages.split(","), settings=settings)
-    for path in given.save:
-        print(f"saved {report.save(path)}")
-    return report.exit_code
+        code, said, error = json.loads(link.recv_bytes())
+    except (EOFError, OSError):
+        return None
+    return code, said, error
 
 
 if __name__ == "__main__":

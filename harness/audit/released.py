@@ -36,7 +36,7 @@ def record(
     function = train.__name__
     entry = _entry(path.stem, packages, settings)
     if path.is_file():
-        held = json.loads(path.read_text(encoding="utf-8"))
+        held = _held(path)
         off = [key for key in ("framework", "versions", "settings") if held[key] != entry[key]]
         if off:
             raise ValueError(
@@ -60,8 +60,26 @@ def record(
     return entry
 
 
+def _held(path: Path) -> dict[str, Any]:
+    """What the file of a trainer holds. Raises ValueError when that is no such record."""
+    try:
+        held: dict[str, Any] = json.loads(path.read_bytes())
+        functions = [item["function"] for key in KEYED for item in held[key]]
+        is_record = (
+            all(isinstance(name, str) for name in (*functions, held["framework"])) and {"versions", "settings"} < held.keys()
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        is_record = False
+    if not is_record:
+        raise ValueError(f"expected {path} to be the record of a released trainer, got something else")
+    return held
+
+
 def _entry(name: str, packages: Sequence[str], settings: Mapping[str, Any]) -> dict[str, Any]:
-    versions = {package: importlib.metadata.version(package) for package in packages} | {"python": platform.python_version()}
+    try:
+        versions = {package: importlib.metadata.version(package) for package in packages} | {"python": platform.python_version()}
+    except (importlib.metadata.PackageNotFoundError, ValueError) as error:
+        raise ValueError(f"expected packages that are installed, got {', '.join(packages)} ({error})") from error
     return {"name": name, "framework": packages[0], "versions": versions, "settings": json.loads(json.dumps(settings))} | {
         key: [] for key in KEYED
     }

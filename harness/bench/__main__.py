@@ -15,10 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.bench.cost import CommandFailed
 from harness.bench.measurement import Measurement, table, to_dict
 from harness.config import ConfigError
 from harness.processes import run_command
 from harness.run import BadInput, compose_trial
+from harness.terminal import one_line
 
 PARTS = {
     "overhead": "a trial against the same arms as bare loops",
@@ -47,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="PART|SETTING=VALUE",
         help=f"of {', '.join(PARTS)} (default: all; with settings: {OF_TRIALS[0]} and {OF_TRIALS[1]})",
     )
-    parser.add_argument("--out", type=Path, default=Path("reports/bench.json"), help="JSON file (default: reports/bench.json)")
+    parser.add_argument("--out", type=_file, default=Path("reports/bench.json"), help="JSON file (default: reports/bench.json)")
     options = parser.parse_args(arguments)
     settings = [text for text in options.parts if "=" in text]
     parts = [text for text in options.parts if text not in settings] or (list(OF_TRIALS) if settings else list(PARTS))
@@ -63,12 +65,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 measurements.append(one)
                 print(f"  {one.part}: {one.name}: {one.wall.median:.4g} {one.unit}", file=sys.stderr, flush=True)
             print(f"{part}: {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
-    except (BadInput, ConfigError) as error:
-        print(error, file=sys.stderr)
+    except (BadInput, ConfigError, CommandFailed) as error:
+        print(one_line(error), file=sys.stderr)
         return 2
     print(table(measurements))
     _write(options.out, measurements)
     return 0
+
+
+def _file(text: str) -> Path:
+    """Where the JSON can be written, which is not found out after an hour of measuring; nothing else is ever overwritten."""
+    path = Path(text)
+    try:
+        is_ours = path.is_file() and "measures" in json.loads(path.read_bytes())
+    except (OSError, ValueError, TypeError):
+        is_ours = False
+    taken = path.exists() or path.is_symlink() or any(parent.exists() and not parent.is_dir() for parent in path.parents)
+    if taken and not is_ours:
+        raise argparse.ArgumentTypeError(f"expected an earlier bench's JSON file or a new one, got {text or 'nothing'}")
+    return path
 
 
 def _of(part: str, settings: Sequence[str]) -> dict[str, Any]:

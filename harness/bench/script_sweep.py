@@ -16,6 +16,7 @@ from pathlib import Path
 
 from harness.bench.cost import Cost, alternate, of_command, ratios, seconds
 from harness.bench.measurement import Measurement
+from harness.bounds import BOUNDS
 from harness.config import ConfigError, Device
 from harness.recipes.determinism import choose_device
 
@@ -33,6 +34,7 @@ GRID: Mapping[str, str] = {  # 48 cells
     "effective_batch": "64",
     "seed": "0",
 }
+NAMED = ("norm", "optimizer", "precision")  # axes whose values are names
 ALGEBRA_STEPS = 10
 
 
@@ -62,14 +64,24 @@ def measurements(rounds: int = ROUNDS, overrides: Sequence[str] = ()) -> Iterato
 
 
 def changed(overrides: Sequence[str]) -> dict[str, str]:
-    """GRID with other values; ConfigError for an axis that the script does not have."""
+    """GRID with other values; ConfigError for an axis or a value that the script does not have."""
     grid = dict(GRID)
     for text in overrides:
         axis, _, values = text.partition("=")
         if axis not in grid:
             raise ConfigError(axis, values, f"one of {', '.join(grid)}, which the script by hand has too")
+        for value in values.split(","):
+            if not _is_known(axis, value):
+                expected = GRID[axis] if axis in NAMED else f"{BOUNDS[axis]}"
+                raise ConfigError(axis, value, f"{expected}, or several of them separated by commas")
         grid[axis] = values
     return grid
+
+
+def _is_known(axis: str, value: str) -> bool:
+    if axis in NAMED:
+        return value in GRID[axis].split(",")
+    return value.isdecimal() and len(value) < 20 and BOUNDS[axis].hold(int(value))
 
 
 def cells(grid: Mapping[str, str]) -> int:

@@ -113,6 +113,7 @@ FAULTS = (
 )
 
 PLANTED = ("scale", "direction", "tensor")
+LARGEST_ERROR = 1e4  # relative, that a planted one may have: gradients have to stay within the format
 
 
 def planted(kind: str, size: float, precision: Precision) -> Transform:
@@ -147,18 +148,18 @@ def planted(kind: str, size: float, precision: Precision) -> Transform:
 def named(name: str, precision: Precision) -> Transform:
     """The transform of a cause of the catalogue or of a planted error (`direction@1e-6`). Raises `ConfigError`."""
     kind, _, size = name.partition("@")
-    if kind in PLANTED and _is_positive(size):
+    if kind in PLANTED and _is_size(size):
         return planted(kind, float(size), precision)
     for fault in FAULTS:
         if fault.cause == name:
             return fault.apply
-    known = ", ".join(fault.cause for fault in FAULTS)
-    raise ConfigError("faults", name, f"all, {', '.join(f'{kind}@SIZE' for kind in PLANTED)}, or one of {known}")
+    known = ", ".join(["all", *(f"{kind}@SIZE" for kind in PLANTED), *(fault.cause for fault in FAULTS)])
+    raise ConfigError("faults", name, f"one of {known}, with a SIZE up to {LARGEST_ERROR:g}")
 
 
-def _is_positive(text: str) -> bool:
+def _is_size(text: str) -> bool:
     try:
-        return float(text) > 0
+        return 0 < float(text) <= LARGEST_ERROR
     except ValueError:
         return False
 

@@ -48,8 +48,8 @@ def window_statistics(recipe: Recipe) -> Recipe:
         for layer, momentum, own in arm.memory["parts"]:
             window = two_pass.pooled(own)
             layer.num_batches_tracked -= len(own) - 1
-            layer.running_mean.lerp_(window.mean, momentum)
-            layer.running_var.lerp_(window.unbiased, momentum)
+            layer.running_mean.lerp_(window.mean.to(layer.running_mean), momentum)
+            layer.running_var.lerp_(window.unbiased.to(layer.running_var), momentum)
             own.clear()
 
     return dataclasses.replace(before(recipe, watch), at_boundary=(move, *recipe.at_boundary))

@@ -15,6 +15,7 @@ from harness.measure.lock_step import Setting
 from harness.measure.training import OnStep, Row
 from harness.recipes import precision
 from harness.recipes.determinism import choose_device, deterministic
+from harness.trial import check_splits, standard_candidates
 
 
 def run(config: TrialConfig, on_step: OnStep) -> Row:
@@ -32,6 +33,8 @@ def run(config: TrialConfig, on_step: OnStep) -> Row:
     device = choose_device(config.device)
     precision.check_available(config.precision, device)
     with deterministic(config.precision):
-        rows = list(study.measurements(Setting(config, device), on_step))
+        setting = Setting(config, device)
+        check_splits(setting, standard_candidates(config))
+        rows = list(study.measurements(setting, on_step))
     seconds = {str(config.study): time.perf_counter() - started}
     return {"arms": [], "measurements": rows, "environment": describe(device), "seconds": seconds}

@@ -17,7 +17,7 @@ from harness.measure.training import OnStep, Row
 from harness.recipes.recipe import Arm, Recipe
 from harness.referee.oracle import snapshot
 from harness.results.arm_name import ArmName
-from harness.trial import Candidate, accumulated, check_splits, full_batch
+from harness.trial import accumulated, full_batch
 
 FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SPREAD = math.sqrt((1 - 2.0**-2) / (2 * math.log(2)) / 12)  # rms of an error uniform in one ulp, its mantissa log-uniform
@@ -32,7 +32,6 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     """
     config = setting.config
     right = {num: accumulated(config, num) for num in config.accumulation_steps}
-    check_splits(setting, [Candidate("accumulated", recipe) for recipe in right.values()])
     ids = next(setting.windows())
     kinds = [ArmName(name, num) for name in FORMATS for num in right]
     recipes = {str(kind): summed_in(right[kind.accumulation_steps], FORMATS[kind.name], config.loss_scale) for kind in kinds}

@@ -19,7 +19,7 @@ from harness.recipes.faults import loss_not_divided
 from harness.referee.gradients import flatten, relative_distance
 from harness.referee.oracle import clipped, snapshot
 from harness.results.arm_name import ACCUMULATED
-from harness.trial import Candidate, accumulated, check_splits, full_batch
+from harness.trial import accumulated, full_batch
 
 UNDIVIDED = Cause.loss_not_divided
 AS_IF = "as_if_right"
@@ -50,7 +50,6 @@ def _row(setting: Setting, num: int) -> Row:
     """How far the fault's weights are from those of the right recipe, and of the right one under other settings, relative."""
     config = setting.config
     right = accumulated(config, num)
-    check_splits(setting, [Candidate(ACCUMULATED, right)])
     optimizer, clip_norm = as_if_right(config.optimizer, config.clip_norm, num)
     arms = {
         name: setting.arm(recipe, precision=Precision.float64, clip_norm=clip, optimizer=own)

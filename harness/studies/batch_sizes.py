@@ -20,7 +20,7 @@ from harness.measure.lock_step import Setting
 from harness.measure.training import OnStep, Row, outcome
 from harness.recipes.recipe import Arm, take_step
 from harness.studies.optimizer_states import small_batch
-from harness.trial import Candidate, accumulated, check_splits
+from harness.trial import accumulated
 
 
 @dataclass
@@ -74,7 +74,6 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
 def _training(setting: Setting, num: int) -> Training:
     config = setting.config
     right = accumulated(config, num)
-    check_splits(setting, [Candidate("trained", right)])
     arm = setting.arm(right)
     training = Training(num, arm, config.steps)
     stepping = small_batch(right)

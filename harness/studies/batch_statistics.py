@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.config import ConfigError, LastWindow, Norm, Precision
+from harness.config import LastWindow, Norm, Precision
 from harness.measure.lock_step import Setting
 from harness.measure.training import OnStep, Row
 from harness.recipes.recipe import Arm, Recipe, take_step
@@ -20,7 +20,7 @@ from harness.recipes.remedies import REMEDIES, batch_norms
 from harness.referee.gradients import compare, flatten, relative_distance
 from harness.referee.oracle import Inside, Referee, State, running_statistics, snapshot
 from harness.results.arm_name import ACCUMULATED
-from harness.trial import check_splits, full_batch, standard_candidates
+from harness.trial import full_batch, standard_candidates
 from harness.workloads import Batch
 
 MOMENTA = (0.1, 0.01, 0.5)  # of the running statistics: PyTorch's default, and others for the formula
@@ -41,14 +41,8 @@ class WindowStep:
 
 
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
-    """One row per moment of the training (its start, and after `steps` steps on the full batch), N, arm and momentum.
-
-    Raises `ConfigError` for another precision than float64.
-    """
+    """One row per moment of the training (its start, and after `steps` steps on the full batch), N, arm and momentum."""
     config = setting.config
-    if config.precision != Precision.float64:
-        raise ConfigError("precision", config.precision, f"float64 with study={config.study}, which is about exact differences")
-    check_splits(setting, standard_candidates(config))
     arm = _arm(setting, full_batch(config))
     first, *rest = setting.windows(config.steps + 1, last=LastWindow.drop)  # effects of b, not of a remainder
     rows = _rows(setting, snapshot(arm.model), setting.exact.batch(first), 0)
@@ -157,10 +151,10 @@ def _over_partitions(setting: Setting, state: State, window: Batch, recipe: Reci
     generator = setting.generator(5)
     orders = [torch.randperm(len(window), generator=generator) for _ in range(PARTITIONS)]
     cuts = torch.stack([referee.within(state, window.rows(order), recipe.split(len(window)), GHOST)[1] for order in orders])
-    variance = float(cuts.var(0).sum())
-    square = float((cuts.mean(0) - g).square().sum()) - variance / PARTITIONS
-    length = float(torch.linalg.vector_norm(g))
-    return {"bias": max(0.0, square) ** 0.5 / length, "spread": variance**0.5 / length}
+    variance = cuts.var(0).sum()
+    square = (cuts.mean(0) - g).square().sum() - variance / PARTITIONS
+    length = torch.linalg.vector_norm(g)  # zero where a window has no gradient: NaN then
+    return {"bias": float(square.clamp(min=0) ** 0.5 / length), "spread": float(variance**0.5 / length)}
 
 
 def _arm(setting: Setting, recipe: Recipe) -> Arm:

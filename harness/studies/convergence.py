@@ -14,7 +14,7 @@ from harness.measure.training import OnStep, Row, outcome
 from harness.recipes import catalogue
 from harness.recipes.recipe import Arm, take_step
 from harness.results.arm_name import ACCUMULATED, FULL
-from harness.trial import Candidate, check_splits, full_batch, with_faults
+from harness.trial import Candidate, full_batch, with_faults
 
 
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
@@ -49,7 +49,6 @@ class End:
 def train(setting: Setting, chosen: Sequence[Candidate], on_step: OnStep) -> list[End]:
     """Train the arms side by side for the configured steps: same weights, same windows, same draws."""
     config = setting.config
-    check_splits(setting, chosen)
     arms = [setting.arm(candidate.recipe) for candidate in chosen]
     accumulated = {c.label: arm for c, arm in zip(chosen, arms, strict=True) if c.arm == ACCUMULATED}
     noise = noise_scale.watch(accumulated, config.probe_every)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-from harness.config import ConfigError, Precision
+from harness.config import Precision
 from harness.measure import noise_scale
 from harness.measure.lock_step import Setting, Watch
 from harness.measure.rounding import zero_lr
@@ -20,7 +20,7 @@ from harness.recipes.recipe import Recipe, take_step
 from harness.referee.gradients import relative_distance
 from harness.referee.oracle import Referee, State, snapshot
 from harness.results.arm_name import ACCUMULATED
-from harness.trial import Candidate, accumulated, check_splits
+from harness.trial import accumulated
 from harness.workloads import Batch
 
 SIZES = tuple(4**k for k in range(1, 6))  # of the batches drawn: 4 to 1,024
@@ -35,10 +35,7 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     """
     config = setting.config
     num = config.accumulation_steps[0]
-    if num < 2:
-        raise ConfigError("accumulation_steps", list(config.accumulation_steps), "two or more micro-batches to begin with")
     recipe = accumulated(config, num)
-    check_splits(setting, [Candidate(ACCUMULATED, recipe)])
     arm = setting.arm(recipe)
     noise = noise_scale.watch({ACCUMULATED: arm}, every=1)
     rows = []

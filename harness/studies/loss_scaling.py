@@ -18,7 +18,7 @@ from harness.recipes.recipe import Arm, Recipe, take_step
 from harness.referee.gradients import flatten, relative_distance
 from harness.referee.oracle import clipped, snapshot
 from harness.results.arm_name import FULL, PERMUTED
-from harness.trial import Candidate, check_splits, full_batch, with_faults
+from harness.trial import Candidate, full_batch, with_faults
 
 PRECISIONS = (Precision.float64, Precision.float16)  # the scaler's algebra, exactly; and the real thing
 
@@ -29,7 +29,6 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     wrong = {name: catalogue.named(name, config.precision) for name in catalogue.names(config)}
     accumulated = [candidate for candidate in with_faults(config, wrong) if candidate.arm != PERMUTED]
     chosen = [Candidate(FULL, full_batch(config)), *accumulated]
-    check_splits(setting, chosen)
     return [
         {
             "arm": one.arm,

@@ -25,7 +25,7 @@ from harness.recipes.recipe import Arm, Recipe
 from harness.referee.gradients import relative_distance
 from harness.referee.oracle import running_statistics
 from harness.results.arm_name import ACCUMULATED, FULL, PERMUTED, ArmName
-from harness.trial import Candidate, accumulated, check_splits, full_batch, permuted
+from harness.trial import Candidate, accumulated, full_batch, permuted
 from harness.workloads import Batch
 
 REORDERED = "reordered"  # the same micro-batches in another order
@@ -77,7 +77,6 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     """
     config = setting.config
     compared = {one.candidate.label: one for one in _compared_arms(config)}
-    check_splits(setting, [one.candidate for one in compared.values()])
     arms = {REFERENCE: setting.arm(full_batch(config), precision=Precision.float64)}
     for label, one in compared.items():
         optimizer = one.optimizer or config.optimizer

@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from harness.config import ConfigError, Precision
+from harness.config import Precision
 from harness.measure.lock_step import Setting, Watch
 from harness.measure.rounding import zero_lr
 from harness.measure.training import OnStep, Row
 from harness.recipes.recipe import Recipe, take_step
 from harness.recipes.sample_masks import masks_of_samples, masks_repeated
 from harness.referee.gradients import relative_distance
-from harness.trial import Candidate, accumulated, check_splits, full_batch
+from harness.trial import accumulated, full_batch
 from harness.workloads.layers import replace_layers
 
 SAME, OTHER = 5, 6  # streams of the trial's seed
@@ -33,14 +33,10 @@ REALISATIONS: dict[str, Callable[[Recipe], Recipe]] = {
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     """One row per number of dropout layers, N and way of drawing masks, compared with the full batch's draws.
 
-    The configured model has one dropout layer, before its last; then it gets one behind every ReLU. Raises `ConfigError` without
-    dropout.
+    The configured model has one dropout layer, before its last; then it gets one behind every ReLU.
     """
     config = setting.config
-    if config.workload.dropout == 0:
-        raise ConfigError("workload.dropout", 0, "a positive probability: there is nothing else that draws")
     right = [accumulated(config, num) for num in config.accumulation_steps]
-    check_splits(setting, [Candidate("accumulated", recipe) for recipe in right])
     rows = _rows(setting, right)
     drop_behind_relu(setting.initial, config.workload.dropout)
     return rows + _rows(setting, right)
@@ -94,9 +90,9 @@ def distribution(own: Tensor, full: Tensor) -> Row:
     `spread_ratio`: tr Cov(own) / tr Cov(full). `noise`: sqrt(tr Cov(full)) / |mean(full)|.
     """
     difference = own - full
-    spread = float(full.var(0).sum())
+    spread = full.var(0).sum()  # zero where the masks change nothing, as over units that are dead: ratios are NaN then
     return {
         "mean_shift": float(len(own) * difference.mean(0).square().sum() / difference.var(0).sum()),
-        "spread_ratio": float(own.var(0).sum()) / spread,
-        "noise": spread**0.5 / float(full.mean(0).norm()),
+        "spread_ratio": float(own.var(0).sum() / spread),
+        "noise": float(spread**0.5 / full.mean(0).norm()),
     }

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import torch
 
-from harness.config import ConfigError, Norm
 from harness.measure.lock_step import Setting
 from harness.measure.training import OnStep, Row, outcome
 from harness.recipes.remedies import REMEDIES, calibrate
@@ -18,13 +17,8 @@ from harness.trial import Candidate, full_batch, split_plan, with_faults
 
 
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
-    """One row per arm: the full batch, plain accumulation at every N, the permuted full batch, and every remedy at every N.
-
-    Raises `ConfigError` for a model without BatchNorm.
-    """
+    """One row per arm: the full batch, plain accumulation at every N, the permuted full batch, and every remedy at every N."""
     config = setting.config
-    if config.norm != Norm.batch:
-        raise ConfigError("norm", config.norm, f"batch with study={config.study}: the remedies are BatchNorm's")
     ends = train(setting, [Candidate(FULL, full_batch(config)), *with_faults(config, REMEDIES)], on_step)
     return [_row(setting, end) for end in ends]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -38,7 +39,7 @@ class Noise:
     @property
     def scale(self) -> float:
         """B_simple = tr(Sigma) / |G|^2, in samples."""
-        return self.trace / self.squared_mean
+        return _over(self.trace, self.squared_mean)
 
     def squared(self, batch: int, *, replaced: bool) -> float:
         """E|g_b|^2 = |G|^2 + tr(Sigma) / b, times 1 - b/D for samples drawn without replacement."""
@@ -64,14 +65,19 @@ def measurements(setting: Setting, on_step: OnStep) -> Iterator[Row]:
                 "micro_batch": batch,
                 "after_steps": after,
                 "noise_scale": noise.scale,
-                "ratio": each / whole,
+                "ratio": _over(each, whole),
                 "predicted": _ratio(noise, batch, config.effective_batch, replaced=True),
                 "predicted_without_replacement": _ratio(noise, batch, config.effective_batch, replaced=False),
             }
 
 
 def _ratio(noise: Noise, batch: int, effective_batch: int, *, replaced: bool) -> float:
-    return noise.squared(batch, replaced=replaced) / noise.squared(effective_batch, replaced=replaced)
+    return _over(noise.squared(batch, replaced=replaced), noise.squared(effective_batch, replaced=replaced))
+
+
+def _over(a: float, b: float) -> float:
+    """a / b; NaN where there is no gradient, as of a model whose units are dead."""
+    return a / b if b else math.nan
 
 
 def second_moment(setting: Setting, trained: Arm, recipe: Recipe) -> float:

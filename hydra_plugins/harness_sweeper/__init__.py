@@ -5,15 +5,17 @@
 Without it, this is the basic sweeper.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from math import prod
 from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
 from hydra.core.utils import JobReturn
 from hydra.errors import ConfigCompositionException
 from hydra.types import RunMode
@@ -36,6 +38,7 @@ class GridsSweeperConf:
 ConfigStore.instance().store(group="hydra/sweeper", name="grids", node=GridsSweeperConf, provider="harness")
 
 SIZES = ("full", "quick")
+MOST_CELLS = 20_000  # of one sweep, all grids together: to compose as many takes half a minute
 Grid = dict[str, list[str]]  # axis: its overrides, one per value
 
 
@@ -74,7 +77,10 @@ class GridsSweeper(BasicSweeper):
         loader = self.hydra_context.config_loader
         parser = OverridesParser.create(config_loader=loader)
         given = _axes(parser.parse_overrides(arguments))
-        cells = union([grid for sweeper, own in self._parts(given) for grid in sweeper.restricted(own, parser)])
+        grids = [grid for sweeper, own in self._parts(given) for grid in sweeper.restricted(own, parser)]
+        if (number := sum(prod(map(len, grid.values())) for grid in grids)) > MOST_CELLS:
+            raise ConfigCompositionException(f"{' '.join(arguments)}: expected at most {MOST_CELLS} cells, got {number}")
+        cells = union(grids)
         if not cells:
             raise ConfigCompositionException(
                 f"{' '.join(arguments)}: expected values that one grid of the experiment has together"
@@ -138,9 +144,22 @@ def _axes(overrides: Sequence[Override]) -> Grid:
             raise ConfigCompositionException(f"{override.input_line}: expected one experiment")
         if override.is_sweep_override() and not override.is_discrete_sweep():
             raise ConfigCompositionException(f"{override.input_line}: expected a list of values or a range to sweep over")
+        if not num_values(override) <= MOST_CELLS:
+            raise ConfigCompositionException(f"{override.input_line}: expected at most {MOST_CELLS} values to sweep over")
         values = override.sweep_string_iterator() if override.is_sweep_override() else [override.get_value_element_as_str()]
         axes[key] = list(dict.fromkeys(_text(override, key, value) for value in values))
     return axes
+
+
+def num_values(override: Override) -> float:
+    """How many values an override gives, without making them: a range may have any number."""
+    match override.value():
+        case ChoiceSweep(list=values):
+            return len(values)
+        case RangeSweep(start=float() | int() as start, stop=float() | int() as stop, step=float() | int() as step):
+            return max(0.0, (float(stop) - float(start)) / float(step)) if step else math.inf
+        case _:
+            return 1
 
 
 def _text(override: Override, key: str, value: str) -> str:

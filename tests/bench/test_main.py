@@ -24,7 +24,7 @@ def measured(part: str, name: str, value: float) -> Measurement:
         (["overheads"], "expected parts of overhead"),
         (["scaling", "workload=text"], "expected parts of overhead, profile, by_hand with settings"),
         (["overhead", "workload=foo"], "workload=foo: expected one of"),
-        (["profile", "optimizer.lr=-1"], "optimizer.lr=-1.0: expected a positive number"),
+        (["profile", "optimizer.lr=-1"], "optimizer.lr=-1.0: expected a number from 1e-16"),
         (["by_hand", "lr=3"], "lr=3: expected one of norm"),
     ],
 )

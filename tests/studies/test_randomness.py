@@ -47,5 +47,5 @@ def test_single_runs_law_and_remedy() -> None:
 
 
 def test_it_takes_dropout() -> None:
-    with pytest.raises(ConfigError, match=r"workload.dropout=0: expected a positive probability"):
+    with pytest.raises(ConfigError, match=r"workload.dropout=0.0: expected a positive probability"):
         studies.run(dataclasses.replace(CONFIG, workload=WorkloadConfig()), lambda step, rows: None)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -61,13 +63,13 @@ def watch(train: Train, job: Job) -> Run:
     numpy_state = np.random.get_state()
     with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
         try:
-            with Recorder(run, job.intervention, namespaces) as recorder:
+            with this_process_goes_on(), Recorder(run, job.intervention, namespaces) as recorder:
                 result = _call(train, job, recorder)
             run.reported, run.counts = losses_in(result), counts_in(result)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            run.error = "".join(traceback.format_exception_only(error)).strip() + _place(error)
+            run.error = described(error)
         finally:
             np.random.set_state(numpy_state)
     return run
@@ -85,9 +87,34 @@ def _call(train: Train, job: Job, recorder: Recorder) -> Any:
     return train(*sizes.values(), **options)
 
 
-def _place(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+class ProcessEnded(SystemExit):
+    """Somebody called `os._exit`, which would have ended the whole process without a word; a thread of its own ends with this."""
+
+
+@contextmanager
+def this_process_goes_on() -> Iterator[None]:
+    """`os._exit` raises here, and a copy of this process (`os.fork`) that leaves the block instead of ending ends."""
+    process, end = os.getpid(), os._exit
+
+    def refuse(status: int) -> NoReturn:
+        if os.getpid() != process or os._exit is not refuse:  # a copy; or somebody kept this function for later
+            end(status)
+        raise ProcessEnded(f"os._exit({status})")
+
+    os._exit = refuse
+    try:
+        yield
+    finally:
+        os._exit = end
+        if os.getpid() != process:
+            end(0)
+
+
+def described(error: BaseException) -> str:
+    """The exception in one line, with the place in the audited code where it was raised."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return " ".join("".join(traceback.format_exception_only(error)).split()) + place
 
 
 def load(target: str) -> Callable[..., Any]:
@@ -98,7 +125,10 @@ def load(target: str) -> Callable[..., Any]:
     file = Path(path).resolve()
     if not file.is_file():
         raise ValueError(f"expected a file, got {path}, which is not there")
-    function = getattr(load_module(file), name, None)
+    try:
+        function = getattr(load_module(file), name, None)
+    except (Exception, SystemExit, GeneratorExit) as error:
+        raise ValueError(f"expected a file that can be imported, got {path}: {described(error)}") from error
     if not callable(function):
         raise ValueError(f"expected a function {name} in {path}, found none")
     result: Callable[..., Any] = function

@@ -1,0 +1,90 @@
+"""What all commands have in common: refusals in one line, of their arguments and by their surroundings."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import io
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NoReturn
+
+BAD_INPUT = 2  # exit code, as argparse has it
+MOST_CHARACTERS = 800  # of a refusal
+
+
+def one_line(text: object) -> str:
+    r"""The text without line breaks, and with its middle left out where nobody would read it all.
+
+    >>> one_line("bad value:\n   x")
+    'bad value: x'
+    """
+    line = " ".join(str(text).split())
+    half = MOST_CHARACTERS // 2
+    return line if len(line) <= MOST_CHARACTERS else f"{line[:half]} ... {line[-half:]}"
+
+
+def told(main: Callable[[], int]) -> int:
+    """The exit code of a command; what it prints is written as far as it can be, and stops nothing.
+
+    A reader who has gone (`| head`) changes nothing. Output that cannot be written otherwise (a full disk) is told, with
+    `BAD_INPUT`, and so is anything else that the surroundings refuse: files, memory. HYDRA_FULL_ERROR=1 shows the traceback.
+    """
+    wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
+    _hold_standard_descriptors()
+    out, err = _Outlet(1, "w", closefd=False), _Outlet(2, "w", closefd=False)
+    former, encoding = (sys.stdout, sys.stderr), getattr(sys.stderr, "encoding", "utf-8")
+    sys.stdout, sys.stderr = out.text(encoding), err.text(encoding)
+    argparse.ArgumentParser.error = _refuse  # type: ignore[method-assign]
+    try:
+        code = main()
+    except (OSError, MemoryError, ImportError, RecursionError) as error:
+        if wants_traceback:
+            raise
+        print(one_line(f"{type(error).__name__}: {error}"), file=sys.stderr)
+        code = BAD_INPUT
+    finally:
+        sys.stdout.flush()
+        sys.stdout, sys.stderr = former
+    if out.refused is not None and out.refused.errno != errno.EPIPE:
+        with suppress(OSError):
+            os.write(2, f"standard output: expected a file that can be written ({out.refused.strerror})\n".encode())
+        code = code or BAD_INPUT
+    return code
+
+
+def _refuse(self: argparse.ArgumentParser, message: str) -> NoReturn:
+    """As argparse does, Hydra's too, but in one line: `--help` has the usage."""
+    print(one_line(message), file=sys.stderr)
+    raise SystemExit(BAD_INPUT)
+
+
+def _hold_standard_descriptors() -> None:
+    """Open what was closed before we started: else the next file that is opened gets what libraries print."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+
+
+class _Outlet(io.FileIO):
+    """A standard stream that takes everything, and remembers what the system first refused to write."""
+
+    refused: OSError | None = None
+
+    def write(self, content: Any) -> int:
+        """What cannot be written counts as written."""
+        try:
+            return super().write(content)
+        except OSError as error:
+            self.refused = self.refused or error
+            return len(content)
+
+    def text(self, encoding: str) -> io.TextIOWrapper:
+        """With escapes for what the encoding has not."""
+        return io.TextIOWrapper(
+            io.BufferedWriter(self), encoding=encoding, errors="backslashreplace", line_buffering=self.name == 2 or self.isatty()
+        )

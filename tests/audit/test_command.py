@@ -1,0 +1,101 @@
+"""The exit code of the command comes from what was judged, whatever the audited code does to its process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.audit import audit
+from harness.audit.__main__ import main
+from harness.audit.command import judge, parser
+from tests.chaos.campaigns.audited_code import FILE
+
+SIZES = ("--batch-size", "16", "--accumulation-steps", "4")
+EXEC = "import os; os.execv('/bin/true', ['true'])"
+PARTS = {
+    "at_import": "pass",
+    "before": "pass",
+    "within": "pass",
+    "after": "pass",
+    "divisor": "accumulation_steps",
+    "optimizer": "SGD",
+}
+
+
+def audited(folder: Path, **parts: str) -> str:
+    file = folder / "code.py"
+    file.write_text(FILE.format(**PARTS | parts))
+    return f"{file}:train"
+
+
+@pytest.mark.parametrize(
+    ("place", "deed", "words"),
+    [
+        ("at_import", "import sys; sys.exit(0)", "SystemExit: 0"),
+        ("at_import", "raise KeyboardInterrupt", "KeyboardInterrupt"),
+        ("after", "import sys; sys.exit(None)", "SystemExit"),
+        ("after", "import os; os._exit(0)", "os._exit(0)"),
+        ("within", "raise KeyboardInterrupt", "KeyboardInterrupt"),
+        ("within", "raise GeneratorExit", "GeneratorExit"),
+    ],
+)
+def test_what_ends_the_audited_code_does_not_end_as_equivalent(tmp_path: Path, place: str, deed: str, words: str) -> None:
+    code, said, error = judge(parser().parse_args([audited(tmp_path, **{place: deed}), *SIZES]))
+    assert code == 2 and words in " ".join((said + error).split()) and error.count("\n") <= 1
+
+
+@pytest.mark.parametrize(
+    ("place", "deed", "code", "words"),
+    [
+        ("at_import", "import os; os._exit(0)", 2, "ended its process (exit code 0)"),
+        pytest.param("before", EXEC, 2, "ended its process (exit code 0)", marks=pytest.mark.slow),
+        pytest.param("before", "import os; os.kill(os.getpid(), 9)", 2, "killed by SIGKILL", marks=pytest.mark.slow),
+        pytest.param("before", "import os; os.fork()", 0, "equivalent", marks=pytest.mark.slow),
+    ],
+)
+def test_what_ends_its_process_does_not_end_the_command(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], place: str, deed: str, code: int, words: str
+) -> None:
+    assert main([audited(tmp_path, **{place: deed}), *SIZES]) == code
+    output = capfd.readouterr()
+    assert words in output.out + output.err and "Traceback" not in output.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("divisor", ["accumulation_steps", "1"])
+def test_threads_and_processes_that_never_end_do_not_hold_it(tmp_path: Path, divisor: str) -> None:
+    threads = "import threading, time, subprocess; threading.Thread(target=time.sleep, args=(900,)).start(); "
+    target = audited(tmp_path, at_import=threads + "subprocess.Popen(['sleep', '900'])", divisor=divisor)
+    done = subprocess.run([sys.executable, "-m", "harness.audit", target, *SIZES], timeout=120, capture_output=True, check=False)
+    assert done.returncode == (0 if divisor == "accumulation_steps" else 1), done
+
+
+def test_where_nothing_can_be_saved_it_is_refused_before_the_audit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for target in (tmp_path / "no_such_folder" / "a.html", tmp_path):
+        with pytest.raises(SystemExit) as stopped:
+            main([audited(tmp_path), *SIZES, "--save", str(target)])
+        assert stopped.value.code == 2
+        said = capsys.readouterr().err
+        assert "expected a" in said and str(target) in said
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"framework": 1}', "\x00", '{"arms": 1, "findings": [], "problems": []}'])
+def test_a_record_that_is_none_is_named_and_left_alone(tmp_path: Path, content: str) -> None:
+    record = tmp_path / "trainer.json"
+    record.write_text(content)
+    code, said, error = judge(parser().parse_args([audited(tmp_path), *SIZES, "--record", str(record)]))
+    assert code == 2 and "equivalent" in said, "the verdict is told all the same"
+    assert error.count("\n") == 1 and "to be the record of a released trainer" in error
+    assert record.read_text() == content
+
+
+def test_os_exit_in_a_function_does_not_end_the_caller(tmp_path: Path) -> None:
+    def train(batch_size: int, accumulation_steps: int) -> None:
+        os._exit(0)
+
+    report = audit(train, batch_size=16, accumulation_steps=(4,))
+    assert report.exit_code == 2 and "os._exit(0)" in report.problems[0]
