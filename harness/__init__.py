@@ -3,7 +3,7 @@ import os
 import resource
 import sys
 
-LEAST_ADDRESSES = 2**30  # bytes of address space: with less, libraries end a process in the middle, each in its own way
+LEAST_ADDRESSES = 13 * 2**26  # bytes, 832 MiB: with less, libraries end a process in the middle, each in its own way
 
 
 def _is_command() -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness import plan
+from harness import LEAST_ADDRESSES, plan
 from harness.config import ConfigError, Model, Norm, TrialConfig, WorkloadConfig
 from harness.measure import memory
 from harness.measure.lock_step import Setting
@@ -66,7 +66,7 @@ def test_b_is_found_by_trying() -> None:
     config = TrialConfig(effective_batch=960, accumulation_steps=(1,), workload=WorkloadConfig(width=64))
     assert list(plan.by_trying(config)) == ["b = 960, N = 1: 2 steps of 960 samples taken on this machine"]
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        limit = pool.submit(address_space, config, 8).result() // 1024 + 40 * 1024
+        limit = max(pool.submit(address_space, config, 8).result() + 40 * 2**20, LEAST_ADDRESSES) // 1024
     command = f"ulimit -v {limit}; exec {sys.executable} -m harness.plan b=auto effective_batch=960 workload.width=64"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     *tried, chosen = done.stdout.splitlines()

@@ -74,7 +74,7 @@ def test_arguments_are_refused_in_one_line(tmp_path: Path) -> None:
 def test_too_little_memory_for_the_libraries_is_told_before_they_are_loaded(command: str) -> None:
     line = f"ulimit -v 500000; {sys.executable} -m {command}"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (2, "ulimit -v 500000: expected at least 1048576, which libraries take\n")
+    assert (done.returncode, done.stderr) == (2, "ulimit -v 500000: expected at least 851968, which libraries take\n")
 
 
 def test_a_line_has_an_end() -> None:
