@@ -15,7 +15,7 @@ from harness.measure.lock_step import Setting
 from harness.measure.training import OnStep, Row
 from harness.recipes import precision
 from harness.recipes.determinism import choose_device, deterministic
-from harness.trial import check_splits, standard_candidates
+from harness.trial import check_splits, check_terms, standard_candidates
 
 
 def run(config: TrialConfig, on_step: OnStep) -> Row:
@@ -35,6 +35,7 @@ def run(config: TrialConfig, on_step: OnStep) -> Row:
     with deterministic(config.precision):
         setting = Setting(config, device)
         check_splits(setting, standard_candidates(config))
+        check_terms(setting, list(setting.windows()))
         rows = list(study.measurements(setting, on_step))
     seconds = {str(config.study): time.perf_counter() - started}
     return {"arms": [], "measurements": rows, "environment": describe(device), "seconds": seconds}

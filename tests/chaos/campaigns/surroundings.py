@@ -55,7 +55,7 @@ BEFORE = (  # in the shell, before the command
     *("export PYTHONWARNINGS=error", "export PYTHONOPTIMIZE=2"),
     *("export TERM=dumb", "unset TERM", "export COLUMNS=1"),
     *("export COLUMNS=-1", "export COLUMNS=x", "export TZ=Nowhere/Land", "export TZ="),
-    *("export OMP_NUM_THREADS=0", "export OMP_NUM_THREADS=x", "export OMP_NUM_THREADS=10000", "export MPLBACKEND=nonsense"),
+    *("export OMP_NUM_THREADS=0", "export OMP_NUM_THREADS=x", "export OMP_NUM_THREADS=10000"),
     *("export MPLCONFIGDIR=$PWD/not/there", "export WANDB_DIR=$PWD/not/there WANDB_MODE=nonsense"),
     *("export PYTHONHASHSEED=1", "export CUDA_VISIBLE_DEVICES=9"),
     *("export SOURCE_DATE_EPOCH=x", "export PYTHONUNBUFFERED=1"),
