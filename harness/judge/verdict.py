@@ -202,6 +202,8 @@ def unjudgeable(evidence: Evidence) -> str:
 
 def unmeasured(precision: str, algebra: Algebra, own: Rounding) -> str:
     """Why an arm in which nothing is wrong so far cannot be called right; empty when it can."""
+    if math.isnan(algebra.trajectory_error):  # the arm has run away in float64, the full batch has not
+        return Doubt.diverged
     failed = [what for what, error, _ in algebra_measures(algebra) if math.isnan(error)]
     if failed:
         return f"{Doubt.unmeasured}: {', '.join(failed)}"

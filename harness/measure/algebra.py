@@ -152,7 +152,7 @@ def _follow(
     _, followed = _run(setting, again, windows, clip_norm=setting.config.clip_norm, every_from=first)
     for label, parted_at in parted.items():
         runs[label].signature = followed[label].signature
-        if followed[label].is_right:
+        if followed[label].is_right and all(map(math.isfinite, followed[label].distances)):
             runs[label].parted_at = parted_at
 
 
@@ -183,8 +183,10 @@ def _run(
         if not (lock.movement <= RAN_AWAY and math.isfinite(records[REFERENCE].loss)):
             break
         for label, run in runs.items():
-            run.distances.append(records[label].parameter_distance)
-            if watched:
+            distance = records[label].parameter_distance
+            is_gone = lock.movement > 0 and not math.isfinite(distance)  # out of range, where the full batch is not
+            run.distances.append(math.nan if is_gone else distance)
+            if watched and not is_gone:
                 run.signature = run.signature.merged(probe.after(label, ids, t, records[label].loss))
         if t == 0:
             reference = arm_state(lock.arms[REFERENCE])

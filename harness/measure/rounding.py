@@ -109,9 +109,7 @@ def zero_share(gradient: Tensor | None, exact: Tensor) -> float:
 
 def _decomposed(lock: LockStep, label: str, parts: tuple[Tensor, ...]) -> Decomposition:
     gradient = lock.watches[label].gradient
-    if gradient is None or not bool(torch.isfinite(gradient).all()):
-        return Decomposition((), math.nan, math.nan)
-    return decompose(gradient, parts)
+    return Decomposition((), math.nan, math.nan) if gradient is None else decompose(gradient, parts)
 
 
 def _rounding(

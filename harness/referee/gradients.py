@@ -168,9 +168,12 @@ def relative_distance(a: Tensor, g: Tensor) -> float:
 def decompose(a: Tensor, parts: Sequence[Tensor]) -> Decomposition:
     """Least squares of a ([P]) on the micro-batch gradients `parts` (N of [P]), by a QR factorisation in float64.
 
-    Columns are scaled to unit length first, so that the condition number speaks of directions and not of sizes.
+    Columns are scaled to unit length first, so that the condition number speaks of directions and not of sizes. NaN where a
+    vector is not finite.
     """
     matrix = torch.stack(list(parts), dim=1)
+    if not bool(torch.isfinite(matrix).all() and torch.isfinite(a).all()):
+        return Decomposition((math.nan,) * len(parts), math.nan, math.nan)
     lengths = torch.linalg.vector_norm(matrix, dim=0)
     lengths = torch.where(lengths > 0, lengths, torch.ones_like(lengths))
     q, r = torch.linalg.qr(matrix / lengths)

@@ -207,6 +207,23 @@ def test_a_run_is_compared_as_long_as_the_full_batch_stays_in_range() -> None:
     assert all(math.isfinite(error) for error in (found.gradient_error, found.state_error, found.trajectory_error))
 
 
+def test_an_arm_that_runs_away_alone_is_compared_until_then(toy_setting: MakeSetting) -> None:
+    """Its last windows say nothing, and nothing of it says that it is right."""
+
+    def run_away(arm: Arm) -> None:
+        if arm.windows == STEPS - 1:
+            for parameter in arm.model.parameters():
+                assert parameter.grad is not None
+                parameter.grad.fill_(math.inf)
+
+    def away(recipe: Recipe) -> Recipe:
+        return dataclasses.replace(recipe, at_boundary=(run_away, *recipe.at_boundary))
+
+    found = algebra(toy_setting(CONFIG), away).algebra
+    assert found.gradient_error <= ALGEBRA_GATE and not algebra_failures(found) and found.parted_at is None
+    assert math.isnan(found.trajectory_error)
+
+
 def test_clipping_is_tried_when_none_is_configured_and_off_when_it_was_active(toy_setting: MakeSetting) -> None:
     free = algebra(toy_setting(CONFIG)).algebra
     assert free.clipping_active and free.clipped_share == 0, f"active by construction, at {ACTIVE} of the first norm"

@@ -95,7 +95,9 @@ def attack(rng: Random, folder: Path) -> str:
     """A right or a wrong loop that does one thing more somewhere; the exit code never says more than was found out."""
     ends = rng.random() < 0.5
     deed = rng.choice(ENDS if ends else HARMLESS)
-    place = rng.choice(("at_import", "before", "within", "after"))
+    # a fork in a loop doubles the processes at each pass: more than any machine has
+    places = ("at_import", "after") if "os.fork()" in deed else ("at_import", "before", "within", "after")
+    place = rng.choice(places)
     right = rng.random() < 0.5
     parts = dict.fromkeys(("at_import", "before", "within", "after"), "pass") | {place: deed}
     divisor = "accumulation_steps" if right else "1"
