@@ -40,7 +40,7 @@ BEFORE = (  # in the shell, before the command
     *("ulimit -n 8", "ulimit -n 12", "ulimit -n 20", "ulimit -n 40"),
     *("ulimit -n 64", "ulimit -f 0", "ulimit -f 8", "ulimit -s 256"),
     *("ulimit -v 500000", "ulimit -v 800000", "ulimit -v 2000000", "umask 777", "umask 000", "umask 277"),
-    *("mkdir g; cd g; rmdir ../g",),
+    *("mkdir g; cd g; rmdir ../g", "export MPLBACKEND=nonsense"),
     *("mkdir -p 'a b/ü'; cp loop.py 'a b/ü'; cd 'a b/ü'", "mkdir $'\\xff'; cp loop.py $'\\xff'; cd $'\\xff'"),
     *("touch r", "ln -s r r", "ln -s $PWD/not/there r", "ln -s /proc r"),
     *("mkfifo r", "mkdir -p r; touch r/single", "touch o", "ln -s o o"),
