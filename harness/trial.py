@@ -29,7 +29,7 @@ from harness.results.judged_arm import VerdictRow, to_stored
 from harness.workloads import Batch
 from harness.workloads.build import smallest_micro_batch
 
-WINDOWS = 3  # in each of which L1 has to reject an arm: one more false alarm in a thousand would be one in 10^9
+WINDOWS = 3  # in each of which L1 has to reject an arm: a false alarm in one window of 1,000 is one in 10^9 of three
 
 
 @dataclass(frozen=True)
