@@ -53,6 +53,17 @@ class Command:
 Start = Callable[[float], Command]
 
 
+@pytest.fixture(autouse=True)
+def as_from_a_terminal() -> Iterator[None]:
+    """A suite in the background, or under nohup, hands on to its processes that signals are ignored."""
+    former = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    for number, handler in former.items():
+        signal.signal(number, handler)
+
+
 @pytest.fixture
 def start() -> Iterator[Start]:
     """Starts a command in a folder with a short name, as its temporary folder has to have."""
