@@ -214,7 +214,7 @@ def unmeasured(precision: str, algebra: Algebra, own: Rounding) -> str:
     if own.scale == 0 and own.full_zeros == 1:
         return Doubt.vanished
     if not all(map(math.isfinite, (own.ratio, own.high, own.factor))):
-        return f"{Doubt.overflowed}: {own.skipped} gradients overflowed in {precision}; a smaller loss_scale would tell"
+        return f"{Doubt.overflowed}: gradients overflowed in {precision}; a smaller loss_scale would tell"
     return ""
 
 
