@@ -24,6 +24,7 @@ from harness.referee.hypotheses import Hypothesis, WindowFacts, hypotheses, part
 from harness.referee.oracle import WHOLE, Inside, Loss, Parts, Referee, State, clipped, running_statistics, snapshot
 from harness.workloads import Batch
 
+WRONG_ANYWAY = 1e-2  # relative error that is not asked whether float64 could resolve less: that costs four gradients
 FEW_ULPS = 2.0**-50  # relative, of float64: what a dot product rounds
 REMEMBERED = 4, 16  # windows, at least and at most, whose first weights are kept, to recognise a forward with old ones
 REMEMBERED_BYTES = 2**26  # that these may take, of one arm
@@ -121,7 +122,7 @@ class Probe:
         found = Signature(gradient_error=error, unequal_terms=self._unequal_terms(arm, window))
         if error <= ALGEBRA_GATE:
             return dataclasses.replace(found, loss_error=loss_error(arm, loss, exact_loss))
-        resolution = self._resolution(seen)
+        resolution = self._resolution(seen) if error <= WRONG_ANYWAY else 0.0
         if error <= RESOLVED * resolution:
             return dataclasses.replace(found, gradient_error=0.0, resolution=resolution)
         if window.holds(samples):
