@@ -112,7 +112,7 @@ DRAWS: Mapping[str, Draw] = {
     "ema_decay": either(0.3, lambda rng: round(rng.uniform(0.001, 0.999), 4), one_of(None)),
     "precision": one_of(*Precision),
     "loss_scale": rarely_anywhere("loss_scale", either(0.5, decades(0, 5.2), powers(0, 17))),
-    "effective_batch": either(0.1, whole(33, 128), whole(2, 32)),
+    "effective_batch": either(0.15, whole(33, 400), whole(2, 32)),  # the large ones meet the end of an epoch
     "accumulation_steps": numbers_of_micro_batches,
     "split": one_of(*Split),
     "steps": whole(1, 6),

@@ -56,6 +56,12 @@ def test_numbers_come_from_all_of_their_bounds(many: list[dict[str, Any]]) -> No
         assert min(seen) < max(BOUNDS[name].low, 1e-12) * 1e5, name
 
 
+def test_some_trials_meet_the_short_window_of_an_epoch(many: list[dict[str, Any]]) -> None:
+    """The digits have 1,500 training samples."""
+    met = [config["effective_batch"] * config["algebra_steps"] > 1500 for config in many if config["data.last_window"] == "keep"]
+    assert sum(met) > 0.02 * len(many)
+
+
 def test_a_number_always_draws_the_same_trial() -> None:
     assert identity(drawn(Random(5))) == identity(drawn(Random(5))) != identity(drawn(Random(6)))
 
