@@ -220,20 +220,20 @@ def memory(material: Material) -> Section | None:
         f"(largest residual {number(rows['residual'].max())}). A window enters as one: its first and its last micro-batch have "
         "the same weight, so nothing inside it is stale. Small steps at the same beta forget N times faster in samples."
     )
-    pictures = [
-        Picture(
-            "memory",
-            figures.figure_memory(own),
-            "Weight of past micro-batches in the optimizer state over their age in samples: a staircase for windows, a steep "
-            "line for small steps, and a line along the staircase for small steps at beta to the 1/N.",
-            "Weight in the state over age in samples, newest = 1. Each step of the staircase is a window, each point a "
-            "micro-batch.",
-        )
-        for own in [rows[rows["optimizer"] != "nesterov"]]  # whose buffer is momentum's
-        if len(own)
-    ]
+    own = rows[rows["optimizer"] != "nesterov"]  # whose buffer is momentum's
+    pictures = () if own.empty else (_memory_picture(own),)
     caption = "Half-life: the number of samples after which a weight has halved. Predicted: samples per step x ln 2 / -ln beta."
     return Section("What the state remembers", (text, *pictures, Table(head, cells, caption, folded=True)))
+
+
+def _memory_picture(rows: pd.DataFrame) -> Picture:
+    return Picture(
+        "memory",
+        figures.figure_memory(rows),
+        "Weight of past micro-batches in the optimizer state over their age in samples: a staircase for windows, a steep line "
+        "for small steps, and a line along the staircase for small steps at beta to the 1/N.",
+        "Weight in the state over age in samples, newest = 1. Each step of the staircase is a window, each point a micro-batch.",
+    )
 
 
 def small_steps(material: Material) -> Section | None:

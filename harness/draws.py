@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
 from random import Random
 from typing import Any
 
@@ -25,8 +24,8 @@ from harness.config import (
     ScheduleName,
     Split,
     TrialConfig,
-    to_dict,
     validate,
+    value_of,
 )
 
 Draw = Callable[[Random], Any]
@@ -142,12 +141,12 @@ def drawn(rng: Random, draws: Mapping[str, Draw] = DRAWS) -> TrialConfig:
 
 def overrides(number: int) -> list[str]:
     """The drawn trial of this number, as overrides of the command line: every setting that is drawn, in the table's order."""
-    config = to_dict(drawn(Random(f"drawn {number}")))
-    return [f"{name}={_text(reduce(dict.__getitem__, name.split('.'), config))}" for name in DRAWS]
+    config = drawn(Random(f"drawn {number}"))
+    return [f"{name}={_text(value_of(config, name))}" for name in DRAWS]
 
 
 def _text(value: Any) -> str:
-    return "null" if value is None else str(value).replace(" ", "")
+    return "null" if value is None else str(list(value) if isinstance(value, tuple) else value).replace(" ", "")
 
 
 def _fits_the_data(config: TrialConfig) -> bool:

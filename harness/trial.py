@@ -193,8 +193,11 @@ def check_splits(setting: Setting, candidates: Sequence[Candidate]) -> None:
 def check_terms(setting: Setting, stream: Sequence[Tensor]) -> None:
     """Raise `ConfigError` at a window without any loss term, whose mean loss is 0 / 0."""
     exact = setting.exact
+    has_terms = torch.zeros(exact.num_samples, dtype=torch.bool)
+    for ids in torch.cat(list(stream)).unique().split(setting.config.effective_batch):  # each sample once, however many windows
+        has_terms[ids] = exact.num_terms(exact.batch(ids)).cpu() > 0
     for t, ids in enumerate(stream):
-        if not bool(exact.num_terms(exact.batch(ids)).any()):
+        if not bool(has_terms[ids].any()):
             expected = f"windows with a loss term each: window {t} has none (more samples in a window, or another seed)"
             raise ConfigError("effective_batch", setting.config.effective_batch, expected)
 

@@ -24,7 +24,7 @@ from harness.referee.hypotheses import Hypothesis, WindowFacts, hypotheses, part
 from harness.referee.oracle import WHOLE, Inside, Loss, Parts, Referee, State, clipped, running_statistics, snapshot
 from harness.workloads import Batch
 
-WRONG_ANYWAY = 1e-2  # relative error that is not asked whether float64 could resolve less: that costs four gradients
+WRONG_ANYWAY = 1e-2  # relative error that is not asked whether float64 could resolve less: that costs three gradients
 FEW_ULPS = 2.0**-50  # relative, of float64: what a dot product rounds
 REMEMBERED = 4, 16  # windows, at least and at most, whose first weights are kept, to recognise a forward with old ones
 REMEMBERED_BYTES = 2**26  # that these may take, of one arm
@@ -96,7 +96,7 @@ class Probe:
             parts = partial(self._parts_of, label, window, state, step)
             found = found.merged(check_update(self.setting, arm, watch.gradient, start, before, parts))
         seen = ConsumedWindow(arm, step, window, watch.gradient, state, stale)
-        return found.merged(self._gradient(label, seen, clipped(gradient, arm.clip_norm), loss, exact_loss))
+        return found.merged(self._gradient(label, seen, gradient, loss, exact_loss))
 
     def _inside(self, label: str, ids: Tensor, start: Tensor, stale: Tensor | None) -> Signature:
         """What happened inside the window, whatever was consumed at its end."""
@@ -114,15 +114,16 @@ class Probe:
         fits = is_decays(moved.length, arm, self.carried[label].learning_rate, fewest=len(arm.seen) - 2)
         return dataclasses.replace(found, moved=moved, decays_fit=fits)
 
-    def _gradient(self, label: str, seen: ConsumedWindow, exact: Tensor, loss: float, exact_loss: Loss) -> Signature:
-        """The consumed gradient beside the `exact` one [P], and beside those of the causes where it is wrong."""
+    def _gradient(self, label: str, seen: ConsumedWindow, gradient: Tensor, loss: float, exact_loss: Loss) -> Signature:
+        """The consumed gradient beside the window's own [P], clipped, and beside those of the causes where it is wrong."""
         arm, window, samples = seen.arm, seen.window, torch.cat(seen.arm.seen)
+        exact = clipped(gradient, arm.clip_norm)
         stepped_once = self.lock.watches[label].steps_in_window == 1
         error = relative_distance(seen.consumed, exact)
         found = Signature(gradient_error=error, unequal_terms=self._unequal_terms(arm, window))
         if error <= ALGEBRA_GATE:
             return dataclasses.replace(found, loss_error=loss_error(arm, loss, exact_loss))
-        resolution = self._resolution(seen) if error <= WRONG_ANYWAY else 0.0
+        resolution = self._resolution(seen, gradient) if error <= WRONG_ANYWAY else 0.0
         if error <= RESOLVED * resolution:
             return dataclasses.replace(found, gradient_error=0.0, resolution=resolution)
         if window.holds(samples):
@@ -138,8 +139,8 @@ class Probe:
             return dataclasses.replace(found, other_samples=(self._beside(label, seen),))
         return found
 
-    def _resolution(self, seen: ConsumedWindow) -> float:
-        """||g(theta') - g(theta)|| / ||g(theta)||, the largest of three, theta' moved by a few units in the last place at random.
+    def _resolution(self, seen: ConsumedWindow, exact: Tensor) -> float:
+        """||g(theta') - g|| / ||g||, the largest of three, theta' moved by a few units in the last place at random; g is `exact`.
 
         Two right ways to compute g in float64 are no nearer to each other than about this, since each rounds as much on its way.
         It is large where the samples' gradients cancel, at the end of a training for example.
@@ -154,7 +155,6 @@ class Probe:
             with self.lock.randomness(seen.step):
                 return self.referee.gradient(state, seen.window)
 
-        exact = gradient(seen.state)
         others = [{**seen.state, **{name: moved(seen.state[name]) for name in self.referee.names}} for _ in range(3)]
         return max(relative_distance(gradient(other), exact) for other in others)
 

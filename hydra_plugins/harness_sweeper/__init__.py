@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from math import prod
 from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -78,7 +77,7 @@ class GridsSweeper(BasicSweeper):
         parser = OverridesParser.create(config_loader=loader)
         given = _axes(parser.parse_overrides(arguments))
         grids = [grid for sweeper, own in self._parts(given) for grid in sweeper.restricted(own, parser)]
-        if (number := sum(prod(map(len, grid.values())) for grid in grids)) > MOST_CELLS:
+        if (number := sum(math.prod(map(len, grid.values())) for grid in grids)) > MOST_CELLS:
             raise ConfigCompositionException(f"{' '.join(arguments)}: expected at most {MOST_CELLS} cells, got {number}")
         cells = union(grids)
         if not cells:

@@ -5,7 +5,6 @@ Whether it does is measured without the judge: right and faulty arm are trained 
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from random import Random
@@ -48,12 +47,12 @@ def attack(rng: Random, folder: Path) -> str:
         return "detected and named" if fault.cause in own["cause"].split("+") else f"detected as {own['cause'] or 'rounding'}"
     if verdict == "inconclusive" and beside["verdict"] == "inconclusive":
         return "not judged, nor was the right arm"
-    if changes(config, right, wrong.recipe, fault):
+    if changes(config, right, fault):
         raise Broken(f"{fault.cause} is {verdict}: {own['reasons']}\n{json.dumps(differing(config))}")
     return "at rest"
 
 
-def changes(config: TrialConfig, right: Recipe, wrong: Recipe, fault: Fault) -> bool:
+def changes(config: TrialConfig, right: Recipe, fault: Fault) -> bool:
     """Whether the fault changes what is computed: in float64 over the run, or the first gradient in the format under test."""
     with deterministic(config.precision):
         setting = Setting(config, CPU)
@@ -65,7 +64,7 @@ def changes(config: TrialConfig, right: Recipe, wrong: Recipe, fault: Fault) -> 
             gap = relative_distance(faulty[name], reference[name])
             if gap > CHANGED and gap > BEYOND_ROUNDING * relative_distance(control[name], reference[name]):
                 return True
-        return config.precision != Precision.float64 and error(setting, wrong) > ROUGHER * error(setting, right)
+        return config.precision != Precision.float64 and error(setting, fault.apply(right)) > ROUGHER * error(setting, right)
 
 
 def trained(setting: Setting, recipe: Recipe) -> dict[str, Any]:
@@ -87,7 +86,7 @@ def trained(setting: Setting, recipe: Recipe) -> dict[str, Any]:
 
 def error(setting: Setting, recipe: Recipe) -> float:
     """||g - g_64|| / ||g_64|| of what the first step consumes, in the format under test, without clipping."""
-    arm = setting.arm(dataclasses.replace(recipe), clip_norm=None)
+    arm = setting.arm(recipe, clip_norm=None)
     consumed: list[torch.Tensor] = []
     arm.optimizer.register_step_pre_hook(lambda *_: consumed.append(flatten(gradients(arm.model.parameters()))))
     ids = next(setting.windows(1))
