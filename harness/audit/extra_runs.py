@@ -10,6 +10,7 @@ from typing import Any
 from harness.audit.compare.comparison import ShapeError, facts
 from harness.audit.compare.facts import Facts, Probe, StepFacts
 from harness.audit.compare.floors import Floor
+from harness.audit.compare.nulls import not_rounding
 from harness.audit.compare.probes import rows, separated, terms
 from harness.audit.evidence import Finding, Intervention, Layer, Run
 from harness.audit.family import Family, Runs
@@ -93,12 +94,15 @@ class ExtraRuns:
         if run.error is not None or reference.error is not None or not run.num_steps:
             return None
         nulls = [null] if null.error is None else []
-        nulls += self.runs.permuted(options, follow)
+        nulls += [run for run in self.runs.permuted(options, follow) if self._is_null(run, reference, nulls)]
         try:
             compared = facts(run, reference, Floor(nulls, drift=False))
         except ShapeError:
             return None
         return Judged(compared, run).learning(lambda probe: replace(probe, same_at_one=self.same_at_one))
+
+    def _is_null(self, permuted: Run, reference: Run, nulls: Sequence[Run]) -> bool:
+        return bool(nulls) and permuted.error is None and not_rounding(permuted, reference, nulls, drift=False) is None
 
     def _follows_averages(self, judged: Judged) -> bool:
         """Whether gradients agree once averaged copies of the weights are the reference's: then these take part in the loss."""

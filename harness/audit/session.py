@@ -10,8 +10,10 @@ import torch
 
 from harness.audit.compare.comparison import ShapeError, facts
 from harness.audit.compare.facts import Facts
-from harness.audit.compare.floors import Floor
+from harness.audit.compare.floors import COARSE_GATE, Floor
+from harness.audit.compare.nulls import not_rounding
 from harness.audit.compare.resumed import stitched
+from harness.audit.compare.vacuity import nothing_compared
 from harness.audit.compare.windows import distance
 from harness.audit.evidence import Intervention, Run
 from harness.audit.extra_runs import ExtraRuns, explained
@@ -23,7 +25,6 @@ from harness.audit.rules.findings import first_of_each
 from harness.audit.visibility import hidden
 from harness.judge.cause import Cause
 
-COARSE = 1e-2  # a gate above this is not taken from runs that drift apart: steps are compared one by one
 REPEATED = 100.0  # roundings by which two runs with the same arguments may differ
 
 
@@ -75,6 +76,7 @@ class Session:
         """`arms`: numbers of accumulation steps, each compared with the reference."""
         self.runs, self.arms = runs, arms
         self.problems: list[str] = []
+        self.unseen: list[str] = []  # what the runs that were made could not show
         self.repeatable = True  # causes are named only for a function that does the same twice
         self.results: list[ArmResult] = []
 
@@ -92,7 +94,7 @@ class Session:
             batch_size=self.runs.batch_size,
             results=tuple(self.results),
             problems=tuple(dict.fromkeys(self.problems)),
-            hidden=tuple(hidden(families[0].reference, families[0].candidates, self.results)),
+            hidden=tuple(dict.fromkeys([*self.unseen, *hidden(families[0].reference, families[0].candidates, self.results)])),
         )
 
     # -- the reference --------------------------------------------------------------------------------------------------
@@ -103,9 +105,27 @@ class Session:
         if self._unusable(reference, "N=1"):
             return Family(options, reference)
         again = runs.baseline(options)
-        nulls = [again, runs.baseline(options, Intervention(perturb=reference.roundoff)), *runs.permuted(options)]
+        made = (again, runs.baseline(options, Intervention(perturb=reference.roundoff)))
+        nulls = [run for run in made if run.error is None]
+        if not nulls:
+            self.repeatable = False
+            self.problems.append(
+                f"N=1: the function raises when it is run again ({again.error}): its rounding cannot be measured"
+            )
+            return Family(options, reference)
         self._check_repeatable(reference, again)
-        return Family(options, reference, [run for run in nulls if run.error is None])
+        return Family(options, reference, [*nulls, *self._permuted(options, reference, nulls)])
+
+    def _permuted(self, options: Mapping[str, Any], reference: Run, nulls: Sequence[Run]) -> list[Run]:
+        """The reference with its samples in another order, where that is all that `order_seed` changes."""
+        kept = []
+        for run in self.runs.permuted(options):
+            besides = run.error or not_rounding(run, reference, nulls, drift=True)
+            if besides is None:
+                kept.append(run)
+            else:
+                self.unseen.append(f"the run with `order_seed=1` says nothing of rounding: {besides}")
+        return kept
 
     def _unusable(self, run: Run, label: str) -> bool:
         if run.error is not None:
@@ -158,7 +178,7 @@ class Session:
             return
         self._check_start(candidate, family.reference)
         found = explained(compared) if self.repeatable else []
-        if self.repeatable and any(not step.agrees or step.gate > COARSE for item in compared for step in item.steps):
+        if self.repeatable and any(not step.agrees or step.gate > COARSE_GATE for item in compared for step in item.steps):
             extra = ExtraRuns(self.runs, family, n, same_at_one=self._differs_at_one(family))
             compared, found = extra.diagnose(compared)
         split = disagreement(candidate, max((s.gate for item in compared for s in item.steps), default=0.0))
@@ -166,7 +186,13 @@ class Session:
             found = split + [f for f in found if not f.unreproduced]
         if candidate.error is not None:
             found = [f for f in found if f.cause is not Cause.window_misplaced]  # the run was cut short by the exception
+        if not found and (empty := nothing_compared(candidate, family.reference, self._one(family), compared)):
+            self.problems.append(f"N={n}: {empty}")
         self.results.append(ArmResult(n, family.arithmetic, tuple(compared), tuple(first_of_each(found)), _evidence(candidate)))
+
+    def _one(self, family: Family) -> Run:
+        """The audited function at N=1; where an independent function is the reference, only if it was asked for as an arm."""
+        return family.candidates.get(1, family.reference)
 
     def _check_start(self, candidate: Run, reference: Run) -> None:
         """Other weights from the start are no matter of accumulation: runs that follow the reference would hide them."""

@@ -27,6 +27,7 @@ class Cause(StrEnum):
     clip_before_unscale = "clip_before_unscale"
     clip_per_micro_batch = "clip_per_micro_batch"
     scaler_updated_in_window = "scaler_updated_in_window"
+    sum_rescaled_in_window = "sum_rescaled_in_window"
     low_precision_accumulator = "low_precision_accumulator"
     underflow_from_division = "underflow_from_division"
     weight_decay_per_micro_batch = "weight_decay_per_micro_batch"
@@ -142,6 +143,13 @@ MEANINGS: dict[Cause, Meaning] = {
         sentence="the loss scale changed inside the window",
         remedy="`GradScaler.update` or `unscale_` inside a window mixes gradients of different scales, and so does a "
         "scale of one's own that changes there. Call them once, before and after the step.",
+    ),
+    Cause.sum_rescaled_in_window: Meaning(
+        fault="F33",
+        sentence="the sum of gradients so far is scaled again at every micro-batch",
+        remedy="The accumulated gradient is divided (or multiplied) between the backwards of a window, so that earlier "
+        "micro-batches count less with every further one. Scale each loss instead, or the sum once, before the step; "
+        "with `torch.distributed.pipelining` and several schedule calls per step, pass `scale_grads=False`.",
     ),
     Cause.low_precision_accumulator: Meaning(
         fault="F18",

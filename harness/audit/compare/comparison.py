@@ -13,17 +13,15 @@ from harness.audit.compare.facts import (
     Accumulator,
     Compared,
     Facts,
-    Fits,
     Layers,
     Precision,
     RankSum,
     Scaling,
     StepFacts,
     Update,
-    WeightedSum,
     Window,
 )
-from harness.audit.compare.fits import by_rank, emptied_at_last, fits, lost, narrow_format, partly, rescaled
+from harness.audit.compare.fits import Fitted, by_rank, emptied_at_last, fits, giving, lost, narrow_format, partly, rescaled
 from harness.audit.compare.floors import Floor, Gates, beyond_rounding, gates, noisy
 from harness.audit.compare.resumed import sizes, stitched
 from harness.audit.compare.whole_run import run_facts
@@ -100,7 +98,7 @@ def _step_facts(track: str, candidate: Run, aligned: Aligned, allowed: Gates) ->
     apart, raw_apart = (0.0, 0.0) if skipped else (finite(distance(mine.gradient, theirs.gradient)), finite(distance(a, g)))
     consumed, unclipped = _compared(mine.gradient, theirs.gradient, apart), _compared(a, g, raw_apart)
     wrong = not (consumed.distance <= gate and unclipped.distance <= gate)
-    found, parts = fits(mine, theirs, before, a, g, candidate, gate) if wrong else (Fits(), WeightedSum())
+    fitted = fits(mine, theirs, before, a, g, candidate, gate) if wrong else Fitted()
     return StepFacts(
         accumulation_steps=n,
         ranks=candidate.ranks,
@@ -116,8 +114,9 @@ def _step_facts(track: str, candidate: Run, aligned: Aligned, allowed: Gates) ->
         layers=Layers(
             dropout=candidate.dropout_calls > 0, batch_norm=candidate.norm_calls > 0, buffers=_buffers(mine, theirs, nulls)
         ),
-        fits=found,
-        parts=parts,
+        fits=fitted.fits,
+        parts=fitted.right,
+        taken=fitted.taken,
         by_rank=by_rank(mine, a, g, gate) if wrong and candidate.ranks > 1 and g.any() else RankSum(),
         partly=partly(mine, a, g, gate) if wrong and np.isfinite(a).all() else (),
         update=Update(
@@ -145,6 +144,8 @@ def _window(mine: Step, theirs: Step) -> Window:
         reference_backwards=len(theirs.backwards),
         rows=compare_rows(mine, theirs),
         num_rows=mine.num_rows,
+        rows_each=tuple(len(b.rows or ()) for b in giving(mine)),
+        without_terms=sum(b.contribution is not None and not b.contribution.any() for b in mine.backwards),
         kept=all(b.contribution is not None for b in mine.backwards),
         drawn_inside=any(b.draws for b in mine.backwards),
         drawn_outside=any(b.outside for b in mine.backwards),

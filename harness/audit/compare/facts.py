@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import inf, nan
+from math import inf, isinf, nan
 from typing import Literal
 
 Rows = Literal["same", "different", "unknown"]  # of a window, beside the reference's
@@ -55,6 +55,9 @@ class Fits:
     last: float = inf
     since_clear: float = inf  # of what the backwards gave since each tensor's gradient was cleared
     without_foreign: float = inf  # s without the backwards that reached other optimizers as well is g
+    some_times_n: float = inf  # g, times N in the tensors that differ
+    clamped: float = inf  # the sum of what the backwards gave, clamped to some value after each; where a is not s
+    clamped_parts: float = inf  # the sum of what they gave, each clamped to some value
 
     @property
     def scaled_sum(self) -> float:
@@ -64,11 +67,12 @@ class Fits:
 
 @dataclass(frozen=True, kw_only=True)
 class WeightedSum:
-    """The reference gradient as a sum of parts."""
+    """A gradient as a sum of parts."""
 
-    weights: tuple[float, ...] = ()  # per part; right: 1
+    weights: tuple[float, ...] = ()  # per part; 1: as in their plain sum
     residual: float = inf  # of it outside their span
     condition: float = inf  # of the parts at unit length; the weights mean nothing when it is huge
+    sizes: tuple[float, ...] = ()  # norms of the parts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,10 +92,12 @@ class Window:
     reference_backwards: int
     rows: Rows
     num_rows: int = 0  # 0 when unknown
+    rows_each: tuple[int, ...] = ()  # of the backwards that gave something; 0 when unknown
     kept: bool = True  # whether the contributions of the window were kept
     drawn_inside: bool = False  # random numbers were drawn inside a forward
     drawn_outside: bool = False  # or between two events, but not inside a forward
     drawn_between: bool = False  # or so before every backward but the first
+    without_terms: int = 0  # backwards that gave nothing at all
     moves: int = 0  # times the parameters moved between the backwards
     reference_moves: int = 0
     move_along_weights: float = nan  # cosine of that movement with the parameters
@@ -146,11 +152,13 @@ class RowFacts:
 
     outputs: float  # largest relative distance of the model's output for a row
     residual: float  # largest relative distance of a row's slope from a multiple of the reference's
-    factors: tuple[tuple[float, ...], ...]  # these multiples, per micro-batch
+    factors: tuple[tuple[float, ...], ...]  # these multiples, per micro-batch; 0 or infinite: the row counts in one run only
 
     @property
     def spread(self) -> float:
         """Largest difference of two rows' factors within one micro-batch, relative to the largest factor."""
+        if any(isinf(f) for part in self.factors for f in part):
+            return inf
         size = max((abs(f) for part in self.factors for f in part), default=0.0)
         return max((max(part) - min(part) for part in self.factors), default=0.0) / size if size else 0.0
 
@@ -219,7 +227,8 @@ class StepFacts:
     precision: Precision = Precision()
     layers: Layers = Layers()
     fits: Fits = Fits()
-    parts: WeightedSum = WeightedSum()  # of the reference gradient on the micro-batch gradients
+    parts: WeightedSum = WeightedSum()  # of the reference gradient on what the backwards gave: the right weights
+    taken: WeightedSum = WeightedSum()  # of the gradient before clipping on the same: the weights they had in the step
     by_rank: RankSum = RankSum()
     partly: tuple[str, ...] = ()  # tensors that differ (too large, pointing alike) while others agree
     probe: Probe = Probe()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,29 +21,43 @@ ALIKE = 0.5  # cosine above which two gradients point alike
 LEFT_OVER = 10.0  # gates; a gradient of the step before that is smaller than this is rounding
 
 
-def fits(
-    mine: Step, theirs: Step, before: Step | None, a: Vector, g: Vector, candidate: Run, gate: float
-) -> tuple[Fits, WeightedSum]:
+class Fitted(NamedTuple):
+    """What predictions and weights of the micro-batches say of a gradient."""
+
+    fits: Fits = Fits()
+    right: WeightedSum = WeightedSum()  # the reference gradient by what the backwards gave
+    taken: WeightedSum = WeightedSum()  # what the step took, by the same
+
+
+def fits(mine: Step, theirs: Step, before: Step | None, a: Vector, g: Vector, candidate: Run, gate: float) -> Fitted:
     """Predictions beside what was seen: `a` [P] of `mine` beside `g` [P] of `theirs`; `before`: the candidate's step before.
 
     Contributions are used where they were kept (`Backward.contribution`). Nothing is known of gradients that are not finite.
     """
     if not (np.isfinite(a).all() and np.isfinite(g).all()) or not g.any():
-        return Fits(), WeightedSum()
+        return Fitted()
     if not a.any():
-        return _of_nothing(mine, theirs, g), WeightedSum()
+        return Fitted(_of_nothing(mine, theirs, g))
     found = _of_gradient(mine, a, g, candidate, gate)
     total = mine.total
     if total is None or not np.isfinite(total).all():
-        return found, WeightedSum()
+        return Fitted(found)
     found = _of_sum(found, mine, theirs, before, a, g, candidate, gate)
-    parts = [b.contribution for b in mine.backwards if b.contribution is not None and b.finite and b.contribution.any()]
+    parts = [b.contribution for b in giving(mine) if b.contribution is not None]
     if not parts:
-        return found, WeightedSum()
-    made = _decomposed(g, parts)
+        return Fitted(found)
+    right, taken = _decomposed(g, parts), _decomposed(a, parts)
     if found.sum_line <= gate:  # divided (or multiplied) after they were added: weights are of what was stepped
-        made = replace(made, weights=tuple(w * float(total @ total) / float(a @ total) for w in made.weights))
-    return _by_part(found, mine, a, g, parts), made
+        right = replace(right, weights=tuple(w * float(total @ total) / float(a @ total) for w in right.weights))
+    found = _by_part(found, mine, a, g, parts)
+    if found.own_sum > gate:
+        found = replace(found, clamped=_clamped_sum(a, parts), clamped_parts=_clamped_parts(a, parts))
+    return Fitted(found, right, taken)
+
+
+def giving(step: Step) -> list[Backward]:
+    """The backwards that gave a finite gradient other than zero, where contributions were kept."""
+    return [b for b in step.backwards if b.contribution is not None and b.finite and b.contribution.any()]
 
 
 def _of_gradient(mine: Step, a: Vector, g: Vector, candidate: Run, gate: float) -> Fits:
@@ -62,7 +77,16 @@ def _of_gradient(mine: Step, a: Vector, g: Vector, candidate: Run, gate: float) 
         line=off_line(a, g),
         along_weights=along_weights,
         along_signs=along_signs,
+        some_times_n=_some_times(n, mine, a, g, gate),
     )
+
+
+def _some_times(n: int, mine: Step, a: Vector, g: Vector, gate: float) -> float:
+    """Distance from g that is N times too large in the tensors that differ, and in these alone."""
+    wanted, parts = g.copy(), slices(mine)
+    for name in partly(mine, a, g, gate):
+        wanted[parts[name]] *= n
+    return distance(a, wanted) if not np.array_equal(wanted, g) else math.inf
 
 
 def _of_sum(
@@ -113,6 +137,20 @@ def _by_part(found: Fits, mine: Step, a: Vector, g: Vector, parts: Sequence[Vect
     )
 
 
+def _clamped_sum(a: Vector, parts: Sequence[Vector]) -> float:
+    """The sum so far, clamped by value after every part: at its end it is nowhere larger than that value."""
+    limit, total = np.abs(a).max(), np.zeros_like(a)
+    for part in parts:
+        total = np.clip(total + part, -limit, limit)
+    return distance(a, total)
+
+
+def _clamped_parts(a: Vector, parts: Sequence[Vector]) -> float:
+    """Every part clamped by value, then added: where m are clamped to one side, the largest element is m times the value."""
+    limits = [np.abs(a).max() / count for count in range(1, len(parts) + 1)]
+    return min(distance(a, np.sum([np.clip(part, -limit, limit) for part in parts], axis=0)) for limit in limits)
+
+
 def _of_nothing(mine: Step, theirs: Step, g: Vector) -> Fits:
     """The step took zeros, whatever the backwards had given."""
     if mine.total is None or not mine.total.any():
@@ -152,9 +190,11 @@ def _decomposed(g: Vector, parts: Sequence[Vector]) -> WeightedSum:
 
 
 def weighted_sum(g: Vector, parts: Sequence[Vector]) -> WeightedSum:
-    """`g` [P] as a sum of `parts`, by least squares; weights are times the number of parts: 1 where all count as in their sum."""
+    """`g` [P] as sum_k weights[k] parts[k], by least squares."""
     made = decompose(torch.from_numpy(g), [torch.from_numpy(part) for part in parts])
-    return WeightedSum(weights=tuple(w / len(parts) for w in made.weights), residual=made.residual, condition=made.condition)
+    sizes = tuple(float(np.linalg.norm(part)) for part in parts)
+    weights = tuple(w / len(parts) for w in made.weights)
+    return WeightedSum(weights=weights, residual=made.residual, condition=made.condition, sizes=sizes)
 
 
 def by_rank(mine: Step, a: Vector, g: Vector, gate: float) -> RankSum:

@@ -15,6 +15,7 @@ from harness.audit.evidence import FLOAT32, Run, Step
 # seen at 0.02 to 1.2 times it (float32) and 0.2 times (bfloat16 autocast).
 FACTOR, COARSE_FACTOR = 10.0, 4.0
 COARSE_ROUNDOFF = 1e-5  # arithmetic rounded to more than this is coarse
+COARSE_GATE = 1e-2  # relative; in finer arithmetic, a gate above this leaves room for faults
 # Adam divides a gradient by its own size: an element below this many roundings of the largest one moves by noise, and no update,
 # state, buffer or average is known better than one part in so many.
 NOISE = 1e3

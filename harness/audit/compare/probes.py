@@ -30,7 +30,8 @@ def rows(mine: Run, theirs: Run) -> RowFacts | None:
         outputs = max(outputs, finite(distance(a.output, b.output)))
         size = float(b.slope @ b.slope)
         factor = float(a.slope @ b.slope) / size if size else math.inf
-        residual = max(residual, finite(distance(a.slope, factor * b.slope)) if size and factor else math.inf)
+        if size and a.slope.any():  # a row that counts in one of the two only has a factor of 0 or infinity, and no direction
+            residual = max(residual, finite(distance(a.slope, factor * b.slope)) if factor else math.inf)
         factors.setdefault(a.micro_batch, []).append(factor)
     return RowFacts(outputs=outputs, residual=residual, factors=tuple(tuple(factors[k]) for k in sorted(factors)))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.audit.compare.facts import OneTerm, StepFacts
 from harness.audit.evidence import Finding
-from harness.audit.rules.finding import CONDITION_LIMIT, UNEQUAL, at, equal, same_factor, same_row
+from harness.audit.rules.finding import CONDITION_LIMIT, UNEQUAL, at, equal, listed, same_factor, same_row
 from harness.judge.cause import Cause
 
 CLEAR = 10.0  # gates; a difference without a prediction of its own is not named below
@@ -22,10 +22,16 @@ def other_computation(facts: StepFacts) -> list[Finding]:
         if named := rule(facts):
             cause, more, message = named
             return [at(facts, cause, "gradient", _evidence(facts) | more, message)]
-    message = "the gradients differ, and no known cause reproduces how"
+    return [at(facts, Cause.unexplained, "gradient", _evidence(facts), _without_a_name(facts))]
+
+
+def _without_a_name(facts: StepFacts) -> str:
     if facts.fits.line <= facts.gate:
-        message = f"the gradient is the right one times {facts.raw.scale:.6g}, a number that neither N nor the rows explain"
-    return [at(facts, Cause.unexplained, "gradient", _evidence(facts), message)]
+        return f"the gradient is the right one times {facts.raw.scale:.6g}, a number that neither N nor the rows explain"
+    if len(facts.parts.weights) > 1 and facts.parts.residual <= facts.gate and facts.parts.condition <= CONDITION_LIMIT:
+        weights = listed(facts.parts.weights)
+        return f"micro-batches count otherwise than at N=1, and not by their numbers of loss terms; right weights: {weights}"
+    return "the gradients differ, and no known cause reproduces how"
 
 
 def _evidence(facts: StepFacts) -> dict[str, Any]:
@@ -111,7 +117,8 @@ def _outside(facts: StepFacts) -> bool:
 
 
 def _cached_weights(facts: StepFacts) -> Named | None:
-    if not facts.probe.agrees_when_frozen:
+    rows = facts.probe.by_row
+    if not facts.probe.agrees_when_frozen or (rows is not None and rows.outputs <= same_row(facts)):
         return None
     message = "the difference is gone when the weights stay where they are: a forward uses weights of before the last step"
     return Cause.cached_weights_stale, {}, message
@@ -126,6 +133,18 @@ def _random_draws(facts: StepFacts) -> Named | None:
         message = "what the micro-batches give adds up; random numbers are drawn after each, and its gradients change"
         return Cause.stochastic_layers, {}, message
     return None
+
+
+def _changed_before_step(facts: StepFacts) -> Named | None:
+    fits = facts.fits
+    if (
+        not min(fits.scaled_sum, fits.sums) <= facts.gate
+        or not facts.gate < fits.own_sum < math.inf
+        or fits.sum_line <= facts.gate
+    ):
+        return None
+    message = "what the backwards give adds up to the reference's gradient, and is changed before the optimizer takes it"
+    return Cause.unexplained, {"distance_from_the_sum": fits.own_sum}, message
 
 
 def _coupled_rows(facts: StepFacts) -> Named | None:
@@ -173,4 +192,4 @@ def _some_tensors(facts: StepFacts) -> Named | None:
     return Cause.auxiliary_loss_scale, {"tensors": facts.partly}, message
 
 
-RULES = (_cached_weights, _random_draws, _coupled_rows, _other_outputs, _other_factors, _some_tensors)
+RULES = (_cached_weights, _random_draws, _changed_before_step, _coupled_rows, _other_outputs, _other_factors, _some_tensors)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from harness.audit.compare.facts import RunFacts, StepFacts
+from harness.audit.compare.facts import RunFacts, StepFacts, WeightedSum
 from harness.audit.evidence import Finding, Kind
 from harness.judge.cause import Cause
 
 CONDITION_LIMIT = 1e6  # of the micro-batch gradients; beyond it their weights mean nothing
+CERTAIN = 10.0  # roundings of a weight, which are what is left of the gradient times the condition
 UNEQUAL = 1e-2  # relative; weights that differ by more are not equal
 SAME_FACTOR = 1e-3  # relative; a mean weight is N (or 1 / N) up to this, or up to the gate where that is wider
 SAME_ROW = 1e-3  # relative, for a row's output and the direction of its slope
@@ -31,6 +32,14 @@ def at(facts: StepFacts, cause: Cause, kind: Kind, evidence: Mapping[str, Any], 
 def equal(weights: tuple[float, ...]) -> bool:
     """Whether positive weights differ by no more than `UNEQUAL`."""
     return max(weights) - min(weights) <= UNEQUAL * max(weights)
+
+
+def known_weights(facts: StepFacts, parts: WeightedSum) -> bool:
+    """Whether several parts make up the gradient, and each counts by more than rounding moves its weight."""
+    weights, condition = parts.weights, parts.condition
+    if len(weights) < 2 or condition > CONDITION_LIMIT or not parts.residual <= facts.gate:
+        return False
+    return min(weights) > CERTAIN * parts.residual * condition
 
 
 def listed(weights: tuple[float, ...]) -> str:

@@ -10,7 +10,7 @@ from itertools import pairwise
 from harness.audit.compare.facts import RunFacts, StepFacts
 from harness.audit.evidence import Finding
 from harness.audit.rules.counters import buffers, counters, counts, reported, shadows, statistics
-from harness.audit.rules.finding import UNEQUAL
+from harness.audit.rules.finding import UNEQUAL, equal, known_weights, listed
 from harness.audit.rules.gradient_rules import explain_step, growth
 from harness.audit.rules.schedule import same_rates, schedule
 from harness.audit.rules.structure import structure
@@ -52,9 +52,49 @@ def _told_apart(found: list[Finding], run: RunFacts, steps: Sequence[StepFacts])
     growths = [growth(weights[f.optimizer_step]) for f in found if _predicted(f, Cause.scaler_updated_in_window)]
 
     def grows(f: Finding) -> bool:
-        return _predicted(f, Cause.mean_of_means) and any(_grows(weights[f.optimizer_step], factor) for factor in growths)
+        unequal = _predicted(f, Cause.mean_of_means) or (f.cause is Cause.unexplained and f.kind == "gradient")
+        return unequal and any(_grows(weights[f.optimizer_step], factor) for factor in growths)
 
-    return [f for f in found if not grows(f)]
+    return _own_divisors(_multiples([f for f in found if not grows(f)], steps), steps)
+
+
+def _multiples(found: list[Finding], steps: Sequence[StepFacts]) -> list[Finding]:
+    """A wrong count makes every gradient a multiple of the right one: some are ratios of small numbers, all are on its line."""
+    on_line = {facts.step for facts in steps if facts.fits.line <= facts.gate}
+    nameless = [f for f in found if f.cause is Cause.unexplained and f.kind == "gradient"]
+    if any(f.optimizer_step not in on_line for f in nameless):
+        return [f for f in found if not _predicted(f, Cause.counter_wrong)]
+    counted = any(_predicted(f, Cause.counter_wrong) for f in found)
+    return [f for f in found if not (counted and f in nameless)]
+
+
+def _own_divisors(found: list[Finding], steps: Sequence[StepFacts]) -> list[Finding]:
+    """Micro-batches divided by numbers of their own that no count of terms gives: they come and go with the rows.
+
+    Weights that are the same in every window go by the place in it, and weights that only rise (or fall) in each go by the time.
+    """
+    known = {f.step: f.parts.weights for f in steps if not f.gradients_agree and known_weights(f, f.parts)}
+    nameless = [f for f in found if f.cause is Cause.unexplained and f.kind == "gradient"]
+    if not nameless or any(f.optimizer_step not in known for f in nameless):
+        return found
+    windows = [known[f.optimizer_step] for f in nameless if f.optimizer_step is not None]
+    by_place = any(_proportional(a, b) for a, b in pairwise(windows))
+    by_time = any(all(list(w) == sorted(w, reverse=falls) for w in windows) for falls in (True, False))
+    if len(windows) < 2 or by_place or by_time:
+        return found
+    first = nameless[0]
+    message = (
+        "every micro-batch is divided by a number of its own, which is not its number of loss terms (a padded length, say); "
+        f"right weights: {listed(windows[0])}"
+    )
+    steps_seen = tuple(f.optimizer_step for f in nameless if f.optimizer_step is not None)
+    named = replace(first, cause=Cause.normaliser_depends_on_split, kind="predicted", message=message, steps=steps_seen)
+    return [named if f is first else f for f in found if f is first or f not in nameless]
+
+
+def _proportional(a: Sequence[float], b: Sequence[float]) -> bool:
+    ratios = tuple(x / y for x, y in zip(a, b, strict=False))
+    return equal(ratios)
 
 
 def _predicted(f: Finding, cause: Cause) -> bool:

@@ -6,17 +6,24 @@ A rule speaks only when the prediction of its cause reproduces what was seen wit
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from harness.audit.compare.facts import Format, StepFacts
 from harness.audit.evidence import Finding
 from harness.audit.rules.computation import other_computation
-from harness.audit.rules.finding import CONDITION_LIMIT, UNEQUAL, at, equal, listed, same_factor
+from harness.audit.rules.finding import CONDITION_LIMIT, UNEQUAL, at, equal, known_weights, listed
 from harness.audit.rules.seen import seen_directly
 from harness.judge.cause import Cause
 
 FEWEST_RATIOS = 3  # of neighbouring weights, below which they fall evenly by chance
+SAME_NORM = 1e-3  # relative; norms of parts that differ by less are one
+BY_CHANCE, ROUNDED = (
+    0.01,
+    1e-12,
+)  # share of all factors that chance makes a ratio of counts; and how well a factor is known at best
 LOST = 0.05  # share of elements that are 0 for no other reason than underflow
 ALONG_WEIGHTS = 0.05  # share of a difference of updates outside the direction of the parameters, below which it is a shrinking
 ROUNDOFF: dict[Format, float] = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
@@ -131,25 +138,53 @@ def _weighted(facts: StepFacts) -> list[Finding]:
     """The reference gradient is a sum of the contributions with other weights: the micro-batches themselves are right."""
     if facts.fits.line <= facts.gate:
         return []  # a multiple of the right gradient: no micro-batch counts otherwise than another
-    weights, condition, n = facts.parts.weights, facts.parts.condition, facts.accumulation_steps
-    usable = len(weights) > 1 and condition <= CONDITION_LIMIT and all(w > 0 for w in weights)
-    if not usable or not facts.parts.residual <= facts.gate or not facts.fits.sum_line <= facts.gate:
+    if not known_weights(facts, facts.parts) or not facts.fits.sum_line <= facts.gate:
         return []
     if one := _one_backward(facts) or _growing(facts):
         return [one]
-    mean = sum(weights) / len(weights)
-    evidence = {"right_weights": weights, "cosine": facts.raw.cosine, "scale": facts.raw.scale, "condition": condition}
-    message = f"micro-batches count equally although they hold unequal numbers of loss terms; right weights: {listed(weights)}"
-    found = [at(facts, Cause.mean_of_means, "predicted", evidence, message)]
-    for factor, cause in (
-        (n / len(weights) if len(weights) < n else 0, Cause.short_window_divided_by_n),
-        (1 / n, Cause.loss_not_divided),
-        (n, Cause.loss_divided_twice),
-    ):
-        if n > 1 and factor and abs(mean / factor - 1) <= min(same_factor(facts), UNEQUAL):
-            message = f"besides, the gradient as a whole is {1 / mean:.4g} times what it should be"
-            found.append(at(facts, cause, "predicted", {"factor": 1 / mean, "right_weights": weights}, message))
+    return _own_means(facts)
+
+
+def _own_means(facts: StepFacts) -> list[Finding]:
+    """Every micro-batch is averaged over its own loss terms: with its share s_k in the sum, w_k s_k adds up to 1 (or to a fault).
+
+    Micro-batch k holds n_k of the window's n terms, and its mean counts with the share s_k: w_k = (n_k / n) / s_k.
+    """
+    weights, k, n = facts.parts.weights, facts.window.backwards, facts.accumulation_steps
+    losses = facts.window.reference_backwards
+    losses = losses if losses and len(weights) % losses == 0 and len(weights) > losses else 1  # each with backwards of its own
+    factors: list[tuple[Cause | None, float]] = [(None, 1.0)]
+    factors += [(Cause.short_window_divided_by_n, n * losses / k)] if k < n * losses else []
+    factors += [(Cause.loss_not_divided, 1 / n), (Cause.loss_divided_twice, float(n))] if n > 1 else []
+    for shares in _shares(facts):
+        counted = [w * share * losses for w, share in zip(weights, shares, strict=True)]
+        sums = [sum(counted[place::losses]) for place in range(losses)]
+        found = [next(((cause, mean) for cause, f in factors if abs(mean / f - 1) <= UNEQUAL), None) for mean in sums]
+        if all(found):
+            return _mean_of_means(facts, found[0] if losses == 1 else None)
+    return []
+
+
+def _mean_of_means(facts: StepFacts, besides: tuple[Cause | None, float] | None) -> list[Finding]:
+    """`besides`: what the mean weight says of the whole, and that mean."""
+    weights, raw = facts.parts.weights, facts.raw
+    evidence = {"right_weights": weights, "cosine": raw.cosine, "scale": raw.scale, "condition": facts.parts.condition}
+    message = "micro-batches count equally although they hold unequal numbers (or weights) of loss terms"
+    if facts.window.without_terms:
+        message += f", {facts.window.without_terms} of them none"
+    found = [at(facts, Cause.mean_of_means, "predicted", evidence, f"{message}; right weights: {listed(weights)}")]
+    cause, mean = besides or (None, 1.0)
+    if cause is not None:
+        message = f"besides, the gradient as a whole is {1 / mean:.4g} times what it should be"
+        found.append(at(facts, cause, "predicted", {"factor": 1 / mean, "right_weights": weights}, message))
     return found
+
+
+def _shares(facts: StepFacts) -> list[tuple[float, ...]]:
+    """What each micro-batch may have been given of the window: equal shares, or by its rows."""
+    rows, count = facts.window.rows_each, len(facts.parts.weights)
+    by_rows = [tuple(each / facts.window.num_rows for each in rows)] if len(rows) == count and all(rows) else []
+    return [(1 / facts.window.backwards,) * count, *by_rows]
 
 
 def _one_backward(facts: StepFacts) -> Finding | None:
@@ -186,6 +221,43 @@ def _growing(facts: StepFacts) -> Finding | None:
     evidence = {"right_weights": facts.parts.weights, "factor": factor, "condition": facts.parts.condition}
     message = f"every micro-batch counts {factor:.4g} times the one before: its loss is scaled by a factor that changes inside"
     return at(facts, Cause.scaler_updated_in_window, "predicted", evidence, message)
+
+
+def _sum_rescaled(facts: StepFacts) -> list[Finding]:
+    """The gradients were seen to be scaled between backwards: each scaling weighs all the micro-batches before it."""
+    weights = facts.taken.weights
+    if not facts.scaling.rescaled or not known_weights(facts, facts.taken) or facts.fits.own_sum <= facts.gate:
+        return []
+    ratios = [b / a for a, b in pairwise(weights) if not equal((a, b))]
+    if not ratios or min(ratios) < 0 or not equal((min(ratios), max(ratios))):
+        return []
+    evidence = {"weights": weights, "ratio": ratios[0], "distance": facts.raw.distance, "condition": facts.taken.condition}
+    message = f"the sum so far is divided by {ratios[0]:.4g} again and again: micro-batches count {listed(weights)} times"
+    return [at(facts, Cause.sum_rescaled_in_window, "predicted", evidence, message)]
+
+
+def _clipped_aside(facts: StepFacts) -> list[Finding]:
+    """Each part is clipped before it is added in a buffer of the loop's own, or scaled to one norm, or clamped by value."""
+    fits, taken = facts.fits, facts.taken
+    if not min(fits.scaled_sum, fits.sums) <= facts.gate or fits.own_sum <= facts.gate or facts.window.backwards < 2:
+        return []
+    evidence = {"weights": taken.weights, "norms": taken.sizes, "distance": facts.raw.distance}
+    message = "each micro-batch's gradient is clipped or scaled to one norm before it is added; unclipped, the sum is right"
+    if known_weights(facts, taken) and _to_one_norm(taken.weights, taken.sizes):
+        return [at(facts, Cause.clip_per_micro_batch, "predicted", evidence, message)]
+    for fit, what in ((fits.clamped, "the sum so far is"), (fits.clamped_parts, "each micro-batch's gradient is")):
+        if fit <= facts.gate:
+            message = f"{what} clipped by value inside the window; unclipped, the sum is right"
+            return [at(facts, Cause.clip_per_micro_batch, "predicted", {**evidence, "fit": fit}, message)]
+    return []
+
+
+def _to_one_norm(weights: tuple[float, ...], sizes: tuple[float, ...]) -> bool:
+    """Whether unequal weights give the parts one norm, at least two of them, and the smaller ones one weight."""
+    norms = [w * size for w, size in zip(weights, sizes, strict=True)]
+    clipped = [abs(norm / max(norms) - 1) <= SAME_NORM for norm in norms]
+    whole = [w for w, cut in zip(weights, clipped, strict=True) if not cut]
+    return not equal(weights) and sum(clipped) > 1 and all(abs(w / max(weights) - 1) <= SAME_NORM for w in whole)
 
 
 # -- a part of the window, or something that is none of it ------------------------------------------------------------------
@@ -238,6 +310,18 @@ def _overwritten(facts: StepFacts) -> list[Finding]:
     return []
 
 
+def _some_times_n(facts: StepFacts) -> list[Finding]:
+    """Some tensors alone get the whole window's gradient in every micro-batch (a temperature, where features are cached)."""
+    if not facts.fits.some_times_n <= facts.gate or not facts.fits.own_sum <= facts.gate:
+        return []
+    n, names = facts.accumulation_steps, ", ".join(facts.partly[:4])
+    evidence = {"tensors": facts.partly, "factor": n, "fit": facts.fits.some_times_n, "distance": facts.raw.distance}
+    message = (
+        f"only {names} differ, and are {n} times too large: the loss reaches them in every micro-batch, and is not divided there"
+    )
+    return [at(facts, Cause.auxiliary_loss_scale, "predicted", evidence, message)]
+
+
 def _regulariser(facts: StepFacts) -> list[Finding]:
     """The difference is a multiple of the parameters, or of their signs: a penalty on them."""
     known = max(facts.gate / max(facts.raw.distance, facts.gate), facts.gate)  # a difference is known no better than its parts
@@ -247,6 +331,26 @@ def _regulariser(facts: StepFacts) -> list[Finding]:
             message = f"the gradients differ by a multiple of {what}: a penalty is not divided over the micro-batches"
             return [at(facts, Cause.auxiliary_loss_scale, "predicted", evidence, message)]
     return []
+
+
+def _other_count(facts: StepFacts) -> list[Finding]:
+    """A multiple of the reference by a ratio of small whole numbers: divided by another number of loss terms."""
+    ratio = _ratio(facts.raw.scale, facts.gate) if facts.fits.line <= facts.gate else None
+    if ratio is None:
+        return []
+    evidence = {"scale": facts.raw.scale, "ratio": str(ratio), "cosine": facts.raw.cosine, "gate": facts.gate}
+    message = f"the gradient is the reference's times {ratio}: it is divided by another number of loss terms than at N=1"
+    return [at(facts, Cause.counter_wrong, "predicted", evidence, message)]
+
+
+def _ratio(factor: float, gate: float) -> Fraction | None:
+    """The fraction that a factor is within the gate, with a denominator so small that chance finds one in 1 of 100 factors.
+
+    About 0.3 q^2 fractions per unit have denominators up to q.
+    """
+    most = int(math.sqrt(BY_CHANCE / (0.6 * max(factor, 1.0) * max(gate, ROUNDED))))
+    ratio = Fraction(factor).limit_denominator(most) if most and math.isfinite(factor) else None
+    return ratio if ratio and abs(factor / float(ratio) - 1) <= gate else None
 
 
 # -- rounding -------------------------------------------------------------------------------------------------------------
@@ -311,9 +415,13 @@ RULES = (
     _last_only,
     _scaled,
     _rounded,
+    _sum_rescaled,
     _weighted,
     _overwritten,
+    _clipped_aside,
+    _some_times_n,
     _underflow,
     _regulariser,
     _miscounted,
+    _other_count,
 )

@@ -26,7 +26,8 @@ LEFT = vectors(1, seed=9)[0]
 
 def seen(mine: Step, theirs: Step = WHOLE, before: Step | None = None, **changes: Any) -> tuple[Fits, Any]:
     candidate = run(n=N, **changes)
-    return fits(mine, theirs, before, mine.gradient, theirs.gradient, candidate, GATE)
+    found = fits(mine, theirs, before, mine.gradient, theirs.gradient, candidate, GATE)
+    return found.fits, found.right
 
 
 def rows(count: int) -> Step:
@@ -187,4 +188,4 @@ def test_norms_are_those_after_scaling_and_at_the_step() -> None:
 
 
 def test_accumulation_steps_come_from_the_candidate() -> None:
-    assert fits(step([2 * G]), WHOLE, None, 2 * G, G, Run(batch_size=8, accumulation_steps=2), GATE)[0].times_n == 0.0
+    assert fits(step([2 * G]), WHOLE, None, 2 * G, G, Run(batch_size=8, accumulation_steps=2), GATE).fits.times_n == 0.0

@@ -175,7 +175,7 @@ def eigenvectors_not_divided(batch_size: int, accumulation_steps: int) -> None:
 
 WRONG: dict[frame.Loop, set[str]] = {
     norms_first_last_kept: {"gradients_cleared_in_window"},
-    hooks_spent_other_divisor: {"unexplained"},
+    hooks_spent_other_divisor: {"counter_wrong"},
     dry_forward_mean_of_means: {"mean_of_means"},
     padded_vectors_dropped: {"stochastic_layers"},
     count_among_states_not_divided: {"loss_not_divided"},

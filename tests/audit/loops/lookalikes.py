@@ -190,7 +190,7 @@ def keeps_its_models(batch_size: int, accumulation_steps: int) -> None:
 
 
 WRONG: dict[frame.Loop, set[str]] = {
-    divided_by_one_more: {"unexplained"},
+    divided_by_one_more: {"counter_wrong"},
     micro_batches_without_gradient_not_divided: {"loss_not_divided"},
     standardised_over_the_micro_batch: {"batch_statistics"},
     centred_by_a_running_mean: {"batch_statistics"},

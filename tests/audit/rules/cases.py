@@ -54,7 +54,7 @@ STEPS: list[tuple[str, dict[str, Any], Cause]] = [  # of a step whose gradient d
     ("short window", {"window": {"backwards": 2}, "fits": {"k_over_n": 1e-8}}, Cause.short_window_divided_by_n),
     (
         "other weights",
-        {"parts": {"residual": 1e-8, "weights": (0.5, 1.5), "condition": 2.0}, "fits": {"sum_line": 1e-8}},
+        {"parts": {"residual": 1e-8, "weights": (0.5, 1.5, 0.8, 1.2), "condition": 2.0}, "fits": {"sum_line": 1e-8}},
         Cause.mean_of_means,
     ),
     ("cleared", {"accumulator": {"cleared_inside": 3}, "fits": {"since_clear": 1e-8}}, Cause.gradients_cleared_in_window),

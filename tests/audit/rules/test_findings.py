@@ -37,9 +37,10 @@ def test_a_scale_that_grows_is_told_from_unequal_terms_by_the_full_window() -> N
     facts = changed(changed(OFF, **WEIGHTED), parts={"weights": (8.0, 4.0, 2.0, 1.0)})
     short = changed(facts, step=1, window={"backwards": 2}, parts={"weights": (2.0, 1.0)})
     assert causes(RUN, [facts, short]) == ["scaler_updated_in_window"]
-    assert "mean_of_means" in causes(RUN, [facts, changed(short, parts={"weights": (3.0, 1.0)})])
+    assert "mean_of_means" in causes(RUN, [facts, changed(short, parts={"weights": (1.5, 0.5)})])
     for ratio, told in ((2.0 * 1.009, False), (2.0 * 1.011, True)):  # UNEQUAL
-        assert ("mean_of_means" in causes(RUN, [facts, changed(short, parts={"weights": (ratio, 1.0)})])) == told
+        weights = (2 * ratio / (1 + ratio), 2 / (1 + ratio))
+        assert ("mean_of_means" in causes(RUN, [facts, changed(short, parts={"weights": weights})])) == told
 
 
 def test_a_single_micro_batch_is_no_short_window_where_full_ones_are_divided_twice() -> None:
