@@ -8,20 +8,23 @@ from typing import Any
 import pytest
 
 from harness.audit import audit
-from tests.audit.loops import habits, lookalikes, lost_gradients, mixed_losses, right_loops, unusual_loops, wrong_loops
+from tests.audit.loops import (
+    empty,
+    habits,
+    lookalikes,
+    lost_gradients,
+    mixed_losses,
+    order_seeds,
+    own_weights,
+    right_loops,
+    unusual_loops,
+    wrong_loops,
+)
 from tests.audit.loops.frame import Loop
 
-RIGHT = [
-    loop for module in (right_loops, unusual_loops, mixed_losses, lookalikes, lost_gradients, habits) for loop in module.RIGHT
-]
-WRONG = {
-    **wrong_loops.WRONG,
-    **unusual_loops.WRONG,
-    **mixed_losses.WRONG,
-    **lookalikes.WRONG,
-    **lost_gradients.WRONG,
-    **habits.WRONG,
-}
+BOTH = (unusual_loops, mixed_losses, lookalikes, lost_gradients, habits, order_seeds, own_weights)
+RIGHT = [loop for module in (right_loops, *BOTH) for loop in module.RIGHT]
+WRONG = {loop: causes for module in (wrong_loops, *BOTH) for loop, causes in module.WRONG.items()}
 NAMED_OTHERWISE = (lookalikes.noise_per_micro_batch, lookalikes.scale_grows_by_hand)  # at N=2, where other causes fit as well
 SPLITS = [loop for loop in WRONG if "norm" not in loop.__name__ and loop not in NAMED_OTHERWISE]
 
@@ -37,7 +40,7 @@ def kept() -> Iterator[None]:
 
 
 def test_every_loop_is_audited() -> None:
-    assert (len(RIGHT), len(WRONG)) == (63, 89)
+    assert (len(RIGHT), len(WRONG)) == (68, 111)
 
 
 @pytest.mark.parametrize("train", RIGHT, ids=name)
@@ -56,6 +59,27 @@ def test_a_wrong_loop_has_its_cause_and_no_other(train: Loop, causes: set[str]) 
     assert {finding.cause for finding in report.findings} == causes, str(report)
     assert not report.equivalent and report.exit_code == 1 and not report.problems
     assert all(finding.message and finding.evidence for finding in report.findings)
+
+
+@pytest.mark.parametrize(("train", "words"), own_weights.SAID.items(), ids=map(name, own_weights.SAID))
+def test_what_is_said_of_unusual_weights(train: Loop, words: str) -> None:
+    report = audit(train, batch_size=16, accumulation_steps=(4,))
+    assert words in report.findings[0].message
+
+
+@pytest.mark.parametrize(("train", "words"), empty.EMPTY.items(), ids=map(name, empty.EMPTY))
+def test_nothing_compared_is_never_equivalent(train: Loop, words: str) -> None:
+    empty.CALLS.clear()
+    report = audit(train, batch_size=16, accumulation_steps=(4,))
+    assert report.status == "inconclusive" and report.exit_code == 2 and not report.findings
+    assert any(words in problem for problem in report.problems), report.problems
+
+
+@pytest.mark.parametrize("train", order_seeds.RIGHT, ids=name)
+def test_another_order_that_changes_more_is_not_taken_for_rounding(train: Loop) -> None:
+    report = audit(train, batch_size=16, accumulation_steps=(4,))
+    assert any("says nothing of rounding" in line for line in report.hidden)
+    assert report.frame.gate.max() < 1e-3
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from harness.audit.rules.seen import seen_directly
 from harness.judge.cause import Cause
 
 FEWEST_RATIOS = 3  # of neighbouring weights, below which they fall evenly by chance
+SAME_RATIO = 1e-3  # relative; ratios of neighbouring weights that differ by less are one
 SAME_NORM = 1e-3  # relative; norms of parts that differ by less are one
 BY_CHANCE, ROUNDED = (
     0.01,
@@ -209,7 +210,7 @@ def growth(weights: tuple[float, ...]) -> float | None:
     Numbers of loss terms do not do that; None as well where the weights are equal, or too few to tell.
     """
     ratios = tuple(a / b for a, b in pairwise(weights))
-    if len(ratios) < FEWEST_RATIOS or not equal(ratios) or abs(ratios[0] - 1) <= UNEQUAL:
+    if len(ratios) < FEWEST_RATIOS or max(ratios) - min(ratios) > SAME_RATIO * max(ratios) or abs(ratios[0] - 1) <= UNEQUAL:
         return None
     return ratios[0]
 

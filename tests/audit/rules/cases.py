@@ -72,6 +72,35 @@ STEPS: list[tuple[str, dict[str, Any], Cause]] = [  # of a step whose gradient d
     ),
     ("scale moves", {"scaling": {"loss_scales": 2}}, Cause.scaler_updated_in_window),
     ("unscaled inside", {"scaling": {"unscaled_inside": 3}, "fits": {"sums": 1e-8}}, Cause.scaler_updated_in_window),
+    (
+        "halved each time",
+        {
+            "scaling": {"rescaled": (0.3, 0.2)},
+            "taken": {"residual": 1e-8, "weights": (0.125, 0.25, 0.25, 0.5), "condition": 2.0},
+        },
+        Cause.sum_rescaled_in_window,
+    ),
+    (
+        "clipped aside",
+        {
+            "fits": {"sums": 1e-8},
+            "taken": {"residual": 1e-8, "weights": (0.5, 0.25, 1.0, 1.0), "condition": 2.0, "sizes": (2.0, 4.0, 0.7, 0.5)},
+        },
+        Cause.clip_per_micro_batch,
+    ),
+    ("clamped aside", {"fits": {"sums": 1e-8, "clamped_parts": 1e-8}}, Cause.clip_per_micro_batch),
+    ("clamped inside", {"fits": {"sum": 1e-8, "clamped": 1e-8}}, Cause.clip_per_micro_batch),
+    (
+        "a temperature",
+        {
+            "partly": ("scale",),
+            "fits": {"some_times_n": 1e-8, "own_sum": 0.0},
+            "probe": {"coupled": True},
+            "parts": {"residual": 0.3},
+        },
+        Cause.auxiliary_loss_scale,
+    ),
+    ("13 for 16", {"raw": {"scale": 0.8125}, "fits": {"line": 1e-8}}, Cause.counter_wrong),
     ("decay inside", {"window": {"moves": 4, "move_along_weights": -1.0}}, Cause.weight_decay_per_micro_batch),
     ("moves inside", {"window": {"moves": 4, "move_along_weights": 0.1}}, Cause.unexplained),
     ("coupled", {"probe": {"coupled": True}, "parts": {"residual": 0.3}}, Cause.non_separable_loss),
