@@ -163,6 +163,7 @@ class Run:
     reported: tuple[float, ...] | None = None  # losses the function returned
     counts: dict[str, float] = field(default_factory=dict)  # steps, samples, tokens it returned
     error: str | None = None
+    stopped: bool = False  # after as many optimizer steps as were asked for
     accumulator_roundoff: float = 0.0  # of the narrowest .grad
     roundoff: float = 0.0  # of the coarsest arithmetic seen (autocast, 16-bit parameters)
     dropout_calls: int = 0
@@ -175,6 +176,7 @@ class Run:
     mixes_rows: bool = False  # whether the model's output for one row depends on another; only known after a probe
     probed: dict[str, Row] = field(default_factory=dict)  # by fingerprint; rows that came twice are left out
     terms: list[list[Vector]] = field(default_factory=list)  # [P] of each addend of the loss, per backward of the probed window
+    term_names: tuple[str, ...] = ()  # of these addends, in order, as autograd calls them
     term_slopes: list[list[dict[tuple[int, str], Vector]]] = field(
         default_factory=list
     )  # of each addend by (output, row), likewise
@@ -216,6 +218,7 @@ class Intervention:
     averages: bool = False  # with `follow`: averaged copies as well, which then stay where they are while a window lasts
     freeze_weights: bool = False  # put the starting parameters back after every step: a cached forward then has the right ones
     keep: frozenset[int] = frozenset()  # windows whose contributions are kept, besides the usual ones
+    terms: int | None = None  # window whose loss is taken apart into its addends, each differentiated alone
     probe: int | None = None  # window whose outputs and slopes are kept by row, and whose loss is asked whether it couples rows
     disable: frozenset[Layer] = frozenset()  # no dropout; running statistics instead of the batch's
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
 from typing import Any, Protocol
 
 from harness.audit.evidence import WATCH, Intervention, Run
 from harness.audit.observe.ranks import pooled
 from harness.audit.observe.runs import Job
+
+Progress = Callable[[str], None]  # is told, in a line, what is run and what is seen
 
 
 class Runner(Protocol):
@@ -28,6 +32,9 @@ class Runs:
     runner: Runner
     batch_size: int
     independent: bool
+    max_steps: int
+    progress: Progress
+    _numbers: Iterator[int] = field(default_factory=partial(count, 1))
 
     def candidate(self, n: int, options: Mapping[str, Any], intervention: Intervention = WATCH) -> Run:
         """The audited function with N micro-batches, its ranks pooled."""
@@ -44,7 +51,9 @@ class Runs:
             intervention=intervention,
             options=options,
             independent=independent,
+            max_steps=self.max_steps,
         )
+        self.progress(f"run {next(self._numbers)}: N={n}{_besides(options, intervention)}")
         return pooled(self.runner.run(job))
 
     def permuted(self, options: Mapping[str, Any], intervention: Intervention = WATCH) -> list[Run]:
@@ -55,6 +64,18 @@ class Runs:
     def accept_dtype(self) -> bool:
         """Whether both functions can be run in another arithmetic."""
         return self.runner.accepts("dtype") and (not self.independent or self.runner.accepts("dtype", independent=True))
+
+
+def _besides(options: Mapping[str, Any], intervention: Intervention) -> str:
+    """What is special about a run, in words; empty for one that is only watched."""
+    said = [str(options["dtype"]).removeprefix("torch.")] if "dtype" in options else []
+    said += ["rows in another order"] if options.get("order_seed") else []
+    said += ["weights moved by a rounding"] if intervention.perturb else []
+    said += ["on the weights of N=1"] if intervention.follow else []
+    said += ["weights put back after every step"] if intervention.freeze_weights else []
+    said += [f"without {' and '.join(sorted(intervention.disable))}"] if intervention.disable else []
+    said += ["its loss taken apart"] if intervention.probe is not None or intervention.terms is not None else []
+    return f" ({', '.join(said)})" if said else ""
 
 
 @dataclass

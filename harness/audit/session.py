@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -17,14 +18,16 @@ from harness.audit.compare.vacuity import nothing_compared
 from harness.audit.compare.windows import distance
 from harness.audit.evidence import Intervention, Run
 from harness.audit.extra_runs import ExtraRuns, explained
-from harness.audit.family import Family, Runs
+from harness.audit.family import Family, Progress, Runs
 from harness.audit.observe.ranks import Ranks, disagreement
 from harness.audit.observe.runs import Local, Train
 from harness.audit.report import ArmResult, Report
+from harness.audit.request import checked
 from harness.audit.rules.findings import first_of_each
 from harness.audit.visibility import hidden
 from harness.judge.cause import Cause
 
+MAX_STEPS = 200  # optimizer steps of a run; a handful says as much
 REPEATED = 100.0  # roundings by which two runs with the same arguments may differ
 
 
@@ -35,6 +38,8 @@ def audit(
     accumulation_steps: Sequence[int],
     reference: Train | None = None,
     processes: int = 1,
+    max_steps: int = MAX_STEPS,
+    progress: Progress | None = None,
 ) -> Report:
     """Is `train(batch_size // N, N)` the same computation as `train(batch_size, 1)`, for each N; where not, why?
 
@@ -42,31 +47,17 @@ def audit(
     and take a handful of optimizer steps. Keyword parameters it may have: `dtype`; `order_seed`; and, for frameworks that are not
     torch, `weights`, a callback that takes the named arrays of all weights, once before training and after each optimizer step.
     With `reference`, every arm (N=1 as well) is compared with `reference(batch_size, 1)`. `processes` runs it on that many ranks
-    with `torch.distributed` initialised; the reference then runs on one, with all rows. Nothing raised by `train` escapes: see
-    `Report.problems`. Raises ValueError for arguments that cannot be run.
+    with `torch.distributed` initialised; the reference then runs on one, with all rows. A run ends after `max_steps` optimizer
+    steps. `progress` is told in a line what is run and what is seen. Nothing raised by `train` escapes: see `Report.problems`.
+    Raises ValueError for arguments that cannot be run.
     """
-    steps = _checked(batch_size, accumulation_steps, processes)
+    steps = checked(train, reference, batch_size, accumulation_steps, processes=processes, max_steps=max_steps)
     arms = ([1] if reference is not None else []) + [n for n in steps if n != 1]
     if not arms:
         raise ValueError("expected accumulation_steps above 1, or a reference to compare N=1 with, got 1 alone")
-    if processes > 1:
-        with Ranks(train, reference, processes) as ranks:
-            return Session(Runs(ranks, batch_size, reference is not None), arms).report()
-    return Session(Runs(Local(train, reference), batch_size, reference is not None), arms).report()
-
-
-def _checked(batch_size: int, accumulation_steps: Sequence[int], processes: int) -> list[int]:
-    if batch_size < 1:
-        raise ValueError(f"expected batch_size of 1 or more, got {batch_size}")
-    if processes < 1:
-        raise ValueError(f"expected processes of 1 or more, got {processes}")
-    steps = sorted(set(accumulation_steps))
-    if not steps:
-        raise ValueError("expected at least one number of accumulation_steps, got none")
-    for n in steps:
-        if n < 1 or batch_size % n:
-            raise ValueError(f"expected accumulation_steps that divide batch_size={batch_size}, got {n}")
-    return steps
+    with Ranks(train, reference, processes) if processes > 1 else nullcontext(Local(train, reference)) as runner:
+        runs = Runs(runner, batch_size, reference is not None, max_steps, progress or (lambda line: None))
+        return Session(runs, arms).report()
 
 
 class Session:
@@ -83,6 +74,8 @@ class Session:
     def report(self) -> Report:
         """Every arm, as trained and, where the functions take a `dtype`, in float64."""
         families = [self._family({})]
+        if families[0].reference.stopped:
+            self.unseen.append(f"what comes after {self.runs.max_steps} optimizer steps: runs are ended there (max_steps)")
         if self.runs.accept_dtype() and not self.problems:
             families.append(self._family({"dtype": torch.float64}))
         for family in families:
@@ -90,12 +83,23 @@ class Session:
                 for n in self.arms:
                     self._arm(family, n)
                 self._check_comparable(family.reference)
+        if self.repeatable and not self.problems and not any(result.findings for result in self.results):
+            self._look_for_silent_terms(families[0])
         return Report(
             batch_size=self.runs.batch_size,
             results=tuple(self.results),
             problems=tuple(dict.fromkeys(self.problems)),
             hidden=tuple(dict.fromkeys([*self.unseen, *hidden(families[0].reference, families[0].candidates, self.results)])),
         )
+
+    def _look_for_silent_terms(self, family: Family) -> None:
+        """Terms of the loss that give no gradient at N=1: whatever accumulation does to them does not show."""
+        last = max(len(track.steps) for track in family.reference.tracks) - 1
+        run = self.runs.baseline(family.options, Intervention(terms=last))
+        for place, name in enumerate(run.term_names if run.error is None else ()):
+            if not any(each[place].any() for each in run.terms):
+                which = f"term {place + 1} of {len(run.term_names)} of the loss ({name})"
+                self.unseen.append(f"{which} gave no gradient at all at optimizer step {last}: a fault in it cannot show")
 
     # -- the reference --------------------------------------------------------------------------------------------------
 
@@ -178,6 +182,7 @@ class Session:
             return
         self._check_start(candidate, family.reference)
         found = explained(compared) if self.repeatable else []
+        self.runs.progress(f"N={n}, {family.arithmetic}: {_first_answer(compared)}")
         if self.repeatable and any(not step.agrees or step.gate > COARSE_GATE for item in compared for step in item.steps):
             extra = ExtraRuns(self.runs, family, n, same_at_one=self._differs_at_one(family))
             compared, found = extra.diagnose(compared)
@@ -223,6 +228,18 @@ class Session:
     def _differs_at_one(self, family: Family) -> bool:
         """Whether N=1 as well differs from the independent reference."""
         return any(r.accumulation_steps == 1 and r.findings for r in self.results if r.arithmetic == family.arithmetic)
+
+
+def _first_answer(compared: Sequence[Facts]) -> str:
+    """What the first run of an arm shows, before anything is explained."""
+    steps = [step for item in compared for step in item.steps]
+    worst = max(steps, key=lambda step: step.raw.distance / step.gate if step.gate else 0.0, default=None)
+    if worst is None:
+        return "no optimizer step to compare"
+    if all(step.agrees for step in steps):
+        return f"gradients and updates of {len(steps)} optimizer steps agree"
+    numbers = f"{worst.raw.distance:.2g} apart at optimizer step {worst.step}, where rounding explains {worst.gate:.2g}"
+    return f"different ({numbers}); looking for the cause"
 
 
 def _why_no_step(run: Run) -> str:

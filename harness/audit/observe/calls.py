@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from harness.audit.evidence import Call
-from harness.audit.observe.loss_graph import coupled_rows, gradients_by_term, mixes_rows, slopes_by_term
+from harness.audit.observe.loss_graph import coupled_rows, gradients_by_term, mixes_rows, slopes_by_term, term_names
 from harness.audit.observe.observed import Observed
 from harness.audit.observe.patches import Place, Wrap
 from harness.audit.observe.tensors import dense, gradients, in_a_group, tensors_in, vector
@@ -93,6 +93,9 @@ class Calls:
         observed.run.float16 |= any(t.dtype == torch.float16 for t in tensors_in(root))
         if observed.forwards.probing:
             self._probe(root)
+        leading = observed.leading
+        if leading is not None and observed.intervention.terms == len(leading.track.steps):
+            self._take_apart(root, leading.parameters)
         unowned = self._unowned()
         for live in observed.live.values():
             live.before_backward(unowned)
@@ -115,6 +118,20 @@ class Calls:
         model = observed.forwards.first
         found: list[Tensor] = [p for p in model.parameters() if p.requires_grad] if model is not None else []
         return [] if any(id(p) in owned for p in found) else found
+
+    def _take_apart(self, root: Any, parameters: Sequence[Tensor]) -> None:
+        """Differentiate each addend of the loss alone; none of it counts as a backward of the loop."""
+        observed, run = self.observed, self.observed.run
+        observed.backward_depth += 1
+        try:
+            parts = gradients_by_term(root, parameters)
+        except Exception:  # hooks in the graph that raise: nothing is known
+            parts = []
+        finally:
+            observed.backward_depth -= 1
+        if parts and len(run.term_names) in (0, len(parts)):
+            run.term_names = term_names(root)
+            run.terms.append(parts)
 
     def _probe(self, root: Any) -> None:
         """Differentiate the loss aside; none of it counts as a backward of the loop."""

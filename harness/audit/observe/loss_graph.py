@@ -59,12 +59,28 @@ def mixes_rows(outputs: Sequence[Tensor], made: Sequence[Tensor]) -> bool:
 
 def gradients_by_term(loss: Any, parameters: Sequence[Tensor]) -> list[Vector]:
     """[P] of each addend of the loss, in order, by cutting the graph at all others; empty where it is not a sum."""
+    nodes = _terms(loss)
+    return [_with_only(loss, parameters, [node for node in nodes if node is not kept]) for kept in nodes]
+
+
+def term_names(loss: Any) -> tuple[str, ...]:
+    """What autograd calls the addends of the loss, in order; empty where it is not a sum."""
+    return tuple(_called(node) for node in _terms(loss))
+
+
+def _called(node: Any) -> str:
+    """The first operation below multiplications by constants and reductions."""
+    below = [parent for parent, _ in node.next_functions if parent is not None]
+    if node.name() in LINEAR and len(below) == 1 and below[0].name() != LEAF:
+        return _called(below[0])
+    return str(node.name()).rstrip("0123456789").removesuffix("Backward")
+
+
+def _terms(loss: Any) -> list[Any]:
     if not isinstance(loss, Tensor) or loss.grad_fn is None:
         return []
     nodes = list(dict.fromkeys(_addends(loss.grad_fn)))
-    if not 1 < len(nodes) <= MOST_TERMS:
-        return []
-    return [_with_only(loss, parameters, [node for node in nodes if node is not kept]) for kept in nodes]
+    return nodes if 1 < len(nodes) <= MOST_TERMS else []
 
 
 def slopes_by_term(loss: Any, outputs: Sequence[tuple[Sequence[str], Tensor]]) -> list[dict[tuple[int, str], Vector]]:
@@ -82,7 +98,8 @@ def _addends(node: Any) -> list[Any]:
     if any(parent.name() == LEAF for parent in below):  # a parameter: cutting the graph there would cut it from all terms
         return [node]
     if node.name() in LINEAR and len(below) == 1:
-        return _addends(below[0])
+        inner = _addends(below[0])
+        return inner if len(inner) > 1 else [node]  # cut here: what is further down may be shared with other terms
     if node.name() in ADDITIONS and below:
         return [addend for parent in below for addend in _addends(parent)]
     return [node]

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from harness.audit.evidence import WATCH, Intervention, Run
+from harness.audit.evidence import WATCH, Intervention, Run, Track
 from harness.audit.observe import shadows
 from harness.audit.observe.adapters import FastaiAdapter, KerasAdapter
 from harness.audit.observe.calls import Calls
@@ -26,11 +26,25 @@ from harness.audit.observe.tensors import transforming
 SHADOW_SEARCH = 2  # optimizer steps after which averaged copies are looked for (once: it looks at every object)
 
 
+class EnoughSteps(BaseException):
+    """The run has taken as many optimizer steps as were asked for, and is ended by this."""
+
+
 class Recorder:
     """Context in which one run is watched; `run` holds the evidence afterwards."""
 
-    def __init__(self, run: Run, intervention: Intervention = WATCH, namespaces: Iterable[dict[str, Any]] = ()) -> None:
-        """`namespaces`: of functions that may have imported what is replaced, besides those of the imported modules."""
+    def __init__(
+        self,
+        run: Run,
+        intervention: Intervention = WATCH,
+        namespaces: Iterable[dict[str, Any]] = (),
+        max_steps: int | None = None,
+    ) -> None:
+        """`namespaces`: of functions that may have imported what is replaced, besides those of the imported modules.
+
+        `EnoughSteps` is raised where an optimizer that has taken `max_steps` begins another.
+        """
+        self._max_steps = max_steps
         self.observed = Observed(run, intervention)
         self._handed = HandedWeights()
         self._stepping: list[Optimizer] = []
@@ -74,6 +88,7 @@ class Recorder:
 
     def hand_over(self, weights: Mapping[str, Any]) -> None:
         """Take the weights of a framework that is not torch: its starting weights first, then those after each step."""
+        self._end(self._handed.track)
         self._handed.take(weights)
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -125,7 +140,9 @@ class Recorder:
         self._stepping.append(optimizer)
         if nested or not getattr(optimizer, "param_groups", None):
             return
-        self.observed.add(optimizer).before_step()
+        live = self.observed.add(optimizer)
+        self._end(live.track)
+        live.before_step()
 
     def _after_step(self, optimizer: Optimizer, *_: object) -> None:
         while self._stepping and self._stepping.pop() is not optimizer:
@@ -143,6 +160,10 @@ class Recorder:
         live.after_step(in_backward=observed.backward_depth > 0, loss_scale=observed.loss_scale)
         self._look_for_shadows(live)
         observed.settle(live)
+
+    def _end(self, track: Track) -> None:
+        if self._max_steps is not None and len(track.steps) >= self._max_steps:
+            raise EnoughSteps
 
     def _is_stepping(self, optimizer: Optimizer) -> bool:
         """Whether its step is under way: one that calls the step of its base class fires the hooks of both."""

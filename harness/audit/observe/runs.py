@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from harness.audit.evidence import WATCH, Intervention, Run
-from harness.audit.observe.recorder import Recorder
+from harness.audit.observe.recorder import EnoughSteps, Recorder
 from harness.audit.observe.tensors import counts_in, losses_in
 
 Train = Callable[..., Any]
@@ -32,6 +32,7 @@ class Job:
     intervention: Intervention = WATCH
     options: Mapping[str, Any] = field(default_factory=dict)  # `dtype`, `order_seed`
     independent: bool = False  # the function given as `reference`
+    max_steps: int | None = None  # optimizer steps after which the run is ended
 
 
 class Local:
@@ -63,13 +64,15 @@ def watch(train: Train, job: Job) -> Run:
     numpy_state = np.random.get_state()
     with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
         try:
-            with this_process_goes_on(), Recorder(run, job.intervention, namespaces) as recorder:
+            with this_process_goes_on(), Recorder(run, job.intervention, namespaces, job.max_steps) as recorder:
                 result = _call(train, job, recorder)
             run.reported, run.counts = losses_in(result), counts_in(result)
         except KeyboardInterrupt:
             raise
+        except EnoughSteps:
+            run.stopped = True
         except BaseException as error:
-            run.error = described(error)
+            run.error = described(error, train)
         finally:
             np.random.set_state(numpy_state)
     return run
@@ -110,11 +113,22 @@ def this_process_goes_on() -> Iterator[None]:
             end(0)
 
 
-def described(error: BaseException) -> str:
-    """The exception in one line, with the place in the audited code where it was raised."""
+OURS = str(Path(__file__).parents[1])  # the folder of the audit
+
+
+def described(error: BaseException, train: Train | None = None) -> str:
+    """The exception in one line, with the place in the audited code: in the file of `train`, if it came through there."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
-    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return " ".join("".join(traceback.format_exception_only(error)).split()) + place
+    said = " ".join("".join(traceback.format_exception_only(error)).split())
+    if frames and frames[-1].filename.startswith(OURS) and _is_out_of_memory(error):
+        return f"{said}; the audit ran out of memory, not the function: it keeps gradients and weights of every step"
+    file = train.__code__.co_filename if train is not None and hasattr(train, "__code__") else None
+    own = [frame for frame in frames if frame.filename == file] or frames
+    return said + (f" ({own[-1].filename}:{own[-1].lineno})" if own else "")
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
 def load(target: str) -> Callable[..., Any]:

@@ -46,7 +46,11 @@ def schedule(run: RunFacts) -> list[Finding]:
 
 def same_rates(a: Sequence[float], b: Sequence[float]) -> bool:
     """Whether two steps have the same learning rates, group by group."""
-    return len(a) == len(b) and all(math.isclose(x, y, rel_tol=SAME_LR, abs_tol=1e-300) for x, y in zip(a, b, strict=True))
+    return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
+
+
+def _same(a: float, b: float) -> bool:
+    return math.isclose(a, b, rel_tol=SAME_LR, abs_tol=1e-300) or (math.isnan(a) and math.isnan(b))
 
 
 def _runs_ahead(run: RunFacts) -> bool:

@@ -1,0 +1,64 @@
+"""What an audit is asked to do, checked before anything is run."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+SIZES = ("batch_size", "accumulation_steps")
+OFFERED = ("dtype", "order_seed", "weights")  # keyword parameters that a training function may have
+
+
+def checked(
+    train: Callable[..., Any],
+    reference: Callable[..., Any] | None,
+    batch_size: int,
+    accumulation_steps: Sequence[int],
+    *,
+    processes: int,
+    max_steps: int,
+) -> list[int]:
+    """The numbers of accumulation steps in order. Raises ValueError, in one line, for what cannot be run."""
+    _check_function("train", train)
+    if reference is not None:
+        _check_function("reference", reference)
+    for name, value in (("batch_size", batch_size), ("processes", processes), ("max_steps", max_steps)):
+        if not _is_count(value):
+            raise ValueError(f"expected {name} of 1 or more, got {value!r}")
+    if isinstance(accumulation_steps, (str, bytes)) or not isinstance(accumulation_steps, Sequence):
+        raise ValueError(f"expected accumulation_steps as a sequence of whole numbers, as (4, 16), got {accumulation_steps!r}")
+    if not accumulation_steps:
+        raise ValueError("expected at least one number of accumulation_steps, got none")
+    for n in accumulation_steps:
+        if not _is_count(n) or batch_size % n:
+            raise ValueError(f"expected accumulation_steps that divide batch_size={batch_size}, got {n!r}")
+    return sorted(set(accumulation_steps))
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _check_function(name: str, function: Any) -> None:
+    """That it can be called with a micro-batch size and their number, and with nothing that is not offered."""
+    if not callable(function):
+        raise ValueError(f"expected {name} to be a function of (batch_size, accumulation_steps), got {function!r}")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # written in C: called by position, and told then
+        return
+    required = [
+        p.name
+        for p in signature.parameters.values()
+        if p.default is p.empty and p.name not in OFFERED and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    takes_any = any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in signature.parameters.values())
+    named = all(size in signature.parameters for size in SIZES)
+    if len(required) > len(SIZES) or not (named or takes_any or _takes_two(signature)):
+        raise ValueError(f"expected {name}(batch_size, accumulation_steps), got {name}{signature}")
+
+
+def _takes_two(signature: inspect.Signature) -> bool:
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.kind in positional and p.name not in OFFERED for p in signature.parameters.values()) >= len(SIZES)
