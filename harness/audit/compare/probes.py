@@ -51,12 +51,12 @@ def terms(mine: Run, reference: Run, index: int) -> TermFacts | None:
     if not parts or index >= len(wanted):
         return None
     sums, g = [np.sum(addend, axis=0) for addend in parts], raw(wanted[index])
-    if not all(part.any() for part in sums) or not g.any():
+    if not g.any():
         return None
     theirs = _addends(reference, index)
     pairs = zip(parts, theirs, strict=True) if len(parts) == len(theirs) else ()
     return TermFacts(
-        parts=weighted_sum(g, sums),
+        parts=weighted_sum(g, sums) if all(part.any() for part in sums) else WeightedSum(),
         each=tuple(
             replace(
                 _one_term(of_each, np.sum(whole, axis=0), float(np.linalg.norm(g))), off_rows=_off_rows(mine, reference, place)
@@ -80,8 +80,8 @@ def _addends(run: Run, index: int) -> list[list[Vector]]:
 def _one_term(parts: list[Vector], wanted: Vector, size: float) -> OneTerm:
     """One addend by what it gave in each backward, beside `wanted` [P] at N=1; `size`: norm of the whole reference gradient."""
     a, squared = np.sum(parts, axis=0), float(wanted @ wanted)
-    usable = squared and 2 * len(parts) <= a.size and all(part.any() for part in parts)
-    made = weighted_sum(wanted, parts) if usable else WeightedSum()
+    given = [part for part in parts if part.any()]
+    made = weighted_sum(wanted, given) if squared and given and 2 * len(given) <= a.size else WeightedSum()
     return OneTerm(
         distance=float(np.linalg.norm(a - wanted)) / size,
         scale=float(a @ wanted) / squared if squared else math.inf,
@@ -95,8 +95,9 @@ def _off_rows(mine: Run, reference: Run, place: int) -> float:
         {key: slope for of_one in run.term_slopes if place < len(of_one) for key, slope in of_one[place].items()}
         for run in (mine, reference)
     ]
-    shared = [(a[key], b[key]) for key in a.keys() & b.keys() if a[key].any() and b[key].any() and a[key].shape == b[key].shape]
-    return max((math.sqrt(max(0.0, 1 - cosine(x, y) ** 2)) for x, y in shared if x.size > 1), default=math.inf)
+    shared = [(a[key], b[key]) for key in a.keys() & b.keys() if b[key].any() and a[key].shape == b[key].shape]
+    apart = (math.sqrt(max(0.0, 1 - cosine(x, y) ** 2)) if x.any() else 0.0 for x, y in shared if x.size > 1)
+    return max(apart, default=math.inf)
 
 
 def _alike(a: Row, b: Row) -> bool:

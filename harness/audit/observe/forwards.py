@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +14,18 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from harness.audit.evidence import Row, Run, Vector
 from harness.audit.observe.rank_gradients import Unsharded
 from harness.audit.observe.tensors import broken, dense, fingerprints, in_a_group, roundoff, tensors_in, vector
+
+
+@dataclass(eq=False)
+class RowsOfForward:
+    """The rows that one outermost forward was given."""
+
+    rows: list[tuple[str, int]]  # fingerprint and length
+    reached: bool = False  # whether a backward has come to its output
+
+    def reach(self, slope: Tensor) -> None:
+        """A backward has come to an output of this forward (a hook, which leaves the slope as it is)."""
+        self.reached = True
 
 
 class Forwards:
@@ -32,20 +45,39 @@ class Forwards:
         self.before: Tensor | None = None  # generator state as the outermost forward began
         self.unsharded = Unsharded()
         self.last: Tensor | None = None  # as the last watched event ended; None before the first
+        self.pending: list[RowsOfForward] = []  # forwards that no backward has come to yet
         self.reset()
 
     def reset(self) -> None:
         """A backward has ended: what was seen before it is forgotten."""
         self.count, self.broken, self.draws, self.outside = 0, 0, False, False
         self.unsharded.clear()
-        self.rows: list[tuple[str, int]] = []  # fingerprint and length
+        self.pending = [forward for forward in self.pending if not forward.reached] if self._any_reached else []
         self.first: nn.Module | None = None
         self.outputs: list[tuple[list[str], Tensor]] = []  # rows and outputs of the outermost forwards, kept for a probe only
         self.made: list[Tensor] = []  # what modules inside them gave, kept for a probe only
         self.produced: dict[int, torch.UntypedStorage] = {}  # memory of these outputs: what a model made is no row of data
 
+    @property
+    def _any_reached(self) -> bool:
+        return any(forward.reached for forward in self.pending)
+
+    @property
+    def rows(self) -> list[tuple[str, int]]:
+        """Fingerprint and length of the rows of the backward under way: of the forwards it came to; of all, if it came to none.
+
+        Pipelines run the forwards of several micro-batches first, and some of zeros, for shapes, that no backward comes to.
+        """
+        chosen = [forward for forward in self.pending if forward.reached] if self._any_reached else self.pending
+        return [row for forward in chosen for row in forward.rows]
+
+    def end_window(self) -> None:
+        """An optimizer step is over: forwards that no backward came to were none of its window."""
+        self.pending = []
+
     def begin(self) -> None:
         """Training begins: forwards so far (of zeros, for shapes) were none of it."""
+        self.pending = []
         self.reset()
         self.watched.clear()
         self.last = None
@@ -100,7 +132,10 @@ class Forwards:
             self.outputs += [([row for row, _ in rows], output) for output in outputs]
             self._watch_slopes([row for row, _ in rows], outputs)
         if module is self.first and not any(_memory(t) in self.produced for t in tensors_in([*args, kwargs])):
-            self.rows += rows
+            self.pending.append(RowsOfForward(rows))
+            for tensor in tensors_in(output):
+                if tensor.requires_grad:
+                    tensor.register_hook(self.pending[-1].reach)
         self.produced |= {_memory(t): t.untyped_storage() for t in tensors_in(output) if _memory(t)}
 
     def _by_row(self, output: Any) -> list[Tensor]:

@@ -12,8 +12,20 @@ from torch import Tensor
 from harness.audit.evidence import Vector
 from harness.audit.observe.tensors import vector
 
-ADDITIONS = ("AddBackward0", "SubBackward0", "StackBackward0")
-LINEAR = ("MulBackward0", "DivBackward0", "NegBackward0", "SumBackward0", "MeanBackward0", "ToCopyBackward0")  # of one operand
+ADDITIONS = ("Add", "Sub", "Stack")
+LINEAR = (
+    "Mul",
+    "Div",
+    "Neg",
+    "Sum",
+    "Mean",
+    "ToCopy",
+    "View",
+    "ReshapeAlias",
+    "Squeeze",
+    "Unsqueeze",
+    "Expand",
+)  # of one operand
 LEAF = "torch::autograd::AccumulateGrad"
 MOST_TERMS = 8
 
@@ -70,10 +82,17 @@ def term_names(loss: Any) -> tuple[str, ...]:
 
 def _called(node: Any) -> str:
     """The first operation below multiplications by constants and reductions."""
-    below = [parent for parent, _ in node.next_functions if parent is not None]
-    if node.name() in LINEAR and len(below) == 1 and below[0].name() != LEAF:
-        return _called(below[0])
+    below = _below(node)
+    return _called(below[0]) if _operation(node) in LINEAR and len(below) == 1 and below[0].name() != LEAF else _operation(node)
+
+
+def _operation(node: Any) -> str:
+    """`Mul` of `MulBackward0`."""
     return str(node.name()).rstrip("0123456789").removesuffix("Backward")
+
+
+def _below(node: Any) -> list[Any]:
+    return [parent for parent, _ in node.next_functions if parent is not None]
 
 
 def _terms(loss: Any) -> list[Any]:
@@ -93,16 +112,28 @@ def slopes_by_term(loss: Any, outputs: Sequence[tuple[Sequence[str], Tensor]]) -
 
 
 def _addends(node: Any) -> list[Any]:
-    """The nodes below additions and multiplications by constants."""
-    below = [parent for parent, _ in node.next_functions if parent is not None]
-    if any(parent.name() == LEAF for parent in below):  # a parameter: cutting the graph there would cut it from all terms
+    """The nodes below additions and multiplications by constants, none of which another one of them needs."""
+    below, operation = _below(node), _operation(node)
+    if not below or any(parent.name() == LEAF for parent in below):  # cut at a parameter, all terms would lose it
         return [node]
-    if node.name() in LINEAR and len(below) == 1:
-        inner = _addends(below[0])
-        return inner if len(inner) > 1 else [node]  # cut here: what is further down may be shared with other terms
-    if node.name() in ADDITIONS and below:
-        return [addend for parent in below for addend in _addends(parent)]
+    if operation in ADDITIONS or (operation in LINEAR and len(below) == 1):
+        found = list(dict.fromkeys(addend for parent in below for addend in _addends(parent)))
+        if len(found) > 1 and (len(found) > MOST_TERMS or not _share(found)):
+            return found
     return [node]
+
+
+def _share(nodes: Sequence[Any]) -> bool:
+    """Whether one of these nodes is needed by another one: cutting the graph at it would cut both."""
+    waiting, seen = [parent for node in nodes for parent in _below(node)], set()
+    while waiting:
+        node = waiting.pop()
+        if node in nodes:
+            return True
+        if node not in seen:
+            seen.add(node)
+            waiting += _below(node)
+    return False
 
 
 def _with_only(loss: Tensor, parameters: Sequence[Tensor], cut: Sequence[Any]) -> Vector:

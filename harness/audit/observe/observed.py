@@ -48,6 +48,8 @@ class Observed:
             live.note(call)
 
     def settle(self, live: LiveTrack) -> None:
-        """After a step of this optimizer: put the weights that the intervention asks for."""
+        """After a step of this optimizer: its window is over; put the weights that the intervention asks for."""
+        if live is self.leading and not self.backward_depth:
+            self.forwards.end_window()
         index = [*self.live].index(id(live.optimizer))
         intervene(live, self.intervention, index, live.num_effective - 1)

@@ -84,7 +84,8 @@ def _wrong_term(facts: StepFacts, term: OneTerm, which: str) -> list[Finding]:
     weights, residual, n = term.parts.weights, term.parts.residual, facts.accumulation_steps
     evidence = {"term": which, "right_weights": weights, "scale_of_term": term.scale, "distance": term.distance}
     found = []
-    if residual > facts.gate and term.off_rows <= same_row(facts):
+    by_rows = term.off_rows <= same_row(facts) or (math.isfinite(term.off_rows) and not facts.probe.coupled)
+    if residual > facts.gate and by_rows:
         message = f"the same row gets another weight in {which} in another split: its divisor or baseline is the micro-batch's"
         more = {"off_rows": term.off_rows}
         found.append(at(facts, Cause.normaliser_depends_on_split, "predicted", evidence | more, message))

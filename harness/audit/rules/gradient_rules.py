@@ -161,9 +161,16 @@ def _own_means(facts: StepFacts) -> list[Finding]:
         counted = [w * share * losses for w, share in zip(weights, shares, strict=True)]
         sums = [sum(counted[place::losses]) for place in range(losses)]
         found = [next(((cause, mean) for cause, f in factors if abs(mean / f - 1) <= UNEQUAL), None) for mean in sums]
+        if facts.window.without_terms and _part_of_one(sums[0], facts):
+            found[0] = found[0] or (None, sums[0])
         if all(found):
             return _mean_of_means(facts, found[0] if losses == 1 else None)
     return []
+
+
+def _part_of_one(mean: float, facts: StepFacts) -> bool:
+    """Whether 1 is missed by what micro-batches without a gradient may have held: such a one may have loss terms all the same."""
+    return 0 < 1 - mean <= 2 * facts.window.without_terms / facts.window.backwards
 
 
 def _mean_of_means(facts: StepFacts, besides: tuple[Cause | None, float] | None) -> list[Finding]:
