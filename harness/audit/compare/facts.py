@@ -155,6 +155,11 @@ class RowFacts:
     factors: tuple[tuple[float, ...], ...]  # these multiples, per micro-batch; 0 or infinite: the row counts in one run only
 
     @property
+    def chosen(self) -> bool:
+        """Whether some rows count in one of the two runs only."""
+        return any(f == 0 or isinf(f) for part in self.factors for f in part)
+
+    @property
     def spread(self) -> float:
         """Largest difference of two rows' factors within one micro-batch, relative to the largest factor."""
         if any(isinf(f) for part in self.factors for f in part):

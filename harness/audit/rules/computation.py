@@ -84,8 +84,7 @@ def _wrong_term(facts: StepFacts, term: OneTerm, which: str) -> list[Finding]:
     weights, residual, n = term.parts.weights, term.parts.residual, facts.accumulation_steps
     evidence = {"term": which, "right_weights": weights, "scale_of_term": term.scale, "distance": term.distance}
     found = []
-    by_rows = term.off_rows <= same_row(facts) or (math.isfinite(term.off_rows) and not facts.probe.coupled)
-    if residual > facts.gate and by_rows:
+    if residual > facts.gate and term.off_rows <= same_row(facts):
         message = f"the same row gets another weight in {which} in another split: its divisor or baseline is the micro-batch's"
         more = {"off_rows": term.off_rows}
         found.append(at(facts, Cause.normaliser_depends_on_split, "predicted", evidence | more, message))
@@ -178,6 +177,11 @@ def _other_factors(facts: StepFacts) -> Named | None:
     if rows is None or not (rows.outputs <= alike and rows.residual <= alike and rows.spread > unequal):
         return None
     evidence = {"factors_of_rows": rows.factors}
+    if rows.chosen:
+        message = (
+            "some rows count in one split and not in another: which ones do depends on the rows that share their micro-batch"
+        )
+        return Cause.non_separable_loss, evidence, message
     if facts.probe.same_at_one or facts.accumulation_steps == 1:
         message = "rows count otherwise than in the reference, at every N: each is averaged over its own loss terms"
         return Cause.mean_of_means, evidence, message

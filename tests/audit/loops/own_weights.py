@@ -229,7 +229,7 @@ WRONG: dict[Loop, set[str]] = {
     clamped_inside: {"clip_per_micro_batch"},
     clipped_by_value_inside: {"clip_per_micro_batch"},
     changed_before_the_step: {"unexplained"},
-    hardest_half: {"normaliser_depends_on_split"},
+    hardest_half: {"non_separable_loss"},
     padding_counted_by_part: {"normaliser_depends_on_split"},
     padding_counted_in_window: {"counter_wrong"},
     count_overwritten: {"counter_wrong"},

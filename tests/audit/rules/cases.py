@@ -115,6 +115,11 @@ STEPS: list[tuple[str, dict[str, Any], Cause]] = [  # of a step whose gradient d
     ("penalty of absolute values", {"fits": {"along_signs": 1e-8}}, Cause.auxiliary_loss_scale),
     ("frozen", {"probe": {"agrees_when_frozen": True}, "parts": {"residual": 0.3}}, Cause.cached_weights_stale),
     ("factors of rows", {"probe": {"by_row": ROWS}, "parts": {"residual": 0.3}}, Cause.normaliser_depends_on_split),
+    (
+        "rows chosen",
+        {"probe": {"by_row": replace(ROWS, factors=((1.0, 0.0), (2.0, 2.0)))}, "parts": {"residual": 0.3}},
+        Cause.non_separable_loss,
+    ),
     ("underflow", {"precision": {"lost": 0.2, "float16": True}}, Cause.underflow_from_division),
     ("nothing fits", {"fits": {"times_n": 0.3}, "parts": {"residual": 0.4}}, Cause.unexplained),
 ]

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from harness.audit.compare.facts import OneTerm, RowFacts, StepFacts, TermFacts, WeightedSum
-from harness.audit.rules.finding import SAME_ROW
 from harness.audit.rules.gradient_rules import ROUNDOFF, explain_step
 from harness.judge.cause import Cause
 from tests.audit.rules.cases import AT_EVERY_N, EQUAL, GATE, OFF, ROWS, STEPS, changed
@@ -179,7 +178,7 @@ def test_a_term_of_the_loss_that_counts_otherwise_is_an_auxiliary_loss() -> None
         ({"residual": 0.1}, {"scale": 1.1}, ["non_separable_loss"]),
         ({"residual": 0.1}, {"scale": 3.7}, ["non_separable_loss", "auxiliary_loss_scale"]),
         ({"residual": 0.1}, {"off_rows": 1e-5}, ["normaliser_depends_on_split"]),  # each row's slope points as it should
-        ({"residual": 0.1}, {"off_rows": 0.1}, ["normaliser_depends_on_split"]),  # or not; but the loss couples no rows
+        ({"residual": 0.1}, {"off_rows": 0.1}, ["non_separable_loss"]),
         ({"weights": (1.2, -0.8)}, {}, ["unexplained"]),
         ({"condition": 1e9}, {}, ["unexplained"]),
     ],
@@ -191,8 +190,6 @@ def test_each_term_of_the_loss_is_judged_by_itself(parts: dict[str, Any], term: 
     terms = TermFacts(parts=WeightedSum(weights=(1.0, 0.9), residual=0.1, condition=2.0), each=(right, wrong))
     facts = changed(OFF, parts={"residual": 0.3}, probe={"by_term": terms, "made": True})
     assert facts.accumulation_steps == 4 and causes(facts) == expected
-    if term.get("off_rows", 0.0) > SAME_ROW:
-        assert causes(changed(facts, probe={"coupled": True})) == ["non_separable_loss"]
     for each in ((right, right), (wrong, wrong), ()):  # none or all are wrong: nothing shows that the forwards agree
         assert causes(changed(facts, probe={"by_term": replace(terms, each=each)})) == ["unexplained"]
 
