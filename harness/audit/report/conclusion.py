@@ -82,6 +82,14 @@ class Conclusion:
         return tuple(kept[key] for key in sorted(kept, key=lambda key: key[0]))
 
     @property
+    def causes(self) -> dict[Cause, list[Finding]]:
+        """Cause -> its findings, in their order."""
+        kept: dict[Cause, list[Finding]] = {}
+        for finding in self.findings:
+            kept.setdefault(finding.cause, []).append(finding)
+        return kept
+
+    @property
     def equivalent(self) -> bool:
         """Whether every arm ran and was judged, and nothing was found."""
         return bool(self.results) and not self.findings and not self.problems

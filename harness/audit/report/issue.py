@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from harness.audit.report.conclusion import Conclusion
-from harness.audit.report.markdown import LEGEND, block, by_cause, code, escaped, found, listed, table
+from harness.audit.report.markdown import LEGEND, block, code, escaped, found, listed, table
 from harness.audit.report.remedies import remedy
 from harness.audit.report.reproduction import NAME, Reproduction, reproduction
 from harness.audit.report.subject import Subject
@@ -33,7 +33,7 @@ def text(conclusion: Conclusion, reproduced: Reproduction | None) -> str:
         "## Versions",
         listed(f"{name} {escaped(version)}" for name, version in conclusion.subject.versions.items()),
         "## To reproduce",
-        *_to_reproduce(conclusion.subject, reproduced),
+        *_to_reproduce(conclusion, conclusion.subject, reproduced),
         *(["## What was measured", table(conclusion.lines), LEGEND] if conclusion.results else []),
         *_causes(conclusion),
         *_limits(conclusion),
@@ -45,7 +45,7 @@ def text(conclusion: Conclusion, reproduced: Reproduction | None) -> str:
 def _title(conclusion: Conclusion, subject: Subject) -> str:
     function = code(subject.train.function)
     if conclusion.status == "different":
-        causes = ", ".join(code(cause) for cause in by_cause(conclusion.findings))
+        causes = ", ".join(code(cause) for cause in conclusion.causes)
         return f"Gradient accumulation changes what {function} computes: {causes}"
     if conclusion.status == "equivalent":
         return f"No fault found: {function} computes the same with and without gradient accumulation"
@@ -69,35 +69,43 @@ def _summary(conclusion: Conclusion, reproduced: Reproduction | None) -> Iterato
         yield "They are: every gradient and every update agreed within what rounding was measured to explain in this function."
     elif conclusion.status == "inconclusive":
         yield "Whether they are could not be judged; what follows is no evidence of a fault, nor of its absence."
-    elif reproduced is not None and reproduced.difference.expected is not None:
-        seen = reproduced.difference
-        yield (
-            f"They are not. With N={seen.arm.accumulation_steps}, the gradient of optimizer step {seen.step} is "
-            f"{short(seen.expected)} of its norm away from that of one batch; rounding explains {short(seen.gate)}, measured."
-        )
     else:
-        yield "They are not."
+        yield f"They are not. {_difference(conclusion, reproduced)}"
 
 
-def _to_reproduce(subject: Subject, reproduced: Reproduction | None) -> Iterator[str]:
-    by_audit = f"With this tool: {code(subject.command)}"
-    if reproduced is None:
-        yield f"{by_audit}. There is no script without it: none was found that shows this conclusion with torch alone."
-        return
-    yield (
-        f"Save as {code(NAME)} where {code(subject.train.seen_from(subject.folder))} is found by that path, and run "
-        f"{code(f'python {NAME}')}. It needs torch and what that file imports, and not this tool."
+def _difference(conclusion: Conclusion, reproduced: Reproduction | None) -> str:
+    """What the script shows, as the audit saw it; the first finding where no script shows a distance."""
+    if reproduced is None or reproduced.difference.step is None:
+        first = conclusion.findings[0]
+        return f"With N={first.accumulation_steps}, {escaped(first.message)}."
+    seen = reproduced.difference
+    return (
+        f"With N={seen.arm.accumulation_steps}, the {seen.what} at optimizer step {seen.step} are {short(seen.expected)} away "
+        f"from those of one batch, relative to their norm; rounding explains {short(seen.gate)}."
     )
-    yield block(reproduced.script, "python")
-    yield "It was run after the audit, and printed"
-    yield block(reproduced.output)
-    if reproduced.difference.clipping:
-        yield "The script switches clipping off at every step; the table has the gradients before clipping, with it on."
-    yield f"{by_audit}."
+
+
+def _to_reproduce(conclusion: Conclusion, subject: Subject, reproduced: Reproduction | None) -> Iterator[str]:
+    if reproduced is not None:
+        yield (
+            f"Save as {code(NAME)} where {code(subject.train.seen_from(subject.folder))} is found by that path, and run "
+            f"{code(f'python {NAME}')}. It needs torch and what that file imports, and not this tool."
+        )
+        yield block(reproduced.script, "python")
+        yield "It was run after the audit, and printed"
+        yield block(reproduced.output)
+        if not reproduced.agrees:
+            yield (
+                f"The audit saw {short(reproduced.difference.expected)}. Where runs have diverged it puts both on the same "
+                "weights before each step, and compares movements without what rounding alone moves; the script does not."
+            )
+    elif conclusion.status == "different":
+        yield "There is no script without this tool: what was found does not show in one that watches the optimizer alone."
+    yield f"With this tool: {code(subject.command)}"
 
 
 def _causes(conclusion: Conclusion) -> Iterator[str]:
-    for cause, findings in by_cause(conclusion.findings).items():
+    for cause, findings in conclusion.causes.items():
         yield f"## Cause: {code(cause)}"
         yield f"{escaped(_sentence(MEANINGS[cause].sentence))}."
         yield found(findings)

@@ -8,13 +8,27 @@ from collections.abc import Iterable, Sequence
 from harness.audit.evidence import Finding
 from harness.audit.report.conclusion import Conclusion, Line
 from harness.audit.report.values import short
-from harness.judge.cause import MEANINGS, Cause
+from harness.judge.cause import MEANINGS
 
-HEAD = ("N", "arithmetic", "optimizer", "steps", "at step", "distance", "gate", "scale", "cosine", "learning rate", "verdict")
+HEAD = (
+    "N",
+    "arithmetic",
+    "optimizer",
+    "steps",
+    "at step",
+    "distance",
+    "unclipped",
+    "gate",
+    "scale",
+    "cosine",
+    "learning rate",
+    "verdict",
+)
 LEGEND = (
     "One line per number of micro-batches N, at the first optimizer step that differs, or else at the one nearest to its gate. "
-    "Distance: ‖a - g‖ / ‖g‖ of the gradient a, before clipping, from the gradient g of one batch. Gate: the largest distance "
-    "that rounding explains in this function, measured by running it again, perturbed by one unit of rounding."
+    "Distance: ‖a - g‖ / ‖g‖ of the gradient a that the optimizer takes from g, that of one batch; unclipped, with scale and "
+    "cosine: the same before clipping. Gate: the largest distance that rounding explains in this function, measured by running "
+    "it again, perturbed by one unit of rounding."
 )
 
 
@@ -27,7 +41,7 @@ def text(conclusion: Conclusion) -> str:
         f"{what}batches of {conclusion.batch_size}, as one batch and as N micro-batches.",
         *([table(conclusion.lines), LEGEND] if conclusion.results else []),
     ]
-    for cause, findings in by_cause(conclusion.findings).items():
+    for cause, findings in conclusion.causes.items():
         parts += [
             f"**{code(cause)}**: {escaped(MEANINGS[cause].sentence)}.",
             found(findings),
@@ -49,21 +63,14 @@ def table(lines: Iterable[Line]) -> str:
 
 def _cells(line: Line) -> list[str]:
     step = line.first
-    numbers = [""] * 6
+    numbers = [""] * 7
     if step is not None:
         rate, reference_rate = line.rates(step)
-        moved = short(rate) if rate == reference_rate else f"{short(rate)} (N=1: {short(reference_rate)})"
-        numbers = [str(step.step), *map(short, (step.raw.distance, step.gate, step.raw.scale, step.raw.cosine)), moved]
+        moved = short(rate) if rate == reference_rate else f"{rate:.6g} (N=1: {reference_rate:.6g})"
+        measured = (step.consumed.distance, step.raw.distance, step.gate, step.raw.scale, step.raw.cosine)
+        numbers = [str(step.step), *map(short, measured), moved]
     cells = [str(line.arm.accumulation_steps), line.arm.arithmetic, line.facts.run.track, line.steps, *numbers, line.verdict]
     return [escaped(cell) for cell in cells]
-
-
-def by_cause(findings: Iterable[Finding]) -> dict[Cause, list[Finding]]:
-    """The findings of each cause, in the order in which the causes come."""
-    kept: dict[Cause, list[Finding]] = {}
-    for finding in findings:
-        kept.setdefault(finding.cause, []).append(finding)
-    return kept
 
 
 def found(findings: Iterable[Finding]) -> str:

@@ -3,41 +3,54 @@
 from __future__ import annotations
 
 import keyword
+import math
 import os
 import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from harness.audit.compare.facts import Facts, StepFacts
+import numpy as np
+
+from harness.audit.compare.facts import Facts
+from harness.audit.compare.windows import distance
 from harness.audit.report.conclusion import ArmResult, Conclusion
 from harness.audit.report.subject import Place, Subject
 
 NAME = "reproduce.py"
+SAME_RATE = 1e-6  # relative distance of learning rates
+SAME = 0.01  # relative difference of two distances that are called the same
 NO_CLIPPING = "torch.nn.utils.clip_grad._clip_grads_with_norm_ = lambda *given, **options: None  # compare before clipping"
-GRADIENT = "torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for p in parameters"
+GRADIENTS = "torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for p in weights(optimizer)"
 RATES = 'torch.tensor(group["lr"]) for group in optimizer.param_groups'
-WEIGHTS = "p.detach() for p in parameters"
-DISTANCE = re.compile(r"^\|\|a - g\|\| / \|\|g\|\| = (\S+) .*", re.MULTILINE)
+MOVEMENTS = "p.detach() - old for p, old in zip(weights(optimizer), before[optimizer])"
+BEFORE = """\
+before = {}
+register_optimizer_step_pre_hook(lambda o, *given: before.update({o: [p.detach().clone() for p in weights(o)]}))"""
+HOOKS = ("register_optimizer_step_post_hook", "register_optimizer_step_pre_hook")
+DISTANCE = re.compile(r"^[a-z ]+: \|\|a - g\|\| / \|\|g\|\| = (\S+) .*", re.MULTILINE)
 STEPS = re.compile(r"^optimizer steps: (\d+) .*? (\d+) .*", re.MULTILINE)
 
 SCRIPT = '''\
-"""{what}: one batch of {batch_size}, and {n} micro-batches of {size}."""
+"""Compare {what}: one batch of {batch_size}, and {n} micro-batches of {size}."""
 import sys
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import {hooks}
 sys.path[:0] = [{folders}]
 {imports}
-{clipping}
 
+def weights(optimizer):
+    return [p for group in optimizer.param_groups for p in group["params"]]
+{preparation}
 def watched(train, batch_size, accumulation_steps):
     seen = {{}}  # optimizer -> one vector per step
     def look(optimizer, args, kwargs):
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
         taken = [{taken}]
         seen.setdefault(optimizer, []).append(torch.cat([t.double().flatten() for t in taken]))
     hook = register_optimizer_step_post_hook(look)
@@ -45,13 +58,11 @@ def watched(train, batch_size, accumulation_steps):
         train({call})
     hook.remove()
     return list(seen.values())[{place}]
-
-one, many = watched({baseline}, {batch_size}, 1), watched(train, {size}, {n})
-print("optimizer steps:", len(one), "of one batch,", len(many), "of micro-batches")
+g, a = watched({baseline}, {batch_size}, 1), watched(train, {size}, {n})
+print("optimizer steps:", len(g), "of one batch,", len(a), "of micro-batches")
 '''
 COMPARE = """\
-g, a = one[{step}], many[{step}]
-print(f"||a - g|| / ||g|| = {{(a - g).norm() / g.norm():.3g}} at optimizer step {step}")
+print(f"{what}: ||a - g|| / ||g|| = {{(a[{step}] - g[{step}]).norm() / g[{step}].norm():.3g}} at optimizer step {step}")
 """
 
 
@@ -62,11 +73,11 @@ class Difference:
     arm: ArmResult
     place: int  # of the optimizer
     step: int | None  # None: their number differs
-    what: str
+    what: str  # plural, lower case
     taken: str  # expression of the tensors
-    clipping: str = ""
-    expected: float | None = None  # distance that the audit saw; None where it compares this quantity in another way
-    gate: float = 0.0  # the distance must be above
+    preparation: str = ""  # lines before the function that watches
+    expected: float = math.nan  # distance that the audit saw
+    gate: float = 0.0  # the largest that rounding explains
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,18 +88,29 @@ class Reproduction:
     output: str
     difference: Difference
 
+    @property
+    def agrees(self) -> bool:
+        """Whether the script shows the distance that the audit saw."""
+        if self.difference.step is None:
+            return True
+        shown, expected = _distance(self.output), self.difference.expected
+        return shown == expected or abs(shown - expected) <= SAME * abs(expected)
+
 
 def reproduction(conclusion: Conclusion, seconds: float) -> Reproduction | None:
-    """A script that was run and showed a difference; None when there is no such script, or it showed none in `seconds`."""
-    subject = conclusion.subject
+    """The first script that was run and showed a difference; None when none did. All of them together may take `seconds`."""
+    subject, begun = conclusion.subject, time.monotonic()
     if subject is None or subject.processes > 1 or not _importable(subject):
         return None
-    difference = next(_differences(conclusion), None)
-    if difference is None:
-        return None
-    script = _script(subject, difference)
-    output = _output(script, subject.folder, seconds)
-    return Reproduction(script=script, output=output, difference=difference) if _shows(output, difference) else None
+    for difference in _differences(conclusion):
+        left = seconds - (time.monotonic() - begun)
+        if left <= 0:
+            break
+        script = _script(subject, difference)
+        output = _output(script, subject.folder, left)
+        if _shows(output, difference):
+            return Reproduction(script=script, output=output, difference=difference)
+    return None
 
 
 def _importable(subject: Subject) -> bool:
@@ -105,40 +127,25 @@ def _differences(conclusion: Conclusion) -> Iterator[Difference]:
 
 
 def _of(arm: ArmResult, place: int, item: Facts) -> Iterator[Difference]:
-    """The first step whose gradient differs; else another number of steps, learning rate, or movement of the weights."""
-    for step in item.steps:
-        if not step.gradients_agree:
-            yield _gradient(arm, place, step)
-            return
+    """Gradients as taken, then before clipping, number of steps, learning rates, movements of the weights: where they differ."""
     mine, reference = item.run.mine, item.run.reference
+    common = partial(Difference, arm=arm, place=place)
+    if step := next((s for s in item.steps if not s.consumed.distance <= s.gate), None):
+        yield common(step=step.step, what="gradients", taken=GRADIENTS, expected=step.consumed.distance, gate=step.gate)
+    if step := next((s for s in item.steps if not s.raw.distance <= s.gate and s.scaling.clipped), None):
+        what = "gradients without clipping"
+        watch = partial(common, taken=GRADIENTS, preparation=NO_CLIPPING)
+        yield watch(step=step.step, what=what, expected=step.raw.distance, gate=step.gate)
     if mine.steps != reference.steps:
-        yield Difference(arm=arm, place=place, step=None, what="Optimizer steps", taken=WEIGHTS)
-    for t, rates in enumerate(zip(mine.lrs, reference.lrs, strict=False)):
-        if rates[0] != rates[1]:
-            yield Difference(arm=arm, place=place, step=t, what="Learning rates", taken=RATES)
-            return
-    for step in item.steps:
-        if not step.agrees:
-            yield Difference(arm=arm, place=place, step=step.step, what="The weights after a step", taken=WEIGHTS)
-            return
-
-
-def _gradient(arm: ArmResult, place: int, step: StepFacts) -> Difference:
-    """Before clipping where that differs: a fault that clipping hides from the optimizer is still one."""
-    seen, clipping = step.consumed, ""
-    if step.raw.distance > step.gate and step.scaling.clipped:
-        seen, clipping = step.raw, NO_CLIPPING
-    what = "Gradients before clipping" if clipping else "The gradients that an optimizer takes"
-    return Difference(
-        arm=arm,
-        place=place,
-        step=step.step,
-        what=what,
-        taken=GRADIENT,
-        clipping=clipping,
-        expected=seen.distance,
-        gate=step.gate,
-    )
+        yield common(step=None, what="numbers of optimizer steps", taken=GRADIENTS)
+    apart = [distance(np.array(a), np.array(b)) for a, b in zip(mine.lrs, reference.lrs, strict=False)]
+    if max(apart, default=0.0) > SAME_RATE:
+        step_apart = max(range(len(apart)), key=apart.__getitem__)
+        yield common(step=step_apart, what="learning rates", taken=RATES, expected=apart[step_apart], gate=SAME_RATE)
+    if step := next((s for s in item.steps if not s.update.distance <= s.update.gate), None):
+        what = "movements of the weights"
+        watch = partial(common, taken=MOVEMENTS, preparation=BEFORE)
+        yield watch(step=step.step, what=what, expected=step.update.distance, gate=step.update.gate)
 
 
 def _script(subject: Subject, difference: Difference) -> str:
@@ -159,14 +166,15 @@ def _script(subject: Subject, difference: Difference) -> str:
         size=subject.batch_size // n,
         folders=", ".join(f'"{folder}"' for folder in folders),
         imports="\n".join(imports),
-        clipping=difference.clipping,
+        preparation=difference.preparation,
+        hooks=", ".join(hook for hook in HOOKS if f"{hook}(" in SCRIPT + difference.preparation),
         taken=difference.taken,
         call=call + dtype,
         place=difference.place,
         baseline="train" if subject.reference is None else "reference",
         step=difference.step,
     )
-    return filled.replace("\n\n\n", "\n\n")
+    return filled
 
 
 def _import(place: Place, name: str) -> str:
@@ -199,5 +207,10 @@ def _shows(output: str, difference: Difference) -> bool:
     if difference.step is None:
         steps = STEPS.search(output)
         return steps is not None and steps[1] != steps[2]
-    distance = DISTANCE.search(output)
-    return distance is not None and not float(distance[1]) <= difference.gate
+    return not _distance(output) <= difference.gate
+
+
+def _distance(output: str) -> float:
+    """That the script printed; 0 without one."""
+    found = DISTANCE.search(output)
+    return float(found[1]) if found else 0.0

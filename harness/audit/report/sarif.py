@@ -20,7 +20,7 @@ SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 def text(conclusion: Conclusion) -> str:
     """One run. Findings are at the `def` of the audited function, where that is known."""
-    causes = list(dict.fromkeys(f.cause for f in conclusion.findings))
+    causes = list(conclusion.causes)
     driver: dict[str, Any] = {"name": TOOL, "rules": [_rule(cause) for cause in causes]}
     if number := version(TOOL):
         driver["version"] = number
