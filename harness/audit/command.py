@@ -9,12 +9,12 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from harness.audit.formats import ENDINGS, TO_STDOUT, Format, format_of
 from harness.terminal import BAD_INPUT, one_line
@@ -103,6 +103,7 @@ def judge(given: argparse.Namespace) -> tuple[int, str, str]:
     said = remarks = ""
     try:
         from harness.audit.observe.runs import load
+        from harness.audit.released import record
         from harness.audit.report import github
         from harness.audit.session import audit
 
@@ -117,8 +118,10 @@ def judge(given: argparse.Namespace) -> tuple[int, str, str]:
         report = replace(report, subject=subject)
         said = report.told(given.format)
         remarks = github.tell(report)
-        for path in _written(given, train, report, seconds=time.monotonic() - begun):
-            remarks += f"saved {path}\n"
+        if given.record is not None:
+            settings = {name: vars(given)[name] for name in ("batch_size", "accumulation_steps", "processes")}
+            record(given.record, train, report, packages=given.packages.split(","), settings=settings)
+        remarks += _written(given, report, time.monotonic() - begun)
     except BaseException as error:  # reading the file can raise anything
         what = one_line(f"{type(error).__name__}: {error}").removesuffix(":")
         if not said:
@@ -142,28 +145,23 @@ def subject_of(given: argparse.Namespace) -> Subject:
     )
 
 
-def _written(given: argparse.Namespace, train: Callable[..., Any], report: Report, seconds: float) -> Iterator[Path]:
-    """Record, pages and issue, as they are written; `seconds`: how long the audit took."""
-    if given.record is not None:
-        from harness.audit.released import record
+def _written(given: argparse.Namespace, report: Report, seconds: float = 0.0) -> str:
+    """A line per page and issue, once it is written; `seconds`: how long the audit took."""
+    from harness.audit.report import issue
 
-        settings = {name: vars(given)[name] for name in ("batch_size", "accumulation_steps", "processes")}
-        record(given.record, train, report, packages=given.packages.split(","), settings=settings)
-    for path in given.save:
-        yield report.save(path)
+    paths = [report.save(path) for path in given.save]
     if given.report is not None:
-        from harness.audit.report.issue import write
-
-        yield write(given.report, report, SCRIPT_SECONDS + seconds)
+        paths.append(issue.write(given.report, report, SCRIPT_SECONDS + seconds))
+    return "".join(f"saved {path}\n" for path in paths)
 
 
 def refused(given: argparse.Namespace, subject: Subject, what: str) -> tuple[int, str, str]:
-    """The answer when nothing was judged: one line, which is the problem of the report in formats other than text."""
+    """The answer when nothing was judged: one line, and where text is not asked for, a report with that problem."""
     from harness.audit.report import Report, github
 
     report = Report(batch_size=given.batch_size, results=(), problems=(what,), hidden=(), subject=subject)
     said = "" if given.format == "text" else report.told(given.format)
-    return BAD_INPUT, *_streams(given.format, said, github.tell(report), what)
+    return BAD_INPUT, *_streams(given.format, said, github.tell(report) + _written(given, report), what)
 
 
 def _streams(format: Format, said: str, remarks: str, error: str = "") -> tuple[str, str]:

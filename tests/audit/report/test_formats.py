@@ -169,7 +169,9 @@ def test_a_refusal_is_a_document_of_the_format(format: str, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
-    code, out, err = said("none.py:train", "--format", format)
+    code, out, err = said("none.py:train", "--format", format, "--save", "a.sarif", "--report", "issue.md")
+    assert not json.loads((tmp_path / "a.sarif").read_text())["runs"][0]["invocations"][0]["executionSuccessful"]
+    assert (tmp_path / "issue.md").read_text().startswith("# It could not be judged")
     assert code == 2 and "audit could not run" in out and err.splitlines()[-1].startswith("audit could not run: ValueError")
     assert err.startswith("::error file=none.py,line=1,") and "::error" not in out
     if format in ("json", "sarif"):

@@ -20,7 +20,7 @@ from harness.audit.report.issue import MOST_LINES, text
 from harness.audit.report.reproduction import Difference, Reproduction
 from harness.audit.report.subject import Place, Subject
 from harness.judge.cause import MEANINGS, Cause
-from tests.audit.report.audited import said
+from tests.audit.report.audited import WRONG, said
 
 MOST_SCRIPT_LINES = 25
 LOOPS = Path(__file__).parents[1] / "loops"
@@ -58,9 +58,8 @@ def test_the_issue_of_a_loop(folder: Path, wrong: bool) -> None:
         assert (float(row["distance"]) > float(row["gate"])) == wrong
 
 
-def test_the_script_prints_the_distance_of_the_table(folder: Path, wrong: bool, tmp_path: Path) -> None:
-    if not wrong:
-        pytest.skip("has no script")
+@pytest.mark.parametrize("folder", [WRONG], indirect=True)
+def test_the_script_prints_the_distance_of_the_table(folder: Path, tmp_path: Path) -> None:
     issue = (folder / "issue.md").read_text()
     script = fenced(issue, "## To reproduce")
     assert len(script.splitlines()) <= MOST_SCRIPT_LINES and "harness" not in script
