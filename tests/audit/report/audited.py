@@ -34,5 +34,5 @@ def write(folder: Path, divisor: str) -> str:
 
 
 def said(target: str, *options: str) -> tuple[int, str, str]:
-    """Exit code, stdout, stderr; the audited file is where this process is."""
+    """Exit code, stdout, stderr; the audited file is where this process is, and later options take precedence."""
     return judge(parser().parse_args([target, *SIZES, *options]))
