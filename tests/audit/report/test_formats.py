@@ -180,6 +180,7 @@ def test_a_refusal_is_a_document_of_the_format(format: str, monkeypatch: pytest.
         assert ElementTree.fromstring(out).get("errors") == "2"
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_is_a_document_as_well(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
