@@ -18,9 +18,8 @@ from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
-from harness.audit.command import parser
+from harness.audit.command import parser, refused, subject_of
 from harness.processes import run_command
-from harness.terminal import BAD_INPUT
 
 GRACE_SECONDS = 5.0  # for what the audited code does at its end, after everything has been judged
 LOOK_SECONDS = 0.2  # how often it is looked whether the process is still there
@@ -29,15 +28,25 @@ LOOK_SECONDS = 0.2  # how often it is looked whether the process is still there
 def main(arguments: Sequence[str] | None = None) -> int:
     """Audit, print and save; the exit code. `arguments` are those of the command line unless given."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    parser().parse_args(given)  # refused at once
-    code, said, error = answer(given)
+    options = parser().parse_args(given)  # refused at once
+    try:
+        code, said, error = answer(given)
+    except Ended as end:
+        code, said, error = refused(options, subject_of(options), f"audit could not run: {end}")
     print(said, end="", flush=True)
     print(error, end="", file=sys.stderr)
     return code
 
 
+class Ended(Exception):
+    """The process of the audited code has ended without an answer."""
+
+
 def answer(arguments: Sequence[str]) -> tuple[int, str, str]:
-    """What the process of the audited code hands over: exit code, stdout, stderr. It leaves no process of its group behind."""
+    """What the process of the audited code hands over: exit code, stdout, stderr. It leaves no process of its group behind.
+
+    Raises Ended where it hands over nothing.
+    """
     link, theirs = Pipe()
     command = [sys.executable, "-m", "harness.audit.command", str(theirs.fileno()), *arguments]
     with link, subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True) as process:
@@ -54,7 +63,7 @@ def answer(arguments: Sequence[str]) -> tuple[int, str, str]:
     if received is not None:
         return received
     how = f"killed by {signal.Signals(-process.returncode).name}" if process.returncode < 0 else f"exit code {process.returncode}"
-    return BAD_INPUT, "", f"audit could not run: the audited code ended its process ({how}) before anything was judged\n"
+    raise Ended(f"the audited code ended its process ({how}) before anything was judged")
 
 
 def _received(link: Connection) -> tuple[int, str, str] | None:

@@ -8,12 +8,22 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from harness.audit.formats import ENDINGS, TO_STDOUT, Format, format_of
 from harness.terminal import BAD_INPUT, one_line
+
+if TYPE_CHECKING:
+    from harness.audit.report import Report
+    from harness.audit.report.subject import Subject
+
+SCRIPT_SECONDS = 60.0  # for the script of an issue, beside the time of the whole audit
 
 
 def parser() -> argparse.ArgumentParser:
@@ -31,11 +41,18 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--reference", metavar="FILE.py:FUNCTION", help="an independent function to compare with")
     made.add_argument("--processes", type=int, default=1, help="ranks of torch.distributed (default 1)")
     made.add_argument(
-        "--save", action="append", type=_page, default=[], metavar="FILE", help="write .html or .json; may be repeated"
+        "--format", choices=TO_STDOUT, default="text", help="of what goes to stdout; remarks then go to stderr (default text)"
     )
+    made.add_argument(
+        "--save", action="append", type=_page, default=[], metavar="FILE", help=f"write {' '.join(ENDINGS)}; may be repeated"
+    )
+    made.add_argument("--report", type=_issue, metavar="FILE.md", help="write an issue for the maintainer of the function")
     made.add_argument("--record", type=_record, metavar="FILE.json", help="record of a released trainer to add this function to")
     made.add_argument(
-        "--packages", default="torch", metavar="P,P", help="packages whose versions go into it, the audited one first"
+        "--packages",
+        default="torch",
+        metavar="P,P",
+        help="packages whose versions go into record and issue, the audited first",
     )
     return made
 
@@ -52,8 +69,16 @@ def _record(text: str) -> Path:
 
 
 def _page(text: str) -> Path:
-    if Path(text).suffix not in (".html", ".json"):
-        raise argparse.ArgumentTypeError(f"expected a path ending in .html or .json, got {text}")
+    try:
+        format_of(Path(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return _target(text)
+
+
+def _issue(text: str) -> Path:
+    if Path(text).suffix != ".md":
+        raise argparse.ArgumentTypeError(f"expected a path ending in .md, got {text}")
     return _target(text)
 
 
@@ -74,10 +99,12 @@ def _regular(path: Path) -> Path:
 
 def judge(given: argparse.Namespace) -> tuple[int, str, str]:
     """Audit and save: the exit code, what goes to stdout, and to stderr. Nothing that the audited code raises escapes."""
-    said, doing = "", "run"
+    subject, begun = subject_of(given), time.monotonic()
+    said = remarks = ""
     try:
         from harness.audit.observe.runs import load
         from harness.audit.released import record
+        from harness.audit.report import github
         from harness.audit.session import audit
 
         train = load(given.train)
@@ -88,16 +115,64 @@ def judge(given: argparse.Namespace) -> tuple[int, str, str]:
             reference=load(given.reference) if given.reference else None,
             processes=given.processes,
         )
-        said, doing = str(report), "be saved"
+        report = replace(report, subject=subject)
+        said = report.told(given.format)
+        remarks = github.tell(report)
         if given.record is not None:
             settings = {name: vars(given)[name] for name in ("batch_size", "accumulation_steps", "processes")}
             record(given.record, train, report, packages=given.packages.split(","), settings=settings)
-        for path in given.save:
-            said += f"saved {report.save(path)}\n"
+        remarks += _written(given, report, time.monotonic() - begun)
     except BaseException as error:  # reading the file can raise anything
         what = one_line(f"{type(error).__name__}: {error}").removesuffix(":")
-        return BAD_INPUT, said, f"audit could not {doing}: {what}\n"
-    return report.exit_code, said, ""
+        if not said:
+            return refused(given, subject, f"audit could not run: {what}")
+        return BAD_INPUT, *_streams(given.format, said, remarks, f"audit could not be saved: {what}")
+    return report.exit_code, *_streams(given.format, said, remarks)
+
+
+def subject_of(given: argparse.Namespace) -> Subject:
+    """What the command line asks for, before the audited code can change the working folder."""
+    from harness.audit.report.subject import Place, Subject
+
+    return Subject(
+        train=Place.of(given.train),
+        reference=Place.of(given.reference) if given.reference else None,
+        batch_size=given.batch_size,
+        accumulation_steps=given.accumulation_steps,
+        processes=given.processes,
+        packages=tuple(given.packages.split(",")),
+        folder=Path.cwd(),
+    )
+
+
+def _written(given: argparse.Namespace, report: Report, seconds: float = 0.0) -> str:
+    """A line per page and issue, once it is written; `seconds`: how long the audit took."""
+    from harness.audit.report import issue
+
+    paths = [report.save(path) for path in given.save]
+    if given.report is not None:
+        paths.append(issue.write(given.report, report, SCRIPT_SECONDS + seconds))
+    return "".join(f"saved {path}\n" for path in paths)
+
+
+def refused(given: argparse.Namespace, subject: Subject, what: str) -> tuple[int, str, str]:
+    """The answer when nothing was judged: one line, and where text is not asked for, a report with that problem."""
+    from harness.audit.report import Report, github
+
+    report = Report(batch_size=given.batch_size, results=(), problems=(what,), hidden=(), subject=subject)
+    said = "" if given.format == "text" else report.told(given.format)
+    return BAD_INPUT, *_streams(given.format, said, github.tell(report) + _written(given, report), what)
+
+
+def _streams(format: Format, said: str, remarks: str, error: str = "") -> tuple[str, str]:
+    """Stdout and stderr: remarks go beside the error where stdout holds another format than text."""
+    out = [said, remarks] if format == "text" else [said]
+    err = [error] if format == "text" else [remarks, error]
+    return _lines(out), _lines(err)
+
+
+def _lines(texts: Sequence[str]) -> str:
+    return "".join(text.rstrip("\n") + "\n" for text in texts if text)
 
 
 def main(descriptor: int, arguments: Sequence[str]) -> None:

@@ -1,0 +1,120 @@
+"""The action's own shell commands, run as a job of GitHub runs them; what pip would install is only noted."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.audit.report.audited import LINE, RIGHT, WRONG, write
+
+ROOT = Path(__file__).parents[2]
+ACTION: dict[str, Any] = yaml.safe_load((ROOT / "action.yml").read_text())
+PYTHON = """\
+#!/bin/bash
+if [ "$1 $2" = "-m pip" ]; then printf '%s\\n' "$@" > "$NOTED"; else exec "{python}" "$@"; fi
+"""
+SHELL = ("bash", "--noprofile", "--norc", "-eo", "pipefail")  # what `shell: bash` stands for
+
+
+@dataclass
+class Job:
+    """A folder as checkout, and the files through which a step speaks with GitHub."""
+
+    folder: Path
+
+    def run(self, **given: str) -> subprocess.CompletedProcess[str]:
+        """All steps, until one fails; the last of them. Inputs that are not given have their defaults."""
+        inputs = {name: str(item.get("default", "")) for name, item in ACTION["inputs"].items()}
+        inputs |= {name.replace("_", "-"): value for name, value in given.items()}
+        done = None
+        for step in ACTION["runs"]["steps"]:
+            script = self.folder / "step.sh"
+            script.write_text(step["run"])
+            environment = {name: self._filled(value, inputs) for name, value in step["env"].items()}
+            done = subprocess.run(
+                [*SHELL, str(script)], cwd=self.folder, env=self._surroundings() | environment, capture_output=True, text=True
+            )
+            if done.returncode:
+                break
+        assert done is not None
+        return done
+
+    def _filled(self, value: str, inputs: dict[str, str]) -> str:
+        """With every `${{ ... }}` replaced, as GitHub does before the shell starts."""
+        contexts = {f"inputs.{name}": text for name, text in inputs.items()} | {"github.action_path": str(ROOT)}
+        return re.sub(r"\$\{\{ *(.*?) *\}\}", lambda found: contexts[found[1]], value)
+
+    def _surroundings(self) -> dict[str, str]:
+        tools = self.folder / "bin"
+        tools.mkdir(exist_ok=True)
+        (tools / "python").write_text(PYTHON.format(python=sys.executable))
+        (tools / "python").chmod(0o755)
+        github = {"ACTIONS": "true", "WORKSPACE": str(self.folder), "OUTPUT": str(self.output), "STEP_SUMMARY": str(self.summary)}
+        return {
+            **os.environ,
+            **{f"GITHUB_{name}": value for name, value in github.items()},
+            "PATH": f"{tools}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "NOTED": str(self.folder / "pip"),
+        }
+
+    @property
+    def output(self) -> Path:
+        return self.folder / "output"
+
+    @property
+    def summary(self) -> Path:
+        return self.folder / "summary"
+
+
+SIZES = {"batch_size": "8", "accumulation_steps": "4"}
+
+
+def test_inputs_reach_the_shell_as_variables_alone() -> None:
+    steps = ACTION["runs"]["steps"]
+    assert ACTION["runs"]["using"] == "composite" and all(step["shell"] == "bash" for step in steps)
+    assert not any("${{" in step["run"] for step in steps)
+    used = {name for step in steps for value in step["env"].values() for name in re.findall(r"inputs\.([\w-]+)", value)}
+    assert used == set(ACTION["inputs"])
+
+
+def test_a_wrong_loop_fails_the_job_and_is_annotated(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    done = job.run(function=write(tmp_path, WRONG), packages="a[b]>=1\n  c *", save="a.sarif\nwith blank.xml", **SIZES)
+    assert done.returncode == 1 and job.output.read_text() == "exit-code=1\n", done.stderr
+    assert f"::error file=loop.py,line={LINE},title=N=4%3A loss_not_divided::" in done.stdout
+    assert "### Gradient accumulation: different" in job.summary.read_text() and "loss_not_divided" in job.summary.read_text()
+    assert (tmp_path / "a.sarif").is_file() and (tmp_path / "with blank.xml").is_file()
+    installed = (tmp_path / "pip").read_text().splitlines()
+    assert installed[-4:] == [str(ROOT), "a[b]>=1", "c", "*"], "neither cut nor expanded by the shell"
+
+
+@pytest.mark.slow
+def test_a_right_loop_passes(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    target = write(tmp_path, RIGHT)
+    done = job.run(function=target, reference=target, report="issue.md", **SIZES)
+    assert done.returncode == 0 and job.output.read_text() == "exit-code=0\n", done.stderr
+    assert "::error" not in done.stdout and "### Gradient accumulation: equivalent" in job.summary.read_text()
+    assert (tmp_path / "issue.md").read_text().startswith("# No fault found")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "function", ["loop.py:none", '"; touch stolen; "', "$(touch stolen)", "--help", "`touch stolen`.py:train"]
+)
+def test_what_an_input_holds_is_not_run(tmp_path: Path, function: str) -> None:
+    job = Job(tmp_path)
+    write(tmp_path, RIGHT)
+    done = job.run(function=function, **SIZES)
+    assert done.returncode == 2 and job.output.read_text() == "exit-code=2\n", done
+    assert done.stdout.startswith("::error file=") and "inconclusive" in job.summary.read_text()
+    assert not (tmp_path / "stolen").exists()
