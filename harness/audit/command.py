@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.audit.formats import ENDINGS, TO_STDOUT, Format, format_of
+from harness.audit.request import MAX_STEPS
 from harness.terminal import BAD_INPUT, one_line
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--accumulation-steps", type=_numbers, required=True, metavar="N,N", help="micro-batches per step, as 4,16")
     made.add_argument("--reference", metavar="FILE.py:FUNCTION", help="an independent function to compare with")
     made.add_argument("--processes", type=int, default=1, help="ranks of torch.distributed (default 1)")
+    made.add_argument("--max-steps", type=int, default=MAX_STEPS, help=f"optimizer steps of a run (default {MAX_STEPS})")
     made.add_argument(
         "--format", choices=TO_STDOUT, default="text", help="of what goes to stdout; remarks then go to stderr (default text)"
     )
@@ -114,6 +116,8 @@ def judge(given: argparse.Namespace) -> tuple[int, str, str]:
             accumulation_steps=given.accumulation_steps,
             reference=load(given.reference) if given.reference else None,
             processes=given.processes,
+            max_steps=given.max_steps,
+            progress=_tell,
         )
         report = replace(report, subject=subject)
         said = report.told(given.format)
@@ -128,6 +132,12 @@ def judge(given: argparse.Namespace) -> tuple[int, str, str]:
             return refused(given, subject, f"audit could not run: {what}")
         return BAD_INPUT, *_streams(given.format, said, remarks, f"audit could not be saved: {what}")
     return report.exit_code, *_streams(given.format, said, remarks)
+
+
+def _tell(line: str) -> None:
+    """Progress goes beside what is asked for, as it comes; the audited code may have closed stderr."""
+    with suppress(OSError, ValueError):
+        print(f"audit: {line}", file=sys.stderr, flush=True)
 
 
 def subject_of(given: argparse.Namespace) -> Subject:

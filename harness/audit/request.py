@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+MAX_STEPS = 200  # optimizer steps of a run; a handful says as much
 SIZES = ("batch_size", "accumulation_steps")
 OFFERED = ("dtype", "order_seed", "weights")  # keyword parameters that a training function may have
 

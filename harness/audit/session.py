@@ -22,12 +22,11 @@ from harness.audit.family import Family, Progress, Runs
 from harness.audit.observe.ranks import Ranks, disagreement
 from harness.audit.observe.runs import Local, Train
 from harness.audit.report import ArmResult, Report
-from harness.audit.request import checked
+from harness.audit.request import MAX_STEPS, checked
 from harness.audit.rules.findings import first_of_each
 from harness.audit.visibility import hidden
 from harness.judge.cause import Cause
 
-MAX_STEPS = 200  # optimizer steps of a run; a handful says as much
 REPEATED = 100.0  # roundings by which two runs with the same arguments may differ
 
 
