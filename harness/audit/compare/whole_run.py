@@ -102,6 +102,8 @@ def _shadow_distances(
         if not wanted.shadows or not _same_copies(step, wanted):
             continue
         starts = [theirs[0].before[c.start : c.start + c.values.size] for c in wanted.shadows]
+        if any(start.size != c.values.size for start, c in zip(starts, wanted.shadows, strict=True)):
+            continue  # parameters were emptied, as those of ZeRO-3 are between their uses
         moved = [float(np.linalg.norm(c.values - start)) or math.inf for start, c in zip(starts, wanted.shadows, strict=True)]
         others = [null[t] for null in nulls if t < len(null) and _same_copies(null[t], wanted)]
         seen = [_apart(null, wanted, moved) for null in others]

@@ -13,7 +13,7 @@ from harness.audit.observe.patches import Wrap
 from harness.audit.observe.shadows import Shadow
 from harness.audit.observe.tensors import gradients, vector
 
-KERAS = "keras.src.backend.torch.optimizers.torch_parallel_optimizer"
+KERAS, KERAS_BASE = "keras.src.backend.torch.optimizers.torch_parallel_optimizer", "keras.src.optimizers.base_optimizer"
 FASTAI = "fastai.optimizer"
 Patch = Callable[[type, str, Wrap], None]  # replaces one method until the end of the run
 
@@ -29,12 +29,12 @@ class KerasAdapter:
     def look(self) -> None:
         """Once Keras has been imported: wrap its step, and find the optimizers that have variables by now."""
         module = sys.modules.get(KERAS)
-        if module is None or self.known:
+        if module is None or self.patched:
             return
         base = module.TorchParallelOptimizer
-        if not self.patched:
-            self.patched = True
-            self.patch(base, "_backend_update_step", self._step)
+        self.patched = True
+        self.patch(base, "_backend_update_step", self._step)
+        self.patch(sys.modules[KERAS_BASE].BaseOptimizer, "build", self._build)
         for item in gc.get_objects():
             if issubclass(type(item), base) and getattr(item, "built", False):
                 self._foreign(item, item._trainable_variables)
@@ -45,6 +45,11 @@ class KerasAdapter:
             found = self.known[id(optimizer)] = Foreign(optimizer, [variable.value for variable in variables])
             self.observed.add(found)
         return found
+
+    def _build(self, original: Callable[..., Any], optimizer: Any, variables: Sequence[Any], *args: Any, **kwargs: Any) -> None:
+        """An optimizer gets its variables: it is seen from its first window on, whatever an earlier run has left behind."""
+        original(optimizer, variables, *args, **kwargs)
+        self._foreign(optimizer, variables)
 
     def _step(self, original: Callable[..., Any], optimizer: Any, grads: Any, variables: Any, learning_rate: Any) -> Any:
         foreign = self._foreign(optimizer, variables)

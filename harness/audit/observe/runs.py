@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import inspect
 import os
@@ -59,6 +60,7 @@ def accepts(function: Train | None, name: str) -> bool:
 
 def watch(train: Train, job: Job) -> Run:
     """One watched call from the same generator state each time; the caller's generators are put back."""
+    gc.collect()  # what an earlier run has left behind is no optimizer and no average of this one
     run = Run(batch_size=job.batch_size, accumulation_steps=job.accumulation_steps)
     namespaces = [train.__globals__] if hasattr(train, "__globals__") else []
     numpy_state = np.random.get_state()

@@ -1,0 +1,77 @@
+"""An optimizer with the interface of Keras' torch backend, under the names by which the audit looks for it."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from experiments.trainers import data
+from harness.audit import audit
+from harness.audit.observe.adapters import KERAS, KERAS_BASE
+from tests.audit.loops.frame import TOKENS, full_windows
+
+
+class BaseOptimizer:
+    """As `keras.optimizers.Optimizer`: built with its variables, then given gradients; it accumulates N of them by itself."""
+
+    def __init__(self, accumulation_steps: int) -> None:
+        self.accumulation_steps, self.built, self.seen = accumulation_steps, False, 0
+        ALIVE.append(self)
+
+    def build(self, variables: list[Any]) -> None:
+        self.built, self._trainable_variables = True, variables
+        self.sums = [torch.zeros_like(variable.value) for variable in variables]
+
+    def apply(self, gradients: list[Tensor]) -> None:
+        for total, gradient in zip(self.sums, gradients, strict=True):
+            total += gradient / self.accumulation_steps
+        self.seen += 1
+        if self.seen % self.accumulation_steps == 0:
+            self._backend_update_step([total.clone() for total in self.sums], self._trainable_variables, 0.1)  # type: ignore[attr-defined]
+            for total in self.sums:
+                total.zero_()
+
+
+class TorchParallelOptimizer(BaseOptimizer):
+    @torch.no_grad()
+    def _backend_update_step(self, gradients: list[Tensor], variables: list[Any], learning_rate: float) -> None:
+        for variable, gradient in zip(variables, gradients, strict=True):
+            variable.value -= learning_rate * gradient
+
+
+ALIVE: list[BaseOptimizer] = []  # as a framework's global state: what a run has made stays
+
+
+@pytest.fixture(autouse=True)
+def keras(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, kind in ((KERAS, TorchParallelOptimizer), (KERAS_BASE, BaseOptimizer)):
+        module = ModuleType(name)
+        setattr(module, kind.__name__, kind)
+        monkeypatch.setitem(sys.modules, name, module)
+    ALIVE.clear()
+
+
+def means_of_means(batch_size: int, accumulation_steps: int) -> None:
+    """The optimizer is built in the first step, as Keras' are."""
+    model: nn.Module = data.language_model()
+    optimizer = TorchParallelOptimizer(accumulation_steps)
+    for window in full_windows(batch_size * accumulation_steps):
+        for ids in window.split(batch_size):
+            model.zero_grad()
+            loss = data.token_loss(model(TOKENS[ids]), TOKENS[ids], "mean")
+            if not optimizer.built:
+                optimizer.build([SimpleNamespace(value=p) for p in model.parameters()])
+            loss.backward()
+            optimizer.apply([p.grad for p in model.parameters() if p.grad is not None])
+
+
+def test_what_an_earlier_audit_has_left_behind_changes_no_finding() -> None:
+    first, second = [audit(means_of_means, batch_size=16, accumulation_steps=(4,)) for _ in range(2)]
+    assert len(ALIVE) > 8
+    assert first.to_json() == second.to_json()
+    assert [(f.cause, f.optimizer_step) for f in second.findings] == [("mean_of_means", 0)], str(second)
