@@ -23,6 +23,7 @@ def hits(source: Source) -> Iterator[Hit]:
         for call in window.every:
             yield from _clip(call)
             yield from _average(call)
+            yield from _decay(call)
             if not window.by_accelerate:
                 yield from _schedule(call)
                 yield from _scaler(window, call)
@@ -64,6 +65,15 @@ def _average(call: ast.Call) -> Iterator[Hit]:
         yield Hit.at(call, Cause.ema_per_micro_batch, "the average of the weights moves with every micro-batch")
 
 
+def _decay(call: ast.Call) -> Iterator[Hit]:
+    """`p.data.mul_(1 - rate * decay)`."""
+    shrinks = any(
+        isinstance(one, ast.BinOp) and isinstance(one.op, ast.Sub) and ast.unparse(one.left) in ("1", "1.0") for one in call.args
+    )
+    if words.last(call.func) == "mul_" and shrinks and words.last(words.receiver(call)) in ("data", "p", "param"):
+        yield Hit.at(call, Cause.weight_decay_per_micro_batch, "the weights decay with every micro-batch")
+
+
 def _schedule(call: ast.Call) -> Iterator[Hit]:
     """A schedule that is told where it is (`step(epoch + i / batches)`) may be called at any time."""
     of = words.last(words.receiver(call))
@@ -99,8 +109,10 @@ def _cleared_before_the_last(window: Window) -> Iterator[Hit]:
 
 
 def _never_cleared(source: Source, window: Window) -> Iterator[Hit]:
-    if window.named and not source.mentions("zero_grad", ".grad", "set_to_none"):
-        step = next(call for call in window.end if stepped(call))
+    step = next(call for call in window.end if stepped(call))
+    made = source.made.get(stepped(step).rpartition(".")[2].lower(), [])
+    of_torch = any("optim." in words.dotted(call.func) for call in made)
+    if window.named and of_torch and not source.mentions("zero_grad", "grad", "set_to_none"):
         yield Hit.at(step, Cause.gradients_not_cleared, "nothing in this file clears the gradients")
 
 
@@ -142,25 +154,33 @@ def _cleared_before_the_step(scope: Scope) -> Iterator[Hit]:
     for node in (scope.node, *scope.nodes):
         for block in (getattr(node, name, None) for name in ("body", "orelse")):
             if isinstance(block, list):
-                yield from _lost(block)
+                loop = scope.loop(block[0]) if block else None
+                backwards = [call.lineno for call in scope.calls(loop) if is_backward(call)] if loop is not None else []
+                yield from _lost(block, waiting=any(line < block[0].lineno for line in backwards))
 
 
-def _lost(block: list[ast.stmt]) -> Iterator[Hit]:
+def _lost(block: list[ast.stmt], *, waiting: bool) -> Iterator[Hit]:
     cleared: ast.Call | None = None
-    waiting = False
     for statement in block:
         call = statement.value if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call) else None
         if any(is_backward(inner) for inner in own(statement) if isinstance(inner, ast.Call)):
             waiting, cleared = True, None
         elif call is not None and waiting and words.last(call.func) == "zero_grad":
             cleared = call
-        elif cleared is not None and call is not None and stepped(call) == words.dotted(words.receiver(cleared)):
+        elif cleared is not None and call is not None and stepped(call) and _is_cleared(call, cleared):
             yield Hit.at(
                 cleared, Cause.gradients_cleared_in_window, "gradients are cleared between the last backward and the step"
             )
             waiting, cleared = False, None
         elif cleared is not None and (call is None or not is_clip(call)):
             waiting, cleared = False, None
+
+
+def _is_cleared(step: ast.Call, cleared: ast.Call) -> bool:
+    """Whether a step, which is handed no closure, takes the gradients that were cleared."""
+    name = words.dotted(words.receiver(cleared))
+    closure = bool(step.args) and not is_of_scaler(step)
+    return not closure and (stepped(step) == name or name == "model")
 
 
 def _step_inside(source: Source, scope: Scope) -> Iterator[Hit]:
@@ -171,6 +191,8 @@ def _step_inside(source: Source, scope: Scope) -> Iterator[Hit]:
         steps = [call for call in calls if stepped(call) and reaches_all(scope, call, loop)]
         if len(backwards) != 1 or not steps or weighs_by_itself(source, backwards[0]):
             continue
+        if any(map(words.accumulates, source.made.get(stepped(steps[0]).rpartition(".")[2].lower(), []))):
+            continue  # the optimizer was told their number
         if any(isinstance(parent, ast.With) and any(map(is_accumulate, parent.items)) for _, parent in scope.above(steps[0])):
             continue
         node = differentiated(backwards[0])

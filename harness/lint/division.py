@@ -24,6 +24,7 @@ def hits(source: Source) -> Iterator[Hit]:
                 yield from _divided_twice(backward, loss)
             else:
                 yield from _not_divided(source, window, backward, loss)
+                yield from _divided_by_both(backward, loss)
                 yield from _short_window(window, backward, loss)
             yield from _mean_of_means(source, window, backward, loss)
             if loss.uneven and not loss.scaled:
@@ -85,6 +86,15 @@ def _divided_twice(backward: ast.Call, loss: Loss) -> Iterator[Hit]:
         by = ast.unparse(loss.by_number[0])
         sentence = f"the loss is divided by `{by}`, and `{ast.unparse(backward.func)}` divides by it again"
         yield Hit.at(backward, Cause.loss_divided_twice, sentence)
+
+
+def _divided_by_both(backward: ast.Call, loss: Loss) -> Iterator[Hit]:
+    """The divisors are what the whole window holds, and the number of its micro-batches besides."""
+    whole = [by for by in loss.divisors if any(map(words.WHOLE.search, words.identifiers(by))) and not words.accumulates(by)]
+    number = [by for by in loss.by_number if isinstance(by, (ast.Name, ast.Attribute))]
+    if whole and number and not loss.scaled:
+        both = f"`{ast.unparse(whole[0])}`, and by `{ast.unparse(number[0])}` once more"
+        yield Hit.at(backward, Cause.loss_divided_twice, f"the loss is divided by {both}")
 
 
 def _short_window(window: Window, backward: ast.Call, loss: Loss) -> Iterator[Hit]:

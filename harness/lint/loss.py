@@ -83,11 +83,19 @@ class Follower:
 
     def _divided(self, node: ast.expr, by: ast.expr, seen: frozenset[ast.AST]) -> Loss:
         loss = self.loss(node, seen)
-        if loss.kinds == {"sum"} and _is_sum(by):  # a mean, written out
+        loss.uneven = False
+        if loss.kinds == {"sum"} and (_is_sum(by) or self._counts_rows(by)):  # a mean, written out
             loss.kinds, loss.padded = {"mean"}, loss.padded or "mask" in ast.unparse(by)
         elif not _is_plain_number(by):
             loss.divisors.append(by)
         return loss
+
+    def _counts_rows(self, node: ast.expr) -> bool:
+        """Whether a divisor is the length of what the loop goes over: `len(ids)`."""
+        if not isinstance(node, ast.Call) or words.last(node.func) != "len" or len(node.args) != 1:
+            return False
+        name = ast.unparse(node.args[0])
+        return name in self.window.targets and not words.WHOLE.search(name)
 
     def _multiplied(self, left: ast.expr, right: ast.expr, seen: frozenset[ast.AST]) -> Loss:
         first, second = self.loss(left, seen), self.loss(right, seen)
@@ -97,12 +105,17 @@ class Follower:
         return loss
 
     def _sum(self, nodes: list[ast.expr], seen: frozenset[ast.AST]) -> Loss:
-        parts = [self.loss(node, seen) for node in nodes if not isinstance(node, ast.Constant)]
+        nodes = [node for node in nodes if not isinstance(node, ast.Constant)]
+        parts = [self.loss(node, seen) for node in nodes]
         total = Loss()
         for part in parts:
             total.add(part)
-        told = [part for part in parts if part.kinds & {"mean", "model", "sum"}]
-        total.uneven |= any(part.by_number for part in parts) and any(not part.divisors and not part.scaled for part in told)
+        for part, node in zip(parts, nodes, strict=True):
+            if not part.divisors and not part.scaled:
+                others = [other for other in parts if other is not part and other.divisors]
+                of_weights = ".parameters()" in ast.unparse(node) or ".weight" in ast.unparse(node)
+                told = bool(part.kinds & {"mean", "model", "sum"}) and any(other.by_number for other in others)
+                total.uneven |= told or (of_weights and bool(others))
         return total
 
     def _any(self, nodes: list[ast.expr], seen: frozenset[ast.AST]) -> Loss:
@@ -159,6 +172,10 @@ class Follower:
             for call in losses:
                 total.add(_by_arguments(call, node))
             return total
+        reductions = [keyword.value for keyword in node.keywords if keyword.arg == "reduction"] + node.args
+        told = {one.value for one in reductions if isinstance(one, ast.Constant)} & {"mean", "sum"}
+        if told:
+            return Loss({"mean" if "mean" in told else "sum"}, leaves=[node])
         if words.CRITERION.search(name) and not made_by and name not in self.source.functions:
             return Loss({"mean"}, leaves=[node])
         return Loss({"unknown"}, leaves=[node])

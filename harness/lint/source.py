@@ -64,9 +64,21 @@ class Source:
                     found.setdefault(words.last(target), []).append(node.value)
         return found
 
+    @cached_property
+    def names(self) -> set[str]:
+        """All that the module calls by a name: variables, attributes, keywords, and what it imports."""
+        found = set()
+        for node in ast.walk(self.tree):
+            match node:
+                case ast.Name(id=name) | ast.Attribute(attr=name) | ast.keyword(arg=str(name)):
+                    found.add(name)
+                case ast.alias(name=name) | ast.ImportFrom(module=str(name)):
+                    found.update(name.split("."))
+        return found
+
     def mentions(self, *names: str) -> bool:
-        """Whether one of the names stands anywhere in the text."""
-        return any(name in self.text for name in names)
+        """Whether one of the names is used; what only comments and strings say does not count."""
+        return not self.names.isdisjoint(names)
 
     def silenced(self, hit: Hit) -> bool:
         """Whether a comment `# accumulation-lint: ignore`, or `ignore[CAUSE, CAUSE]`, stands on a line of the hit."""

@@ -17,7 +17,7 @@ COUNT = "num_items_in_batch"
 
 def hits(source: Source) -> Iterator[Hit]:
     """Yield each `compute_loss` that returns a mean over the micro-batch and does not say so."""
-    if not source.mentions("compute_loss"):
+    if "compute_loss" not in source.text:
         return
     classes = {node.name: node for node in ast.walk(source.tree) if isinstance(node, ast.ClassDef)}
     for node in classes.values():

@@ -29,6 +29,15 @@ class Window:
     by_accelerate: bool = False
 
     @property
+    def targets(self) -> set[str]:
+        """Names that the loop gives a new value for each micro-batch."""
+        return (
+            {node.id for node in ast.walk(self.loop.target) if isinstance(node, ast.Name)}
+            if hasattr(self.loop, "target")
+            else set()
+        )
+
+    @property
     def named(self) -> bool:
         """Whether the source itself speaks of accumulation or micro-batches here."""
         header = self.loop.test if isinstance(self.loop, ast.While) else self.loop.iter
