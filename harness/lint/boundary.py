@@ -140,12 +140,12 @@ def _skipped(window: Window) -> Iterator[Hit]:
 
 def _clip_before_unscale(scope: Scope) -> Iterator[Hit]:
     calls = scope.calls()
-    steps = [call.lineno for call in calls if words.last(call.func) == "step" and is_of_scaler(call)]
+    steps = [call for call in calls if words.last(call.func) == "step" and is_of_scaler(call)]
     scaled = any(words.last(call.func) == "scale" and is_of_scaler(call) for call in calls)
     if not steps or not scaled or any("unscale" in words.last(call.func) for call in calls):
         return
     for clip in filter(is_clip, calls):
-        if clip.lineno < max(steps):
+        if any(clip.lineno < step.lineno and not scope.excluded(clip, step) for step in steps):
             yield Hit.at(clip, Cause.clip_before_unscale, "gradients are clipped while the loss scale is still in them")
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Loop = ast.For | ast.AsyncFor | ast.While
+Body = Loop | ast.Module | Function  # what runs once for each micro-batch: a loop's body, or a method that takes one step
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 OTHERS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
@@ -67,6 +68,12 @@ class Scope:
                 break
         return found
 
+    def excluded(self, one: ast.AST, other: ast.AST) -> bool:
+        """Whether two nodes are in the two branches of an `if`, so that only one of them runs."""
+        branches = {parent: child in parent.body for child, parent in self.above(one) if isinstance(parent, ast.If)}
+        there = {parent: child in parent.body for child, parent in self.above(other) if isinstance(parent, ast.If)}
+        return any(there[branch] is not answer for branch, answer in branches.items() if branch in there)
+
     def values(self, name: str, before: int, within: ast.AST | None = None) -> list[ast.stmt | ast.withitem]:
         """Return the statements above a line that give a name (`loss`, `self.loss`) a value."""
         found: list[ast.stmt | ast.withitem] = []
@@ -85,7 +92,7 @@ def dotted_target(target: ast.AST | None, name: str) -> bool:
     """Whether an assignment to `target` gives `name` a value, alone or in a tuple."""
     if isinstance(target, (ast.Tuple, ast.List)):
         return any(dotted_target(item, name) for item in target.elts)
-    return isinstance(target, (ast.Name, ast.Attribute)) and ast.unparse(target) == name
+    return isinstance(target, (ast.Name, ast.Attribute, ast.Subscript)) and ast.unparse(target) == name
 
 
 def stored(loop: ast.AST) -> set[str]:

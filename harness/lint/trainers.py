@@ -60,8 +60,17 @@ def _is_own_mean(method: ast.FunctionDef) -> bool:
     body = ast.Module(method.body, [])
     rest = {method.args.kwarg.arg} if method.args.kwarg else set()
     used = {node.id for node in ast.walk(body) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    counted = any(_is_of_labels(node) for node in ast.walk(body))
     returns = any(isinstance(node, ast.Return) and node.value is not None for node in ast.walk(body))
-    return returns and COUNT not in used and not rest & used and not words.accumulates(body)
+    return returns and counted and COUNT not in used and not rest & used and not words.accumulates(body)
+
+
+def _is_of_labels(node: ast.AST) -> bool:
+    """Whether it is `"labels"`, a call with all `inputs`, or the Trainer's own loss: a Trainer counts the items of "labels"."""
+    if not isinstance(node, ast.Call):
+        return isinstance(node, ast.Constant) and node.value == "labels"
+    whole = any(keyword.arg is None and words.last(keyword.value) == "inputs" for keyword in node.keywords)
+    return whole or words.last(node.func) == "compute_loss"
 
 
 def _sets_flag(node: ast.ClassDef) -> bool:

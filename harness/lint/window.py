@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from harness.lint import words
-from harness.lint.scope import Loop, Scope, own, stored
+from harness.lint.scope import Body, Loop, Scope, own, stored
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,7 +20,7 @@ class Window:
     """
 
     scope: Scope
-    loop: Loop
+    loop: Body
     backwards: tuple[ast.Call, ...]
     every: tuple[ast.Call, ...]
     end: tuple[ast.Call, ...]
@@ -31,16 +31,13 @@ class Window:
     @property
     def targets(self) -> set[str]:
         """Names that the loop gives a new value for each micro-batch."""
-        return (
-            {node.id for node in ast.walk(self.loop.target) if isinstance(node, ast.Name)}
-            if hasattr(self.loop, "target")
-            else set()
-        )
+        target = self.loop.target if isinstance(self.loop, (ast.For, ast.AsyncFor)) else ast.Pass()
+        return {node.id for node in ast.walk(target) if isinstance(node, ast.Name)}
 
     @property
     def named(self) -> bool:
         """Whether the source itself speaks of accumulation or micro-batches here."""
-        header = self.loop.test if isinstance(self.loop, ast.While) else self.loop.iter
+        header = getattr(self.loop, "test", None) or getattr(self.loop, "iter", None)
         return words.accumulates(self.number) or words.accumulates(header) or words.accumulates(self.boundary)
 
     @property
@@ -95,7 +92,7 @@ def is_boundary(test: ast.expr) -> bool:
     return any(not isinstance(one, ast.Constant) for node in compared for one in node.comparators)
 
 
-def resolved(test: ast.expr, scope: Scope, loop: Loop) -> ast.expr:
+def resolved(test: ast.expr, scope: Scope, loop: Body) -> ast.expr:
     """Return what a test stands for, where it is a name (or its opposite) that the loop gives a value once."""
     if isinstance(test, ast.UnaryOp):
         return resolved(test.operand, scope, loop)
@@ -104,7 +101,7 @@ def resolved(test: ast.expr, scope: Scope, loop: Loop) -> ast.expr:
     return one.value if isinstance(one, ast.Assign) else test
 
 
-def reaches_all(scope: Scope, call: ast.AST, loop: Loop) -> bool:
+def reaches_all(scope: Scope, call: ast.AST, loop: Body) -> bool:
     """Whether each micro-batch reaches a call: only settings, which no iteration changes, may stand between."""
     changing = stored(loop)
     for test, _ in scope.tests(call, loop):
@@ -117,7 +114,7 @@ def reaches_all(scope: Scope, call: ast.AST, loop: Loop) -> bool:
     return True
 
 
-def _guard(scope: Scope, call: ast.Call, loop: Loop) -> ast.expr | None:
+def _guard(scope: Scope, call: ast.Call, loop: Body) -> ast.expr | None:
     """Return the test that lets only the last micro-batch of a window through to a call."""
     tests = (resolved(test.test, scope, loop) for test, _ in scope.tests(call, loop))
     return next((test for test in tests if is_boundary(test)), None)
@@ -128,7 +125,7 @@ def _number(boundary: ast.expr) -> ast.expr | None:
     return next((node.right for node in ast.walk(boundary) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod)), None)
 
 
-def _parted(scope: Scope, loop: Loop) -> tuple[tuple[ast.Call, ...], tuple[ast.Call, ...]]:
+def _parted(scope: Scope, loop: Body) -> tuple[tuple[ast.Call, ...], tuple[ast.Call, ...]]:
     calls = [call for statement in loop.body for call in scope.calls(statement)]
     every = tuple(call for call in calls if reaches_all(scope, call, loop))
     return every, tuple(call for call in calls if _guard(scope, call, loop) is not None)
@@ -193,9 +190,9 @@ def _under_accumulate(scope: Scope) -> Iterator[Window]:
     for node in scope.nodes:
         if not isinstance(node, (ast.With, ast.AsyncWith)) or not any(map(is_accumulate, node.items)):
             continue
-        loop = scope.loop(node)
+        loop = scope.loop(node) or scope.node  # of a method that takes one step
         backwards = tuple(call for call in scope.calls(node) if is_backward(call))
-        if loop is not None and backwards:
+        if backwards:
             every, end = _parted(scope, loop)
             yield Window(scope, loop, backwards, every, end, by_accelerate=True)
 

@@ -94,6 +94,22 @@ def filled(text: str, parts: dict[str, str]) -> str:
     return "\n".join(lines)
 
 
+STEP = """
+def train_step(self, batch):
+    loss_dict["loss"] = loss_dict["loss"] / float(self.grad_accum_steps)
+    with self.accelerator.accumulate(self.model):
+        self.accelerator.backward(loss_dict["loss"])
+"""
+BRANCHES = """
+if use_scaler:
+    scaler.scale(loss).backward()
+    norm = clip(scaler, optimizer)
+    scaler.step(optimizer)
+else:
+    loss.backward()
+    clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+"""
 OWN_LOSS = "outputs = model(**inputs)\nloss = weighted_cross_entropy(outputs.logits, inputs['labels'])"
 BOTH_ENDS = "(i + 1) % accumulation_steps == 0 or i + 1 == len(loader)"
 UNSCALE = "scaler.unscale_(optimizer)\nclip_grad_norm_(model.parameters(), 1.0)"
@@ -109,6 +125,7 @@ WRONG: dict[str, tuple[str, str]] = {  # name -> (source, the one cause)
         "loss_not_divided",
     ),
     "divided twice": (accelerate(loss="model(**batch).loss / gradient_accumulation_steps"), "loss_divided_twice"),
+    "divided twice in a method": (STEP, "loss_divided_twice"),
     "divided by both": (flat(loss="nll(model(x), y) / num_items_in_batch / accumulation_steps"), "loss_divided_twice"),
     "penalty in full": (flat(loss="criterion(model(x), y) / accumulation_steps + F.mse_loss(a, b)"), "auxiliary_loss_scale"),
     "short window": (flat(boundary=BOTH_ENDS), "short_window_divided_by_n"),
@@ -169,6 +186,7 @@ RIGHT: dict[str, str] = {
     "clipped once, in its own test": flat(
         after="if (i + 1) % accumulation_steps == 0:\n    clip_grad_norm_(model.parameters(), 1.0)"
     ),
+    "clipped where nothing is scaled": BRANCHES,
     "norm measured": flat(after="norm = clip_grad_norm_(model.parameters(), float('inf'))"),
     "accelerate": accelerate(clip="if accelerator.sync_gradients:\n    accelerator.clip_grad_norm_(model.parameters(), 1.0)"),
     "average of losses": flat(after="ema_loss.update(loss.item())"),
@@ -182,6 +200,7 @@ RIGHT: dict[str, str] = {
     "plain": "for x, y in loader:\n" + indent("optimizer.zero_grad()\ncriterion(model(x), y).backward()\n" + STEPS, "    "),
     "minibatches of a rollout": "for x in rollout.split(32):\n" + indent("policy(x).mean().backward()\n" + STEPS, "    "),
     "DeepSpeed": "import deepspeed\nfor x, y in loader:\n    loss = engine(x, y)\n    engine.backward(loss)\n    engine.step()",
+    "no labels to count": trainer("loss = loss_of(*collect(inputs))"),
     "flag on the class": trainer(OWN_LOSS, flag="loss_is_scaled_for_ga = False"),
     "flag set": trainer(OWN_LOSS, flag="def __init__(self):\n    self.model_accepts_loss_kwargs = False"),
     "count used": trainer(OWN_LOSS + "\nloss = loss / num_items_in_batch"),
