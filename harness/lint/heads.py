@@ -20,11 +20,16 @@ def hits(source: Source) -> Iterator[Hit]:
     """Yield the first loss of each such forward that is a mean over the micro-batch."""
     classes = (node for node in ast.walk(source.tree) if isinstance(node, ast.ClassDef)) if "labels" in source.text else ()
     for node in classes:
-        if _is_flagged(node):
+        if _is_flagged(node) or not _is_of_transformers(node):
             continue
         for method in node.body:
             if isinstance(method, ast.FunctionDef) and method.name == "forward":
                 yield from _hits(source, method)
+
+
+def _is_of_transformers(node: ast.ClassDef) -> bool:
+    """Whether a class has other bases than torch's Module: nobody hands a bare module to a Trainer."""
+    return bool({words.last(base) for base in node.bases} - {"module", "lightningmodule", ""})
 
 
 def _is_flagged(node: ast.ClassDef) -> bool:

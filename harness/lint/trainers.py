@@ -22,7 +22,7 @@ def hits(source: Source) -> Iterator[Hit]:
     classes = {node.name: node for node in ast.walk(source.tree) if isinstance(node, ast.ClassDef)}
     for node in classes.values():
         if is_trainer(node, classes):
-            flagged = any(_sets_flag(one) for one in _with_bases(node, classes))
+            flagged = any(_sets_flag(one) or _has_own_step(one) for one in _with_bases(node, classes))
             for method in node.body:
                 if isinstance(method, ast.FunctionDef) and method.name == "compute_loss" and _is_own_mean(method) and not flagged:
                     yield _hit(method)
@@ -60,17 +60,26 @@ def _is_own_mean(method: ast.FunctionDef) -> bool:
     body = ast.Module(method.body, [])
     rest = {method.args.kwarg.arg} if method.args.kwarg else set()
     used = {node.id for node in ast.walk(body) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    counted = any(_is_of_labels(node) for node in ast.walk(body))
     returns = any(isinstance(node, ast.Return) and node.value is not None for node in ast.walk(body))
-    return returns and counted and COUNT not in used and not rest & used and not words.accumulates(body)
+    return returns and _is_of_language_model(body) and COUNT not in used and not rest & used and not words.accumulates(body)
 
 
-def _is_of_labels(node: ast.AST) -> bool:
-    """Whether it is `"labels"`, a call with all `inputs`, or the Trainer's own loss: a Trainer counts the items of "labels"."""
-    if not isinstance(node, ast.Call):
-        return isinstance(node, ast.Constant) and node.value == "labels"
-    whole = any(keyword.arg is None and words.last(keyword.value) == "inputs" for keyword in node.keywords)
-    return whole or words.last(node.func) == "compute_loss"
+def _is_of_language_model(body: ast.Module) -> bool:
+    """Whether a loss is made of logits and labels, or is the Trainer's own: a Trainer counts the items of "labels".
+
+    What other models return as their loss may be right: where their forward takes no **kwargs, a Trainer divides.
+    """
+    nodes = list(ast.walk(body))
+    labels = any(isinstance(node, ast.Constant) and node.value == "labels" for node in nodes)
+    inputs = any(isinstance(node, ast.keyword) and node.arg is None and words.last(node.value) == "inputs" for node in nodes)
+    logits = any("logits" in name for name in words.identifiers(body))
+    own = any(isinstance(node, ast.Call) and words.last(node.func) == "compute_loss" for node in nodes)
+    return own or (logits and (labels or inputs))
+
+
+def _has_own_step(node: ast.ClassDef) -> bool:
+    """Whether a class divides, or not, in a step of its own."""
+    return any(isinstance(one, ast.FunctionDef) and one.name == "training_step" for one in node.body)
 
 
 def _sets_flag(node: ast.ClassDef) -> bool:

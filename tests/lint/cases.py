@@ -212,5 +212,10 @@ RIGHT: dict[str, str] = {
     "head with count": head("loss_fct(logits, labels, num_items_in_batch)", "num_items_in_batch=None, **kwargs"),
     "head hands on": head("self.loss_function(logits, labels, **kwargs)"),
     "head flagged": head("loss_fct(logits, labels)", flag="accepts_loss_kwargs = False"),
+    "head of a bare module": head("loss_fct(logits, labels)").replace("PreTrainedModel", "nn.Module"),
+    "a model's own loss": trainer("outputs = model(**inputs)\nloss = outputs.loss"),
+    "own step": trainer(
+        OWN_LOSS, flag="def training_step(self, model, inputs):\n    return self.compute_loss(model, inputs) / self.n"
+    ),
     "head with boxes": head("self.loss_function(logits, labels)", kind="list[dict]"),
 }
