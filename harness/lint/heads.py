@@ -1,4 +1,4 @@
-"""Models whose forward takes `**kwargs`, so that a Trainer leaves the division to them, and whose loss is a plain mean."""
+"""Models of transformers whose forward takes `**kwargs`, so that a Trainer leaves the division to them, and whose loss is a plain mean."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from harness.lint import words
 from harness.lint.hit import Hit
 from harness.lint.scope import Scope
 from harness.lint.source import Source
-from harness.lint.trainers import COUNT
+from harness.lint.trainers import COUNT, with_bases
 
 FLAG = "accepts_loss_kwargs"
 OUR_OWN = {"loss_function"}  # what transformers' models inherit
@@ -18,18 +18,16 @@ OUR_OWN = {"loss_function"}  # what transformers' models inherit
 
 def hits(source: Source) -> Iterator[Hit]:
     """Yield the first loss of each such forward that is a mean over the micro-batch."""
-    classes = (node for node in ast.walk(source.tree) if isinstance(node, ast.ClassDef)) if "labels" in source.text else ()
-    for node in classes:
-        if _is_flagged(node) or not _is_of_transformers(node):
-            continue
-        for method in node.body:
-            if isinstance(method, ast.FunctionDef) and method.name == "forward":
-                yield from _hits(source, method)
-
-
-def _is_of_transformers(node: ast.ClassDef) -> bool:
-    """Whether a class has other bases than torch's Module: nobody hands a bare module to a Trainer."""
-    return bool({words.last(base) for base in node.bases} - {"module", "lightningmodule", ""})
+    if "labels" not in source.text:
+        return
+    classes = {node.name: node for node in ast.walk(source.tree) if isinstance(node, ast.ClassDef)}
+    for node in classes.values():
+        family = list(with_bases(node, classes))
+        bases = {words.last(base) for one in family for base in one.bases}
+        if any(base.endswith("pretrainedmodel") for base in bases) and not any(map(_is_flagged, family)):
+            for method in node.body:
+                if isinstance(method, ast.FunctionDef) and method.name == "forward":
+                    yield from _hits(source, method)
 
 
 def _is_flagged(node: ast.ClassDef) -> bool:

@@ -22,7 +22,7 @@ def hits(source: Source) -> Iterator[Hit]:
     classes = {node.name: node for node in ast.walk(source.tree) if isinstance(node, ast.ClassDef)}
     for node in classes.values():
         if is_trainer(node, classes):
-            flagged = any(_sets_flag(one) or _has_own_step(one) for one in _with_bases(node, classes))
+            flagged = any(_sets_flag(one) or _has_own_step(one) for one in with_bases(node, classes))
             for method in node.body:
                 if isinstance(method, ast.FunctionDef) and method.name == "compute_loss" and _is_own_mean(method) and not flagged:
                     yield _hit(method)
@@ -36,18 +36,18 @@ def _hit(method: ast.FunctionDef) -> Hit:
     return Hit(method.lineno, method.col_offset + 1, Cause.loss_not_divided, sentence, method.body[0].lineno)
 
 
-def _with_bases(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> Iterator[ast.ClassDef]:
+def with_bases(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> Iterator[ast.ClassDef]:
     """Yield a class and those of its bases that are in the same file."""
     yield node
     for base in node.bases:
         other = classes.get(words.dotted(base))
         if other is not None and other is not node:
-            yield from _with_bases(other, classes)
+            yield from with_bases(other, classes)
 
 
 def is_trainer(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> bool:
     """Whether a class is a subclass of one of transformers' trainers that leave the flags alone."""
-    bases = [base for one in _with_bases(node, classes) for base in one.bases if words.dotted(base) not in classes]
+    bases = [base for one in with_bases(node, classes) for base in one.bases if words.dotted(base) not in classes]
     names = {words.dotted(base).rpartition(".")[2] for base in bases if words.dotted(base)}
     return bool(names & BASES) and not any(name.endswith("Trainer") and name not in BASES for name in names)
 
@@ -71,10 +71,9 @@ def _is_of_language_model(body: ast.Module) -> bool:
     """
     nodes = list(ast.walk(body))
     labels = any(isinstance(node, ast.Constant) and node.value == "labels" for node in nodes)
-    inputs = any(isinstance(node, ast.keyword) and node.arg is None and words.last(node.value) == "inputs" for node in nodes)
     logits = any("logits" in name for name in words.identifiers(body))
     own = any(isinstance(node, ast.Call) and words.last(node.func) == "compute_loss" for node in nodes)
-    return own or (logits and (labels or inputs))
+    return own or (logits and labels)
 
 
 def _has_own_step(node: ast.ClassDef) -> bool:

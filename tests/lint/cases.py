@@ -214,6 +214,7 @@ RIGHT: dict[str, str] = {
     "head flagged": head("loss_fct(logits, labels)", flag="accepts_loss_kwargs = False"),
     "head of a bare module": head("loss_fct(logits, labels)").replace("PreTrainedModel", "nn.Module"),
     "a model's own loss": trainer("outputs = model(**inputs)\nloss = outputs.loss"),
+    "other labels": trainer("logits = model(**inputs)\nloss = cross_entropy(logits, inputs['target'])"),
     "own step": trainer(
         OWN_LOSS, flag="def training_step(self, model, inputs):\n    return self.compute_loss(model, inputs) / self.n"
     ),
