@@ -1,4 +1,4 @@
-"""Models of transformers whose forward takes `**kwargs`, so that a Trainer leaves the division to them, and whose loss is a plain mean."""
+"""Heads of transformers whose forward takes `**kwargs`, so that a Trainer does not divide, and whose loss is a plain mean."""
 
 from __future__ import annotations
 
