@@ -97,6 +97,11 @@ class Follower:
         name = ast.unparse(node.args[0])
         return name in self.window.targets and not words.WHOLE.search(name)
 
+    def _is_numbering(self, node: ast.expr) -> bool:
+        """Whether labels are the numbers of the rows: `torch.arange(n)`."""
+        given = self.scope.values(ast.unparse(node), node.lineno + 1) if isinstance(node, ast.Name) else []
+        return any("arange(" in ast.unparse(one) for one in (node, *given))
+
     def _multiplied(self, left: ast.expr, right: ast.expr, seen: frozenset[ast.AST]) -> Loss:
         first, second = self.loss(left, seen), self.loss(right, seen)
         loss, factor, text = (first, second, right) if _better(first, second) else (second, first, left)
@@ -164,6 +169,8 @@ class Follower:
 
     def _of_call(self, node: ast.Call, name: str) -> Loss:
         made_by = [node.func] if isinstance(node.func, ast.Call) else self.source.made.get(name, [])
+        if name in words.MEAN_LOSSES and len(node.args) > 1 and self._is_numbering(node.args[1]):
+            return Loss({"unknown"}, leaves=[node])  # rows against each other: how it is to be weighed, the text does not tell
         if name in words.MEAN_LOSSES:
             return _by_arguments(node, node)
         losses = [call for call in made_by if words.last(call.func).endswith("loss")]
