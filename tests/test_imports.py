@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -22,6 +23,7 @@ WALLS = {  # room -> what none of its modules may reach, however many imports it
     "harness.audit": ("harness.recipes", "harness.measure", "harness.workloads"),
     "harness.audit.compare": ("harness.audit.observe",),
     "harness.audit.rules": ("harness.audit.observe", "torch"),
+    "harness.lint": ("torch", "numpy", "rich", "harness.audit", "harness.measure"),
     "harness.run": ("torch",),
     "analysis": ("experiments", "torch"),
     "experiments": ("torch", "harness.recipes", "harness.measure", "harness.trial"),
@@ -119,6 +121,15 @@ def order(arrows: Mapping[str, Iterable[str]]) -> list[str]:
         return list(TopologicalSorter(arrows).static_order())
     except CycleError as error:
         pytest.fail("a circle: " + " -> ".join(error.args[1]))
+
+
+def test_the_lint_reaches_only_the_standard_library() -> None:
+    """A pre-commit hook runs it from a clone, where nothing is installed."""
+    for name in inside(modules(), "harness.lint"):
+        foreign = {other.partition(".")[0] for other in reached(name)} - sys.stdlib_module_names - {"harness"}
+        assert not foreign, f"{name} reaches {foreign}"
+        ours = {other for other in reached(name) if other in modules()} - set(inside(modules(), "harness.lint"))
+        assert ours <= {"harness.judge.cause"}
 
 
 def test_only_tracking_knows_wandb() -> None:

@@ -1,0 +1,1 @@
+"""What the source text of a training loop tells about accumulation, read without running it and without torch."""

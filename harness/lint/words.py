@@ -1,0 +1,67 @@
+"""What names in training code usually stand for, and how a name is read off an expression."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+ACCUMULATION = re.compile(
+    r"accum|grad_acc|(^|_)(micro_?batch(es)?|micro_?steps?|gas)$|num_micro|n_micro|update_freq|update_every|iter_size"
+    r"|steps_per_update|batches_per_update|batches_per_step|batch_split|subdivisions"
+)
+BOUNDARY = re.compile(
+    r"accumulating|is_accum|do_accum|sync_grad|^(is_?)?last$|last_micro|is_last|need_update|need_step|update_grad|do_update|do_step|(should|will)_(step|update|sync)"
+    r"|boundary|is_update|is_step|optimi[sz]er?_step_now|step_now|end_of_(window|accum)"
+)
+OPTIMIZER = re.compile(r"optim|^opts?$|^opt_|_opt$|^(adamw?|sgd)$")
+SCALER = re.compile(r"scaler$|^scaler")
+SCHEDULE = re.compile(r"sched|^lr_|warmup")
+AVERAGE = re.compile(r"(^|_)ema(_|$)|ema_?(model|net|unet)?$|averaged_model|swa_model")
+MODEL = re.compile(r"(^|_)(model|net|network|gpt|transformer|unet|vae|diffusion)$")
+WHOLE = re.compile(r"num_items_in_batch|(^|_)window$|total_(tokens|items|samples)|global_batch")  # all that a window holds
+CRITERION = re.compile(r"criterion|loss_?(fn|func|function|fct)$")
+FRAMEWORK = re.compile(r"accelerator|fabric|engine|booster|^self$|strategy|trainer")
+CLIPS = {"clip_grad_norm_", "clip_grad_norm", "clip_grad_value_", "clip_gradients", "clip_grad_norms"}
+MEAN_LOSSES = {
+    "cross_entropy", "mse_loss", "l1_loss", "nll_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
+    "binary_cross_entropy_with_logits", "cosine_embedding_loss", "ctc_loss", "gaussian_nll_loss",
+}  # fmt: skip
+
+
+def dotted(node: ast.AST | None) -> str:
+    """Return `a.b.c` of such an expression (of `a[0].b`: `a.b`), and an empty string of any other."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        before = dotted(node.value)
+        return f"{before}.{node.attr}" if before else ""
+    return dotted(node.value) if isinstance(node, ast.Subscript) else ""
+
+
+def last(node: ast.AST | None) -> str:
+    """Return the last identifier of a name, in lower case."""
+    if isinstance(node, ast.Attribute):
+        return node.attr.lower()
+    return dotted(node).rpartition(".")[2].lower()
+
+
+def receiver(call: ast.Call) -> ast.expr | None:
+    """Return `a` of `a.f()`."""
+    return call.func.value if isinstance(call.func, ast.Attribute) else None
+
+
+def identifiers(node: ast.AST) -> Iterator[str]:
+    """Yield every identifier and every string key inside an expression, in lower case."""
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Name):
+            yield inner.id.lower()
+        elif isinstance(inner, ast.Attribute):
+            yield inner.attr.lower()
+        elif isinstance(inner, ast.Subscript) and isinstance(inner.slice, ast.Constant):
+            yield str(inner.slice.value).lower()
+
+
+def accumulates(node: ast.AST | None) -> bool:
+    """Whether an expression names the number of micro-batches, or the micro-batches."""
+    return node is not None and any(map(ACCUMULATION.search, identifiers(node)))

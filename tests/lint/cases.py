@@ -1,0 +1,222 @@
+"""Loops, trainers and heads as people write them, each wrong one beside a right one that looks like it."""
+
+from __future__ import annotations
+
+from textwrap import dedent, indent
+
+FLAT = """
+for epoch in range(epochs):
+    for i, (x, y) in enumerate(loader):
+        {before}
+        loss = {loss}
+        {backward}
+        {after}
+        if {boundary}:
+            {clip}
+            optimizer.step()
+            {end}
+            optimizer.zero_grad()
+"""
+NESTED = """
+while step < max_steps:
+    {start}
+    for micro_step in range(gradient_accumulation_steps):
+        x, y = get_batch('train')
+        _, loss = model(x, y)
+        {scaled}
+        scaler.scale(loss).backward()
+        {inside}
+    {after}
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad(set_to_none=True)
+"""
+ACCELERATE = """
+for batch in loader:
+    with accelerator.accumulate(model):
+        loss = {loss}
+        accelerator.backward(loss)
+        {clip}
+        optimizer.step()
+        lr_scheduler.step()
+        optimizer.zero_grad()
+    {after}
+"""
+HF = """
+class MyTrainer(Trainer):
+    {flag}
+    def compute_loss(self, model, inputs, return_outputs=False, {arguments}):
+        {body}
+        return (loss, outputs) if return_outputs else loss
+"""
+HEAD = """
+class Classifier(PreTrainedModel):
+    {flag}
+    def forward(self, input_ids, labels: {kind} = None, {rest}):
+        logits = self.score(self.model(input_ids)[0])
+        loss_fct = CrossEntropyLoss()
+        loss = {loss}
+        return loss, logits
+"""
+
+
+def flat(**parts: str) -> str:
+    usual = {"loss": "criterion(model(x), y) / accumulation_steps", "backward": "loss.backward()"}
+    usual["boundary"] = "(i + 1) % accumulation_steps == 0"
+    return filled(FLAT, usual | parts)
+
+
+def nested(**parts: str) -> str:
+    return filled(NESTED, {"scaled": "loss = loss / gradient_accumulation_steps"} | parts)
+
+
+def accelerate(**parts: str) -> str:
+    return filled(ACCELERATE, {"loss": "model(**batch).loss"} | parts)
+
+
+def trainer(body: str, arguments: str = "num_items_in_batch=None", flag: str = "") -> str:
+    return filled(HF, {"body": body, "arguments": arguments, "flag": flag})
+
+
+def head(loss: str, rest: str = "**kwargs", flag: str = "", kind: str = "Tensor") -> str:
+    return filled(HEAD, {"loss": loss, "rest": rest, "flag": flag, "kind": kind})
+
+
+def filled(text: str, parts: dict[str, str]) -> str:
+    """Put each part in its place; what is not given is `pass`, and a part of several lines keeps its indentation."""
+    lines = []
+    for line in text.strip().splitlines():
+        name = line.strip().strip("{}")
+        if line.strip() == f"{{{name}}}":
+            lines.append(indent(dedent(parts.get(name) or "pass"), " " * (len(line) - len(line.lstrip()))))
+        else:
+            lines.append(line.format_map({"loss": "", **parts}))
+    return "\n".join(lines)
+
+
+STEP = """
+def train_step(self, batch):
+    loss_dict["loss"] = loss_dict["loss"] / float(self.grad_accum_steps)
+    with self.accelerator.accumulate(self.model):
+        self.accelerator.backward(loss_dict["loss"])
+"""
+BRANCHES = """
+if use_scaler:
+    scaler.scale(loss).backward()
+    norm = clip(scaler, optimizer)
+    scaler.step(optimizer)
+else:
+    loss.backward()
+    clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+"""
+OWN_LOSS = "outputs = model(**inputs)\nloss = weighted_cross_entropy(outputs.logits, inputs['labels'])"
+BOTH_ENDS = "(i + 1) % accumulation_steps == 0 or i + 1 == len(loader)"
+UNSCALE = "scaler.unscale_(optimizer)\nclip_grad_norm_(model.parameters(), 1.0)"
+MASKED = "(losses(x, y) * mask).sum() / mask.sum() / accumulation_steps"
+
+WRONG: dict[str, tuple[str, str]] = {  # name -> (source, the one cause)
+    "not divided": (flat(loss="criterion(model(x), y)"), "loss_not_divided"),
+    "not divided, functional": (flat(loss="F.cross_entropy(model(x), y)"), "loss_not_divided"),
+    "not divided, any modulus": (flat(loss="nn.MSELoss()(model(x), y)", boundary="i % 4 == 3"), "loss_not_divided"),
+    "not divided, a model's own": (nested(scaled=""), "loss_not_divided"),
+    "not divided, weighted": (
+        flat(loss="criterion(model(x), y)", backward="loss = 0.5 * loss\nloss.backward()"),
+        "loss_not_divided",
+    ),
+    "divided twice": (accelerate(loss="model(**batch).loss / gradient_accumulation_steps"), "loss_divided_twice"),
+    "divided twice in a method": (STEP, "loss_divided_twice"),
+    "divided by both": (flat(loss="nll(model(x), y) / num_items_in_batch / accumulation_steps"), "loss_divided_twice"),
+    "penalty in full": (flat(loss="criterion(model(x), y) / accumulation_steps + F.mse_loss(a, b)"), "auxiliary_loss_scale"),
+    "short window": (flat(boundary=BOTH_ENDS), "short_window_divided_by_n"),
+    "short window, named": (
+        flat(after=f"update = {BOTH_ENDS}", boundary="update"),
+        "short_window_divided_by_n",
+    ),
+    "padding": (flat(loss="F.cross_entropy(model(x), y, ignore_index=0) / accumulation_steps"), "mean_of_means"),
+    "mask": (flat(loss=MASKED), "mean_of_means"),
+    "cleared before each backward": (flat(before="optimizer.zero_grad()"), "gradients_cleared_in_window"),
+    "cleared in the inner loop": (nested(inside="optimizer.zero_grad()"), "gradients_cleared_in_window"),
+    "cleared before the step": (flat(clip="optimizer.zero_grad()"), "gradients_cleared_in_window"),
+    "clipped inside": (flat(after="clip_grad_norm_(model.parameters(), 1.0)"), "clip_per_micro_batch"),
+    "clipped inside if asked for": (
+        flat(after="if args.clip:\n    clip_grad_norm_(model.parameters(), args.clip)"),
+        "clip_per_micro_batch",
+    ),
+    "clipped inside, accelerate": (
+        accelerate(clip="accelerator.clip_grad_norm_(model.parameters(), 1.0)"),
+        "clip_per_micro_batch",
+    ),
+    "clipped before unscaling": (nested(after="clip_grad_norm_(model.parameters(), 1.0)"), "clip_before_unscale"),
+    "schedule inside": (flat(after="scheduler.step()"), "schedule_per_micro_batch"),
+    "average inside": (nested(inside="ema.update(model)"), "ema_per_micro_batch"),
+    "average inside, accelerate": (accelerate(after="ema_model.step(model.parameters())"), "ema_per_micro_batch"),
+    "scale updated inside": (nested(inside="scaler.update()"), "scaler_updated_in_window"),
+    "step inside": (nested(inside="optimizer.step()"), "step_every_micro_batch"),
+    "step without a boundary": (flat(boundary="args.step"), "step_every_micro_batch"),
+    "passed over": (flat(backward="if torch.isnan(loss):\n    continue\nloss.backward()"), "non_finite_micro_batch"),
+    "own compute_loss": (trainer(OWN_LOSS), "loss_not_divided"),
+    "own compute_loss, the rest ignored": (trainer(OWN_LOSS, "**kwargs"), "loss_not_divided"),
+    "count not handed on": (trainer("loss, outputs = super().compute_loss(model, inputs, True)"), "loss_not_divided"),
+    "head": (head("loss_fct(logits, labels)"), "loss_not_divided"),
+    "head, inherited loss": (head("self.loss_function(logits, labels, self.config)"), "loss_not_divided"),
+}
+STEPS = "optimizer.step()\nscheduler.step()\noptimizer.zero_grad()"
+LAST = "accumulation_steps = min(accumulation_steps, len(loader) - i)"
+RIGHT: dict[str, str] = {
+    "textbook": flat(),
+    "divided where needed": flat(
+        loss="criterion(model(x), y)", before="if n > 1:\n    pass", backward="if n > 1:\n    loss /= n\nloss.backward()"
+    ),
+    "summed": flat(loss="F.cross_entropy(model(x), y, reduction='sum')"),
+    "summed, as a module": "criterion = nn.CrossEntropyLoss(reduction='sum')\n" + flat(loss="criterion(model(x), y)"),
+    "told the number": flat(loss="criterion(model(x), y, accumulation_steps)"),
+    "gradients divided": flat(
+        loss="criterion(model(x), y)", clip="for p in model.parameters():\n    p.grad /= accumulation_steps"
+    ),
+    "short window counted": flat(before=LAST, boundary=BOTH_ENDS),
+    "multiplied back": accelerate(loss="loss_of(batch) * gradient_accumulation_steps / num_items_in_batch"),
+    "penalty divided": flat(loss="(criterion(model(x), y) + F.mse_loss(a, b)) / accumulation_steps"),
+    "nested": nested(after=UNSCALE),
+    "cleared at the start": nested(start="optimizer.zero_grad()"),
+    "cleared at the start, flat": flat(before="if i % accumulation_steps == 0:\n    optimizer.zero_grad()"),
+    "own sums": flat(before="optimizer.zero_grad()", after="for s, p in sums:\n    s += p.grad"),
+    "another optimizer cleared": flat(before="critic_optimizer.zero_grad()"),
+    "clipped once": flat(clip="clip_grad_norm_(model.parameters(), 1.0)"),
+    "clipped once, in its own test": flat(
+        after="if (i + 1) % accumulation_steps == 0:\n    clip_grad_norm_(model.parameters(), 1.0)"
+    ),
+    "clipped where nothing is scaled": BRANCHES,
+    "norm measured": flat(after="norm = clip_grad_norm_(model.parameters(), float('inf'))"),
+    "accelerate": accelerate(clip="if accelerator.sync_gradients:\n    accelerator.clip_grad_norm_(model.parameters(), 1.0)"),
+    "average of losses": flat(after="ema_loss.update(loss.item())"),
+    "schedule by fraction": flat(after="scheduler.step(epoch + i / len(loader))"),
+    "schedule once": flat(end="scheduler.step()"),
+    "discriminator every n": flat(
+        loss="criterion(model(x), y)", backward="loss.backward()\noptimizer.step()", boundary="i % n == 0"
+    ),
+    "whole window left out": flat(boundary="torch.isfinite(loss)", loss="criterion(model(x), y)"),
+    "several losses": "for loss in losses:\n    loss.backward()\noptimizer.step()\noptimizer.zero_grad()",
+    "plain": "for x, y in loader:\n" + indent("optimizer.zero_grad()\ncriterion(model(x), y).backward()\n" + STEPS, "    "),
+    "minibatches of a rollout": "for x in rollout.split(32):\n" + indent("policy(x).mean().backward()\n" + STEPS, "    "),
+    "DeepSpeed": "import deepspeed\nfor x, y in loader:\n    loss = engine(x, y)\n    engine.backward(loss)\n    engine.step()",
+    "no labels to count": trainer("loss = loss_of(*collect(inputs))"),
+    "flag on the class": trainer(OWN_LOSS, flag="loss_is_scaled_for_ga = False"),
+    "flag set": trainer(OWN_LOSS, flag="def __init__(self):\n    self.model_accepts_loss_kwargs = False"),
+    "count used": trainer(OWN_LOSS + "\nloss = loss / num_items_in_batch"),
+    "divided itself": trainer(OWN_LOSS + "\nloss = loss / self.args.gradient_accumulation_steps"),
+    "count handed on": trainer("loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)"),
+    "rest handed on": trainer("loss, outputs = super().compute_loss(model, inputs, True, **kwargs)", "**kwargs"),
+    "old signature": trainer(OWN_LOSS, "labels=None"),
+    "head without kwargs": head("loss_fct(logits, labels)", "attention_mask=None"),
+    "head with count": head("loss_fct(logits, labels, num_items_in_batch)", "num_items_in_batch=None, **kwargs"),
+    "head hands on": head("self.loss_function(logits, labels, **kwargs)"),
+    "head flagged": head("loss_fct(logits, labels)", flag="accepts_loss_kwargs = False"),
+    "head of a bare module": head("loss_fct(logits, labels)").replace("PreTrainedModel", "nn.Module"),
+    "a model's own loss": trainer("outputs = model(**inputs)\nloss = outputs.loss"),
+    "other labels": trainer("logits = model(**inputs)\nloss = cross_entropy(logits, inputs['target'])"),
+    "own step": trainer(
+        OWN_LOSS, flag="def training_step(self, model, inputs):\n    return self.compute_loss(model, inputs) / self.n"
+    ),
+    "head with boxes": head("self.loss_function(logits, labels)", kind="list[dict]"),
+}

@@ -1,0 +1,88 @@
+"""The command as people and pre-commit call it: lines, exit codes, and what it imports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.judge.cause import Cause
+from harness.lint.__main__ import main
+from harness.lint.hit import Hit
+from tests.lint.cases import RIGHT, WRONG, flat
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "harness" / "lint" / "__main__.py"
+STANDARD = set(sys.stdlib_module_names) | {"harness", "__main__", "org"}  # `pickle` tries `org.python`
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "right.py").write_text(RIGHT["textbook"])
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / "theirs.py").write_text(WRONG["not divided"][0])
+    return tmp_path
+
+
+def test_clean(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(folder)]) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_hit_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = folder / "wrong.py"
+    path.write_text(flat(after="scheduler.step()"))
+    assert main([str(folder)]) == 1
+    sentence = "the schedule advances with every micro-batch"
+    cause = "schedule_per_micro_batch"
+    assert capsys.readouterr().out == f"{path}:6:9: {cause}: {sentence} (docs/remedies.md#{cause})\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("broken.py", b"def f(:\n", "SyntaxError"),
+        ("missing.py", None, "FileNotFoundError"),
+        ("bytes.py", b"x = '\xff'\n", "SyntaxError"),
+        ("null.py", b"x = 1\0\n", "SyntaxError"),
+    ],
+)
+def test_what_cannot_be_read(
+    folder: Path, capsys: pytest.CaptureFixture[str], name: str, content: bytes | None, said: str
+) -> None:
+    path = folder / name
+    if content is not None:
+        path.write_bytes(content)
+    (folder / "wrong.py").write_text(flat(after="scheduler.step()"))
+    assert main([str(path), str(folder / "wrong.py")]) == 2
+    out, err = capsys.readouterr()
+    assert err.startswith(f"{path}: expected a Python file, got {said}") and err.count("\n") == 1
+    assert "schedule_per_micro_batch" in out, "the other files are read all the same"
+
+
+def test_every_remedy_is_there() -> None:
+    sections = (ROOT / "docs" / "remedies.md").read_text()
+    told = {cause for _, cause in WRONG.values()}
+    assert all(f"\n## {cause}\n" in sections for cause in told) and told <= set(Cause)
+    assert Hit(1, 1, Cause.mean_of_means, "", 1).told("a.py").endswith("(docs/remedies.md#mean_of_means)")
+
+
+@pytest.mark.parametrize("command", [[str(SCRIPT)], ["-m", "harness.lint"]], ids=["script", "module"])
+def test_only_the_standard_library_is_imported(folder: Path, command: list[str]) -> None:
+    """As a script it runs in any folder, in an interpreter that has no packages (`-S`)."""
+    at = ROOT if command[0] == "-m" else folder
+    done = subprocess.run(
+        [sys.executable, "-S", "-X", "importtime", *command, str(folder)], cwd=at, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()[1:]}
+    assert "ast" in imported and imported <= STANDARD, imported - STANDARD
+
+
+def test_the_hook_runs_the_script() -> None:
+    """`language: python` would install torch; a script needs its mode and its first line."""
+    lines = (ROOT / ".pre-commit-hooks.yaml").read_text().splitlines()
+    assert "  language: script" in lines and f"  entry: {SCRIPT.relative_to(ROOT)}" in lines
+    assert SCRIPT.stat().st_mode & 0o111 and SCRIPT.read_text().startswith("#!/usr/bin/env python3\n")

@@ -1,0 +1,36 @@
+"""Each cause is told of the loop that has it, and nothing of those that look like it."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.lint.__main__ import found
+from harness.lint.source import Source
+from tests.lint.cases import RIGHT, WRONG, flat
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_source_has_its_cause_and_no_other(name: str) -> None:
+    source, cause = WRONG[name]
+    assert {str(hit.cause) for hit in found(Source(source))} == {cause}, source
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_source_has_none(name: str) -> None:
+    assert not found(Source(RIGHT[name])), RIGHT[name]
+
+
+@pytest.mark.parametrize(
+    ("comment", "silent"),
+    [
+        ("# accumulation-lint: ignore", True),
+        ("# accumulation-lint: ignore[schedule_per_micro_batch]", True),
+        ("# accumulation-lint: ignore[loss_not_divided, schedule_per_micro_batch] as meant", True),
+        ("# accumulation-lint: ignore[loss_not_divided]", False),
+        ("'# accumulation-lint: ignore'", False),
+    ],
+)
+def test_a_comment_silences_its_line(comment: str, silent: bool) -> None:
+    call = f"scheduler.step()  {comment}" if comment.startswith("#") else f"scheduler.step(); {comment}"
+    assert (not found(Source(flat(after=call)))) is silent
+    assert found(Source(flat(before=comment, after="scheduler.step()"))), "a comment on another line"
