@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from harness.config import ConfigError, Device, Execution, Split, TrialConfig, validate
-from harness.judge.verdict import Evidence, Outcome, Rounding, algebra_failures, judge
+from harness.judge.verdict import Doubt, Evidence, Outcome, Rounding, algebra_failures, judge
 from harness.measure import algebra, poison, rounding
 from harness.measure.ablation import attribute
 from harness.measure.algebra import AlgebraResult
@@ -23,7 +23,7 @@ from harness.recipes import precision
 from harness.recipes.determinism import choose_device, deterministic
 from harness.recipes.hand_written import Loop, hand_written
 from harness.recipes.micro_batch import Even, Ragged, SplitPlan, hash_seed
-from harness.recipes.recipe import Recipe
+from harness.recipes.recipe import Arm, Recipe
 from harness.results.arm_name import ACCUMULATED, NULL, PERMUTED, ULP, ArmName
 from harness.results.judged_arm import VerdictRow, to_stored
 from harness.workloads import Batch
@@ -119,9 +119,21 @@ def with_faults(config: TrialConfig, faults: Mapping[str, Callable[[Recipe], Rec
 
 def judge_loop(config: TrialConfig, loop: Loop) -> Row:
     """The verdict of a hand-written loop (`hand_written.py`) at the first N of the configuration, as a row of `verdicts.csv`."""
-    num = config.accumulation_steps[0]
-    mine = Candidate("by hand", hand_written(loop, accumulation_steps=num, split=split_plan(config, num)))
-    return run_trial(config, lambda step, rows: None, [mine, *standard_candidates(config)]).arms[0]
+    num, forwards = config.accumulation_steps[0], [0]
+    mine = hand_written(loop, accumulation_steps=num, split=split_plan(config, num))
+    take = mine.loop
+    assert take is not None
+
+    def counted(arm: Arm, window: Batch) -> Tensor:
+        loss = take(arm, window)
+        forwards.append(len(arm.seen))
+        return loss
+
+    mine = dataclasses.replace(mine, loop=counted)
+    row = run_trial(config, lambda step, rows: None, [Candidate("by hand", mine), *standard_candidates(config)]).arms[0]
+    if num > 1 and max(forwards) == 1 and row["verdict"] in (Outcome.equivalent, Outcome.degraded):
+        return {**row, "verdict": str(Outcome.inconclusive), "reasons": [str(Doubt.not_accumulated)]}
+    return row
 
 
 def run_trial(config: TrialConfig, on_step: OnStep, candidates: Sequence[Candidate] | None = None) -> TrialResult:

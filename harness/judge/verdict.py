@@ -31,6 +31,7 @@ class Doubt(StrEnum):
     overflowed = "the rounding could not be measured"
     vanished = "the gradient vanishes in float16: a larger loss_scale would tell"
     unmeasured = "not a number in float64"
+    not_accumulated = "the loop takes every window in one forward: it does not accumulate, and nothing was compared"
     no_gradient = "the gradient of the first window is zero: other data, or another seed, would tell"
 
 

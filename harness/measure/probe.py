@@ -135,7 +135,7 @@ class Probe:
                 worst_window=self._wrong_window(taken, exact),
                 loss_error=own_error,
             )
-        if stepped_once and bool((samples >= 0).all()):
+        if stepped_once and len(samples) and bool((samples >= 0).all()):
             return dataclasses.replace(found, other_samples=(self._beside(label, seen),))
         return found
 

@@ -66,6 +66,28 @@ def zeros_not_none(arm: Arm, window: Batch) -> Tensor:
     return total
 
 
+def whole_window(arm: Arm, window: Batch) -> Tensor:
+    """Accumulates nothing: a window is one forward and one backward."""
+    arm.optimizer.zero_grad()
+    loss = F.cross_entropy(arm.model(window.inputs), window.targets)
+    loss.backward()
+    if arm.clip_norm is not None:
+        torch.nn.utils.clip_grad_norm_(arm.model.parameters(), arm.clip_norm)
+    arm.optimizer.step()
+    arm.schedule.step()
+    return loss
+
+
+def no_backward(arm: Arm, window: Batch) -> Tensor:
+    """Steps without any gradient."""
+    with torch.no_grad():
+        loss = F.cross_entropy(arm.model(window.inputs), window.targets)
+    arm.optimizer.zero_grad()
+    arm.optimizer.step()
+    arm.schedule.step()
+    return loss
+
+
 def undivided(arm: Arm, window: Batch) -> Tensor:
     arm.optimizer.zero_grad()
     total = torch.zeros(())
@@ -142,6 +164,8 @@ def looks_again(arm: Arm, window: Batch) -> Tensor:
         (forgets_its_momentum, "different", "unexplained"),
         (undivided_and_too_fast, "different", "loss_not_divided+schedule_per_micro_batch"),
         (looks_again, "equivalent", ""),
+        (whole_window, "inconclusive", ""),
+        (no_backward, "different", "window_misplaced"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
