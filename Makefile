@@ -8,7 +8,7 @@ REPORTS ?= reports
 CONSTRAINTS ?= $(if $(shell command -v nvidia-smi),,-c constraints-cpu.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help report report-full test test-slow chaos check format bench gpu clean
+.PHONY: help report report-full test test-slow chaos check format bench gpu scoreboard clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-24s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ gpu: $(VENV)/.ready  ## on a CUDA machine: GPU tests, ResNet-18 and the language
 	$(BIN)/python -m harness +experiment=gpu device=cuda results=results/gpu-trials
 	$(BIN)/python -m analysis.summary --results results/gpu-trials --out results/gpu
 	$(BIN)/python -m harness.bench overhead by_hand --out results/gpu/bench.json
+
+scoreboard: $(VENV)/.ready  ## write docs/findings/scoreboard.md, and say what audits made since then say otherwise
+	$(BIN)/python -m analysis.scoreboard --new $(RESULTS)
 
 include experiments/trainers/trainers.mk
 
