@@ -309,7 +309,7 @@ def test_a_trial_of_a_sweep_that_died_is_taken_over(sweep: Sweep) -> None:
 def test_results_that_cannot_be_written_stop_before_the_first_trial(sweep: Sweep) -> None:
     sweep.results.write_text("a file")
     code, output, errors = sweep.run("ok")
-    assert (code, output) == (2, "")
+    assert (code, output) == (2, ""), errors
     assert errors == f"results={sweep.results}: expected a folder that can be written (File exists)\n"
     assert not sweep.journal()
 

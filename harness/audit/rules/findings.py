@@ -11,9 +11,10 @@ from harness.audit.compare.facts import RunFacts, StepFacts
 from harness.audit.evidence import Finding
 from harness.audit.rules.counters import buffers, counters, counts, reported, shadows, statistics
 from harness.audit.rules.finding import UNEQUAL, equal, known_weights, listed
-from harness.audit.rules.gradient_rules import explain_step, growth
+from harness.audit.rules.gradient_rules import explain_step
 from harness.audit.rules.schedule import same_rates, schedule
 from harness.audit.rules.structure import structure
+from harness.audit.rules.weights import growth
 from harness.judge.cause import Cause
 
 
