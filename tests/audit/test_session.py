@@ -18,6 +18,7 @@ from harness.audit.observe.layers import Layers
 from harness.audit.observe.observed import Observed
 from harness.audit.observe.recorder import Recorder
 from harness.audit.observe.runs import Job, watch
+from tests.audit.loops.frame import X, mean_over_window, train
 from tests.audit.loops.right_loops import RIGHT, adamw_clipped, grad_scaler, sgd_mean_over_window, tokens_weighted
 from tests.audit.loops.wrong_loops import bfloat16_buffer, dropout, non_finite, not_divided
 
@@ -205,11 +206,85 @@ def test_evidence_of_a_run_that_raised_is_kept() -> None:
         ({"batch_size": 16, "accumulation_steps": ()}, "got none"),
         ({"batch_size": 0, "accumulation_steps": (1,)}, "got 0"),
         ({"batch_size": 16, "accumulation_steps": (4,), "processes": 0}, "got 0"),
+        ({"batch_size": 16, "accumulation_steps": (4,), "max_steps": 0}, "max_steps of 1 or more, got 0"),
+        ({"batch_size": 16, "accumulation_steps": 4}, r"as \(4, 16\), got 4"),
+        ({"batch_size": 16, "accumulation_steps": "4"}, "got '4'"),
+        ({"batch_size": 16, "accumulation_steps": (4.0,)}, "got 4.0"),
+        ({"batch_size": 16, "accumulation_steps": (True,)}, "got True"),
+        ({"batch_size": "16", "accumulation_steps": (4,)}, "batch_size of 1 or more, got '16'"),
     ],
 )
 def test_arguments_that_cannot_be_run_raise(options: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         audit(sgd_mean_over_window, **options)
+
+
+@pytest.mark.parametrize(
+    ("train", "words"),
+    [
+        (None, "got None"),
+        (lambda batch_size: None, r"expected train\(batch_size, accumulation_steps\), got train\(batch_size\)"),
+        (lambda batch_size, accumulation_steps, lr: None, "lr"),
+    ],
+)
+def test_functions_that_cannot_be_called_are_refused(train: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        audit(train, batch_size=16, accumulation_steps=(4,))
+    if train is not None:
+        with pytest.raises(ValueError, match="reference"):
+            audit(sgd_mean_over_window, batch_size=16, accumulation_steps=(4,), reference=train)
+
+
+def _endless(batch_size: int, accumulation_steps: int) -> None:
+    """With a new optimizer for every two epochs, of six steps each."""
+    model = data.model()
+    while True:
+        train(batch_size, accumulation_steps, model)
+
+
+def test_a_run_without_an_end_is_ended() -> None:
+    told: list[str] = []
+    report = audit(_endless, batch_size=16, accumulation_steps=(4,), max_steps=7, progress=told.append)
+    assert report.equivalent and len(report.frame[report.frame.tensor == "all"]) == 7
+    assert any("7 optimizer steps: runs are ended there" in line for line in report.hidden)
+    assert told[0] == "run 1: N=1" and any("weights moved by a rounding" in line for line in told)
+    assert any("of 6 optimizer steps agree" in line or "of 7 optimizer steps agree" in line for line in told)
+
+
+def test_a_run_that_ends_by_itself_is_not_said_to_be_ended() -> None:
+    report = audit(sgd_mean_over_window, batch_size=16, accumulation_steps=(4,), max_steps=6)
+    assert not any("ended there" in line for line in report.hidden)
+
+
+def _divergence(batch_size: int, accumulation_steps: int, threshold: float) -> None:
+    """A loss of three terms: rows, a divergence clamped at 0, and one with the coefficient 0."""
+    model, reference = data.model(), data.model()
+
+    def loss(model: Any, ids: Tensor, window: Tensor) -> Tensor:
+        outputs = model(X[ids])
+        apart = (outputs - reference(X[ids]).detach()).square().mean(1)
+        rows = mean_over_window(model, ids, window)
+        return rows + 0.1 * (apart - threshold).clamp(min=0).sum() / len(window) + 0.0 * outputs.sum()
+
+    train(batch_size, accumulation_steps, model, loss)
+
+
+def _divergence_at_rest(batch_size: int, accumulation_steps: int) -> None:
+    _divergence(batch_size, accumulation_steps, threshold=100.0)
+
+
+def _divergence_at_work(batch_size: int, accumulation_steps: int) -> None:
+    _divergence(batch_size, accumulation_steps, threshold=0.0)
+
+
+def test_terms_of_the_loss_without_a_gradient_are_told() -> None:
+    report = audit(_divergence_at_rest, batch_size=16, accumulation_steps=(4,))
+    silent = [line for line in report.hidden if "gave no gradient" in line]
+    assert (
+        report.equivalent and len(silent) == 2 and "term 2 of 3 of the loss (Clamp)" in silent[0] and "term 3 of 3" in silent[1]
+    )
+    report = audit(_divergence_at_work, batch_size=16, accumulation_steps=(4,))
+    assert [line[:14] for line in report.hidden if "gave no gradient" in line] == ["term 3 of 3 of"]
 
 
 # -- optional parameters ------------------------------------------------------------------------------------------------

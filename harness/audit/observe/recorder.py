@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
@@ -11,7 +12,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from harness.audit.evidence import WATCH, Intervention, Run, Track
+from harness.audit.evidence import WATCH, Intervention, Run
 from harness.audit.observe import shadows
 from harness.audit.observe.adapters import FastaiAdapter, KerasAdapter
 from harness.audit.observe.calls import Calls
@@ -42,9 +43,9 @@ class Recorder:
     ) -> None:
         """`namespaces`: of functions that may have imported what is replaced, besides those of the imported modules.
 
-        `EnoughSteps` is raised where an optimizer that has taken `max_steps` begins another.
+        `EnoughSteps` is raised where a step begins after `max_steps` of them.
         """
-        self._max_steps = max_steps
+        self._steps, self._most = 0, math.inf if max_steps is None else max_steps
         self.observed = Observed(run, intervention)
         self._handed = HandedWeights()
         self._stepping: list[Optimizer] = []
@@ -88,7 +89,8 @@ class Recorder:
 
     def hand_over(self, weights: Mapping[str, Any]) -> None:
         """Take the weights of a framework that is not torch: its starting weights first, then those after each step."""
-        self._end(self._handed.track)
+        if self._handed.track.tensors:  # the first weights are those before training
+            self._count_step()
         self._handed.take(weights)
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -141,7 +143,7 @@ class Recorder:
         if nested or not getattr(optimizer, "param_groups", None):
             return
         live = self.observed.add(optimizer)
-        self._end(live.track)
+        self._count_step()
         live.before_step()
 
     def _after_step(self, optimizer: Optimizer, *_: object) -> None:
@@ -161,9 +163,13 @@ class Recorder:
         self._look_for_shadows(live)
         observed.settle(live)
 
-    def _end(self, track: Track) -> None:
-        if self._max_steps is not None and len(track.steps) >= self._max_steps:
+    def _count_step(self) -> None:
+        """End the run where a step goes beyond `max_steps` of each optimizer that was there at the first one."""
+        if not self._steps:
+            self._most *= max(1, len(self.observed.live))
+        if self._steps >= self._most:
             raise EnoughSteps
+        self._steps += 1
 
     def _is_stepping(self, optimizer: Optimizer) -> bool:
         """Whether its step is under way: one that calls the step of its base class fires the hooks of both."""
