@@ -17,15 +17,19 @@ comma := ,
 CAUSAL := causal_sgd causal_divisible causal_equal_lengths causal_adamw_clipped
 HEADS := masked_sgd tokens_sgd sequences_sgd
 OTHERS := llama_sgd experts_divisible
+OWN_LOSSES := focal_equal_lengths focal weighted_classes focal_counted smoothed_equal_lengths smoothed
+FLAGGED := focal_equal_lengths_declared focal_declared weighted_classes_declared
+OBJECTIVES := grpo grpo_added grpo_cut_groups dr_grpo dr_grpo_padded dapo dapo_by_completions bnpo ppo ppo_entropy ppo_whitened
 DECLARED := masked_declared sequences_declared
 NOMINAL := classify classify_batch_norm classify_warmup detect detect_remainder detect_batch_norm
 ZOO := schedule_free lookahead sharpness_aware lion lion_not_divided madgrad soap soap_not_divided
 ENGINE := divisible clipped zero_1 zero_2 remainder unequal unequal_zero_2
 
 .PHONY: audit-transformers audit-transformers-old audit-accelerate audit-trl audit-lightning audit-keras audit-keras-tensorflow audit-timm audit-replicas
+.PHONY: audit-open-clip audit-pipelining audit-rl-objectives
 .PHONY: audit-fastai audit-deepspeed audit-small-engines
 .PHONY: audit-ultralytics audit-opacus audit-flair audit-optimizers
-.PHONY: audit-transformers-446 audit-transformers-450 audit-trl-024 audit-composer audit-mmengine audit-optax
+.PHONY: audit-transformers-446 audit-transformers-450 audit-transformers-losses audit-trl-024 audit-composer audit-mmengine audit-optax
 audit-transformers: $(TRAINERS)/transformers/.ready  ## audit the newest pinned transformers Trainer
 	$(call audit,transformers,transformers_trainer,$(CAUSAL) $(HEADS) $(DECLARED),transformers,transformers$(comma)accelerate$(comma)torch)
 audit-transformers-old: $(TRAINERS)/transformers-old/.ready  ## audit transformers 4.45.2
@@ -34,6 +38,10 @@ audit-transformers-446: $(TRAINERS)/transformers-446/.ready  ## audit transforme
 	$(call audit,transformers-446,transformers_trainer,$(CAUSAL) $(HEADS) $(OTHERS),transformers-446,transformers$(comma)accelerate$(comma)torch)
 audit-transformers-450: $(TRAINERS)/transformers-450/.ready  ## audit transformers 4.50.3
 	$(call audit,transformers-450,transformers_trainer,$(CAUSAL) $(HEADS) $(OTHERS),transformers-450,transformers$(comma)accelerate$(comma)torch)
+audit-transformers-losses: $(TRAINERS)/transformers/.ready $(TRAINERS)/transformers-450/.ready $(TRAINERS)/trl-024/.ready  ## audit own losses and label smoothing
+	$(call audit,transformers,transformers_losses,$(OWN_LOSSES) $(FLAGGED),transformers-losses,transformers$(comma)accelerate$(comma)torch)
+	$(call audit,trl-024,transformers_losses,$(OWN_LOSSES),transformers-457-losses,transformers$(comma)accelerate$(comma)torch)
+	$(call audit,transformers-450,transformers_losses,$(OWN_LOSSES),transformers-450-losses,transformers$(comma)accelerate$(comma)torch)
 audit-accelerate: $(TRAINERS)/transformers/.ready  ## audit accelerate
 	$(call audit,transformers,accelerate_loops,naive documented documented_without_factor,accelerate,accelerate$(comma)torch)
 audit-trl: $(TRAINERS)/transformers/.ready  ## audit trl
@@ -43,7 +51,7 @@ audit-trl-024: $(TRAINERS)/trl-024/.ready  ## audit the preference trainers of t
 audit-lightning: $(TRAINERS)/lightning/.ready  ## audit lightning
 	$(call audit,lightning,lightning_trainer,equal_divisible equal_clipped_scheduled equal_short_window unequal_divisible unequal_short_window,lightning,lightning$(comma)torch)
 audit-keras: $(TRAINERS)/keras/.ready  ## audit keras (torch backend)
-	$(call audit,keras,keras_fit,sgd_divisible sgd_remainder adamw_decay adam_ema,keras,keras$(comma)torch)
+	$(call audit,keras,keras_fit,sgd_divisible sgd_remainder sgd_scheduled adamw_decay adam_ema,keras,keras$(comma)torch)
 audit-keras-tensorflow: $(TRAINERS)/keras-tensorflow/.ready  ## audit keras (TensorFlow backend) by its weights
 	$(call audit,keras-tensorflow,keras_weights,sgd_divisible sgd_remainder,keras-tensorflow,keras$(comma)tensorflow_cpu)
 audit-optax: $(TRAINERS)/optax/.ready  ## audit optax's MultiSteps by its weights
@@ -52,6 +60,13 @@ audit-composer: $(TRAINERS)/composer/.ready  ## audit MosaicML Composer (torch 2
 	$(call audit,composer,composer_trainer,samples samples_adamw_clipped tokens_by_samples tokens_by_tokens,composer,mosaicml$(comma)torch)
 audit-mmengine: $(TRAINERS)/mmengine/.ready  ## audit mmengine
 	$(call audit,mmengine,mmengine_runner,clipped_divisible remainder schedule_by_iteration schedule_by_epoch average,mmengine,mmengine$(comma)torch)
+audit-open-clip: $(TRAINERS)/open-clip/.ready  ## audit open_clip's train_one_epoch
+	$(call audit,open-clip,open_clip_epoch,clip_loss clip_loss_clipped clip_loss_remainder sigmoid_loss,open-clip,open_clip_torch$(comma)torch)
+audit-pipelining: AUDIT_SIZES := --batch-size 16 --accumulation-steps 4,8
+audit-pipelining: $(TRAINERS)/torch/.ready  ## audit torch's pipelining with several calls per optimizer step
+	$(call audit,torch,pipelining,scaled not_scaled,pipelining,torch)
+audit-rl-objectives: $(TRAINERS)/torch/.ready  ## audit the objectives of reinforcement learning over fixed rollouts
+	$(call audit,torch,rl_objectives,$(OBJECTIVES),rl-objectives,torch)
 audit-timm: AUDIT_SIZES := --batch-size 16 --accumulation-steps 4,8
 audit-timm: $(TRAINERS)/timm/.ready  ## audit a plain loop over models and an optimizer of timm
 	$(call audit,timm,timm_loop,vision_transformer residual_group_norm residual_batch_norm drop_path,timm,timm$(comma)torch)
