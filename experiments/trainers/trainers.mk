@@ -20,13 +20,19 @@ OTHERS := llama_sgd experts_divisible
 OWN_LOSSES := focal_equal_lengths focal weighted_classes focal_counted smoothed_equal_lengths smoothed
 FLAGGED := focal_equal_lengths_declared focal_declared weighted_classes_declared
 OBJECTIVES := grpo grpo_added grpo_cut_groups dr_grpo dr_grpo_padded dapo dapo_by_completions bnpo ppo ppo_entropy ppo_whitened
+PREFERENCES := dpo dpo_with_sft dpo_sorted
+GRPO := grpo grpo_bnpo grpo_dr_grpo grpo_dapo grpo_dapo_entropy
+RANKING := ranking ranking_cached symmetric_cached ranking_cached_and_accumulated
+VERL := token_mean token_mean_entropy_and_kl sequence_mean sequence_norm sequence_norm_constant sequence_policy
+VERL += geometric_mean covariance_clipped covariance_penalised
+FACTORY := causal causal_with_processor dft asft asft_equal_lengths
 DECLARED := masked_declared sequences_declared
 NOMINAL := classify classify_batch_norm classify_warmup detect detect_remainder detect_batch_norm
 ZOO := schedule_free lookahead sharpness_aware lion lion_not_divided madgrad soap soap_not_divided
 ENGINE := divisible clipped zero_1 zero_2 remainder unequal unequal_zero_2
 
 .PHONY: audit-transformers audit-transformers-old audit-accelerate audit-trl audit-lightning audit-keras audit-keras-tensorflow audit-timm audit-replicas
-.PHONY: audit-open-clip audit-pipelining audit-rl-objectives
+.PHONY: audit-verl audit-ms-swift audit-llamafactory audit-sentence-transformers audit-trl-objectives audit-trl-kto audit-open-clip audit-pipelining audit-rl-objectives
 .PHONY: audit-fastai audit-deepspeed audit-small-engines
 .PHONY: audit-ultralytics audit-opacus audit-flair audit-optimizers
 .PHONY: audit-transformers-446 audit-transformers-450 audit-transformers-losses audit-trl-024 audit-composer audit-mmengine audit-optax
@@ -46,6 +52,11 @@ audit-accelerate: $(TRAINERS)/transformers/.ready  ## audit accelerate
 	$(call audit,transformers,accelerate_loops,naive documented documented_without_factor,accelerate,accelerate$(comma)torch)
 audit-trl: $(TRAINERS)/transformers/.ready  ## audit trl
 	$(call audit,transformers,trl_trainer,sft sft_adamw,trl,trl$(comma)transformers$(comma)accelerate$(comma)torch)
+audit-trl-objectives: $(TRAINERS)/transformers/.ready  ## audit trl's DPO with several terms and its GRPO
+	$(call audit,transformers,trl_objectives,$(PREFERENCES) $(GRPO),trl-objectives,trl$(comma)transformers$(comma)accelerate$(comma)torch)
+audit-trl-kto: AUDIT_SIZES := --batch-size 16 --accumulation-steps 4,8
+audit-trl-kto: $(TRAINERS)/transformers/.ready  ## audit trl's KTO with a live and with a vacuous KL term
+	$(call audit,transformers,trl_objectives,kto kto_same_reference,trl-kto,trl$(comma)transformers$(comma)accelerate$(comma)torch)
 audit-trl-024: $(TRAINERS)/trl-024/.ready  ## audit the preference trainers of trl 0.24.0
 	$(call audit,trl-024,preference_trainers,dpo reward orpo,trl-024,trl$(comma)transformers$(comma)accelerate$(comma)torch)
 audit-lightning: $(TRAINERS)/lightning/.ready  ## audit lightning
@@ -60,6 +71,14 @@ audit-composer: $(TRAINERS)/composer/.ready  ## audit MosaicML Composer (torch 2
 	$(call audit,composer,composer_trainer,samples samples_adamw_clipped tokens_by_samples tokens_by_tokens,composer,mosaicml$(comma)torch)
 audit-mmengine: $(TRAINERS)/mmengine/.ready  ## audit mmengine
 	$(call audit,mmengine,mmengine_runner,clipped_divisible remainder schedule_by_iteration schedule_by_epoch average,mmengine,mmengine$(comma)torch)
+audit-sentence-transformers: $(TRAINERS)/sentence-transformers/.ready  ## audit sentence-transformers' in-batch negatives, plain and cached
+	$(call audit,sentence-transformers,sentence_pairs,$(RANKING),sentence-transformers,sentence-transformers$(comma)transformers$(comma)torch)
+audit-verl: $(TRAINERS)/verl/.ready  ## audit verl's actor losses in a thin loop
+	$(call audit,verl,verl_losses,$(VERL),verl,verl$(comma)torch)
+audit-ms-swift: $(TRAINERS)/ms-swift/.ready  ## audit ms-swift's trainer
+	$(call audit,ms-swift,swift_trainer,causal dft smoothed smoothed_equal_lengths,ms-swift,ms_swift$(comma)transformers$(comma)torch)
+audit-llamafactory: $(TRAINERS)/llamafactory/.ready  ## audit LLaMA-Factory's trainer
+	$(call audit,llamafactory,llamafactory_trainer,$(FACTORY),llamafactory,llamafactory$(comma)transformers$(comma)torch)
 audit-open-clip: $(TRAINERS)/open-clip/.ready  ## audit open_clip's train_one_epoch
 	$(call audit,open-clip,open_clip_epoch,clip_loss clip_loss_clipped clip_loss_remainder sigmoid_loss,open-clip,open_clip_torch$(comma)torch)
 audit-pipelining: AUDIT_SIZES := --batch-size 16 --accumulation-steps 4,8
