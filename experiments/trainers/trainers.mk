@@ -29,10 +29,10 @@ FACTORY := causal causal_with_processor dft asft asft_equal_lengths
 DECLARED := masked_declared sequences_declared
 NOMINAL := classify classify_batch_norm classify_warmup detect detect_remainder detect_batch_norm
 ZOO := schedule_free lookahead sharpness_aware lion lion_not_divided madgrad soap soap_not_divided
-ENGINE := divisible clipped zero_1 zero_2 remainder unequal unequal_zero_2
+ENGINE := divisible clipped zero_1 zero_2 zero_3 muon_zero_2 remainder unequal unequal_zero_2
 
 .PHONY: audit-transformers audit-transformers-old audit-accelerate audit-trl audit-lightning audit-keras audit-keras-tensorflow audit-timm audit-replicas
-.PHONY: audit-verl audit-ms-swift audit-llamafactory audit-sentence-transformers audit-trl-objectives audit-trl-kto audit-open-clip audit-pipelining audit-rl-objectives
+.PHONY: audit-axolotl audit-accelerate-sharded audit-deepspeed-ranks audit-verl audit-ms-swift audit-llamafactory audit-sentence-transformers audit-trl-objectives audit-trl-kto audit-open-clip audit-pipelining audit-rl-objectives
 .PHONY: audit-fastai audit-deepspeed audit-small-engines
 .PHONY: audit-ultralytics audit-opacus audit-flair audit-optimizers
 .PHONY: audit-transformers-446 audit-transformers-450 audit-transformers-losses audit-trl-024 audit-composer audit-mmengine audit-optax
@@ -79,6 +79,14 @@ audit-ms-swift: $(TRAINERS)/ms-swift/.ready  ## audit ms-swift's trainer
 	$(call audit,ms-swift,swift_trainer,causal dft smoothed smoothed_equal_lengths,ms-swift,ms_swift$(comma)transformers$(comma)torch)
 audit-llamafactory: $(TRAINERS)/llamafactory/.ready  ## audit LLaMA-Factory's trainer
 	$(call audit,llamafactory,llamafactory_trainer,$(FACTORY),llamafactory,llamafactory$(comma)transformers$(comma)torch)
+audit-axolotl: $(TRAINERS)/axolotl/.ready  ## audit axolotl's trainer
+	$(call audit,axolotl,axolotl_trainer,causal causal_equal_lengths,axolotl,axolotl$(comma)transformers$(comma)torch)
+audit-accelerate-sharded: AUDIT_SIZES := --batch-size 8 --accumulation-steps 4 --processes 2
+audit-accelerate-sharded: $(TRAINERS)/transformers/.ready  ## audit accelerate's FSDP2 on two gloo ranks
+	$(call audit,transformers,accelerate_sharded,equal clipped short_window unequal,accelerate-sharded,accelerate$(comma)torch)
+audit-deepspeed-ranks: AUDIT_SIZES := --batch-size 8 --accumulation-steps 4 --processes 2
+audit-deepspeed-ranks: $(TRAINERS)/deepspeed/.ready  ## audit DeepSpeed's ZeRO 2 and 3 on two gloo ranks
+	$(call audit,deepspeed,deepspeed_engine,two_ranks_zero_2 two_ranks_zero_3,deepspeed-ranks,deepspeed$(comma)torch)
 audit-open-clip: $(TRAINERS)/open-clip/.ready  ## audit open_clip's train_one_epoch
 	$(call audit,open-clip,open_clip_epoch,clip_loss clip_loss_clipped clip_loss_remainder sigmoid_loss,open-clip,open_clip_torch$(comma)torch)
 audit-pipelining: AUDIT_SIZES := --batch-size 16 --accumulation-steps 4,8
