@@ -1,4 +1,4 @@
-"""accelerate's FSDP2 on two gloo ranks: `accumulate()`, clipping, unequal tokens and a short last window.
+"""accelerate's FSDP2 on two gloo ranks: `accumulate()`, clipping and unequal tokens.
 
 python -m harness.audit experiments/trainers/accelerate_sharded.py:equal --batch-size 8 --accumulation-steps 4 --processes 2
 """
@@ -66,11 +66,6 @@ def equal(batch_size: int, accumulation_steps: int) -> None:
 def clipped(batch_size: int, accumulation_steps: int) -> None:
     """FSDP2, `clip_grad_norm_(0.3)` at the end of each window, divisible."""
     _train(data.model(), _pairs(64), _labels, batch_size, accumulation_steps, clip=0.3)
-
-
-def short_window(batch_size: int, accumulation_steps: int) -> None:
-    """FSDP2, mean loss over rows, a short last window."""
-    _train(data.model(), _pairs(80), _labels, batch_size, accumulation_steps)
 
 
 def unequal(batch_size: int, accumulation_steps: int) -> None:

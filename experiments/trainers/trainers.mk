@@ -83,7 +83,7 @@ audit-axolotl: $(TRAINERS)/axolotl/.ready  ## audit axolotl's trainer
 	$(call audit,axolotl,axolotl_trainer,causal causal_equal_lengths,axolotl,axolotl$(comma)transformers$(comma)torch)
 audit-accelerate-sharded: AUDIT_SIZES := --batch-size 8 --accumulation-steps 4 --processes 2
 audit-accelerate-sharded: $(TRAINERS)/transformers/.ready  ## audit accelerate's FSDP2 on two gloo ranks
-	$(call audit,transformers,accelerate_sharded,equal clipped short_window unequal,accelerate-sharded,accelerate$(comma)torch)
+	$(call audit,transformers,accelerate_sharded,equal clipped unequal,accelerate-sharded,accelerate$(comma)torch)
 audit-deepspeed-ranks: AUDIT_SIZES := --batch-size 8 --accumulation-steps 4 --processes 2
 audit-deepspeed-ranks: $(TRAINERS)/deepspeed/.ready  ## audit DeepSpeed's ZeRO 2 and 3 on two gloo ranks
 	$(call audit,deepspeed,deepspeed_engine,two_ranks_zero_2 two_ranks_zero_3,deepspeed-ranks,deepspeed$(comma)torch)
