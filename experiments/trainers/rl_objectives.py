@@ -119,7 +119,7 @@ def _grpo_rows(policy: Policy, part: Rollouts, advantages: Tensor) -> Tensor:
 
 
 def grpo(batch_size: int, accumulation_steps: int) -> None:
-    """GRPO, divided by the completions of the window; advantages over whole groups."""
+    """Hand-written GRPO, divided by the completions of the window; advantages over whole groups."""
 
     def objective(policy: Policy, part: Rollouts, place: Tensor, window: Rollouts, num_parts: int) -> Tensor:
         advantages = _group_advantages(window.rewards)[place]
@@ -129,7 +129,7 @@ def grpo(batch_size: int, accumulation_steps: int) -> None:
 
 
 def grpo_added(batch_size: int, accumulation_steps: int) -> None:
-    """GRPO, means over the micro-batch added up."""
+    """Hand-written GRPO, means over the micro-batch added up."""
 
     def objective(policy: Policy, part: Rollouts, place: Tensor, window: Rollouts, num_parts: int) -> Tensor:
         return _grpo_rows(policy, part, _group_advantages(window.rewards)[place]).mean()
@@ -138,7 +138,7 @@ def grpo_added(batch_size: int, accumulation_steps: int) -> None:
 
 
 def grpo_cut_groups(batch_size: int, accumulation_steps: int) -> None:
-    """GRPO, advantages over the part of a group that is in the micro-batch."""
+    """Hand-written GRPO, advantages over the part of a group that is in the micro-batch."""
 
     def objective(policy: Policy, part: Rollouts, place: Tensor, window: Rollouts, num_parts: int) -> Tensor:
         return _grpo_rows(policy, part, _group_advantages(part.rewards)).sum() / len(window.rewards)
@@ -155,7 +155,7 @@ def _dr_grpo_sum(policy: Policy, part: Rollouts, place: Tensor, window: Rollouts
 
 
 def dr_grpo(batch_size: int, accumulation_steps: int) -> None:
-    """Dr. GRPO, divided by the longest length allowed and the completions of the window."""
+    """Hand-written Dr. GRPO, divided by the longest length allowed and the completions of the window."""
 
     def objective(policy: Policy, part: Rollouts, place: Tensor, window: Rollouts, num_parts: int) -> Tensor:
         return _dr_grpo_sum(policy, part, place, window) / (LONGEST * len(window.rewards))
@@ -164,7 +164,7 @@ def dr_grpo(batch_size: int, accumulation_steps: int) -> None:
 
 
 def dr_grpo_padded(batch_size: int, accumulation_steps: int) -> None:
-    """Dr. GRPO, divided by the length to which the micro-batch is padded."""
+    """Hand-written Dr. GRPO, divided by the length to which the micro-batch is padded."""
 
     def objective(policy: Policy, part: Rollouts, place: Tensor, window: Rollouts, num_parts: int) -> Tensor:
         longest = part.mask.sum(1).max().clamp(min=1)
@@ -181,7 +181,7 @@ def _token_sum(policy: Policy, part: Rollouts, place: Tensor, window: Rollouts, 
 
 
 def dapo(batch_size: int, accumulation_steps: int) -> None:
-    """DAPO, divided by the tokens of the window."""
+    """Hand-written DAPO, divided by the tokens of the window."""
 
     def objective(policy: Policy, part: Rollouts, place: Tensor, window: Rollouts, num_parts: int) -> Tensor:
         return _token_sum(policy, part, place, window, HIGHER) / window.mask.sum()
@@ -190,7 +190,7 @@ def dapo(batch_size: int, accumulation_steps: int) -> None:
 
 
 def dapo_by_completions(batch_size: int, accumulation_steps: int) -> None:
-    """DAPO, means over the micro-batch's tokens weighed by completions."""
+    """Hand-written DAPO, means over the micro-batch's tokens weighed by completions."""
 
     def objective(policy: Policy, part: Rollouts, place: Tensor, window: Rollouts, num_parts: int) -> Tensor:
         mean = _token_sum(policy, part, place, window, HIGHER) / part.mask.sum().clamp(min=1)
@@ -200,7 +200,7 @@ def dapo_by_completions(batch_size: int, accumulation_steps: int) -> None:
 
 
 def bnpo(batch_size: int, accumulation_steps: int) -> None:
-    """BNPO as released: the mean over the micro-batch's tokens, divided by N."""
+    """Hand-written BNPO, the mean over the micro-batch's tokens, divided by N."""
 
     def objective(policy: Policy, part: Rollouts, place: Tensor, window: Rollouts, num_parts: int) -> Tensor:
         return _token_sum(policy, part, place, window, UPPER) / part.mask.sum().clamp(min=1) / num_parts
@@ -233,7 +233,7 @@ def _whitened(advantages: Tensor, mask: Tensor) -> Tensor:
 
 
 def ppo(batch_size: int, accumulation_steps: int) -> None:
-    """PPO, every term divided by the window's tokens; advantages whitened over the window."""
+    """Hand-written PPO, every term divided by the window's tokens; advantages whitened over the window."""
 
     def objective(policy: Policy, part: Rollouts, place: Tensor, window: Rollouts, num_parts: int) -> Tensor:
         advantages = _whitened(_advantages(window), window.mask)[place]
@@ -244,7 +244,7 @@ def ppo(batch_size: int, accumulation_steps: int) -> None:
 
 
 def ppo_entropy(batch_size: int, accumulation_steps: int) -> None:
-    """PPO, the entropy bonus a mean over the micro-batch's tokens, divided by N."""
+    """Hand-written PPO, the entropy bonus a mean over the micro-batch's tokens, divided by N."""
 
     def objective(policy: Policy, part: Rollouts, place: Tensor, window: Rollouts, num_parts: int) -> Tensor:
         advantages = _whitened(_advantages(window), window.mask)[place]
@@ -255,7 +255,7 @@ def ppo_entropy(batch_size: int, accumulation_steps: int) -> None:
 
 
 def ppo_whitened(batch_size: int, accumulation_steps: int) -> None:
-    """PPO, advantages whitened over the micro-batch."""
+    """Hand-written PPO, advantages whitened over the micro-batch."""
 
     def objective(policy: Policy, part: Rollouts, place: Tensor, window: Rollouts, num_parts: int) -> Tensor:
         advantages = _whitened(_advantages(part), part.mask)
