@@ -1,4 +1,6 @@
-"""DeepSpeed's engine on one rank and a CPU: plain, with its clipping, ZeRO 1 and 2, unequal lengths, a remainder.
+"""DeepSpeed's engine on a CPU: plain, with its clipping, ZeRO 1 to 3, unequal lengths, a remainder, Muon.
+
+Functions with `two_ranks` in their names are for `--processes 2`; the others for one rank.
 
 Its communication operator is not compiled: `deepspeed.initialize` builds it (minutes), and waits for ever where an earlier build
 was killed and left its lock in ~/.cache/torch_extensions.
@@ -24,12 +26,22 @@ deepspeed.utils.logger.setLevel("ERROR")
 
 
 def _alone() -> None:
-    """The one rank of a group, as a launcher would set it."""
+    """The one rank of a group, as a launcher would set it, unless there is a group."""
+    if torch.distributed.is_initialized():
+        rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size))
+        return
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
     for key, value in {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
         os.environ.setdefault(key, str(value))
+
+
+def _batches(rows: Any, batch_size: int) -> Any:
+    """The micro-batches of this rank."""
+    sampler = torch.utils.data.DistributedSampler(rows, shuffle=False) if torch.distributed.get_world_size() > 1 else None
+    return torch.utils.data.DataLoader(rows, batch_size=batch_size, sampler=sampler)
 
 
 def _train(model: torch.nn.Module, loss: Any, rows: Any, batch_size: int, accumulation_steps: int, **settings: Any) -> None:
@@ -40,10 +52,10 @@ def _train(model: torch.nn.Module, loss: Any, rows: Any, batch_size: int, accumu
         "zero_allow_untested_optimizer": True,
         **settings,
     }
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    optimizer = None if "optimizer" in settings else torch.optim.SGD(model.parameters(), lr=0.1)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, model_parameters=model.parameters())
     for _ in range(data.EPOCHS):
-        for batch in torch.utils.data.DataLoader(rows, batch_size=batch_size):
+        for batch in _batches(rows, batch_size):
             engine.backward(loss(engine, batch))
             engine.step()
     engine.destroy()
@@ -100,3 +112,33 @@ def unequal(batch_size: int, accumulation_steps: int) -> None:
 def unequal_zero_2(batch_size: int, accumulation_steps: int) -> None:
     """Mean loss over unequal lengths, ZeRO stage 2, divisible."""
     _tokens(batch_size, accumulation_steps, zero_optimization={"stage": 2})
+
+
+def zero_3(batch_size: int, accumulation_steps: int) -> None:
+    """ZeRO stage 3, divisible."""
+    _images(32, batch_size, accumulation_steps, zero_optimization={"stage": 3})
+
+
+def two_ranks_zero_2(batch_size: int, accumulation_steps: int) -> None:
+    """ZeRO stage 2 on two ranks, divisible."""
+    _images(32, batch_size, accumulation_steps, zero_optimization={"stage": 2})
+
+
+def two_ranks_zero_3(batch_size: int, accumulation_steps: int) -> None:
+    """ZeRO stage 3 on two ranks, divisible."""
+    _images(32, batch_size, accumulation_steps, zero_optimization={"stage": 3})
+
+
+MUON = {"type": "Muon", "params": {"lr": 0.02, "momentum": 0.9, "ns_method": "standard"}}
+
+
+def muon_zero_2(batch_size: int, accumulation_steps: int) -> None:
+    """Muon under ZeRO stage 2, divisible."""
+    sharded = {"stage": 2, "reduce_scatter": False}
+    _images(32, batch_size, accumulation_steps, zero_optimization=sharded, optimizer=MUON)
+
+
+def muon_zero_3(batch_size: int, accumulation_steps: int) -> None:
+    """Muon under ZeRO stage 3, divisible."""
+    sharded = {"stage": 3, "reduce_scatter": False}
+    _images(32, batch_size, accumulation_steps, zero_optimization=sharded, optimizer=MUON)

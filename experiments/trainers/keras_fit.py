@@ -44,3 +44,9 @@ def adamw_decay(batch_size: int, accumulation_steps: int) -> None:
 def adam_ema(batch_size: int, accumulation_steps: int) -> None:
     settings = {"use_ema": True, "ema_momentum": 0.9, "gradient_accumulation_steps": _steps(accumulation_steps)}
     _fit(keras.optimizers.Adam(1e-3, **settings), batch_size)
+
+
+def sgd_scheduled(batch_size: int, accumulation_steps: int) -> None:
+    """A `LearningRateSchedule` that decays to 0 over the 4 optimizer steps, divisible."""
+    schedule = keras.optimizers.schedules.PolynomialDecay(0.1, decay_steps=4, end_learning_rate=0.0)
+    _fit(keras.optimizers.SGD(schedule, gradient_accumulation_steps=_steps(accumulation_steps)), batch_size)

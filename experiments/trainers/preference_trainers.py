@@ -7,36 +7,15 @@ import tempfile
 import warnings
 from typing import Any
 
-import datasets
 import torch
 import transformers
 from trl import DPOConfig, DPOTrainer, ORPOConfig, ORPOTrainer, RewardConfig, RewardTrainer
 
-from experiments.trainers import text
+from experiments.trainers import pairs, text
 from experiments.trainers.transformers_trainer import _gpt2
 
 logging.disable(logging.WARNING)
 warnings.simplefilter("ignore")
-datasets.disable_progress_bars()
-
-
-def _tokenizer() -> Any:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    vocabulary = {"<pad>": 0, **{f"t{i}": i for i in range(1, text.VOCABULARY)}}
-    made = Tokenizer(models.WordLevel(vocabulary, unk_token="t1"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    special = {"pad_token": "<pad>", "bos_token": "t1", "eos_token": "t1", "unk_token": "t1"}
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, **special)
-
-
-def _pairs(count: int) -> Any:
-    rows = [" ".join(f"t{int(token)}" for token in row) for row in text.rows(2 * count)]
-    made = []
-    for chosen, rejected in zip(rows[:count], rows[count:], strict=True):
-        prompt, answer = chosen.split(" ", 2)[:2], chosen.split(" ", 2)[2]
-        made.append({"prompt": " ".join(prompt), "chosen": f" {answer}", "rejected": f" {rejected[:11]}"})
-    return datasets.Dataset.from_list(made)
 
 
 def _train(trainer: Any, config: Any, model: Any, rows: int, batch_size: int, accumulation_steps: int, **settings: Any) -> None:
@@ -63,7 +42,7 @@ def _train(trainer: Any, config: Any, model: Any, rows: int, batch_size: int, ac
             seed=0,
             **settings,
         )
-        started = Ordered(model=model, args=made, train_dataset=_pairs(rows), processing_class=_tokenizer())
+        started = Ordered(model=model, args=made, train_dataset=pairs.preferences(rows), processing_class=pairs.tokenizer())
         started.remove_callback(transformers.PrinterCallback)
         started.train()
 

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import re
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy as ce
 
-from experiments.trainers import data
+from experiments.trainers import data, torchvision_operators  # noqa: F401
 
-TORCHVISION = Path(str(find_spec("torchvision").origin)).parent  # type: ignore[union-attr]
-try:
-    torch.ops.load_library(next(TORCHVISION.glob("_C*")))
-except OSError:  # built for CUDA, beside a torch for CPUs: its operators, of which none is used here, are declared and left empty
-    sources = "".join(path.read_text() for path in TORCHVISION.glob("_*_registrations.py"))
-    declared = torch.library.Library("torchvision", "DEF")
-    for name in dict.fromkeys(re.findall(r"torchvision::(\w+)", sources)):
-        declared.define(f"{name}(Tensor x) -> Tensor")
-import timm  # noqa: E402
-import timm.optim  # noqa: E402
+# isort: split
+import timm
+import timm.optim
 
 
 def _train(model: Any, batch_size: int, accumulation_steps: int) -> None:

@@ -51,7 +51,9 @@ class Ordered(Trainer):
         return torch.utils.data.SequentialSampler(self.train_dataset)
 
 
-def _train(model: Any, data: list[Any], batch_size: int, accumulation_steps: int, **settings: Any) -> list[float]:
+def _train(
+    model: Any, data: list[Any], batch_size: int, accumulation_steps: int, trainer: type[Trainer] = Ordered, **settings: Any
+) -> list[float]:
     """Losses as the Trainer logs them, one per optimizer step."""
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
@@ -68,10 +70,10 @@ def _train(model: Any, data: list[Any], batch_size: int, accumulation_steps: int
             remove_unused_columns=False,
             seed=0,
         )
-        trainer = Ordered(model=model, args=arguments, train_dataset=data, data_collator=text.collate)  # type: ignore[arg-type]
-        trainer.remove_callback(transformers.PrinterCallback)
-        trainer.train()
-        return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+        started = trainer(model=model, args=arguments, train_dataset=data, data_collator=text.collate)  # type: ignore[arg-type]
+        started.remove_callback(transformers.PrinterCallback)
+        started.train()
+        return [entry["loss"] for entry in started.state.log_history if "loss" in entry]
 
 
 def causal_sgd(batch_size: int, accumulation_steps: int) -> list[float]:
