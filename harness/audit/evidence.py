@@ -181,6 +181,7 @@ class Run:
         default_factory=list
     )  # of each addend by (output, row), likewise
     ranks: int = 1
+    copies: bool = False  # no optimizer holds the model's own parameters: they hold copies of them, or of a part
     sharded: bool = False  # each rank's optimizer holds a part of the weights, in plain tensors (FSDP1)
     rank_distances: tuple[float, ...] = ()  # per optimizer step, between the gradients of the ranks
 

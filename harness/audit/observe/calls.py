@@ -97,6 +97,7 @@ class Calls:
         if leading is not None and observed.intervention.terms == len(leading.track.steps):
             self._take_apart(root, leading.parameters)
         unowned = self._unowned()
+        observed.run.copies |= bool(unowned)
         for live in observed.live.values():
             live.before_backward(unowned)
         observed.backward_depth += 1

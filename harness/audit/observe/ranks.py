@@ -166,7 +166,7 @@ def pooled(runs: Sequence[Run]) -> Run:
     errors = [f"rank {rank}: {run.error}" for rank, run in enumerate(runs) if run.error is not None]
     if errors and len(runs) > 1:
         first.error = "; ".join(errors)
-    sharded = len(runs) > 1 and all(run.sharded for run in runs)
+    sharded = len(runs) > 1 and (all(run.sharded for run in runs) or _hold_parts(runs))
     first.rank_distances = () if sharded else rank_distances(runs)
     for index, track in enumerate(first.tracks):
         others = [run.tracks[index] for run in runs[1:] if index < len(run.tracks)]
@@ -175,6 +175,14 @@ def pooled(runs: Sequence[Run]) -> Run:
             track.steps[t] = _joined(_pooled_step(step, same), same) if sharded else _pooled_step(step, same)
         track.tensors = track.steps[-1].tensors if sharded and track.steps else track.tensors
     return first
+
+
+def _hold_parts(runs: Sequence[Run]) -> bool:
+    """Whether the optimizers hold copies of the model's parameters, and each rank other ones (ZeRO): parts, not replicas."""
+    if not all(run.copies and run.tracks and run.tracks[0].steps for run in runs):
+        return False
+    first, *others = (run.tracks[0].steps[0].before for run in runs)
+    return not all(np.array_equal(first, other) for other in others)
 
 
 def _joined(step: Step, others: Sequence[Step]) -> Step:

@@ -218,6 +218,37 @@ def one_rank_raises(batch_size: int, accumulation_steps: int) -> None:
         raise RuntimeError("only here")
 
 
+def _sharded_by_hand(batch_size: int, accumulation_steps: int, loss: frame.Loss) -> None:
+    model, ranks = data.model(), dist.get_world_size()
+    flat = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+    size = -(-len(flat) // ranks)
+    mine = slice(dist.get_rank() * size, (dist.get_rank() + 1) * size)
+    shard = torch.nn.Parameter(flat[mine].clone())
+    optimizer = torch.optim.SGD([shard], lr=0.1)
+    for window in full_windows(batch_size * accumulation_steps * ranks):
+        for ids in _mine(window).split(batch_size):
+            loss(model, ids, window).backward()
+        gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+        dist.all_reduce(gradient)
+        shard.grad = (gradient / ranks)[mine].clone()
+        optimizer.step()
+        parts = [torch.zeros(size) for _ in range(ranks)]
+        dist.all_gather(parts, torch.nn.functional.pad(shard.detach(), (0, size - len(shard))))
+        with torch.no_grad():
+            torch.nn.utils.vector_to_parameters(torch.cat(parts)[: len(flat)], model.parameters())
+        model.zero_grad()
+
+
+def sharded_by_hand(batch_size: int, accumulation_steps: int) -> None:
+    """Each rank's optimizer holds its part of the flat weights: ranks step on different gradients, as they should."""
+    _sharded_by_hand(batch_size, accumulation_steps, divided(own_mean, accumulation_steps))
+
+
+def sharded_by_hand_not_divided(batch_size: int, accumulation_steps: int) -> None:
+    """The same, with means over micro-batches added."""
+    _sharded_by_hand(batch_size, accumulation_steps, own_mean)
+
+
 CASES: dict[Callable[..., Any], set[str]] = {
     ddp: set(),
     ddp_every_backward: set(),
@@ -234,4 +265,6 @@ CASES: dict[Callable[..., Any], set[str]] = {
     fsdp_tokens: set(),
     fsdp_mean_of_means: {"mean_of_means"},
     fsdp_mean_of_means_every_backward: {"mean_of_means"},
+    sharded_by_hand: set(),
+    sharded_by_hand_not_divided: {"loss_not_divided"},
 }
