@@ -143,4 +143,5 @@ def test_the_evidence_is_a_sentence() -> None:
 
 def test_vanished_entries_are_underflow() -> None:
     assert "10.0%" in underflow_cause(0.1, 0.001)[Cause.underflow_from_division]
+    assert underflow_cause(0.0111, 0.001) and not underflow_cause(0.0109, 0.001)
     assert underflow_cause(0.1, 0.0999) == underflow_cause(math.nan, 0.0) == {}
