@@ -74,7 +74,8 @@ def _own_divisors(found: list[Finding], steps: Sequence[StepFacts]) -> list[Find
 
     Weights that are the same in every window go by the place in it, and weights that only rise (or fall) in each go by the time.
     """
-    known = {f.step: f.parts.weights for f in steps if not f.gradients_agree and known_weights(f, f.parts)}
+    off = [f for f in steps if not f.gradients_agree and f.fits.sum_line <= f.gate < f.fits.line]
+    known = {f.step: f.parts.weights for f in off if known_weights(f, f.parts)}
     nameless = [f for f in found if f.cause is Cause.unexplained and f.kind == "gradient"]
     if not nameless or any(f.optimizer_step not in known for f in nameless):
         return found

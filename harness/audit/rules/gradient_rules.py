@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from harness.audit.compare.facts import Format, StepFacts
 from harness.audit.evidence import Finding
 from harness.audit.rules.computation import other_computation
-from harness.audit.rules.finding import at
+from harness.audit.rules.finding import CERTAIN, at
 from harness.audit.rules.seen import seen_directly
 from harness.audit.rules.weights import clipped_aside, sum_rescaled, unequal_replicas, weighted
 from harness.judge.cause import Cause
@@ -185,7 +185,8 @@ def _regulariser(facts: StepFacts) -> list[Finding]:
 
 def _other_count(facts: StepFacts) -> list[Finding]:
     """A multiple of the reference by a ratio of small whole numbers: divided by another number of loss terms."""
-    ratio = _ratio(facts.raw.scale, facts.gate) if facts.fits.line <= facts.gate else None
+    known = min(facts.gate, CERTAIN * max(facts.fits.line, facts.precision.roundoff))  # what is off the line is rounding
+    ratio = _ratio(facts.raw.scale, known) if facts.fits.line <= facts.gate else None
     if ratio is None:
         return []
     evidence = {"scale": facts.raw.scale, "ratio": str(ratio), "cosine": facts.raw.cosine, "gate": facts.gate}
@@ -193,14 +194,14 @@ def _other_count(facts: StepFacts) -> list[Finding]:
     return [at(facts, Cause.counter_wrong, "predicted", evidence, message)]
 
 
-def _ratio(factor: float, gate: float) -> Fraction | None:
-    """The fraction that a factor is within the gate, with a denominator so small that chance finds one in 1 of 100 factors.
+def _ratio(factor: float, known: float) -> Fraction | None:
+    """The fraction that a factor, known so well, is; with a denominator so small that chance finds one for 1 in 100 factors.
 
     About 0.3 q^2 fractions per unit have denominators up to q.
     """
-    most = int(math.sqrt(BY_CHANCE / (0.6 * max(factor, 1.0) * max(gate, ROUNDED))))
+    most = int(math.sqrt(BY_CHANCE / (0.6 * max(factor, 1.0) * max(known, ROUNDED))))
     ratio = Fraction(factor).limit_denominator(most) if most and math.isfinite(factor) else None
-    return ratio if ratio and abs(factor / float(ratio) - 1) <= gate else None
+    return ratio if ratio and abs(factor / float(ratio) - 1) <= known else None
 
 
 # -- rounding -------------------------------------------------------------------------------------------------------------

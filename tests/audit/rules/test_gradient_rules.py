@@ -92,9 +92,9 @@ def test_a_multiple_of_the_right_gradient_is_no_mean_of_means() -> None:
     on_line = changed(facts, fits={"line": 1e-8}, parts={"weights": (0.6,) * 4})
     (finding,) = explain_step(changed(on_line, raw={"scale": 1.6180339}))
     assert finding.cause == "unexplained" and "1.618" in finding.message
-    (finding,) = explain_step(changed(on_line, raw={"scale": 1.625 * (1 + 0.9e-6)}))
+    (finding,) = explain_step(changed(on_line, raw={"scale": 1.625 * (1 + 0.9e-7)}))
     assert finding.cause == "counter_wrong" and "13/8" in finding.message
-    assert causes(changed(on_line, raw={"scale": 1.625 * (1 + 1.1e-6)})) == ["unexplained"]
+    assert causes(changed(on_line, raw={"scale": 1.625 * (1 + 1.1e-7)})) == ["unexplained"]
 
 
 def test_weights_that_are_no_shares_of_loss_terms_are_no_mean_of_means() -> None:
