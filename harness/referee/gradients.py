@@ -147,7 +147,7 @@ def comparison(four: Sequence[float]) -> Comparison:
     difference, a, g, product = four
     if not g > 0:
         return Comparison(math.nan, math.nan, math.nan)
-    cosine = product / math.sqrt(a * g) if a > 0 else math.nan
+    cosine = product / (math.sqrt(a) * math.sqrt(g)) if a > 0 else math.nan  # a * g may underflow
     return Comparison(math.sqrt(difference / g), math.sqrt(a / g), cosine)
 
 

@@ -43,6 +43,11 @@ def test_a_scaled_gradient_has_that_scale_and_the_same_direction(factor: float) 
     assert result.distance == pytest.approx(abs(factor - 1), abs=ROUNDING)
 
 
+def test_gradients_so_small_that_their_squares_underflow_have_a_cosine() -> None:
+    a, g = torch.tensor([3.0, 0.0]).double() * 1e-100, torch.tensor([3.0, 4.0]).double() * 1e-100
+    assert compare(a, g).cosine == pytest.approx(0.6)
+
+
 def test_nothing_is_equal_to_a_zero_or_broken_reference() -> None:
     for reference in (torch.zeros(301, dtype=torch.float64), torch.full((301,), math.nan, dtype=torch.float64)):
         assert math.isnan(compare(A, reference).distance)
