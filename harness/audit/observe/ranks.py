@@ -25,6 +25,7 @@ import torch.multiprocessing as mp
 from harness import processes
 from harness.audit.evidence import Backward, Finding, Run, Step, Track, Vector, overflow_is_expected
 from harness.audit.observe.runs import Job, Train, accepts, load_module, watch
+from harness.audit.observe.sample import everything
 from harness.judge.cause import Cause
 
 PATIENCE_S = 600.0  # for one call of the function
@@ -56,7 +57,8 @@ class Ranks:
         if job.independent:
             assert self.reference is not None
             whole = Job(**{**vars(job), "batch_size": job.batch_size * self.processes, "independent": False})
-            return [watch(self.reference, whole)]
+            with everything():
+                return [watch(self.reference, whole)]
         with suppress(OSError):  # a rank that is gone is reported below
             for connection in self.connections:
                 connection.send(job)
