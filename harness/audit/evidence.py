@@ -230,6 +230,7 @@ class Intervention:
     perturb: float = 0.0  # move every parameter by this relative amount, with alternating signs, before each window
     leads: bool = False  # other runs will follow this one: its weights are kept after every step
     follow: Run | None = None  # after step t, put the parameters this run had after step t: steps compare one by one
+    seek: bool = True  # look for averaged copies of the weights, which takes a look at every object
     averages: bool = False  # with `follow`: averaged copies as well, which then stay where they are while a window lasts
     freeze_weights: bool = False  # put the starting parameters back after every step: a cached forward then has the right ones
     keep: frozenset[int] = frozenset()  # windows whose contributions are kept, besides the usual ones

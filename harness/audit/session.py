@@ -109,8 +109,9 @@ class Session:
         runs, reference = self.runs, self.runs.baseline(options, Intervention(leads=True))
         if self._unusable(reference, "N=1"):
             return Family(options, reference)
-        again = runs.baseline(options)
-        made = (again, runs.baseline(options, Intervention(perturb=reference.roundoff)))
+        seek = any(step.shadows for track in reference.tracks for step in track.steps)
+        again = runs.baseline(options, Intervention(seek=seek))
+        made = (again, runs.baseline(options, Intervention(seek=seek, perturb=reference.roundoff)))
         nulls = [run for run in made if run.error is None]
         if not nulls:
             self.repeatable = False

@@ -26,7 +26,7 @@ PART = "audit"
 ROUNDS = 3
 SIZES = (10**5, 10**6, 10**7, 5 * 10**7)
 TIME, MEMORY = 12.0, 3.0
-BATCH, STEPS, N = 16, 4, 4
+BATCH, STEPS, N = 32, 4, 4
 LAYERS, HEADS, TOKENS, LENGTH = 4, 4, 256, 32
 
 

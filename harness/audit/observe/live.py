@@ -162,8 +162,8 @@ class LiveTrack:
         begun, self._begun = self._begun, None
         if begun is None:
             return False
-        end = self.gradients()
-        same = begun.marks == [_mark(p) for p in self.parameters] and np.array_equal(begun.gradient, end, equal_nan=True)
+        end = _shared(self.gradients(), begun.gradient)
+        same = begun.marks == [_mark(p) for p in self.parameters] and end is begun.gradient
         if manual is None and same:  # marks alone do not tell: sharded gradients are added to behind their wrapper
             if behind is None and local is None:
                 return False  # this backward did not reach this optimizer
@@ -349,8 +349,9 @@ class LiveTrack:
 
 
 def _shared(new: Vector, known: Vector | None) -> Vector:
-    """One vector in memory for two that are equal."""
-    return known if known is not None and np.array_equal(new, known, equal_nan=True) else new
+    """One vector in memory for two of the same bits."""
+    same = known is not None and new.shape == known.shape and np.array_equal(new.view(np.int64), known.view(np.int64))
+    return known if known is not None and same else new
 
 
 def _sum(parts: Sequence[Vector]) -> Vector | None:
@@ -376,7 +377,7 @@ def _start_of(found: Vector, last: Vector | None, *, filled: bool) -> Start:
         return "cleared" if filled else "empty"
     if last is None:
         return "changed"
-    if np.array_equal(found, last, equal_nan=True):
+    if found is last or np.array_equal(found, last, equal_nan=True):
         return "kept"
     return "scaled" if _parallel(found, last) else "changed"
 

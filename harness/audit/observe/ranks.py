@@ -169,7 +169,7 @@ def pooled(runs: Sequence[Run]) -> Run:
     if errors and len(runs) > 1:
         first.error = "; ".join(errors)
     sharded = len(runs) > 1 and (all(run.sharded for run in runs) or _hold_parts(runs))
-    first.rank_distances = () if sharded else rank_distances(runs)
+    first.rank_distances = () if sharded or len(runs) == 1 else rank_distances(runs)
     for index, track in enumerate(first.tracks):
         others = [run.tracks[index] for run in runs[1:] if index < len(run.tracks)]
         for t, step in enumerate(track.steps):
