@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import tempfile
+import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import IO, Any
 
 import torch
@@ -15,31 +17,36 @@ from harness.audit.observe.tensors import dense, write
 
 @dataclass(frozen=True)
 class Stored:
-    """A set of tensors, in their own formats, from a byte of the file on."""
+    """A set of tensors, in their own formats, from a byte of the store's file on."""
 
-    file: IO[bytes]
+    store: Store
     start: int
     formats: tuple[torch.dtype, ...]
 
     def put(self, tensors: Sequence[Tensor]) -> None:
         """Write the values into tensors of the same sizes."""
-        self.file.seek(self.start)
+        file = self.store.file
+        file.seek(self.start)
         for tensor, dtype in zip(tensors, self.formats, strict=True):
-            values = bytearray(self.file.read(tensor.numel() * dtype.itemsize))
+            values = bytearray(file.read(tensor.numel() * dtype.itemsize))
             if values:
                 write(tensor, torch.frombuffer(values, dtype=dtype))
 
 
-@dataclass(frozen=True)
 class Store:
-    """A file, which is gone with the last set of tensors in it."""
+    """A file, made when something is kept, and gone with the last set of tensors in it."""
 
-    file: IO[bytes] = field(default_factory=tempfile.TemporaryFile)
+    @cached_property
+    def file(self) -> IO[bytes]:
+        """It has no name."""
+        file = tempfile.TemporaryFile()  # noqa: SIM115 - it stays open as long as something is kept in it
+        weakref.finalize(self, file.close)
+        return file
 
     def add(self, tensors: Sequence[Tensor]) -> Stored:
         """Write these tensors behind those that are there. Raises OSError where there is no room."""
-        kept = Stored(self.file, self.file.seek(0, 2), tuple(tensor.dtype for tensor in tensors))
         try:
+            kept = Stored(self, self.file.seek(0, 2), tuple(tensor.dtype for tensor in tensors))
             for tensor in tensors:
                 self.file.write(_bytes(dense(tensor)))
             self.file.flush()
