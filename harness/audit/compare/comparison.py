@@ -98,7 +98,8 @@ def _step_facts(track: str, candidate: Run, aligned: Aligned, allowed: Gates) ->
     skipped = mine.skipped and theirs.skipped  # a GradScaler left both out
     apart, raw_apart = (0.0, 0.0) if skipped else (finite(consumed_distance(mine, theirs)), finite(distance(a, g)))
     consumed, unclipped = _compared(mine.gradient, theirs.gradient, apart), _compared(a, g, raw_apart)
-    wrong = not (consumed.distance <= gate and unclipped.distance <= gate)
+    # a gradient that differs outside the sample alone is wrong, and no prediction of what was kept says how
+    wrong = not skipped and not (finite(distance(mine.gradient, theirs.gradient)) <= gate and unclipped.distance <= gate)
     fitted = fits(mine, theirs, before, a, g, candidate, gate) if wrong else Fitted()
     return StepFacts(
         accumulation_steps=n,

@@ -20,7 +20,7 @@ def intervene(live: LiveTrack, what: Intervention, index: int, step: int) -> Non
     `index`: the place of the optimizer among those that were made.
     """
     if live.track.start is None and not live.track.steps:
-        live.track.start = live.weights()
+        live.track.start = live.last_parameters = live.weights()
     if what.freeze_weights and live.start is not None and _sizes(live.start) == _sizes(live.parameters):
         for p, start in zip(live.parameters, live.start, strict=True):
             write(p, start)

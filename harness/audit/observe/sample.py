@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -82,9 +83,14 @@ def _of_sizes(sizes: tuple[int, ...], everything: bool) -> Sample:
     places: list[Tensor | None] = []
     for n in sizes:
         count = min(n, max(FEWEST, round(KEPT * n / total)))
-        at = ((np.arange(count) + random.random(count)) * (n / count)).astype(np.int64) if count < n else None
-        places.append(None if at is None else torch.from_numpy(at))
+        places.append(None if count == n else torch.from_numpy(_one_of_each(n, count, random)))
     return Sample(sizes, places)
+
+
+def _one_of_each(n: int, count: int, random: np.random.Generator) -> npt.NDArray[np.int64]:
+    """One of the indices of each of `count` stretches that n indices are cut into."""
+    edges = np.arange(count + 1) * n // count
+    return np.asarray(edges[:-1] + (random.random(count) * np.diff(edges)).astype(np.int64))
 
 
 def looked_at(tensors: Sequence[Tensor]) -> Vector:

@@ -122,7 +122,8 @@ def _containers() -> Iterator[Any]:
 
 def _subclasses(kind: type) -> set[type]:
     """The class and all that are made from it."""
-    return {kind}.union(*(_subclasses(each) for each in type.__subclasses__(kind)))
+    made: list[type] = type.__subclasses__(kind)
+    return {kind}.union(*map(_subclasses, made))
 
 
 def nearest(shadows: Sequence[Shadow], wanted: Copy) -> Shadow | None:
