@@ -7,6 +7,7 @@ memory is the peak above what the process holds once everything is imported.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -52,7 +53,8 @@ def cost(side: str, size: int) -> Cost:
 
 def _measured(side: str, size: int, what: str) -> dict[str, float]:
     command = [sys.executable, "-m", "harness.bench.audit", side, str(size), what]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # NumPy's; torch's are set below: waiting threads take time too
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
 
