@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -75,6 +75,14 @@ class Clip:
     active: bool
     limit: float
     scale: float  # loss scale still in the gradients: 1 when there is none or it has been taken out
+    size: float | None = None  # norm of all elements before; None where all are kept
+
+
+class Whole(Protocol):
+    """All elements of the tensors of which a run keeps a sample."""
+
+    def put(self, tensors: Sequence[Any]) -> None:
+        """Write them into tensors of the same sizes."""
 
 
 @dataclass(frozen=True)
@@ -83,13 +91,16 @@ class Copy:
 
     start: int
     values: Vector
+    whole: Whole | None = None  # all elements, where `values` are a sample and other runs follow
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One optimizer step, and the window before it."""
+    """One optimizer step, and the window before it. P: elements of all its tensors, or of a sample of a large model's."""
 
     tensors: tuple[tuple[str, int], ...]  # (name, number of elements) in the order of the vectors
+    kept: tuple[int, ...] = ()  # elements of each tensor in the vectors; empty: all
+    sums: Vector | None = None  # signed sums of all elements of the gradient, where the vectors are a sample
     gradient: Vector  # [P] as the optimizer left it
     total: Vector | None  # [P] sum of the window's contributions; None when there was no backward
     spread: float  # ||sum_k |c_k|||, at least ||total||
@@ -142,6 +153,7 @@ class Track:
     resumed: tuple[tuple[int, int], ...] = ()  # (step, backwards lost) where another optimizer of the same tensors went on
     place: int = 0  # among the optimizers that were made, those that never step included
     start: Vector | None = None  # [P] parameters before the first forward; None for an optimizer made after it
+    weights: list[Whole] = field(default_factory=list)  # before the first step and after each, where vectors are a sample
 
 
 @dataclass(frozen=True)
@@ -170,6 +182,7 @@ class Run:
     norm_calls: int = 0
     forwards: int = 0
     backwards: int = 0
+    summed: bool = False  # whether the loss of some backward was a sum of terms
     horizon: float = 0.0  # steps for which the longest learning-rate schedule is laid out; 0 when unknown
     float16: bool = False  # whether a loss, a forward or a parameter was in float16
     coupled: frozenset[tuple[str, str]] = frozenset()  # rows whose loss depends on each other's outputs; only after a probe
@@ -215,7 +228,9 @@ class Intervention:
     """Nothing is changed by default: the function is only watched."""
 
     perturb: float = 0.0  # move every parameter by this relative amount, with alternating signs, before each window
+    leads: bool = False  # other runs will follow this one: its weights are kept after every step
     follow: Run | None = None  # after step t, put the parameters this run had after step t: steps compare one by one
+    seek: bool = True  # look for averaged copies of the weights, which takes a look at every object
     averages: bool = False  # with `follow`: averaged copies as well, which then stay where they are while a window lasts
     freeze_weights: bool = False  # put the starting parameters back after every step: a cached forward then has the right ones
     keep: frozenset[int] = frozenset()  # windows whose contributions are kept, besides the usual ones

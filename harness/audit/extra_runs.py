@@ -87,7 +87,7 @@ class ExtraRuns:
     ) -> Judged | None:
         """Candidate and nulls that follow the reference's parameters step by step; None when they cannot."""
         options = self.family.options
-        reference = self.runs.baseline(options, Intervention(disable=disable)) if disable else self.family.reference
+        reference = self.runs.baseline(options, Intervention(disable=disable, leads=True)) if disable else self.family.reference
         follow = Intervention(follow=reference, disable=disable)
         null = self.runs.baseline(options, replace(follow, perturb=reference.roundoff))
         run = self.runs.candidate(self.n, options, replace(follow, keep=keep, averages=averages))
@@ -116,7 +116,7 @@ class ExtraRuns:
         """Rows and terms of the window that differs most; and whether the reference's loss couples rows."""
         off = [step for item in judged.compared for step in item.steps if not step.gradients_agree]
         window = max(off, key=lambda step: (step.raw.distance / step.gate if step.gate else math.inf, -step.step)).step
-        probe = Intervention(probe=window, disable=disable)
+        probe = Intervention(probe=window, disable=disable, leads=bool(disable))
         theirs = self.runs.baseline(self.family.options, probe)
         followed = theirs if disable else self.family.reference
         mine = self.runs.candidate(self.n, self.family.options, replace(probe, follow=followed))

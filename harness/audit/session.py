@@ -93,6 +93,8 @@ class Session:
 
     def _look_for_silent_terms(self, family: Family) -> None:
         """Terms of the loss that give no gradient at N=1: whatever accumulation does to them does not show."""
+        if not family.reference.summed:
+            return
         last = max(len(track.steps) for track in family.reference.tracks) - 1
         run = self.runs.baseline(family.options, Intervention(terms=last))
         for place, name in enumerate(run.term_names if run.error is None else ()):
@@ -104,11 +106,12 @@ class Session:
 
     def _family(self, options: Mapping[str, Any]) -> Family:
         """The reference twice (is it deterministic?), and perturbed or permuted: the floor."""
-        runs, reference = self.runs, self.runs.baseline(options)
+        runs, reference = self.runs, self.runs.baseline(options, Intervention(leads=True))
         if self._unusable(reference, "N=1"):
             return Family(options, reference)
-        again = runs.baseline(options)
-        made = (again, runs.baseline(options, Intervention(perturb=reference.roundoff)))
+        seek = any(step.shadows for track in reference.tracks for step in track.steps)
+        again = runs.baseline(options, Intervention(seek=seek))
+        made = (again, runs.baseline(options, Intervention(seek=seek, perturb=reference.roundoff)))
         nulls = [run for run in made if run.error is None]
         if not nulls:
             self.repeatable = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from harness.audit.compare.fits import emptied_at_last
@@ -23,6 +24,7 @@ def hidden(reference: Run, candidates: Mapping[int, Run], results: Sequence[ArmR
     if not any(step.backwards for step in steps):
         yield "only weights were seen: the number of steps and scale faults under plain SGD can be named, other causes cannot"
         return
+    yield from _samples(reference)
     yield from _windows(steps, arms, shown=any(f.cause is Cause.mean_of_means for result in results for f in result.findings))
     if any(_unseen(track.steps[0]) for tracks in arms.values() for track in tracks if track.steps):
         yield "what each micro-batch gave was not seen (sharded out of sight): wrong weights of micro-batches cannot be named"
@@ -39,6 +41,16 @@ def hidden(reference: Run, candidates: Mapping[int, Run], results: Sequence[ArmR
         yield f"only {len(steps)} optimizer steps: stale gradients, schedules and short windows need at least three"
     if all(not any(step.decays) for step in steps):
         yield "weight decay is 0: set it to see whether it is applied per micro-batch"
+
+
+def _samples(reference: Run) -> Iterator[str]:
+    for track in reference.tracks:
+        kept, count = sum(track.steps[-1].kept), sum(n for _, n in track.tensors)
+        if track.steps[-1].kept:
+            yield (
+                f"{kept:,} of the {count:,} elements of {track.name} were compared one by one, and of the gradients that it took "
+                f"sums of all: distances are known to about {1 / math.sqrt(kept):.1g} of themselves"
+            )
 
 
 def _windows(steps: Sequence[Step], arms: Mapping[int, list[Track]], *, shown: bool) -> Iterator[str]:

@@ -28,6 +28,7 @@ from harness.audit.compare.whole_run import run_facts
 from harness.audit.compare.windows import (
     clipped_once,
     compare_rows,
+    consumed_distance,
     cosine,
     distance,
     effective,
@@ -95,9 +96,10 @@ def _step_facts(track: str, candidate: Run, aligned: Aligned, allowed: Gates) ->
     bounds = clipped_once(mine) == clipped_once(theirs)
     a, g = (raw(mine), raw(theirs)) if bounds else (mine.gradient, theirs.gradient)
     skipped = mine.skipped and theirs.skipped  # a GradScaler left both out
-    apart, raw_apart = (0.0, 0.0) if skipped else (finite(distance(mine.gradient, theirs.gradient)), finite(distance(a, g)))
+    apart, raw_apart = (0.0, 0.0) if skipped else (finite(consumed_distance(mine, theirs)), finite(distance(a, g)))
     consumed, unclipped = _compared(mine.gradient, theirs.gradient, apart), _compared(a, g, raw_apart)
-    wrong = not (consumed.distance <= gate and unclipped.distance <= gate)
+    # a gradient that differs outside the sample alone is wrong, and no prediction of what was kept says how
+    wrong = not skipped and not (finite(distance(mine.gradient, theirs.gradient)) <= gate and unclipped.distance <= gate)
     fitted = fits(mine, theirs, before, a, g, candidate, gate) if wrong else Fitted()
     return StepFacts(
         accumulation_steps=n,

@@ -115,7 +115,8 @@ def _clipped_then_divided(mine: Step, n: int) -> float:
     if not clipped_once(mine) or mine.clips[0].before is None:
         return math.inf
     clip, before = mine.clips[0], mine.clips[0].before
-    return distance(mine.gradient, before * min(1.0, clip.limit / float(np.linalg.norm(before))) / n)
+    size = float(np.linalg.norm(before)) if clip.size is None else clip.size
+    return distance(mine.gradient, before * min(1.0, clip.limit / size) / n)
 
 
 def _counts(left: Vector, g: Vector, gate: float) -> bool:

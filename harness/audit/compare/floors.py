@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.audit.compare.windows import distance, raw, state_distance, update_distance
+from harness.audit.compare.windows import consumed_distance, distance, raw, state_distance, update_distance
 from harness.audit.evidence import FLOAT32, Run, Step
 
 # A distance that rounding explains is at most this many times the largest one seen among equal computations. Correct loops were
@@ -61,7 +61,7 @@ def gates(
     for t, step in enumerate(theirs):
         others = [null[t] for null in nulls if t < len(null)]
         own = mine[t] if t < len(mine) else step
-        seen = [distance(raw(o), raw(step)) for o in others] + [distance(o.gradient, step.gradient) for o in others]
+        seen = [distance(raw(o), raw(step)) for o in others] + [consumed_distance(o, step) for o in others]
         moved.append(_worst(seen) > 0)
         gradient.append(max(factor * _worst(seen), _summing(own, step, candidate, reference)))
         keep = ~noise[t]

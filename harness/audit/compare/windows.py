@@ -63,7 +63,7 @@ def _evaluated(step: Step, part: tuple[Backward, ...]) -> Step | None:
     if len(kept) < len(part) or not kept:
         return None
     total = np.sum(kept, axis=0)
-    return dataclasses.replace(step, gradient=total, total=total, backwards=part, clips=(), moved=None)
+    return dataclasses.replace(step, gradient=total, sums=None, total=total, backwards=part, clips=(), moved=None)
 
 
 def _last(step: Step, part: tuple[Backward, ...]) -> Step:
@@ -100,6 +100,14 @@ def distance(a: Vector, b: Vector) -> float:
     if size == 0:
         return 0.0 if apart == 0 else math.inf
     return apart / size
+
+
+def consumed_distance(mine: Step, theirs: Step) -> float:
+    """Of the gradients that the two steps took; where these are samples, of the sums of all elements as well."""
+    apart = distance(mine.gradient, theirs.gradient)
+    if mine.sums is None or theirs.sums is None:
+        return apart
+    return max(apart, distance(mine.sums, theirs.sums))
 
 
 def compare_rows(mine: Step, theirs: Step) -> Rows:
@@ -154,5 +162,5 @@ def off_line(a: Vector, direction: Vector) -> float:
 
 def slices(step: Step) -> dict[str, slice]:
     """Tensor's name -> where it lies in the vectors of a step."""
-    edges = np.cumsum([0, *(count for _, count in step.tensors)])
+    edges = np.cumsum([0, *(step.kept or (count for _, count in step.tensors))])
     return {name: slice(int(a), int(b)) for (name, _), a, b in zip(step.tensors, edges[:-1], edges[1:], strict=True)}

@@ -11,7 +11,6 @@ from harness.audit.observe.foreign import Foreign
 from harness.audit.observe.observed import Observed
 from harness.audit.observe.patches import Wrap
 from harness.audit.observe.shadows import Shadow
-from harness.audit.observe.tensors import gradients, vector
 
 KERAS, KERAS_BASE = "keras.src.backend.torch.optimizers.torch_parallel_optimizer", "keras.src.optimizers.base_optimizer"
 FASTAI = "fastai.optimizer"
@@ -56,10 +55,10 @@ class KerasAdapter:
         foreign.param_groups[0]["lr"] = float(learning_rate)
         live = self.observed.add(foreign)
         live.before_step()
-        given = vector(grads)
+        given = live.sample.take(grads)
         result = original(optimizer, grads, variables, learning_rate)
         live.close(given)
-        live.averages.shadows = [Shadow(0, kept) for kept in foreign.averages()]
+        live.averages.shadows = [Shadow(0, kept, live.sample) for kept in foreign.averages()]
         self.observed.settle(live)
         return result
 
@@ -108,6 +107,6 @@ class FastaiAdapter:
         live = self.observed.add(self._foreign(optimizer))
         live.before_step()
         result = original(optimizer, *args, **kwargs)
-        live.close(gradients(live.parameters))
+        live.close(live.gradients())
         self.observed.settle(live)
         return result

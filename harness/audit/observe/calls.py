@@ -16,7 +16,7 @@ from harness.audit.evidence import Call
 from harness.audit.observe.loss_graph import coupled_rows, gradients_by_term, mixes_rows, slopes_by_term, term_names
 from harness.audit.observe.observed import Observed
 from harness.audit.observe.patches import Place, Wrap
-from harness.audit.observe.tensors import dense, gradients, in_a_group, tensors_in, vector
+from harness.audit.observe.tensors import dense, in_a_group, tensors_in
 
 
 class Calls:
@@ -91,6 +91,8 @@ class Calls:
         observed.run.backwards += 1
         root = args[0] if args else kwargs.get("tensors")
         observed.run.float16 |= any(t.dtype == torch.float16 for t in tensors_in(root))
+        if observed.intervention.leads and not observed.run.summed:
+            observed.run.summed = _is_sum(root)
         if observed.forwards.probing:
             self._probe(root)
         leading = observed.leading
@@ -166,7 +168,7 @@ class Calls:
         result = original(*args, **kwargs)
         for live in reached:
             parts = [result[places[id(p)]] for p in live.parameters]
-            manual = vector(torch.zeros_like(p) if g is None else g for p, g in zip(live.parameters, parts, strict=True))
+            manual = live.sample.take(parts)
             live.after_backward(_total(args[0] if args else kwargs.get("outputs")), observed.loss_scale, manual)
         if reached:
             self._end_of_backward()
@@ -187,7 +189,7 @@ class Calls:
         parameters = given["parameters"]
         observed, members = self.observed, {id(p) for p in tensors_in(parameters)}
         touched = [live for live in observed.live.values() if any(id(p) in members for p in live.parameters)]
-        before = [gradients(live.parameters) for live in touched]
+        before = [live.unclipped(by_value=names[1] == "clip_value") for live in touched]
         result = original(**given) if len(args) <= len(names) else original(parameters, *args[1:], **kwargs)
         for live, gradient in zip(touched, before, strict=True):
             live.clipped(gradient, float(given[names[1]]), observed.loss_scale)
@@ -212,6 +214,14 @@ class Calls:
         if live is not None and len(live.track.steps) == count:
             live.skip()
         return result
+
+
+def _is_sum(loss: Any) -> bool:
+    """Whether the loss is a sum of terms, or may be."""
+    try:
+        return bool(term_names(loss))
+    except Exception:  # a graph too deep to be looked through
+        return True
 
 
 def _total(outputs: Any) -> float:

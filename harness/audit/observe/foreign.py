@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from harness.audit.evidence import Step, Track, Vector
+from harness.audit.observe.sample import sample_of
 
 HANDED = "weights handed over"
 
@@ -43,9 +46,11 @@ class HandedWeights:
             raise ValueError("expected named weights, got none")
         if self.track.tensors and tensors != self.track.tensors:
             raise ValueError(f"expected the same named weights each time, {self.track.tensors[:8]}, got {tensors[:8]}")
-        now = np.concatenate(list(arrays.values()))
+        sample = sample_of([torch.from_numpy(array) for array in arrays.values()])
+        now = sample.pick(np.concatenate(list(arrays.values())))
         if self.last is not None:
-            self.track.steps.append(_step(tensors, self.last, now))
+            kept = () if sample.whole else sample.counts
+            self.track.steps.append(replace(_step(tensors, self.last, now), kept=kept))
         self.track.tensors, self.last = tensors, now
 
 

@@ -13,7 +13,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from harness.audit.evidence import Row, Run, Vector
 from harness.audit.observe.rank_gradients import Unsharded
-from harness.audit.observe.tensors import broken, dense, fingerprints, in_a_group, roundoff, tensors_in, vector
+from harness.audit.observe.sample import looked_at
+from harness.audit.observe.tensors import broken, dense, fingerprints, in_a_group, roundoff, tensors_in
 
 
 @dataclass(eq=False)
@@ -160,7 +161,7 @@ class Forwards:
         """How far each buffer is from where it was before the first forward; those that stayed there are left out."""
         first = self.first_buffers
         moved = [(k, t) for k, t in self._buffers() if k in first and t.shape == first[k].shape and not torch.equal(t, first[k])]
-        return {key: vector([buffer]) - vector([first[key]]) for key, buffer in moved}
+        return {key: looked_at([buffer]) - looked_at([first[key]]) for key, buffer in moved}
 
     def norm_updates(self) -> int:
         """Times that running statistics of BatchNorm were updated so far, all layers together."""
@@ -185,7 +186,7 @@ class Forwards:
             for index, row in enumerate(rows):
                 times[micro_batch, row] += 1  # several models may see the same row
                 key = f"{row} {times[micro_batch, row]}"
-                found.setdefault(key, []).append(Row(micro_batch, vector([output[index]]), vector([total[index]])))
+                found.setdefault(key, []).append(Row(micro_batch, looked_at([output[index]]), looked_at([total[index]])))
         return {row: seen[0] for row, seen in found.items() if len(seen) == 1}
 
     def forget_slopes(self) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
+from torch import Tensor
 
 from harness.audit.evidence import Intervention, Step, Track, Vector
 from harness.audit.observe.live import LiveTrack
-from harness.audit.observe.tensors import put, vector
+from harness.audit.observe.sample import BLOCK
+from harness.audit.observe.tensors import dense, put, write
 
 
 def intervene(live: LiveTrack, what: Intervention, index: int, step: int) -> None:
@@ -15,22 +19,18 @@ def intervene(live: LiveTrack, what: Intervention, index: int, step: int) -> Non
 
     `index`: the place of the optimizer among those that were made.
     """
-    if live.start is None:
-        live.start = live.track.steps[0].before if live.track.steps else vector(live.parameters)
-        live.track.start = None if live.track.steps else live.start
-    size = sum(p.numel() for p in live.parameters)
-    if what.freeze_weights and live.start.size == size:
-        put(live.parameters, live.start)
+    if live.track.start is None and not live.track.steps:
+        live.track.start = live.last_parameters = live.weights()
+    if what.freeze_weights and live.start is not None and _sizes(live.start) == _sizes(live.parameters):
+        for p, start in zip(live.parameters, live.start, strict=True):
+            write(p, start)
     track = _followed(what, index)
     if track is not None and step < len(track.steps):
-        wanted = _own_part(track.steps[max(step, 0)], after=step >= 0)
-        if wanted.size == size:
-            put(live.parameters, wanted)
+        _follow(live, track, step)
     if what.perturb:
-        now = vector(live.parameters)
-        signs = np.random.default_rng(step + 1).choice((-1.0, 1.0), size=now.shape)
-        put(live.parameters, now * (1 + what.perturb * signs))
-    live.last_parameters = vector(live.parameters)
+        _perturb(live.parameters, what.perturb, step + 1)
+    if what.freeze_weights or track is not None or what.perturb:
+        live.last_parameters = live.weights()
 
 
 def intervene_on_averages(live: LiveTrack, what: Intervention, index: int) -> None:
@@ -38,6 +38,32 @@ def intervene_on_averages(live: LiveTrack, what: Intervention, index: int) -> No
     track = _followed(what, index)
     if track is not None and 0 < live.num_effective <= len(track.steps):
         live.averages.put(track.steps[live.num_effective - 1].shadows)
+
+
+def _sizes(tensors: Sequence[Tensor]) -> list[int]:
+    return [tensor.numel() for tensor in tensors]
+
+
+def _follow(live: LiveTrack, track: Track, step: int) -> None:
+    if track.weights:
+        if [count for _, count in track.tensors] == _sizes(live.parameters) and step + 1 < len(track.weights):
+            track.weights[step + 1].put(live.parameters)
+        return
+    wanted = _own_part(track.steps[max(step, 0)], after=step >= 0)
+    if wanted.size == sum(_sizes(live.parameters)):
+        put(live.parameters, wanted)
+
+
+def _perturb(parameters: Sequence[Tensor], size: float, seed: int) -> None:
+    """Multiply every element by 1 + size or 1 - size, in float64."""
+    random = np.random.default_rng(seed)
+    for p in parameters:
+        blocks = []
+        for block in dense(p).reshape(-1).split(BLOCK):
+            signs = random.choice((-1.0, 1.0), size=block.numel())
+            moved = block.to("cpu", torch.float64) * torch.from_numpy(1 + size * signs)
+            blocks.append(moved.to(block.dtype))
+        write(p, torch.cat(blocks))
 
 
 def _followed(what: Intervention, index: int) -> Track | None:

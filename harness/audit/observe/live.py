@@ -14,12 +14,26 @@ import numpy as np
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from harness.audit.evidence import FLOAT32, Backward, Call, Clip, Run, Start, Step, Track, Vector, overflow_is_expected
+from harness.audit.evidence import (
+    FLOAT32,
+    Backward,
+    Call,
+    Clip,
+    Intervention,
+    Run,
+    Start,
+    Step,
+    Track,
+    Vector,
+    overflow_is_expected,
+)
 from harness.audit.observe.foreign import Foreign
 from harness.audit.observe.forwards import Forwards
 from harness.audit.observe.rank_gradients import LocalGradients
+from harness.audit.observe.sample import Sample, all_finite, largest, looked_at, sample_of, signed_sums, size_of
 from harness.audit.observe.shadows import Averages
-from harness.audit.observe.tensors import gradients, in_a_group, roundoff, vector
+from harness.audit.observe.stored import Store
+from harness.audit.observe.tensors import dense, in_a_group, roundoff
 
 LONGEST = 400  # calls kept per window
 KEPT = 4  # windows whose contributions are kept: the first ones, as many with another number of backwards, and those asked for
@@ -40,6 +54,15 @@ class OpenWindow:
 
 
 @dataclass(frozen=True)
+class Unclipped:
+    """Gradients before a clip; of a sample, what all of them show as well."""
+
+    values: Vector
+    size: float | None = None  # norm of all elements
+    largest: float = 0.0  # of all, where the clip is one by value
+
+
+@dataclass(frozen=True)
 class Begun:
     """A backward under way, and what it found."""
 
@@ -53,17 +76,18 @@ class Begun:
 class LiveTrack:
     """Collects the `Track` of one optimizer."""
 
-    def __init__(self, optimizer: Optimizer | Foreign, run: Run, forwards: Forwards, keep: frozenset[int]) -> None:
-        """`keep`: steps whose windows' contributions are kept, besides the usual ones."""
-        self.optimizer, self.run, self.forwards, self.keep = optimizer, run, forwards, keep
+    def __init__(self, optimizer: Optimizer | Foreign, run: Run, forwards: Forwards, what: Intervention) -> None:
+        self.optimizer, self.run, self.forwards, self.what = optimizer, run, forwards, what
+        self.store = Store() if what.leads else None
         self.track = Track(name=getattr(optimizer, "name", type(optimizer).__name__), tensors=())
         self.window = OpenWindow()
-        self.averages = Averages(self.track.steps)
+        self.averages = Averages(self.track.steps, self.store)
         self.parameters: list[Tensor] = []
+        self.sample = Sample((), ())  # the elements of the parameters that are kept
         self.inner_stepped = False  # another optimizer of the same parameters stepped inside this one's step
         self.num_effective = 0  # steps so far that could move parameters
         self.last_gradient: Vector | None = None  # as the last event left it
-        self.start: Vector | None = None  # parameters before the first window
+        self.start: list[Tensor] | None = None  # parameters before the first window, where they are put back
         self._num_odd = 0  # windows so far with another number of backwards than the first one
         self._local: LocalGradients | None = None
         self._stand_in: LocalGradients | None = None
@@ -76,7 +100,7 @@ class LiveTrack:
         """Look the parameters up again: frameworks replace them when they shard or move a model."""
         found = [p for group in self.optimizer.param_groups for p in group["params"]]
         if [id(p) for p in found] != [id(p) for p in self.parameters]:
-            self.parameters = found
+            self.parameters, self.sample = found, sample_of(found)
             self.last_parameters: Vector | None = None
             self.last_gradient = None
         names = [self.forwards.names.get(id(p), "parameter") for p in self.parameters]
@@ -100,17 +124,25 @@ class LiveTrack:
         state = [t for values in kept for t in values.values() if isinstance(t, Tensor)]
         return state + [p.grad for p in self.parameters if p.grad is not None]
 
+    def gradients(self) -> Vector:
+        """[P] The gradients now. All ranks must agree on which are there when they are sharded."""
+        return self.sample.take(p.grad for p in self.parameters)
+
+    def weights(self) -> Vector:
+        """[P] The parameters now; the vector of the last look where they are the same."""
+        return _shared(self.sample.take(self.parameters), self.last_parameters)
+
     # -- one backward -----------------------------------------------------------------------------------------------
 
     @overflow_is_expected
     def before_backward(self, unowned: Sequence[Tensor] = ()) -> None:
         """`unowned`: parameters of the model under way that no optimizer holds; this one may hold copies of them."""
         self.refresh()
-        found = gradients(self.parameters)
+        found = _shared(self.gradients(), self.last_gradient)
         start = _start_of(found, self.last_gradient, filled=self.window.filled)
         self.averages.see(window_begun=bool(self.window.backwards))
         lost = start in ("cleared", "changed") and bool(self.window.backwards)
-        emptied = _emptied(found, self.last_gradient, self.parameters) if lost else frozenset()
+        emptied = _emptied(found, self.last_gradient, self.sample) if lost else frozenset()
         self._begun = Begun(start, found, emptied, self._movement(), [_mark(p) for p in self.parameters])
         self._local = LocalGradients(self.parameters) if in_a_group() else None
         self._stand_in = LocalGradients(unowned) if self._may_copy(unowned) else None
@@ -130,17 +162,18 @@ class LiveTrack:
         begun, self._begun = self._begun, None
         if begun is None:
             return False
-        end = gradients(self.parameters)
-        same = begun.marks == [_mark(p) for p in self.parameters] and np.array_equal(begun.gradient, end, equal_nan=True)
+        end = _shared(self.gradients(), begun.gradient)
+        same = begun.marks == [_mark(p) for p in self.parameters] and end is begun.gradient
         if manual is None and same:  # marks alone do not tell: sharded gradients are added to behind their wrapper
             if behind is None and local is None:
                 return False  # this backward did not reach this optimizer
             if behind is not None:
-                manual, self.window.through_model = np.pad(behind, (0, end.size - behind.size)), True
+                manual, self.window.through_model = self.sample.pick(behind), True
         # FSDP holds the unsharded gradient until ranks are synchronised: FSDP1 in `.grad`, FSDP2 out of sight
         whole = manual is not None or (begun.gradient.shape == end.shape and not same)
-        contribution = (manual if manual is not None else end - begun.gradient) / scale if whole else None
+        contribution = _shared((manual if manual is not None else end - begun.gradient) / scale, end) if whole else None
         finite = bool(np.isfinite(end if contribution is None else contribution).all())
+        finite = finite and (self.sample.whole or manual is not None or all_finite(p.grad for p in self.parameters))
         backward = self._backward(begun, loss, scale, contribution, finite=finite, added=manual is None)
         self.window.backwards.append(dataclasses.replace(backward, local=None if local is None else local / scale))
         # a loss of 0 leaves nothing that could be cleared
@@ -193,9 +226,12 @@ class LiveTrack:
         self.refresh()
         self._moved = self._movement()
         self.averages.see(window_begun=bool(self.window.backwards))
-        self._before = vector(self.parameters)
-        self._given = gradients(self.parameters)
-        self.last_parameters = self._before
+        self._before = self.last_parameters = self.weights()
+        self._given = _shared(self.gradients(), self.last_gradient)
+        if self.store is not None and not self.sample.whole and not self.track.weights:
+            self.track.weights.append(self.store.add(self.parameters))
+        if self.what.freeze_weights and self.start is None:
+            self.start = [dense(p).clone() for p in self.parameters]
 
     def after_step(self, *, in_backward: bool, loss_scale: float) -> None:
         """`in_backward`: the step was taken inside a backward, which then ends for this optimizer."""
@@ -204,23 +240,27 @@ class LiveTrack:
         if in_backward:
             self.after_backward(float("nan"), loss_scale)
         found_inf = getattr(self.optimizer, "found_inf", None)
-        self.close(gradients(self.parameters), skipped=found_inf is not None and bool(found_inf))
+        self.close(self.gradients(), skipped=found_inf is not None and bool(found_inf))
 
     def skip(self) -> None:
         """A GradScaler left the step out."""
         self.before_step()
-        self.close(gradients(self.parameters), skipped=True)
+        self.close(self.gradients(), skipped=True)
 
     @overflow_is_expected
     def close(self, gradient: Vector, *, skipped: bool = False) -> None:
         """The step is over: it took `gradient` [P]; what it was given, where it clears gradients itself."""
         assert self._before is not None
+        sums = None if self.sample.whole else signed_sums(self.parameters)
         if self._given is not None and self._given.shape == gradient.shape and not gradient.any():
-            gradient = self._given
+            gradient, sums = self._given, None
+        gradient = _shared(gradient, self._given)
         coarsest = max((roundoff(p.dtype) for p in self.parameters), default=0.0)
         self.run.accumulator_roundoff = max(self.run.accumulator_roundoff, coarsest)
         self.run.roundoff = max(self.run.roundoff, coarsest)
-        after = vector(self.parameters)
+        after = self.weights()
+        if self.store is not None and not self.sample.whole:
+            self.track.weights.append(self.store.add(self.parameters))
         state, state_step = _state(self.optimizer, self.parameters)
         self.note("step")
         window = self.window
@@ -232,8 +272,10 @@ class LiveTrack:
             window.clips = [dataclasses.replace(c, before=c.before if len(window.clips) == 1 else None) for c in window.clips]
         step = Step(
             tensors=self.track.tensors,
+            kept=() if self.sample.whole else self.sample.counts,
+            sums=sums,
             gradient=gradient,
-            total=np.sum(parts, axis=0) if parts else None,
+            total=_sum(parts),
             spread=_spread(parts, like=gradient if window.through_model else None),
             lrs=self.lrs,
             decays=tuple(float(group.get("weight_decay") or 0.0) for group in self.optimizer.param_groups),
@@ -260,37 +302,63 @@ class LiveTrack:
         steps = self.track.steps
         odd = bool(steps) and len(self.window.backwards) != len(steps[0].backwards)
         self._num_odd += odd
-        return len(steps) < KEPT or (odd and self._num_odd <= KEPT) or len(steps) in self.keep
+        return len(steps) < KEPT or (odd and self._num_odd <= KEPT) or len(steps) in self.what.keep
 
     # -- between them ----------------------------------------------------------------------------------------------
 
-    def clipped(self, before: Vector, limit: float, scale: float) -> None:
-        """Gradients were clipped to `limit`; they were `before` [P], with the loss scale `scale` unless it was taken out."""
-        after = gradients(self.parameters)
+    def unclipped(self, *, by_value: bool) -> Unclipped:
+        """The gradients now, which are about to be clipped."""
+        if self.sample.whole:
+            return Unclipped(self.gradients())
+        found = [p.grad for p in self.parameters]
+        return Unclipped(self.gradients(), size_of(found), largest(found) if by_value else 0.0)
+
+    def clipped(self, before: Unclipped, limit: float, scale: float) -> None:
+        """Gradients were clipped to `limit`; they were `before`, with the loss scale `scale` unless it was taken out."""
         scale = 1.0 if self.window.unscaled else scale
-        active = not np.array_equal(before, after, equal_nan=True)
-        self.window.clips.append(Clip(after=len(self.window.backwards), before=before, active=active, limit=limit, scale=scale))
+        clip = Clip(
+            after=len(self.window.backwards),
+            before=_shared(before.values, self.last_gradient),
+            active=not np.array_equal(before.values, self.gradients(), equal_nan=True) or before.largest > limit,
+            limit=limit,
+            scale=scale,
+            size=before.size,
+        )
+        self.window.clips.append(clip)
         self.note("clip")
 
     def unscaled(self) -> None:
         """The loss scale was taken out of the gradients."""
         self.window.unscaled = True
-        self.last_gradient = gradients(self.parameters)
+        self.last_gradient = self.gradients()
         self.note("unscale")
 
     def _movement(self) -> Vector | None:
         """How far the parameters went since the last look, unless they stayed; None before the first window as well."""
-        now = vector(self.parameters)
-        last, self.last_parameters = self.last_parameters, now
+        last, self.last_parameters = self.last_parameters, self.weights()
+        now = self.last_parameters
         if last is None or last.shape != now.shape or (not self.track.steps and not self.window.backwards):
             return None
-        return None if np.array_equal(last, now, equal_nan=True) else now - last
+        return None if now is last else now - last
 
     def finish(self) -> None:
         """The function has returned."""
         self.averages.see(window_begun=bool(self.window.backwards))
         self.track.pending = self.window.backwards
         self.averages.finish()
+
+
+def _shared(new: Vector, known: Vector | None) -> Vector:
+    """One vector in memory for two of the same bits."""
+    same = known is not None and new.shape == known.shape and np.array_equal(new.view(np.int64), known.view(np.int64))
+    return known if known is not None and same else new
+
+
+def _sum(parts: Sequence[Vector]) -> Vector | None:
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    total: Vector = np.sum(parts, axis=0)
+    return total
 
 
 def _mark(parameter: Tensor) -> tuple[int, int]:
@@ -309,16 +377,16 @@ def _start_of(found: Vector, last: Vector | None, *, filled: bool) -> Start:
         return "cleared" if filled else "empty"
     if last is None:
         return "changed"
-    if np.array_equal(found, last, equal_nan=True):
+    if found is last or np.array_equal(found, last, equal_nan=True):
         return "kept"
     return "scaled" if _parallel(found, last) else "changed"
 
 
-def _emptied(found: Vector, last: Vector | None, parameters: Sequence[Tensor]) -> frozenset[int]:
+def _emptied(found: Vector, last: Vector | None, sample: Sample) -> frozenset[int]:
     """The tensors that the backward before had left a gradient in, and that have none now."""
     if last is None or last.shape != found.shape:
         return frozenset()
-    edges = np.cumsum([0, *(p.numel() for p in parameters)])
+    edges = np.cumsum([0, *sample.counts])
     parts = [slice(a, b) for a, b in pairwise(edges)]
     return frozenset(i for i, part in enumerate(parts) if last[part].any() and not found[part].any())
 
@@ -327,6 +395,8 @@ def _spread(parts: Sequence[Vector], *, like: Vector | None) -> float:
     """||sum_k |c_k|||; in the size of the gradient `like` where parts were seen in the model, maybe with a loss scale in them."""
     if not parts:
         return 0.0
+    if len(parts) == 1 and like is None:
+        return float(np.linalg.norm(parts[0]))
     spread = float(np.linalg.norm(np.sum([np.abs(part) for part in parts], axis=0)))
     total = float(np.linalg.norm(np.sum(parts, axis=0)))
     return spread if like is None or not total else spread * float(np.linalg.norm(like)) / total
@@ -339,6 +409,6 @@ def _state(optimizer: Optimizer | Foreign, parameters: Sequence[Tensor]) -> tupl
     kept = {}
     for key, value in first.items():
         if isinstance(value, Tensor) and value.ndim and all(isinstance(s.get(key), Tensor) for s in states if s):
-            kept[str(key)] = vector(s[key] for s in states if s)
+            kept[str(key)] = looked_at([s[key] for s in states if s])
     step = first.get("step")
     return kept, None if step is None else float(step)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from harness.audit.evidence import Vector
-from harness.audit.observe.tensors import vector
+from harness.audit.observe.sample import looked_at, sample_of
 
 ADDITIONS = ("Add", "Sub", "Stack")
 LINEAR = (
@@ -71,8 +70,14 @@ def mixes_rows(outputs: Sequence[Tensor], made: Sequence[Tensor]) -> bool:
 
 def gradients_by_term(loss: Any, parameters: Sequence[Tensor]) -> list[Vector]:
     """[P] of each addend of the loss, in order, by cutting the graph at all others; empty where it is not a sum."""
+    sample = sample_of(parameters)
+    return [sample.take(found) for found in _each_alone(loss, parameters)]
+
+
+def _each_alone(loss: Any, tensors: Sequence[Tensor]) -> Iterator[list[Tensor | None]]:
+    """What each addend of the loss gives to these tensors."""
     nodes = _terms(loss)
-    return [_with_only(loss, parameters, [node for node in nodes if node is not kept]) for kept in nodes]
+    return (_with_only(loss, tensors, [node for node in nodes if node is not kept]) for kept in nodes)
 
 
 def term_names(loss: Any) -> tuple[str, ...]:
@@ -105,10 +110,15 @@ def _terms(loss: Any) -> list[Any]:
 def slopes_by_term(loss: Any, outputs: Sequence[tuple[Sequence[str], Tensor]]) -> list[dict[tuple[int, str], Vector]]:
     """Of each addend of the loss by every row of the outputs: (number of the output, name of the row) -> slope."""
     named = [(names, output) for names, output in outputs if len(names) == output.shape[0]]
-    keys = [(place, name) for place, (names, _) in enumerate(named) for name in names]
-    widths = [output.numel() // output.shape[0] for names, output in named for _ in names]
-    slopes = gradients_by_term(loss, [output for _, output in named]) if named else []
-    return [dict(zip(keys, np.split(slope, np.cumsum(widths)[:-1]), strict=True)) for slope in slopes]
+    slopes = _each_alone(loss, [output for _, output in named]) if named else ()
+    return [
+        {
+            (place, name): looked_at([torch.zeros_like(row) if slope is None else slope[index]])
+            for place, ((names, output), slope) in enumerate(zip(named, of_one, strict=True))
+            for index, (name, row) in enumerate(zip(names, output, strict=True))
+        }
+        for of_one in slopes
+    ]
 
 
 def _addends(node: Any) -> list[Any]:
@@ -136,7 +146,7 @@ def _share(nodes: Sequence[Any]) -> bool:
     return False
 
 
-def _with_only(loss: Tensor, parameters: Sequence[Tensor], cut: Sequence[Any]) -> Vector:
+def _with_only(loss: Tensor, parameters: Sequence[Tensor], cut: Sequence[Any]) -> list[Tensor | None]:
     asked = [p for p in parameters if p.requires_grad]
     handles = [node.register_prehook(_nothing) for node in cut]
     try:
@@ -145,7 +155,7 @@ def _with_only(loss: Tensor, parameters: Sequence[Tensor], cut: Sequence[Any]) -
         for handle in handles:
             handle.remove()
     given = {id(p): gradient for p, gradient in zip(asked, found, strict=True)}
-    return vector(torch.zeros_like(p) if given.get(id(p)) is None else given[id(p)] for p in parameters)
+    return [given.get(id(p)) for p in parameters]
 
 
 def _nothing(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:

@@ -31,7 +31,7 @@ class Observed:
         """The track of an optimizer, made when first seen; its parameters are looked up again until it steps."""
         live = self.live.get(id(optimizer))
         if live is None:
-            live = self.live[id(optimizer)] = LiveTrack(optimizer, self.run, self.forwards, self.intervention.keep)
+            live = self.live[id(optimizer)] = LiveTrack(optimizer, self.run, self.forwards, self.intervention)
         return live
 
     def made(self, optimizer: Optimizer) -> None:

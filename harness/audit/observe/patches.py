@@ -49,6 +49,8 @@ def _replace(pairs: Mapping[int, tuple[Any, Any]], namespaces: Iterable[dict[str
     spaces = {id(vars(module)): vars(module) for module in list(sys.modules.values()) if hasattr(module, "__dict__")}
     spaces |= {id(space): space for space in namespaces}
     for space in spaces.values():
+        if pairs.keys().isdisjoint(map(id, list(space.values()))):  # nearly all of them
+            continue
         for name, value in list(space.items()):
             found = pairs.get(id(value))
             if found is not None and value is found[0]:

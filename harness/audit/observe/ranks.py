@@ -25,6 +25,7 @@ import torch.multiprocessing as mp
 from harness import processes
 from harness.audit.evidence import Backward, Finding, Run, Step, Track, Vector, overflow_is_expected
 from harness.audit.observe.runs import Job, Train, accepts, load_module, watch
+from harness.audit.observe.sample import everything
 from harness.judge.cause import Cause
 
 PATIENCE_S = 600.0  # for one call of the function
@@ -56,7 +57,8 @@ class Ranks:
         if job.independent:
             assert self.reference is not None
             whole = Job(**{**vars(job), "batch_size": job.batch_size * self.processes, "independent": False})
-            return [watch(self.reference, whole)]
+            with everything():
+                return [watch(self.reference, whole)]
         with suppress(OSError):  # a rank that is gone is reported below
             for connection in self.connections:
                 connection.send(job)
@@ -167,7 +169,7 @@ def pooled(runs: Sequence[Run]) -> Run:
     if errors and len(runs) > 1:
         first.error = "; ".join(errors)
     sharded = len(runs) > 1 and (all(run.sharded for run in runs) or _hold_parts(runs))
-    first.rank_distances = () if sharded else rank_distances(runs)
+    first.rank_distances = () if sharded or len(runs) == 1 else rank_distances(runs)
     for index, track in enumerate(first.tracks):
         others = [run.tracks[index] for run in runs[1:] if index < len(run.tracks)]
         for t, step in enumerate(track.steps):

@@ -176,6 +176,6 @@ class Recorder:
         return any(other is optimizer for other in self._stepping)
 
     def _look_for_shadows(self, live: LiveTrack) -> None:
-        if len(live.track.steps) == SHADOW_SEARCH:
+        if len(live.track.steps) == SHADOW_SEARCH and self.observed.intervention.seek:
             others = [p for other in self.observed.live.values() for p in other.parameters]
             live.averages.shadows = shadows.find(live.parameters, [*live.own_tensors(), *others])

@@ -123,7 +123,7 @@ def described(error: BaseException, train: Train | None = None) -> str:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
     said = " ".join("".join(traceback.format_exception_only(error)).split())
     if frames and frames[-1].filename.startswith(OURS) and _is_out_of_memory(error):
-        return f"{said}; the audit ran out of memory, not the function: it keeps gradients and weights of every step"
+        return f"{said}; the audit ran out of memory, not the function: it keeps vectors of every optimizer step"
     file = train.__code__.co_filename if train is not None and hasattr(train, "__code__") else None
     own = [frame for frame in frames if frame.filename == file] or frames
     return said + (f" ({own[-1].filename}:{own[-1].lineno})" if own else "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from harness.audit.evidence import Copy, Step
-from harness.audit.observe.tensors import put, vector
+from harness.audit.observe.sample import Sample, looked_at, sample_of
+from harness.audit.observe.stored import Store
+from harness.audit.observe.tensors import put
 
 PLAIN = (Tensor, nn.Parameter)  # not the fake ones of a compiler, nor sharded ones
 NEAR = 0.5  # an average of weights stays within this relative distance of them; lists of gradients or batches do not
@@ -25,22 +27,24 @@ class Shadow:
 
     start: int
     tensors: list[Tensor]
+    sample: Sample  # the elements that are kept, as those of the parameters are
 
     @property
     def size(self) -> int:
-        """Number of elements."""
-        return sum(tensor.numel() for tensor in self.tensors)
+        """Number of elements kept."""
+        return self.sample.size
 
     def copied(self) -> Copy:
         """Its values now."""
-        return Copy(self.start, vector(self.tensors))
+        return Copy(self.start, self.sample.take(self.tensors))
 
 
 class Averages:
     """Looks at the copies between events, and writes what it sees into the optimizer's `steps`."""
 
-    def __init__(self, steps: list[Step]) -> None:
-        self.steps = steps
+    def __init__(self, steps: list[Step], store: Store | None = None) -> None:
+        """`store`: where copies are kept whole, if other runs follow this one."""
+        self.steps, self.store = steps, store
         self.shadows: Sequence[Shadow] = ()
         self.checksums: tuple[float, ...] = ()  # of the copies, as they were last seen
         self._moving: set[int] = set()  # places of the copies that have changed
@@ -52,12 +56,17 @@ class Averages:
         copies = tuple(shadow.copied() for shadow in self.shadows)
         sums = tuple(float(copy.values.sum()) for copy in copies)
         if self.steps and not window_begun and not self.steps[-1].shadows:
-            self.steps[-1] = replace(self.steps[-1], shadows=copies)
+            self.steps[-1] = replace(self.steps[-1], shadows=tuple(map(self._whole, self.shadows, copies)))
         if self.checksums and sums != self.checksums:
             self._moving |= {place for place, (a, b) in enumerate(zip(sums, self.checksums, strict=True)) if a != b}
             if self.steps:
                 self.steps[-1] = replace(self.steps[-1], shadow_updates=self.steps[-1].shadow_updates + 1)
         self.checksums = sums
+
+    def _whole(self, shadow: Shadow, copy: Copy) -> Copy:
+        if self.store is None or shadow.sample.whole:
+            return copy
+        return replace(copy, whole=self.store.add(shadow.tensors))
 
     def finish(self) -> None:
         """The function has returned: copies that never changed are somebody's, but no averages."""
@@ -70,7 +79,9 @@ class Averages:
         """Write these values into the copies nearest to them."""
         for copy in wanted:
             shadow = nearest(self.shadows, copy)
-            if shadow is not None:
+            if shadow is not None and copy.whole is not None:
+                copy.whole.put(shadow.tensors)
+            elif shadow is not None and shadow.sample.whole:
                 put(shadow.tensors, copy.values)
 
 
@@ -80,12 +91,8 @@ def find(parameters: Sequence[Tensor], excluded: Iterable[Tensor]) -> list[Shado
         return []  # reading a sharded tensor is a collective, and every rank finds objects in an order of its own
     taken = {_storage(tensor) for tensor in [*parameters, *excluded]}
     found: dict[frozenset[int], Shadow] = {}
-    kinds: dict[type, bool] = {}  # issubclass, not isinstance: that would wake lazy proxies, and fail on dead weak ones
-    for item in gc.get_objects():
-        kind = type(item)
-        if kind not in kinds:
-            kinds[kind] = kind in (list, tuple, dict) or issubclass(kind, nn.Module)
-        tensors = _tensors(item, len(parameters)) if kinds[kind] else []
+    for item in _containers():
+        tensors = _tensors(item, len(parameters))
         if not tensors or any(_storage(tensor) in taken for tensor in tensors):
             continue
         shadow = _match(tensors, parameters)
@@ -93,6 +100,30 @@ def find(parameters: Sequence[Tensor], excluded: Iterable[Tensor]) -> list[Shado
             found.setdefault(frozenset(_storage(tensor) for tensor in shadow.tensors), shadow)
     whole = [shadow for key, shadow in found.items() if not any(key < other for other in found)]  # not the layers of one
     return sorted(whole, key=lambda shadow: (shadow.start, shadow.size))
+
+
+def _containers() -> Iterator[Any]:
+    """All modules, and lists, tuples and dicts that begin with a tensor: a few of a million objects, found in little time.
+
+    By their type alone: to ask an object for its class would wake lazy proxies, and fail on dead weak ones.
+    """
+    modules = _subclasses(nn.Module)
+    for item in gc.get_objects():
+        kind = type(item)
+        if kind is dict:
+            if item and type(next(iter(item.values()), None)) in PLAIN:
+                yield item
+        elif kind is tuple or kind is list:
+            if item and type(item[0]) in PLAIN:
+                yield item
+        elif kind in modules:
+            yield item
+
+
+def _subclasses(kind: type) -> set[type]:
+    """The class and all that are made from it."""
+    made: list[type] = type.__subclasses__(kind)
+    return {kind}.union(*map(_subclasses, made))
 
 
 def nearest(shadows: Sequence[Shadow], wanted: Copy) -> Shadow | None:
@@ -121,7 +152,8 @@ def _tensors(item: Any, count: int) -> list[Tensor]:
 
 def _match(tensors: list[Tensor], parameters: Sequence[Tensor]) -> Shadow | None:
     """The nearest run of parameters with these shapes, if it is near; all of them where others in between are buffers."""
-    shapes, edges = [p.shape for p in parameters], [0, *itertools.accumulate(p.numel() for p in parameters)]
+    shapes, sample = [p.shape for p in parameters], sample_of(parameters)
+    edges = [0, *itertools.accumulate(sample.counts)]
     runs: list[tuple[int, list[Tensor]]] = []
     if len(tensors) >= len(shapes):
         matched: list[Tensor] = []
@@ -134,10 +166,10 @@ def _match(tensors: list[Tensor], parameters: Sequence[Tensor]) -> Shadow | None
         runs = [(i, tensors) for i in places if all(t.shape == s for t, s in zip(tensors, shapes[i:], strict=False))]
     apart = [(_apart(matched, parameters[i : i + len(matched)]), i, matched) for i, matched in runs]
     near, i, matched = min(apart, key=lambda each: each[0], default=(NEAR, 0, []))
-    return Shadow(edges[i], matched) if near < NEAR else None
+    return Shadow(edges[i], matched, sample.part(i, i + len(matched))) if near < NEAR else None
 
 
 def _apart(tensors: Sequence[Tensor], parameters: Sequence[Tensor]) -> float:
-    mine, theirs = vector(tensors), vector(parameters)
+    mine, theirs = looked_at(tensors), looked_at(parameters)
     size = float(np.linalg.norm(theirs))
     return float(np.linalg.norm(mine - theirs)) / size if size else np.inf

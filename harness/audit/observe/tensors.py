@@ -22,15 +22,10 @@ def dense(tensor: Tensor) -> Tensor:
 
 
 def vector(tensors: Iterable[Tensor]) -> Vector:
-    """One float64 vector of all elements in order, on the host."""
+    """One float64 vector of all elements in order, on the host; of what is large, a `Sample` is taken instead."""
     parts = [dense(tensor).reshape(-1).to("cpu", torch.float64) for tensor in tensors]
     joined: Vector = torch.cat(parts).numpy() if parts else np.zeros(0)
     return joined
-
-
-def gradients(parameters: Sequence[Tensor]) -> Vector:
-    """Gradients in order, zeros where there is none. All ranks must agree on which are there when they are sharded."""
-    return vector(torch.zeros_like(p) if p.grad is None else p.grad for p in parameters)
 
 
 @torch.no_grad()
@@ -38,13 +33,19 @@ def put(tensors: Sequence[Tensor], values: Vector) -> None:
     """Write `values` [P] into the tensors in order; into sharded ones each rank's own part."""
     start = 0
     for p in tensors:
-        value = torch.from_numpy(values[start : start + p.numel()]).reshape(p.shape).to(p.device, p.dtype)
+        write(p, torch.from_numpy(values[start : start + p.numel()]))
         start += p.numel()
-        if hasattr(p, "device_mesh"):
-            from torch.distributed.tensor import distribute_tensor
 
-            value = distribute_tensor(value, p.device_mesh, p.placements)  # type: ignore[attr-defined]
-        p.copy_(value)
+
+@torch.no_grad()
+def write(tensor: Tensor, values: Tensor) -> None:
+    """Write all elements of the tensor; into a sharded one this rank's own part."""
+    value = values.reshape(tensor.shape).to(tensor.device, tensor.dtype)
+    if hasattr(tensor, "device_mesh"):
+        from torch.distributed.tensor import distribute_tensor
+
+        value = distribute_tensor(value, tensor.device_mesh, tensor.placements)  # type: ignore[attr-defined]
+    tensor.copy_(value)
 
 
 def transforming() -> bool:

@@ -12,9 +12,13 @@ from torch import nn
 from harness.audit.evidence import Intervention, Run, Start
 from harness.audit.observe.live import COLLINEAR, KEPT, LONGEST
 from harness.audit.observe.recorder import Recorder
-from harness.audit.observe.tensors import gradients, vector
+from harness.audit.observe.tensors import vector
 
 X = torch.arange(12.0, dtype=torch.float64).reshape(4, 3) / 7 - 0.5
+
+
+def gradients(parameters: list[nn.Parameter]) -> np.ndarray:
+    return vector(torch.zeros_like(p) if p.grad is None else p.grad for p in parameters)
 
 
 def watched(train: Callable[[nn.Linear, torch.optim.SGD], None], intervention: Intervention | None = None) -> Run:

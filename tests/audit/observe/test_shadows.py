@@ -11,6 +11,7 @@ from torch import Tensor
 
 from harness.audit.evidence import Copy
 from harness.audit.observe import shadows
+from harness.audit.observe.sample import sample_of
 from harness.audit.observe.shadows import NEAR, Shadow, nearest
 
 GENERATOR = torch.Generator().manual_seed(11)
@@ -54,6 +55,8 @@ def test_parameters_themselves_are_no_shadow() -> None:
 
 
 def test_the_nearest_of_the_same_parameters_is_taken() -> None:
-    near, far, part = Shadow(0, at(0.1)), Shadow(0, at(0.3)), Shadow(15, at(0.0, PARAMETERS[1:]))
+    sample = sample_of(PARAMETERS)
+    near, far = Shadow(0, at(0.1), sample), Shadow(0, at(0.3), sample)
+    part = Shadow(15, at(0.0, PARAMETERS[1:]), sample.part(1, 3))
     wanted = Copy(0, np.concatenate([p.numpy().ravel() for p in PARAMETERS]))
     assert nearest([far, near, part], wanted) is near and nearest([part], wanted) is None

@@ -1,0 +1,178 @@
+"""Models of which a sample is kept: the same findings as of small ones, faults outside the sample, and what is held in memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from experiments.trainers import data
+from harness.audit import audit
+from harness.audit.evidence import Intervention, Run
+from harness.audit.observe import sample
+from harness.audit.observe.runs import Job, watch
+from tests.audit.loops import right_loops, wrong_loops
+from tests.audit.loops.frame import Loop, sgd, train
+
+WIDTH, WORDS = 400, 300
+
+
+class Wide(data.LanguageModel):
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.embedding = nn.Embedding(data.VOCABULARY, 8)
+        self.hidden = nn.Linear(8, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, data.VOCABULARY)
+
+
+def model(dtype: torch.dtype = torch.float32, *extra: nn.Module) -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = (nn.Linear(data.FEATURES, WIDTH), *extra, nn.Tanh(), nn.Linear(WIDTH, data.CLASSES))
+    return nn.Sequential(*layers).to(torch.float64).to(dtype)
+
+
+def language_model(dtype: torch.dtype = torch.float32) -> data.LanguageModel:
+    torch.manual_seed(0)
+    return Wide().to(torch.float64).to(dtype)
+
+
+@pytest.fixture(autouse=True)
+def large(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Models of some thousand parameters, of which 2,000 are kept."""
+    monkeypatch.setattr(sample, "WHOLE", 2500)
+    monkeypatch.setattr(sample, "KEPT", 2000)
+    monkeypatch.setattr(data, "model", model)
+    monkeypatch.setattr(data, "language_model", language_model)
+    sample._of_sizes.cache_clear()
+    yield
+    sample._of_sizes.cache_clear()
+
+
+OF_OTHER_WIDTH = ("norm", "dropout_by_row", "noise_in_the_model")  # their layers fit the small model alone
+ALL = {**dict.fromkeys(right_loops.RIGHT, frozenset[str]()), **wrong_loops.WRONG}
+LOOPS = {loop: causes for loop, causes in ALL.items() if not any(part in loop.__name__ for part in OF_OTHER_WIDTH)}
+QUICK = ("not_divided", "mean_of_means", "adamw_clipped", "averaged_weights")
+
+
+def slow_but_a_few(loop: Loop) -> Any:
+    marks = [] if loop.__name__ in QUICK else [pytest.mark.slow]
+    return pytest.param(loop, LOOPS[loop], id=loop.__name__, marks=marks)
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+@pytest.mark.parametrize(("loop", "causes"), [slow_but_a_few(loop) for loop in LOOPS])
+def test_a_large_model_has_the_findings_of_a_small_one(loop: Loop, causes: set[str]) -> None:
+    report = audit(loop, batch_size=16, accumulation_steps=(4,))
+    assert {finding.cause for finding in report.findings} == causes, str(report)
+    assert not report.problems and report.equivalent == (not causes)
+
+
+def test_the_report_says_that_a_sample_was_compared() -> None:
+    report = audit(right_loops.sgd_mean_over_window, batch_size=16, accumulation_steps=(4,))
+    (said,) = [line for line in report.hidden if "elements" in line]
+    assert said.startswith("2,0") and "of the 6,804 elements of SGD were compared one by one" in said
+
+
+class Words(nn.Module):
+    """An embedding of which most rows are used, and one of them is spoilt where there are several micro-batches."""
+
+    def __init__(self, spoilt: int | None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(WORDS, 16)
+        self.head = nn.Linear(16, data.CLASSES)
+        self.spoilt = spoilt
+        self.embedding.weight.register_hook(self._spoil)
+
+    def _spoil(self, gradient: Tensor) -> Tensor:
+        gradient = gradient.clone()
+        if self.spoilt is not None:
+            gradient.view(-1)[self.spoilt] += 1e-3
+        return gradient
+
+    def forward(self, rows: Tensor) -> Tensor:
+        hidden: Tensor = self.embedding((rows * 100).long() % WORDS).mean(1)
+        return self.head(hidden)  # type: ignore[no-any-return]
+
+
+def outside() -> int:
+    """An element of the embedding that is not kept."""
+    places = sample.sample_of(list(Words(None).parameters())).places[0]
+    assert places is not None
+    return int(next(i for i in range(WORDS * 16) if i not in set(places.tolist())))
+
+
+def spoils(batch_size: int, accumulation_steps: int) -> None:
+    train(batch_size, accumulation_steps, Words(outside() if accumulation_steps > 1 else None))
+
+
+def spares(batch_size: int, accumulation_steps: int) -> None:
+    train(batch_size, accumulation_steps, Words(None))
+
+
+def test_a_fault_outside_the_sample_is_no_equivalence(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert audit(spares, batch_size=16, accumulation_steps=(4,)).equivalent
+    report = audit(spoils, batch_size=16, accumulation_steps=(4,))
+    assert not report.equivalent and [f.cause for f in report.findings] == ["unexplained"]
+    monkeypatch.setattr("harness.audit.observe.live.signed_sums", lambda parameters: np.ones(1))
+    assert audit(spoils, batch_size=16, accumulation_steps=(4,)).equivalent  # nothing else sees it
+
+
+def vectors_in(value: Any) -> Iterator[np.ndarray]:
+    if isinstance(value, np.ndarray):
+        yield value
+    elif dataclasses.is_dataclass(value):
+        for each in dataclasses.fields(value):
+            yield from vectors_in(getattr(value, each.name))
+    elif isinstance(value, dict):
+        yield from vectors_in(list(value.values()))
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from vectors_in(item)
+
+
+def watched(n: int, intervention: Intervention) -> Run:
+    return watch(right_loops.adamw_clipped, Job(batch_size=16 // n, accumulation_steps=n, intervention=intervention))
+
+
+def test_a_run_holds_samples_and_each_of_them_once() -> None:
+    run = watched(1, Intervention(leads=True))
+    held = {id(v): v for v in vectors_in(run)}.values()
+    kept = sum(run.tracks[0].steps[0].kept)
+    sums = run.tracks[0].steps[0].sums
+    assert sums is not None and {v.size for v in held} <= {kept, sums.size}
+    steps = len(run.tracks[0].steps)
+    assert len(run.tracks[0].weights) == steps + 1
+    # per step: gradient before and after clipping, weights after it, two moments, sums; and the weights before the first
+    assert len(held) <= 6 * steps + 1
+
+
+def test_a_run_follows_another_one_by_all_its_elements() -> None:
+    reference, found = watched(1, Intervention(leads=True)), list[list[Tensor]]()
+
+    def slower(batch_size: int, accumulation_steps: int) -> None:
+        net = model()
+        keep = lambda: found.append([p.detach().clone() for p in net.parameters()])  # noqa: E731
+        train(batch_size, accumulation_steps, net, optimizer=sgd(net, 0.01), before_step=keep)
+
+    run = watch(slower, Job(batch_size=16, accumulation_steps=1, intervention=Intervention(follow=reference)))
+    assert run.error is None
+    track, theirs = run.tracks[0], reference.tracks[0]
+    for weights, step, wanted, whole in zip(found, track.steps, theirs.steps, theirs.weights, strict=False):
+        np.testing.assert_array_equal(step.before, wanted.before)
+        put = [torch.zeros_like(p) for p in weights]
+        whole.put(put)
+        assert all(torch.equal(a, b) for a, b in zip(put, weights, strict=True))
+
+
+def test_a_disk_without_room_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.audit.observe.stored.tempfile.TemporaryFile", lambda: open("/dev/full", "r+b", buffering=0))  # noqa: SIM115
+    report = audit(right_loops.sgd_mean_over_window, batch_size=16, accumulation_steps=(4,))
+    assert report.status == "inconclusive" and "cannot keep the weights of N=1 in" in report.problems[0]
+    assert "No space left" in report.problems[0]
