@@ -15,7 +15,7 @@ from typing import Any
 from harness.config import Precision
 from harness.judge.cause import INHERENT, Causes, joined
 from harness.judge.counters import Differences, told
-from harness.judge.diagnosis import Found, diagnose, underflow_cause
+from harness.judge.diagnosis import VANISHED, Found, diagnose, underflow_cause
 from harness.judge.gates import ALGEBRA_GATE, RANK_LEVEL, ROUNDING_GATE, SCALE_FACTOR, TRAJECTORY_GATE
 from harness.judge.signature import Signature, worst
 
@@ -150,8 +150,8 @@ def judge(evidence: Evidence) -> Verdict:
     wrong = (*algebra_failures(evidence.algebra), *told(evidence.counters))
     if wrong:
         diagnosis = diagnose(evidence.signature, evidence.counters)
-        # A loop with a fault of its own may rightly have other zeros than the full batch.
-        also = vanished if INHERENT.issuperset(diagnosis.causes) else {}
+        # A loop with a fault of its own may rightly have other zeros than the full batch, and so may any where that has some.
+        also = vanished if INHERENT.issuperset(diagnosis.causes) and evidence.rounding.full_zeros <= VANISHED else {}
         return Verdict(
             verdict=Outcome.different,
             causes=(*diagnosis.causes, *also),

@@ -7,6 +7,7 @@ import pytest
 from harness.config import Precision
 from harness.judge.counters import Counter
 from harness.judge.verdict import Algebra, Doubt, Evidence, Outcome, Rounding, Trajectory, judge
+from tests.judge.test_diagnosis import WRONG, wrong
 
 ALGEBRA = Algebra(
     gradient_error=1e-15, state_error=1e-15, trajectory_error=1e-14, loss_error=1e-16, steps=200, floor=1e-15,
@@ -118,3 +119,26 @@ def test_what_decides_nothing_is_told_beside_the_verdict(changes: dict[str, Any]
 def test_every_doubt_has_its_sentence(changes: dict[str, Any], doubt: Doubt) -> None:
     [reason] = judge(changed(**changes)).reasons
     assert reason.startswith(doubt)
+
+
+@pytest.mark.parametrize(
+    ("zeros", "full_zeros", "causes"),
+    [
+        (0.09, 0.0, ("batch_statistics", "underflow_from_division")),  # the least share that planted underflow had
+        (0.009, 0.0, ("batch_statistics",)),
+        (0.2, 0.13, ("batch_statistics",)),  # the loss scale is too small for the full batch as well
+    ],
+)
+def test_underflow_beside_an_inherent_cause_takes_a_full_batch_without_any(
+    zeros: float, full_zeros: float, causes: tuple[str, ...]
+) -> None:
+    inherent = dataclasses.replace(WRONG, **wrong({"batch_statistics": 0.0}))
+    evidence = changed(
+        algebra__gradient_error=0.4,
+        rounding__zeros=zeros,
+        rounding__full_zeros=full_zeros,
+        precision=Precision.float16,
+        signature=inherent,
+    )
+    verdict = judge(evidence)
+    assert verdict.causes == causes and verdict.explained == (len(causes) == 1)
