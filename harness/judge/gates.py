@@ -7,4 +7,7 @@ RESOLVED = 10.0  # L0, above ALGEBRA_GATE: in units of what the referee's own gr
 TRAJECTORY_GATE = 1e-9  # L0, relative, parameters over the float64 trajectory
 ROUNDING_GATE = 2.0  # L1, upper end of the interval of the error ratio
 SCALE_FACTOR = 10.0  # L1, |alpha - 1| in units of the accumulated gradient's usual error
+# L1, float32: a gradient is stored to 2^-24 of its size, and adding micro-batches rounds it again: the ranks of smaller errors
+# tell the order of the sum, not a fault. The smallest planted error that L1 must find is 1e-6.
+STORED = 2.0**-23
 RANK_LEVEL = 0.01  # L1, float32: can reject only from K = 99 permutations on

@@ -16,7 +16,7 @@ from harness.config import Precision
 from harness.judge.cause import INHERENT, Causes, joined
 from harness.judge.counters import Differences, told
 from harness.judge.diagnosis import VANISHED, Found, diagnose, underflow_cause
-from harness.judge.gates import ALGEBRA_GATE, RANK_LEVEL, ROUNDING_GATE, SCALE_FACTOR, TRAJECTORY_GATE
+from harness.judge.gates import ALGEBRA_GATE, RANK_LEVEL, ROUNDING_GATE, SCALE_FACTOR, STORED, TRAJECTORY_GATE
 from harness.judge.signature import Signature, worst
 
 CLOSES = 0.5  # of the gap: a factor is named when its removal closes more than that
@@ -260,7 +260,7 @@ def rounding_rejections(
         failures.append(f"rounding error is {ratio:.2f} times the full batch's (95 % up to {high:.2f})")
     if not abs(factor - 1) <= allowed:
         failures.append(f"gradient scale is off by {abs(factor - 1):.1e} (allowed {allowed:.1e})")
-    if precision == Precision.float32 and rank_p <= RANK_LEVEL:
+    if precision == Precision.float32 and rank_p <= RANK_LEVEL and ratio * full_error > STORED:
         failures.append(f"error ranks above the permuted full batches (p = {rank_p:.3f})")
     return tuple(failures)
 

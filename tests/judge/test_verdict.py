@@ -55,8 +55,10 @@ def changed(**changes: Any) -> Evidence:
         ({"counters": {Counter.optimizer_steps: (60.0, 59.0)}}, Outcome.different),
         ({"rounding__high": 2.0}, Outcome.equivalent),
         ({"rounding__high": 2.01}, Outcome.degraded),
-        ({"rounding__rank_p": 0.01}, Outcome.degraded),
-        ({"rounding__rank_p": 0.011}, Outcome.equivalent),
+        ({"rounding__rank_p": 0.01, "rounding__ratio": 1.0}, Outcome.degraded),
+        ({"rounding__rank_p": 0.011, "rounding__ratio": 1.0}, Outcome.equivalent),
+        ({"rounding__rank_p": 0.01, "rounding__full_error": 2.39e-7}, Outcome.degraded),  # an arm's error of half of that
+        ({"rounding__rank_p": 0.01, "rounding__full_error": 2.38e-7}, Outcome.equivalent),  # no more than storing it takes
         ({"rounding__rank_p": 0.001, "precision": Precision.float16}, Outcome.equivalent),
         ({"rounding__scale": 1 + 1.1e-6}, Outcome.degraded),
         ({"rounding__scale": 1 + 0.9e-6}, Outcome.equivalent),
