@@ -113,9 +113,11 @@ class ExtraRuns:
         return all(b.gradients_agree for _, b in known) and not all(a.gradients_agree for a, _ in known)
 
     def _probed(self, judged: Judged, disable: frozenset[Layer] = frozenset()) -> Judged:
-        """Rows and terms of the window that differs most; and whether the reference's loss couples rows."""
+        """Rows and terms of the full window that differs most; and whether the reference's loss couples rows."""
         off = [step for item in judged.compared for step in item.steps if not step.gradients_agree]
-        window = max(off, key=lambda step: (step.raw.distance / step.gate if step.gate else math.inf, -step.step)).step
+        most = max(step.window.backwards for step in off)
+        full = [step for step in off if step.window.backwards == most]
+        window = max(full, key=lambda step: (step.raw.distance / step.gate if step.gate else math.inf, -step.step)).step
         probe = Intervention(probe=window, disable=disable, leads=bool(disable))
         theirs = self.runs.baseline(self.family.options, probe)
         followed = theirs if disable else self.family.reference

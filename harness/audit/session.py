@@ -79,9 +79,9 @@ class Session:
             families.append(self._family({"dtype": torch.float64}))
         for family in families:
             if family.reference.error is None and family.reference.num_steps:
+                self._check_comparable(family.reference)
                 for n in self.arms:
                     self._arm(family, n)
-                self._check_comparable(family.reference)
         if self.repeatable and not self.problems and not any(result.findings for result in self.results):
             self._look_for_silent_terms(families[0])
         return Report(
