@@ -272,7 +272,7 @@ MEANINGS: dict[Cause, Meaning] = {
 }
 
 INHERENT = frozenset(cause for cause, meaning in MEANINGS.items() if meaning.of_the_model)
-# By its gradient alone this is a loss scale that changes inside the window: an audit sees gradients being scaled, a trial does not.
+# By its gradient alone this is a loss scale that changes inside the window; only an audit sees gradients being scaled.
 IN_AUDITS = (Cause.sum_rescaled_in_window,)
 ON_RANKS = (Cause.replica_scale, Cause.replicas_not_synchronised)  # they take several processes
 PRIORITY = {cause: place for place, cause in enumerate(Cause)}

@@ -120,7 +120,7 @@ def test_two_faults_give_two_causes_or_unexplained() -> None:
 
 
 def test_the_catalogue_is_complete_and_honest() -> None:
-    """Every cause is planted here, is a setting of a trial, is planted on ranks, or told by audits; in one of these ways alone."""
+    """Every cause is planted here, is a setting of a trial, is planted on ranks or told by audits; in one of these ways alone."""
     planted = [fault.cause for fault in FAULTS]
     assert sorted([*planted, *INHERENT, *ON_RANKS, *IN_AUDITS]) == sorted(set(Cause) - {Cause.unexplained})
     assert all(fault.summary and "#" in (fault.apply.__doc__ or "") for fault in FAULTS), "each cites a thread"
