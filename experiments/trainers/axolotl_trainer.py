@@ -12,7 +12,7 @@ import transformers
 from axolotl.core.trainers.base import AxolotlTrainer
 from axolotl.core.training_args import AxolotlTrainingArguments
 
-from experiments.trainers import pairs, text
+from experiments.trainers import pairs, plain_run, text
 from experiments.trainers.transformers_trainer import _llama
 
 logging.disable(logging.WARNING)
@@ -23,20 +23,8 @@ def _train(batch_size: int, accumulation_steps: int, rows: int = 32, *, equal: b
     made = [{key: value.tolist() for key, value in row.items()} for row in text.causal(rows, equal=equal)]
     with tempfile.TemporaryDirectory() as folder:
         arguments = AxolotlTrainingArguments(
-            output_dir=folder,
-            per_device_train_batch_size=batch_size,
-            gradient_accumulation_steps=accumulation_steps,
-            num_train_epochs=2,
-            optim="sgd",
-            learning_rate=0.1,
-            max_grad_norm=0.0,
+            **plain_run.settings(folder, batch_size, accumulation_steps, remove_unused_columns=False),
             curriculum_sampling=True,  # rows in their order
-            report_to=[],
-            save_strategy="no",
-            use_cpu=True,
-            disable_tqdm=True,
-            remove_unused_columns=False,
-            seed=0,
         )
         trainer: Any = AxolotlTrainer(
             model=_llama(),

@@ -23,7 +23,7 @@ import transformers
 from llamafactory.hparams import FinetuningArguments, TrainingArguments
 from llamafactory.train.sft.trainer import CustomSeq2SeqTrainer
 
-from experiments.trainers import pairs
+from experiments.trainers import pairs, plain_run
 from experiments.trainers.transformers_trainer import _llama
 
 logging.disable(logging.WARNING)
@@ -37,21 +37,7 @@ def _train(batch_size: int, accumulation_steps: int, *, equal: bool = False, pro
         for parameter in reference.parameters():
             parameter.mul_(0.5)
     with tempfile.TemporaryDirectory() as folder:
-        arguments = TrainingArguments(
-            output_dir=folder,
-            per_device_train_batch_size=batch_size,
-            gradient_accumulation_steps=accumulation_steps,
-            num_train_epochs=2,
-            optim="sgd",
-            learning_rate=0.1,
-            max_grad_norm=0.0,
-            report_to=[],
-            save_strategy="no",
-            use_cpu=True,
-            disable_tqdm=True,
-            remove_unused_columns=False,
-            seed=0,
-        )
+        arguments = TrainingArguments(**plain_run.settings(folder, batch_size, accumulation_steps, remove_unused_columns=False))
         started = CustomSeq2SeqTrainer(
             finetuning_args=FinetuningArguments(disable_shuffling=True, **settings),
             processor=pairs.tokenizer() if processor else None,

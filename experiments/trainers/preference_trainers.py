@@ -11,7 +11,7 @@ import torch
 import transformers
 from trl import DPOConfig, DPOTrainer, ORPOConfig, ORPOTrainer, RewardConfig, RewardTrainer
 
-from experiments.trainers import pairs, text
+from experiments.trainers import pairs, plain_run, text
 from experiments.trainers.transformers_trainer import _gpt2
 
 logging.disable(logging.WARNING)
@@ -24,24 +24,8 @@ def _train(trainer: Any, config: Any, model: Any, rows: int, batch_size: int, ac
             return torch.utils.data.SequentialSampler(self.train_dataset)
 
     with tempfile.TemporaryDirectory() as folder:
-        made = config(
-            output_dir=folder,
-            per_device_train_batch_size=batch_size,
-            gradient_accumulation_steps=accumulation_steps,
-            num_train_epochs=2,
-            optim="sgd",
-            learning_rate=0.1,
-            max_grad_norm=0.0,
-            max_length=16,
-            report_to=[],
-            save_strategy="no",
-            use_cpu=True,
-            bf16=False,
-            gradient_checkpointing=False,
-            disable_tqdm=True,
-            seed=0,
-            **settings,
-        )
+        given = plain_run.settings(folder, batch_size, accumulation_steps, **settings)
+        made = config(**given, max_length=16, bf16=False, gradient_checkpointing=False)
         started = Ordered(model=model, args=made, train_dataset=pairs.preferences(rows), processing_class=pairs.tokenizer())
         started.remove_callback(transformers.PrinterCallback)
         started.train()

@@ -13,7 +13,7 @@ from sentence_transformers import SentenceTransformer, SentenceTransformerTraine
 from sentence_transformers.sentence_transformer import losses
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
-from experiments.trainers import data, pairs
+from experiments.trainers import pairs, plain_run
 from experiments.trainers.transformers_trainer import _bert
 
 logging.disable(logging.WARNING)
@@ -44,20 +44,7 @@ def _train(loss: Any, batch_size: int, accumulation_steps: int, rows: int, **set
     model = _model()
     answers = pairs.preferences(rows).select_columns(["prompt", "chosen"])
     with tempfile.TemporaryDirectory() as folder:
-        arguments = SentenceTransformerTrainingArguments(
-            output_dir=folder,
-            per_device_train_batch_size=batch_size,
-            gradient_accumulation_steps=accumulation_steps,
-            num_train_epochs=data.EPOCHS,
-            optim="sgd",
-            learning_rate=0.1,
-            max_grad_norm=0.0,
-            report_to=[],
-            save_strategy="no",
-            use_cpu=True,
-            disable_tqdm=True,
-            seed=0,
-        )
+        arguments = SentenceTransformerTrainingArguments(**plain_run.settings(folder, batch_size, accumulation_steps))
         started = Ordered(model=model, args=arguments, train_dataset=answers, loss=loss(model, **settings))
         started.remove_callback(transformers.PrinterCallback)
         started.train()

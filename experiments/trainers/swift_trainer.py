@@ -13,7 +13,7 @@ from swift.model import get_model_processor
 from swift.template import get_template
 from swift.trainers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
-from experiments.trainers import pairs, text
+from experiments.trainers import pairs, plain_run, text
 from experiments.trainers.transformers_trainer import _llama
 
 logging.disable(logging.WARNING)
@@ -37,23 +37,10 @@ def _train(batch_size: int, accumulation_steps: int, *, equal: bool = False, **s
         kept = {"torch_dtype": torch.float32, "device_map": "cpu", "attn_impl": "eager"}
         model, processor = get_model_processor(folder, model_type="llama", **kept)
         arguments = Seq2SeqTrainingArguments(
-            output_dir=folder,
-            per_device_train_batch_size=batch_size,
-            gradient_accumulation_steps=accumulation_steps,
-            num_train_epochs=2,
-            optim="sgd",
-            learning_rate=0.1,
+            **plain_run.settings(folder, batch_size, accumulation_steps, remove_unused_columns=False, **settings),
             weight_decay=0.0,
-            max_grad_norm=0.0,
             gradient_checkpointing=False,
             check_model=False,
-            report_to=[],
-            save_strategy="no",
-            use_cpu=True,
-            disable_tqdm=True,
-            remove_unused_columns=False,
-            seed=0,
-            **settings,
         )
         template = get_template(processor, template_type="dummy")
         template.set_mode("train")

@@ -15,7 +15,7 @@ import torch
 import transformers
 from transformers import Trainer, TrainingArguments
 
-from experiments.trainers import text
+from experiments.trainers import plain_run, text
 
 transformers.logging.set_verbosity_error()
 logging.disable(logging.WARNING)
@@ -56,20 +56,8 @@ def _train(
 ) -> list[float]:
     """Losses as the Trainer logs them, one per optimizer step."""
     with tempfile.TemporaryDirectory() as folder:
-        arguments = TrainingArguments(
-            output_dir=folder,
-            per_device_train_batch_size=batch_size,
-            gradient_accumulation_steps=accumulation_steps,
-            num_train_epochs=2,
-            **{"optim": "sgd", "learning_rate": 0.1, "max_grad_norm": 0.0, "lr_scheduler_type": "linear", **settings},
-            report_to=[],
-            save_strategy="no",
-            use_cpu=True,
-            disable_tqdm=True,
-            logging_steps=1,
-            remove_unused_columns=False,
-            seed=0,
-        )
+        given = plain_run.settings(folder, batch_size, accumulation_steps, **{"lr_scheduler_type": "linear", **settings})
+        arguments = TrainingArguments(**given, logging_steps=1, remove_unused_columns=False)
         started = trainer(model=model, args=arguments, train_dataset=data, data_collator=text.collate)  # type: ignore[arg-type]
         started.remove_callback(transformers.PrinterCallback)
         started.train()

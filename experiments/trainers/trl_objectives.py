@@ -14,7 +14,7 @@ import torch
 import transformers
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, KTOConfig, KTOTrainer
 
-from experiments.trainers import pairs, text
+from experiments.trainers import pairs, plain_run, text
 from experiments.trainers.transformers_trainer import _gpt2
 
 logging.disable(logging.WARNING)
@@ -50,20 +50,8 @@ def _train(trainer: Any, config: Any, batch_size: int, accumulation_steps: int, 
             return torch.utils.data.SequentialSampler(self.train_dataset)
 
     with tempfile.TemporaryDirectory() as folder:
-        made = config(
-            output_dir=folder,
-            per_device_train_batch_size=batch_size,
-            gradient_accumulation_steps=accumulation_steps,
-            **{"num_train_epochs": 2, "optim": "sgd", "learning_rate": 0.1, "max_grad_norm": 0.0, **settings},
-            report_to=[],
-            save_strategy="no",
-            use_cpu=True,
-            bf16=False,
-            gradient_checkpointing=False,
-            disable_tqdm=True,
-            logging_steps=1,
-            seed=0,
-        )
+        arguments = plain_run.settings(folder, batch_size, accumulation_steps, **settings)
+        made = config(**arguments, bf16=False, gradient_checkpointing=False, logging_steps=1)
         kind = trainer if trainer is GRPOTrainer else Ordered  # GRPO's sampler repeats the prompts
         started = kind(model=_policy(), args=made, processing_class=pairs.tokenizer(), **given)
         started.remove_callback(transformers.PrinterCallback)

@@ -12,7 +12,7 @@ import torch
 import transformers
 from trl import SFTConfig, SFTTrainer
 
-from experiments.trainers import text
+from experiments.trainers import plain_run, text
 from experiments.trainers.transformers_trainer import _gpt2
 
 logging.disable(logging.WARNING)
@@ -36,21 +36,8 @@ def _tokenizer() -> Any:
 def sft(batch_size: int, accumulation_steps: int, **settings: Any) -> list[float]:
     rows = [{"input_ids": row.tolist()} for row in text.rows()]
     with tempfile.TemporaryDirectory() as folder:
-        config = SFTConfig(
-            output_dir=folder,
-            per_device_train_batch_size=batch_size,
-            gradient_accumulation_steps=accumulation_steps,
-            num_train_epochs=2,
-            **{"optim": "sgd", "learning_rate": 0.1, "max_grad_norm": 0.0, **settings},
-            report_to=[],
-            save_strategy="no",
-            use_cpu=True,
-            bf16=False,
-            gradient_checkpointing=False,
-            disable_tqdm=True,
-            logging_steps=1,
-            seed=0,
-        )
+        arguments = plain_run.settings(folder, batch_size, accumulation_steps, **settings)
+        config = SFTConfig(**arguments, bf16=False, gradient_checkpointing=False, logging_steps=1)
         trainer = Ordered(
             model=_gpt2(), args=config, train_dataset=datasets.Dataset.from_list(rows), processing_class=_tokenizer()
         )

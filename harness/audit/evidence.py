@@ -218,6 +218,16 @@ class Finding:
     steps: tuple[int, ...] = ()  # all optimizer steps it was seen at
 
     @property
+    def since(self) -> str:
+        """The optimizer step from which it was seen, as words to go on with; empty where it concerns the whole run."""
+        return "" if self.optimizer_step is None else f", from optimizer step {self.optimizer_step}"
+
+    @property
+    def nameless(self) -> bool:
+        """Whether a gradient differs, and no cause says how."""
+        return self.cause is Cause.unexplained and self.kind == "gradient"
+
+    @property
     def unreproduced(self) -> bool:
         """Whether a gradient or a learning rate differs in a way that no cause's prediction reproduces."""
         return self.kind == "gradient" or (self.kind == "schedule" and self.cause is Cause.unexplained)

@@ -40,7 +40,7 @@ class Judged:
     @property
     def open(self) -> bool:
         """Whether a gradient is unexplained."""
-        return any(f.cause is Cause.unexplained and f.kind == "gradient" for f in self.found)
+        return any(f.nameless for f in self.found)
 
     @property
     def averages_differ(self) -> bool:

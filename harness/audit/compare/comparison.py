@@ -21,7 +21,7 @@ from harness.audit.compare.facts import (
     Update,
     Window,
 )
-from harness.audit.compare.fits import Fitted, by_rank, emptied_at_last, fits, giving, lost, narrow_format, partly, rescaled
+from harness.audit.compare.fits import Fitted, by_rank, emptied_at_last, fits, giving, lost, narrow_format, rescaled
 from harness.audit.compare.floors import Floor, Gates, beyond_rounding, gates, noisy
 from harness.audit.compare.resumed import sizes, stitched
 from harness.audit.compare.whole_run import run_facts
@@ -120,7 +120,7 @@ def _step_facts(track: str, candidate: Run, aligned: Aligned, allowed: Gates) ->
         parts=fitted.right,
         taken=fitted.taken,
         by_rank=by_rank(mine, a, g, gate) if wrong and candidate.ranks > 1 and g.any() else RankSum(),
-        partly=partly(mine, a, g, gate) if wrong and np.isfinite(a).all() else (),
+        partly=fitted.partly,
         update=Update(
             distance=update_distance(mine, theirs, aligned.keep),
             gate=allowed.update[t],

@@ -27,6 +27,7 @@ class Fitted(NamedTuple):
     fits: Fits = Fits()
     right: WeightedSum = WeightedSum()  # the reference gradient by what the backwards gave
     taken: WeightedSum = WeightedSum()  # what the step took, by the same
+    partly: tuple[str, ...] = ()  # the tensors that differ, as `partly` finds them
 
 
 def fits(mine: Step, theirs: Step, before: Step | None, a: Vector, g: Vector, candidate: Run, gate: float) -> Fitted:
@@ -38,21 +39,22 @@ def fits(mine: Step, theirs: Step, before: Step | None, a: Vector, g: Vector, ca
         return Fitted()
     if not a.any():
         return Fitted(_of_nothing(mine, theirs, g))
-    found = _of_gradient(mine, a, g, candidate, gate)
+    differ = partly(mine, a, g, gate)
+    found = _of_gradient(mine, a, g, candidate, gate, differ)
     total = mine.total
     if total is None or not np.isfinite(total).all():
-        return Fitted(found)
+        return Fitted(found, partly=differ)
     found = _of_sum(found, mine, theirs, before, a, g, candidate, gate)
     parts = [b.contribution for b in giving(mine) if b.contribution is not None]
     if not parts:
-        return Fitted(found)
+        return Fitted(found, partly=differ)
     right, taken = _decomposed(g, parts), _decomposed(a, parts)
     if found.sum_line <= gate:  # divided (or multiplied) after they were added: weights are of what was stepped
         right = replace(right, weights=tuple(w * float(total @ total) / float(a @ total) for w in right.weights))
     found = _by_part(found, mine, a, g, parts)
     if found.own_sum > gate:
         found = replace(found, clamped=_clamped_sum(a, parts), clamped_parts=_clamped_parts(a, parts))
-    return Fitted(found, right, taken)
+    return Fitted(found, right, taken, differ)
 
 
 def giving(step: Step) -> list[Backward]:
@@ -60,8 +62,8 @@ def giving(step: Step) -> list[Backward]:
     return [b for b in step.backwards if b.contribution is not None and b.finite and b.contribution.any()]
 
 
-def _of_gradient(mine: Step, a: Vector, g: Vector, candidate: Run, gate: float) -> Fits:
-    """Predictions from the reference gradient alone."""
+def _of_gradient(mine: Step, a: Vector, g: Vector, candidate: Run, gate: float, differ: Sequence[str]) -> Fits:
+    """Predictions from the reference gradient alone. `differ`: the tensors that do, where others agree."""
     n, k, ranks, rows = candidate.accumulation_steps, len(mine.backwards), candidate.ranks, mine.num_rows
     along_weights, along_signs = _penalties(mine, a, g, gate)
     return Fits(
@@ -77,14 +79,14 @@ def _of_gradient(mine: Step, a: Vector, g: Vector, candidate: Run, gate: float) 
         line=off_line(a, g),
         along_weights=along_weights,
         along_signs=along_signs,
-        some_times_n=_some_times(n, mine, a, g, gate),
+        some_times_n=_some_times(n, mine, a, g, differ),
     )
 
 
-def _some_times(n: int, mine: Step, a: Vector, g: Vector, gate: float) -> float:
+def _some_times(n: int, mine: Step, a: Vector, g: Vector, differ: Sequence[str]) -> float:
     """Distance from g that is N times too large in the tensors that differ, and in these alone."""
     wanted, parts = g.copy(), slices(mine)
-    for name in partly(mine, a, g, gate):
+    for name in differ:
         wanted[parts[name]] *= n
     return distance(a, wanted) if not np.array_equal(wanted, g) else math.inf
 

@@ -102,11 +102,8 @@ class Calls:
         observed.run.copies |= bool(unowned)
         for live in observed.live.values():
             live.before_backward(unowned)
-        observed.backward_depth += 1
-        try:
+        with observed.differentiating():
             result = original(*args, **kwargs)
-        finally:
-            observed.backward_depth -= 1
         loss, lives = _total(root), list(observed.live.values())
         reached = frozenset(i for i, live in enumerate(lives) if live.after_backward(loss, observed.loss_scale))
         for i in reached:
@@ -125,13 +122,11 @@ class Calls:
     def _take_apart(self, root: Any, parameters: Sequence[Tensor]) -> None:
         """Differentiate each addend of the loss alone; none of it counts as a backward of the loop."""
         observed, run = self.observed, self.observed.run
-        observed.backward_depth += 1
         try:
-            parts = gradients_by_term(root, parameters)
+            with observed.differentiating():
+                parts = gradients_by_term(root, parameters)
         except Exception:  # hooks in the graph that raise: nothing is known
             parts = []
-        finally:
-            observed.backward_depth -= 1
         if parts and len(run.term_names) in (0, len(parts)):
             run.term_names = term_names(root)
             run.terms.append(parts)
@@ -140,18 +135,18 @@ class Calls:
         """Differentiate the loss aside; none of it counts as a backward of the loop."""
         observed = self.observed
         leading = observed.leading
-        observed.backward_depth += 1
         try:
-            outputs = observed.forwards.outputs
-            observed.run.mixes_rows |= mixes_rows([output for _, output in outputs], observed.forwards.made)
-            observed.run.coupled |= coupled_rows(root, outputs)
-            if leading is not None and not in_a_group():
-                observed.run.term_slopes.append(slopes_by_term(root, outputs))
-                observed.run.terms.append([term / observed.loss_scale for term in gradients_by_term(root, leading.parameters)])
+            with observed.differentiating():
+                outputs = observed.forwards.outputs
+                observed.run.mixes_rows |= mixes_rows([output for _, output in outputs], observed.forwards.made)
+                observed.run.coupled |= coupled_rows(root, outputs)
+                if leading is not None and not in_a_group():
+                    observed.run.term_slopes.append(slopes_by_term(root, outputs))
+                    observed.run.terms.append(
+                        [term / observed.loss_scale for term in gradients_by_term(root, leading.parameters)]
+                    )
         except Exception:  # a graph that cannot be differentiated twice, or hooks in it that raise: nothing is known
             observed.run.terms.append([])
-        finally:
-            observed.backward_depth -= 1
         observed.forwards.forget_slopes()
 
     def _grad(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

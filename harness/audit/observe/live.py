@@ -7,7 +7,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -32,13 +31,13 @@ from harness.audit.observe.forwards import Forwards
 from harness.audit.observe.rank_gradients import LocalGradients
 from harness.audit.observe.sample import Sample, all_finite, largest, looked_at, sample_of, signed_sums, size_of
 from harness.audit.observe.shadows import Averages
+from harness.audit.observe.starts import emptied_since, mark, start_of
 from harness.audit.observe.stored import Store
 from harness.audit.observe.tensors import dense, in_a_group, roundoff
 
 LONGEST = 400  # calls kept per window
 KEPT = 4  # windows whose contributions are kept: the first ones, as many with another number of backwards, and those asked for
 PADDING = 4096  # elements by which the one tensor of a sharded optimizer may be longer than the parameters in it
-COLLINEAR = 1e-6  # 1 - cosine below which a gradient was only scaled
 
 
 @dataclass
@@ -139,11 +138,11 @@ class LiveTrack:
         """`unowned`: parameters of the model under way that no optimizer holds; this one may hold copies of them."""
         self.refresh()
         found = _shared(self.gradients(), self.last_gradient)
-        start = _start_of(found, self.last_gradient, filled=self.window.filled)
+        start = start_of(found, self.last_gradient, filled=self.window.filled)
         self.averages.see(window_begun=bool(self.window.backwards))
         lost = start in ("cleared", "changed") and bool(self.window.backwards)
-        emptied = _emptied(found, self.last_gradient, self.sample) if lost else frozenset()
-        self._begun = Begun(start, found, emptied, self._movement(), [_mark(p) for p in self.parameters])
+        emptied = emptied_since(found, self.last_gradient, self.sample) if lost else frozenset()
+        self._begun = Begun(start, found, emptied, self._movement(), [mark(p) for p in self.parameters])
         self._local = LocalGradients(self.parameters) if in_a_group() else None
         self._stand_in = LocalGradients(unowned) if self._may_copy(unowned) else None
 
@@ -163,7 +162,7 @@ class LiveTrack:
         if begun is None:
             return False
         end = _shared(self.gradients(), begun.gradient)
-        same = begun.marks == [_mark(p) for p in self.parameters] and end is begun.gradient
+        same = begun.marks == [mark(p) for p in self.parameters] and end is begun.gradient
         if manual is None and same:  # marks alone do not tell: sharded gradients are added to behind their wrapper
             if behind is None and local is None:
                 return False  # this backward did not reach this optimizer
@@ -359,36 +358,6 @@ def _sum(parts: Sequence[Vector]) -> Vector | None:
         return parts[0] if parts else None
     total: Vector = np.sum(parts, axis=0)
     return total
-
-
-def _mark(parameter: Tensor) -> tuple[int, int]:
-    grad = parameter.grad
-    return (0, 0) if grad is None else (id(grad), grad._version)
-
-
-def _parallel(a: Vector, b: Vector) -> bool:
-    sizes = float(np.linalg.norm(a) * np.linalg.norm(b))
-    return sizes > 0 and float(a @ b) / sizes > 1 - COLLINEAR
-
-
-def _start_of(found: Vector, last: Vector | None, *, filled: bool) -> Start:
-    """`found` [P]: the gradients as a backward begins; `last`: as the event before left them; `filled`: some have been there."""
-    if not found.any():
-        return "cleared" if filled else "empty"
-    if last is None:
-        return "changed"
-    if found is last or np.array_equal(found, last, equal_nan=True):
-        return "kept"
-    return "scaled" if _parallel(found, last) else "changed"
-
-
-def _emptied(found: Vector, last: Vector | None, sample: Sample) -> frozenset[int]:
-    """The tensors that the backward before had left a gradient in, and that have none now."""
-    if last is None or last.shape != found.shape:
-        return frozenset()
-    edges = np.cumsum([0, *sample.counts])
-    parts = [slice(a, b) for a, b in pairwise(edges)]
-    return frozenset(i for i, part in enumerate(parts) if last[part].any() and not found[part].any())
 
 
 def _spread(parts: Sequence[Vector], *, like: Vector | None) -> float:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from torch.optim.optimizer import Optimizer
 
 from harness.audit.evidence import Call, Intervention, Run
@@ -26,6 +29,15 @@ class Observed:
     def leading(self) -> LiveTrack | None:
         """The track of the optimizer that was made first; None before there is one."""
         return next(iter(self.live.values()), None)
+
+    @contextmanager
+    def differentiating(self) -> Iterator[None]:
+        """While something is differentiated; backwards inside are none of the loop's."""
+        self.backward_depth += 1
+        try:
+            yield
+        finally:
+            self.backward_depth -= 1
 
     def add(self, optimizer: Optimizer | Foreign) -> LiveTrack:
         """The track of an optimizer, made when first seen; its parameters are looked up again until it steps."""

@@ -75,12 +75,7 @@ def _cells(line: Line) -> list[str]:
 
 def found(findings: Iterable[Finding]) -> str:
     """A list of what was found, by N."""
-    return listed(f"N={f.accumulation_steps}{since(f)}: {escaped(f.message)}" for f in findings)
-
-
-def since(finding: Finding) -> str:
-    """The optimizer step from which it was seen."""
-    return "" if finding.optimizer_step is None else f", from optimizer step {finding.optimizer_step}"
+    return listed(f"N={f.accumulation_steps}{f.since}: {escaped(f.message)}" for f in findings)
 
 
 def listed(lines: Iterable[str]) -> str:

@@ -57,13 +57,12 @@ def _rule(cause: Cause) -> dict[str, Any]:
 
 def _result(finding: Finding, rule: int, conclusion: Conclusion, where: list[dict[str, Any]]) -> dict[str, Any]:
     n = finding.accumulation_steps
-    begin = "" if finding.optimizer_step is None else f", from optimizer step {finding.optimizer_step}"
     function = "" if conclusion.subject is None else conclusion.subject.name
     return {
         "ruleId": finding.cause,
         "ruleIndex": rule,
         "level": "error",
-        "message": {"text": f"N={n}{begin}: {finding.message}"},
+        "message": {"text": f"N={n}{finding.since}: {finding.message}"},
         "locations": where,
         "partialFingerprints": {"functionCauseAndN/v1": f"{function} {finding.cause} {n}"},
         "properties": {"accumulationSteps": n, "optimizerStep": finding.optimizer_step, "evidence": plain(finding.evidence)},

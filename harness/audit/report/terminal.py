@@ -23,8 +23,7 @@ def text(conclusion: Conclusion) -> str:
     if conclusion.results:
         console.print(_table(conclusion))
     for finding in conclusion.findings:
-        where = "" if finding.optimizer_step is None else f", from optimizer step {finding.optimizer_step}"
-        console.print(f"N={finding.accumulation_steps}{where}: {finding.cause}", highlight=False, markup=False)
+        console.print(f"N={finding.accumulation_steps}{finding.since}: {finding.cause}", highlight=False, markup=False)
         console.print(f"    {finding.message}", highlight=False, markup=False)
         console.print(f"    remedy: {remedy(finding.cause)}", highlight=False, markup=False)
     for title, lines in (("could not be judged", conclusion.problems), ("could not be seen", conclusion.hidden)):

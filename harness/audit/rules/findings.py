@@ -53,7 +53,7 @@ def _told_apart(found: list[Finding], run: RunFacts, steps: Sequence[StepFacts])
     growths = [growth(weights[f.optimizer_step]) for f in found if _predicted(f, Cause.scaler_updated_in_window)]
 
     def grows(f: Finding) -> bool:
-        unequal = _predicted(f, Cause.mean_of_means) or (f.cause is Cause.unexplained and f.kind == "gradient")
+        unequal = _predicted(f, Cause.mean_of_means) or f.nameless
         return unequal and any(_grows(weights[f.optimizer_step], factor) for factor in growths)
 
     return _own_divisors(_multiples([f for f in found if not grows(f)], steps), steps)
@@ -62,7 +62,7 @@ def _told_apart(found: list[Finding], run: RunFacts, steps: Sequence[StepFacts])
 def _multiples(found: list[Finding], steps: Sequence[StepFacts]) -> list[Finding]:
     """A wrong count makes every gradient a multiple of the right one: some are ratios of small numbers, all are on its line."""
     on_line = {facts.step for facts in steps if facts.fits.line <= facts.gate}
-    nameless = [f for f in found if f.cause is Cause.unexplained and f.kind == "gradient"]
+    nameless = [f for f in found if f.nameless]
     if any(f.optimizer_step not in on_line for f in nameless):
         return [f for f in found if not _predicted(f, Cause.counter_wrong)]
     counted = any(_predicted(f, Cause.counter_wrong) for f in found)
@@ -76,7 +76,7 @@ def _own_divisors(found: list[Finding], steps: Sequence[StepFacts]) -> list[Find
     """
     off = [f for f in steps if not f.gradients_agree and f.fits.sum_line <= f.gate < f.fits.line]
     known = {f.step: f.parts.weights for f in off if known_weights(f, f.parts)}
-    nameless = [f for f in found if f.cause is Cause.unexplained and f.kind == "gradient"]
+    nameless = [f for f in found if f.nameless]
     if not nameless or any(f.optimizer_step not in known for f in nameless):
         return found
     windows = [known[f.optimizer_step] for f in nameless if f.optimizer_step is not None]

@@ -18,10 +18,8 @@ from harness.audit.rules.seen import seen_directly
 from harness.audit.rules.weights import clipped_aside, sum_rescaled, unequal_replicas, weighted
 from harness.judge.cause import Cause
 
-BY_CHANCE, ROUNDED = (
-    0.01,
-    1e-12,
-)  # share of all factors that chance makes a ratio of counts; and how well a factor is known at best
+BY_CHANCE = 0.01  # share of all factors that chance makes a ratio of counts
+ROUNDED = 1e-12  # relative; how well a factor is known at best
 LOST = 0.05  # share of elements that are 0 for no other reason than underflow
 ALONG_WEIGHTS = 0.05  # share of a difference of updates outside the direction of the parameters, below which it is a shrinking
 ROUNDOFF: dict[Format, float] = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
