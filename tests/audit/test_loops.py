@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from experiments.trainers import data
 from harness.audit import audit
 from tests.audit.loops import (
     empty,
+    frame,
     habits,
     lookalikes,
     lost_gradients,
@@ -65,6 +67,16 @@ def test_a_wrong_loop_has_its_cause_and_no_other(train: Loop, causes: set[str]) 
 def test_what_is_said_of_unusual_weights(train: Loop, words: str) -> None:
     report = audit(train, batch_size=16, accumulation_steps=(4,))
     assert words in report.findings[0].message
+
+
+def _means_added(batch_size: int, accumulation_steps: int) -> None:
+    """Means over each micro-batch's own tokens are added, in the short window at the end of an epoch as well."""
+    frame.train(batch_size, accumulation_steps, data.language_model(), frame.own_token_mean)
+
+
+def test_means_that_are_added_are_named_in_every_window() -> None:
+    report = audit(_means_added, batch_size=16, accumulation_steps=(4,))
+    assert {f.cause: f.steps for f in report.findings} == dict.fromkeys(["mean_of_means", "loss_not_divided"], tuple(range(6)))
 
 
 @pytest.mark.parametrize(("train", "words"), empty.EMPTY.items(), ids=map(name, empty.EMPTY))

@@ -54,7 +54,8 @@ def _own_means(facts: StepFacts) -> list[Finding]:
     losses = losses if losses and len(weights) % losses == 0 and len(weights) > losses else 1  # each with backwards of its own
     factors: list[tuple[Cause | None, float]] = [(None, 1.0)]
     factors += [(Cause.short_window_divided_by_n, n * losses / k)] if k < n * losses else []
-    factors += [(Cause.loss_not_divided, 1 / n), (Cause.loss_divided_twice, float(n))] if n > 1 else []
+    for count in dict.fromkeys((float(n), k / losses)) if n > 1 else ():  # a short window's means are added as well
+        factors += [(Cause.loss_not_divided, 1 / count), (Cause.loss_divided_twice, count)]
     for shares in _shares(facts):
         counted = [w * share * losses for w, share in zip(weights, shares, strict=True)]
         sums = [sum(counted[place::losses]) for place in range(losses)]

@@ -213,6 +213,7 @@ def test_two_backwards_per_micro_batch_are_weighed_by_loss(weights: tuple[float,
         ((0.2, 0.3, 0.1, 0.4), ["loss_not_divided"]),
         ((2.0, 6.0, 3.0, 5.0), ["loss_divided_twice"]),
         ((1.0, 3.0), ["short_window_divided_by_n"]),
+        ((0.52, 0.48), ["loss_not_divided"]),  # two of four micro-batches, whose means are added
         ((0.5, 1.5, 0.8, 1.2), []),
     ],
 )
