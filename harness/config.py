@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -40,6 +41,7 @@ class Data(StrEnum):
     policy = "policy"
     class_weights = "class_weights"  # the digits; so is the next
     ignored_labels = "ignored_labels"
+    custom = "custom"  # the user's own, at `workload.target`
 
 
 EMBEDDED_DIGITS = (Data.digits, Data.pairs, Data.policy, Data.class_weights, Data.ignored_labels)
@@ -60,20 +62,28 @@ class Model(StrEnum):
 class Norm(StrEnum):
     """The normalisation layers of the model."""
 
+    as_is = "as_is"  # those that a model of the user's own has
     none = "none"
     batch = "batch"
     group = "group"
     layer = "layer"
 
 
+OUR_NORMS = tuple(norm for norm in Norm if norm != Norm.as_is)
+
+
 class OptimizerName(StrEnum):
-    """The optimizer, one of PyTorch's own."""
+    """The optimizer: one of PyTorch's, or the user's own."""
 
     sgd = "sgd"
     momentum = "momentum"
     nesterov = "nesterov"
     adam = "adam"
     adamw = "adamw"
+    custom = "custom"  # at `optimizer.target`
+
+
+OUR_OPTIMIZERS = tuple(name for name in OptimizerName if name != OptimizerName.custom)
 
 
 class ScheduleName(StrEnum):
@@ -157,6 +167,11 @@ class TrackingMode(StrEnum):
     disabled = "disabled"
 
 
+def name_of_target(target: str | None) -> str:
+    """The NAME of `FILE.py:NAME` or `package.module:NAME`."""
+    return (target or "custom").rpartition(":")[2]
+
+
 @dataclass(frozen=True, kw_only=True)
 class WorkloadConfig:
     """Data, model and the size of the model."""
@@ -167,10 +182,15 @@ class WorkloadConfig:
     depth: int = 2  # transformer blocks; the image models have a fixed depth
     dropout: float = 0.0
     penalty: float = 0.0  # coefficient of the squared norm of the last weight matrix, added to the loss
+    target: str | None = None  # FILE.py:NAME or package.module:NAME of a task, with data=custom
+    args: dict[str, Any] = field(default_factory=dict, hash=False)  # keyword arguments of that task
+    source: str | None = None  # fingerprint of the task's source, filled in before a trial is named
 
     @property
     def label(self) -> str:
-        """The name in tables: the data, and the model where it is not the usual one for that data."""
+        """The name in tables: the data, and the model where it is not the usual one for that data; a task's own name."""
+        if self.data == Data.custom:
+            return name_of_target(self.target)
         usual = {
             Data.cifar10: Model.resnet18,
             Data.text: Model.transformer,
@@ -191,7 +211,7 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """An optimizer and its settings; each takes those that it has."""
+    """An optimizer and its settings; each takes those that it has, one of the user's own `lr`, `weight_decay` and `args`."""
 
     name: OptimizerName = OptimizerName.sgd
     lr: float = 0.1
@@ -200,6 +220,14 @@ class OptimizerConfig:
     beta2: float = 0.999
     eps: float = 1e-8
     weight_decay: float = 0.0
+    target: str | None = None  # FILE.py:NAME or package.module:NAME of what makes the optimizer, with name=custom
+    args: dict[str, Any] = field(default_factory=dict, hash=False)  # its other keyword arguments
+    source: str | None = None  # fingerprint of its source, filled in before a trial is named
+
+    @property
+    def label(self) -> str:
+        """The name in tables."""
+        return name_of_target(self.target) if self.name == OptimizerName.custom else str(self.name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,7 +308,13 @@ def identity(config: TrialConfig) -> str:
     (`harness.sweep.experiment.resolved`): here `auto` counts as `cpu`.
     """
     device = Device.auto if config.device == Device.cpu else config.device
-    return _named(config, differing(dataclasses.replace(config, device=device)))
+    workload, optimizer = _moved(config.workload), _moved(config.optimizer)
+    return _named(config, differing(dataclasses.replace(config, device=device, workload=workload, optimizer=optimizer)))
+
+
+def _moved(own: Any) -> Any:
+    """Settings whose target is known by its fingerprint: the folder that its file lies in is no part of a trial's identity."""
+    return own if own.source is None else dataclasses.replace(own, target=name_of_target(own.target))
 
 
 def differing(config: Any) -> dict[str, Any]:
@@ -333,7 +367,7 @@ def _merged(values: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]:
 
 def _named(config: TrialConfig, hashed: dict[str, Any]) -> str:
     digest = hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:10]
-    return f"{config.workload.label}-{config.norm}-{config.optimizer.name}-{config.precision}-seed{config.seed}-{digest}"
+    return f"{config.workload.label}-{config.norm}-{config.optimizer.label}-{config.precision}-seed{config.seed}-{digest}"
 
 
 @dataclass(frozen=True)
@@ -359,7 +393,7 @@ _OWN_GRADIENTS = (
 _EQUAL_SPLIT = Need("split", lambda c: c.split == Split.even, "even: it speaks of micro-batches of one size b")
 
 NEEDS: dict[Study, tuple[Need, ...]] = {
-    Study.remedies: (Need("norm", lambda c: c.norm == Norm.batch, "batch: the remedies are BatchNorm's"),),
+    Study.remedies: (Need("norm", lambda c: c.norm in (Norm.batch, Norm.as_is), "batch: the remedies are BatchNorm's"),),
     Study.batch_statistics: (
         Need("precision", lambda c: c.precision == Precision.float64, "float64: it is about exact differences"),
     ),
@@ -374,6 +408,7 @@ NEEDS: dict[Study, tuple[Need, ...]] = {
     Study.resumption: (Need("steps", lambda c: c.steps >= 3, "3 or more: the third window is interrupted"),),
     Study.gradient_noise: (
         *_OWN_GRADIENTS,
+        Need("workload.data", lambda c: c.workload.data != Data.custom, "a workload of ours: it differentiates sample by sample"),
         Need("accumulation_steps", lambda c: c.accumulation_steps[0] > 1, "two or more micro-batches to begin with"),
     ),
     Study.second_moment: (
@@ -406,7 +441,11 @@ def validate(config: TrialConfig) -> None:
     What depends on the data (a micro-batch of one sample under BatchNorm, say) is checked where the data is known.
     """
     _check_bounds(config)
-    _check_workload(config)
+    _check_targets(config)
+    if config.workload.data == Data.custom:
+        _check_custom(config)
+    else:
+        _check_workload(config)
     _check_windows(config)
     if config.optimizer.name == OptimizerName.nesterov and config.optimizer.momentum == 0:
         raise ConfigError("optimizer.momentum", 0, "a positive momentum with nesterov")
@@ -423,11 +462,54 @@ def _check_bounds(config: TrialConfig) -> None:
                 raise ConfigError(name, number, str(bounds))
 
 
+def _check_targets(config: TrialConfig) -> None:
+    """A target where the user's own code is asked for, and nowhere else."""
+    for name, own, is_custom in (
+        ("workload", config.workload, config.workload.data == Data.custom),
+        ("optimizer", config.optimizer, config.optimizer.name == OptimizerName.custom),
+    ):
+        if is_custom:
+            place, _, attribute = (own.target or "").rpartition(":")
+            if not (place and attribute.isidentifier()):
+                raise ConfigError(f"{name}.target", own.target or "null", "FILE.py:NAME or package.module:NAME")
+            for key, value in own.args.items():
+                if not is_plain(value):
+                    raise ConfigError(f"{name}.args.{key}", value, "text, a finite number, true, false, null, or lists of these")
+        else:
+            for key, value in (("target", own.target), ("args", own.args or None), ("source", own.source)):
+                if value is not None:
+                    raise ConfigError(f"{name}.{key}", value, f"nothing without {name}=custom")
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value is one that JSON has, NaN and infinities left out."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and is_plain(one) for key, one in value.items())
+    if isinstance(value, (list, tuple)):
+        return all(map(is_plain, value))
+    return value is None or isinstance(value, (str, bool, int)) or (isinstance(value, float) and math.isfinite(value))
+
+
+def _check_custom(config: TrialConfig) -> None:
+    """The settings of our own models mean nothing to a task."""
+    for name in ("model", "width", "depth", "dropout"):
+        if getattr(config.workload, name) != getattr(WorkloadConfig(), name):
+            raise ConfigError(
+                f"workload.{name}", getattr(config.workload, name), "nothing with workload=custom: use workload.args"
+            )
+    if config.data.root is not None:
+        raise ConfigError("data.root", config.data.root, "null with workload=custom: the task knows where its data are")
+    if config.execution == Execution.cuda_graph:
+        raise ConfigError("execution", config.execution, "eager or compile with workload=custom")
+
+
 def _check_workload(config: TrialConfig) -> None:
     workload = config.workload
     scheme, is_address, _ = (config.data.root or "").partition("://")
     if is_address:  # which may hold a password, and settings are stored, logged and shown: not even here
         raise ConfigError("data.root", f"{scheme}://...", "a local folder, never an address")
+    if config.norm == Norm.as_is:
+        raise ConfigError("norm", config.norm, f"none, batch, group or layer with workload.data={workload.data}")
     if (workload.model == Model.transformer) != (workload.data == Data.text):
         raise ConfigError("workload.model", workload.model, f"a model for {workload.data} data")
     if workload.data == Data.text and config.norm not in (Norm.layer, Norm.none):

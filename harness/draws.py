@@ -14,12 +14,12 @@ from typing import Any
 
 from harness.bounds import BOUNDS
 from harness.config import (
+    OUR_OPTIMIZERS,
     ConfigError,
     Data,
     LastWindow,
     Model,
     Norm,
-    OptimizerName,
     Precision,
     ScheduleName,
     Split,
@@ -39,6 +39,15 @@ LEFT_OUT = {
     "workload.data=mnist": "files that are not on every machine",
     "workload.data=cifar10": "files that are not on every machine",
     "workload.model=resnet18": "minutes for each trial",
+    "workload.data=custom": "the user's own; so are its target, arguments and source, and those of an optimizer",
+    "workload.target": "as above",
+    "workload.args": "as above",
+    "workload.source": "as above",
+    "optimizer.name=custom": "as above",
+    "optimizer.target": "as above",
+    "optimizer.args": "as above",
+    "optimizer.source": "as above",
+    "norm=as_is": "as above",
     "faults": "right arms are drawn here; `harness.recipes.catalogue` has the wrong ones",
 }
 
@@ -98,7 +107,7 @@ DRAWS: Mapping[str, Draw] = {
     "workload.penalty": either(0.3, rarely_anywhere("workload.penalty", decades(-6, 1)), one_of(0.0)),
     "data.last_window": one_of(*LastWindow),
     "norm": either(0.1, one_of(Norm.batch), one_of(Norm.none, Norm.group, Norm.layer)),
-    "optimizer.name": one_of(*OptimizerName),
+    "optimizer.name": one_of(*OUR_OPTIMIZERS),
     "optimizer.lr": rarely_anywhere("optimizer.lr", decades(-6, 0)),
     "optimizer.momentum": either(0.1, one_of(0.0), share()),
     "optimizer.beta1": either(0.1, one_of(0.0), share()),

@@ -52,7 +52,8 @@ def conf_dir() -> Path:
 
 def main() -> int:
     """Run the command line of this process and return its exit code: 0 done, 1 failed, 2 bad input, 128 + n for signal n."""
-    wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
+    before = os.environ.get("HYDRA_FULL_ERROR")
+    wants_traceback = before == "1"
     # Hydra then hands exceptions on, instead of printing them in its own way and leaving with 1.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     sys.argv[0] = "python -m harness"  # the name in usage messages
@@ -67,6 +68,9 @@ def main() -> int:
         error = caught
     else:
         return 0
+    finally:
+        os.environ.pop("HYDRA_FULL_ERROR")
+        os.environ |= {} if before is None else {"HYDRA_FULL_ERROR": before}
     return _report(error, wants_traceback)
 
 
@@ -115,6 +119,7 @@ def register_schema() -> None:
     for node in (schema, *(schema[key] for key in schema if isinstance(schema[key], DictConfig))):
         OmegaConf.set_readonly(node, None)
     ConfigStore.instance().store(name="schema", node=schema)
+    OmegaConf.register_new_resolver("usual_norm", lambda data: "as_is" if str(data) == "custom" else "none", replace=True)
 
 
 def to_config(composed: DictConfig) -> HarnessConfig:
@@ -155,6 +160,8 @@ def _fits(kind: Any, value: Any) -> bool:
         return any(_fits(one, value) for one in typing.get_args(kind))
     if typing.get_origin(kind) is tuple:
         return isinstance(value, list) and all(_fits(typing.get_args(kind)[0], one) for one in value)
+    if typing.get_origin(kind) is dict:
+        return isinstance(value, dict)
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
@@ -324,6 +331,8 @@ def _describe_kind(kind: Any) -> str | None:
         return f"its settings: {', '.join(_field_types(kind))}"
     if typing.get_origin(kind) is tuple:
         return "a list of integers, as in [2,4]" if int in typing.get_args(kind) else "a list of names, as in [all]"
+    if typing.get_origin(kind) is dict:
+        return "arguments of your own, each as in +workload.args.KEY=VALUE"
     return {int: "an integer", float: "a number", str: "text", types.NoneType: "null"}.get(kind)
 
 

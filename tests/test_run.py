@@ -103,7 +103,7 @@ def test_values_keep_their_types(command: Command) -> None:
 # Command line: what the one line on stderr says.
 BAD_INPUT = {
     "precision=float33": "precision=float33: expected one of float64, float32, float16, bfloat16",
-    "optimizer=adma": "optimizer=adma: expected one of adam, adamw, momentum, nesterov, sgd",
+    "optimizer=adma": "optimizer=adma: expected one of adam, adamw, custom, momentum, nesterov, sgd",
     "optimzer=adam": "optimzer: expected a known setting; did you mean optimizer?",
     "optimizer.momentm=1": "optimizer.momentm: expected a known setting; did you mean momentum?",
     "+optimizer.momentm=0.9": "optimizer.momentm=0.9: expected a known setting; did you mean momentum?",
@@ -138,7 +138,7 @@ BAD_INPUT = {
     "-m optimizer.lr=interval(1,2)": "optimizer.lr=interval(1,2): expected a list of values or a range to sweep over",
     "-m seed=0,x": "seed=x: expected an integer (trial 2 of 2: seed=x)",
     "-m workload=digits,text norm=batch": "norm=batch: expected layer or none with workload=text (trial 2 of 2: ",
-    "-m optimizer=sgd,adma": "optimizer=adma: expected one of adam, adamw, momentum, nesterov, sgd (trial 2 of 2: ",
+    "-m optimizer=sgd,adma": "optimizer=adma: expected one of adam, adamw, custom, momentum, nesterov, sgd (trial 2 of 2: ",
     "-m hydra/launcher=basic seed=0,-1": f"seed=-1: expected {BOUNDS['seed']} (trial 2 of 2: ",
     "+experiment=equivalence precison=float32": "precison: expected a known setting; did you mean precision?",
     "+experiment=equivalence steps=0": f"steps=0: expected {BOUNDS['steps']} (trial 1 of 70: ",
@@ -146,7 +146,7 @@ BAD_INPUT = {
     "+experiment=accounting hydra.sweeper.size=small": "hydra.sweeper.size=small: expected one of full, quick",
     "hydra.verbose=[1]": "hydra.verbose=[1]: ",
     "accumulation_steps=${steps}": "accumulation_steps=60: expected a list of integers, as in [2,4]",
-    "norm=${steps}": "norm: expected one of none, batch, group, layer (While dereferencing interpolation '${steps}'",
+    "norm=${steps}": "norm: expected one of as_is, none, batch, group, layer (While dereferencing interpolation '${steps}'",
     "optimizer.lr=${experiment}": "optimizer.lr: expected a number (While dereferencing interpolation '${experiment}'",
     "faults=${accumulation_steps}": "faults=[2, 4, 8, 16]: expected a list of names, as in [all]",
     "hydra.callbacks={a:1}": "Could not override 'hydra.callbacks'",

@@ -20,7 +20,7 @@ def shell(body: str, around: str, folder: Path, **environment: str) -> subproces
         f"import sys\nfrom harness.terminal import told\n\ndef main():\n    {body}\n\nsys.exit(told(main))\n"
     )
     line = around.format(f"{sys.executable} {folder / 'command.py'}") + "; exit ${PIPESTATUS[0]}"
-    inherited = {name: value for name, value in os.environ.items() if name != "HYDRA_FULL_ERROR"}  # which run.main sets
+    inherited = {name: value for name, value in os.environ.items() if name != "HYDRA_FULL_ERROR"}
     return subprocess.run(
         ["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False, env=inherited | environment
     )

@@ -12,11 +12,11 @@ from typing import Any
 from harness.bench.cost import Spread, of_call, of_command, seconds
 from harness.bench.measurement import Measurement
 from harness.config import (
+    OUR_OPTIMIZERS,
     Data,
     Model,
     Norm,
     OptimizerConfig,
-    OptimizerName,
     Precision,
     TrialConfig,
     WorkloadConfig,
@@ -35,7 +35,7 @@ KINDS = tuple(
     (data, norm, optimizer, precision)
     for data in (Data.digits, Data.text)
     for norm in (Norm.none, Norm.layer)
-    for optimizer in OptimizerName
+    for optimizer in OUR_OPTIMIZERS
     for precision in Precision
 )
 
@@ -81,7 +81,7 @@ def fill(root: Path, size: int, record: dict[str, Any], rows: list[dict[str, Any
         own = json.loads(json.dumps(record))
         for arm in own["arms"]:
             labels = {"trial": name, "workload": config.workload.label, "norm": str(config.norm), "seed": config.seed}
-            arm |= labels | {"optimizer": str(config.optimizer.name), "precision": str(config.precision)}
+            arm |= labels | {"optimizer": config.optimizer.label, "precision": str(config.precision)}
         with store.open_trial(config.experiment, name, plain) as writer:
             writer.add(*rows)
             writer.finish(own)

@@ -107,7 +107,7 @@ def _result(
     setting: Setting, run: Run, plain: Run, floor: Run, counters: Differences, windows: Sequence[Tensor]
 ) -> AlgebraResult:
     """The configured run and the plain one of an arm, taken together; `floor`: the permuted full batch's plain run."""
-    stochastic = setting.config.workload.dropout > 0
+    stochastic = setting.draws
     runs = [run] if stochastic else [run, plain]
     signature = reduce(Signature.merged, (one.signature for one in runs))
     if stochastic:

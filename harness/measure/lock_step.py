@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Literal, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from harness.config import LastWindow, OptimizerConfig, Precision, TrialConfig
 from harness.judge.counters import Counter, Counts, Differences, differing
+from harness.measure.examination import examine
 from harness.recipes import precision
 from harness.recipes.determinism import fixed_randomness, kept_randomness, start_randomness
 from harness.recipes.execution import check_available, exchange_forward
@@ -38,8 +39,10 @@ from harness.referee.gradients import (
 )
 from harness.referee.oracle import Referee
 from harness.results.arm_name import FULL, ArmName
-from harness.workloads import Batch, Workload
+from harness.workloads import Batch, Workload, nest
 from harness.workloads.build import make_workload
+from harness.workloads.custom import CustomWorkload
+from harness.workloads.layers import draws, has_batch_norm, without_dropout
 
 REFERENCE = str(ArmName(FULL))
 ExactGradient = Callable[[str], Tensor | None]  # label of an arm -> [P] float64 at its present parameters
@@ -67,6 +70,13 @@ class Setting:
         }
         with fixed_randomness(config.seed, torch.device("cpu")):
             self.initial = self.exact.make_model().train()
+        self.has_batch_norm = has_batch_norm(self.initial)
+        self.draws = draws(self.initial)  # random numbers, in a training forward
+        exact = self.exact
+        if isinstance(exact, CustomWorkload):
+            examine(exact, self.initial, next(self.windows(1)), device)
+            for workload in self.workloads.values():
+                workload.coupling, workload.mixes_rows = exact.coupling, exact.mixes_rows
 
     @property
     def exact(self) -> Workload:
@@ -126,10 +136,7 @@ class Setting:
 
     def _model(self, dtype: torch.dtype, dropout: bool) -> nn.Module:
         model = copy.deepcopy(self.initial).to(self.device, dtype)
-        for layer in model.modules():
-            if isinstance(layer, nn.Dropout) and not dropout:
-                layer.p = 0.0
-        return model
+        return model if dropout else without_dropout(model)
 
 
 class Watch:
@@ -187,11 +194,14 @@ class Watch:
         else:
             self.moments = moments_of(consumed, self.reference)
 
-    def _see_outputs(self, _model: nn.Module, _inputs: object, outputs: Tensor) -> None:
-        if outputs.requires_grad and not self._backward_begun:
-            outputs.register_hook(self._see_backward)
-        if outputs.requires_grad and self.sees_forwards:
-            outputs.register_hook(partial(self._note_forward, flatten(self.parameters), self.steps_in_window))
+    def _see_outputs(self, _model: nn.Module, _inputs: object, outputs: Any) -> None:
+        weights = None
+        for output in nest.tensors(outputs):
+            if output.requires_grad and not self._backward_begun:
+                output.register_hook(self._see_backward)
+            if output.requires_grad and self.sees_forwards:
+                weights = flatten(self.parameters) if weights is None else weights
+                output.register_hook(partial(self._note_forward, weights, self.steps_in_window))
 
     def _note_forward(self, weights: Tensor, steps: int, _gradient: Tensor) -> None:
         """Note that a backward goes through a forward with these weights; a forward for logging alone has none."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from harness.recipes.recipe import Arm, take_step
-from harness.workloads import Batch
+from harness.workloads import Batch, nest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Memory:
 
 def of_step(arm: Arm, window: Batch) -> Memory:
     """Take one step of the arm on `window`, and count the bytes it needs; the step itself is the same to the bit."""
-    own = [*arm.model.parameters(), *arm.model.buffers(), window.inputs, window.targets]
+    own = [*arm.model.parameters(), *arm.model.buffers(), *nest.tensors((window.inputs, window.targets))]
     known = {tensor.untyped_storage().data_ptr() for tensor in own}
     saved: dict[int, int] = {}
     most, gradients = [0], [0]

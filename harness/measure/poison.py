@@ -6,10 +6,13 @@ full batch's step is not finite, so the accumulated one must not be either.
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +25,7 @@ from harness.measure.probe import inside_causes
 from harness.recipes.recipe import Arm, Recipe
 from harness.referee.gradients import flatten, relative_distance
 from harness.referee.oracle import WHOLE, Parts, State, no_clipping, snapshot
-from harness.workloads import Batch
+from harness.workloads import Batch, nest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,19 +134,41 @@ def without(parts: Parts, lost: int) -> Iterator[Tensor]:
 def poisoned(arms: Sequence[Arm], sample: Batch) -> Iterator[None]:
     """Inside, the model's output for `sample` (one row) is infinite, so that its loss and its gradients are not finite."""
 
-    def poison(_model: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> Tensor:
-        rows = inputs[0]
-        if rows.shape[1:] != sample.inputs.shape[1:]:
-            return outputs
-        mine = (rows == sample.inputs.to(rows)).flatten(1).all(1)
-        return outputs * torch.where(mine, math.inf, 1.0).to(outputs).view(-1, *[1] * (outputs.dim() - 1))
+    def by_id(forward: Callable[[Arm, Batch], Any], arm: Arm, micro_batch: Batch) -> Any:
+        return infinite(forward(arm, micro_batch), torch.isin(micro_batch.ids, sample.ids))
 
-    handles = [arm.model.register_forward_hook(poison) for arm in arms]
+    def by_inputs(_model: nn.Module, inputs: tuple[Any, ...], outputs: Any) -> Any:
+        """Of a loop that calls the model itself."""
+        rows, own = next(nest.tensors(inputs)), next(nest.tensors(sample.inputs))
+        if rows.shape[1:] != own.shape[1:]:
+            return outputs
+        return infinite(outputs, (rows == own.to(rows)).flatten(1).all(1))
+
+    recipes = [arm.recipe for arm in arms]
+    handles = []
+    for arm in arms:
+        if arm.recipe.loop is None:
+            arm.recipe = dataclasses.replace(arm.recipe, forward=partial(by_id, arm.recipe.forward))
+        else:
+            handles.append(arm.model.register_forward_hook(by_inputs))
     try:
         yield
     finally:
+        for arm, recipe in zip(arms, recipes, strict=True):
+            arm.recipe = recipe
         for handle in handles:
             handle.remove()
+
+
+def infinite(outputs: Any, mine: Tensor) -> Any:
+    """The outputs of a forward with the rows `mine` ([n] bool) of every floating tensor multiplied by infinity."""
+
+    def multiplied(leaf: Any) -> Any:
+        if not (isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.dim() and len(leaf) == len(mine)):
+            return leaf
+        return leaf * torch.where(mine.to(leaf.device), math.inf, 1.0).to(leaf).view(-1, *[1] * (leaf.dim() - 1))
+
+    return nest.map_leaves(multiplied, outputs)
 
 
 def _everything(arm: Arm) -> Tensor:

@@ -11,7 +11,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from harness.config import Norm
 from harness.judge.cause import Cause, Causes
 from harness.judge.gates import ALGEBRA_GATE, RESOLVED
 from harness.judge.signature import Attribution, Errors, Samples, Signature, WrongWindow, clearly_nearer, worst
@@ -291,7 +290,7 @@ class Probe:
 def inside_causes(setting: Setting) -> dict[Causes, Inside]:
     """What this trial's model and loss compute within a micro-batch, by the causes that it has when they are accumulated."""
     coupling, causes = setting.exact.coupling, dict[Causes, Inside]()
-    if setting.config.norm == Norm.batch:
+    if setting.has_batch_norm or setting.exact.mixes_rows:
         causes[(Cause.batch_statistics,)] = Inside(statistics=True)
     if coupling:
         causes[(coupling,)] = Inside(loss=True)

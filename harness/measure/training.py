@@ -135,11 +135,10 @@ def outcome(arm: Arm, losses: Sequence[float]) -> Ending:
     """Where the training ended: last loss, mean loss of the last tenth, held-out loss and accuracy (per loss term)."""
     tail = losses[-max(1, len(losses) // 10) :]
     arm.model.eval()
-    held_out, loss, correct, terms = arm.workload.held_out, 0.0, 0.0, 0
+    loss, correct, terms = 0.0, 0.0, 0
     with torch.no_grad(), precision.autocast(arm.precision, arm.device):
-        for start in range(0, len(held_out), HELD_OUT_BATCH):
-            batch = held_out.rows(slice(start, start + HELD_OUT_BATCH))
-            outputs = arm.model(batch.inputs)
+        for batch in arm.workload.held_out_batches(HELD_OUT_BATCH):
+            outputs = arm.workload.forward(arm.model, batch)
             loss += float(arm.workload.losses(outputs, batch).double().sum())
             correct += float(arm.workload.correct(outputs, batch).sum())
             terms += int(arm.workload.num_terms(batch).sum())

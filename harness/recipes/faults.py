@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ from harness.recipes.recipe import (
     update_ema,
     update_scale,
 )
-from harness.workloads import Batch, Workload
+from harness.workloads import Batch, Forward, Workload
 
 Transform = Callable[[Recipe], Recipe]
 SHRINK = 2.0**27
@@ -232,14 +233,15 @@ def auxiliary_loss_scale(recipe: Recipe) -> Recipe:
 def cached_weights_stale(recipe: Recipe) -> Recipe:
     """The forward uses a copy of the weights that is renewed in every other window only (TransformerEngine#1047)."""
 
-    def with_cached_weights(arm: Arm, micro_batch: Batch) -> Tensor:
+    def with_cached_weights(arm: Arm, micro_batch: Batch) -> Any:
         if arm.position == 0 and arm.windows % 2 == 0:
             arm.memory["weights"] = {name: p.detach().clone() for name, p in arm.model.named_parameters()}
         cached = arm.memory["weights"]
         # the cached value, with the gradient going to the parameter itself
         values = {name: p + (cached[name] - p).detach() for name, p in arm.model.named_parameters()}
-        outputs: Tensor = functional_call(arm.model, values, (micro_batch.inputs,))
-        return outputs
+        return functional_call(
+            Forward(arm.workload, arm.model), {f"model.{name}": value for name, value in values.items()}, (micro_batch,)
+        )
 
     return dataclasses.replace(recipe, forward=with_cached_weights)
 

@@ -46,10 +46,9 @@ def own_share(own: Tensor, normaliser: Tensor) -> Tensor:
     return own.double() / normaliser
 
 
-def forward(arm: Arm, micro_batch: Batch) -> Tensor:
+def forward(arm: Arm, micro_batch: Batch) -> Any:
     """The model's outputs, [n, ...] for n samples."""
-    outputs: Tensor = arm.model(micro_batch.inputs)
-    return outputs
+    return arm.workload.forward(arm.model, micro_batch)
 
 
 def unscale(arm: Arm) -> None:
@@ -101,7 +100,7 @@ class Recipe:
     split: SplitPlan
     arrange: Callable[[Batch, int], Batch] | None = None  # (window, optimizer step) -> the window in another order
     prepare: Callable[[Workload, Batch, Sequence[slice]], list[Batch]] = prepared_whole
-    forward: Callable[[Arm, Batch], Tensor] = forward
+    forward: Callable[[Arm, Batch], Any] = forward
     normalise: Normalise = window_total
     auxiliary_share: Callable[[Tensor, Tensor], Tensor] = own_share  # (own loss terms, normaliser) -> factor of the penalty
     report: Callable[[Sequence[Tensor]], Tensor] = total_loss

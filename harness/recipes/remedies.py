@@ -60,7 +60,7 @@ def frozen_statistics(recipe: Recipe) -> Recipe:
 
     def freeze(arm: Arm) -> None:
         if not arm.windows:
-            calibrate(arm.model, arm.workload.batch(torch.cat(arm.seen)).inputs)
+            calibrate(arm, torch.cat(arm.seen))
         for layer in batch_norms(arm.model):
             layer.eval()
 
@@ -120,14 +120,15 @@ def batch_norms(model: nn.Module) -> list[_BatchNorm]:
     return [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
 
 
-def calibrate(model: nn.Module, inputs: Tensor) -> None:
-    """Running statistics of every BatchNorm become those of `inputs`, by one forward in training mode."""
+def calibrate(arm: Arm, ids: Tensor) -> None:
+    """Running statistics of every BatchNorm become those of the samples `ids`, by one forward in training mode."""
+    model = arm.model
     momenta = [layer.momentum for layer in batch_norms(model)]
     model.train()
     for layer in batch_norms(model):
         layer.momentum = 1.0
     with torch.no_grad():
-        model(inputs)
+        arm.workload.forward(model, arm.workload.batch(ids))
     for layer, momentum in zip(batch_norms(model), momenta, strict=True):
         layer.momentum = momentum
 

@@ -1,7 +1,7 @@
 """The float64 referee: gradients by a path that shares nothing with the loop under test.
 
-One functional forward over the whole window, per-sample losses, explicit weights and `torch.autograd.grad`: no `.grad`
-accumulation, no optimizer, no autocast, no module state.
+One forward over the whole window of a model of its own, at weights and buffers that are put there, per-sample losses, and
+`torch.autograd.grad`: no `.grad` accumulation, no optimizer, no autocast, no state from one gradient to the next.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from harness.referee.gradients import flatten
-from harness.workloads import Batch, Workload
+from harness.workloads import Batch, Workload, nest
 from harness.workloads.layers import replace_layers
 
 State = dict[str, Tensor]  # parameters and buffers by name, floating ones in float64
@@ -27,7 +26,14 @@ State = dict[str, Tensor]  # parameters and buffers by name, floating ones in fl
 def snapshot(model: nn.Module) -> State:
     """Float64 copies of the model's parameters and buffers; the model is left alone."""
     return {name: value.detach().to(torch.float64 if value.is_floating_point() else value.dtype, copy=True)
-            for name, value in model.state_dict(keep_vars=True).items()}  # fmt: skip
+            for name, value in (*model.named_parameters(), *model.named_buffers())}  # fmt: skip
+
+
+def restore(model: nn.Module, state: State) -> None:
+    """Put the values of a snapshot into the model, in place."""
+    with torch.no_grad():
+        for name, value in (*model.named_parameters(), *model.named_buffers()):
+            value.copy_(state[name])
 
 
 def clipped(gradient: Tensor, max_norm: float | None) -> Tensor:
@@ -88,7 +94,7 @@ class Referee:
     """Exact gradients of the window's mean loss at any parameters, in float64."""
 
     def __init__(self, workload: Workload, model: nn.Module) -> None:
-        """`workload` and `model` in float64; the model gives the architecture only, its values are never used."""
+        """`workload` and `model` in float64; the model is the referee's own: its values are put before each forward."""
         self.workload = workload
         self.model = model.train()
         self.names = [name for name, _ in model.named_parameters()]
@@ -99,7 +105,7 @@ class Referee:
 
     def loss_and_gradient(self, state: State, window: Batch) -> tuple[Loss, Tensor]:
         """The window's objective sum_i l_i / sum_i n_i + penalty, and its gradient [P]."""
-        return self._whole(self.model, state, window, None)[:2]
+        return self._whole(state, window, [len(window)], WHOLE)[:2]
 
     def within(self, state: State, window: Batch, sizes: Sequence[int], inside: Inside) -> tuple[Loss, Tensor, State]:
         """`loss_and_gradient` with what `inside` says computed within chunks of `sizes`, and the state after it.
@@ -107,8 +113,7 @@ class Referee:
         Hoffer et al. 2017 for BatchNorm: chunk k is normalised by its own statistics and moves the running statistics in turn.
         Accumulation over micro-batches of the same sizes is this computation exactly.
         """
-        model = ghost_model(self.model, sizes) if inside.statistics else self.model
-        return self._whole(model, state, window, sizes if inside.loss else None)
+        return self._whole(state, window, sizes, inside)
 
     def parts(self, state: State, window: Batch, sizes: Sequence[int], inside: Inside = WHOLE) -> Parts:
         """The full-batch gradient by micro-batches of `sizes`: one forward of the whole window, one backward each.
@@ -116,46 +121,53 @@ class Referee:
         With BatchNorm or a loss that couples samples the parts are the full batch's, so an accumulated gradient leaves their
         span, unless `inside` has those computed within the micro-batches. The penalty's gradient is in every part.
         """
-        model = ghost_model(self.model, sizes) if inside.statistics else self.model
-        losses, own, parameters = self._losses(model, state, window, sizes if inside.loss else None)
+        losses, model = self._losses(state, window, sizes, inside)
         terms = [int(n.sum()) for n in self.workload.num_terms(window).split(list(sizes))]
-        penalty = self._penalty(own)
+        penalty = self._penalty(model)
         means = [loss.sum() / max(n, 1) + penalty for loss, n in zip(losses.split(list(sizes)), terms, strict=True)]
-        grads = (torch.autograd.grad(mean, parameters, retain_graph=True, materialize_grads=True) for mean in means)
-        return Parts(tuple(flatten(grad) for grad in grads), tuple(terms))
+        return Parts(tuple(self._gradient(mean, model) for mean in means), tuple(terms))
 
     def penalty_gradient(self, state: State) -> Tensor:
         """[P] gradient of the penalty alone."""
-        own, parameters = self._leaves(state)
-        return flatten(torch.autograd.grad(self._penalty(own), parameters, materialize_grads=True))
+        restore(self.model, state)
+        return self._gradient(self._penalty(self.model), self.model)
 
-    def _whole(self, model: nn.Module, state: State, window: Batch, sizes: Sequence[int] | None) -> tuple[Loss, Tensor, State]:
-        losses, own, parameters = self._losses(model, state, window, sizes)
-        shares, penalty = losses / self.workload.num_terms(window).sum(), self._penalty(own)
-        objective = shares.sum() + penalty
-        gradient = flatten(torch.autograd.grad(objective, parameters, materialize_grads=True))
-        return Loss(float(objective.detach()), float((shares.abs().sum() + penalty.abs()).detach())), gradient, own
+    def _whole(self, state: State, window: Batch, sizes: Sequence[int], inside: Inside) -> tuple[Loss, Tensor, State]:
+        losses, model = self._losses(state, window, sizes, inside)
+        shares, penalty = losses / self.workload.num_terms(window).sum(), self._penalty(model)
+        gradient = self._gradient(shares.sum() + penalty, model)
+        loss = Loss(float((shares.sum() + penalty).detach()), float((shares.abs().sum() + penalty.abs()).detach()))
+        return loss, gradient, snapshot(model)
 
-    def _losses(
-        self, model: nn.Module, state: State, window: Batch, sizes: Sequence[int] | None
-    ) -> tuple[Tensor, State, list[Tensor]]:
-        """[n] per-sample losses, the state with its buffers moved on, and its leaf parameters.
+    def _losses(self, state: State, window: Batch, sizes: Sequence[int], inside: Inside) -> tuple[Tensor, nn.Module]:
+        """[n] per-sample losses, and the model they came from, its buffers moved on.
 
-        One forward of the whole window; with `sizes` the samples whose losses see each other are those of a chunk.
+        One forward of the whole window, unless its model mixes rows in layers that are not BatchNorm's: then one for each chunk.
         """
-        own, parameters = self._leaves(state)
-        outputs = functional_call(model, own, (window.inputs,))
-        edges = list(accumulate([len(window)] if sizes is None else sizes, initial=0))
-        chunks = [slice(start, end) for start, end in pairwise(edges)]
-        losses = [self.workload.losses(outputs[chunk], self.workload.prepared(window.rows(chunk))) for chunk in chunks]
-        return torch.cat(losses), own, parameters
+        model = ghost_model(self.model, sizes) if inside.statistics else self.model
+        restore(model, state)
+        edges = list(accumulate(sizes, initial=0))
+        chunks = [window.rows(slice(start, end)) for start, end in pairwise(edges)]
+        if inside.statistics and self.workload.mixes_rows:
+            restore(self.model, state)
+            outputs = [self.workload.forward(self.model, chunk) for chunk in chunks]
+            model, whole = self.model, nest.joined(outputs)
+        else:
+            whole = self.workload.forward(model, window)
+            outputs = [nest.rows(whole, slice(*edge)) for edge in pairwise(edges)] if inside.loss else []
+        if not inside.loss:
+            return self.workload.losses(whole, self.workload.prepared(window)), model
+        own = [self.workload.losses(out, self.workload.prepared(chunk)) for out, chunk in zip(outputs, chunks, strict=True)]
+        return torch.cat(own), model
 
-    def _leaves(self, state: State) -> tuple[State, list[Tensor]]:
-        own = {name: value.clone() for name, value in state.items()}  # a training forward writes to the buffers
-        return own, [own[name].requires_grad_() for name in self.names]
+    def _gradient(self, objective: Tensor, model: nn.Module) -> Tensor:
+        """[P] of all parameters; zeros for those that are frozen or not reached. The graph stays for the next part."""
+        trained = [p for p in model.parameters() if p.requires_grad]
+        found = iter(torch.autograd.grad(objective, trained, retain_graph=True, materialize_grads=True))
+        return flatten(next(found) if p.requires_grad else torch.zeros_like(p) for p in model.parameters())
 
-    def _penalty(self, own: State) -> Tensor:
-        return self.workload.auxiliary({name: own[name] for name in self.names})
+    def _penalty(self, model: nn.Module) -> Tensor:
+        return self.workload.auxiliary(dict(model.named_parameters()))
 
 
 def running_statistics(state: State) -> Tensor:
@@ -171,18 +183,18 @@ class GhostBatchNorm(nn.Module):
     Running statistics move once for each chunk, in order: r <- (1 - m) r + m s_k, with the unbiased variance.
     """
 
-    weight: Tensor
-    bias: Tensor
-    running_mean: Tensor
-    running_var: Tensor
-    num_batches_tracked: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    num_batches_tracked: Tensor | None
 
     def __init__(self, layer: _BatchNorm, sizes: Sequence[int]) -> None:
         super().__init__()
         self.sizes, self.eps, self.momentum = list(sizes), layer.eps, layer.momentum
-        for name, parameter in layer.named_parameters():
+        for name, parameter in layer._parameters.items():  # None where the layer has no scale and shift
             self.register_parameter(name, parameter)
-        for name, buffer in layer.named_buffers():
+        for name, buffer in layer._buffers.items():  # None where it keeps no running statistics
             self.register_buffer(name, buffer)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -196,9 +208,14 @@ class GhostBatchNorm(nn.Module):
             variance = (centred * centred).mean(others)
             outputs.append(centred / torch.sqrt(variance + self.eps).view(shape))
             self._move(mean.detach(), variance.detach(), chunk.numel() // chunk.shape[1])
-        return torch.cat(outputs) * self.weight.view(shape) + self.bias.view(shape)
+        normalised = torch.cat(outputs)
+        if self.weight is None or self.bias is None:
+            return normalised
+        return normalised * self.weight.view(shape) + self.bias.view(shape)
 
     def _move(self, mean: Tensor, variance: Tensor, count: int) -> None:
+        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+            return
         self.num_batches_tracked += 1
         rate = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
         self.running_mean.mul_(1 - rate).add_(rate * mean)

@@ -65,7 +65,7 @@ class VerdictRow:
             trial=identity(config),
             workload=config.workload.label,
             norm=str(config.norm),
-            optimizer=str(config.optimizer.name),
+            optimizer=config.optimizer.label,
             precision=str(config.precision),
             seed=config.seed,
             effective_batch=config.effective_batch,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.config import LastWindow, Norm, Precision
+from harness.config import LastWindow, Precision
 from harness.measure.lock_step import Setting
 from harness.measure.training import OnStep, Row
 from harness.recipes.recipe import Arm, Recipe, take_step
@@ -53,14 +53,14 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
 
 def _rows(setting: Setting, state: State, window: Batch, after_steps: int) -> list[Row]:
     config, referee, rows = setting.config, setting.referee(), []
-    remedies = {ACCUMULATED: _unchanged} | (REMEDIES if config.norm == Norm.batch else {})
+    remedies = {ACCUMULATED: _unchanged} | (REMEDIES if setting.has_batch_norm else {})
     whole = full_batch(config)
     full = _take_window(setting, whole, state, window, MOMENTA[0])
     for right in (candidate.recipe for candidate in standard_candidates(config) if candidate.arm == ACCUMULATED):
         plain = _take_window(setting, right, state, window, MOMENTA[0])
         for name, apply in remedies.items():
             at_one = _take_window(setting, apply(whole), state, window, MOMENTA[0])
-            for momentum in MOMENTA if config.norm == Norm.batch and name in MOVING else MOMENTA[:1]:
+            for momentum in MOMENTA if setting.has_batch_norm and name in MOVING else MOMENTA[:1]:
                 own = _take_window(setting, apply(right), state, window, momentum)
                 rows.append({
                     "arm": name,
@@ -69,11 +69,11 @@ def _rows(setting: Setting, state: State, window: Batch, after_steps: int) -> li
                     "after_steps": after_steps,
                     "momentum": momentum,
                     **_gradient(own, full, at_one, plain),
-                    **(_statistics(setting, apply(right), state, window, own, momentum) if config.norm == Norm.batch else {}),
+                    **(_statistics(setting, apply(right), state, window, own, momentum) if setting.has_batch_norm else {}),
                 })  # fmt: skip
                 if name == ACCUMULATED and momentum == MOMENTA[0]:
                     rows[-1] |= _oracle(referee, state, window, right, own) | _over_partitions(setting, state, window, right)
-                if config.norm == Norm.batch and momentum == MOMENTA[0]:
+                if setting.has_batch_norm and momentum == MOMENTA[0]:
                     rows[-1] |= _beside_full(own, full, state)
     return rows
 

@@ -80,7 +80,7 @@ def train_epochs(setting: Setting, loop: Loop, num: int) -> Row:
             terms = data.num_terms(batch).sum() * num
             if loop.divides_by_window:
                 terms = data.num_terms(data.batch(window)).sum()
-            (data.losses(arm.model(batch.inputs), batch).sum() / terms).backward()
+            (data.losses(data.forward(arm.model, batch), batch).sum() / terms).backward()
             pending.append(ids)
             if (i + 1) % num == 0 or (loop.steps and i + 1 == per_epoch):
                 right = referee.gradient(snapshot(arm.model), data.batch(window))

@@ -29,7 +29,7 @@ def _row(setting: Setting, end: End) -> Row:
     plain = setting.arm(full_batch(config))
     plain.model.load_state_dict(end.arm.model.state_dict())
     kept = vars(outcome(plain, end.losses))
-    calibrate(plain.model, plain.workload.batch(torch.arange(plain.workload.num_samples)).inputs)
+    calibrate(plain, torch.arange(plain.workload.num_samples))
     again = vars(outcome(plain, end.losses))
     return {
         "arm": end.candidate.arm,

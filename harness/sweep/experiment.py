@@ -15,10 +15,22 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
-from harness import processes
-from harness.config import ConfigError, Device, HarnessConfig, Model, Precision, TrialConfig, identity, legacy_identity, to_dict
+from harness import processes, targets
+from harness.config import (
+    ConfigError,
+    Device,
+    HarnessConfig,
+    Model,
+    OptimizerConfig,
+    Precision,
+    TrialConfig,
+    WorkloadConfig,
+    identity,
+    legacy_identity,
+    to_dict,
+)
 from harness.results import sweeps, tracking
 from harness.results.arm_name import ArmName
 from harness.results.record import read_trial
@@ -27,6 +39,8 @@ from harness.sweep.child import LINE_LENGTH, Cell, Child, Done, Failure, RunsEls
 from harness.sweep.progress import Progress, open_progress
 
 GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
+Custom = TypeVar("Custom", WorkloadConfig, OptimizerConfig)
+
 STOP_SECONDS = 8.0  # between a signal and the end of the command, whatever hangs
 MOST_STARTS = 3  # of a trial's process, where the forkserver is killed meanwhile
 RETRY_SECONDS = 2.0  # how often a trial that another process runs is looked at
@@ -112,7 +126,7 @@ def recorder(writer: TrialWriter, mirror: tracking.Run) -> Callable[[int, list[d
 
 
 def _tags(trial: TrialConfig) -> list[str]:
-    return [trial.workload.label, f"norm-{trial.norm}", str(trial.optimizer.name), str(trial.precision)]
+    return [trial.workload.label, f"norm-{trial.norm}", trial.optimizer.label, str(trial.precision)]
 
 
 def flat_metrics(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -178,7 +192,9 @@ def _distinct(configs: Sequence[HarnessConfig]) -> list[Cell]:
     cells: dict[Path, Cell] = {}
     for config in configs:
         try:
-            cell = Cell(resolved(config), stores[config.results], _name(stores[config.results], config.trial))
+            found = resolved(config)
+            trial = dataclasses.replace(found.trial, device=config.device)  # older stores have names of unresolved ones
+            cell = Cell(found, stores[config.results], _name(stores[config.results], trial))
             cells.setdefault(cell.folder, cell)
         except ValueError as error:
             raise ConfigError("experiment", config.experiment, "the name of a folder") from error
@@ -188,9 +204,22 @@ def _distinct(configs: Sequence[HarnessConfig]) -> list[Cell]:
 def resolved(config: HarnessConfig) -> HarnessConfig:
     """The configuration with `device=cuda` in place of `auto` where there is a CUDA device; `auto` that stays means the CPU.
 
-    So a trial on a GPU and one on a CPU have different identities.
+    So a trial on a GPU and one on a CPU have different identities; and the user's own code with its fingerprint: changed code is
+    another trial.
     """
-    return dataclasses.replace(config, device=Device.cuda) if _uses_cuda(config.device) else config
+    workload, optimizer = _fingerprinted("workload", config.workload), _fingerprinted("optimizer", config.optimizer)
+    device = Device.cuda if _uses_cuda(config.device) else config.device
+    return dataclasses.replace(config, device=device, workload=workload, optimizer=optimizer)
+
+
+def _fingerprinted(name: str, own: Custom) -> Custom:
+    """With the fingerprint of the target's source; ConfigError where it is not what the settings say it is."""
+    if own.target is None:
+        return own
+    source = targets.fingerprint(f"{name}.target", own.target)
+    if own.source not in (None, source):
+        raise ConfigError(f"{name}.source", own.source, f"{source}, the fingerprint of {own.target} as it is now: it was changed")
+    return dataclasses.replace(own, source=source)
 
 
 def _name(store: Store, trial: TrialConfig) -> str:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from harness.judge.cause import Cause
+from harness.workloads import nest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,16 +19,18 @@ class Batch:
     """Samples that go through the model together; row i of every tensor is the same sample."""
 
     ids: Tensor  # [n] int64, position in the training set, on the CPU
-    inputs: Tensor  # [n, ...]
-    targets: Tensor  # [n, ...]
+    inputs: Any  # a tensor [n, ...]; of a task of the user's own the nest of tensors that its `collate` gives
+    targets: Tensor  # [n, ...]; of such a task the ids
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def rows(self, index: Tensor | slice) -> Batch:
         """The chosen rows, in the order of `index` (a CPU index tensor or a slice)."""
-        on_device = index if isinstance(index, slice) else index.to(self.inputs.device, non_blocking=True)
-        return Batch(ids=self.ids[index], inputs=self.inputs[on_device], targets=self.targets[on_device])
+        return Batch(ids=self.ids[index], inputs=nest.rows(self.inputs, index), targets=self.targets[self._on_device(index)])
+
+    def _on_device(self, index: Tensor | slice) -> Tensor | slice:
+        return index if isinstance(index, slice) else index.to(self.targets.device, non_blocking=True)
 
     def holds(self, ids: Tensor) -> bool:
         """Whether `ids` are exactly this batch's samples, in any order."""
@@ -54,6 +57,7 @@ class Workload(Protocol):
     held_out: Batch
     penalty: float = 0.0  # coefficient of `auxiliary`
     coupling: Cause | None = None  # of computing the loss within micro-batches; None: each term depends on its own sample alone
+    mixes_rows: bool = False  # whether the model's outputs for a sample depend on the others, beside by BatchNorm layers
 
     def make_model(self) -> nn.Module:
         """A fresh float32 model on the CPU, drawn from torch's global generator."""
@@ -62,6 +66,14 @@ class Workload(Protocol):
     def batch(self, ids: Tensor) -> Batch:
         """The samples `ids` ([n] int64) on the workload's device; floating inputs in the workload's dtype."""
         ...
+
+    def forward(self, model: nn.Module, batch: Batch) -> Any:
+        """The model's outputs: a tensor [n, ...], or a nest of such tensors."""
+        return model(batch.inputs)
+
+    def held_out_batches(self, size: int) -> Iterator[Batch]:
+        """The held-out samples, `size` at a time."""
+        yield from (self.held_out.rows(slice(start, start + size)) for start in range(0, len(self.held_out), size))
 
     def prepared(self, window: Batch) -> Batch:
         """The window with whatever its losses take from all of its samples, but from no parameter (normalised advantages)."""
@@ -72,7 +84,7 @@ class Workload(Protocol):
         last = [value for value in parameters.values() if value.dim() > 1][-1]
         return 0.5 * self.penalty * last.square().sum()
 
-    def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
+    def losses(self, outputs: Any, batch: Batch) -> Tensor:
         """[n] per-sample loss, *summed* over the sample's terms; float32 or wider."""
         ...
 
@@ -80,6 +92,18 @@ class Workload(Protocol):
         """[n] int64 number of loss terms of each sample: 1 for images, the predicted characters for text."""
         ...
 
-    def correct(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """[n] number of loss terms whose most likely class is the target."""
+    def correct(self, outputs: Any, batch: Batch) -> Tensor:
+        """[n] number of loss terms whose most likely class is the target; NaN where nobody says what is correct."""
         ...
+
+
+class Forward(nn.Module):
+    """A workload's forward as a module around its model, whose weights `torch.func` can then exchange."""
+
+    def __init__(self, workload: Workload, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self._workload = model, workload
+
+    def forward(self, batch: Batch) -> Any:
+        """The model's outputs."""
+        return self._workload.forward(self.model, batch)

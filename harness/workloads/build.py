@@ -9,6 +9,7 @@ import torch
 from harness.config import EMBEDDED_DIGITS, ConfigError, Data, Model, Norm, TrialConfig
 from harness.workloads import Workload
 from harness.workloads.cifar10 import read_cifar10
+from harness.workloads.custom import CustomWorkload
 from harness.workloads.digits import read_digits
 from harness.workloads.image_models import make_conv, make_mlp, make_resnet18
 from harness.workloads.images import ImageSet, ImageWorkload
@@ -31,9 +32,16 @@ IMAGE_WORKLOADS: dict[Data, type[ImageWorkload]] = {
 def make_workload(config: TrialConfig, *, device: torch.device, dtype: torch.dtype) -> Workload:
     """The configured data, model and loss; `dtype` is that of floating inputs. Depends on no seed.
 
-    Raises `ConfigError` where files under `data.root` are missing or damaged.
+    Raises `ConfigError` where files under `data.root` are missing or damaged, or a task is not what it should be.
     """
-    workload = _text(config, device) if config.workload.data == Data.text else _images(config, device, dtype)
+    workload: Workload
+    match config.workload.data:
+        case Data.custom:
+            workload = CustomWorkload(config.workload, config.norm, device=device, dtype=dtype)
+        case Data.text:
+            workload = _text(config, device)
+        case _:
+            workload = _images(config, device, dtype)
     workload.penalty = config.workload.penalty
     return workload
 

@@ -17,6 +17,8 @@ def make_norm(norm: Norm, channels: int, dims: int, *, max_groups: int = 4) -> n
     if dims not in (0, 2):
         raise ValueError(f"expected dims 0 or 2, got {dims}")
     match norm:
+        case Norm.as_is:
+            raise ValueError("expected a normalisation to be made, got as_is, which is a model's own")
         case Norm.none:
             return nn.Identity()
         case Norm.batch:

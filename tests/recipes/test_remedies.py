@@ -80,8 +80,8 @@ def test_pooled_running_statistics_are_one_step_of_the_windows(name: str = "wind
 
 def test_frozen_statistics_stay_those_of_the_first_window() -> None:
     arm = trained(CONFIG, REMEDIES["frozen_statistics"](right()))
-    fresh = Setting(CONFIG, choose_device(CONFIG.device)).arm(right(), steps=1).model
-    reference = copy.deepcopy(fresh).train()
+    fresh = Setting(CONFIG, choose_device(CONFIG.device)).arm(right(), steps=1)
+    reference = copy.deepcopy(fresh.model).train()
     for layer in reference.modules():
         if isinstance(layer, nn.BatchNorm2d):
             layer.momentum = None  # the average of one window is that window
@@ -89,8 +89,8 @@ def test_frozen_statistics_stay_those_of_the_first_window() -> None:
     for name, value in reference.named_buffers():
         if "running" in name:
             assert torch.allclose(arm.model.get_buffer(name), value, rtol=1e-12, atol=1e-12)
-    calibrate(fresh, arm.workload.batch(torch.arange(24)).inputs)
-    assert all(layer.momentum == 0.1 for layer in fresh.modules() if isinstance(layer, nn.BatchNorm2d))
+    calibrate(fresh, torch.arange(24))
+    assert all(layer.momentum == 0.1 for layer in fresh.model.modules() if isinstance(layer, nn.BatchNorm2d))
 
 
 def test_dropout_would_draw_other_masks_in_every_pass() -> None:

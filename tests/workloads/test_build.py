@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from harness.config import ConfigError, Data, DataConfig, Model, Norm, TrialConfig, WorkloadConfig
+from harness.config import OUR_NORMS, ConfigError, Data, DataConfig, Model, Norm, TrialConfig, WorkloadConfig
 from harness.workloads import Workload
 from harness.workloads.build import make_workload, smallest_micro_batch
 from harness.workloads.image_models import make_resnet18
 
 CPU = torch.device("cpu")
-PAIRS = [(model, norm) for model in (Model.conv, Model.mlp, Model.resnet18) for norm in Norm] + [
+PAIRS = [(model, norm) for model in (Model.conv, Model.mlp, Model.resnet18) for norm in OUR_NORMS] + [
     (Model.transformer, Norm.layer),
     (Model.transformer, Norm.none),
 ]

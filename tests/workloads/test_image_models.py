@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from harness.config import Norm
+from harness.config import OUR_NORMS, Norm
 from harness.workloads.image_models import make_conv, make_resnet18, pooling
 
 
@@ -18,7 +18,7 @@ def convolutions(net: nn.Module) -> Iterator[nn.Conv2d]:
 
 @pytest.mark.parametrize("make", [make_conv, make_resnet18])
 def test_convolutions_have_a_bias_without_normalisation_only(make: Callable[..., nn.Module]) -> None:
-    for norm in Norm:
+    for norm in OUR_NORMS:
         assert all((conv.bias is not None) == (norm == Norm.none) for conv in convolutions(make((1, 8, 8), width=1, norm=norm)))
 
 

@@ -1,0 +1,87 @@
+"""What a task of the user's own is, found out in float64 before anything is trained."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from harness.judge.cause import Cause
+from harness.recipes.determinism import fixed_randomness
+from harness.referee.oracle import ghost_model
+from harness.workloads import Batch, nest
+from harness.workloads.custom import CustomWorkload
+from harness.workloads.layers import has_batch_norm, without_dropout
+
+SAME = 1e-9  # relative: float64 outputs and losses of a row in other company, where it makes no difference
+
+
+def examine(workload: CustomWorkload, initial: nn.Module, ids: Tensor, device: torch.device) -> None:
+    """Try the samples `ids` on the float64 workload; note in it whether rows are coupled (`coupling`, `mixes_rows`).
+
+    Raises ConfigError where the task cannot be judged: data that are not the same when read again, losses that are not [n] or
+    not finite, no gradient, random numbers that are not dropout's, no float64.
+    """
+    window = workload.batch(ids)
+    if not _same(window.inputs, workload.batch(ids).inputs):
+        raise workload.refused("train() whose samples are the same whenever they are read; they changed between two reads")
+    model = copy.deepcopy(initial).to(device, torch.float64)
+    with workload.told("a model and losses that run in float64 on the first window"):
+        outputs, losses = _tried(workload, model, window, 0)
+    _check_gradient(workload, model, losses)
+    calm = without_dropout(model)
+    outputs, losses = _tried(workload, calm, window, 0)
+    if not _near(_tried(workload, calm, window, 1)[1], losses):
+        raise workload.refused("a model that draws random numbers in dropout layers alone; with these off two forwards differ")
+    if len(window) < 4:
+        return
+    sizes = [len(window) // 2, len(window) - len(window) // 2]
+    halves = [window.rows(slice(0, sizes[0])), window.rows(slice(sizes[0], None))]
+    if all(nest.num_rows(leaf) in (None, len(window)) for leaf in nest.leaves(outputs)):
+        apart = [nest.rows(outputs, slice(0, sizes[0])), nest.rows(outputs, slice(sizes[0], None))]
+        alone = torch.cat([workload.losses(own, half) for own, half in zip(apart, halves, strict=True)])
+        workload.coupling = None if _near(alone, losses) else Cause.non_separable_loss
+    again = nest.joined([_tried(workload, calm, half, 0)[0] for half in halves])
+    together = _tried(workload, ghost_model(calm, sizes), window, 0)[0] if has_batch_norm(calm) else outputs
+    workload.mixes_rows = not _same_numbers(again, together)
+
+
+def _check_gradient(workload: CustomWorkload, model: nn.Module, losses: Tensor) -> None:
+    if not bool(torch.isfinite(losses).all()):
+        shown = ", ".join(f"{value:g}" for value in losses.detach().flatten()[:4].tolist())
+        raise workload.refused(f"finite losses at the initial weights, got {shown}")
+    if not losses.requires_grad:
+        raise workload.refused("losses(outputs, batch) that depend on the model's parameters, got values without a gradient")
+    trained = [p for p in model.parameters() if p.requires_grad]
+    found = [one for one in torch.autograd.grad(losses.sum(), trained, allow_unused=True) if one is not None]
+    if not any(bool(one.any()) for one in found):
+        raise workload.refused("losses with a gradient at the initial weights, got zeros for every parameter")
+    if not all(bool(torch.isfinite(one).all()) for one in found):
+        raise workload.refused("a finite gradient at the initial weights, got NaN or infinity")
+
+
+def _tried(workload: CustomWorkload, model: nn.Module, batch: Batch, seed: int) -> tuple[Any, Tensor]:
+    with fixed_randomness(seed, next(model.parameters()).device):
+        outputs = workload.forward(model, batch)
+        return outputs, workload.losses(outputs, batch)
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two nests hold the same, bit by bit."""
+    mine, others = nest.leaves(a), nest.leaves(b)
+    return len(mine) == len(others) and all(
+        torch.equal(x, y) if isinstance(x, Tensor) and isinstance(y, Tensor) else bool(x == y)
+        for x, y in zip(mine, others, strict=True)
+    )
+
+
+def _same_numbers(a: Any, b: Any) -> bool:
+    """Whether the floating tensors of two nests agree within rounding, where they have the same shapes."""
+    pairs = zip(nest.tensors(a), nest.tensors(b), strict=False)
+    return all(_near(x, y) for x, y in pairs if x.is_floating_point() and x.shape == y.shape)
+
+
+def _near(a: Tensor, b: Tensor) -> bool:
+    return bool(torch.linalg.vector_norm(a - b) <= SAME * torch.linalg.vector_norm(b))

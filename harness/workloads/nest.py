@@ -1,0 +1,104 @@
+"""Nests of tensors: tuples, lists, mappings and data classes, as data sets, `collate` functions and models give them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Index = Tensor | slice
+
+
+def map_leaves(change: Callable[[Any], Any], nest: Any) -> Any:
+    """The same nest with every leaf changed. A leaf is what is no container; a list of texts is one leaf, with a row in each."""
+    if is_texts(nest):
+        return change(nest)
+    if isinstance(nest, tuple) and hasattr(nest, "_fields"):
+        return type(nest)(*(map_leaves(change, one) for one in nest))
+    if isinstance(nest, (list, tuple)):
+        return type(nest)(map_leaves(change, one) for one in nest)
+    if isinstance(nest, Mapping):
+        return _mapping(nest, {key: map_leaves(change, value) for key, value in nest.items()})
+    if dataclasses.is_dataclass(nest) and not isinstance(nest, type):
+        fields = {f.name: map_leaves(change, getattr(nest, f.name)) for f in dataclasses.fields(nest) if f.init}
+        return dataclasses.replace(nest, **fields)
+    return change(nest)
+
+
+def leaves(nest: Any) -> list[Any]:
+    """All leaves, in order."""
+    found: list[Any] = []
+    map_leaves(lambda leaf: found.append(leaf) or leaf, nest)  # type: ignore[func-returns-value]
+    return found
+
+
+def tensors(nest: Any) -> Iterator[Tensor]:
+    """The leaves that are tensors."""
+    return (leaf for leaf in leaves(nest) if isinstance(leaf, Tensor))
+
+
+def is_texts(nest: Any) -> bool:
+    """Whether it is a list of texts, as `default_collate` makes of a text in each sample."""
+    return isinstance(nest, (list, tuple)) and bool(nest) and all(isinstance(one, (str, bytes)) for one in nest)
+
+
+def rows(nest: Any, index: Index) -> Any:
+    """The chosen rows of every leaf, in the order of `index`; what has no rows (a number, a 0-dim tensor) stays."""
+
+    def chosen(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return leaf if leaf.dim() == 0 else leaf[index if isinstance(index, slice) else index.to(leaf.device)]
+        if isinstance(leaf, np.ndarray) and leaf.ndim:
+            return leaf[index if isinstance(index, slice) else index.numpy()]
+        if is_texts(leaf):
+            return leaf[index] if isinstance(index, slice) else type(leaf)([leaf[i] for i in index.tolist()])
+        return leaf
+
+    return map_leaves(chosen, nest)
+
+
+def joined(nests: Sequence[Any]) -> Any:
+    """One nest with the rows of all, which are alike but for their numbers of rows; what has no rows is the first's."""
+    parts = [iter(leaves(nest)) for nest in nests]
+
+    def together(leaf: Any) -> Any:
+        own = [next(part) for part in parts]
+        return torch.cat(own) if isinstance(leaf, Tensor) and leaf.dim() else leaf
+
+    return map_leaves(together, nests[0])
+
+
+def num_rows(leaf: Any) -> int | None:
+    """Rows of a leaf; None of what has none."""
+    if isinstance(leaf, (Tensor, np.ndarray)):
+        return len(leaf) if leaf.ndim else None
+    return len(leaf) if is_texts(leaf) else None
+
+
+def placed(nest: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    """Arrays as tensors, on the device; floating numbers rounded to float32 and then in `dtype`.
+
+    So the float64 batch is exactly the float32 one, and two formats differ in their arithmetic alone.
+    """
+
+    def moved(leaf: Any) -> Any:
+        if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biuf":
+            leaf = torch.from_numpy(np.ascontiguousarray(leaf))
+        if not isinstance(leaf, Tensor):
+            return leaf
+        return leaf.to(device).float().to(dtype) if leaf.is_floating_point() else leaf.to(device)
+
+    return map_leaves(moved, nest)
+
+
+def _mapping(like: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
+    """A mapping of the same kind, where that can be made of a dictionary; else the dictionary."""
+    kind: Any = type(like)
+    try:
+        return values if kind is dict else kind(values)
+    except TypeError:
+        return values
