@@ -191,8 +191,8 @@ def _distinct(configs: Sequence[HarnessConfig]) -> list[Cell]:
         store.check_writable()
     cells: dict[Path, Cell] = {}
     for config in configs:
+        found = resolved(config)
         try:
-            found = resolved(config)
             trial = dataclasses.replace(found.trial, device=config.device)  # older stores have names of unresolved ones
             cell = Cell(found, stores[config.results], _name(stores[config.results], trial))
             cells.setdefault(cell.folder, cell)

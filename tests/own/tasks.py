@@ -1,0 +1,282 @@
+"""Tasks as a user would write them: right ones, some that couple rows, and some that cannot be judged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+SAMPLES = 40  # trained on; another 12 are held out
+
+
+class Images:
+    """Tuples of an image and a label, a model with BatchNorm."""
+
+    def __init__(self, width: int = 4, seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.images = torch.randn(52, 2, 5, 5, generator=generator)
+        self.labels = torch.randint(3, (52,), generator=generator)
+        self.width = width
+
+    def model(self, norm: str) -> nn.Module:
+        convolution = nn.Conv2d(2, self.width, 3, padding=1, bias=False)
+        return nn.Sequential(convolution, nn.BatchNorm2d(self.width), nn.ReLU(), nn.Flatten(), nn.Linear(self.width * 25, 3))
+
+    def train(self) -> list[Any]:
+        return [(self.images[i], int(self.labels[i])) for i in range(SAMPLES)]
+
+    def held_out(self) -> list[Any]:
+        return [(self.images[i], int(self.labels[i])) for i in range(SAMPLES, 52)]
+
+    def losses(self, outputs: Any, batch: Any) -> Tensor:
+        return F.cross_entropy(outputs, batch[1], reduction="none")
+
+
+class OddBatchNorm(Images):
+    """BatchNorm without scale and shift, and without running statistics."""
+
+    def model(self, norm: str) -> nn.Module:
+        layers = nn.BatchNorm2d(2, affine=False), nn.BatchNorm2d(2, track_running_stats=False)
+        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(50, 3))
+
+
+class Frozen(Images):
+    """A part that is not trained."""
+
+    def model(self, norm: str) -> nn.Module:
+        model = nn.Sequential(nn.Flatten(), nn.Linear(50, 6), nn.Tanh(), nn.Linear(6, 3))
+        model[1].requires_grad_(False)
+        return model
+
+
+class Drops(Images):
+    """Dropout in a layer, and in a function that is told by an attribute."""
+
+    def model(self, norm: str) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(50, 8), nn.Dropout(0.2), Dropping(), nn.Linear(8, 3))
+
+
+class Dropping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention_dropout = 0.1
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.attention_dropout, self.training)
+
+
+class Encoding(Mapping[str, Tensor]):
+    """A mapping that is no dictionary, as tokenizers give."""
+
+    def __init__(self, data: Mapping[str, Tensor]) -> None:
+        self.data = dict(data)
+
+    def __getitem__(self, key: str) -> Tensor:
+        return self.data[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.data)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+
+@dataclass
+class Logits:
+    logits: Tensor
+    steps: int = 1
+
+
+class Tagger(nn.Module):
+    """Two matrices that are one tensor, and a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 6)
+        self.norm = nn.LayerNorm(6)
+        self.head = nn.Linear(6, 11, bias=False)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("places", torch.linspace(0, 1, 16)[:, None], persistent=False)
+
+    def forward(self, input_ids: Tensor, mask: Tensor) -> Logits:
+        hidden = self.embedding(input_ids) + self.places[: input_ids.shape[1]]
+        return Logits(self.head(self.norm(hidden.cumsum(1) * mask[..., None])))
+
+
+class Ragged:
+    """Rows of unequal lengths, terms counted, mappings in and a data class out."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        lengths = torch.randint(2, 14, (52,), generator=generator)
+        self.rows = [torch.randint(1, 11, (int(length),), generator=generator).numpy() for length in lengths]
+
+    def model(self, norm: str) -> nn.Module:
+        return Tagger()
+
+    def train(self) -> list[Any]:
+        return self.rows[:SAMPLES]
+
+    def held_out(self) -> list[Any]:
+        return self.rows[SAMPLES:]
+
+    def collate(self, samples: list[np.ndarray]) -> Encoding:
+        ids = nn.utils.rnn.pad_sequence([torch.from_numpy(one) for one in samples], batch_first=True)
+        return Encoding({"input_ids": ids, "mask": (ids > 0).float(), "labels": ids.masked_fill(ids == 0, -100)})
+
+    def losses(self, outputs: Logits, batch: Encoding) -> Tensor:
+        scores = outputs.logits[:, :-1].transpose(1, 2)
+        return F.cross_entropy(scores, batch["labels"][:, 1:], ignore_index=-100, reduction="none").sum(1)
+
+    def terms(self, batch: Encoding) -> Tensor:
+        return (batch["labels"][:, 1:] != -100).sum(1)
+
+    def correct(self, outputs: Logits, batch: Encoding) -> Tensor:
+        return (outputs.logits[:, :-1].argmax(2) == batch["labels"][:, 1:]).sum(1)
+
+
+class Pair(NamedTuple):
+    left: np.ndarray
+    right: np.ndarray
+
+
+class Contrast:
+    """Named tuples of float64 arrays; the loss takes its negatives from the other rows."""
+
+    def __init__(self) -> None:
+        draws = np.random.default_rng(0)
+        self.pairs = [Pair(draws.standard_normal(4), draws.standard_normal(4)) for _ in range(52)]
+
+    def model(self, norm: str) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+
+    def train(self) -> list[Any]:
+        return self.pairs[:SAMPLES]
+
+    def held_out(self) -> list[Any]:
+        return self.pairs[SAMPLES:]
+
+    def forward(self, model: nn.Module, batch: Pair) -> dict[str, Tensor]:
+        return {"left": model(batch.left), "right": model(batch.right)}
+
+    def losses(self, outputs: dict[str, Tensor], batch: Pair) -> Tensor:
+        scores = outputs["left"] @ outputs["right"].T
+        return F.cross_entropy(scores, torch.arange(len(scores)), reduction="none")
+
+
+class Centred(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(50, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear((x - x.mean(0)).flatten(1))
+
+
+class Mixed(Images):
+    """A layer of the user's own that mixes rows as BatchNorm does."""
+
+    def model(self, norm: str) -> nn.Module:
+        return Centred()
+
+
+class MixedBesideBatchNorm(Images):
+    def model(self, norm: str) -> nn.Module:
+        return nn.Sequential(nn.BatchNorm2d(2), Centred())
+
+
+# -- tasks that cannot be judged ------------------------------------------------------------------------------------------
+
+
+class NoLosses:
+    def model(self, norm: str) -> nn.Module:
+        return nn.Linear(1, 1)
+
+    def train(self) -> list[Any]:
+        return []
+
+    held_out = train
+
+
+class Raises(Images):
+    def losses(self, outputs: Any, batch: Any) -> Tensor:
+        raise RuntimeError("no such luck")
+
+
+class MeanLoss(Images):
+    def losses(self, outputs: Any, batch: Any) -> Tensor:
+        return F.cross_entropy(outputs, batch[1])
+
+
+class NotANumber(Images):
+    def losses(self, outputs: Any, batch: Any) -> Tensor:
+        return super().losses(outputs, batch) * float("nan")
+
+
+class Detached(Images):
+    def losses(self, outputs: Any, batch: Any) -> Tensor:
+        return super().losses(outputs, batch).detach()
+
+
+class Constant(Images):
+    def losses(self, outputs: Any, batch: Any) -> Tensor:
+        return super().losses(outputs * 0, batch)
+
+
+class ChangingData(Images):
+    def train(self) -> Any:
+        task = self
+
+        class Augmented:
+            def __len__(self) -> int:
+                return SAMPLES
+
+            def __getitem__(self, i: int) -> Any:
+                return task.images[i] + torch.rand(()), int(task.labels[i])
+
+        return Augmented()
+
+
+class Noisy(Images):
+    def forward(self, model: nn.Module, batch: Any) -> Tensor:
+        outputs: Tensor = model(batch[0])
+        return outputs + torch.randn_like(outputs)
+
+
+class Narrow(Images):
+    def forward(self, model: nn.Module, batch: Any) -> Tensor:
+        outputs: Tensor = model(batch[0].float())
+        return outputs
+
+
+class HalfTerms(Images):
+    def terms(self, batch: Any) -> Tensor:
+        return torch.full((len(batch[1]),), 0.5)
+
+
+class NotAModel(Images):
+    def model(self, norm: str) -> Any:
+        return lambda x: x
+
+
+class NoTraining(Images):
+    def train(self) -> list[Any]:
+        return []
+
+
+class Stream(Images):
+    def train(self) -> Any:
+        return iter(super().train())
+
+
+class WrongRows(Images):
+    def collate(self, samples: list[Any]) -> Any:
+        return torch.stack([image for image, _ in samples])[1:], torch.tensor([label for _, label in samples])
+
+
+not_callable = 3

@@ -1,0 +1,116 @@
+"""Tasks of the user's own from the command line, in a folder that is none of ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.own import tasks
+
+ROOT = Path(__file__).parents[2]
+QUICK = (
+    "effective_batch=8", "accumulation_steps=[2]", "steps=2", "algebra_steps=2", "tracking=disabled", "workers=2",
+)  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A user's folder: a task in a file and in a package, with a helper beside it; names that are also ours."""
+    source = Path(tasks.__file__).read_text()
+    (tmp_path / "mine.py").write_text(source.replace("SAMPLES = 40", "from helper import SHIFT\nSAMPLES = 40 + SHIFT"))
+    (tmp_path / "helper.py").write_text("SHIFT = 0\n")
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "lab" / "__init__.py").write_text("")
+    (tmp_path / "lab" / "vision.py").write_text(source)
+    (tmp_path / "analysis.py").write_text("raise RuntimeError('this is not your analysis')\n")
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments" / "__init__.py").write_text("raise RuntimeError('these are not your experiments')\n")
+    return tmp_path
+
+
+def harness(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    code = "import sys; sys.path[0] = sys.argv.pop(1); from harness.run import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, str(ROOT), *overrides, *QUICK]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+
+
+def trials(folder: Path) -> dict[str, dict[str, Any]]:
+    return {path.parent.name: json.loads(path.read_text()) for path in folder.glob("results/*/*/trial.json")}
+
+
+def test_a_sweep_over_a_task_its_arguments_and_its_normalisation(folder: Path) -> None:
+    sweep = ("-m", "workload=custom", "workload.target=mine.py:Images", "+workload.args.width=4,5", "norm=as_is,group")
+    run = harness(folder, *sweep)
+    assert run.returncode == 0, run.stderr
+    found = trials(folder)
+    assert sorted(name.rpartition("-seed")[0] for name in found) == [
+        f"Images-{norm}-sgd-float32" for norm in ("as_is",) * 2 + ("group",) * 2
+    ]
+    for name, trial in found.items():
+        arm = trial["arms"][0]
+        assert arm["workload"] == "Images"
+        assert arm["cause"] == ("batch_statistics" if "as_is" in name else "")
+    again = harness(folder, *sweep)
+    assert "Nothing to do: 4 trials finished already." in again.stdout
+
+
+def test_changed_code_is_another_trial_and_a_moved_file_is_not(folder: Path) -> None:
+    one = ("workload=custom", "workload.target=mine.py:Ragged")
+    assert harness(folder, *one).returncode == 0
+    (folder / "helper.py").write_text("SHIFT = 0  # the same, in another file\n")
+    assert harness(folder, *one).returncode == 0
+    assert len(trials(folder)) == 2
+    moved = folder / "elsewhere"
+    moved.mkdir()
+    for name in ("mine.py", "helper.py"):
+        (folder / name).rename(moved / name)
+    run = harness(folder, "workload=custom", "workload.target=elsewhere/mine.py:Ragged")
+    assert "Nothing to do" in run.stdout, run.stderr
+    assert "workload.target=mine.py:Ragged: expected FILE.py:NAME" in harness(folder, *one).stderr
+
+
+def test_a_package_and_yaml_of_ones_own(folder: Path) -> None:
+    conf = folder / "my_conf"
+    for group, text in {
+        "workload/mine.yaml": "data: custom\ntarget: lab.vision:Images\nargs: {width: 3}\n",
+        "optimizer/slow.yaml": "name: sgd\nlr: 0.01\n",
+        "experiment/first.yaml": (
+            "# @package _global_\nexperiment: first\nhydra:\n  mode: MULTIRUN\n  sweeper:\n"
+            "    grids:\n      - workload: mine\n        optimizer: slow\n        norm: as_is,none\n"
+        ),
+    }.items():
+        (conf / group).parent.mkdir(parents=True, exist_ok=True)
+        (conf / group).write_text(text)
+    run = harness(folder, "--config-dir", str(conf), "+experiment=first")
+    assert run.returncode == 0, run.stderr
+    stored = [json.loads(path.read_text()) for path in folder.glob("results/first/*/config.json")]
+    assert len(stored) == 2
+    assert all(one["workload"]["args"] == {"width": 3} and one["workload"]["source"] for one in stored), stored
+
+
+BAD = {
+    ("workload=custom",): "workload.target=null: expected FILE.py:NAME or package.module:NAME",
+    ("workload=custom", "workload.target=mine.py"): "workload.target=mine.py: expected FILE.py:NAME or package.module:NAME",
+    ("workload=custom", "workload.target=other.py:Images"): "there is no file other.py",
+    ("workload=custom", "workload.target=lab.sound:Images"): "there is no module lab.sound in this folder",
+    ("workload=custom", "workload.target=mine.py:Images", "workload.width=4"): "nothing with workload=custom: use workload.args",
+    ("workload.target=mine.py:Images",): "workload.target=mine.py:Images: expected nothing without workload=custom",
+    ("norm=as_is",): "norm=as_is: expected none, batch, group or layer with workload.data=digits",
+    ("workload=custom", "workload.target=mine.py:Images", "+workload.args.width=nan"): "workload.args.width=nan: expected",
+    ("workload=custom", "workload.target=mine.py:MeanLoss"): "got a tensor of shape []",
+}
+
+
+@pytest.mark.parametrize("overrides", BAD, ids=" ".join)
+def test_bad_input_is_one_clear_line(folder: Path, overrides: tuple[str, ...]) -> None:
+    run = harness(folder, *overrides)
+    assert run.returncode == 2
+    assert BAD[overrides] in run.stderr
+    assert "Traceback" not in run.stderr
+    assert not trials(folder)

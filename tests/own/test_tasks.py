@@ -1,0 +1,170 @@
+"""Tasks of the user's own: judged right through every level, and refused in one line where they cannot be."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from harness.config import ConfigError, Data, Norm, OptimizerConfig, OptimizerName, Precision, Split, TrialConfig, WorkloadConfig
+from harness.judge.cause import Cause
+from harness.judge.verdict import Outcome
+from harness.measure.lock_step import Setting
+from harness.recipes.catalogue import named
+from harness.referee.oracle import snapshot
+from harness.trial import run_trial, with_faults
+from tests.own import tasks
+from tests.toy import CPU
+
+FILE = Path(tasks.__file__)
+CONFIG = TrialConfig(
+    norm=Norm.as_is,
+    effective_batch=9,
+    accumulation_steps=(2, 4),
+    split=Split.ragged,
+    steps=6,
+    algebra_steps=6,
+    optimizer=OptimizerConfig(name=OptimizerName.adam, lr=1e-3),
+)
+
+
+def own(name: str, **changes: Any) -> TrialConfig:
+    workload = WorkloadConfig(data=Data.custom, target=f"{FILE}:{name}", args=changes.pop("args", {}))
+    return dataclasses.replace(CONFIG, workload=workload, **changes)
+
+
+def verdicts(config: TrialConfig) -> list[dict[str, Any]]:
+    return run_trial(config, lambda step, rows: None).arms
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        own("Images", norm=Norm.group, args={"width": 6}),
+        own("Images", norm=Norm.none, precision=Precision.bfloat16),
+        own("Images", norm=Norm.layer, precision=Precision.float16),
+        own("Frozen", clip_norm=0.1),
+        own("Ragged"),
+        own("Ragged", precision=Precision.float64, ema_decay=0.9),
+    ],
+    ids=str,
+)
+def test_an_accumulated_task_is_the_large_batch(config: TrialConfig) -> None:
+    for arm in verdicts(config):
+        assert arm["verdict"] == Outcome.equivalent, arm["reasons"]
+        assert arm["algebra_error"] < 1e-13
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("Images", Cause.batch_statistics),
+        ("OddBatchNorm", Cause.batch_statistics),
+        ("Mixed", Cause.batch_statistics),
+        ("MixedBesideBatchNorm", Cause.batch_statistics),
+        ("Contrast", Cause.non_separable_loss),
+        ("Drops", Cause.stochastic_layers),
+    ],
+)
+def test_what_couples_rows_is_named_and_reproduced(name: str, cause: Cause) -> None:
+    *accumulated, permuted = verdicts(own(name))
+    for arm in accumulated:
+        assert (arm["verdict"], arm["cause"], arm["explained"]) == (Outcome.different, str(cause), True), arm["reasons"]
+    assert permuted["verdict"] == (Outcome.different if cause == Cause.stochastic_layers else Outcome.equivalent)
+
+
+def test_a_planted_fault_is_named_in_a_task() -> None:
+    config = own("Ragged", optimizer=OptimizerConfig(lr=0.1))
+    faults = {name: named(name, config.precision) for name in ("mean_of_means", "loss_not_divided", "cached_weights_stale")}
+    arms = run_trial(config, lambda step, rows: None, with_faults(config, faults)).arms
+    wrong = [arm for arm in arms if arm["arm"] in faults]
+    assert len(wrong) == 6
+    for arm in wrong:
+        assert arm["verdict"] == Outcome.different and arm["cause"] == arm["arm"], (arm["arm"], arm["cause"], arm["reasons"])
+
+
+def test_the_referee_of_a_task_is_the_plain_gradient() -> None:
+    """Against autograd through the task's own methods, float64, one forward and one backward."""
+    setting = Setting(own("Ragged"), CPU)
+    task = tasks.Ragged()
+    ids = next(setting.windows(1))
+    batch = task.collate([task.rows[i] for i in ids.tolist()])
+    plain = tasks.Tagger().double()
+    plain.load_state_dict(setting.initial.double().state_dict())
+    outputs = plain(batch["input_ids"], batch["mask"].double())
+    loss = task.losses(outputs, batch).sum() / task.terms(batch).sum()
+    expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(plain.parameters()))])
+    referee = setting.referee()
+    got = referee.gradient(snapshot(referee.model), setting.exact.batch(ids))
+    assert torch.linalg.vector_norm(got - expected) <= 1e-14 * torch.linalg.vector_norm(expected)
+
+
+def test_the_float64_batch_is_the_float32_one() -> None:
+    setting = Setting(own("Contrast"), CPU)
+    ids = torch.tensor([3, 0, 7])
+    wide, narrow = (setting.workloads[dtype].batch(ids).inputs for dtype in (torch.float64, torch.float32))
+    assert type(wide).__name__ == "Pair" and wide.left.dtype == torch.float64
+    assert torch.equal(wide.left, narrow.left.double())
+    assert not torch.equal(wide.left, torch.from_numpy(tasks.Contrast().pairs[3].left).expand_as(wide.left))
+
+
+def test_rows_of_a_batch_are_its_samples() -> None:
+    setting = Setting(own("Ragged"), CPU)
+    window = setting.exact.batch(torch.arange(7))
+    rows = window.rows(torch.tensor([4, 1]))
+    assert type(rows.inputs).__name__ == "Encoding"
+    assert torch.equal(rows.inputs["input_ids"], window.inputs["input_ids"][[4, 1]])
+    assert rows.ids.tolist() == [4, 1]
+
+
+@pytest.mark.parametrize("norm", [Norm.group, Norm.layer, Norm.none])
+def test_batch_norm_is_exchanged(norm: Norm) -> None:
+    layers = list(Setting(own("Images", norm=norm, args={"width": 6}), CPU).initial)  # type: ignore[arg-type]
+    assert not any(isinstance(layer, nn.BatchNorm2d) for layer in layers)
+    if norm == Norm.none:
+        assert isinstance(layers[1], nn.Identity)
+    else:
+        assert isinstance(layers[1], nn.GroupNorm) and layers[1].num_groups == (6 if norm == Norm.group else 1)
+
+
+REFUSED = {
+    "NoLosses": "a task with the methods model, train, held_out and losses; NoLosses has no losses",
+    "Raises": "it raised RuntimeError: no such luck (tasks.py:",
+    "MeanLoss": "losses(...) that gives a tensor [n], one number for each of n=9 rows, got a tensor of shape []",
+    "NotANumber": "finite losses at the initial weights, got nan",
+    "Detached": "depend on the model's parameters, got values without a gradient",
+    "Constant": "losses with a gradient at the initial weights, got zeros",
+    "ChangingData": "the same whenever they are read; they changed between two reads",
+    "Noisy": "draws random numbers in dropout layers alone",
+    "Narrow": "a model and losses that run in float64 on the first window; it raised RuntimeError",
+    "HalfTerms": "terms(batch) that gives whole numbers from 0 on, got torch.float32 from 0.5 on",
+    "NotAModel": 'model("as_is") that gives a torch.nn.Module, got function',
+    "NoTraining": "train() with a sample or more, got none",
+    "Stream": "train() that gives something with len() and [i], got list_iterator",
+    "WrongRows": "a row for each of 9 samples, got parts with 8, 9 rows",
+    "Missing": "a class or function of that name; tasks.py has Images",
+    "not_callable": "a class or function of that name",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_judged_is_told_in_one_line(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        verdicts(own(name))
+    text = str(caught.value)
+    assert text.startswith(f"workload.target={FILE}:{name}: expected ") and REFUSED[name] in text, text
+    assert "\n" not in text
+
+
+def test_wrong_arguments_are_told() -> None:
+    with pytest.raises(ConfigError, match=r"makes a task with workload.args; it raised TypeError.*'depth'"):
+        Setting(own("Images", args={"depth": 3}), CPU)
+
+
+def test_batch_norm_that_is_not_there_is_told() -> None:
+    with pytest.raises(ConfigError, match="norm=batch: expected as_is, group, layer or none: the task's model has no BatchNorm"):
+        Setting(own("Frozen", norm=Norm.batch), CPU)
