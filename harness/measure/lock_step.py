@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -22,8 +22,9 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from harness.config import LastWindow, OptimizerConfig, Precision, TrialConfig
 from harness.judge.counters import Counter, Counts, Differences, differing
 from harness.measure.examination import examine
+from harness.measure.optimizer_state import common_state, learning_rates, optimizer_state, state_steps
 from harness.recipes import precision
-from harness.recipes.determinism import fixed_randomness, kept_randomness, start_randomness
+from harness.recipes.determinism import RandomState, fixed_randomness, kept_randomness, random_state, start_randomness
 from harness.recipes.execution import check_available, exchange_forward
 from harness.recipes.micro_batch import hash_seed, windows
 from harness.recipes.recipe import Arm, Recipe, make_optimizer, make_schedule, take_step
@@ -34,6 +35,7 @@ from harness.referee.gradients import (
     distances_to,
     flatten,
     gradients,
+    group_names,
     moments_of,
     relative_distance,
 )
@@ -139,6 +141,15 @@ class Setting:
         return model if dropout else without_dropout(model)
 
 
+@dataclass(frozen=True)
+class Taken:
+    """How an optimizer step was taken, beside the gradient that it consumed."""
+
+    rates: tuple[float, ...]  # learning rates of the parameter groups
+    idle: tuple[bool, ...]  # of each parameter: whether it had no gradient
+    randomness: RandomState | None = None  # from which it drew, if it drew; where forwards are watched
+
+
 class Watch:
     """Sees what an arm's optimizer consumes, each time it steps, and where the weights are at each forward."""
 
@@ -151,7 +162,8 @@ class Watch:
         self.consumed: Elements | None = None  # of the last optimizer step, where there is no reference
         self.last_forward: Tensor | None = None  # [P] float64, the weights at the window's last forward, where watched
         self.left_over: Tensor | None = None  # [P] float64, gradients there before the window's first backward, if any
-        self.rate = self._idle_rate = math.nan  # the learning rate of the last optimizer step, and of one without gradients
+        self.taken: Taken | None = None  # the last optimizer step
+        self._idle: Taken | None = None  # the window's last step without any gradient
         self.steps = self.steps_in_window = 0
         self.steps_before_last_forward = 0  # of the window, where forwards are watched
         self.sees_forwards = self._backward_begun = False
@@ -167,30 +179,34 @@ class Watch:
         self.reference = reference
         self.steps_in_window = self.steps_before_last_forward = 0
         self._backward_begun = False
-        self._idle_rate = math.nan
+        self._idle = None
 
     def _see_step(self, *_: object) -> None:
-        rate = float(self._optimizer.param_groups[0]["lr"])
-        if all(p.grad is None for p in self.parameters):
-            self._idle_rate = rate  # it does nothing, and is the window's step only where there is no other
+        taken = Taken(
+            rates=learning_rates(self._optimizer),
+            idle=tuple(p.grad is None for p in self.parameters),
+            randomness=random_state(self.parameters[0].device) if self.sees_forwards else None,
+        )
+        if all(taken.idle):
+            self._idle = taken  # it does nothing, and is the window's step only where there is no other
         else:
-            self._take(rate)
+            self._take(taken)
 
     def end_window(self) -> None:
         """Count a window whose only steps found no gradient: it has consumed zeros."""
-        if self.steps_in_window == 0 and not math.isnan(self._idle_rate):
-            self._take(self._idle_rate)
+        if self.steps_in_window == 0 and self._idle is not None:
+            self._take(self._idle)
 
-    def _take(self, rate: float) -> None:
+    def _take(self, taken: Taken) -> None:
         self.steps += 1
         self.steps_in_window += 1
-        self.rate = rate
+        self.taken = taken
         if not (self.compares and self.sees_gradients):
             return
         consumed = Elements(gradients(self.parameters))
         self.gradient = consumed.vector() if self.keeps else None
         if self.reference is None:
-            self.consumed = consumed
+            self.consumed = consumed.kept()  # an optimizer may write on the gradients that it consumes
         else:
             self.moments = moments_of(consumed, self.reference)
 
@@ -333,8 +349,8 @@ class LockStep:
         watch, reference = self.watches[label], self.watches[REFERENCE]
         self.dirty_starts[label] += watch.left_over is not None
         self.foreign_windows[label] += not window.holds(torch.cat(self.arms[label].seen))
-        both = watch.steps_in_window > 0 and reference.steps_in_window > 0
-        self.foreign_rates[label] += both and watch.rate != reference.rate
+        if watch.steps_in_window and reference.steps_in_window and watch.taken and reference.taken:
+            self.foreign_rates[label] += watch.taken.rates != reference.taken.rates
 
     def watch_forwards(self, on: bool) -> None:
         """Copy every arm's weights at each forward from now on, or stop doing so."""
@@ -355,15 +371,15 @@ class LockStep:
         tracked = [float(value) for name, value in buffers.items() if name.endswith("num_batches_tracked")]
         # A window that overflowed ends in the scaler's skip in place of a step: that is float16's, and counts as the step.
         overflows = len(self.loss_scales[label].overflows)
-        counts_steps = any("step" in state for each in self.arms.values() for state in each.optimizer.state.values())
-        state_steps = [float(state["step"]) for state in arm.optimizer.state.values() if "step" in state]
+        counts_steps = any(state_steps(each.optimizer) for each in self.arms.values())
+        names = group_names(arm.optimizer)
         return {
             Counter.windows: arm.windows,
             Counter.samples: arm.samples,
             Counter.optimizer_steps: watch.steps + overflows,
-            Counter.state_step: max(state_steps, default=0.0) + overflows * counts_steps,
+            Counter.state_step: max(state_steps(arm.optimizer), default=0.0) + overflows * counts_steps,
             Counter.schedule_index: arm.schedule.last_epoch,
-            **{Counter.learning_rate.of(group["name"]): group["lr"] for group in arm.optimizer.param_groups},
+            **{Counter.learning_rate.of(name): rate for name, rate in zip(names, learning_rates(arm.optimizer), strict=True)},
             Counter.batches_tracked: max(tracked, default=0.0),
             Counter.loss_scale: self.loss_scales[label].without_overflows,
             Counter.windows_with_other_samples: self.foreign_windows[label],
@@ -376,20 +392,7 @@ class LockStep:
         return differing(self.counters(label), self.counters(REFERENCE))
 
 
-def optimizer_state(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]) -> dict[str, Tensor]:
-    """The optimizer's tensors by entry name (`exp_avg`, ...), each flattened in the order of `parameters`; no counters.
-
-    A parameter without an entry that others have (it never had a gradient) has zeros there.
-    """
-    states = [(parameter, optimizer.state.get(parameter, {})) for parameter in parameters]
-    names = {name: None for _, state in states for name, value in state.items() if isinstance(value, Tensor) and value.dim() > 0}
-    return {
-        name: flatten(value if (value := state.get(name)) is not None else torch.zeros_like(p) for p, state in states)
-        for name in names
-    }
-
-
 def arm_state(arm: Arm) -> dict[str, Tensor]:
     """What an arm carries from step to step beside its weights: the optimizer's state and the moving average."""
     ema = {} if arm.ema is None else {"ema": flatten(arm.ema.module.parameters())}
-    return optimizer_state(arm.optimizer, arm.model.parameters()) | ema
+    return optimizer_state(arm.optimizer, arm.model.parameters()) | common_state(arm.optimizer) | ema

@@ -15,7 +15,7 @@ from harness.judge.cause import Cause, Causes
 from harness.judge.gates import ALGEBRA_GATE, RESOLVED
 from harness.judge.signature import Attribution, Errors, Samples, Signature, WrongWindow, clearly_nearer, worst
 from harness.measure.lock_step import REFERENCE, LockStep, Setting
-from harness.measure.update import Before, check_update, is_decays, movement
+from harness.measure.update import Before, check_update, decayed, factors_left, is_decays, movement
 from harness.recipes.hand_written import FOREIGN, NO_SAMPLE
 from harness.recipes.recipe import Arm
 from harness.referee.gradients import by_group, by_tensor, compare, decompose, flatten, relative_distance
@@ -89,11 +89,10 @@ class Probe:
             return dataclasses.replace(found, gradient_error=math.nan, skipped_windows=skipped)
         with self.lock.randomness(step):
             exact_loss, gradient = self.referee.loss_and_gradient(state, window)
-        if watch.steps_in_window == 1:
-            # A schedule that ticks inside the window is a fault of its own: the step is judged by the rate that it took.
-            before = dataclasses.replace(self.carried[label], learning_rate=watch.rate)
-            parts = partial(self._parts_of, label, window, state, step)
-            found = found.merged(check_update(self.setting, arm, watch.gradient, start, before, parts))
+        if watch.steps_in_window == 1 and watch.taken is not None:
+            # A schedule that ticks inside the window is a fault of its own: the step is judged by the rates that it took.
+            parts, before = partial(self._parts_of, label, window, state, step), self.carried[label]
+            found = found.merged(check_update(self.setting, arm, watch.gradient, watch.taken, start, before, parts))
         seen = ConsumedWindow(arm, step, window, watch.gradient, state, stale)
         return found.merged(self._gradient(label, seen, gradient, loss, exact_loss))
 
@@ -108,9 +107,11 @@ class Probe:
         )
         if watch.last_forward is None or stale is not None:
             return found
-        moved = movement(watch.last_forward - start, start, torch.linalg.vector_norm(start))
+        before = self.carried[label]
+        decay = before.decay(before.rates)
+        moved = movement(watch.last_forward - start, decayed(start, decay), torch.linalg.vector_norm(start))
         # before the last forward the last decay, and perhaps the first, have not acted
-        fits = is_decays(moved.length, arm, self.carried[label].learning_rate, fewest=len(arm.seen) - 2)
+        fits = is_decays(moved.length, start, factors_left(decay, arm, fewest=len(arm.seen) - 2))
         return dataclasses.replace(found, moved=moved, decays_fit=fits)
 
     def _gradient(self, label: str, seen: ConsumedWindow, gradient: Tensor, loss: float, exact_loss: Loss) -> Signature:

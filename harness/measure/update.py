@@ -1,20 +1,23 @@
-"""What a step did, given the gradient it consumed: against a twin optimizer that starts from the same state."""
+"""What a step did, given the gradient it consumed: against a twin of the optimizer that starts from the same state."""
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from harness.judge.gates import ALGEBRA_GATE
 from harness.judge.signature import Movement, Signature
-from harness.measure.lock_step import Setting, optimizer_state
-from harness.recipes.recipe import Arm, make_optimizer
+from harness.measure.lock_step import Setting, Taken
+from harness.measure.optimizer_state import common_state, copied, learning_rates, optimizer_state, set_learning_rates
+from harness.recipes.determinism import kept_randomness, set_random_state
+from harness.recipes.recipe import Arm
 from harness.referee.gradients import flatten, relative_distance
 from harness.referee.oracle import Parts
 
@@ -27,65 +30,126 @@ WEIGHT_ROUNDING = 2.0**-50  # a few roundings of float64, relative
 class Before:
     """What an arm's optimizer and moving average carried when a window began."""
 
-    entries: Mapping[str, Tensor]  # the optimizer's state, flat
-    step: Tensor | None  # its own counter
-    learning_rate: float
+    optimizer: Optimizer  # a copy of the arm's, never stepped
+    parameters: Sequence[nn.Parameter]  # that the copy would step
     ema: Tensor | None  # None before the first average
 
     @staticmethod
     def of(arm: Arm) -> Before:
         """What the arm's optimizer and moving average carry now."""
-        counters = [state["step"] for state in arm.optimizer.state.values() if "step" in state]
         started = arm.ema is not None and int(arm.ema.n_averaged) > 0
         return Before(
-            entries=optimizer_state(arm.optimizer, arm.model.parameters()),
-            step=counters[0].clone() if counters else None,
-            learning_rate=arm.optimizer.param_groups[0]["lr"],
+            *copied(arm.optimizer, list(arm.model.parameters())),
             ema=flatten(arm.ema.module.parameters()) if arm.ema is not None and started else None,
         )
 
-    def decayed(self, arm: Arm) -> Before:
-        """The same with its moments decayed once more for each micro-batch but the last, as if gradients of zero had come."""
-        group, more = arm.optimizer.param_groups[0], len(arm.seen) - 1
-        beta1, beta2 = group.get("betas", (group.get("momentum", 0.0), 1.0))
-        decays = {"momentum_buffer": beta1, "exp_avg": beta1, "exp_avg_sq": beta2}
-        entries = {name: value * decays.get(name, 1.0) ** more for name, value in self.entries.items()}
-        return dataclasses.replace(self, entries=entries, step=None if self.step is None else self.step + more)
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """The learning rates of the parameter groups."""
+        return learning_rates(self.optimizer)
+
+    def decay(self, rates: Sequence[float]) -> Tensor:
+        """What one decoupled weight decay takes of the weights, as a factor: 0-dim, or [P] where groups decay differently."""
+        groups = self.optimizer.param_groups
+        each = [rate * float(group.get("weight_decay") or 0.0) for rate, group in zip(rates, groups, strict=True)]
+        if len(set(each)) == 1:
+            return torch.tensor(each[0], dtype=torch.float64, device=self.parameters[0].device)
+        of = {p: one for one, group in zip(each, groups, strict=True) for p in group["params"]}
+        return flatten(torch.full_like(p, of.get(p, 0.0)) for p in self.parameters)
+
+
+@dataclass(frozen=True)
+class Twin:
+    """An optimizer's weights and state after a step."""
+
+    weights: Tensor  # [P]
+    state: Mapping[str, Tensor]  # `optimizer_state`
+    common: Mapping[str, Tensor]  # `common_state`
+
+    @staticmethod
+    def stepped(
+        before: Before, taken: Taken, start: Tensor, consumed: Tensor, first: Sequence[Tensor] = (), *, decays: bool = True
+    ) -> Twin:
+        """One plain step from `before`, at the weights `start` [P], of the gradient `consumed` [P], taken as the arm took it.
+
+        `first`: gradients that its state alone has taken in, at rates of zero; `decays`: with the configured weight decay.
+        """
+        optimizer, parameters = copied(before.optimizer, before.parameters)
+        with kept_randomness(start.device):
+            for gradient in first:
+                set_learning_rates(optimizer, [0.0] * len(taken.rates))
+                for group in optimizer.param_groups if not decays else ():
+                    group["weight_decay"] = 0.0
+                _give(parameters, start, gradient, taken.idle)
+                optimizer.step()
+            for group, own in zip(optimizer.param_groups, before.optimizer.param_groups, strict=True):
+                if "weight_decay" in group:
+                    group["weight_decay"] = own.get("weight_decay")
+            set_learning_rates(optimizer, taken.rates)
+            if taken.randomness is not None:
+                set_random_state(taken.randomness, start.device)
+            _give(parameters, start, consumed, taken.idle)
+            optimizer.step()
+        return Twin(flatten(parameters), optimizer_state(optimizer, parameters), common_state(optimizer))
+
+    def state_errors(self, reference: Twin) -> dict[str, float]:
+        """By entry; of what is kept for no single parameter those alone that differ."""
+        common = entry_errors(self.common, reference.common)
+        return entry_errors(self.state, reference.state) | {name: error for name, error in common.items() if error != 0}
+
+
+@torch.no_grad()
+def _give(parameters: Sequence[nn.Parameter], weights: Tensor, gradient: Tensor, idle: Sequence[bool]) -> None:
+    """Set weights and gradients from flat vectors; an idle parameter has none."""
+    sizes = [p.numel() for p in parameters]
+    for p, weight, own, is_idle in zip(parameters, weights.split(sizes), gradient.split(sizes), idle, strict=True):
+        p.copy_(weight.view_as(p))
+        p.grad = None if is_idle else torch.empty_like(p).copy_(own.view_as(p))
 
 
 def check_update(
-    setting: Setting, arm: Arm, consumed: Tensor, start: Tensor, before: Before, parts: Callable[[], Parts | None]
+    setting: Setting, arm: Arm, consumed: Tensor, taken: Taken, start: Tensor, before: Before, parts: Callable[[], Parts | None]
 ) -> Signature:
     """What the arm's optimizer made of the gradient it consumed [P], beside a twin in the same state at the same weights.
 
-    `start` [P]: the weights before the step. `parts`: the micro-batch gradients, asked for only where the state is wrong.
+    The twin is a copy of the optimizer with copies of the parameters: shapes, groups, state and attributes are the arm's own.
+    `taken`: how the step was taken; `start` [P]: the weights before it. `parts`: the micro-batch gradients, asked for only where
+    the state is wrong. Of the state tensors and numbers are compared; what is neither is copied for the twin, and not compared.
     """
-    expected, states = _twin(setting, consumed, start, before)
+
+    def twin(weights: Tensor, first: Sequence[Tensor] = (), *, decays: bool = True) -> Twin:
+        return Twin.stepped(before, taken, weights, consumed, first, decays=decays)
+
+    right = twin(start)
+    expected = right.weights
     reached = flatten(arm.model.parameters())
-    difference = reached - expected
+    difference, decay = reached - expected, before.decay(taken.rates)
     error = Movement()  # of the weights, relative to the update; zero within their rounding
     length = torch.linalg.vector_norm(start)
     # Rounding of the weights themselves: it looks large beside a tiny update, at the end of a cosine schedule for example.
     if torch.linalg.vector_norm(difference) > WEIGHT_ROUNDING * length:
-        error = movement(difference, start, torch.linalg.vector_norm(expected - start))
+        error = movement(difference, decayed(start, decay), torch.linalg.vector_norm(expected - start))
     shrunk = float(torch.linalg.vector_norm(difference) / length) if error.length else 0.0
-    fits = is_decays(shrunk, arm, before.learning_rate, fewest=len(arm.seen) - 1) or any(
-        relative_distance(_twin(setting, consumed, start * shrink, before)[0] - start, reached - start) <= DECAYED_FIRST
-        for shrink in decays(arm, before.learning_rate, fewest=len(arm.seen) - 1)
+    factors = factors_left(decay, arm, fewest=len(arm.seen) - 1)
+    fits = is_decays(shrunk, start, factors) or any(
+        relative_distance(twin(start * factor).weights - start, reached - start) <= DECAYED_FIRST for factor in factors
     )
-    own = optimizer_state(arm.optimizer, arm.model.parameters())
-    errors = entry_errors(own, states)
+    own = Twin(reached, optimizer_state(arm.optimizer, arm.model.parameters()), common_state(arm.optimizer))
+    errors = own.state_errors(right)
     advanced_error = 0.0
     if not all(value <= ALGEBRA_GATE for value in errors.values()):
-        twins = [_twin(setting, consumed, start, before.decayed(arm))]
-        twins += [_twin(setting, consumed, start, before, first) for first in partial_gradients(parts())]
-        # one entry alone may have advanced
-        advanced_error = min(_worst_entry_of_best_twin(errors, entry_errors(own, advanced)) for _, advanced in twins)
+        advanced_error = math.inf
+        zeros = [torch.zeros_like(consumed)] * (len(arm.seen) - 1)
+        for first, decays in ((zeros, False), *((each, True) for each in partial_gradients(parts()))):
+            with contextlib.suppress(Exception):  # a class of the user's own may know no rate of zero: then this says nothing
+                other = own.state_errors(twin(start, first, decays=decays))
+                # one entry alone may have advanced
+                advanced_error = min(advanced_error, _worst_entry_of_best_twin(errors, other))
     average_error = 0.0
     if arm.ema is not None and setting.config.ema_decay is not None:
         mean = flatten(arm.ema.module.parameters())
-        right, *wrong = averages(before.ema, start, reached, setting.config.ema_decay, len(arm.seen))
-        errors["ema"] = relative_distance(mean, right)
+        mean_of_right, *wrong = averages(before.ema, start, reached, setting.config.ema_decay, len(arm.seen))
+        errors["ema"] = relative_distance(mean, mean_of_right)
         if not errors["ema"] <= ALGEBRA_GATE:
             average_error = min(relative_distance(mean, each) for each in wrong) if wrong else math.inf
     return Signature(
@@ -118,37 +182,21 @@ def averages(before: Tensor | None, start: Tensor, reached: Tensor, decay: float
         yield mean
 
 
-def _twin(
-    setting: Setting, consumed: Tensor, start: Tensor, before: Before, first: Sequence[Tensor] = ()
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Weights and optimizer state after one plain step from `before`; `first`: gradients that its state alone has taken in."""
-    twin = torch.nn.Parameter(start.clone())
-    optimizer = make_optimizer(setting.config.optimizer, [twin])
-    optimizer.param_groups[0]["lr"] = before.learning_rate
-    if before.entries or before.step is not None:
-        optimizer.state[twin] = {name: value.clone() for name, value in before.entries.items()}
-        if before.step is not None:
-            optimizer.state[twin]["step"] = before.step.clone()
-    for gradient in first:
-        optimizer.param_groups[0]["lr"] = 0.0
-        twin.grad = gradient.clone()
-        optimizer.step()
-    optimizer.param_groups[0]["lr"] = before.learning_rate
-    twin.grad = consumed.clone()
-    optimizer.step()
-    return twin.detach(), optimizer_state(optimizer, [twin])
+def decayed(start: Tensor, decay: Tensor) -> Tensor:
+    """[P]: the direction in which a weight decay pulls; the weights themselves where there is none."""
+    return start * decay if decay.dim() and bool(decay.any()) else start
 
 
-def is_decays(shrunk: float, arm: Arm, learning_rate: float, *, fewest: int) -> bool:
-    """Whether ||change|| / ||weights|| is what `fewest` more weight decays make, up to one for every micro-batch."""
-    made = (1 - shrink for shrink in decays(arm, learning_rate, fewest=fewest))
-    return shrunk == 0 or any(abs(shrunk - each) <= DECAY_TOLERANCE * shrunk for each in made)
-
-
-def decays(arm: Arm, learning_rate: float, *, fewest: int) -> list[float]:
+def factors_left(decay: Tensor, arm: Arm, *, fewest: int) -> list[Tensor]:
     """What is left of the weights after `fewest` decoupled weight decays, up to one for every micro-batch."""
-    one = learning_rate * arm.optimizer.param_groups[0]["weight_decay"]
-    return [(1 - one) ** k for k in range(max(1, fewest), len(arm.seen) + 1)]
+    return [(1 - decay) ** k for k in range(max(1, fewest), len(arm.seen) + 1)]
+
+
+def is_decays(shrunk: float, start: Tensor, factors: Sequence[Tensor]) -> bool:
+    """Whether ||change|| / ||weights|| is what one of the `factors` makes of the weights [P]."""
+    length = torch.linalg.vector_norm(start)
+    made = (float(torch.linalg.vector_norm((1 - factor) * start) / length) for factor in factors)
+    return shrunk == 0 or any(abs(shrunk - each) <= DECAY_TOLERANCE * shrunk for each in made)
 
 
 def movement(difference: Tensor, along: Tensor, unit: Tensor) -> Movement:
@@ -162,6 +210,12 @@ def movement(difference: Tensor, along: Tensor, unit: Tensor) -> Movement:
 def entry_errors(state: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> dict[str, float]:
     """Relative distance of each entry of the optimizer's state; infinite where one of the two lacks it."""
     return {
-        name: relative_distance(state[name], reference[name]) if name in state and name in reference else math.inf
+        name: _error(state[name], reference[name]) if name in state and name in reference else math.inf
         for name in {**state, **reference}
     }
+
+
+def _error(entry: Tensor, reference: Tensor) -> float:
+    if entry.shape != reference.shape:
+        return math.inf
+    return 0.0 if torch.equal(entry, reference) else relative_distance(entry, reference)  # infinities may be equal too

@@ -8,8 +8,11 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from harness.config import ConfigError, Device, Precision
+
+RandomState = tuple[Tensor, ...]  # of torch's generators, the CPU's first
 
 
 def choose_device(device: Device) -> torch.device:
@@ -65,3 +68,15 @@ def start_randomness(seed: int, device: torch.device) -> None:
     torch.default_generator.manual_seed(seed)  # torch.manual_seed formats a stack trace for every absent accelerator
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
+
+
+def random_state(device: torch.device) -> RandomState:
+    """Where torch's generators stand now."""
+    return torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
+
+
+def set_random_state(state: RandomState, device: torch.device) -> None:
+    """The next draws are those that followed `random_state`."""
+    torch.set_rng_state(state[0])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state[1], device)

@@ -6,6 +6,7 @@ window's boundary. The right recipe runs none around a micro-batch; a wrong one 
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from harness.config import Execution, OptimizerConfig, OptimizerName, Precision, ScheduleConfig, ScheduleName
+from harness import targets
+from harness.config import ConfigError, Execution, OptimizerConfig, OptimizerName, Precision, ScheduleConfig, ScheduleName
 from harness.recipes import precision
 from harness.recipes.micro_batch import SplitPlan
 from harness.workloads import Batch, Workload
@@ -172,7 +174,7 @@ def take_step(arm: Arm, window: Batch) -> Tensor:
 
 
 def make_optimizer(config: OptimizerConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """The `torch.optim` optimizer of that name, in PyTorch's default implementation, with the usual two groups.
+    """The optimizer of that name, PyTorch's in its default implementation or the user's own, with the usual two groups.
 
     Weight matrices, and biases with the affine parameters of normalisations: trainers decay them differently; here both alike.
     """
@@ -191,6 +193,27 @@ def make_optimizer(config: OptimizerConfig, parameters: Iterable[nn.Parameter]) 
             return torch.optim.Adam(groups, lr=config.lr, betas=betas, eps=config.eps, weight_decay=decay)
         case OptimizerName.adamw:
             return torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.eps, weight_decay=decay)
+        case OptimizerName.custom:
+            return own_optimizer(config, groups)
+
+
+def own_optimizer(config: OptimizerConfig, groups: Sequence[dict[str, Any]]) -> torch.optim.Optimizer:
+    """`target(groups, lr=..., weight_decay=... if it takes one, **args)`; ConfigError where that gives no optimizer."""
+    field, target = "optimizer.target", config.target
+    assert target is not None
+    make = targets.load(field, target)
+    arguments: dict[str, Any] = {"lr": config.lr, **config.args}
+    with targets.told(field, target, "a class or function with a signature"):
+        takes = inspect.signature(make).parameters
+    if "weight_decay" in takes:
+        arguments.setdefault("weight_decay", config.weight_decay)
+    elif config.weight_decay:
+        raise ConfigError("optimizer.weight_decay", config.weight_decay, f"0: {config.label} takes none")
+    with targets.told(field, target, "an optimizer made of parameter groups, lr and optimizer.args"):
+        made = make(groups, **arguments)
+    if not isinstance(made, torch.optim.Optimizer):
+        raise ConfigError(field, target, f"a torch.optim.Optimizer, got {type(made).__name__}")
+    return made
 
 
 def make_schedule(

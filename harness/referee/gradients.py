@@ -75,6 +75,10 @@ class Elements:
         """[P] float64, all of them."""
         return flatten(self._tensors) if self._vector is None else self._vector
 
+    def kept(self) -> Elements:
+        """The same in memory of its own, whatever becomes of the tensors."""
+        return self if self._vector is not None else Elements([tensor.clone() for tensor in self._tensors])
+
     def __iter__(self) -> Iterator[Tensor]:
         return map(Tensor.double, blocks(self._tensors, self._block)) if self._vector is None else iter([self._vector])
 
@@ -195,11 +199,17 @@ def by_tensor(model: nn.Module) -> dict[str, slice]:
     return {name: slice(*edge) for (name, _), edge in zip(model.named_parameters(), edges, strict=True)}
 
 
+def group_names(optimizer: torch.optim.Optimizer) -> list[str]:
+    """Of each parameter group its `name`, or its number where it has none of its own."""
+    names = [group.get("name") for group in optimizer.param_groups]
+    return [str(k) if name is None or names.count(name) > 1 else str(name) for k, name in enumerate(names)]
+
+
 def by_group(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Indices of each parameter group in the model's flat gradient, by its `name`, or its number where it has none."""
+    """Indices of each parameter group in the model's flat gradient, by its name (`group_names`)."""
     where = dict(zip(model.parameters(), by_tensor(model).values(), strict=True))
-    groups = {str(group.get("name", k)): group["params"] for k, group in enumerate(optimizer.param_groups)}
     return {
-        name: torch.cat([torch.arange(where[p].start, where[p].stop, device=p.device) for p in group])
-        for name, group in groups.items()
+        name: torch.cat([torch.arange(where[p].start, where[p].stop, device=p.device) for p in group["params"]])
+        for name, group in zip(group_names(optimizer), optimizer.param_groups, strict=True)
+        if group["params"]
     }

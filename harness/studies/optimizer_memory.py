@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from harness.config import LastWindow, OptimizerConfig, Precision
-from harness.measure.lock_step import Setting, optimizer_state
+from harness.measure.lock_step import Setting
+from harness.measure.optimizer_state import optimizer_state
 from harness.measure.rounding import zero_lr
 from harness.measure.training import OnStep, Row
 from harness.recipes.recipe import Recipe, take_step

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.measure.lock_step import Setting, optimizer_state
+from harness.measure.lock_step import Setting
+from harness.measure.optimizer_state import optimizer_state
 from harness.measure.training import OnStep, Row
 from harness.recipes.recipe import Arm, Recipe, take_step
 from harness.referee.gradients import flatten, relative_distance

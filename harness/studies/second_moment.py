@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import torch
 
 from harness.config import LastWindow, Precision
-from harness.measure.lock_step import Setting, optimizer_state
+from harness.measure.lock_step import Setting
+from harness.measure.optimizer_state import optimizer_state
 from harness.measure.training import OnStep, Row
 from harness.recipes.recipe import BOUNDARY, Arm, Recipe, step, take_step
 from harness.referee.oracle import snapshot

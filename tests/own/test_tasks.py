@@ -17,7 +17,7 @@ from harness.measure.lock_step import Setting
 from harness.recipes.catalogue import named
 from harness.referee.oracle import snapshot
 from harness.trial import run_trial, with_faults
-from tests.own import tasks
+from tests.own import optimizers, tasks
 from tests.toy import CPU
 
 FILE = Path(tasks.__file__)
@@ -168,3 +168,35 @@ def test_wrong_arguments_are_told() -> None:
 def test_batch_norm_that_is_not_there_is_told() -> None:
     with pytest.raises(ConfigError, match="norm=batch: expected as_is, group, layer or none: the task's model has no BatchNorm"):
         Setting(own("Frozen", norm=Norm.batch), CPU)
+
+
+# -- optimizers ----------------------------------------------------------------------------------------------------------
+
+
+def with_optimizer(name: str, **settings: Any) -> TrialConfig:
+    chosen = OptimizerConfig(name=OptimizerName.custom, target=f"{optimizers.__file__}:{name}", lr=1e-3, **settings)
+    return own("Ragged", optimizer=chosen)
+
+
+def test_an_optimizer_of_ones_own_is_judged() -> None:
+    config = with_optimizer("Lion", weight_decay=0.1, args={"beta": 0.9})
+    faults = {"loss_not_divided": named("loss_not_divided", config.precision)}
+    for arm in run_trial(config, lambda step, rows: None, with_faults(config, faults)).arms:
+        assert arm["optimizer"] == "Lion"
+        assert arm["cause"] == ("loss_not_divided" if arm["arm"] == "loss_not_divided" else ""), arm["reasons"]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "expected"),
+    [
+        ("plain", {"weight_decay": 0.1}, "optimizer.weight_decay=0.1: expected 0: plain takes none"),
+        ("not_one", {}, "expected a torch.optim.Optimizer, got int"),
+        ("raises", {}, "it raised RuntimeError: no such luck (optimizers.py:"),
+        ("Lion", {"args": {"gamma": 1}}, "it raised TypeError"),
+        ("Tiger", {}, "a class or function of that name; optimizers.py has Lion, plain, not_one, raises"),
+    ],
+)
+def test_what_makes_no_optimizer_is_told_in_one_line(name: str, settings: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        verdicts(with_optimizer(name, **settings))
+    assert expected in str(caught.value) and "\n" not in str(caught.value)

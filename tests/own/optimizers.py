@@ -1,0 +1,36 @@
+"""Optimizers as a user would write them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+class Lion(torch.optim.Optimizer):
+    """Chen et al., arXiv:2302.06675."""
+
+    def __init__(self, params: Any, lr: float, beta: float = 0.99, weight_decay: float = 0.0) -> None:
+        super().__init__(params, {"lr": lr, "beta": beta, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                momentum = self.state[p].setdefault("momentum", torch.zeros_like(p))
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.sub_((0.9 * momentum + 0.1 * p.grad).sign(), alpha=group["lr"])
+                momentum.lerp_(p.grad, 1 - group["beta"])
+
+
+def plain(params: Any, lr: float) -> torch.optim.Optimizer:
+    """A function, which takes no weight decay."""
+    return torch.optim.SGD(params, lr=lr)
+
+
+def not_one(params: Any, lr: float) -> int:
+    return 3
+
+
+def raises(params: Any, lr: float) -> torch.optim.Optimizer:
+    raise RuntimeError("no such luck")
