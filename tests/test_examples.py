@@ -1,0 +1,102 @@
+"""The examples, by the very commands that they tell; shorter trainings."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
+SHORT = ("steps=4", "algebra_steps=4", "permutations=30", "tracking=disabled", "workers=2")
+FILES = ("images", "language_model", "coupled_loss")
+
+
+def commands(text: str) -> list[list[str]]:
+    """What a text tells to type after `python -m harness`."""
+    joined = re.sub(r"\\\n\s*", "", text)
+    lines = [line.partition("#")[0].split() for line in joined.splitlines() if line.strip().startswith("python -m harness")]
+    return [line[3:] for line in lines]
+
+
+def run(folder: Path, *arguments: str) -> dict[str, list[dict[str, Any]]]:
+    """The arms of each trial that is stored after a command in a folder."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "harness", *arguments]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return {path.parent.name: json.loads(path.read_text())["arms"] for path in sorted(folder.glob("results/*/*/trial.json"))}
+
+
+def causes(trials: dict[str, list[dict[str, Any]]], arm: str = "accumulated") -> dict[str, set[str]]:
+    """Of each trial the causes of all its arms of that name; nothing for arms that are equivalent."""
+    found = {}
+    for trial, arms in trials.items():
+        own = [one for one in arms if one["arm"] == arm]
+        assert all((one["verdict"] == "equivalent") == (one["cause"] == "") for one in own), own
+        found[trial.rpartition("-seed")[0]] = {one["cause"] for one in own}
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    shutil.copytree(EXAMPLES, tmp_path / "examples")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_each_is_short(name: str) -> None:
+    assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 60
+
+
+def test_images_with_batch_norm_and_lion(folder: Path) -> None:
+    [command] = commands((EXAMPLES / "images.py").read_text())
+    assert causes(run(folder, *command, *SHORT)) == {
+        "Digits-as_is-Lion-float32": {"batch_statistics"},
+        "Digits-group-Lion-float32": {""},
+    }
+
+
+def test_a_language_model_with_token_counts(folder: Path) -> None:
+    pytest.importorskip("transformers")
+    [command] = commands((EXAMPLES / "language_model.py").read_text())
+    trials = run(folder, *command, *SHORT, "faults=[mean_of_means]", "+workload.args.samples=300")
+    assert causes(trials) == {"Lines-as_is-adamw-float32": {""}}
+    assert causes(trials, "mean_of_means") == {"Lines-as_is-adamw-float32": {"mean_of_means"}}
+
+
+def test_a_loss_that_couples_rows(folder: Path) -> None:
+    coupled, apart = commands((EXAMPLES / "coupled_loss.py").read_text())
+    size = ("effective_batch=48", "accumulation_steps=[4]")
+    assert causes(run(folder, *coupled, *SHORT, *size[1:])) == {"Embeddings-as_is-sgd-float32": {"non_separable_loss"}}
+    shutil.rmtree(folder / "results")
+    assert causes(run(folder, *apart, *SHORT, *size)) == {"Embeddings-as_is-sgd-float32": {""}}
+
+
+@pytest.mark.slow
+def test_the_sweep_to_copy(folder: Path) -> None:
+    """One trial, the sweep, the page and the notebook, in the student's folder."""
+    mine = folder / "examples" / "my_sweep"
+    one, sweep, slurm = commands((mine / "README.md").read_text())
+    assert causes(run(mine, *one, *SHORT)) == {"MyTask-as_is-sgd-float32": {"batch_statistics"}}
+    trials = run(mine, *sweep, *SHORT, "seed=0", "precision=float32")
+    assert len(trials) == 1 + 4
+    assert {name: own for name, own in causes(trials).items() if "group" in name} == {
+        "MyTask-group-adam-float32": {""},
+        "MyTask-group-momentum-float32": {""},
+    }
+    assert "hydra/launcher=submitit_slurm" in slurm and "hydra.launcher.gres=gpu:1" in slurm
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    page = [sys.executable, "-m", "analysis.report", "--results", "results", "--out", "reports"]
+    subprocess.run(page, cwd=mine, env=environment, check=True, capture_output=True)
+    cells = [cell for cell in json.loads((mine / "look.ipynb").read_text())["cells"] if cell["cell_type"] == "code"]
+    code = "\n".join("".join(cell["source"]) for cell in cells) + "\nprint(own['cause'].unique())"
+    shown = subprocess.run([sys.executable, "-c", code], cwd=mine, env=environment, check=True, capture_output=True, text=True)
+    assert "batch_statistics" in shown.stdout
