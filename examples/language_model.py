@@ -26,7 +26,8 @@ class Lines:
 
     def model(self, norm):
         no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-        return GPT2LMHeadModel(GPT2Config(**self.size, **no_dropout, use_cache=False))
+        special = {"bos_token_id": None, "eos_token_id": None, "use_cache": False}
+        return GPT2LMHeadModel(GPT2Config(**self.size, **no_dropout, **special))
 
     def train(self):
         return self.rows[:-100]

@@ -132,6 +132,14 @@ class Device(StrEnum):
     cuda = "cuda"
 
 
+class Arms(StrEnum):
+    """Where the arms of a trial lie: all in memory, or one at a time and the others in files; `auto` by the room there is."""
+
+    auto = "auto"
+    together = "together"
+    one_by_one = "one_by_one"
+
+
 class Study(StrEnum):
     """What is measured of a trial: a module of `harness/studies/` each."""
 
@@ -265,6 +273,7 @@ class TrialConfig:
     loss_scale: float = 4096.0
     device: Device = Device.auto
     execution: Execution = Execution.eager
+    arms: Arms = Arms.auto  # no part of a trial's identity: its numbers are the same to the bit
     effective_batch: int = 64
     accumulation_steps: tuple[int, ...] = (2, 4, 8, 16)
     split: Split = Split.even
@@ -309,7 +318,8 @@ def identity(config: TrialConfig) -> str:
     """
     device = Device.auto if config.device == Device.cpu else config.device
     workload, optimizer = _moved(config.workload), _moved(config.optimizer)
-    return _named(config, differing(dataclasses.replace(config, device=device, workload=workload, optimizer=optimizer)))
+    same = dataclasses.replace(config, device=device, workload=workload, optimizer=optimizer, arms=Arms.auto)
+    return _named(config, differing(same))
 
 
 def _moved(own: Any) -> Any:

@@ -35,6 +35,7 @@ LEFT_OUT = {
     "study": "verdicts alone judge an arm",
     "data.root": "the embedded data alone are on every machine",
     "device": "the machine's",
+    "arms": "changes no number",
     "execution": "compiling takes half a minute for each trial",
     "workload.data=mnist": "files that are not on every machine",
     "workload.data=cifar10": "files that are not on every machine",

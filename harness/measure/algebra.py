@@ -172,7 +172,7 @@ def _run(
     config = setting.config
     runs = {label: Run() for label in recipes}
     arms = setting.arms(recipes, dropout=dropout, precision=Precision.float64, steps=len(windows), clip_norm=clip_norm)
-    lock = LockStep(arms, config.seed)
+    lock = LockStep(arms, config.seed, shelf=setting.shelf)
     probe = Probe(setting, lock, setting.referee(dropout=dropout))
     for t, ids in enumerate(windows):
         watched = is_probe(t, ids, config.probe_every, config.effective_batch) or (every_from is not None and t >= every_from)

@@ -59,6 +59,15 @@ def _git(*arguments: str) -> str:
     return done.stdout.strip()
 
 
+def available_bytes() -> int:
+    """Memory that can be had without paging; all there is where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def _version(name: str) -> str:
     try:
         return version(name)

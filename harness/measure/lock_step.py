@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -19,10 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from harness.config import LastWindow, OptimizerConfig, Precision, TrialConfig
+from harness.config import Arms, ConfigError, LastWindow, OptimizerConfig, Precision, TrialConfig
 from harness.judge.counters import Counter, Counts, Differences, differing
+from harness.measure.environment import available_bytes
 from harness.measure.examination import examine
-from harness.measure.optimizer_state import common_state, learning_rates, optimizer_state, state_steps
+from harness.measure.optimizer_state import common_state, learning_rates, optimizer_state, state_steps, state_tensors
+from harness.measure.shelf import FileShelf, Shelf
 from harness.recipes import precision
 from harness.recipes.determinism import RandomState, fixed_randomness, kept_randomness, random_state, start_randomness
 from harness.recipes.execution import check_available, exchange_forward
@@ -46,6 +48,7 @@ from harness.workloads.build import make_workload
 from harness.workloads.custom import CustomWorkload
 from harness.workloads.layers import draws, has_batch_norm, without_dropout
 
+BYTES_OF_AN_ARM = 48  # for each parameter, in float64: weights, gradient, two moments, and two vectors that measuring keeps
 REFERENCE = str(ArmName(FULL))
 ExactGradient = Callable[[str], Tensor | None]  # label of an arm -> [P] float64 at its present parameters
 Gradients = Literal["kept", "compared", "unseen"]  # what becomes of the gradients that the optimizers consume
@@ -72,6 +75,7 @@ class Setting:
         }
         with fixed_randomness(config.seed, torch.device("cpu")):
             self.initial = self.exact.make_model().train()
+        self.shelf = choose_shelf(config, self.initial, device)
         self.has_batch_norm = has_batch_norm(self.initial)
         self.draws = draws(self.initial)  # random numbers, in a training forward
         exact = self.exact
@@ -105,11 +109,15 @@ class Setting:
 
     def referee(self, *, dropout: bool = True) -> Referee:
         """The float64 referee of the trial's model and loss; without `dropout` its layers of that kind do nothing."""
-        return Referee(self.exact, self._model(torch.float64, dropout))
+        return Referee(self.exact, self._model(torch.float64, dropout), keep=self.shelf.put)
 
     def arms(self, recipes: Mapping[str, Recipe], *, dropout: bool = True, **changes: Unpack[ArmChanges]) -> dict[str, Arm]:
         """A fresh arm for each recipe, by its label: see `arm`."""
-        return {label: self.arm(recipe, dropout=dropout, **changes) for label, recipe in recipes.items()}
+        made = {}
+        for label, recipe in recipes.items():
+            made[label] = self.arm(recipe, dropout=dropout, **changes)
+            self.shelf.settle(tensors_of(made[label]))
+        return made
 
     def arm(self, recipe: Recipe, *, dropout: bool = True, **changes: Unpack[ArmChanges]) -> Arm:
         """A fresh arm at the initial weights, as the trial configures it but for `changes`, and for dropout where it is off."""
@@ -148,6 +156,23 @@ class Taken:
     rates: tuple[float, ...]  # learning rates of the parameter groups
     idle: tuple[bool, ...]  # of each parameter: whether it had no gradient
     randomness: RandomState | None = None  # from which it drew, if it drew; where forwards are watched
+
+
+def choose_shelf(config: TrialConfig, model: nn.Module, device: torch.device) -> Shelf:
+    """In files as asked for, or where the arms would take more than half of the memory that is available."""
+    if config.arms == Arms.one_by_one and device.type != "cpu":
+        raise ConfigError("arms", config.arms, f"together or auto on device={device}: files hold tensors of the CPU")
+    num_arms = 2 + len(config.accumulation_steps) * (1 + len(config.faults)) + config.nulls
+    needed = num_arms * BYTES_OF_AN_ARM * sum(p.numel() for p in model.parameters())
+    is_large = device.type == "cpu" and needed > available_bytes() / 2
+    return FileShelf() if config.arms == Arms.one_by_one or (config.arms == Arms.auto and is_large) else Shelf()
+
+
+def tensors_of(arm: Arm) -> list[Tensor]:
+    """What an arm carries from step to step: weights, buffers, the optimizer's state and the moving average."""
+    own = [*arm.model.parameters(), *arm.model.buffers()]
+    own += [] if arm.ema is None else [*arm.ema.parameters(), *arm.ema.buffers()]
+    return own + state_tensors(arm.optimizer)
 
 
 class Watch:
@@ -277,12 +302,16 @@ class StepRecord:
 class LockStep:
     """One reference arm and its candidates, stepped together."""
 
-    def __init__(self, arms: Mapping[str, Arm], seed: int, band: Collection[str] = ()) -> None:
-        """`arms` by label; the one labelled `REFERENCE` comes first. Of the `band` only weights are compared."""
+    def __init__(self, arms: Mapping[str, Arm], seed: int, band: Collection[str] = (), shelf: Shelf | None = None) -> None:
+        """`arms` by label; the one labelled `REFERENCE` comes first. Of the `band` only weights are compared.
+
+        `shelf`: where an arm lies while another one steps; in memory unless told.
+        """
+        self.shelf = shelf or Shelf()
         assert next(iter(arms)) == REFERENCE and REFERENCE not in band
         self.arms, self.seed, self.steps = dict(arms), seed, 0
         self.watches = {label: Watch(arm, compares=label not in band) for label, arm in arms.items()}
-        self.began = [parameter.detach().clone() for parameter in self.watches[REFERENCE].parameters]
+        self.began = [self.shelf.put(parameter.detach().clone()) for parameter in self.watches[REFERENCE].parameters]
         self.foreign_windows = dict.fromkeys(arms, 0)  # windows whose samples were not the window's
         self.dirty_starts = dict.fromkeys(arms, 0)  # windows that began with gradients left over
         self.foreign_rates = dict.fromkeys(arms, 0)  # windows whose step had another learning rate than the reference's
@@ -326,9 +355,12 @@ class LockStep:
                     errors[label] = relative_distance(watch.gradient, expected)
                 if gradients != "kept":
                     watch.gradient = None
+                elif watch.gradient is not None:
+                    watch.gradient = self.shelf.put(watch.gradient)
+                self.shelf.settle(tensors_of(arm))
         self.steps += 1
         weights = [watch.parameters for watch in self.watches.values()]
-        distances = distances_to(weights[0], [self.began, *weights])
+        distances = self._distances(weights)
         moments = {label: watch.moments for label, watch in self.watches.items() if watch.moments is not None}
         seen = [distances, torch.stack(losses), *moments.values()]
         movement, *values = torch.cat(seen).tolist()
@@ -343,6 +375,17 @@ class LockStep:
             )
             for label, distance, loss in zip(arms, values[:num], values[num:], strict=False)
         }
+
+    def _distances(self, weights: Sequence[Sequence[Tensor]]) -> Tensor:
+        """[1 + A]: of the reference's weights to where it began and to each arm's; each is put back before the next is read."""
+        others = [self.began, *weights]
+        if type(self.shelf) is Shelf:
+            return distances_to(weights[0], others)
+        found = []
+        for own in others:
+            found.append(distances_to(weights[0], [own]))
+            self.shelf.settle([*own, *weights[0]])
+        return torch.cat(found)
 
     def _count(self, label: str, window: Batch) -> None:
         """Count what an arm did otherwise than the reference in this window."""

@@ -91,6 +91,12 @@ def leaves(value: object, device: torch.device) -> Iterator[Tensor]:
             yield from leaves(member, device)
 
 
+def state_tensors(optimizer: Optimizer) -> list[Tensor]:
+    """The tensors that are kept for single parameters, as they are."""
+    states = [state for one in with_inner(optimizer) for state in one.state.values() if isinstance(state, dict)]
+    return [value for state in states for value in state.values() if isinstance(value, Tensor)]
+
+
 def state_steps(optimizer: Optimizer) -> list[float]:
     """Every counter called `step`, of parameters and of groups."""
     states = [state for one in with_inner(optimizer) for state in (*one.state.values(), *one.param_groups)]

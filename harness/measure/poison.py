@@ -55,11 +55,11 @@ def measure(setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[T
     """
     clip_norm = no_clipping(setting.config.clip_norm)
     arms = setting.arms(recipes, dropout=False, precision=Precision.float64, steps=2, clip_norm=clip_norm)
-    lock = LockStep(arms, setting.config.seed)
+    lock = LockStep(arms, setting.config.seed, shelf=setting.shelf)
     first, ids = windows
     lock.step(first)
-    before = {label: _everything(arm) for label, arm in arms.items()}
-    states = {label: snapshot(arm.model) for label, arm in arms.items()}
+    before = {label: setting.shelf.put(_everything(arm)) for label, arm in arms.items()}
+    states = {label: setting.shelf.put_all(snapshot(arm.model)) for label, arm in arms.items()}
     scales = {label: arm.scaler.get_scale() for label, arm in arms.items()}
     window = setting.exact.batch(ids)
     sample = window.rows(slice(len(ids) // 2, len(ids) // 2 + 1))

@@ -14,7 +14,8 @@ from torch import Tensor
 from harness.judge.cause import Cause, Causes
 from harness.judge.gates import ALGEBRA_GATE, RESOLVED
 from harness.judge.signature import Attribution, Errors, Samples, Signature, WrongWindow, clearly_nearer, worst
-from harness.measure.lock_step import REFERENCE, LockStep, Setting
+from harness.measure.lock_step import REFERENCE, LockStep, Setting, tensors_of
+from harness.measure.optimizer_state import state_tensors
 from harness.measure.update import Before, check_update, decayed, factors_left, is_decays, movement
 from harness.recipes.hand_written import FOREIGN, NO_SAMPLE
 from harness.recipes.recipe import Arm
@@ -60,24 +61,35 @@ class Probe:
 
     def before(self) -> None:
         """Remember every arm's parameters, buffers and optimizer state at the window's start."""
+        shelf = self.setting.shelf
         for label, arm in self.lock.arms.items():
-            self.states[label] = snapshot(arm.model)
+            self.states[label] = shelf.put_all(snapshot(arm.model))
             self.consumed_before[label] = self.lock.watches[label].gradient
             self.carried[label] = Before.of(arm)
+            shelf.settle([*self.carried[label].parameters, *state_tensors(self.carried[label].optimizer), *tensors_of(arm)])
         self.lock.watch_forwards(True)
 
     def remember(self) -> None:
         """Keep the weights with which a window, probed or not, began: the very first ones and the last ones."""
         for label, arm in self.lock.arms.items():
             kept = self.earlier[label]
-            kept.append(flatten(arm.model.parameters()))
+            kept.append(self.setting.shelf.put(flatten(arm.model.parameters())))
             self.started[label].add(fingerprint(kept[-1]))
+            self.setting.shelf.settle([kept[-1], *arm.model.parameters()])
             least, most = REMEMBERED
             if len(kept) > max(least, min(most, REMEMBERED_BYTES // kept[-1].nbytes)):
                 del kept[1]
 
     def after(self, label: str, ids: Tensor, step: int, loss: float) -> Signature:
         """What the arm did with the window `ids`; `loss`: the one it reported."""
+        found = self._after(label, ids, step, loss)
+        arm, carried = self.lock.arms[label], self.carried[label]
+        kept = [*self.states[label].values(), *carried.parameters, *state_tensors(carried.optimizer), *tensors_of(arm)]
+        gradient = self.lock.watches[label].gradient
+        self.setting.shelf.settle(kept if gradient is None else [*kept, gradient])
+        return found
+
+    def _after(self, label: str, ids: Tensor, step: int, loss: float) -> Signature:
         arm, watch, state = self.lock.arms[label], self.lock.watches[label], self.states[label]
         self.lock.watch_forwards(False)
         window = self.setting.exact.batch(ids)

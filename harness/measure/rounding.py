@@ -45,7 +45,7 @@ def measure(setting: Setting, recipes: Mapping[str, Recipe], ids: Tensor) -> dic
     state, window = snapshot(referee.model), setting.exact.batch(ids)
     exact = referee.gradient(state, window)
     arms = setting.arms(recipes, dropout=False, steps=1, clip_norm=clip_norm, optimizer=zero_lr(config.optimizer))
-    lock = LockStep(arms, config.seed)
+    lock = LockStep(arms, config.seed, shelf=setting.shelf)
     lock.step(ids)
     natural = {label: _compared(watch.gradient, exact) for label, watch in lock.watches.items()}
     # Beside what its micro-batches compute in exact arithmetic: under BatchNorm a small one has other dead units than the window.
@@ -66,6 +66,7 @@ def measure(setting: Setting, recipes: Mapping[str, Recipe], ids: Tensor) -> dic
         for label, watch in lock.watches.items():
             if watch.gradient is not None:
                 errors[label].append(relative_distance(watch.gradient, exact))
+                setting.shelf.settle([watch.gradient])
     return {
         label: dataclasses.replace(
             _rounding(setting, natural[label], apart[label], errors[label], errors[REFERENCE]),

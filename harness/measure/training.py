@@ -58,7 +58,7 @@ def train(
     `noise_scale` where its watch saw the window; of a null, which is the band of d_t, it has no gradients.
     """
     config = setting.config
-    lock = LockStep(setting.arms({**recipes, **nulls}), config.seed, band=nulls)
+    lock = LockStep(setting.arms({**recipes, **nulls}), config.seed, band=nulls, shelf=setting.shelf)
     move_one_ulp(lock.arms[ULP].model)
     names = {label: ArmName.parse(label) for label in lock.arms}
     noise = noise_scale.watch(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -93,10 +93,13 @@ WHOLE = Inside()
 class Referee:
     """Exact gradients of the window's mean loss at any parameters, in float64."""
 
-    def __init__(self, workload: Workload, model: nn.Module) -> None:
-        """`workload` and `model` in float64; the model is the referee's own: its values are put before each forward."""
+    def __init__(self, workload: Workload, model: nn.Module, keep: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> None:
+        """`workload` and `model` in float64; the model is the referee's own: its values are put before each forward.
+
+        `keep` gives a tensor of the same values: where the parts of a gradient lie, of which there is one for each micro-batch.
+        """
         self.workload = workload
-        self.model = model.train()
+        self.model, self._keep = model.train(), keep
         self.names = [name for name, _ in model.named_parameters()]
 
     def gradient(self, state: State, window: Batch) -> Tensor:
@@ -125,7 +128,7 @@ class Referee:
         terms = [int(n.sum()) for n in self.workload.num_terms(window).split(list(sizes))]
         penalty = self._penalty(model)
         means = [loss.sum() / max(n, 1) + penalty for loss, n in zip(losses.split(list(sizes)), terms, strict=True)]
-        return Parts(tuple(self._gradient(mean, model) for mean in means), tuple(terms))
+        return Parts(tuple(self._keep(self._gradient(mean, model)) for mean in means), tuple(terms))
 
     def penalty_gradient(self, state: State) -> Tensor:
         """[P] gradient of the penalty alone."""

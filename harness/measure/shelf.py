@@ -1,0 +1,73 @@
+"""Where the tensors of a trial lie while nobody computes with them: in memory, or in files that the system can page out.
+
+A trial compares about a dozen arms, each a model with its optimizer. On a shelf of files one arm at a time is in memory: a tensor
+keeps its values and is used as any other, but its pages are read when it is touched, and given back by `settle` and `put`. The
+files have no name from the moment they are opened, so nothing is left of them, however the process ends.
+"""
+
+from __future__ import annotations
+
+import mmap
+import tempfile
+import weakref
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+LEAST_BYTES = 2**18  # smaller tensors stay in memory
+
+
+class Shelf:
+    """In memory: tensors stay where they are."""
+
+    def put(self, tensor: Tensor) -> Tensor:
+        """The same values, to be read later."""
+        return tensor
+
+    def put_all(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """`put`, by name."""
+        return {name: self.put(tensor) for name, tensor in named.items()}
+
+    def settle(self, tensors: Iterable[Tensor]) -> None:
+        """Nobody computes with these tensors for a while; they stay the same objects."""
+
+
+class FileShelf(Shelf):
+    """In files of a folder; CPU tensors alone. Every value stays the same to the bit."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder
+        self._maps: dict[int, weakref.ref[mmap.mmap]] = {}  # by address; of a tensor that is gone the reference is dead
+
+    def put(self, tensor: Tensor) -> Tensor:
+        """A copy in a file, its pages given back."""
+        if tensor.nbytes < LEAST_BYTES or tensor.device.type != "cpu" or tensor.layout != torch.strided or self._map(tensor):
+            self._give_back(tensor)
+            return tensor
+        with tempfile.TemporaryFile(dir=self._folder) as file:
+            file.truncate(tensor.nbytes)
+            pages = mmap.mmap(file.fileno(), tensor.nbytes)
+        copy = torch.frombuffer(pages, dtype=tensor.dtype).view(tensor.shape)
+        copy.copy_(tensor.detach())
+        self._maps[copy.data_ptr()] = weakref.ref(pages)
+        self._give_back(copy)
+        return copy
+
+    def settle(self, tensors: Iterable[Tensor]) -> None:
+        """Move what is not in a file yet into one, in place, and give all pages back."""
+        for tensor in tensors:
+            if self._map(tensor) is None:
+                tensor.data = self.put(tensor.data)
+            else:
+                self._give_back(tensor)
+
+    def _map(self, tensor: Tensor) -> mmap.mmap | None:
+        found = self._maps.get(tensor.data_ptr())
+        return None if found is None else found()
+
+    def _give_back(self, tensor: Tensor) -> None:
+        pages = self._map(tensor)
+        if pages is not None:
+            pages.madvise(mmap.MADV_DONTNEED)
