@@ -66,7 +66,8 @@ def measure(setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[T
     try:
         with poisoned(list(arms.values()), sample):
             lock.step(ids)
-    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # the optimizer takes its gradients apart (Shampoo), which no such gradient lets it do
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        # The optimizer decomposes its gradients (Shampoo), which fails where they are not finite.
         unseen = PoisonedWindow(steps=0, finite=True, moved=False, scale_before=1, scale_after=1, survivors=math.inf)
         return dict.fromkeys(arms, unseen)
     found = {}
