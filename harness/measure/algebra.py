@@ -156,6 +156,20 @@ def _follow(
             runs[label].parted_at = parted_at
 
 
+def _state_error(lock: LockStep, probe: Probe, label: str, signature: Signature) -> float:
+    """The largest relative distance of an arm's state to the reference's after the first window, over its entries.
+
+    Rounding may turn whole eigenvectors (SOAP). Where both began alike, and all that the probe saw of this window is right, the
+    state is the optimizer's own result of the right gradient: the distance is then that to the twin's.
+    """
+    errors = entry_errors(arm_state(lock.arms[label]), arm_state(lock.arms[REFERENCE]))
+    if not worst(0.0, *errors.values()) <= ALGEBRA_GATE and signature.probes and signature.is_exact:
+        own, reference = (probe.carried[one].state() for one in (label, REFERENCE))
+        if not any(entry_errors(own, reference).values()):
+            errors = dict(signature.state_errors)
+    return worst(0.0, *errors.values())
+
+
 def _run(
     setting: Setting,
     recipes: Mapping[str, Recipe],
@@ -189,9 +203,8 @@ def _run(
             if watched and not is_gone:
                 run.signature = run.signature.merged(probe.after(label, ids, t, records[label].loss))
         if t == 0:
-            reference = arm_state(lock.arms[REFERENCE])
             for label, run in runs.items():
-                run.state_error = worst(0.0, *entry_errors(arm_state(lock.arms[label]), reference).values())
+                run.state_error = _state_error(lock, probe, label, run.signature)
     for label, run in runs.items():
         flags = [bool(flag) for flag in lock.arms[label].clipped]
         run.clipped_share = sum(flags) / max(1, len(flags))

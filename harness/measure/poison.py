@@ -63,8 +63,13 @@ def measure(setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[T
     scales = {label: arm.scaler.get_scale() for label, arm in arms.items()}
     window = setting.exact.batch(ids)
     sample = window.rows(slice(len(ids) // 2, len(ids) // 2 + 1))
-    with poisoned(list(arms.values()), sample):
-        lock.step(ids)
+    try:
+        with poisoned(list(arms.values()), sample):
+            lock.step(ids)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        # The optimizer decomposes its gradients (Shampoo), which fails where they are not finite.
+        unseen = PoisonedWindow(steps=0, finite=True, moved=False, scale_before=1, scale_after=1, survivors=math.inf)
+        return dict.fromkeys(arms, unseen)
     found = {}
     for label, arm in arms.items():
         after = _everything(arm)

@@ -14,7 +14,7 @@ from harness.judge.verdict import Trajectory
 from harness.measure import noise_scale
 from harness.measure.lock_step import REFERENCE, ExactGradient, LockStep, Setting
 from harness.recipes import precision
-from harness.recipes.recipe import Arm, Recipe
+from harness.recipes.recipe import Arm, Recipe, evaluated
 from harness.referee.oracle import clipped, snapshot
 from harness.results.arm_name import ACCUMULATED, ULP, ArmName
 from harness.results.judged_arm import Ending
@@ -134,15 +134,13 @@ def move_one_ulp(model: nn.Module) -> None:
 def outcome(arm: Arm, losses: Sequence[float]) -> Ending:
     """Where the training ended: last loss, mean loss of the last tenth, held-out loss and accuracy (per loss term)."""
     tail = losses[-max(1, len(losses) // 10) :]
-    arm.model.eval()
     loss, correct, terms = 0.0, 0.0, 0
-    with torch.no_grad(), precision.autocast(arm.precision, arm.device):
+    with evaluated(arm), torch.no_grad(), precision.autocast(arm.precision, arm.device):
         for batch in arm.workload.held_out_batches(HELD_OUT_BATCH):
             outputs = arm.workload.forward(arm.model, batch)
             loss += float(arm.workload.losses(outputs, batch).double().sum())
             correct += float(arm.workload.correct(outputs, batch).sum())
             terms += int(arm.workload.num_terms(batch).sum())
-    arm.model.train()
     return Ending(
         final_loss=losses[-1],
         tail_loss=sum(tail) / len(tail),

@@ -43,6 +43,10 @@ class Before:
             ema=flatten(arm.ema.module.parameters()) if arm.ema is not None and started else None,
         )
 
+    def state(self) -> dict[str, Tensor]:
+        """The optimizer's, by entry."""
+        return optimizer_state(self.optimizer, self.parameters) | common_state(self.optimizer)
+
     @property
     def rates(self) -> tuple[float, ...]:
         """The learning rates of the parameter groups."""
@@ -120,6 +124,13 @@ def check_update(
     def twin(weights: Tensor, first: Sequence[Tensor] = (), *, decays: bool = True) -> Twin:
         return Twin.stepped(before, taken, weights, consumed, first, decays=decays)
 
+    def others() -> Iterator[Mapping[str, float]]:
+        """The state's errors beside twins that have advanced for every micro-batch; one entry alone may have done so."""
+        zeros = [torch.zeros_like(consumed)] * (len(arm.seen) - 1)
+        for first, decays in ((zeros, False), *((each, True) for each in partial_gradients(parts()))):
+            with contextlib.suppress(Exception):  # a class of the user's own may know no rate of zero: then this says nothing
+                yield own.state_errors(twin(start, first, decays=decays))
+
     right = twin(start)
     expected = right.weights
     reached = flatten(arm.model.parameters())
@@ -138,23 +149,25 @@ def check_update(
     errors = own.state_errors(right)
     advanced_error = 0.0
     if not all(value <= ALGEBRA_GATE for value in errors.values()):
-        advanced_error = math.inf
-        zeros = [torch.zeros_like(consumed)] * (len(arm.seen) - 1)
-        for first, decays in ((zeros, False), *((each, True) for each in partial_gradients(parts()))):
-            with contextlib.suppress(Exception):  # a class of the user's own may know no rate of zero: then this says nothing
-                other = own.state_errors(twin(start, first, decays=decays))
-                # one entry alone may have advanced
-                advanced_error = min(advanced_error, _worst_entry_of_best_twin(errors, other))
-    average_error = 0.0
-    if arm.ema is not None and setting.config.ema_decay is not None:
-        mean = flatten(arm.ema.module.parameters())
-        mean_of_right, *wrong = averages(before.ema, start, reached, setting.config.ema_decay, len(arm.seen))
-        errors["ema"] = relative_distance(mean, mean_of_right)
-        if not errors["ema"] <= ALGEBRA_GATE:
-            average_error = min(relative_distance(mean, each) for each in wrong) if wrong else math.inf
+        advanced_error = min((_worst_entry_of_best_twin(errors, each) for each in others()), default=math.inf)
+    average, average_error = average_errors(setting, arm, before, start, reached)
     return Signature(
-        update=error, decays_fit=fits, state_errors=errors, advanced_error=advanced_error, average_error=average_error
+        update=error,
+        decays_fit=fits,
+        state_errors=errors | average,
+        advanced_error=advanced_error,
+        average_error=average_error,
     )
+
+
+def average_errors(setting: Setting, arm: Arm, before: Before, start: Tensor, reached: Tensor) -> tuple[dict[str, float], float]:
+    """The error of the moving average, by its name, where the trial keeps one; and, if wrong, of one moved too often."""
+    decay = setting.config.ema_decay
+    if arm.ema is None or decay is None:
+        return {}, 0.0
+    mean = flatten(arm.ema.module.parameters())
+    right, *wrong = (relative_distance(mean, each) for each in averages(before.ema, start, reached, decay, len(arm.seen)))
+    return {"ema": right}, 0.0 if right <= ALGEBRA_GATE else min(wrong, default=math.inf)
 
 
 def _worst_entry_of_best_twin(a: Mapping[str, float], b: Mapping[str, float]) -> float:

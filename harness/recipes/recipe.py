@@ -9,9 +9,10 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -213,7 +214,37 @@ def own_optimizer(config: OptimizerConfig, groups: Sequence[dict[str, Any]]) -> 
         made = make(groups, **arguments)
     if not isinstance(made, torch.optim.Optimizer):
         raise ConfigError(field, target, f"a torch.optim.Optimizer, got {type(made).__name__}")
+    if not hasattr(made, "_optimizer_step_pre_hooks"):
+        raise ConfigError(field, target, "an optimizer that has called torch.optim.Optimizer.__init__: its steps cannot be seen")
+    if any(each.default is each.empty for each in inspect.signature(made.step).parameters.values()):
+        raise ConfigError(
+            field, target, "an optimizer whose step() takes the gradients that are there; this one asks for a closure"
+        )
+    set_mode(made, "train")
     return made
+
+
+def set_mode(optimizer: torch.optim.Optimizer, mode: Literal["train", "eval"]) -> None:
+    """Move the weights to where a schedule-free optimizer trains, or to where it is evaluated; others have no such modes."""
+    change = getattr(optimizer, mode, None)
+    if callable(change):
+        change()
+
+
+@contextmanager
+def evaluated(arm: Arm) -> Iterator[None]:
+    """Inside, the model is as it is evaluated, its layers and its weights; afterwards it is as before, to the bit."""
+    kept = [(p, p.detach().clone()) for p in arm.model.parameters()] if hasattr(arm.optimizer, "eval") else []
+    arm.model.eval()
+    set_mode(arm.optimizer, "eval")
+    try:
+        yield
+    finally:
+        arm.model.train()
+        set_mode(arm.optimizer, "train")
+        with torch.no_grad():
+            for p, value in kept:
+                p.copy_(value)
 
 
 def make_schedule(
