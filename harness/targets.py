@@ -6,10 +6,14 @@ import ast
 import hashlib
 import importlib
 import importlib.util
+import json
+import os
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +31,42 @@ def fingerprint(field: str, target: str) -> str:
     for name, content in sorted(_sources(_file(field, target)).items()):
         digest.update(f"{name}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()[:16]
+
+
+def defines(field: str, target: str, method: str) -> bool:
+    """Whether a function of that name is in the source of the target; found without running it."""
+    try:
+        tree = ast.parse(_file(field, target).read_bytes())
+    except (SyntaxError, ValueError):
+        return False
+    return any(isinstance(node, ast.FunctionDef) and node.name == method for node in ast.walk(tree))
+
+
+@cache
+def data_fingerprint(field: str, target: str, arguments: str) -> str:
+    """16 hex digits of what `fingerprint()` of the task says of its data, asked in a process of its own.
+
+    `arguments`: the task's keyword arguments as a JSON object. ConfigError where it cannot be asked.
+    """
+    code = "import sys; from harness.targets import tell_data; tell_data(*sys.argv[1:])"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])}
+    asked = subprocess.run(
+        [sys.executable, "-c", code, field, target, arguments], env=environment, capture_output=True, text=True, check=False
+    )
+    told_last = (asked.stdout if asked.returncode == 0 else asked.stderr).strip().splitlines()
+    if asked.returncode or not told_last:
+        raise ConfigError(field, target, f"fingerprint() that gives a text; {told_last[-1] if told_last else 'it said nothing'}")
+    return told_last[-1]
+
+
+def tell_data(field: str, target: str, arguments: str) -> None:
+    """Print the fingerprint of a task's data."""
+    print(digest_of(load(field, target)(**json.loads(arguments)).fingerprint()))
+
+
+def digest_of(value: object) -> str:
+    """16 hex digits of what a task says of its data."""
+    return hashlib.sha256(str(value).encode()).hexdigest()[:16]
 
 
 def load(field: str, target: str) -> Callable[..., Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import json
 import os
 import signal
 import threading
@@ -216,10 +217,15 @@ def _fingerprinted(name: str, own: Custom) -> Custom:
     """With the fingerprint of the target's source; ConfigError where it is not what the settings say it is."""
     if own.target is None:
         return own
-    source = targets.fingerprint(f"{name}.target", own.target)
-    if own.source not in (None, source):
-        raise ConfigError(f"{name}.source", own.source, f"{source}, the fingerprint of {own.target} as it is now: it was changed")
-    return dataclasses.replace(own, source=source)
+    field = f"{name}.target"
+    code = targets.fingerprint(field, own.target)
+    if own.source is None:
+        has_data = name == "workload" and targets.defines(field, own.target, "fingerprint")
+        data = targets.data_fingerprint(field, own.target, json.dumps(own.args)) if has_data else None
+        return dataclasses.replace(own, source=code if data is None else f"{code}-{data}")
+    if own.source.partition("-")[0] != code:  # that of its data is compared where the task is made
+        raise ConfigError(f"{name}.source", own.source, f"{code}, the fingerprint of {own.target} as it is now: it was changed")
+    return own
 
 
 def _name(store: Store, trial: TrialConfig) -> str:

@@ -75,6 +75,26 @@ def test_changed_code_is_another_trial_and_a_moved_file_is_not(folder: Path) -> 
     assert "workload.target=mine.py:Ragged: expected FILE.py:NAME" in harness(folder, *one).stderr
 
 
+def test_changed_data_are_another_trial_where_the_task_tells_of_them(folder: Path) -> None:
+    (folder / "data.txt").write_text("0")
+    (folder / "told.py").write_text(
+        "from pathlib import Path\nfrom lab.vision import Images\n\n\nclass Told(Images):\n"
+        "    def __init__(self):\n        self.text = Path('data.txt').read_text()\n"
+        "        super().__init__(seed=int(self.text))\n\n"
+        "    def fingerprint(self):\n        return self.text\n"
+    )
+    one = ("workload=custom", "workload.target=told.py:Told")
+    assert harness(folder, *one).returncode == 0
+    assert "Nothing to do" in harness(folder, *one).stdout
+    (folder / "data.txt").write_text("1")
+    assert harness(folder, *one).returncode == 0
+    assert len(trials(folder)) == 2
+    [source, other] = [json.loads(path.read_text())["workload"]["source"] for path in folder.glob("results/*/*/config.json")]
+    assert source.partition("-")[0] == other.partition("-")[0] and source != other
+    (folder / "data.txt").write_text("two")
+    assert "fingerprint() that gives a text; ValueError: invalid literal" in harness(folder, *one).stderr
+
+
 def test_a_package_and_yaml_of_ones_own(folder: Path) -> None:
     conf = folder / "my_conf"
     for group, text in {
