@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from harness import pace
 from harness.config import ConfigError, Device, Execution, Split, TrialConfig, validate
 from harness.judge.verdict import Doubt, Evidence, Outcome, Rounding, algebra_failures, judge
 from harness.measure import algebra, poison, rounding
@@ -155,6 +156,7 @@ def run_trial(config: TrialConfig, on_step: OnStep, candidates: Sequence[Candida
         assert len(recipes) == len(chosen) + 1, "candidates need distinct names"
         stream = list(setting.windows(max(WINDOWS, config.steps, config.algebra_steps)))
         check_terms(setting, stream)
+        pace.expect(num_steps(config, len(recipes)))
         clock = Clock()
         floor_arm = next(candidate.label for candidate in chosen if candidate.arm == PERMUTED)
         exact = algebra.measure(setting, recipes, stream[: config.algebra_steps], floor_arm)
@@ -181,6 +183,11 @@ def run_trial(config: TrialConfig, on_step: OnStep, candidates: Sequence[Candida
             "seconds": clock.laps,
         }
     return TrialResult(arms, summary)
+
+
+def num_steps(config: TrialConfig, arms: int) -> int:
+    """Optimizer steps of single arms that a trial takes, at about: float64, rounding, the poisoned window, the training."""
+    return arms * (config.algebra_steps + 2 + 1 + config.permutations + 2 + config.steps) + config.steps * (config.nulls + 1)
 
 
 def check_splits(setting: Setting, candidates: Sequence[Candidate]) -> None:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from harness import pace
 from harness.config import Arms, ConfigError, LastWindow, OptimizerConfig, Precision, TrialConfig
 from harness.judge.counters import Counter, Counts, Differences, differing
 from harness.measure.environment import available_bytes
@@ -359,6 +360,7 @@ class LockStep:
                     watch.gradient = self.shelf.put(watch.gradient)
                 self.shelf.settle(tensors_of(arm))
         self.steps += 1
+        pace.advance(len(arms))
         weights = [watch.parameters for watch in self.watches.values()]
         distances = self._distances(weights)
         moments = {label: watch.moments for label, watch in self.watches.items() if watch.moments is not None}

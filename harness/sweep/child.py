@@ -17,12 +17,14 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NamedTuple
 
+from harness import pace
 from harness.config import ConfigError, HarnessConfig, identity
 from harness.processes import die_with_parent, interrupts_blocked
 from harness.results import tracking
@@ -85,6 +87,8 @@ class Child:
     process: BaseProcess
     report: Connection
     output: Connection
+    pace: Connection
+    share: float = 0.0  # of its work that is done, as far as it has told
     tail: bytes = b""
     finished: float = math.inf  # when its results were first seen
 
@@ -94,13 +98,15 @@ class Child:
         start_forkserver()  # again, where it was killed
         report, child_report = multiprocessing.Pipe(duplex=False)
         output, child_output = multiprocessing.Pipe(duplex=False)
+        told, child_pace = multiprocessing.Pipe(duplex=False)
         process = multiprocessing.get_context("forkserver").Process(
-            target=_child_main, args=(run, cell.config, threads, child_report, child_output), name=cell.trial
+            target=_child_main, args=(run, cell.config, threads, child_report, child_output, child_pace), name=cell.trial
         )
         process.start()
         child_report.close()
         child_output.close()
-        return cls(cell=cell, process=process, report=report, output=output)
+        child_pace.close()
+        return cls(cell=cell, process=process, report=report, output=output, pace=told)
 
     def read_output(self) -> None:
         """Take what the child has printed, keep the end of it."""
@@ -108,6 +114,13 @@ class Child:
         if not chunk:
             self.output.close()
         self.tail = (self.tail + chunk)[-OUTPUT_TAIL:]
+
+    def read_pace(self) -> float:
+        """The share of its work that is done."""
+        with suppress(EOFError, OSError):
+            while self.pace.poll():
+                self.share = self.pace.recv()
+        return self.share
 
     def lingers(self) -> bool:
         """Whether its results are stored for so long that it must hang: W&B's process can be stopped."""
@@ -135,7 +148,8 @@ class Child:
         return Failure(trial=self.cell.trial, summary=summary, details=self.tail.decode(errors="replace"))
 
     def close(self) -> None:
-        """Close both pipes."""
+        """Close all pipes."""
+        self.pace.close()
         self.report.close()
         self.output.close()
 
@@ -148,7 +162,9 @@ def _describe_exit(code: int) -> str:
     return f"left with exit code {code} before it was finished"
 
 
-def _child_main(run: TrialFunction, config: HarnessConfig, threads: int, report: Connection, output: Connection) -> None:
+def _child_main(
+    run: TrialFunction, config: HarnessConfig, threads: int, report: Connection, output: Connection, told: Connection
+) -> None:
     """Run one trial and report how it ended; a crash shows as a process that ends without a report."""
     for descriptor in (1, 2):  # also what libraries print; the parent's terminal belongs to the progress bar
         os.dup2(output.fileno(), descriptor)
@@ -158,7 +174,15 @@ def _child_main(run: TrialFunction, config: HarnessConfig, threads: int, report:
     die_with_parent()
     if torch := sys.modules.get("torch"):  # preloaded
         torch.set_num_threads(threads)
+    os.set_blocking(told.fileno(), False)
+    pace.listen(partial(_tell, told))
     report.send(_attempt(run, config))
+
+
+def _tell(told: Connection, share: float) -> None:
+    """To a parent that may have stopped reading: what does not fit into the pipe is left out."""
+    with suppress(OSError):
+        told.send(share)
 
 
 def _attempt(run: TrialFunction, config: HarnessConfig) -> Done | RunsElsewhere | Failure:

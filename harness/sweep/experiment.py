@@ -337,7 +337,11 @@ class _Pool:
 
     def _show(self) -> None:
         self.progress.show(
-            done=self.done + self.skipped, running=len(self.children), failed=len(self.failures), elsewhere=len(self.taken)
+            done=self.done + self.skipped,
+            running=len(self.children),
+            failed=len(self.failures),
+            elsewhere=len(self.taken),
+            under_way=sum(map(Child.read_pace, self.children)),
         )
 
 

@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 LINE_SECONDS = 10.0  # at least so long between two plain lines
+LEAST_WORK = 0.02  # trials, before a time left is told
 
 
 class Progress(Protocol):
     """Something that tells how far the trials are."""
 
-    def show(self, *, done: int, running: int, failed: int, elsewhere: int) -> None:
-        """The state of all trials; `elsewhere` counts those that another process runs."""
+    def show(self, *, done: int, running: int, failed: int, elsewhere: int, under_way: float) -> None:
+        """The state of all trials: `elsewhere` are run by another process; `under_way`: of the running ones' work, in trials."""
         ...
 
     def note(self, text: str) -> None:
@@ -50,8 +51,8 @@ class _Bar:
     bar: RichProgress
     task: TaskID
 
-    def show(self, *, done: int, running: int, failed: int, elsewhere: int) -> None:
-        self.bar.update(self.task, completed=done + failed, description=_counts(running, failed, elsewhere))
+    def show(self, *, done: int, running: int, failed: int, elsewhere: int, under_way: float) -> None:
+        self.bar.update(self.task, completed=done + failed + under_way, description=_counts(running, failed, elsewhere))
 
     def note(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)  # rich puts it above the bar
@@ -64,16 +65,18 @@ class _Lines:
     started: float = field(default_factory=time.monotonic)
     last: float = -math.inf
 
-    def show(self, *, done: int, running: int, failed: int, elsewhere: int) -> None:
+    def show(self, *, done: int, running: int, failed: int, elsewhere: int, under_way: float) -> None:
         now = time.monotonic()
         if now - self.last < LINE_SECONDS:
             return
         self.last = now
         ended = done + failed
         elapsed = now - self.started
-        left = (self.total - ended) * elapsed / (ended - self.skipped) if ended > self.skipped else None
+        work = ended - self.skipped + under_way  # in trials
+        left = (self.total - ended - under_way) * elapsed / work if work > LEAST_WORK else None
         times = f"{clock(elapsed)} elapsed, " + (f"about {clock(left)} left" if left is not None else "time left not known yet")
-        print(f"{ended}/{self.total} ended, {_counts(running, failed, elsewhere)}, {times}", flush=True)
+        so_far = f"{ended}/{self.total} ended" + (f" ({under_way:.0%} done)" if self.total == 1 and not ended else "")
+        print(f"{so_far}, {_counts(running, failed, elsewhere)}, {times}", flush=True)
 
     def note(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
