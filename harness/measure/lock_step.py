@@ -358,6 +358,8 @@ class LockStep:
                     watch.gradient = None
                 elif watch.gradient is not None:
                     watch.gradient = self.shelf.put(watch.gradient)
+                if watch.last_forward is not None:
+                    watch.last_forward = self.shelf.put(watch.last_forward)
                 self.shelf.settle(tensors_of(arm))
         self.steps += 1
         pace.advance(len(arms))

@@ -7,15 +7,18 @@ files have no name from the moment they are opened, so nothing is left of them, 
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import tempfile
 import weakref
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+M_MMAP_THRESHOLD = -3  # of malloc.h
 LEAST_BYTES = 2**18  # smaller tensors stay in memory
 
 
@@ -39,6 +42,7 @@ class FileShelf(Shelf):
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
+        return_freed_memory()
         self._maps: dict[int, weakref.ref[mmap.mmap]] = {}  # by address; of a tensor that is gone the reference is dead
 
     def put(self, tensor: Tensor) -> Tensor:
@@ -71,3 +75,12 @@ class FileShelf(Shelf):
         pages = self._map(tensor)
         if pages is not None:
             pages.madvise(mmap.MADV_DONTNEED)
+
+
+def return_freed_memory() -> None:
+    """Have glibc give large blocks back to the system as soon as they are freed, for the rest of this process.
+
+    It otherwise keeps blocks of up to 32 MiB in its heap, where those that stay hold up those that went.
+    """
+    with suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LEAST_BYTES)
