@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from harness import pace
-from harness.config import ConfigError, Device, Execution, Split, TrialConfig, validate
+from harness.config import ConfigError, Data, Device, Execution, Split, TrialConfig, validate
 from harness.judge.verdict import Doubt, Evidence, Outcome, Rounding, algebra_failures, judge
 from harness.measure import algebra, poison, rounding
 from harness.measure.ablation import attribute
@@ -195,15 +195,16 @@ def check_splits(setting: Setting, candidates: Sequence[Candidate]) -> None:
     config, num_samples = setting.config, setting.exact.num_samples
     if config.effective_batch > num_samples:
         raise ConfigError("effective_batch", config.effective_batch, f"at most the {num_samples} training samples")
-    smallest = smallest_micro_batch(config)
+    smallest = max(smallest_micro_batch(config), setting.exact.smallest_micro_batch)
     remainder = num_samples % config.effective_batch if config.data.last_window == "keep" else 0
+    model = f"model={config.workload.model}" if config.workload.data != Data.custom else f"the model of {config.workload.label}"
     for candidate in candidates:
         for size in filter(None, (config.effective_batch, remainder)):
             if min(candidate.recipe.split(size)) < smallest:
                 raise ConfigError(
                     "accumulation_steps",
                     candidate.recipe.accumulation_steps,
-                    f"micro-batches of at least {smallest} samples with norm={config.norm} and model={config.workload.model}: "
+                    f"micro-batches of at least {smallest} samples with norm={config.norm} and {model}: "
                     f"a window of {size} has one of {min(candidate.recipe.split(size))} "
                     "(fewer accumulation steps, or data.last_window=drop)",
                 )

@@ -35,6 +35,7 @@ def examine(workload: CustomWorkload, initial: nn.Module, ids: Tensor, device: t
     outputs, losses = _tried(workload, calm, window, 0)
     if not _near(_tried(workload, calm, window, 1)[1], losses):
         raise workload.refused("a model that draws random numbers in dropout layers alone; with these off two forwards differ")
+    workload.smallest_micro_batch = _smallest(workload, calm, window)
     if len(window) < 4:
         return
     sizes = [len(window) // 2, len(window) - len(window) // 2]
@@ -46,6 +47,16 @@ def examine(workload: CustomWorkload, initial: nn.Module, ids: Tensor, device: t
     again = nest.joined([_tried(workload, calm, half, 0)[0] for half in halves])
     together = _tried(workload, ghost_model(calm, sizes), window, 0)[0] if has_batch_norm(calm) else outputs
     workload.mixes_rows = not _same_numbers(again, together)
+
+
+def _smallest(workload: CustomWorkload, model: nn.Module, window: Batch) -> int:
+    """2 where BatchNorm refuses a single row, else 1."""
+    if has_batch_norm(model):
+        try:
+            _tried(workload, copy.deepcopy(model), window.rows(slice(0, 1)), 0)
+        except ValueError:
+            return 2
+    return 1
 
 
 def _check_gradient(workload: CustomWorkload, model: nn.Module, losses: Tensor) -> None:

@@ -45,6 +45,13 @@ class OddBatchNorm(Images):
         return nn.Sequential(*layers, nn.Flatten(), nn.Linear(50, 3))
 
 
+class Rows(Images):
+    """BatchNorm of vectors, which a single row does not have."""
+
+    def model(self, norm: str) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(50), nn.Linear(50, 3))
+
+
 class Frozen(Images):
     """A part that is not trained."""
 

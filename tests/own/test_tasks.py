@@ -165,6 +165,14 @@ def test_wrong_arguments_are_told() -> None:
         Setting(own("Images", args={"depth": 3}), CPU)
 
 
+def test_a_micro_batch_of_one_row_under_batch_norm_is_told() -> None:
+    expected = r"accumulation_steps=4: expected micro-batches of at least 2 samples with norm=as_is and the model of Rows"
+    with pytest.raises(ConfigError, match=expected):
+        verdicts(own("Rows"))
+    [arm, _] = verdicts(own("Rows", accumulation_steps=(2,)))
+    assert arm["cause"] == Cause.batch_statistics and arm["explained"]
+
+
 def test_batch_norm_that_is_not_there_is_told() -> None:
     with pytest.raises(ConfigError, match="norm=batch: expected as_is, group, layer or none: the task's model has no BatchNorm"):
         Setting(own("Frozen", norm=Norm.batch), CPU)
