@@ -67,6 +67,8 @@ def _check_gradient(workload: CustomWorkload, model: nn.Module, losses: Tensor) 
         raise workload.refused("losses(outputs, batch) that depend on the model's parameters, got values without a gradient")
     trained = [p for p in model.parameters() if p.requires_grad]
     found = [one for one in torch.autograd.grad(losses.sum(), trained, allow_unused=True) if one is not None]
+    if any(one.is_sparse for one in found):
+        raise workload.refused("dense gradients, got sparse ones (of an embedding with sparse=True), which cannot be clipped")
     if not any(bool(one.any()) for one in found):
         raise workload.refused("losses with a gradient at the initial weights, got zeros for every parameter")
     if not all(bool(torch.isfinite(one).all()) for one in found):
@@ -74,9 +76,15 @@ def _check_gradient(workload: CustomWorkload, model: nn.Module, losses: Tensor) 
 
 
 def _tried(workload: CustomWorkload, model: nn.Module, batch: Batch, seed: int) -> tuple[Any, Tensor]:
+    """Outputs and losses of a forward that leaves nothing behind: neither draws nor what the model's buffers keep of it."""
     with fixed_randomness(seed, next(model.parameters()).device):
+        kept = [buffer.clone() for buffer in model.buffers()]
         outputs = workload.forward(model, batch)
-        return outputs, workload.losses(outputs, batch)
+        losses = workload.losses(outputs, batch)
+        with torch.no_grad():
+            for buffer, value in zip(model.buffers(), kept, strict=True):
+                buffer.copy_(value)
+        return outputs, losses
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -261,6 +261,14 @@ class Narrow(Images):
         return outputs
 
 
+class Sparse(Images):
+    def model(self, norm: str) -> nn.Module:
+        return nn.EmbeddingBag(4, 3, mode="sum", sparse=True)
+
+    def forward(self, model: nn.Module, batch: Any) -> Any:
+        return model(batch[1][:, None])
+
+
 class HalfTerms(Images):
     def terms(self, batch: Any) -> Tensor:
         return torch.full((len(batch[1]),), 0.5)

@@ -141,6 +141,7 @@ REFUSED = {
     "ChangingData": "the same whenever they are read; they changed between two reads",
     "Noisy": "draws random numbers in dropout layers alone",
     "Narrow": "a model and losses that run in float64 on the first window; it raised RuntimeError",
+    "Sparse": "dense gradients, got sparse ones",
     "HalfTerms": "terms(batch) that gives whole numbers from 0 on, got torch.float32 from 0.5 on",
     "NotAModel": 'model("as_is") that gives a torch.nn.Module, got function',
     "NoTraining": "train() with a sample or more, got none",
