@@ -12,10 +12,11 @@ import torch
 
 from harness.audit.evidence import Intervention, Run
 from harness.audit.family import Progress, Runs
-from harness.audit.observe.launched import Launched, Place, setting_of
+from harness.audit.observe.launched import Launched, Rank, setting_of
 from harness.audit.observe.recorded import Recorded, Setting
 from harness.audit.observe.runs import Train
 from harness.audit.report import Report
+from harness.audit.report.subject import Place, Subject
 from harness.audit.request import MAX_STEPS, arms_of, checked
 from harness.audit.session import Session
 
@@ -38,17 +39,17 @@ def record(
     rank 0 alone, with the rows of all `replicas`: ranks that take rows of their own (all, unless given). Raises ValueError for
     what cannot be run, OSError for what cannot be written; what `train` raises is evidence.
     """
-    place = Place.of_environment()
-    replicas = place.world if replicas is None else replicas
-    steps = checked(train, reference, batch_size, accumulation_steps, processes=place.world, max_steps=max_steps)
-    if replicas < 1 or place.world % replicas:
-        raise ValueError(f"expected replicas that divide the {place.world} ranks, got {replicas}")
+    rank = Rank.of_environment()
+    replicas = rank.world if replicas is None else replicas
+    steps = checked(train, reference, batch_size, accumulation_steps, processes=rank.world, max_steps=max_steps)
+    if replicas < 1 or rank.world % replicas:
+        raise ValueError(f"expected replicas that divide the {rank.world} ranks, got {replicas}")
     setting = setting_of(
         train, reference, batch_size=batch_size, accumulation_steps=tuple(steps), max_steps=max_steps, replicas=replicas
     )
     arms = arms_of(setting.accumulation_steps, independent=reference is not None)
-    with Launched(train, reference, place, setting, Path(evidence).absolute()) as ranks:
-        _make(_runs(ranks, setting, progress if place.rank == 0 else None), arms)
+    with Launched(train, reference, rank, setting, Path(evidence).absolute()) as ranks:
+        _make(_runs(ranks, setting, progress if rank.number == 0 else None), arms)
         return ranks.write()
 
 
@@ -58,7 +59,21 @@ def merge(evidence: str | os.PathLike[str], progress: Progress | None = None) ->
     setting = recorded.setting
     runs = _runs(recorded, setting, progress)
     report = Session(runs, arms_of(setting.accumulation_steps, independent=setting.reference is not None)).report()
-    return replace(report, hidden=(*report.hidden, *recorded.unseen))
+    return replace(report, hidden=(*report.hidden, *recorded.unseen), subject=_subject(recorded, Path(evidence)))
+
+
+def _subject(recorded: Recorded, folder: Path) -> Subject:
+    (train, reference), setting = recorded.evidence[0].targets, recorded.setting
+    return Subject(
+        train=Place.of(train),
+        reference=None if reference is None else Place.of(reference),
+        batch_size=setting.batch_size,
+        accumulation_steps=setting.accumulation_steps,
+        processes=len(recorded.evidence),
+        evidence=folder,
+        replicas=setting.replicas,
+        folder=Path.cwd(),
+    )
 
 
 def _runs(runner: Launched | Recorded, setting: Setting, progress: Progress | None) -> Runs:

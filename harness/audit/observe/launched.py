@@ -27,15 +27,15 @@ OF_A_GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_AD
 
 
 @dataclass(frozen=True)
-class Place:
+class Rank:
     """Which rank this process is."""
 
-    rank: int
+    number: int
     world: int
     local: int  # among those of its machine
 
     @classmethod
-    def of_environment(cls) -> Place:
+    def of_environment(cls) -> Rank:
         """Raises ValueError where no launcher has said it."""
         for names in STARTERS:
             given = [os.environ.get(name, "") for name in names]
@@ -52,8 +52,8 @@ class Launched:
     The independent reference runs on rank 0 alone, on the whole batch, before the ranks join; the others read what it showed.
     """
 
-    def __init__(self, train: Train, reference: Train | None, place: Place, setting: Setting, folder: Path) -> None:
-        self.functions, self.place, self.setting, self.folder = {False: train, True: reference}, place, setting, folder
+    def __init__(self, train: Train, reference: Train | None, rank: Rank, setting: Setting, folder: Path) -> None:
+        self.functions, self.rank, self.setting, self.folder = {False: train, True: reference}, rank, setting, folder
         self.made: list[tuple[Key, Run]] = []
         self._alone: list[tuple[Key, Run]] = []
         self._joined = self._failed = False
@@ -62,7 +62,7 @@ class Launched:
     def __enter__(self) -> Self:
         folder = self.folder
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / name_of(self.place.rank, self.place.world)).unlink(missing_ok=True)  # of an earlier audit
+        (folder / name_of(self.rank.number, self.rank.world)).unlink(missing_ok=True)  # of an earlier audit
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -89,14 +89,14 @@ class Launched:
 
     def write(self) -> Path:
         """Write the evidence of this rank, whole or not at all; the file."""
-        return self._write(name_of(self.place.rank, self.place.world), self.made)
+        return self._write(name_of(self.rank.number, self.rank.world), self.made)
 
     def _write(self, name: str, made: list[tuple[Key, Run]]) -> Path:
         path = self.folder / name
         targets = tuple(None if f is None else target(f) for f in self.functions.values())
         Evidence(
-            rank=self.place.rank,
-            world=self.place.world,
+            rank=self.rank.number,
+            world=self.rank.world,
             setting=self.setting,
             targets=(str(targets[0]), targets[1]),
             runs=tuple(made),
@@ -106,7 +106,7 @@ class Launched:
     def _independent(self, job: Job) -> Run:
         function = self.functions[True]
         assert function is not None
-        if self.place.rank:
+        if self.rank.number:
             self._join()
             if not self._alone:
                 self._alone = list(Evidence.read(self.folder / REFERENCE).runs)
@@ -121,11 +121,11 @@ class Launched:
         """Be one of the group; rank 0 has the reference's runs written by then."""
         if self._joined:
             return
-        if self.functions[True] is not None and not self.place.rank:
+        if self.functions[True] is not None and not self.rank.number:
             self._write(REFERENCE, self._alone)
-        os.environ |= {"RANK": str(self.place.rank), "WORLD_SIZE": str(self.place.world), "LOCAL_RANK": str(self.place.local)}
+        os.environ |= {"RANK": str(self.rank.number), "WORLD_SIZE": str(self.rank.world), "LOCAL_RANK": str(self.rank.local)}
         if torch.cuda.is_available():
-            torch.cuda.set_device(self.place.local % torch.cuda.device_count())
+            torch.cuda.set_device(self.rank.local % torch.cuda.device_count())
         if dist.is_initialized():
             dist.barrier()  # the reference's runs are written
         else:

@@ -68,7 +68,7 @@ def _of_replicas(runs: Sequence[Run]) -> Run:
         steps = []
         for t, step in enumerate(track.steps):
             others, readers = _same_step(runs[1:], index, t), _same_step(distinct, index, t)
-            steps.append(replace(step, backwards=_pooled_backwards(step, others, readers)))
+            steps.append(_pooled_step(step, others, readers))
         tracks.append(replace(track, steps=steps))
     return replace(first, tracks=tracks, ranks=len(runs), rank_distances=rank_distances(runs) if len(runs) > 1 else ())
 
@@ -92,17 +92,39 @@ def _rows(run: Run) -> list[tuple[str, ...] | None]:
     return [backward.rows for track in run.tracks for step in track.steps for backward in step.backwards]
 
 
-def _pooled_backwards(step: Step, others: Sequence[Step], readers: Sequence[Step]) -> tuple[Backward, ...]:
+def _pooled_step(step: Step, others: Sequence[Step], readers: Sequence[Step]) -> Step:
     """With the gradients of all ranks, and the rows of those in `readers` besides the first rank's."""
-    found = []
+    averaged = _mean([step.total, *(other.total for other in others)])
+    factor = _factor(step.gradient, averaged, 1 + len(others))
+    backwards = []
     for k, backward in enumerate(step.backwards):
-        same = [other.backwards[k] for other in others if k < len(other.backwards)]
-        own = [b.local for b in (backward, *same) if b.local is not None]
-        rows = [other.backwards[k].rows for other in readers if k < len(other.backwards)]
-        found.append(
-            replace(backward, locals=tuple(own) if len(own) == 1 + len(same) else (), rows=_chained(backward.rows, rows))
+        same = [backward, *(other.backwards[k] for other in others if k < len(other.backwards))]
+        own = [b.local for b in same if b.local is not None]
+        given = _mean([b.contribution for b in same])
+        backward = replace(
+            backward,
+            contribution=backward.contribution if given is None else given * factor,
+            locals=tuple(own) if len(own) == len(same) else (),
+            rows=_chained(backward.rows, [other.backwards[k].rows for other in readers if k < len(other.backwards)]),
         )
-    return tuple(found)
+        backwards.append(backward)
+    return replace(step, total=step.total if averaged is None else averaged * factor, backwards=tuple(backwards))
+
+
+def _mean(vectors: Sequence[Vector | None]) -> Vector | None:
+    """Of what each rank gave, which is averaged over them before the step; None where all gave the same, or it is not known."""
+    first, *others = vectors
+    if first is None or all(other is not None and np.array_equal(first, other, equal_nan=True) for other in others):
+        return None
+    known = [v for v in vectors if v is not None and v.shape == first.shape]
+    return np.asarray(np.mean(known, axis=0)) if len(known) == len(vectors) else None
+
+
+def _factor(gradient: Vector, averaged: Vector | None, ranks: int) -> int:
+    """The number of ranks where the gradient is their sum, and not their mean: as far as its size shows."""
+    if averaged is None or averaged.shape != gradient.shape or not averaged.any():
+        return 1
+    return ranks if float(gradient @ averaged) / float(averaged @ averaged) > math.sqrt(ranks) else 1
 
 
 def _chained(rows: tuple[str, ...] | None, others: Sequence[tuple[str, ...] | None]) -> tuple[str, ...] | None:
@@ -151,12 +173,7 @@ def _of_parts(runs: Sequence[Run], groups: Sequence[Sequence[int]], like: Run | 
     tracks = []
     for index, parts in enumerate(zip(*(run.tracks for run in runs), strict=False)):
         known = like.tracks[index] if like is not None and index < len(like.tracks) else None
-        steps = [_joined(steps, groups, known, shared_out=shared_out) for steps in zip(*(p.steps for p in parts), strict=False)]
-        start = parts[0].start if all(part.start is not None for part in parts) else None
-        if start is not None and steps:
-            layout = Layout.of([part.steps[0] for part in parts], known)
-            start = layout.join([part.start for part in parts if part.start is not None])
-        tracks.append(replace(parts[0], steps=steps, start=start, tensors=steps[-1].tensors if steps else parts[0].tensors))
+        tracks.append(_joined_track(parts, groups, known, shared_out=shared_out) if all(p.steps for p in parts) else parts[0])
     distances = [run.rank_distances for run in runs if run.rank_distances]
     return replace(
         first,
@@ -268,9 +285,16 @@ def _begin_alike(a: Vector, b: Vector) -> bool:
     return a.shape == b.shape and float(np.linalg.norm(a - b)) <= SAME_START * float(np.linalg.norm(b))
 
 
-def _joined(steps: Sequence[Step], groups: Sequence[Sequence[int]], like: Track | None, *, shared_out: bool) -> Step:
+def _joined_track(parts: Sequence[Track], groups: Sequence[Sequence[int]], like: Track | None, *, shared_out: bool) -> Track:
+    layout = Layout.of([part.steps[0] for part in parts], like)
+    together = zip(*(part.steps for part in parts), strict=False)
+    steps = [_joined(steps, groups, layout, shared_out=shared_out) for steps in together]
+    start = layout.join_known([part.start for part in parts])
+    return replace(parts[0], steps=steps, start=start, tensors=layout.joined)
+
+
+def _joined(steps: Sequence[Step], groups: Sequence[Sequence[int]], layout: Layout, *, shared_out: bool) -> Step:
     """One step of all parts. `shared_out`: a micro-batch's gradient is known of each rank as a whole only."""
-    layout = Layout.of(steps, like)
     steps = [_without_contributions(step) for step in steps] if shared_out else steps
     first = steps[0]
     of_rank = {rank: layout.held(part) for part, group in enumerate(groups) for rank in group}
@@ -317,7 +341,7 @@ def _joined_backwards(steps: Sequence[Step], layout: Layout, *, shared_out: bool
 
 
 def _joined_backward(parts: Sequence[Backward], layout: Layout, *, shared_out: bool) -> Backward:
-    """Rows are those of the first part (later stages of a pipeline see activations); of all ranks where each has its own."""
+    """Rows and forwards are those of the first part (later stages see activations); rows of all ranks where each has its own."""
     first = parts[0]
     if shared_out:
         every = [local for part in parts for local in part.locals] if all(part.locals for part in parts) else []
@@ -338,7 +362,6 @@ def _joined_backward(parts: Sequence[Backward], layout: Layout, *, shared_out: b
         rescaled=math.hypot(*(part.rescaled for part in parts)),
         locals=own,
         rows=rows,
-        broken_forwards=max(part.broken_forwards for part in parts),
         draws=any(part.draws for part in parts),
         outside=any(part.outside for part in parts),
         moved=layout.join_moved([part.moved for part in parts]),
