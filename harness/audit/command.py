@@ -191,7 +191,7 @@ def judge(given: argparse.Namespace) -> tuple[int, str, str]:
 def _merged(given: argparse.Namespace) -> Report:
     from harness.audit.launch import merge
 
-    report = merge(given.merge, _tell)
+    report = merge(given.merge)
     assert report.subject is not None
     return replace(report, subject=replace(report.subject, packages=tuple(given.packages.split(","))))
 

@@ -18,7 +18,7 @@ from harness.audit.observe.runs import Train
 from harness.audit.report import Report
 from harness.audit.report.subject import Place, Subject
 from harness.audit.request import MAX_STEPS, arms_of, checked
-from harness.audit.session import Session
+from harness.audit.session import Session, has_averages
 
 
 def record(
@@ -97,8 +97,9 @@ def _make(runs: Runs, arms: Sequence[int]) -> None:
 def _make_references(runs: Runs, options: Mapping[str, Any]) -> Run:
     """N=1, again, perturbed and permuted; the last two once more, on the weights of the first."""
     reference = runs.baseline(options, Intervention(leads=True))
-    runs.baseline(options)
-    for intervention in (Intervention(), Intervention(follow=reference)):
+    seek = has_averages(reference)
+    runs.baseline(options, Intervention(seek=seek))
+    for intervention in (Intervention(seek=seek), Intervention(seek=seek, follow=reference)):
         runs.baseline(options, replace(intervention, perturb=reference.roundoff))
         runs.permuted(options, intervention)
     return reference

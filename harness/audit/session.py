@@ -108,7 +108,7 @@ class Session:
         runs, reference = self.runs, self.runs.baseline(options, Intervention(leads=True))
         if self._unusable(reference, "N=1"):
             return Family(options, reference)
-        seek = any(step.shadows for track in reference.tracks for step in track.steps)
+        seek = has_averages(reference)
         again = runs.baseline(options, Intervention(seek=seek))
         made = (again, runs.baseline(options, Intervention(seek=seek, perturb=reference.roundoff)))
         nulls = [run for run in made if run.error is None]
@@ -229,6 +229,11 @@ class Session:
     def _differs_at_one(self, family: Family) -> bool:
         """Whether N=1 as well differs from the independent reference."""
         return any(r.accumulation_steps == 1 and r.findings for r in self.results if r.arithmetic == family.arithmetic)
+
+
+def has_averages(run: Run) -> bool:
+    """Whether averaged copies of the weights were seen."""
+    return any(step.shadows for track in run.tracks for step in track.steps)
 
 
 def _first_answer(compared: Sequence[Facts]) -> str:

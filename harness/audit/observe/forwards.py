@@ -77,8 +77,16 @@ class Forwards:
 
     @property
     def broken(self) -> int:
-        """Forwards with a non-finite value. Later stages of a pipeline try their shapes on memory that nobody has written to."""
+        """Forwards with a non-finite value: of the model that is called first, and of others where a backward came to them.
+
+        Later stages of a pipeline try their shapes on memory that nobody has written to.
+        """
         return sum(forward.broken and (forward.leads or forward.reached) for forward in self.seen)
+
+    @property
+    def unreached(self) -> list[RowsOfForward]:
+        """Forwards with a non-finite value that no backward has come to; a differentiation by inputs alone is none."""
+        return [forward for forward in self.seen if forward.broken and not forward.reached]
 
     def end_window(self) -> None:
         """An optimizer step is over: forwards that no backward came to were none of its window."""

@@ -103,7 +103,7 @@ def name_of(rank: int, world: int) -> str:
 def key(job: Job) -> Key:
     """What tells a job from the others of a rank; whose weights are followed, and by how much they are moved, follows from it.
 
-    Averaged copies are looked for and contributions kept in all runs of a rank, whether the job asks for it or not.
+    Contributions are kept in all runs of a rank, whether the job asks for it or not.
     """
     what = job.intervention
     asked = {"leads": what.leads, "follow": what.follow is not None, "perturb": bool(what.perturb)}

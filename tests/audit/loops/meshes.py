@@ -5,6 +5,7 @@ Under a launcher this file records several of its functions in one start: `meshe
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -317,6 +318,7 @@ WRONG: dict[str, tuple[dict[str, Any], set[str]]] = {
 
 def main(folder: str, *names: str) -> None:
     """Record these functions one after the other."""
+    gc.freeze()  # what was imported need not be looked through in every run
     for name in names:
         options = {"batch_size": 4, **(RIGHT.get(name) or WRONG.get(name, ({}, set()))[0])}
         train = globals().get(name) or getattr(replicas, name)
