@@ -271,7 +271,8 @@ def refused(given: argparse.Namespace, subject: Subject | None, what: str) -> tu
     """The answer when nothing was judged: one line, and where text is not asked for, a report with that problem."""
     from harness.audit.report import Report, github
 
-    report = Report(batch_size=given.batch_size, results=(), problems=(what,), hidden=(), subject=subject)
+    batch_size = 0 if subject is None else subject.batch_size
+    report = Report(batch_size=batch_size, results=(), problems=(what,), hidden=(), subject=subject)
     said = "" if given.format == "text" else report.told(given.format)
     return BAD_INPUT, *_streams(given.format, said, github.tell(report) + _written(given, report), what)
 

@@ -183,19 +183,17 @@ def _all_of(folder: Path) -> list[Evidence]:
         raise ValueError(f"{folder}: expected a folder with the evidence of all ranks ({name_of(0, 4)} and so on), got none")
     worlds = sorted({world for _, world in found.values()})
     if len(worlds) > 1 or len(found) < sum(bool(name) for _, name in named):
-        raise ValueError(
-            f"{folder}: expected the evidence of one audit, got that of {_listed(worlds)} ranks: remove the older files"
-        )
-    missing = sorted(set(range(worlds[0])) - found.keys())
-    if missing:
-        ended = "it has ended before it could write any, or goes on" if len(missing) == 1 else "they have ended before, or go on"
-        raise ValueError(f"{folder}: expected the evidence of {worlds[0]} ranks, got none of rank {_listed(missing)}: {ended}")
-    evidence = [Evidence.read(found[rank][0]) for rank in range(worlds[0])]
+        told = " and of ".join(str(world) for world in worlds)
+        raise ValueError(f"{folder}: expected the evidence of one audit, got files of {told} ranks: remove the older ones")
+    (world,) = worlds
+    if missing := sorted(set(range(world)) - found.keys()):
+        which = f"rank{'s' if len(missing) > 1 else ''} {_listed(missing)}"
+        raise ValueError(f"{folder}: expected the evidence of {world} ranks, got none of {which}: ended before it was written")
+    evidence = [Evidence.read(found[rank][0]) for rank in range(world)]
     for rank, each in enumerate(evidence):
-        if (each.rank, each.world) != (rank, worlds[0]):
-            raise ValueError(
-                f"{found[rank][0]}: expected the evidence of that rank, got that of rank {each.rank} of {each.world}"
-            )
+        if (each.rank, each.world) != (rank, world):
+            held = f"rank {each.rank} of {each.world}"
+            raise ValueError(f"{found[rank][0]}: expected evidence of the rank in its name, got that of {held}")
         _check_alike(found[rank][0], each.setting, evidence[0].setting)
     return evidence
 
@@ -209,6 +207,5 @@ def _check_alike(path: Path, setting: Setting, wanted: Setting) -> None:
     for each in fields(Setting):
         mine, theirs = getattr(setting, each.name), getattr(wanted, each.name)
         if mine != theirs:
-            raise ValueError(
-                f"{path}: expected evidence of the audit of rank 0, got another {each.name} ({mine} instead of {theirs})"
-            )
+            off = f"{each.name} is {mine} instead of {theirs}"
+            raise ValueError(f"{path}: expected evidence of the same audit as rank 0's, got another one: {off}")

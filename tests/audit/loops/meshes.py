@@ -6,6 +6,8 @@ Under a launcher this file records several of its functions in one start: `meshe
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -72,6 +74,20 @@ def _by_hand(batch_size: int, accumulation_steps: int, **stages: Any) -> None:
 
 def by_hand(batch_size: int, accumulation_steps: int) -> None:
     """Gradients are averaged over the ranks before the step, without a wrapper."""
+    _by_hand(batch_size, accumulation_steps)
+
+
+def initialises(batch_size: int, accumulation_steps: int) -> None:
+    """As a script of torchrun does: the group is made at its start and ended at its end."""
+    dist.init_process_group("gloo")
+    _by_hand(batch_size, accumulation_steps)
+    dist.destroy_process_group()
+
+
+def one_rank_killed(batch_size: int, accumulation_steps: int) -> None:
+    """The process of rank 2 is gone once micro-batches are accumulated."""
+    if accumulation_steps > 1 and dist.get_rank() == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
     _by_hand(batch_size, accumulation_steps)
 
 
