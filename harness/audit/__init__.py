@@ -6,16 +6,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from harness.audit.evidence import Finding
+    from harness.audit.launch import merge, record
     from harness.audit.report import Report
     from harness.audit.session import audit
 
-__all__ = ["Finding", "Report", "audit"]
+__all__ = ["Finding", "Report", "audit", "merge", "record"]
 
 
 def __getattr__(name: str) -> object:
     """The public names, imported when they are used: the command's own process does without torch."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from harness.audit import evidence, report, session
+    from harness.audit import evidence, launch, report, session
 
-    return {"Finding": evidence.Finding, "Report": report.Report, "audit": session.audit}[name]
+    homes = {"Finding": evidence, "Report": report, "audit": session, "merge": launch, "record": launch}
+    return getattr(homes[name], name)

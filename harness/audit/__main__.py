@@ -1,6 +1,7 @@
 """The command line: `python -m harness.audit FILE.py:FUNCTION --batch-size 16 --accumulation-steps 4,16`.
 
-Exit code 0: equivalent; 1: different; 2: could not be run or judged.
+Exit code 0: equivalent; 1: different; 2: could not be run or judged. With `--evidence DIR` this is one rank of several, and
+`python -m harness.audit merge DIR` judges what all of them have written.
 
 The audited code runs in a process of its own (`command.py`), and nothing that ends it there says how this one ends: only what the
 judging code hands over does.
@@ -18,7 +19,7 @@ from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
-from harness.audit.command import parser, refused, subject_of
+from harness.audit.command import parsed, refused, subject_of
 from harness.processes import run_command
 
 GRACE_SECONDS = 5.0  # for what the audited code does at its end, after everything has been judged
@@ -28,11 +29,12 @@ LOOK_SECONDS = 0.2  # how often it is looked whether the process is still there
 def main(arguments: Sequence[str] | None = None) -> int:
     """Audit, print and save; the exit code. `arguments` are those of the command line unless given."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    options = parser().parse_args(given)  # refused at once
+    options = parsed(given)  # refused at once
     try:
         code, said, error = answer(given)
     except Ended as end:
-        code, said, error = refused(options, subject_of(options), f"audit could not run: {end}")
+        subject = subject_of(options) if options.merge is None else None
+        code, said, error = refused(options, subject, f"audit could not run: {end}")
     print(said, end="", flush=True)
     print(error, end="", file=sys.stderr)
     return code

@@ -1,5 +1,7 @@
 """The process in which the audited code runs: it judges, and hands over what is to be said and the exit code.
 
+With `--evidence` it is one rank of several, writes what its runs showed and judges nothing; `merge` judges what all have written.
+
 Started by `__main__.py` as `python -m harness.audit.command DESCRIPTOR ARGUMENT...`.
 """
 
@@ -21,27 +23,63 @@ from harness.audit.request import MAX_STEPS
 from harness.terminal import BAD_INPUT, one_line
 
 if TYPE_CHECKING:
+    from harness.audit.observe.runs import Train
     from harness.audit.report import Report
     from harness.audit.report.subject import Subject
 
 SCRIPT_SECONDS = 60.0  # for the script of an issue, beside the time of the whole audit
 
 
-def parser() -> argparse.ArgumentParser:
-    """The options of the command."""
+MERGE = "merge"  # first word of the command that judges the evidence of ranks
+DESCRIPTION = "Does gradient accumulation change what a training function computes, and why?"
+EPILOG = """exit code 0: equivalent, 1: different, 2: could not be run or judged
+
+Ranks that another program starts write evidence (exit code 0 where it is written), which is judged later:
+    torchrun --nproc-per-node 4 -m harness.audit FILE.py:FUNCTION --batch-size 4 --accumulation-steps 4 --evidence DIR
+    python -m harness.audit merge DIR"""
+
+
+def parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """The options of the command; other ones where the first of the arguments is `merge`."""
+    return _merging() if arguments[:1] == [MERGE] else _auditing()
+
+
+def _auditing() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="python -m harness.audit",
-        description="Does gradient accumulation change what a training function computes, and why?",
-        epilog="exit code 0: equivalent, 1: different, 2: could not be run or judged",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    made.set_defaults(merge=None)
     made.add_argument(
         "train", metavar="FILE.py:FUNCTION", help="train(batch_size, accumulation_steps): seeds itself, a handful of steps"
     )
-    made.add_argument("--batch-size", type=int, required=True, help="samples per optimizer step")
+    made.add_argument("--batch-size", type=int, required=True, help="samples per optimizer step (of one rank)")
     made.add_argument("--accumulation-steps", type=_numbers, required=True, metavar="N,N", help="micro-batches per step, as 4,16")
     made.add_argument("--reference", metavar="FILE.py:FUNCTION", help="an independent function to compare with")
     made.add_argument("--processes", type=int, default=1, help="ranks of torch.distributed (default 1)")
     made.add_argument("--max-steps", type=int, default=MAX_STEPS, help=f"optimizer steps of a run (default {MAX_STEPS})")
+    made.add_argument("--evidence", type=_folder, metavar="DIR", help="be a rank of torchrun or srun, and write evidence there")
+    made.add_argument("--replicas", type=int, help="with --evidence: ranks that take rows of their own (default all)")
+    _add_telling(made)
+    made.add_argument("--record", type=_record, metavar="FILE.json", help="record of a released trainer to add this function to")
+    return made
+
+
+def _merging() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog=f"python -m harness.audit {MERGE}",
+        description="Judge the evidence that ranks have written with --evidence.",
+        epilog=EPILOG.partition("\n")[0],
+    )
+    made.set_defaults(evidence=None)
+    made.add_argument(MERGE, type=_folder, metavar="DIR", help="folder with the evidence of all ranks")
+    _add_telling(made)
+    return made
+
+
+def _add_telling(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "--format", choices=TO_STDOUT, default="text", help="of what goes to stdout; remarks then go to stderr (default text)"
     )
@@ -49,14 +87,38 @@ def parser() -> argparse.ArgumentParser:
         "--save", action="append", type=_page, default=[], metavar="FILE", help=f"write {' '.join(ENDINGS)}; may be repeated"
     )
     made.add_argument("--report", type=_issue, metavar="FILE.md", help="write an issue for the maintainer of the function")
-    made.add_argument("--record", type=_record, metavar="FILE.json", help="record of a released trainer to add this function to")
     made.add_argument(
         "--packages",
         default="torch",
         metavar="P,P",
         help="packages whose versions go into record and issue, the audited first",
     )
-    return made
+
+
+def parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    """What the command line asks for. Ends the process where it asks for what does not go together."""
+    made = parser(arguments)
+    given = made.parse_args(arguments[1:] if arguments[:1] == [MERGE] else arguments)
+    if given.evidence is not None:
+        asked = {
+            "--processes": given.processes > 1,
+            "--format": given.format != "text",
+            "--save": bool(given.save),
+            "--report": given.report is not None,
+            "--record": given.record is not None,
+        }
+        if off := [name for name, is_asked in asked.items() if is_asked]:
+            made.error(f"expected no {' and no '.join(off)} with --evidence: a rank judges nothing, `{MERGE}` does")
+    elif given.merge is None and given.replicas is not None:
+        made.error("expected --replicas with --evidence alone")
+    return given
+
+
+def _folder(text: str) -> Path:
+    path = Path(text).absolute()
+    if path.exists() and not path.is_dir():
+        raise argparse.ArgumentTypeError(f"expected a folder, got {text}, which is a file")
+    return path
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -101,37 +163,77 @@ def _regular(path: Path) -> Path:
 
 def judge(given: argparse.Namespace) -> tuple[int, str, str]:
     """Audit and save: the exit code, what goes to stdout, and to stderr. Nothing that the audited code raises escapes."""
-    subject, begun = subject_of(given), time.monotonic()
-    said = remarks = ""
+    if given.evidence is not None:
+        return _evidence(given)
+    begun, said, remarks = time.monotonic(), "", ""
+    subject = subject_of(given) if given.merge is None else None
     try:
         from harness.audit.observe.runs import load
         from harness.audit.released import record
         from harness.audit.report import github
-        from harness.audit.session import audit
 
-        train = load(given.train)
-        report = audit(
-            train,
-            batch_size=given.batch_size,
-            accumulation_steps=given.accumulation_steps,
-            reference=load(given.reference) if given.reference else None,
-            processes=given.processes,
-            max_steps=given.max_steps,
-            progress=_tell,
-        )
-        report = replace(report, subject=subject)
+        train = load(given.train) if given.merge is None else None
+        report = _merged(given) if train is None else replace(_audited(given, train), subject=subject)
         said = report.told(given.format)
         remarks = github.tell(report)
-        if given.record is not None:
+        if train is not None and given.record is not None:
             settings = {name: vars(given)[name] for name in ("batch_size", "accumulation_steps", "processes")}
             record(given.record, train, report, packages=given.packages.split(","), settings=settings)
         remarks += _written(given, report, time.monotonic() - begun)
     except BaseException as error:  # reading the file can raise anything
-        what = one_line(f"{type(error).__name__}: {error}").removesuffix(":")
+        what = _told(error)
         if not said:
             return refused(given, subject, f"audit could not run: {what}")
         return BAD_INPUT, *_streams(given.format, said, remarks, f"audit could not be saved: {what}")
     return report.exit_code, *_streams(given.format, said, remarks)
+
+
+def _merged(given: argparse.Namespace) -> Report:
+    from harness.audit.launch import merge
+
+    report = merge(given.merge)
+    assert report.subject is not None
+    return replace(report, subject=replace(report.subject, packages=tuple(given.packages.split(","))))
+
+
+def _audited(given: argparse.Namespace, train: Train) -> Report:
+    from harness.audit.observe.runs import load
+    from harness.audit.session import audit
+
+    return audit(
+        train,
+        batch_size=given.batch_size,
+        accumulation_steps=given.accumulation_steps,
+        reference=load(given.reference) if given.reference else None,
+        processes=given.processes,
+        max_steps=given.max_steps,
+        progress=_tell,
+    )
+
+
+def _evidence(given: argparse.Namespace) -> tuple[int, str, str]:
+    """Be one rank: exit code 0 once its evidence is written, whatever it shows (another one has torchrun end the other ranks)."""
+    try:
+        from harness.audit.launch import record
+        from harness.audit.observe.runs import load
+
+        path = record(
+            load(given.train),
+            batch_size=given.batch_size,
+            accumulation_steps=given.accumulation_steps,
+            evidence=given.evidence,
+            reference=load(given.reference) if given.reference else None,
+            replicas=given.replicas,
+            max_steps=given.max_steps,
+            progress=_tell,
+        )
+    except BaseException as error:  # reading the file can raise anything
+        return BAD_INPUT, "", f"audit could not run: {_told(error)}\n"
+    return 0, f"saved {path}\n", ""
+
+
+def _told(error: BaseException) -> str:
+    return one_line(f"{type(error).__name__}: {error}").removesuffix(":")
 
 
 def _tell(line: str) -> None:
@@ -160,16 +262,17 @@ def _written(given: argparse.Namespace, report: Report, seconds: float = 0.0) ->
     from harness.audit.report import issue
 
     paths = [report.save(path) for path in given.save]
-    if given.report is not None:
+    if given.report is not None and report.subject is not None:
         paths.append(issue.write(given.report, report, SCRIPT_SECONDS + seconds))
     return "".join(f"saved {path}\n" for path in paths)
 
 
-def refused(given: argparse.Namespace, subject: Subject, what: str) -> tuple[int, str, str]:
+def refused(given: argparse.Namespace, subject: Subject | None, what: str) -> tuple[int, str, str]:
     """The answer when nothing was judged: one line, and where text is not asked for, a report with that problem."""
     from harness.audit.report import Report, github
 
-    report = Report(batch_size=given.batch_size, results=(), problems=(what,), hidden=(), subject=subject)
+    batch_size = 0 if subject is None else subject.batch_size
+    report = Report(batch_size=batch_size, results=(), problems=(what,), hidden=(), subject=subject)
     said = "" if given.format == "text" else report.told(given.format)
     return BAD_INPUT, *_streams(given.format, said, github.tell(report) + _written(given, report), what)
 
@@ -187,7 +290,7 @@ def _lines(texts: Sequence[str]) -> str:
 
 def main(descriptor: int, arguments: Sequence[str]) -> None:
     """Judge, and hand over the answer; what the audited code has left to be done at its end comes after that."""
-    answer = json.dumps(judge(parser().parse_args(arguments))).encode()
+    answer = json.dumps(judge(parsed(arguments))).encode()
     with suppress(OSError):  # the audited code has closed it: then there is no answer
         Connection(descriptor).send_bytes(answer)
 

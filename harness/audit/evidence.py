@@ -120,7 +120,7 @@ class Step:
     buffers: dict[str, Vector] = field(default_factory=dict)  # how far the model's buffers have moved, where they have
     shadows: tuple[Copy, ...] = ()  # EMA copies when the next window's first backward begins (or the run ends)
     shadow_updates: int = 0  # times they changed in this window
-    shards: tuple[int, ...] = ()  # elements of each rank, where the parts of all ranks were joined
+    shards: tuple[tuple[int, ...], ...] = ()  # tensors of each rank, where the parts of all ranks were joined
 
     @property
     def rows(self) -> Counter[str] | None:
@@ -196,6 +196,7 @@ class Run:
     ranks: int = 1
     copies: bool = False  # no optimizer holds the model's own parameters: they hold copies of them, or of a part
     sharded: bool = False  # each rank's optimizer holds a part of the weights, in plain tensors (FSDP1)
+    parts: tuple[tuple[int, ...], ...] = ()  # ranks that hold one part each, where they started from different weights
     rank_distances: tuple[float, ...] = ()  # per optimizer step, between the gradients of the ranks
 
     @property

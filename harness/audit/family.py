@@ -9,7 +9,7 @@ from itertools import count
 from typing import Any, Protocol
 
 from harness.audit.evidence import WATCH, Intervention, Run
-from harness.audit.observe.ranks import pooled
+from harness.audit.observe.pooling import pooled
 from harness.audit.observe.runs import Job
 
 Progress = Callable[[str], None]  # is told, in a line, what is run and what is seen
@@ -35,6 +35,7 @@ class Runs:
     max_steps: int
     progress: Progress
     _numbers: Iterator[int] = field(default_factory=partial(count, 1))
+    _alone: list[Run] = field(default_factory=list)  # the first run of the independent function
 
     def candidate(self, n: int, options: Mapping[str, Any], intervention: Intervention = WATCH) -> Run:
         """The audited function with N micro-batches, its ranks pooled."""
@@ -54,7 +55,10 @@ class Runs:
             max_steps=self.max_steps,
         )
         self.progress(f"run {next(self._numbers)}: N={n}{_besides(options, intervention)}")
-        return pooled(self.runner.run(job))
+        run = pooled(self.runner.run(job), *self._alone)
+        if independent and not self._alone:
+            self._alone.append(run)
+        return run
 
     def permuted(self, options: Mapping[str, Any], intervention: Intervention = WATCH) -> list[Run]:
         """The reference with its samples in another order; none where the function has no `order_seed`."""

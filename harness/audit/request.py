@@ -37,6 +37,14 @@ def checked(
     return sorted(set(accumulation_steps))
 
 
+def arms_of(steps: Sequence[int], *, independent: bool) -> list[int]:
+    """Those that are compared with the reference: N=1 as well where it is another function. Raises ValueError for none."""
+    arms = ([1] if independent else []) + [n for n in steps if n != 1]
+    if not arms:
+        raise ValueError("expected accumulation_steps above 1, or a reference to compare N=1 with, got 1 alone")
+    return arms
+
+
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 

@@ -19,10 +19,11 @@ from harness.audit.compare.windows import distance
 from harness.audit.evidence import Intervention, Run
 from harness.audit.extra_runs import ExtraRuns, explained
 from harness.audit.family import Family, Progress, Runs
-from harness.audit.observe.ranks import Ranks, disagreement
+from harness.audit.observe.pooling import disagreement
+from harness.audit.observe.ranks import Ranks
 from harness.audit.observe.runs import Local, Train
 from harness.audit.report import ArmResult, Report
-from harness.audit.request import MAX_STEPS, checked
+from harness.audit.request import MAX_STEPS, arms_of, checked
 from harness.audit.rules.findings import first_of_each
 from harness.audit.visibility import hidden
 from harness.judge.cause import Cause
@@ -51,9 +52,7 @@ def audit(
     Raises ValueError for arguments that cannot be run.
     """
     steps = checked(train, reference, batch_size, accumulation_steps, processes=processes, max_steps=max_steps)
-    arms = ([1] if reference is not None else []) + [n for n in steps if n != 1]
-    if not arms:
-        raise ValueError("expected accumulation_steps above 1, or a reference to compare N=1 with, got 1 alone")
+    arms = arms_of(steps, independent=reference is not None)
     with Ranks(train, reference, processes) if processes > 1 else nullcontext(Local(train, reference)) as runner:
         runs = Runs(runner, batch_size, reference is not None, max_steps, progress or (lambda line: None))
         return Session(runs, arms).report()
@@ -109,7 +108,7 @@ class Session:
         runs, reference = self.runs, self.runs.baseline(options, Intervention(leads=True))
         if self._unusable(reference, "N=1"):
             return Family(options, reference)
-        seek = any(step.shadows for track in reference.tracks for step in track.steps)
+        seek = has_averages(reference)
         again = runs.baseline(options, Intervention(seek=seek))
         made = (again, runs.baseline(options, Intervention(seek=seek, perturb=reference.roundoff)))
         nulls = [run for run in made if run.error is None]
@@ -230,6 +229,11 @@ class Session:
     def _differs_at_one(self, family: Family) -> bool:
         """Whether N=1 as well differs from the independent reference."""
         return any(r.accumulation_steps == 1 and r.findings for r in self.results if r.arithmetic == family.arithmetic)
+
+
+def has_averages(run: Run) -> bool:
+    """Whether averaged copies of the weights were seen."""
+    return any(step.shadows for track in run.tracks for step in track.steps)
 
 
 def _first_answer(compared: Sequence[Facts]) -> str:

@@ -24,6 +24,7 @@ def hidden(reference: Run, candidates: Mapping[int, Run], results: Sequence[ArmR
     if not any(step.backwards for step in steps):
         yield "only weights were seen: the number of steps and scale faults under plain SGD can be named, other causes cannot"
         return
+    yield from _parts([reference, *candidates.values()])
     yield from _samples(reference)
     yield from _windows(steps, arms, shown=any(f.cause is Cause.mean_of_means for result in results for f in result.findings))
     if any(_unseen(track.steps[0]) for tracks in arms.values() for track in tracks if track.steps):
@@ -41,6 +42,15 @@ def hidden(reference: Run, candidates: Mapping[int, Run], results: Sequence[ArmR
         yield f"only {len(steps)} optimizer steps: stale gradients, schedules and short windows need at least three"
     if all(not any(step.decays) for step in steps):
         yield "weight decay is 0: set it to see whether it is applied per micro-batch"
+
+
+def _parts(runs: Sequence[Run]) -> Iterator[str]:
+    for groups in dict.fromkeys(run.parts for run in runs if run.parts):
+        listed = " | ".join(", ".join(str(rank) for rank in group) for group in groups)
+        yield (
+            f"ranks {listed} start from different weights and were taken for the parts of one model: of replicas that are not "
+            "initialised alike, nothing else would show"
+        )
 
 
 def _samples(reference: Run) -> Iterator[str]:

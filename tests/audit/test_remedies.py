@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.audit.evidence import Run
-from harness.audit.observe.ranks import disagreement
+from harness.audit.observe.pooling import disagreement
 from harness.audit.report import remedy
 from harness.audit.rules.findings import explain
 from harness.audit.rules.gradient_rules import explain_step

@@ -160,7 +160,10 @@ class Calls:
         reached = [live for live in observed.live.values() if live.parameters and all(id(p) in places for p in live.parameters)]
         for live in reached:
             live.before_backward()
+        aside = [] if reached else observed.forwards.unreached
         result = original(*args, **kwargs)
+        for forward in aside:
+            forward.reached = False
         for live in reached:
             parts = [result[places[id(p)]] for p in live.parameters]
             manual = live.sample.take(parts)

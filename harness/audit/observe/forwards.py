@@ -22,6 +22,8 @@ class RowsOfForward:
     """The rows that one outermost forward was given."""
 
     rows: list[tuple[str, int]]  # fingerprint and length
+    broken: bool = False  # whether a non-finite value went in or came out
+    leads: bool = True  # whether it is one of the model that is called first
     reached: bool = False  # whether a backward has come to its output
 
     def reach(self, slope: Tensor) -> None:
@@ -51,7 +53,8 @@ class Forwards:
 
     def reset(self) -> None:
         """A backward has ended: what was seen before it is forgotten."""
-        self.count, self.broken, self.draws, self.outside = 0, 0, False, False
+        self.count, self.draws, self.outside = 0, False, False
+        self.seen: list[RowsOfForward] = []  # forwards since the last backward
         self.unsharded.clear()
         self.pending = [forward for forward in self.pending if not forward.reached] if self._any_reached else []
         self.first: nn.Module | None = None
@@ -71,6 +74,19 @@ class Forwards:
         """
         chosen = [forward for forward in self.pending if forward.reached] if self._any_reached else self.pending
         return [row for forward in chosen for row in forward.rows]
+
+    @property
+    def broken(self) -> int:
+        """Forwards with a non-finite value: of the model that is called first, and of others where a backward came to them.
+
+        Later stages of a pipeline try their shapes on memory that nobody has written to.
+        """
+        return sum(forward.broken and (forward.leads or forward.reached) for forward in self.seen)
+
+    @property
+    def unreached(self) -> list[RowsOfForward]:
+        """Forwards with a non-finite value that no backward has come to; a differentiation by inputs alone is none."""
+        return [forward for forward in self.seen if forward.broken and not forward.reached]
 
     def end_window(self) -> None:
         """An optimizer step is over: forwards that no backward came to were none of its window."""
@@ -127,16 +143,18 @@ class Forwards:
         self.last = state
         self.run.forwards += 1
         self.count += 1
-        self.broken += broken(output) or broken(list(args))
         rows = fingerprints(args, kwargs)
+        forward = RowsOfForward(rows, broken(output) or broken(list(args)), module is self.first)
+        self.seen.append(forward)
         if self.probing:
             self.outputs += [([row for row, _ in rows], output) for output in outputs]
             self._watch_slopes([row for row, _ in rows], outputs)
-        if module is self.first and not any(_memory(t) in self.produced for t in tensors_in([*args, kwargs])):
-            self.pending.append(RowsOfForward(rows))
-            for tensor in tensors_in(output):
-                if tensor.requires_grad:
-                    tensor.register_hook(self.pending[-1].reach)
+        of_data = forward.leads and not any(_memory(t) in self.produced for t in tensors_in([*args, kwargs]))
+        if of_data:
+            self.pending.append(forward)
+        for tensor in tensors_in(output) if of_data or forward.broken else ():
+            if tensor.requires_grad:
+                tensor.register_hook(forward.reach)
         self.produced |= {_memory(t): t.untyped_storage() for t in tensors_in(output) if _memory(t)}
 
     def _by_row(self, output: Any) -> list[Tensor]:

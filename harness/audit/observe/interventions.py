@@ -10,6 +10,7 @@ from torch import Tensor
 
 from harness.audit.evidence import Intervention, Step, Track, Vector
 from harness.audit.observe.live import LiveTrack
+from harness.audit.observe.pooling import places
 from harness.audit.observe.sample import BLOCK
 from harness.audit.observe.tensors import dense, put, write
 
@@ -49,8 +50,12 @@ def _follow(live: LiveTrack, track: Track, step: int) -> None:
         if [count for _, count in track.tensors] == _sizes(live.parameters) and step + 1 < len(track.weights):
             track.weights[step + 1].put(live.parameters)
         return
-    wanted = _own_part(track.steps[max(step, 0)], after=step >= 0)
-    if wanted.size == sum(_sizes(live.parameters)):
+    theirs, size = track.steps[max(step, 0)], sum(_sizes(live.parameters))
+    wanted = _own_part(theirs, after=step >= 0)
+    if wanted.size > size and live.track.start is not None and live.track.start.size == size:
+        held = places(live.track.tensors, live.track.start, track)  # this rank holds a part of the model that is followed
+        wanted = wanted if held is None else _taken(wanted, theirs, held)
+    if wanted.size == size:
         put(live.parameters, wanted)
 
 
@@ -73,10 +78,12 @@ def _followed(what: Intervention, index: int) -> Track | None:
 
 
 def _own_part(step: Step, *, after: bool) -> Vector:
-    """The parameters of a step; this rank's part where those of all ranks were joined (`ranks.pooled`)."""
+    """The parameters of a step; this rank's part where those of all ranks were joined (`pooling`)."""
     whole = step.after if after else step.before
-    if not step.shards:
-        return whole
-    rank = torch.distributed.get_rank()
-    start = sum(step.shards[:rank])
-    return whole[start : start + step.shards[rank]]
+    return _taken(whole, step, step.shards[torch.distributed.get_rank()]) if step.shards else whole
+
+
+def _taken(whole: Vector, step: Step, held: Sequence[int]) -> Vector:
+    """Of the parameters of a step, those of some of its tensors."""
+    edges = np.cumsum([0, *(count for _, count in step.tensors)])
+    return np.concatenate([whole[edges[place] : edges[place + 1]] for place in held])

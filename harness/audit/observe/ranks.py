@@ -1,4 +1,4 @@
-"""A training function on several ranks, each a process of its own with `torch.distributed` initialised; their evidence pooled."""
+"""A training function on several ranks, each a process of its own with `torch.distributed` initialised."""
 
 from __future__ import annotations
 
@@ -9,24 +9,20 @@ import socket
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
-from itertools import chain
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 import torch
 import torch.multiprocessing as mp
 
 from harness import processes
-from harness.audit.evidence import Backward, Finding, Run, Step, Track, Vector, overflow_is_expected
+from harness.audit.evidence import Run
 from harness.audit.observe.runs import Job, Train, accepts, load_module, watch
 from harness.audit.observe.sample import everything
-from harness.judge.cause import Cause
 
 PATIENCE_S = 600.0  # for one call of the function
 
@@ -152,124 +148,3 @@ def _free_port() -> int:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
         return port
-
-
-# -- their evidence ---------------------------------------------------------------------------------------------------
-
-
-@overflow_is_expected
-def pooled(runs: Sequence[Run]) -> Run:
-    """The first rank's run, with the rows of all ranks in each window, and an error if any rank raised.
-
-    Where ranks hold parts of the weights, the parts one after the other.
-    """
-    first = runs[0]
-    first.ranks = len(runs)
-    errors = [f"rank {rank}: {run.error}" for rank, run in enumerate(runs) if run.error is not None]
-    if errors and len(runs) > 1:
-        first.error = "; ".join(errors)
-    sharded = len(runs) > 1 and (all(run.sharded for run in runs) or _hold_parts(runs))
-    first.rank_distances = () if sharded or len(runs) == 1 else rank_distances(runs)
-    for index, track in enumerate(first.tracks):
-        others = [run.tracks[index] for run in runs[1:] if index < len(run.tracks)]
-        for t, step in enumerate(track.steps):
-            same = [other.steps[t] for other in others if t < len(other.steps)]
-            track.steps[t] = _joined(_pooled_step(step, same), same) if sharded else _pooled_step(step, same)
-        track.tensors = track.steps[-1].tensors if sharded and track.steps else track.tensors
-    return first
-
-
-def _hold_parts(runs: Sequence[Run]) -> bool:
-    """Whether the optimizers hold copies of the model's parameters, and each rank other ones (ZeRO): parts, not replicas."""
-    if not all(run.copies and run.tracks and run.tracks[0].steps for run in runs):
-        return False
-    first, *others = (run.tracks[0].steps[0].before for run in runs)
-    return not all(np.array_equal(first, other) for other in others)
-
-
-def _joined(step: Step, others: Sequence[Step]) -> Step:
-    """The parts of all ranks one after the other; what a single micro-batch gave is known only of each rank's whole gradient."""
-    steps = (step, *others)
-    counts = [[count for _, count in each.tensors] for each in steps]
-    tensors = tuple((f"rank {r} {name}", count) for r, each in enumerate(steps) for name, count in each.tensors)
-    state = {
-        key: np.concatenate([each.state[key] for each in steps]) for key in step.state if all(key in s.state for s in others)
-    }
-    return replace(
-        step,
-        tensors=tensors,
-        shards=tuple(each.before.size for each in steps),
-        gradient=np.concatenate([each.gradient for each in steps]),
-        before=np.concatenate([each.before for each in steps]),
-        after=np.concatenate([each.after for each in steps]),
-        state=state,
-        total=None,
-        spread=0.0,
-        moved=None,
-        backwards=tuple(
-            replace(b, contribution=None, moved=None, locals=tuple(_in_parts(local, counts) for local in b.locals))
-            for b in step.backwards
-        ),
-        clips=(),
-        shadows=(),
-    )
-
-
-def _in_parts(whole: Vector, counts: Sequence[Sequence[int]]) -> Vector:
-    """A gradient of whole tensors in the order of the ranks' parts; `counts[r][i]` elements of tensor i are rank r's."""
-    widths = np.sum(counts, axis=0)
-    if whole.size != widths.sum():
-        return whole
-    starts = np.cumsum([0, *widths[:-1]]) + np.cumsum([[0] * len(widths), *counts[:-1]], axis=0)
-    pieces = zip(starts.flat, np.ravel(counts), strict=True)
-    return np.concatenate([whole[start : start + count] for start, count in pieces])
-
-
-def _pooled_step(step: Step, others: Sequence[Step]) -> Step:
-    backwards = []
-    for k, backward in enumerate(step.backwards):
-        same = [other.backwards[k] for other in others if k < len(other.backwards)]
-        backwards.append(_pooled_backward(backward, same))
-    return replace(step, backwards=tuple(backwards))
-
-
-def _pooled_backward(backward: Backward, others: Sequence[Backward]) -> Backward:
-    own = [b.local for b in (backward, *others) if b.local is not None]
-    backward = replace(backward, locals=tuple(own) if len(own) == 1 + len(others) else ())
-    if backward.rows is None or any(other.rows is None for other in others):
-        return replace(backward, rows=None)
-    return replace(backward, rows=tuple(chain(backward.rows, *(other.rows or () for other in others))))
-
-
-def rank_distances(runs: Sequence[Run]) -> tuple[float, ...]:
-    """Per optimizer step, the largest relative distance of any rank's gradient from the first rank's."""
-    distances: list[float] = []
-    for tracks in zip(*(run.tracks for run in runs), strict=False):
-        for t, pair in enumerate(_per_step(tracks)):
-            distances += [0.0] * (t + 1 - len(distances))
-            distances[t] = max(distances[t], pair)
-    return tuple(distances)
-
-
-def _per_step(tracks: Sequence[Track]) -> list[float]:
-    found = []
-    for steps in zip(*(track.steps for track in tracks), strict=False):
-        first = steps[0].gradient
-        size = float(np.linalg.norm(first)) or 1.0
-        found.append(
-            max(
-                (float(np.linalg.norm(s.gradient - first)) / size for s in steps[1:] if s.gradient.shape == first.shape),
-                default=0.0,
-            )
-        )
-    return found
-
-
-def disagreement(candidate: Run, gate: float) -> list[Finding]:
-    """Ranks that step on gradients of their own. All arms of the same run may have it; it is wrong at every N."""
-    for t, distance in enumerate(candidate.rank_distances):
-        if not distance <= gate:
-            evidence = {"distance_between_ranks": distance, "gate": gate, "ranks": candidate.ranks}
-            message = f"the ranks step on different gradients ({distance:.2g} apart): they are not averaged before the step"
-            return [Finding(candidate.accumulation_steps, t, Cause.replicas_not_synchronised, evidence, message, "ranks")]
-    return []

@@ -75,6 +75,8 @@ class Subject:
     batch_size: int
     accumulation_steps: tuple[int, ...]
     processes: int = 1
+    evidence: Path | None = None  # folder of what ranks have written that another program started
+    replicas: int = 1  # of these ranks, those that take rows of their own
     packages: tuple[str, ...] = ()  # the audited one first
     folder: Path  # in which the command was called
 
@@ -96,11 +98,16 @@ class Subject:
     @property
     def command(self) -> str:
         """The command line, for a shell."""
-        words = ["python", "-m", "harness.audit", self.name, "--batch-size", str(self.batch_size)]
+        started = ["torchrun", "--nproc-per-node", str(self.processes)] if self.evidence else ["python"]
+        words = [*started, "-m", "harness.audit", self.name, "--batch-size", str(self.batch_size)]
         words += ["--accumulation-steps", ",".join(str(n) for n in self.accumulation_steps)]
         words += ["--reference", self.shown(self.reference)] if self.reference else []
-        words += ["--processes", str(self.processes)] if self.processes > 1 else []
-        return shlex.join(words)
+        if self.evidence is None:
+            words += ["--processes", str(self.processes)] if self.processes > 1 else []
+            return shlex.join(words)
+        words += ["--replicas", str(self.replicas)] if self.replicas != self.processes else []
+        merge = ["python", "-m", "harness.audit", "merge", str(self.evidence)]
+        return f"{shlex.join([*words, '--evidence', str(self.evidence)])} && {shlex.join(merge)}"
 
     @property
     def versions(self) -> dict[str, str]:
