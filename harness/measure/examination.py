@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from harness.judge.cause import Cause
 from harness.recipes.determinism import fixed_randomness
-from harness.referee.oracle import ghost_model
+from harness.referee.oracle import State, ghost_model, restore, snapshot
 from harness.workloads import Batch, nest
 from harness.workloads.custom import CustomWorkload
 from harness.workloads.layers import has_batch_norm, without_dropout
@@ -28,14 +28,15 @@ def examine(workload: CustomWorkload, initial: nn.Module, ids: Tensor, device: t
     if not _same(window.inputs, workload.batch(ids).inputs):
         raise workload.refused("train() whose samples are the same whenever they are read; they changed between two reads")
     model = copy.deepcopy(initial).to(device, torch.float64)
+    state = snapshot(model)
     with workload.told("a model and losses that run in float64 on the first window"):
-        outputs, losses = _tried(workload, model, window, 0)
+        outputs, losses = _tried(workload, model, state, window, 0)
     _check_gradient(workload, model, losses)
     calm = without_dropout(model)
-    outputs, losses = _tried(workload, calm, window, 0)
-    if not _near(_tried(workload, calm, window, 1)[1], losses):
+    outputs, losses = _tried(workload, calm, state, window, 0)
+    if not _near(_tried(workload, calm, state, window, 1)[1], losses):
         raise workload.refused("a model that draws random numbers in dropout layers alone; with these off two forwards differ")
-    workload.smallest_micro_batch = _smallest(workload, calm, window)
+    workload.smallest_micro_batch = _smallest(workload, calm, state, window)
     if len(window) < 4:
         return
     sizes = [len(window) // 2, len(window) - len(window) // 2]
@@ -44,16 +45,16 @@ def examine(workload: CustomWorkload, initial: nn.Module, ids: Tensor, device: t
         apart = [nest.rows(outputs, slice(0, sizes[0])), nest.rows(outputs, slice(sizes[0], None))]
         alone = torch.cat([workload.losses(own, half) for own, half in zip(apart, halves, strict=True)])
         workload.coupling = None if _near(alone, losses) else Cause.non_separable_loss
-    again = nest.joined([_tried(workload, calm, half, 0)[0] for half in halves])
-    together = _tried(workload, ghost_model(calm, sizes), window, 0)[0] if has_batch_norm(calm) else outputs
+    again = nest.joined([_tried(workload, calm, state, half, 0)[0] for half in halves])
+    together = _tried(workload, ghost_model(calm, sizes), state, window, 0)[0] if has_batch_norm(calm) else outputs
     workload.mixes_rows = not _same_numbers(again, together)
 
 
-def _smallest(workload: CustomWorkload, model: nn.Module, window: Batch) -> int:
+def _smallest(workload: CustomWorkload, model: nn.Module, state: State, window: Batch) -> int:
     """2 where BatchNorm refuses a single row, else 1."""
     if has_batch_norm(model):
         try:
-            _tried(workload, copy.deepcopy(model), window.rows(slice(0, 1)), 0)
+            _tried(workload, model, state, window.rows(slice(0, 1)), 0)
         except ValueError:
             return 2
     return 1
@@ -75,16 +76,12 @@ def _check_gradient(workload: CustomWorkload, model: nn.Module, losses: Tensor) 
         raise workload.refused("a finite gradient at the initial weights, got NaN or infinity")
 
 
-def _tried(workload: CustomWorkload, model: nn.Module, batch: Batch, seed: int) -> tuple[Any, Tensor]:
-    """Outputs and losses of a forward that leaves nothing behind: neither draws nor what the model's buffers keep of it."""
+def _tried(workload: CustomWorkload, model: nn.Module, state: State, batch: Batch, seed: int) -> tuple[Any, Tensor]:
+    """Outputs and losses of a forward from `state`, whatever earlier forwards have done to the model's buffers."""
+    restore(model, state)
     with fixed_randomness(seed, next(model.parameters()).device):
-        kept = [buffer.clone() for buffer in model.buffers()]
         outputs = workload.forward(model, batch)
-        losses = workload.losses(outputs, batch)
-        with torch.no_grad():
-            for buffer, value in zip(model.buffers(), kept, strict=True):
-                buffer.copy_(value)
-        return outputs, losses
+        return outputs, workload.losses(outputs, batch)
 
 
 def _same(a: Any, b: Any) -> bool:
