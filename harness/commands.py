@@ -14,6 +14,7 @@ COMMANDS = {
     "status": ("harness.status", "where the trials of a store stand"),
     "bench": ("harness.bench", "what the harness itself costs"),
 }
+OF_SWEEPS = ("hydra", "jinja2", "matplotlib", "omegaconf", "pandas", "pyarrow", "rich", "scipy", "sklearn", "wandb")
 
 
 def main() -> None:
@@ -30,7 +31,13 @@ def main() -> None:
     del sys.argv[1]
     if asked == "report":  # no code of a user's own is imported in that process, which might mean another `analysis`
         sys.path.insert(0, str(tree()))
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in OF_SWEEPS:
+            raise
+        print(f"accumulation-harness {asked} needs {error.name}: pip install 'accumulation-harness[sweep]'", file=sys.stderr)
+        sys.exit(2)
 
 
 def tree() -> Path:

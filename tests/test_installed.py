@@ -107,6 +107,37 @@ def test_a_trial_and_its_report_in_a_folder_with_our_names(command: Path, hostil
     assert (hostile / "reports" / "index.html").exists()
 
 
+BASE_ALONE = f"""
+import sys
+class Nothing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {FOREIGN}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Nothing())
+"""
+
+
+@pytest.mark.slow
+def test_torch_and_numpy_are_enough_for_an_audit(command: Path, hostile: Path) -> None:
+    """Also for every page that it can save; what needs more says what to install."""
+    (site,) = command.parents[1].glob("lib/python3*/site-packages")
+    blocked = site / "sitecustomize.py"
+    blocked.write_text(BASE_ALONE)
+    try:
+        saved = ("report.html", "report.json", "report.xml", "report.md", "report.sarif")
+        pages = [f"--save={name}" for name in saved]
+        done = run(command, hostile, "audit", "wrong.py:train", "--batch-size", "16", "--accumulation-steps", "4", *pages)
+        assert done.returncode == 1 and "loss_not_divided" in done.stdout, done.stderr
+        assert all((hostile / name).stat().st_size for name in saved)
+        trial = run(command, hostile, "run", "steps=1")
+        assert (
+            trial.returncode == 2
+            and trial.stderr == "accumulation-harness run needs hydra: pip install 'accumulation-harness[sweep]'\n"
+        )
+    finally:
+        blocked.unlink()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("loop", "code", "said"), [("right", 0, "equivalent"), ("wrong", 1, "loss_not_divided")])
 def test_an_audit_in_such_a_folder(command: Path, hostile: Path, loop: str, code: int, said: str) -> None:

@@ -217,7 +217,7 @@ def _failure(config: HarnessConfig, summary: str, is_bad_input: bool = False) ->
 
 
 def start_forkserver() -> None:
-    """Start it, deaf to Ctrl-C as its children are; a module in the working directory may be called `harness`, and is not ours."""
+    """Start it, deaf to Ctrl-C as its children are; a `harness.py` of the working directory is none of ours."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(PRELOAD))
     with interrupts_blocked(), _working_directory_unseen():
         forkserver.ensure_running()
