@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 COMMANDS = {
@@ -14,7 +15,18 @@ COMMANDS = {
     "status": ("harness.status", "where the trials of a store stand"),
     "bench": ("harness.bench", "what the harness itself costs"),
 }
-OF_SWEEPS = ("hydra", "jinja2", "matplotlib", "omegaconf", "pandas", "pyarrow", "rich", "scipy", "sklearn", "wandb")
+OF_SWEEPS = (  # packages of the extra `sweep`
+    "hydra",
+    "jinja2",
+    "matplotlib",
+    "omegaconf",
+    "pandas",
+    "pyarrow",
+    "rich",
+    "scipy",
+    "sklearn",
+    "wandb",
+)
 
 
 def main() -> None:
@@ -28,16 +40,16 @@ def main() -> None:
         print("\n".join(lines), file=sys.stdout if is_help else sys.stderr)
         sys.exit(0 if is_help else 2)
     module, _ = COMMANDS[asked]
+    missing = [name for name in OF_SWEEPS if asked != "audit" and find_spec(name) is None]
+    if missing:
+        print(
+            f"accumulation-harness {asked} needs {', '.join(missing)}: pip install 'accumulation-harness[sweep]'", file=sys.stderr
+        )
+        sys.exit(2)
     del sys.argv[1]
     if asked == "report":  # no code of a user's own is imported in that process, which might mean another `analysis`
         sys.path.insert(0, str(tree()))
-    try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in OF_SWEEPS:
-            raise
-        print(f"accumulation-harness {asked} needs {error.name}: pip install 'accumulation-harness[sweep]'", file=sys.stderr)
-        sys.exit(2)
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def tree() -> Path:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FOREIGN = ("rich", "pandas", "hydra", "wandb", "scipy", "sklearn", "matplotlib", "pyarrow", "omegaconf")
+OF_SWEEPS = ("rich", "pandas", "hydra", "wandb", "scipy", "sklearn", "scikit_learn", "matplotlib", "pyarrow", "omegaconf")
 LOOP = """
 import torch
 def train(batch_size, accumulation_steps):
@@ -41,19 +41,24 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     return zipfile.ZipFile(built)
 
 
-@pytest.fixture(scope="module")
-def command(wheel: zipfile.ZipFile, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`accumulation-harness` in a fresh environment, beside the packages of this one but without this source tree."""
-    folder = tmp_path_factory.mktemp("environment")
+def installed(wheel: zipfile.ZipFile, folder: Path, hidden: tuple[str, ...] = ()) -> Path:
+    """`accumulation-harness` in a fresh environment: beside the packages of this one but for those hidden, no source tree."""
     venv.create(folder)
     (site,) = folder.glob("lib/python3*/site-packages")
     wheel.extractall(site)
-    packages = [path for path in sys.path if path.endswith("site-packages")]
-    (site / "packages.pth").write_text("\n".join(packages))  # whose own .pth files, an editable install say, are not followed
+    for packages in (Path(path) for path in sys.path if path.endswith("site-packages")):
+        for package in packages.iterdir():  # .pth files, of an editable install say, are left behind
+            if package.suffix != ".pth" and not (site / package.name).exists() and not package.name.lower().startswith(hidden):
+                (site / package.name).symlink_to(package)
     script = folder / "bin" / "accumulation-harness"
     script.write_text(f"#!{folder}/bin/python\nimport sys\nfrom harness.commands import main\nsys.exit(main())\n")
     script.chmod(0o755)
     return script
+
+
+@pytest.fixture(scope="module")
+def command(wheel: zipfile.ZipFile, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return installed(wheel, tmp_path_factory.mktemp("environment"))
 
 
 @pytest.fixture
@@ -107,35 +112,19 @@ def test_a_trial_and_its_report_in_a_folder_with_our_names(command: Path, hostil
     assert (hostile / "reports" / "index.html").exists()
 
 
-BASE_ALONE = f"""
-import sys
-class Nothing:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {FOREIGN}:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
-sys.meta_path.insert(0, Nothing())
-"""
-
-
 @pytest.mark.slow
-def test_torch_and_numpy_are_enough_for_an_audit(command: Path, hostile: Path) -> None:
+def test_torch_and_numpy_are_enough_for_an_audit(wheel: zipfile.ZipFile, tmp_path: Path, hostile: Path) -> None:
     """Also for every page that it can save; what needs more says what to install."""
-    (site,) = command.parents[1].glob("lib/python3*/site-packages")
-    blocked = site / "sitecustomize.py"
-    blocked.write_text(BASE_ALONE)
-    try:
-        saved = ("report.html", "report.json", "report.xml", "report.md", "report.sarif")
-        pages = [f"--save={name}" for name in saved]
-        done = run(command, hostile, "audit", "wrong.py:train", "--batch-size", "16", "--accumulation-steps", "4", *pages)
-        assert done.returncode == 1 and "loss_not_divided" in done.stdout, done.stderr
-        assert all((hostile / name).stat().st_size for name in saved)
-        trial = run(command, hostile, "run", "steps=1")
-        assert (
-            trial.returncode == 2
-            and trial.stderr == "accumulation-harness run needs hydra: pip install 'accumulation-harness[sweep]'\n"
-        )
-    finally:
-        blocked.unlink()
+    command = installed(wheel, tmp_path / "environment", OF_SWEEPS)
+    saved = ("report.html", "report.json", "report.xml", "report.md", "report.sarif")
+    pages = [f"--save={name}" for name in saved]
+    done = run(command, hostile, "audit", "wrong.py:train", "--batch-size", "16", "--accumulation-steps", "4", *pages)
+    assert done.returncode == 1 and "loss_not_divided" in done.stdout, done.stdout + done.stderr
+    assert all((hostile / name).stat().st_size for name in saved)
+    trial = run(command, hostile, "run", "steps=1")
+    assert trial.returncode == 2
+    assert trial.stderr.startswith("accumulation-harness run needs hydra, ")
+    assert trial.stderr.endswith(": pip install 'accumulation-harness[sweep]'\n")
 
 
 @pytest.mark.slow
