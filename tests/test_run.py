@@ -322,22 +322,3 @@ def test_submitit_runs_a_job_per_trial(tmp_path: Path) -> None:
     finished = [trial.config["effective_batch"] for trial in Store(tmp_path / "results").trials()]
     assert finished == [16]
     assert list((tmp_path / "jobs").rglob("*_log.out"))
-
-
-@pytest.mark.slow
-def test_the_wheel_holds_conf_and_the_plugins(tmp_path: Path) -> None:
-    """Run from the wheel's content alone, away from the source tree."""
-    root = Path(__file__).parents[1]
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", tmp_path / "wheels", root], check=True)
-    (wheel,) = (tmp_path / "wheels").iterdir()
-    subprocess.run([*pip, "install", "--no-deps", "--target", tmp_path / "site", wheel], check=True)
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
-    command = [sys.executable, "-m", "harness", "--cfg", "job", "optimizer=adam"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=tmp_path)
-    assert "name: adam" in done.stdout
-    where = subprocess.run(
-        [sys.executable, "-c", "from harness.run import conf_dir; print(conf_dir())"],
-        capture_output=True, text=True, check=True, env=environment, cwd=tmp_path,
-    )  # fmt: skip
-    assert where.stdout.strip() == str(tmp_path / "site" / "harness" / "conf")

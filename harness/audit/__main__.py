@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 from harness.audit.command import parsed, refused, subject_of
 from harness.processes import run_command
@@ -50,7 +51,8 @@ def answer(arguments: Sequence[str]) -> tuple[int, str, str]:
     Raises Ended where it hands over nothing.
     """
     link, theirs = Pipe()
-    command = [sys.executable, "-m", "harness.audit.command", str(theirs.fileno()), *arguments]
+    ours = Path.cwd() == Path(__file__).resolve().parents[2]  # else a `harness.py` of the folder is none of ours: -P
+    command = [sys.executable, *([] if ours else ["-P"]), "-m", "harness.audit.command", str(theirs.fileno()), *arguments]
     with link, subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True) as process:
         theirs.close()
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -290,6 +291,8 @@ def _lines(texts: Sequence[str]) -> str:
 
 def main(descriptor: int, arguments: Sequence[str]) -> None:
     """Judge, and hand over the answer; what the audited code has left to be done at its end comes after that."""
+    if sys.flags.safe_path and "PYTHONSAFEPATH" not in os.environ:  # -P kept the folder's modules from being taken for ours
+        sys.path.insert(0, os.getcwd())
     answer = json.dumps(judge(parsed(arguments))).encode()
     with suppress(OSError):  # the audited code has closed it: then there is no answer
         Connection(descriptor).send_bytes(answer)

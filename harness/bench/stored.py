@@ -52,7 +52,7 @@ def measurements(rounds: int = ROUNDS, sizes: tuple[int, ...] = SIZES) -> Iterat
                 part=PART, name=f"storing a trial, of {size:,}", unit="ms", wall=per_trial, note="one run, fsync included"
             )
             status = [sys.executable, "-m", "harness.status", "--results", str(results)]
-            report = [sys.executable, "-m", "analysis.report", "--results", str(results), "--out", f"{folder}/reports"]
+            report = [sys.executable, "-m", "harness.commands", "report", "--results", str(results), "--out", f"{folder}/reports"]
             for name, command, bound in (("status", status, None), ("report", report, REPORT_SECONDS)):
                 costs = [of_command(command) for _ in range(rounds)]
                 wall, cpu = seconds(costs)

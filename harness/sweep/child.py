@@ -24,6 +24,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NamedTuple
 
+import harness
 from harness import pace
 from harness.config import ConfigError, HarnessConfig, identity
 from harness.processes import die_with_parent, interrupts_blocked
@@ -33,6 +34,7 @@ from harness.results.store import State, Store, StoreWarning, TrialTaken
 
 TrialFunction = Callable[[HarnessConfig], None]
 
+SAFE_PATH, OURS = "PYTHONSAFEPATH", "forkserver"  # any text switches it on
 PRELOAD: tuple[str, ...] = ("harness.sweep.preloaded",)  # imported once, before the first child
 MOST_WARNINGS = 3  # of one trial that are shown
 LINGER_SECONDS = 5.0  # of a process whose results are stored, after its mirror should have been closed
@@ -169,6 +171,8 @@ def _child_main(
     for descriptor in (1, 2):  # also what libraries print; the parent's terminal belongs to the progress bar
         os.dup2(output.fileno(), descriptor)
     output.close()
+    if os.environ.get(SAFE_PATH) == OURS:
+        del os.environ[SAFE_PATH]  # what the trial starts is not ours
     faulthandler.enable()
     keep_others_out()  # what wandb writes too; the forkserver may be older than our own umask
     die_with_parent()
@@ -213,10 +217,24 @@ def _failure(config: HarnessConfig, summary: str, is_bad_input: bool = False) ->
 
 
 def start_forkserver() -> None:
-    """Start it, deaf to Ctrl-C as its children are."""
+    """Start it, deaf to Ctrl-C as its children are; a `harness.py` of the working directory is none of ours."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(PRELOAD))
-    with interrupts_blocked():
+    with interrupts_blocked(), _working_directory_unseen():
         forkserver.ensure_running()
+
+
+@contextmanager
+def _working_directory_unseen() -> Iterator[None]:
+    """A Python that is started inside finds no module in the working directory, unless it is from there that ours come."""
+    is_kept = SAFE_PATH in os.environ or Path.cwd() == Path(harness.__file__).resolve().parents[1]
+    if is_kept:
+        yield
+        return
+    os.environ[SAFE_PATH] = OURS
+    try:
+        yield
+    finally:
+        del os.environ[SAFE_PATH]
 
 
 @contextmanager

@@ -6,14 +6,15 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any, Literal
 
 from harness.audit.compare.facts import Facts, StepFacts
 from harness.audit.evidence import Finding
 from harness.audit.report.subject import Subject
 from harness.judge.cause import Cause
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Status = Literal["equivalent", "different", "inconclusive"]
 COLUMNS = (
@@ -128,8 +129,18 @@ class Conclusion:
 
     @property
     def frame(self) -> pd.DataFrame:
-        """One row per arm, arithmetic, optimizer, optimizer step and tensor; the tensor `all` is the whole gradient."""
+        """One row per arm, arithmetic, optimizer, optimizer step and tensor; the tensor `all` is the whole gradient.
+
+        The one thing of an audit that needs pandas.
+        """
+        import pandas as pd
+
         return pd.DataFrame(list(self._rows()), columns=COLUMNS)
+
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        """The rows of whole gradients, as values."""
+        return [{name: row[name] for name in COLUMNS} for row in self._rows() if row["tensor"] == "all"]
 
     def _rows(self) -> Iterator[dict[str, Any]]:
         for line in self.lines:

@@ -12,7 +12,6 @@ from harness.audit.report.values import plain
 
 def document(conclusion: Conclusion) -> dict[str, Any]:
     """In JSON types; numbers that are not finite are None."""
-    frame = conclusion.frame
     return {
         "status": conclusion.status,
         "equivalent": conclusion.equivalent,
@@ -40,7 +39,7 @@ def document(conclusion: Conclusion) -> dict[str, Any]:
             }
             for r in conclusion.results
         ],
-        "steps": plain(frame[frame.tensor == "all"].to_dict("records")),
+        "steps": plain(conclusion.steps),
     }
 
 

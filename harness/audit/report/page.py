@@ -21,8 +21,10 @@ def text(conclusion: Conclusion) -> str:
     """HTML that loads nothing."""
     environment = jinja2.Environment(loader=jinja2.PackageLoader("harness.audit.report", "templates"), autoescape=True)
     environment.filters["short"] = short
-    frame = conclusion.frame
-    steps = frame[frame.tensor == "all"].to_dict("records")
     return environment.get_template("audit.html").render(
-        report=conclusion, subject=conclusion.subject, steps=steps, meanings=MEANINGS, answer=ANSWERS[conclusion.status]
+        report=conclusion,
+        subject=conclusion.subject,
+        steps=conclusion.steps,
+        meanings=MEANINGS,
+        answer=ANSWERS[conclusion.status],
     )

@@ -1,0 +1,63 @@
+"""`accumulation-harness COMMAND ...`: one command for all, which works in any folder, whatever the folder holds."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+COMMANDS = {
+    "run": ("harness", "one trial, a sweep (-m), or a named grid (+experiment=NAME)"),
+    "report": ("analysis.report", "the page, the verdicts and the figures of stored results"),
+    "audit": ("harness.audit", "whether accumulation changes what FILE.py:FUNCTION trains"),
+    "plan": ("harness.plan", "the micro-batch that fits a memory"),
+    "status": ("harness.status", "where the trials of a store stand"),
+    "bench": ("harness.bench", "what the harness itself costs"),
+}
+OF_SWEEPS = (  # packages of the extra `sweep`
+    "hydra",
+    "jinja2",
+    "matplotlib",
+    "omegaconf",
+    "pandas",
+    "pyarrow",
+    "rich",
+    "scipy",
+    "sklearn",
+    "wandb",
+)
+
+
+def main() -> None:
+    """Run a command as `python -m` runs its module, with the arguments after its name; exit code 2 where there is none such."""
+    asked = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    if asked not in COMMANDS:
+        is_help = asked in ("-h", "--help")
+        lines = ["usage: accumulation-harness COMMAND ...", *(f"  {name:8} {what}" for name, (_, what) in COMMANDS.items())]
+        if not is_help:
+            lines.insert(0, f"accumulation-harness {asked}: expected one of {', '.join(COMMANDS)}")
+        print("\n".join(lines), file=sys.stdout if is_help else sys.stderr)
+        sys.exit(0 if is_help else 2)
+    module, _ = COMMANDS[asked]
+    missing = [name for name in OF_SWEEPS if asked != "audit" and find_spec(name) is None]
+    if missing:
+        print(
+            f"accumulation-harness {asked} needs {', '.join(missing)}: pip install 'accumulation-harness[sweep]'", file=sys.stderr
+        )
+        sys.exit(2)
+    del sys.argv[1]
+    if asked == "report":  # no code of a user's own is imported in that process, which might mean another `analysis`
+        sys.path.insert(0, str(tree()))
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def tree() -> Path:
+    """The folder of `analysis` and `experiments`: inside the package when installed from a wheel, else beside it."""
+    package = Path(__file__).resolve().parent
+    installed = package / "_tree"
+    return installed if installed.is_dir() else package.parent
+
+
+if __name__ == "__main__":
+    main()

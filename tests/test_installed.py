@@ -1,0 +1,134 @@
+"""What a wheel installs: one import root, commands that work in a folder full of our own names, and a base of torch and numpy."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+OF_SWEEPS = ("rich", "pandas", "hydra", "wandb", "scipy", "sklearn", "scikit_learn", "matplotlib", "pyarrow", "omegaconf")
+LOOP = """
+import torch
+def train(batch_size, accumulation_steps):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, y = torch.randn(4 * batch_size * accumulation_steps, 4), torch.randn(4 * batch_size * accumulation_steps, 1)
+    for window in range(4):
+        for k in range(accumulation_steps):
+            start = (window * accumulation_steps + k) * batch_size
+            loss = (model(x[start:start + batch_size]) - y[start:start + batch_size]).square().mean()
+            (loss / DIVISOR).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    folder = tmp_path_factory.mktemp("wheel")
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder], cwd=ROOT, check=True, capture_output=True
+    )
+    (built,) = folder.iterdir()
+    return zipfile.ZipFile(built)
+
+
+def installed(wheel: zipfile.ZipFile, folder: Path, hidden: tuple[str, ...] = ()) -> Path:
+    """`accumulation-harness` in a fresh environment: beside the packages of this one but for those hidden, no source tree."""
+    venv.create(folder)
+    (site,) = folder.glob("lib/python3*/site-packages")
+    wheel.extractall(site)
+    for packages in (Path(path) for path in sys.path if path.endswith("site-packages")):
+        for package in packages.iterdir():  # .pth files, of an editable install say, are left behind
+            if package.suffix != ".pth" and not (site / package.name).exists() and not package.name.lower().startswith(hidden):
+                (site / package.name).symlink_to(package)
+    script = folder / "bin" / "accumulation-harness"
+    script.write_text(f"#!{folder}/bin/python\nimport sys\nfrom harness.commands import main\nsys.exit(main())\n")
+    script.chmod(0o755)
+    return script
+
+
+@pytest.fixture(scope="module")
+def command(wheel: zipfile.ZipFile, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return installed(wheel, tmp_path_factory.mktemp("environment"))
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Path:
+    """A folder of somebody's own that has every name of ours."""
+    for name in ("harness", "analysis", "experiments", "commands", "studies"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('somebody else\\'s file')\n")
+    for name in ("experiments", "analysis", "conf", "_tree", "hydra_plugins"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise SystemExit('somebody else\\'s folder')\n")
+    (tmp_path / "conf" / "config.yaml").write_text("norm: somebody else's\n")
+    (tmp_path / "right.py").write_text(LOOP.replace("DIVISOR", "accumulation_steps"))
+    (tmp_path / "wrong.py").write_text(LOOP.replace("DIVISOR", "1"))
+    return tmp_path
+
+
+def run(command: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.run([command, *arguments], cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def test_a_wheel_takes_no_name_but_its_own(wheel: zipfile.ZipFile) -> None:
+    tops = {name.partition("/")[0] for name in wheel.namelist()}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"harness", "hydra_plugins"}  # the second is Hydra's
+    (points,) = (wheel.read(name).decode() for name in wheel.namelist() if name.endswith("entry_points.txt"))
+    assert "accumulation-harness = harness.commands:main" in points
+    (about,) = (wheel.read(name).decode() for name in wheel.namelist() if name.endswith("METADATA"))
+    needed = [line for line in about.splitlines() if line.startswith("Requires-Dist") and "extra" not in line]
+    assert sorted(line.split()[1].partition(">")[0] for line in needed) == ["numpy", "torch"]
+
+
+def test_commands_are_listed_and_a_wrong_one_is_told(command: Path, hostile: Path) -> None:
+    said = run(command, hostile, "--help")
+    assert said.returncode == 0 and all(name in said.stdout for name in ("run", "report", "audit", "plan", "status", "bench"))
+    wrong = run(command, hostile, "trane")
+    assert wrong.returncode == 2 and wrong.stderr.startswith("accumulation-harness trane: expected one of run, report, audit")
+
+
+@pytest.mark.slow
+def test_a_trial_and_its_report_in_a_folder_with_our_names(command: Path, hostile: Path) -> None:
+    """The process that runs a trial, its forkserver, and the report find their own modules; somebody's stay unread."""
+    settings = ("norm=none", "optimizer=adam", "steps=3", "algebra_steps=3", "effective_batch=16", "accumulation_steps=[4]")
+    trained = run(command, hostile, "run", *settings, "tracking=disabled")
+    assert trained.returncode == 0, trained.stderr
+    status = run(command, hostile, "status")
+    assert status.returncode == 0 and "1" in status.stdout, status.stderr
+    reported = run(command, hostile, "report")
+    assert reported.returncode == 0, reported.stderr
+    with (hostile / "reports" / "verdicts.csv").open() as file:
+        assert {row["verdict"] for row in csv.DictReader(file)} == {"equivalent"}
+    assert (hostile / "reports" / "index.html").exists()
+
+
+@pytest.mark.slow
+def test_torch_and_numpy_are_enough_for_an_audit(wheel: zipfile.ZipFile, tmp_path: Path, hostile: Path) -> None:
+    """Also for every page that it can save; what needs more says what to install."""
+    command = installed(wheel, tmp_path / "environment", OF_SWEEPS)
+    saved = ("report.html", "report.json", "report.xml", "report.md", "report.sarif")
+    pages = [f"--save={name}" for name in saved]
+    done = run(command, hostile, "audit", "wrong.py:train", "--batch-size", "16", "--accumulation-steps", "4", *pages)
+    assert done.returncode == 1 and "loss_not_divided" in done.stdout, done.stdout + done.stderr
+    assert all((hostile / name).stat().st_size for name in saved)
+    trial = run(command, hostile, "run", "steps=1")
+    assert trial.returncode == 2
+    assert trial.stderr.startswith("accumulation-harness run needs hydra, ")
+    assert trial.stderr.endswith(": pip install 'accumulation-harness[sweep]'\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("loop", "code", "said"), [("right", 0, "equivalent"), ("wrong", 1, "loss_not_divided")])
+def test_an_audit_in_such_a_folder(command: Path, hostile: Path, loop: str, code: int, said: str) -> None:
+    done = run(command, hostile, "audit", f"{loop}.py:train", "--batch-size", "16", "--accumulation-steps", "4")
+    assert done.returncode == code and said in done.stdout, done.stderr
