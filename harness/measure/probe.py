@@ -93,7 +93,8 @@ class Probe:
         arm, watch, state = self.lock.arms[label], self.lock.watches[label], self.states[label]
         self.lock.watch_forwards(False)
         window = self.setting.exact.batch(ids)
-        start = flatten(state[name] for name in self.referee.names)
+        start = self.setting.shelf.put(flatten(state[name] for name in self.referee.names))
+        self.setting.shelf.settle(state.values())
         stale = self._stale_forward(label, start)
         found = self._inside(label, ids, start, stale)
         if watch.gradient is None:
@@ -101,6 +102,8 @@ class Probe:
             return dataclasses.replace(found, gradient_error=math.nan, skipped_windows=skipped)
         with self.lock.randomness(step):
             exact_loss, gradient = self.referee.loss_and_gradient(state, window)
+        gradient = self.setting.shelf.put(gradient)
+        self.setting.shelf.settle([*state.values(), *self.referee.model.parameters()])
         if watch.steps_in_window == 1 and watch.taken is not None:
             # A schedule that ticks inside the window is a fault of its own: the step is judged by the rates that it took.
             parts, before = partial(self._parts_of, label, window, state, step), self.carried[label]

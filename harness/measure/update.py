@@ -14,8 +14,16 @@ from torch.optim import Optimizer
 
 from harness.judge.gates import ALGEBRA_GATE
 from harness.judge.signature import Movement, Signature
-from harness.measure.lock_step import Setting, Taken
-from harness.measure.optimizer_state import common_state, copied, learning_rates, optimizer_state, set_learning_rates
+from harness.measure.lock_step import Setting, Taken, tensors_of
+from harness.measure.optimizer_state import (
+    common_state,
+    copied,
+    learning_rates,
+    optimizer_state,
+    set_learning_rates,
+    state_tensors,
+)
+from harness.measure.shelf import Shelf
 from harness.recipes.determinism import kept_randomness, set_random_state
 from harness.recipes.recipe import Arm
 from harness.referee.gradients import flatten, relative_distance
@@ -72,13 +80,21 @@ class Twin:
 
     @staticmethod
     def stepped(
-        before: Before, taken: Taken, start: Tensor, consumed: Tensor, first: Sequence[Tensor] = (), *, decays: bool = True
+        before: Before,
+        taken: Taken,
+        start: Tensor,
+        consumed: Tensor,
+        first: Sequence[Tensor] = (),
+        *,
+        decays: bool = True,
+        shelf: Shelf,
     ) -> Twin:
         """One plain step from `before`, at the weights `start` [P], of the gradient `consumed` [P], taken as the arm took it.
 
         `first`: gradients that its state alone has taken in, at rates of zero; `decays`: with the configured weight decay.
         """
         optimizer, parameters = copied(before.optimizer, before.parameters)
+        shelf.settle([*before.parameters, *state_tensors(before.optimizer)])
         with kept_randomness(start.device):
             for gradient in first:
                 set_learning_rates(optimizer, [0.0] * len(taken.rates))
@@ -94,7 +110,14 @@ class Twin:
                 set_random_state(taken.randomness, start.device)
             _give(parameters, start, consumed, taken.idle)
             optimizer.step()
-        return Twin(flatten(parameters), optimizer_state(optimizer, parameters), common_state(optimizer))
+        optimizer.zero_grad(set_to_none=True)
+        return Twin.of(optimizer, parameters, shelf)
+
+    @staticmethod
+    def of(optimizer: Optimizer, parameters: Sequence[nn.Parameter], shelf: Shelf) -> Twin:
+        """Where an optimizer and its parameters are now."""
+        state = shelf.put_all(optimizer_state(optimizer, parameters))
+        return Twin(shelf.put(flatten(parameters)), state, common_state(optimizer))
 
     def state_errors(self, reference: Twin) -> dict[str, float]:
         """By entry; of what is kept for no single parameter those alone that differ."""
@@ -122,7 +145,7 @@ def check_update(
     """
 
     def twin(weights: Tensor, first: Sequence[Tensor] = (), *, decays: bool = True) -> Twin:
-        return Twin.stepped(before, taken, weights, consumed, first, decays=decays)
+        return Twin.stepped(before, taken, weights, consumed, first, decays=decays, shelf=setting.shelf)
 
     def others() -> Iterator[Mapping[str, float]]:
         """The state's errors beside twins that have advanced for every micro-batch; one entry alone may have done so."""
@@ -131,9 +154,9 @@ def check_update(
             with contextlib.suppress(Exception):  # a class of the user's own may know no rate of zero: then this says nothing
                 yield own.state_errors(twin(start, first, decays=decays))
 
-    right = twin(start)
-    expected = right.weights
-    reached = flatten(arm.model.parameters())
+    right, own = twin(start), Twin.of(arm.optimizer, list(arm.model.parameters()), setting.shelf)
+    setting.shelf.settle(tensors_of(arm))
+    expected, reached = right.weights, own.weights
     difference, decay = reached - expected, before.decay(taken.rates)
     error = Movement()  # of the weights, relative to the update; zero within their rounding
     length = torch.linalg.vector_norm(start)
@@ -145,7 +168,6 @@ def check_update(
     fits = is_decays(shrunk, start, factors) or any(
         relative_distance(twin(start * factor).weights - start, reached - start) <= DECAYED_FIRST for factor in factors
     )
-    own = Twin(reached, optimizer_state(arm.optimizer, arm.model.parameters()), common_state(arm.optimizer))
     errors = own.state_errors(right)
     advanced_error = 0.0
     if not all(value <= ALGEBRA_GATE for value in errors.values()):
