@@ -37,10 +37,11 @@ class Sweep:
     ) -> subprocess.Popen[str]:
         seeds = ",".join(str(seed) for seed in range(len(kinds)))
         environment = {"TINY_KINDS": ",".join(kinds), "TINY_DIR": str(self.folder), "TINY_PRELOAD": preload}
+        paths = (PROGRAM.parent, PROGRAM.parents[2], self.folder)
         settings = [f"seed={seeds}", f"workers={workers}", f"results={self.results}", f"hydra/launcher={launcher}"]
         process = subprocess.Popen(
             [sys.executable, str(PROGRAM), "-m", *settings],
-            env={**os.environ, **environment, "PYTHONPATH": f"{PROGRAM.parent}{os.pathsep}{PROGRAM.parents[2]}"},
+            env={**os.environ, **environment, "PYTHONPATH": os.pathsep.join(map(str, paths))},
             stdout=stdout,
             stderr=subprocess.PIPE,
             text=True,
