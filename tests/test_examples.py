@@ -94,7 +94,7 @@ def test_the_sweep_to_copy(folder: Path) -> None:
     }
     assert "hydra/launcher=submitit_slurm" in slurm and "hydra.launcher.gres=gpu:1" in slurm
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    page = [sys.executable, "-m", "analysis.report", "--results", "results", "--out", "reports"]
+    page = [sys.executable, "-m", "harness.commands", "report", "--results", "results", "--out", "reports"]
     subprocess.run(page, cwd=mine, env=environment, check=True, capture_output=True)
     cells = [cell for cell in json.loads((mine / "look.ipynb").read_text())["cells"] if cell["cell_type"] == "code"]
     code = "\n".join("".join(cell["source"]) for cell in cells) + "\nprint(own['cause'].unique())"

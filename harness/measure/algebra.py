@@ -111,7 +111,8 @@ def _result(
     runs = [run] if stochastic else [run, plain]
     signature = reduce(Signature.merged, (one.signature for one in runs))
     if stochastic:
-        signature = dataclasses.replace(signature, gap_without_factor=_gaps(plain))
+        # Other masks are another loss, also where a penalty or clipping leaves no trace of them in the gradient.
+        signature = dataclasses.replace(signature, gap_without_factor=_gaps(plain), loss_error=plain.signature.loss_error)
     algebra = Algebra(
         gradient_error=signature.gradient_error,
         state_error=worst(*(one.state_error for one in runs)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,7 +24,7 @@ from harness.referee.hypotheses import Hypothesis, WindowFacts, hypotheses, part
 from harness.referee.oracle import WHOLE, Inside, Loss, Parts, Referee, State, clipped, running_statistics, snapshot
 from harness.workloads import Batch
 
-WRONG_ANYWAY = 1e-2  # relative error that is not asked whether float64 could resolve less: that costs three gradients
+Computed = Callable[[State], tuple[Loss, Tensor]]  # a window's objective and its gradient [P], at a state
 FEW_ULPS = 2.0**-50  # relative, of float64: what a dot product rounds
 REMEMBERED = 4, 16  # windows, at least and at most, whose first weights are kept, to recognise a forward with old ones
 REMEMBERED_BYTES = 2**26  # that these may take, of one arm
@@ -136,9 +136,13 @@ class Probe:
         stepped_once = self.lock.watches[label].steps_in_window == 1
         error = relative_distance(seen.consumed, exact)
         found = Signature(gradient_error=error, unequal_terms=self._unequal_terms(arm, window))
+        whole = partial(self.referee.loss_and_gradient, window=window)
         if error <= ALGEBRA_GATE:
-            return dataclasses.replace(found, loss_error=loss_error(arm, loss, exact_loss))
-        resolution = self._resolution(seen, gradient) if error <= WRONG_ANYWAY else 0.0
+            own = [self._loss_error(seen, loss, exact_loss, whole)]
+            if own[0] > ALGEBRA_GATE and window.holds(samples):
+                own += self._losses_within(dataclasses.replace(seen, window=window.in_order(samples)), loss)
+            return dataclasses.replace(found, loss_error=min(own))
+        resolution = self._resolution(seen, whole)[1]
         if error <= RESOLVED * resolution:
             return dataclasses.replace(found, gradient_error=0.0, resolution=resolution)
         if window.holds(samples):
@@ -154,11 +158,23 @@ class Probe:
             return dataclasses.replace(found, other_samples=(self._beside(label, seen),))
         return found
 
-    def _resolution(self, seen: ConsumedWindow, exact: Tensor) -> float:
-        """||g(theta') - g|| / ||g||, the largest of three, theta' moved by a few units in the last place at random; g is `exact`.
+    def _losses_within(self, taken: ConsumedWindow, reported: float) -> Iterator[float]:
+        """The error of the reported loss beside those of what is computed within micro-batches, which a gradient may not show."""
+        for inside in self.contexts.values() if len(taken.sizes) > 1 else ():
+            with self.lock.randomness(taken.step):
+                yield loss_error(taken.arm, reported, self.referee.within(taken.state, taken.window, taken.sizes, inside)[0])
 
-        Two right ways to compute g in float64 are no nearer to each other than about this, since each rounds as much on its way.
-        It is large where the samples' gradients cancel, at the end of a training for example.
+    def _loss_error(self, seen: ConsumedWindow, reported: float, exact: Loss, compute: Computed) -> float:
+        """The error of the reported loss; zero where float64 does not resolve more of the loss itself."""
+        error = loss_error(seen.arm, reported, exact)
+        return 0.0 if error > ALGEBRA_GATE and error <= RESOLVED * self._resolution(seen, compute)[0] else error
+
+    def _resolution(self, seen: ConsumedWindow, compute: Computed) -> tuple[float, float]:
+        """Of a loss l and its gradient g: |l(theta') - l| / magnitude and ||g(theta') - g|| / ||g||, each the largest of three.
+
+        theta' is moved by a few units in the last place at random. Two right ways to compute l and g in float64 are no nearer to
+        each other than about this, since each rounds as much on its way. It is large where the samples' gradients cancel, at the
+        end of a training for example, and where weights have decayed so far that rounding is all there is.
         """
         generator = self.setting.generator(seen.step)
 
@@ -166,12 +182,15 @@ class Probe:
             signs = 2 * torch.rand(weights.shape, generator=generator, dtype=torch.float64).to(weights.device) - 1
             return weights + FEW_ULPS * signs * (weights.abs() + weights.abs().mean())
 
-        def gradient(state: State) -> Tensor:
+        def computed(state: State) -> tuple[Loss, Tensor]:
             with self.lock.randomness(seen.step):
-                return self.referee.gradient(state, seen.window)
+                return compute(state)
 
+        loss, gradient = computed(seen.state)
         others = [{**seen.state, **{name: moved(seen.state[name]) for name in self.referee.names}} for _ in range(3)]
-        return max(relative_distance(gradient(other), exact) for other in others)
+        found = [computed(other) for other in others]
+        of_gradient = max(relative_distance(own, gradient) for _, own in found)
+        return max(loss.error(own.value) for own, _ in found), of_gradient
 
     def _unequal_terms(self, arm: Arm, window: Batch) -> bool:
         """Whether the micro-batches, as the data has them or as the window does, have different numbers of loss terms."""
@@ -233,12 +252,18 @@ class Probe:
         for causes, inside in contexts.items():
             with self.lock.randomness(taken.step):
                 own_loss, gradient, after = self.referee.within(taken.state, taken.window, taken.sizes, inside)
+
+            def within(state: State, inside: Inside = inside) -> tuple[Loss, Tensor]:
+                return self.referee.within(state, taken.window, taken.sizes, inside)[:2]
+
             smallest[causes] = relative_distance(taken.consumed, clipped(gradient, arm.clip_norm))
+            if ALGEBRA_GATE < smallest[causes] <= RESOLVED * self._resolution(taken, within)[1]:
+                smallest[causes] = 0.0  # as near as float64 resolves what is computed within the micro-batches
             if inside.statistics:
                 moved = relative_distance(running_statistics(snapshot(arm.model)), running_statistics(after))
                 smallest[causes] = worst(smallest[causes], moved)
             if smallest[causes] <= ALGEBRA_GATE:
-                return smallest, loss_error(arm, loss, own_loss)
+                return smallest, self._loss_error(taken, loss, own_loss, within)
         for tell in (hypotheses, stale):
             for context, inside in ({(): WHOLE} | contexts).items():
                 keep_smallest(smallest, taken.consumed, tell(self._facts(label, taken, inside)), context)

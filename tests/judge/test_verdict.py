@@ -54,7 +54,8 @@ def changed(**changes: Any) -> Evidence:
         ({"algebra__floor": 1e-7, "algebra__gradient_error": 1e-7}, Outcome.inconclusive),
         ({"counters": {Counter.optimizer_steps: (60.0, 59.0)}}, Outcome.different),
         ({"rounding__high": 2.0}, Outcome.equivalent),
-        ({"rounding__high": 2.01}, Outcome.degraded),
+        ({"rounding__high": 2.01, "rounding__full_error": 2.39e-7}, Outcome.degraded),
+        ({"rounding__high": 2.01, "rounding__full_error": 2.38e-7}, Outcome.equivalent),  # the same
         ({"rounding__rank_p": 0.01, "rounding__ratio": 1.0}, Outcome.degraded),
         ({"rounding__rank_p": 0.011, "rounding__ratio": 1.0}, Outcome.equivalent),
         ({"rounding__rank_p": 0.01, "rounding__full_error": 2.39e-7}, Outcome.degraded),  # an arm's error of half of that
