@@ -51,7 +51,7 @@ def data_fingerprint(field: str, target: str, arguments: str) -> str:
     code = "import sys; from harness.targets import tell_data; tell_data(*sys.argv[1:])"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])}
     asked = subprocess.run(
-        [sys.executable, "-c", code, field, target, arguments], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-P", "-c", code, field, target, arguments], env=environment, capture_output=True, text=True, check=False
     )
     told_last = (asked.stdout if asked.returncode == 0 else asked.stderr).strip().splitlines()
     if asked.returncode or not told_last:
@@ -77,9 +77,8 @@ def load(field: str, target: str) -> Callable[..., Any]:
         module = _from_file(file) if place.endswith(".py") else _from_package(place)
     found = getattr(module, name, None)
     if not callable(found):
-        near = [
-            one for one in vars(module) if callable(getattr(module, one)) and getattr(module, one).__module__ == module.__name__
-        ]
+        own = {one: value for one, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__}
+        near = [one for one, value in own.items() if callable(value)]
         raise ConfigError(field, target, f"a class or function of that name; {file.name} has {', '.join(near) or 'none'}")
     return found  # type: ignore[no-any-return]
 

@@ -75,7 +75,7 @@ def test_alarms_are_counted_by_level() -> None:
     arms = correct_arms(4)
     arms.loc[0, "gradient_error"] = 1e-3
     arms.loc[1, "counters"] = "optimizer steps"
-    arms.loc[arms["precision"] == "float16", "rounding_high"] = 3.0
+    arms.loc[arms["precision"] == "float16", ["rounding_high", "full_error"]] = (3.0, 1e-3)
     levels = calibration.judged(arms)[list(calibration.LEVELS)].sum()
     assert levels.to_dict() == {"L0": 1, "L1": 4, "L2": 1}
 
