@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -93,7 +94,7 @@ def _call(train: Train, job: Job, recorder: Recorder) -> Any:
 
 
 class ProcessEnded(SystemExit):
-    """Somebody called `os._exit`, which would have ended the whole process without a word; a thread of its own ends with this."""
+    """Somebody called `os._exit`, which would have ended the whole process without a word."""
 
 
 @contextmanager
@@ -104,6 +105,8 @@ def this_process_goes_on() -> Iterator[None]:
     def refuse(status: int) -> NoReturn:
         if os.getpid() != process or os._exit is not refuse:  # a copy; or somebody kept this function for later
             end(status)
+        if threading.current_thread() is not threading.main_thread():
+            raise SystemExit(status)  # of this very class: of any other a thread prints a traceback
         raise ProcessEnded(f"os._exit({status})")
 
     os._exit = refuse
