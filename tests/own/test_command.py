@@ -75,6 +75,7 @@ def test_changed_code_is_another_trial_and_a_moved_file_is_not(folder: Path) -> 
     assert "workload.target=mine.py:Ragged: expected FILE.py:NAME" in harness(folder, *one).stderr
 
 
+@pytest.mark.slow
 def test_changed_data_are_another_trial_where_the_task_tells_of_them(folder: Path) -> None:
     (folder / "data.txt").write_text("0")
     (folder / "told.py").write_text(
