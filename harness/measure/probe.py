@@ -138,11 +138,11 @@ class Probe:
         found = Signature(gradient_error=error, unequal_terms=self._unequal_terms(arm, window))
         whole = partial(self.referee.loss_and_gradient, window=window)
         if error <= ALGEBRA_GATE:
-            own = [self._loss_error(seen, loss, exact_loss, whole)]
+            own = [self._loss_error(seen, loss, (exact_loss, gradient), whole)]
             if own[0] > ALGEBRA_GATE and window.holds(samples):
                 own += self._losses_within(dataclasses.replace(seen, window=window.in_order(samples)), loss)
             return dataclasses.replace(found, loss_error=min(own))
-        resolution = self._resolution(seen, whole)[1]
+        resolution = self._resolution(seen, (exact_loss, gradient), whole)[1]
         if error <= RESOLVED * resolution:
             return dataclasses.replace(found, gradient_error=0.0, resolution=resolution)
         if window.holds(samples):
@@ -164,13 +164,15 @@ class Probe:
             with self.lock.randomness(taken.step):
                 yield loss_error(taken.arm, reported, self.referee.within(taken.state, taken.window, taken.sizes, inside)[0])
 
-    def _loss_error(self, seen: ConsumedWindow, reported: float, exact: Loss, compute: Computed) -> float:
+    def _loss_error(self, seen: ConsumedWindow, reported: float, exact: tuple[Loss, Tensor], compute: Computed) -> float:
         """The error of the reported loss; zero where float64 does not resolve more of the loss itself."""
-        error = loss_error(seen.arm, reported, exact)
-        return 0.0 if error > ALGEBRA_GATE and error <= RESOLVED * self._resolution(seen, compute)[0] else error
+        error = loss_error(seen.arm, reported, exact[0])
+        return 0.0 if error > ALGEBRA_GATE and error <= RESOLVED * self._resolution(seen, exact, compute)[0] else error
 
-    def _resolution(self, seen: ConsumedWindow, compute: Computed) -> tuple[float, float]:
+    def _resolution(self, seen: ConsumedWindow, exact: tuple[Loss, Tensor], compute: Computed) -> tuple[float, float]:
         """Of a loss l and its gradient g: |l(theta') - l| / magnitude and ||g(theta') - g|| / ||g||, each the largest of three.
+
+        `exact` is (l, g) as `compute` gives them at the weights theta themselves.
 
         theta' is moved by a few units in the last place at random. Two right ways to compute l and g in float64 are no nearer to
         each other than about this, since each rounds as much on its way. It is large where the samples' gradients cancel, at the
@@ -186,7 +188,7 @@ class Probe:
             with self.lock.randomness(seen.step):
                 return compute(state)
 
-        loss, gradient = computed(seen.state)
+        loss, gradient = exact
         others = [{**seen.state, **{name: moved(seen.state[name]) for name in self.referee.names}} for _ in range(3)]
         found = [computed(other) for other in others]
         of_gradient = max(relative_distance(own, gradient) for _, own in found)
@@ -257,13 +259,14 @@ class Probe:
                 return self.referee.within(state, taken.window, taken.sizes, inside)[:2]
 
             smallest[causes] = relative_distance(taken.consumed, clipped(gradient, arm.clip_norm))
-            if ALGEBRA_GATE < smallest[causes] <= RESOLVED * self._resolution(taken, within)[1]:
+            own = own_loss, gradient
+            if ALGEBRA_GATE < smallest[causes] <= RESOLVED * self._resolution(taken, own, within)[1]:
                 smallest[causes] = 0.0  # as near as float64 resolves what is computed within the micro-batches
             if inside.statistics:
                 moved = relative_distance(running_statistics(snapshot(arm.model)), running_statistics(after))
                 smallest[causes] = worst(smallest[causes], moved)
             if smallest[causes] <= ALGEBRA_GATE:
-                return smallest, self._loss_error(taken, loss, own_loss, within)
+                return smallest, self._loss_error(taken, loss, own, within)
         for tell in (hypotheses, stale):
             for context, inside in ({(): WHOLE} | contexts).items():
                 keep_smallest(smallest, taken.consumed, tell(self._facts(label, taken, inside)), context)
