@@ -20,12 +20,11 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from harness import pace
-from harness.config import Arms, ConfigError, LastWindow, OptimizerConfig, Precision, TrialConfig
+from harness.config import LastWindow, OptimizerConfig, Precision, TrialConfig
 from harness.judge.counters import Counter, Counts, Differences, differing
-from harness.measure.environment import available_bytes
 from harness.measure.examination import examine
 from harness.measure.optimizer_state import common_state, learning_rates, optimizer_state, state_steps, state_tensors
-from harness.measure.shelf import FileShelf, Shelf
+from harness.measure.shelf import Shelf, choose_shelf
 from harness.recipes import precision
 from harness.recipes.determinism import RandomState, fixed_randomness, kept_randomness, random_state, start_randomness
 from harness.recipes.execution import check_available, exchange_forward
@@ -49,7 +48,6 @@ from harness.workloads.build import make_workload
 from harness.workloads.custom import CustomWorkload
 from harness.workloads.layers import draws, has_batch_norm, without_dropout
 
-BYTES_OF_AN_ARM = 48  # for each parameter, in float64: weights, gradient, two moments, and two vectors that measuring keeps
 REFERENCE = str(ArmName(FULL))
 ExactGradient = Callable[[str], Tensor | None]  # label of an arm -> [P] float64 at its present parameters
 Gradients = Literal["kept", "compared", "unseen"]  # what becomes of the gradients that the optimizers consume
@@ -79,11 +77,8 @@ class Setting:
         self.shelf = choose_shelf(config, self.initial, device)
         self.has_batch_norm = has_batch_norm(self.initial)
         self.draws = draws(self.initial)  # random numbers, in a training forward
-        exact = self.exact
-        if isinstance(exact, CustomWorkload):
-            examine(exact, self.initial, next(self.windows(1)), device)
-            for workload in self.workloads.values():
-                workload.coupling, workload.mixes_rows = exact.coupling, exact.mixes_rows
+        if isinstance(self.exact, CustomWorkload):
+            examine(self.exact, self.initial, next(self.windows(1)), device)
 
     @property
     def exact(self) -> Workload:
@@ -157,16 +152,6 @@ class Taken:
     rates: tuple[float, ...]  # learning rates of the parameter groups
     idle: tuple[bool, ...]  # of each parameter: whether it had no gradient
     randomness: RandomState | None = None  # from which it drew, if it drew; where forwards are watched
-
-
-def choose_shelf(config: TrialConfig, model: nn.Module, device: torch.device) -> Shelf:
-    """In files as asked for, or where the arms would take more than half of the memory that is available."""
-    if config.arms == Arms.one_by_one and device.type != "cpu":
-        raise ConfigError("arms", config.arms, f"together or auto on device={device}: files hold tensors of the CPU")
-    num_arms = 2 + len(config.accumulation_steps) * (1 + len(config.faults)) + config.nulls
-    needed = num_arms * BYTES_OF_AN_ARM * sum(p.numel() for p in model.parameters())
-    is_large = device.type == "cpu" and needed > available_bytes() / 2
-    return FileShelf() if config.arms == Arms.one_by_one or (config.arms == Arms.auto and is_large) else Shelf()
 
 
 def tensors_of(arm: Arm) -> list[Tensor]:

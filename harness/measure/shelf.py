@@ -16,10 +16,14 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from harness.config import Arms, ConfigError, TrialConfig
+from harness.measure.environment import available_bytes
 
 M_MMAP_THRESHOLD = -3  # of malloc.h
 LEAST_BYTES = 2**18  # smaller tensors stay in memory
+BYTES_OF_AN_ARM = 48  # for each parameter, in float64: weights, gradient, two moments, and two vectors that measuring keeps
 
 
 class Shelf:
@@ -75,6 +79,16 @@ class FileShelf(Shelf):
         pages = self._map(tensor)
         if pages is not None:
             pages.madvise(mmap.MADV_DONTNEED)
+
+
+def choose_shelf(config: TrialConfig, model: nn.Module, device: torch.device) -> Shelf:
+    """In files as asked for, or where the arms would take more than half of the memory that is available."""
+    if config.arms == Arms.one_by_one and device.type != "cpu":
+        raise ConfigError("arms", config.arms, f"together or auto on device={device}: files hold tensors of the CPU")
+    num_arms = 2 + len(config.accumulation_steps) * (1 + len(config.faults)) + config.nulls
+    needed = num_arms * BYTES_OF_AN_ARM * sum(p.numel() for p in model.parameters())
+    is_large = device.type == "cpu" and needed > available_bytes() / 2
+    return FileShelf() if config.arms == Arms.one_by_one or (config.arms == Arms.auto and is_large) else Shelf()
 
 
 def return_freed_memory() -> None:

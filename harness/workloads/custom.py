@@ -77,7 +77,6 @@ class CustomWorkload(Workload):
         self._train, self._held_out = self._sequence("train"), self._sequence("held_out")
         self.num_samples = len(self._train)
         self._collate: Callable[[Any], Any] = getattr(self._task, "collate", default_collate)
-        self.has_correct = hasattr(self._task, "correct")
 
     @property
     def held_out(self) -> Batch:  # type: ignore[override] # made when it is asked for: it may be large
@@ -137,9 +136,9 @@ class CustomWorkload(Workload):
 
     def correct(self, outputs: Any, batch: Batch) -> Tensor:
         """[n]; NaN where the task does not say."""
-        if not self.has_correct:
+        if not hasattr(self._task, "correct"):
             return torch.full((len(batch),), math.nan)
-        return self._rows("correct", self._task.correct(outputs, batch.inputs), batch)  # type: ignore[attr-defined]
+        return self._rows("correct", self._task.correct(outputs, batch.inputs), batch)
 
     def _sequence(self, name: str) -> Sequence[Any]:
         with self.told(f"{name}() that gives a sequence of samples"):

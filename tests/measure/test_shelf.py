@@ -99,7 +99,7 @@ def test_what_is_taken_is_as_asked_for_or_by_the_room_there_is(monkeypatch: pyte
         return type(Setting(dataclasses.replace(CONFIG, arms=arms), CPU).shelf)
 
     assert (taken(Arms.together), taken(Arms.one_by_one), taken(Arms.auto)) == (Shelf, FileShelf, Shelf)
-    monkeypatch.setattr("harness.measure.lock_step.available_bytes", lambda: 1000)
+    monkeypatch.setattr("harness.measure.shelf.available_bytes", lambda: 1000)
     assert taken(Arms.auto) is FileShelf and taken(Arms.together) is Shelf
 
 
