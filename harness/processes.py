@@ -26,6 +26,14 @@ OF_A_TERMINAL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 FEWEST_DESCRIPTORS = 32  # that a command can work with
 
 
+def in_source_tree() -> bool:
+    """Whether the working directory is where our own modules come from: then a Python started here has to look for them here.
+
+    Anywhere else a `harness.py` of that folder is none of ours, and must not be found (`-P`, PYTHONSAFEPATH).
+    """
+    return Path.cwd() == Path(__file__).resolve().parents[1]
+
+
 class Command:
     """This process as a command that leaves nothing behind: no process, no temporary file, however it ends.
 

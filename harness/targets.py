@@ -13,7 +13,6 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,6 @@ def defines(field: str, target: str, method: str) -> bool:
     return any(isinstance(node, ast.FunctionDef) and node.name == method for node in ast.walk(tree))
 
 
-@cache
 def data_fingerprint(field: str, target: str, arguments: str) -> str:
     """16 hex digits of what `fingerprint()` of the task says of its data, asked in a process of its own.
 
@@ -116,11 +114,16 @@ def _file(field: str, target: str) -> Path:
 
 
 def _from_file(file: Path) -> Any:
-    if str(file.parent) not in sys.path:
-        sys.path.insert(0, str(file.parent))
     name = f"custom_{file.stem}"
     if (known := sys.modules.get(name)) is not None and getattr(known, "__file__", None) == str(file):
         return known
+    return import_file(file, name)
+
+
+def import_file(file: Path, name: str) -> Any:
+    """The file as a module of that name, read anew; its folder is importable while it is read and afterwards."""
+    if str(file.parent) not in sys.path:
+        sys.path.insert(0, str(file.parent))
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

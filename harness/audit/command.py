@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness.audit.formats import ENDINGS, TO_STDOUT, Format, format_of
 from harness.audit.request import MAX_STEPS
@@ -198,18 +198,22 @@ def _merged(given: argparse.Namespace) -> Report:
 
 
 def _audited(given: argparse.Namespace, train: Train) -> Report:
-    from harness.audit.observe.runs import load
     from harness.audit.session import audit
 
-    return audit(
-        train,
-        batch_size=given.batch_size,
-        accumulation_steps=given.accumulation_steps,
-        reference=load(given.reference) if given.reference else None,
-        processes=given.processes,
-        max_steps=given.max_steps,
-        progress=_tell,
-    )
+    return audit(train, processes=given.processes, **_asked(given))
+
+
+def _asked(given: argparse.Namespace) -> dict[str, Any]:
+    """What an audit and a rank of one are both told."""
+    from harness.audit.observe.runs import load
+
+    return {
+        "batch_size": given.batch_size,
+        "accumulation_steps": given.accumulation_steps,
+        "reference": load(given.reference) if given.reference else None,
+        "max_steps": given.max_steps,
+        "progress": _tell,
+    }
 
 
 def _evidence(given: argparse.Namespace) -> tuple[int, str, str]:
@@ -218,16 +222,7 @@ def _evidence(given: argparse.Namespace) -> tuple[int, str, str]:
         from harness.audit.launch import record
         from harness.audit.observe.runs import load
 
-        path = record(
-            load(given.train),
-            batch_size=given.batch_size,
-            accumulation_steps=given.accumulation_steps,
-            evidence=given.evidence,
-            reference=load(given.reference) if given.reference else None,
-            replicas=given.replicas,
-            max_steps=given.max_steps,
-            progress=_tell,
-        )
+        path = record(load(given.train), evidence=given.evidence, replicas=given.replicas, **_asked(given))
     except BaseException as error:  # reading the file can raise anything
         return BAD_INPUT, "", f"audit could not run: {_told(error)}\n"
     return 0, f"saved {path}\n", ""

@@ -24,10 +24,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NamedTuple
 
-import harness
 from harness import pace
 from harness.config import ConfigError, HarnessConfig, identity
-from harness.processes import die_with_parent, interrupts_blocked
+from harness.processes import die_with_parent, in_source_tree, interrupts_blocked
 from harness.results import tracking
 from harness.results.record import keep_others_out
 from harness.results.store import State, Store, StoreWarning, TrialTaken
@@ -226,7 +225,7 @@ def start_forkserver() -> None:
 @contextmanager
 def _working_directory_unseen() -> Iterator[None]:
     """A Python that is started inside finds no module in the working directory, unless it is from there that ours come."""
-    is_kept = SAFE_PATH in os.environ or Path.cwd() == Path(harness.__file__).resolve().parents[1]
+    is_kept = SAFE_PATH in os.environ or in_source_tree()
     if is_kept:
         yield
         return

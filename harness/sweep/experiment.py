@@ -40,6 +40,7 @@ from harness.sweep.child import LINE_LENGTH, Cell, Child, Done, Failure, RunsEls
 from harness.sweep.progress import Progress, open_progress
 
 GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
+SourceOf = Callable[[str, str, str | None], str]
 Custom = TypeVar("Custom", WorkloadConfig, OptimizerConfig)
 
 STOP_SECONDS = 8.0  # between a signal and the end of the command, whatever hangs
@@ -191,8 +192,9 @@ def _distinct(configs: Sequence[HarnessConfig]) -> list[Cell]:
     for store in stores.values():
         store.check_writable()
     cells: dict[Path, Cell] = {}
+    source_of = functools.cache(_source_of)  # one reading for all cells
     for config in configs:
-        found = resolved(config)
+        found = resolved(config, source_of)
         try:
             trial = dataclasses.replace(found.trial, device=config.device)  # older stores have names of unresolved ones
             cell = Cell(found, stores[config.results], _name(stores[config.results], trial))
@@ -202,30 +204,37 @@ def _distinct(configs: Sequence[HarnessConfig]) -> list[Cell]:
     return list(cells.values())
 
 
-def resolved(config: HarnessConfig) -> HarnessConfig:
+def resolved(config: HarnessConfig, source_of: SourceOf | None = None) -> HarnessConfig:
     """The configuration with `device=cuda` in place of `auto` where there is a CUDA device; `auto` that stays means the CPU.
 
     So a trial on a GPU and one on a CPU have different identities; and the user's own code with its fingerprint: changed code is
-    another trial.
+    another trial. `source_of`: `_source_of`, or one that remembers.
     """
-    workload, optimizer = _fingerprinted("workload", config.workload), _fingerprinted("optimizer", config.optimizer)
+    read = source_of or _source_of
+    workload, optimizer = _fingerprinted("workload", config.workload, read), _fingerprinted("optimizer", config.optimizer, read)
     device = Device.cuda if _uses_cuda(config.device) else config.device
     return dataclasses.replace(config, device=device, workload=workload, optimizer=optimizer)
 
 
-def _fingerprinted(name: str, own: Custom) -> Custom:
+def _fingerprinted(name: str, own: Custom, source_of: SourceOf) -> Custom:
     """With the fingerprint of the target's source; ConfigError where it is not what the settings say it is."""
     if own.target is None:
         return own
-    field = f"{name}.target"
-    code = targets.fingerprint(field, own.target)
+    source = source_of(name, own.target, json.dumps(own.args) if own.source is None else None)
     if own.source is None:
-        has_data = name == "workload" and targets.defines(field, own.target, "fingerprint")
-        data = targets.data_fingerprint(field, own.target, json.dumps(own.args)) if has_data else None
-        return dataclasses.replace(own, source=code if data is None else f"{code}-{data}")
-    if own.source.partition("-")[0] != code:  # that of its data is compared where the task is made
-        raise ConfigError(f"{name}.source", own.source, f"{code}, the fingerprint of {own.target} as it is now: it was changed")
+        return dataclasses.replace(own, source=source)
+    if own.source.partition("-")[0] != source:  # that of its data is compared where the task is made
+        raise ConfigError(f"{name}.source", own.source, f"{source}, the fingerprint of {own.target} as it is now: it was changed")
     return own
+
+
+def _source_of(name: str, target: str, arguments: str | None) -> str:
+    """The fingerprint of the code, and of the data where a task tells of them; `arguments`: its own, JSON. None: the code alone."""
+    field = f"{name}.target"
+    code = targets.fingerprint(field, target)
+    if arguments is None or name != "workload" or not targets.defines(field, target, "fingerprint"):
+        return code
+    return f"{code}-{targets.data_fingerprint(field, target, arguments)}"
 
 
 def _name(store: Store, trial: TrialConfig) -> str:

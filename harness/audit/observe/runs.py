@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import inspect
 import os
-import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +19,7 @@ import torch
 from harness.audit.evidence import WATCH, Intervention, Run
 from harness.audit.observe.recorder import EnoughSteps, Recorder
 from harness.audit.observe.tensors import counts_in, losses_in
+from harness.targets import import_file
 
 Train = Callable[..., Any]
 
@@ -155,13 +154,5 @@ def load(target: str) -> Callable[..., Any]:
 
 
 def load_module(file: Path) -> Any:
-    """The file as a module of its own name; its folder is importable while it is read and afterwards."""
-    if str(file.parent) not in sys.path:
-        sys.path.insert(0, str(file.parent))
-    name = f"audited_{file.stem}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+    """The file as a module of its own name, read anew."""
+    return import_file(file, f"audited_{file.stem}")
