@@ -229,7 +229,10 @@ def _fingerprinted(name: str, own: Custom, source_of: SourceOf) -> Custom:
 
 
 def _source_of(name: str, target: str, arguments: str | None) -> str:
-    """The fingerprint of the code, and of the data where a task tells of them; `arguments`: its own, JSON. None: the code alone."""
+    """The fingerprint of the code, and of the data where a task tells of them.
+
+    `arguments`: those of the task, as JSON; None asks for the code alone.
+    """
     field = f"{name}.target"
     code = targets.fingerprint(field, target)
     if arguments is None or name != "workload" or not targets.defines(field, target, "fingerprint"):
