@@ -16,15 +16,20 @@ from collections.abc import Iterator
 
 POLL_SECONDS = 0.1  # how soon a command that was killed is noticed
 PATIENCE_SECONDS = 5.0  # for processes that do not go when they are killed: they hang in the kernel
+EXEC_SECONDS = 1.0  # for processes that are in their exec: for a moment the kernel shows no environment of theirs
 
 
 def main(command: int, folder: str) -> None:
     """Wait for the end of `command`, then clear up."""
     while os.getppid() == command and not select.select([0], [], [], POLL_SECONDS)[0]:
         pass
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < deadline and any([_kill(process) for process in inside(folder)]):
-        time.sleep(0.01)
+    called = time.monotonic()
+    more = True
+    while more and time.monotonic() < called + PATIENCE_SECONDS:
+        in_exec = list(_in_exec())  # before the search: whoever ends its exec in between is found by one of the two
+        more = any([_kill(process) for process in inside(folder)])
+        more = more or (bool(in_exec) and time.monotonic() < called + EXEC_SECONDS)
+        time.sleep(0.01 if more else 0.0)
     import shutil  # only now: the start matters
 
     shutil.rmtree(folder, ignore_errors=True)
@@ -41,6 +46,24 @@ def inside(folder: str) -> Iterator[int]:
             continue
         if any(setting == mark or setting.startswith(mark + b"/") for setting in settings):
             yield int(name)
+
+
+def _in_exec() -> Iterator[int]:
+    """Processes that are younger than this one and have a program, but no environment (yet)."""
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        try:
+            with open(f"/proc/{int(name)}/environ", "rb") as file:
+                has_environment = bool(file.read(1))
+            if not has_environment and os.readlink(f"/proc/{name}/exe") and _started(name) >= _started("self"):
+                yield int(name)
+        except (OSError, ValueError):  # gone, another user's, or no process
+            continue
+
+
+def _started(process: str) -> int:
+    """Clock ticks from the start of the machine to that of `process`: the 22nd field, counted from behind its name."""
+    with open(f"/proc/{process}/stat", "rb") as file:
+        return int(file.read().rpartition(b")")[2].split()[19])
 
 
 def _kill(process: int) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from harness import keeper
 from harness.processes import LONGEST_FOLDER, _base
 from tests.chaos.processes import alive, check_nothing_is_left, surroundings
 
@@ -100,11 +101,24 @@ def test_nothing_is_left_of_a_command_that_is_killed(start: Start, number: int, 
     assert not command.temporary.parent.exists()
 
 
+def test_a_process_is_known_from_its_first_moment(tmp_path: Path) -> None:
+    """In its exec a process shows no environment: about one in ten is met there, and would be overlooked without `_in_exec`."""
+    for _ in range(100):
+        process = subprocess.Popen(["sleep", "60"], env={"TMPDIR": str(tmp_path), "PATH": os.environ["PATH"]})
+        try:
+            in_exec = set(keeper._in_exec())  # before `inside`: whoever leaves the exec in between is found there
+            assert process.pid in in_exec | set(keeper.inside(str(tmp_path)))
+        finally:
+            process.kill()
+            process.wait()
+    assert not list(keeper._in_exec())
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_the_keeper_cannot_be_done_away_with(start: Start, number: int) -> None:
     command = start(60)
-    [keeper] = command.others("keeper")
-    os.kill(keeper, number)
+    [its_keeper] = command.others("keeper")
+    os.kill(its_keeper, number)
     time.sleep(0.5)
     assert command.others("keeper") and command.process.poll() is None
     command.process.kill()
