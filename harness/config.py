@@ -31,7 +31,7 @@ class ConfigError(ValueError):
 
 
 class Data(StrEnum):
-    """What is trained on: a module of `harness/workloads/` each, or one of the digits with other losses."""
+    """What is trained on; `workload=NAME` chooses data and model together."""
 
     digits = "digits"
     mnist = "mnist"
@@ -51,7 +51,7 @@ COUPLED = (Data.pairs, Data.policy)  # whose losses take something from the othe
 
 
 class Model(StrEnum):
-    """The network; which of them a workload can train is checked by `validate`."""
+    """The network; each kind of data has those that fit it."""
 
     conv = "conv"
     mlp = "mlp"
@@ -60,7 +60,7 @@ class Model(StrEnum):
 
 
 class Norm(StrEnum):
-    """The normalisation layers of the model."""
+    """The normalisation layers of the model; `as_is` keeps those of a model of your own."""
 
     as_is = "as_is"  # those that a model of the user's own has
     none = "none"
@@ -73,7 +73,7 @@ OUR_NORMS = tuple(norm for norm in Norm if norm != Norm.as_is)
 
 
 class OptimizerName(StrEnum):
-    """The optimizer: one of PyTorch's, or the user's own."""
+    """The optimizer: one of PyTorch's, or your own."""
 
     sgd = "sgd"
     momentum = "momentum"
@@ -87,7 +87,7 @@ OUR_OPTIMIZERS = tuple(name for name in OptimizerName if name != OptimizerName.c
 
 
 class ScheduleName(StrEnum):
-    """The learning rate's course after the warm-up."""
+    """The course of the learning rate after the warm-up."""
 
     constant = "constant"
     cosine = "cosine"
@@ -103,7 +103,7 @@ class Precision(StrEnum):
 
 
 class Execution(StrEnum):
-    """How a model runs in the precision under test (`execution.py`)."""
+    """How the model runs in the precision under test."""
 
     eager = "eager"
     compile = "compile"
@@ -111,14 +111,14 @@ class Execution(StrEnum):
 
 
 class Split(StrEnum):
-    """How a window is cut: micro-batches of equal or of unequal sizes."""
+    """How a window is cut into micro-batches: of equal or of unequal sizes."""
 
     even = "even"
     ragged = "ragged"
 
 
 class LastWindow(StrEnum):
-    """What becomes of the samples that fill no window at an epoch's end."""
+    """What becomes of the samples that fill no window at the end of an epoch: a short window, or left out."""
 
     keep = "keep"
     drop = "drop"
@@ -133,7 +133,7 @@ class Device(StrEnum):
 
 
 class Arms(StrEnum):
-    """Where the arms of a trial lie: all in memory, or one at a time and the others in files; `auto` by the room there is."""
+    """Where the compared models are: all in memory, or one at a time and the others in files; `auto` by the room there is."""
 
     auto = "auto"
     together = "together"
@@ -141,7 +141,7 @@ class Arms(StrEnum):
 
 
 class Study(StrEnum):
-    """What is measured of a trial: a module of `harness/studies/` each."""
+    """What is measured of a trial; the others than `verdicts` serve the named experiments."""
 
     verdicts = "verdicts"  # every arm judged, L0 to L3
     convergence = "convergence"  # training alone, for many seeds
@@ -188,8 +188,8 @@ class WorkloadConfig:
     model: Model = Model.conv
     width: int = 8  # channels of the first layer (conv), hidden units (mlp), a third of the embedding (transformer)
     depth: int = 2  # transformer blocks; the image models have a fixed depth
-    dropout: float = 0.0
-    penalty: float = 0.0  # coefficient of the squared norm of the last weight matrix, added to the loss
+    dropout: float = 0.0  # probability of an activation to be dropped
+    penalty: float = 0.0  # coefficient of the squared norm of the last weight matrix, which is added to the loss
     target: str | None = None  # FILE.py:NAME or package.module:NAME of a task, with data=custom
     args: dict[str, Any] = field(default_factory=dict, hash=False)  # keyword arguments of that task
     source: str | None = None  # fingerprint of the task's source, filled in before a trial is named
@@ -213,8 +213,8 @@ class WorkloadConfig:
 class DataConfig:
     """Where samples come from; `root` is a local folder, never an address."""
 
-    root: str | None = None
-    last_window: LastWindow = LastWindow.keep  # the epoch's remainder: a short window, or left out
+    root: str | None = None  # a local folder that holds mnist, cifar10 or a text
+    last_window: LastWindow = LastWindow.keep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,12 +222,12 @@ class OptimizerConfig:
     """An optimizer and its settings; each takes those that it has, one of the user's own `lr`, `weight_decay` and `args`."""
 
     name: OptimizerName = OptimizerName.sgd
-    lr: float = 0.1
-    momentum: float = 0.9  # momentum and nesterov
-    beta1: float = 0.9  # adam and adamw
-    beta2: float = 0.999
-    eps: float = 1e-8
-    weight_decay: float = 0.0
+    lr: float = 0.1  # learning rate
+    momentum: float = 0.9  # of momentum and nesterov: the share of the buffer that stays at each step
+    beta1: float = 0.9  # of adam and adamw: the share of the first moment that stays
+    beta2: float = 0.999  # of adam and adamw: the share of the second moment that stays
+    eps: float = 1e-8  # of adam and adamw: added to the root of the second moment
+    weight_decay: float = 0.0  # times the weights: part of the gradient, or of the step with adamw
     target: str | None = None  # FILE.py:NAME or package.module:NAME of what makes the optimizer, with name=custom
     args: dict[str, Any] = field(default_factory=dict, hash=False)  # its other keyword arguments
     source: str | None = None  # fingerprint of its source, filled in before a trial is named
@@ -243,7 +243,7 @@ class ScheduleConfig:
     """Learning-rate factor by optimizer step."""
 
     name: ScheduleName = ScheduleName.constant
-    warmup_steps: int = 0
+    warmup_steps: int = 0  # optimizer steps over which the learning rate rises linearly
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,8 +251,8 @@ class TrackingConfig:
     """The W&B mirror: where its runs go."""
 
     mode: TrackingMode = TrackingMode.offline
-    project: str = "accumulation-harness"
-    entity: str | None = None
+    project: str = "accumulation-harness"  # of W&B
+    entity: str | None = None  # of W&B: a user or a team
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,35 +266,34 @@ class TrialConfig:
     norm: Norm = Norm.none
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    clip_norm: float | None = None
-    ema_decay: float | None = None  # of a moving average of the weights
+    clip_norm: float | None = None  # largest norm of the gradient, clipped once per optimizer step
+    ema_decay: float | None = None  # of a moving average of the weights, updated once per optimizer step
     precision: Precision = Precision.float32
     # 2**12, not PyTorch's 2**16: gradients of small nets come near 1, and 2**16 would overflow float16 at the first step.
-    loss_scale: float = 4096.0
+    loss_scale: float = 4096.0  # of float16, at the first step
     device: Device = Device.auto
     execution: Execution = Execution.eager
-    arms: Arms = Arms.auto  # no part of a trial's identity: its numbers are the same to the bit
-    effective_batch: int = 64
-    accumulation_steps: tuple[int, ...] = (2, 4, 8, 16)
+    arms: Arms = Arms.auto
+    effective_batch: int = 64  # B: samples of one optimizer step
+    accumulation_steps: tuple[int, ...] = (2, 4, 8, 16)  # N: micro-batches of b = B / N samples; each N is a run of its own
     split: Split = Split.even
-    steps: int = 60
-    algebra_steps: int = 200  # length of the float64 trajectory
+    steps: int = 60  # optimizer steps of training in the precision under test
+    algebra_steps: int = 200  # optimizer steps of the comparison in float64
     probe_every: int = 10  # optimizer steps between two looks at the gradients
-    referee_every: int = 50  # optimizer steps between two float64 gradients of every judged arm: the most expensive measure
-    permutations: int = 30  # K of the rounding test
-    nulls: int = 5  # permuted full-batch runs of the null band, beside one run moved by one ulp
-    faults: tuple[
-        str, ...
-    ] = ()  # arms that are wrong on purpose: causes of the catalogue, `all`, or `scale@1e-6` (a planted error)
-    seed: int = 0
+    referee_every: int = 50  # optimizer steps between two float64 gradients of every compared model, the most expensive measure
+    permutations: int = 30  # orders of the rows in which rounding is measured
+    nulls: int = 5  # controls: large-batch runs whose rows are shuffled, beside one that starts one ulp off
+    faults: tuple[str, ...] = ()  # runs that are wrong on purpose: names of causes, `all`, or `scale@1e-6` (a planted error)
+    seed: int = 0  # of the weights, the order of the samples and every random draw
 
 
 @dataclass(frozen=True, kw_only=True)
 class HarnessConfig(TrialConfig):
     """A trial, and where and how it runs."""
 
-    results: str = "results"
-    workers: int = 0  # parallel trials of a sweep; 0: one per core
+    name: str | None = None  # of your sweep: its folder in the results, and its part of the page
+    results: str = "results"  # folder of the results
+    workers: int = 0  # trials at the same time; 0 is one per core, or one on a GPU
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     @property

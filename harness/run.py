@@ -31,11 +31,31 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
+from harness import usage
 from harness.config import ConfigError, HarnessConfig, TrialConfig, validate
 from harness.results.record import keep_others_out
 from harness.sweep import experiment
 from harness.terminal import BAD_INPUT, one_line
 
+# What other programs call a setting of ours.
+MEANT = {
+    **dict.fromkeys(("lr", "learning_rate"), "optimizer.lr"),
+    **{name: f"optimizer.{name}" for name in ("momentum", "beta1", "beta2", "eps", "weight_decay")},
+    **dict.fromkeys(("batch_size", "B", "global_batch_size"), "effective_batch, the samples of one optimizer step"),
+    **dict.fromkeys(
+        ("micro_batch_size", "micro_batch", "mbs", "per_device_train_batch_size"),
+        "accumulation_steps=[N]: a micro-batch has effective_batch / N samples",
+    ),
+    **dict.fromkeys(("N", "n", "accumulate", "gradient_accumulation_steps", "accumulate_grad_batches"), "accumulation_steps=[N]"),
+    **{name: f"workload.{name}, or workload=PRESET for data and model" for name in ("model", "width", "depth", "dropout")},
+    "dataset": "workload=PRESET, or workload=custom with workload.target=FILE.py:NAME",
+    **dict.fromkeys(("dtype", "amp", "fp16", "bf16"), "precision"),
+    **dict.fromkeys(("epochs", "max_steps", "num_steps"), "steps, the number of optimizer steps"),
+    **dict.fromkeys(("clip", "max_grad_norm", "grad_clip"), "clip_norm"),
+    **dict.fromkeys(("out", "output", "output_dir"), "results"),
+    **dict.fromkeys(("wandb", "project"), "tracking=offline, online or disabled, and tracking.project"),
+    **dict.fromkeys(("warmup", "warmup_steps", "lr_scheduler"), "schedule=NAME and schedule.warmup_steps"),
+}
 MOST_FLOAT = 1 << 1023  # an integer below it has a float
 
 
@@ -52,11 +72,15 @@ def conf_dir() -> Path:
 
 def main() -> int:
     """Run the command line of this process and return its exit code: 0 done, 1 failed, 2 bad input, 128 + n for signal n."""
+    if (answer := usage.asked(sys.argv[1:], conf_dir())) is not None:
+        print(answer)
+        return 0
     before = os.environ.get("HYDRA_FULL_ERROR")
     wants_traceback = before == "1"
     # Hydra then hands exceptions on, instead of printing them in its own way and leaving with 1.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     sys.argv[0] = "python -m harness"  # the name in usage messages
+    sys.argv[1:] = sorted(sys.argv[1:], key=lambda argument: argument not in ("-m", "--multirun"))  # Hydra wants it first
     warnings.filterwarnings("ignore", message="Experimental rerun")
     register_schema()
     keep_others_out()
@@ -127,6 +151,8 @@ def to_config(composed: DictConfig) -> HarnessConfig:
     values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     assert isinstance(values, dict)
     config: HarnessConfig = _build(HarnessConfig, {str(k): v for k, v in values.items() if k != "hydra"}, "")
+    if config.name is not None:
+        config = dataclasses.replace(config, experiment=config.name)
     validate(config)
     if not config.results:
         raise ConfigError("results", "''", "a folder")
@@ -300,7 +326,13 @@ def _explain_composition(error: ConfigCompositionException) -> str:
         if key == "b":
             return "b: expected accumulation_steps=[N], b is effective_batch / N; python -m harness.plan b=auto finds what fits"
         known_group = key in _field_types(HarnessConfig) and "defaults list" in text
-        return f"{key}: expected " + (f"+{key}=NAME" if known_group else _nearest_setting(key))
+        return f"{key}: expected " + (
+            f"+{key}=NAME of a grid; name=NAME gives your own sweep a name"
+            if key == "experiment"
+            else f"+{key}=NAME"
+            if known_group
+            else _nearest_setting(key)
+        )
     if text.startswith("Ambiguous value for argument"):
         override = text.split("'")[1]
         name, _, values = override.partition("=")
@@ -336,9 +368,17 @@ def _describe_kind(kind: Any) -> str | None:
     return {int: "an integer", float: "a number", str: "text", types.NoneType: "null"}.get(kind)
 
 
+def _group_or_setting(key: str, is_group: bool) -> str:
+    if key == "experiment":
+        return "+experiment=NAME of a named grid; name=NAME gives your own sweep a name"
+    return f"+{key}=NAME" if is_group else _nearest_setting(key)
+
+
 def _nearest_setting(key: str) -> str:
     """What a mistyped key may have meant: looked up where its part before the last dot leads."""
     *path, name = key.split(".")
+    if key in MEANT:
+        return MEANT[key]
     kind: Any = HarnessConfig
     for part in path:
         kind = _field_types(kind).get(part)

@@ -15,6 +15,7 @@ from harness.results import sweeps
 from harness.results.record import in_one_line, told
 from harness.results.store import State, Status, Store
 from harness.sweep.progress import clock
+from harness.terminal import in_columns
 
 MOST_FAILURES = 10  # that are listed
 WAITING = "waiting"  # asked for, and not begun
@@ -71,9 +72,7 @@ def lines(found: dict[str, Status], asked: Sequence[sweeps.Sweep], now: float) -
     for standing in standings(found, asked, now):
         left = "not known yet" if standing.left is None else (f"about {clock(standing.left)}" if standing.left else "-")
         rows.append((standing.experiment, *(str(standing.counts[state]) for state in columns), left))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    yield from in_columns(rows)
     for name, one in found.items():
         if one.state == State.running:
             yield f"running for {clock(max(0.0, now - _begun(one, now)))}: {name}"

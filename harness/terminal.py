@@ -7,7 +7,7 @@ import errno
 import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -24,6 +24,16 @@ def one_line(text: object) -> str:
     line = " ".join(str(text).split())
     half = MOST_CHARACTERS // 2
     return line if len(line) <= MOST_CHARACTERS else f"{line[:half]} ... {line[-half:]}"
+
+
+def in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of a table as lines, each column as wide as its widest cell.
+
+    >>> in_columns([("a", "verdict"), ("long", "x")])
+    ['a     verdict', 'long  x']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def told(main: Callable[[], int]) -> int:

@@ -287,7 +287,7 @@ def test_the_exit_code_tells_failures(command: Command, monkeypatch: pytest.Monk
 
 def test_help_is_quick_and_loads_nothing_heavy() -> None:
     program = "import sys; sys.argv = ['harness', '--help']\nfrom harness.run import main\n" + (
-        "try: main()\nexcept SystemExit: print({'torch', 'wandb', 'pandas', 'pyarrow', 'numpy'} & sys.modules.keys())"
+        "main(), print({'torch', 'wandb', 'pandas', 'pyarrow', 'numpy'} & sys.modules.keys())"
     )
     started = time.monotonic()
     done = subprocess.run(
@@ -302,7 +302,10 @@ def test_real_trials_run_in_parallel_with_one_thread_each(tmp_path: Path) -> Non
     command = [sys.executable, "-m", "harness", "-m", "seed=0,1", *tiny, f"results={tmp_path}"]
     outputs = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2)]
     assert "2 trials done, 0 finished already, 0 failed." in outputs[0]
-    assert outputs[1] == "Nothing to do: 2 trials finished already.\n"
+    first, _, cell, last = outputs[1].splitlines()
+    assert first == "Nothing to do: 2 trials finished already."
+    assert cell.split()[:8] == ["digits", "none", "sgd", "float32", "2", "equivalent", "(2", "of"]
+    assert last == f"Results: {tmp_path}. Next: python -m analysis.report --results {tmp_path}"
     subprocess.run([*command[:3], "seed=2", *command[5:]], check=True)  # alone: several threads would slow down a small model
     trials = list(Store(tmp_path).trials())
     assert [trial.environment["threads"] for trial in trials] == [1, 1, 1]

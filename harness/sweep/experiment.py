@@ -8,6 +8,7 @@ import functools
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from collections import deque
@@ -34,8 +35,9 @@ from harness.config import (
 )
 from harness.results import sweeps, tracking
 from harness.results.arm_name import ArmName
-from harness.results.record import read_trial
+from harness.results.record import in_one_line, read_trial, told
 from harness.results.store import State, Store, TrialWriter
+from harness.sweep import ending
 from harness.sweep.child import LINE_LENGTH, Cell, Child, Done, Failure, RunsElsewhere, TrialFunction, start_forkserver
 from harness.sweep.progress import Progress, open_progress
 
@@ -158,6 +160,7 @@ def run_many(configs: Sequence[HarnessConfig], run: TrialFunction | None = None)
     skipped = len(cells) - len(todo)
     if not todo:
         print(f"Nothing to do: {_trials(len(cells))} finished already.")
+        print_ending(cells, ())
         return Outcome(done=0, skipped=skipped)
     for tracking_config in dict.fromkeys(cell.config.tracking for cell in todo):
         tracking.check(tracking_config)
@@ -179,7 +182,23 @@ def run_many(configs: Sequence[HarnessConfig], run: TrialFunction | None = None)
         raise Interrupted(caught.signals[0], pool.skipped + pool.done, len(cells))
     outcome = Outcome(done=pool.done, skipped=pool.skipped, failures=tuple(pool.failures))
     print(f"{_trials(outcome.done)} done, {outcome.skipped} finished already, {len(outcome.failures)} failed.")
+    print_ending(cells, outcome.failures)
     return outcome
+
+
+def conclude(configs: Sequence[HarnessConfig], failures: Sequence[Failure]) -> Outcome:
+    """The end of a sweep whose trials ran in other processes than ours, on this machine or another."""
+    outcome = Outcome(done=len(configs) - len(failures), skipped=0, failures=tuple(failures))
+    print_ending(_distinct(configs), failures)
+    return outcome
+
+
+def print_ending(cells: Sequence[Cell], failures: Sequence[Failure]) -> None:
+    """The answer: verdicts by cell, caveats, the folder and the next command; last, the failures once more."""
+    for line in ending.lines(cells):
+        print(line)
+    for line in told([f"{failure.trial}: {failure.summary}" for failure in failures], "failed"):
+        print(in_one_line(line), file=sys.stderr)
 
 
 def _trials(number: int) -> str:
@@ -200,7 +219,7 @@ def _distinct(configs: Sequence[HarnessConfig]) -> list[Cell]:
             cell = Cell(found, stores[config.results], _name(stores[config.results], trial))
             cells.setdefault(cell.folder, cell)
         except ValueError as error:
-            raise ConfigError("experiment", config.experiment, "the name of a folder") from error
+            raise ConfigError("name" if config.name else "experiment", config.experiment, "the name of a folder") from error
     return list(cells.values())
 
 

@@ -87,8 +87,8 @@ class GridsSweeper(BasicSweeper):
         cells = [drawn(cell) for cell in cells]
         if isinstance(self.launcher, ForkserverLauncher):
             return self.launcher.launch(cells, initial_job_idx=0)
-        Composer(loader, self.config).cells(cells)  # the others compose one by one, or on another machine
-        return collected(self.launcher.launch(cells, initial_job_idx=0))
+        configs = Composer(loader, self.config).cells(cells)  # the others compose one by one, or on another machine
+        return collected(configs, self.launcher.launch(cells, initial_job_idx=0))
 
     def restricted(self, given: Grid, parser: OverridesParser) -> list[Grid]:
         """The grids of the wanted size, under the command line's axes."""
@@ -114,10 +114,10 @@ class GridsSweeper(BasicSweeper):
         return parts
 
 
-def collected(results: Sequence[JobReturn]) -> Sequence[JobReturn]:
-    """What other launchers bring back; raises what a job raised. Failed trials, told in the job's own log, are told here too."""
+def collected(configs: Sequence[Any], results: Sequence[JobReturn]) -> Sequence[JobReturn]:
+    """What other launchers bring back; raises what a job raised. The sweep ends with the same answer as under our launcher."""
     from harness.sweep.child import Failure
-    from harness.sweep.experiment import Outcome, TrialsFailed
+    from harness.sweep.experiment import TrialsFailed, conclude
 
     failures: list[Failure] = []
     for result in results:
@@ -125,9 +125,7 @@ def collected(results: Sequence[JobReturn]) -> Sequence[JobReturn]:
             _ = result.return_value
         except TrialsFailed as error:
             failures += error.outcome.failures
-    for failure in failures:
-        print(f"failed: {failure.trial}: {failure.summary}")
-    Outcome(done=len(results) - len(failures), skipped=0, failures=tuple(failures)).raise_failures()
+    conclude(configs, failures).raise_failures()
     return results
 
 
