@@ -38,12 +38,12 @@ WORDS = {
 }
 VERDICTS = {
     "accumulated": "",
-    "corrected_momentum": "mends the rate of the running statistics; not the gradient",
-    "window_statistics": "mends rate and pooling of the running statistics (the first layer's exactly); not the gradient",
-    "frozen_statistics": "mends the dependence on the split; it is no longer BatchNorm, and needs statistics from elsewhere",
-    "detached_statistics": "mends the running statistics and the dependence on N; the gradient is wrong at every N, even at 1",
-    "two_pass_statistics": "mends gradient and running statistics, exactly; 2L + 1 forwards and L + 1 backwards for L layers",
-    "ghost_full_batch": "mends nothing: the full batch becomes the same other computation as accumulation, exactly",
+    "corrected_momentum": "fixes the rate of the running statistics; not the gradient",
+    "window_statistics": "fixes rate and pooling of the running statistics (the first layer's exactly); not the gradient",
+    "frozen_statistics": "fixes the dependence on the split; it is no longer BatchNorm, and needs statistics from elsewhere",
+    "detached_statistics": "fixes the running statistics and the dependence on N; the gradient is wrong at every N, even at 1",
+    "two_pass_statistics": "fixes gradient and running statistics, exactly; 2L + 1 forwards and L + 1 backwards for L layers",
+    "ghost_full_batch": "fixes nothing: the full batch becomes the same other computation as accumulation, exactly",
 }
 
 
@@ -104,7 +104,7 @@ def running_statistics(material: Material) -> Section | None:
         "Every micro-batch updates the running statistics, N times in a window. The update is affine in their old values, so "
         "two different starting values measure exactly how much of the old values is left. After the first window, the distance "
         f"of the running statistics at N = {most} from the full batch's is {number(after[most])} times how far the full batch's "
-        f"moved; with the corrected momentum it is {number(left[most])}. No momentum can mend the rest: layers after the first "
+        f"moved; with the corrected momentum it is {number(left[most])}. No momentum can fix the rest: layers after the first "
         "normalisation see other inputs, and the last micro-batches still weigh more."
     )
     picture = Picture(
@@ -225,7 +225,7 @@ def remedies_trained(material: Material) -> Section | None:
         f"by seed). With the training set's own statistics at its weights it still loses "
         f"{_mean_and_interval(weights.tolist())}: that is the effect of the batch statistics on the training. The difference of "
         f"the two, {_mean_and_interval((lost - weights).tolist())}, is the effect of the running statistics on the evaluation, "
-        "and all that a corrected momentum can mend."
+        "and all that a corrected momentum can fix."
     )
     head = ("remedy", "held-out error, %", "with the training set's statistics, %", "n")
     caption = (

@@ -96,6 +96,20 @@ def number(value: float) -> str:
     return f"{value:.3g}" if 1e-3 <= abs(value) < 1e4 else f"{value:.1e}"
 
 
+COUNTED = "trial|arm|run|row|cell|seed|window|step|image|configuration|order|model|setting|fault|point|epoch|sample|draw"
+_ONE = re.compile(rf"(?<![\d.,])1 ({COUNTED})s\b")
+_SAME_ENDS = re.compile(r"(?<![\w.])(-?\d[\d.]*(?:e[+-]?\d+)?) to \1(?![\d.]|e[+-])")
+
+
+def worded(text: str) -> str:
+    """A sentence made from numbers, as a person would write it.
+
+    >>> worded("medians of 1 trials, 4 to 4 times; 21 trials, 1.5 to 1.56")
+    'medians of 1 trial, 4 times; 21 trials, 1.5 to 1.56'
+    """
+    return _SAME_ENDS.sub(r"\1", _ONE.sub(r"1 \1", text))
+
+
 def share(part: int, whole: int) -> str:
     """How many of how many, in words."""
     return f"{part} of {whole}"

@@ -62,10 +62,11 @@ def verdict_matrix(material: Material) -> Section | None:
         )
     matrix = Matrix(
         precisions=tuple((name, len(columns[name])) for name in precisions),
-        columns=tuple("null" if arm == "permuted" else f"N={n}" for _, arm, n in keys),
+        columns=tuple("control" if arm == "permuted" else f"N={n}" for _, arm, n in keys),
         bodies=tuple(bodies),
         caption=f"{_batches(material.arms)} The fraction: trials (seeds) with that verdict over all of the cell; where they "
-        "disagree the worst is shown. null: a permuted full batch, which has to be equivalent, or the test itself is wrong.",
+        "disagree the worst is shown. Control: the large batch with its rows shuffled, which has to be equivalent, or the test "
+        "itself is wrong.",
     )
     return Section("Verdicts", (matrix,))
 

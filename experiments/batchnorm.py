@@ -170,9 +170,9 @@ CLAIMS = (
 
 EXPERIMENT = Experiment(
     name="batchnorm",
-    title="What does BatchNorm do to an accumulated step, and what mends it?",
+    title="What does BatchNorm do to an accumulated step, and what fixes it?",
     question="A BatchNorm layer sees the micro-batch and not the batch. How far off is the accumulated gradient, what do "
-    "the running statistics add, what does it cost in accuracy, and what does each remedy mend?",
+    "the running statistics add, what does it cost in accuracy, and what does each remedy fix?",
     prediction="The gradient error grows as b falls, and is exactly Ghost BatchNorm's. The running statistics have no part in "
     "it: they move with an effective momentum of 1 - (1 - m)^N and matter to evaluation. Accuracy depends on b, not on N. "
     "Only statistics in two passes restore the full batch's gradient.",

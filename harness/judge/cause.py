@@ -56,7 +56,7 @@ class Meaning:
     fault: str  # its id in the catalogue of faults; empty for `unexplained`
     sentence: str  # what is wrong, as the end of a sentence
     remedy: str  # what to change
-    of_the_model: bool = False  # inherent in the model or its loss: no loop can mend it
+    of_the_model: bool = False  # inherent in the model or its loss: no loop can fix it
 
 
 MEANINGS: dict[Cause, Meaning] = {
@@ -222,7 +222,7 @@ MEANINGS: dict[Cause, Meaning] = {
     Cause.batch_statistics: Meaning(
         fault="F13",
         sentence="BatchNorm normalises by the micro-batch's statistics, as Ghost BatchNorm in the full batch does",
-        remedy="BatchNorm normalises by the micro-batch: no way of accumulating mends that. Use GroupNorm or "
+        remedy="BatchNorm normalises by the micro-batch: no way of accumulating changes that. Use GroupNorm or "
         "LayerNorm, freeze the statistics, or normalise fixed chunks of the micro-batch's size at every N "
         "(Ghost BatchNorm), so that N changes nothing. The same holds for layers of one's own, and for any "
         "buffer that a forward updates.",

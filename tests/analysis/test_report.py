@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from analysis import report
+from analysis.content import plain
 from harness.results.store import Store
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -45,9 +46,16 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "reports"
 
 
-def make(results: Path, out: Path) -> Page:
+def make(results: Path, out: Path, experiment: str = "equivalence") -> Page:
+    """The page of an experiment."""
+    write(results, out)
+    return Page((out / "pages" / f"{plain(experiment)}.html").read_text())
+
+
+def write(results: Path, out: Path) -> list[Page]:
+    """Every page, the entry first."""
     assert report.main(["--results", str(results), "--out", str(out)]) == 0
-    return Page((out / "index.html").read_text())
+    return [Page(path.read_text()) for path in [out / "index.html", *sorted(out.rglob("*.html"))]]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -110,12 +118,26 @@ def test_an_arm_that_could_not_be_judged_leaves_the_prediction_open(results: Pat
 
 
 def test_the_page_fetches_and_runs_nothing(results: Path, out: Path, grid: list[str]) -> None:
-    page = make(results, out)
-    html = (out / "index.html").read_text()
-    assert page.fetched == []
-    assert not {"script", "iframe", "object", "embed", "base"} & set(page.tags)
-    assert not re.search(r"@import|url\((?!#|[\'\"]?data:)", html)
-    assert len(page.ids) == len(set(page.ids))
+    for page in write(results, out):
+        assert not {"script", "iframe", "object", "embed", "base", "img"} & set(page.tags)
+        assert len(page.ids) == len(set(page.ids))
+    for path in out.rglob("*.html"):
+        assert not re.search(r"@import|url\((?!#|[\'\"]?data:)", path.read_text())
+
+
+def test_every_link_leads_to_a_file_that_was_written(results: Path, out: Path, make_trial) -> None:
+    make_trial()
+    make_trial(experiment="mine", norm="batch")
+    write(results, out)
+    led = [(path, one.partition("#")[0]) for path in out.rglob("*.html") for one in Page(path.read_text()).fetched]
+    assert {name for _, name in led} >= {
+        "pages/equivalence.html",
+        "claims.html",
+        "tables/mine.csv",
+        "tables/mine.tex",
+        "../index.html",
+    }
+    assert [name for path, name in led if not (path.parent / name).is_file()] == []
 
 
 def test_every_figure_is_a_file_and_on_the_page(results: Path, out: Path, grid: list[str]) -> None:
@@ -124,7 +146,7 @@ def test_every_figure_is_a_file_and_on_the_page(results: Path, out: Path, grid: 
     assert len(figures) == page.tags.count("svg") == 7
     for name in figures:
         ElementTree.parse(out / "figures" / name)
-    assert (out / "index.html").read_text().count('role="img" aria-label="') == len(figures)
+    assert (out / "pages/equivalence.html").read_text().count('role="img" aria-label="') == len(figures)
 
 
 def test_same_store_same_bytes(results: Path, tmp_path: Path, grid: list[str]) -> None:
@@ -157,10 +179,11 @@ def test_trials_without_result_are_on_the_page(results: Path, out: Path, make_tr
     with pytest.raises(ZeroDivisionError), store.open_trial("equivalence", "raised", {}):
         raise ZeroDivisionError("<b>bold</b>")
     page = make(results, out)
-    assert "Trials without a result: 2" in page.text
-    assert "left-half" in page.text
-    assert "<b>bold</b>" in page.text  # as text: nothing of a store is markup
     assert "in no number here: 2 of 3 trials" in page.text
+    provenance = Page((out / "provenance.html").read_text())
+    assert "Trials without a result: 2" in provenance.text
+    assert "left-half" in provenance.text
+    assert "<b>bold</b>" in provenance.text  # as text: nothing of a store is markup
 
 
 def test_lost_step_rows_cost_a_curve_and_not_the_page(results: Path, out: Path, grid: list[str]) -> None:
@@ -170,19 +193,21 @@ def test_lost_step_rows_cost_a_curve_and_not_the_page(results: Path, out: Path, 
 
 def test_experiments_without_a_question_are_shown(results: Path, out: Path, make_trial) -> None:
     make_trial(experiment="single")
-    page = make(results, out)
-    assert "Trials of “single”" in page.text
-    assert page.cells == ["equivalent"] * 3
+    page = make(results, out, "single")
+    entry = Page((out / "index.html").read_text())
+    assert "Your trials" in page.text and "Your trials" in entry.text
+    assert page.cells == entry.cells == ["equivalent"] * 3
+    assert not (out / "claims.html").exists()  # no claim has data
     assert "single," in (out / "verdicts.csv").read_text()
 
 
 @pytest.mark.parametrize("name", ['1" onload="x', "<script>", "$\\frac{$", "claims", "a" * 200, "=1+1", "tab\tbell\a"])
 def test_a_name_is_text_everywhere(name: str, results: Path, out: Path, make_trial) -> None:
     make_trial(experiment=name)
-    page = make(results, out)
-    assert name in page.text
-    assert "script" not in page.tags
-    assert len(page.ids) == len(set(page.ids))
+    for page in (make(results, out, name), Page((out / "index.html").read_text())):
+        assert name in page.text
+        assert "script" not in page.tags
+        assert len(page.ids) == len(set(page.ids))
     for path in (out / "figures").iterdir():
         ElementTree.parse(path)
         assert re.fullmatch(r"[\w.-]+", path.name)
@@ -210,11 +235,12 @@ def test_in_a_real_browser(results: Path, out: Path, tmp_path: Path, grid: list[
     """The browser draws every figure, no wider than the window."""
     make(results, out)
     probe = """<script>addEventListener("load", () => {
+        document.querySelectorAll("details").forEach((one) => { one.open = true; });
         const boxes = [...document.querySelectorAll("svg")].map(svg => svg.getBoundingClientRect());
         const drawn = boxes.filter(box => box.width > 300 && box.height > 100).length;
         document.title = `drawn ${drawn} page ${document.documentElement.scrollWidth}`})</script>"""
     measured = tmp_path / "measured.html"
-    measured.write_text((out / "index.html").read_text().replace("</body>", probe + "</body>"))
+    measured.write_text((out / "pages/equivalence.html").read_text().replace("</body>", probe + "</body>"))
     quiet = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run")
     where = (f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},2000")
     command = [str(CHROMIUM), *quiet, *where, "--dump-dom", measured.as_uri()]
@@ -223,3 +249,31 @@ def test_in_a_real_browser(results: Path, out: Path, tmp_path: Path, grid: list[
     assert found is not None
     assert int(found[1]) == 7
     assert int(found[2]) <= width
+
+
+def test_the_entry_answers_first(results: Path, out: Path, grid: list[str]) -> None:
+    write(results, out)
+    entry = Page((out / "index.html").read_text())
+    first, _, rest = entry.text.partition("How to read it")
+    assert "May I accumulate instead of a large batch?" in first and "16 of 16 runs without BatchNorm" in first
+    assert "Is accumulation the same computation as the large batch?" in rest
+
+
+def test_a_sweep_of_ones_own_carries_its_caveats(results: Path, out: Path, make_trial) -> None:
+    for precision in ("float32", "float16"):
+        for norm in ("batch", "group"):
+            make_trial(experiment="mine", norm=norm, precision=precision)
+    text = Page((out / "index.html").read_text()).text if write(results, out) else ""
+    assert "Your sweep “mine”" in text
+    assert "This is a property of the model, not a fault of the loop." in text  # BatchNorm
+    assert "0.0513 at N = 2, 0.026 at N = 4" in text  # 1 - 0.9^(1/2), 1 - 0.9^(1/4)
+    assert "Adam: the state is updated once per window" in text and "In float16, unscale once per window" in text
+    table = (out / "tables/mine.csv").read_text().splitlines()
+    assert table[0].startswith("workload,norm,optimizer,precision,accumulation_steps,verdict") and len(table) == 1 + 2 * 2 * 2
+    assert "\\toprule" in (out / "tables/mine.tex").read_text()
+
+
+def test_a_sweep_without_a_difference_says_that_nothing_has_to_be_avoided(results: Path, out: Path, make_trial) -> None:
+    make_trial(experiment="mine")
+    page = make(results, out, "mine")
+    assert "nothing in this sweep has to be avoided" in page.text and "not a fault of the loop" not in page.text

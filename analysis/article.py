@@ -1,0 +1,164 @@
+"""The parts of the page that belong to one experiment: its answer, its sections, their figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+from markupsafe import Markup
+
+from analysis import caveats, faults, ledger, load, sections, tables
+from analysis.content import Picture, Section, Text, plain, share
+from analysis.figures import style
+from analysis.question import Answer, Experiment, Material, made_of, registered
+
+# The order of the page: the main question, then special cases, then how far the answers can be trusted.
+FIRST = (
+    "equivalence", "normalisation_of_loss", "batchnorm", "groupnorm", "randomness", "momentum", "adam", "learning_rate",
+    "gradient_noise", "order_of_operations", "adaptive_windows", "precision", "replicas", "memory_and_time", "accounting",
+    "released_trainers", "fault_matrix", "calibration", "sensitivity",
+)  # fmt: skip
+
+
+UNNAMED = "single"  # the experiment of trials that were given no name
+
+
+@dataclass(frozen=True)
+class Article:
+    """An experiment on the page."""
+
+    experiment: Experiment
+    answer: Answer
+    sections: tuple[Section, ...]
+    results: load.Results
+    figures: dict[str, Figure]  # of its sections, by the name of the picture
+
+    @property
+    def id(self) -> str:
+        """The name of its file and the id of its heading."""
+        return plain(self.experiment.name)
+
+    @property
+    def href(self) -> str:
+        """Where its page is, from the entry."""
+        return f"pages/{self.id}.html"
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is a sweep of the user's own, which no file in `experiments/` asks for."""
+        return not self.experiment.rule
+
+    @property
+    def has_cells(self) -> bool:
+        """Whether it has judged arms, and so a table of verdicts by cell."""
+        return bool((self.results.arms["arm"] == "accumulated").any())
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture that has been drawn: the name of its file, without suffix, and the file."""
+
+    name: str
+    svg: bytes
+    alt: str
+
+    @property
+    def inline(self) -> Markup:
+        """As an element of the page."""
+        return Markup(style.inline(self.svg, self.name, self.alt))
+
+
+def articles(results: Path, loaded: load.Results) -> Iterator[Article]:
+    """One for each experiment, in the order of the page; those that no file asks for come last."""
+    known = registered()
+    places = {name: place for place, name in enumerate(FIRST)}
+    for name in sorted(loaded.experiments, key=lambda name: (name not in known, places.get(name, len(FIRST)), name)):
+        yield _article(results, loaded.of(name), known.get(name) or _unregistered(name))
+
+
+def _article(results: Path, own: load.Results, experiment: Experiment) -> Article:
+    chosen = tables.drawn(own.arms)
+    rows, damaged = load.steps(results, experiment.name, chosen["trial"])
+    labels = chosen[["trial", "model", "workload", "norm", "optimizer", "precision", "seed"]]
+    material = Material(
+        experiment=experiment,
+        results=own,
+        steps=rows.merge(labels, on="trial"),
+        read_steps=lambda trials: load.steps(results, experiment.name, trials)[0],
+        l4=tables.convergence(own.arms, experiment.margin),
+    )
+    shown: list[Section] = []
+    figures: dict[str, Figure] = {}
+    for make in experiment.sections:
+        section, drawn = _made(make, material)
+        shown += [section] if section is not None else []
+        figures |= drawn
+    if damaged:
+        lost = "; ".join(f"{one.trial} ({one.detail})" for one in damaged)
+        shown.append(Section("Curves that are missing", (Text(f"The step rows of these trials cannot be read: {lost}."),)))
+    return Article(experiment, _answer(experiment, own), tuple(shown), own, figures)
+
+
+def _made(make: Callable[[Material], Section | None], material: Material) -> tuple[Section | None, dict[str, Figure]]:
+    """A section with its pictures drawn, or one that says why there is none."""
+    name = make.__name__.replace("_", " ")
+
+    def made() -> tuple[Section | None, dict[str, Figure]]:
+        section = make(material)
+        pictures = [block for block in (section.blocks if section else ()) if isinstance(block, Picture)]
+        names = {picture.name: plain(f"{material.experiment.name}-{picture.name}") for picture in pictures}
+        drawn = {one.name: Figure(names[one.name], style.to_svg(one.figure), one.alt) for one in pictures}
+        return section, drawn
+
+    def otherwise(reason: str) -> tuple[Section, dict[str, Figure]]:
+        text = f"This section ({name}) could not be made from the results that are there: {reason}."
+        return Section("A section that is missing", (Text(text),)), {}
+
+    return made_of(made, f"{material.experiment.name}: the section {name}", otherwise)
+
+
+def _answer(experiment: Experiment, own: load.Results) -> Answer:
+    answer = experiment.answer
+    if answer is None:
+        return ledger.answer(experiment, own)
+    return made_of(
+        lambda: answer(own.arms),
+        f"the answer of {experiment.name}",
+        lambda reason: Answer((f"It cannot be answered from the results that are there: {reason}.",), None),
+    )
+
+
+def _unregistered(name: str) -> Experiment:
+    """The experiment for trials of a name that no file in `experiments/` has: they are shown without a question."""
+
+    def count(arms: pd.DataFrame) -> Answer:
+        right, wrong = arms[~arms["fault"]], faults.judged(arms)
+        runs, controls = (right[right["arm"].eq(name)] for name in ("accumulated", "permuted"))
+        counts = ", ".join(f"{number} {verdict}" for verdict, number in tables.verdict_counts(runs).items())
+        found = f"Of {len(wrong)} runs that are wrong on purpose, {int(wrong['detected'].sum())} are found." if len(wrong) else ""
+        same = int(controls["verdict"].eq("equivalent").sum())
+        told = f"The control, a large batch with its rows shuffled, is equivalent {share(same, len(controls))} times."
+        accumulated = f"{len(runs)} accumulated runs: {counts}." if len(runs) else ""
+        return Answer(tuple(filter(None, [accumulated, told if len(controls) else "", found])), None)
+
+    return Experiment(
+        name=name,
+        title="Your trials" if name == UNNAMED else f"Your sweep “{name}”",
+        question="Is accumulation the same computation as the large batch in these trials, and where not, why?",
+        prediction="",
+        rule="",
+        answer=count,
+        sections=(
+            sections.verdict_matrix,
+            caveats.caveats_that_occur,
+            sections.convergence,
+            sections.gradient_error,
+            sections.algebra,
+            sections.batch_norm,
+            sections.losses,
+            sections.distances,
+            sections.unjudged,
+        ),
+    )

@@ -1,0 +1,142 @@
+"""What has to be known about each combination of normalisation, optimizer and precision of a sweep, with its numbers."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+
+from analysis import tables
+from analysis.content import Section, Table, Text, number
+from analysis.question import Material
+from harness.judge.cause import Cause, parsed
+from harness.results.cells import ArmCell, by_cell, caveats, spread
+from harness.results.judged_arm import VERDICT_COLUMNS, VerdictRow
+
+MOMENTUM = 0.1  # PyTorch's, of BatchNorm's running statistics
+# What is inherent in a normalisation, an optimizer, a format: in a sentence or two, and in the words of a table's cell.
+REMEMBERS = (
+    "is updated once per window, as with the large batch, so that nothing changes at the same B. Against optimizer steps on "
+    "single micro-batches it remembers N times more samples"
+)
+NORMS = {
+    "none": ("Without normalisation no layer couples the samples.", ""),
+    "group": ("GroupNorm normalises each sample by itself: N changes nothing.", ""),
+    "layer": ("LayerNorm normalises each sample by itself: N changes nothing.", ""),
+    "batch": (
+        "BatchNorm normalises each micro-batch by its own statistics, and moves its running statistics N times per step.",
+        "Use GroupNorm or frozen statistics",
+    ),
+}
+STATES = {
+    "sgd": ("SGD keeps no state: at the same B nothing changes.", ""),
+    **dict.fromkeys(
+        ("momentum", "nesterov"),
+        (f"Momentum: the buffer {REMEMBERS}; a momentum of β^N keeps the memory.", "β^N only where N small steps became one"),
+    ),
+    **dict.fromkeys(
+        ("adam", "adamw"),
+        (
+            f"Adam: the state {REMEMBERS}; β₁^N and β₂^N keep the memory. Adam hides a wrong scale of the gradient from the loss "
+            "curve: compare gradients.",
+            "β^N only where N small steps became one; judge gradients, not losses",
+        ),
+    ),
+}
+FORMATS = {
+    "float64": ("In double precision nothing is lost.", ""),
+    "float32": ("In float32, summing N gradients rounds like summing the rows of one batch.", ""),
+    "float16": (
+        "In float16, unscale once per window, then clip, then step; keep .grad in float32. A window that overflows is skipped "
+        "as a whole.",
+        "unscale once per window, before clipping",
+    ),
+    "bfloat16": (
+        "In bfloat16, keep .grad in float32: a 16-bit sum stops growing once a micro-batch is below 1/256 of it.",
+        "keep .grad in float32",
+    ),
+}
+HEAD = ("normalisation", "optimizer", "precision", "what was found", "what to do")
+
+
+def rows(arms: pd.DataFrame) -> list[VerdictRow]:
+    """The verdict rows of arms."""
+    return [VerdictRow(**row) for row in arms[list(VERDICT_COLUMNS)].to_dict("records")]  # type: ignore[arg-type]
+
+
+def caveats_that_occur(material: Material) -> Section | None:
+    """A paragraph for each way in which runs are not equivalent, then a row for each combination that was swept."""
+    arms = material.arms[material.arms["arm"] == "accumulated"]
+    if arms.empty:
+        return None
+    told = [str(caveat) for caveat in caveats(by_cell(rows(arms)))]
+    told = told or ["Every run is equivalent to its large batch: nothing in this sweep has to be avoided."]
+    for column, inherent in (("norm", NORMS), ("optimizer", STATES), ("precision", FORMATS)):
+        told += dict.fromkeys(inherent[name][0] for name in sorted(arms[column].unique()) if name in inherent)
+    if (bound := arms[arms["norm"] == "batch"])["trial"].any():
+        told.append(_momenta(bound))
+    table = [
+        (norm, optimizer, precision, _found(own, material.l4), _advice(own))
+        for (norm, optimizer, precision), own in tables.in_order(arms).groupby(["norm", "optimizer", "precision"], sort=False)
+    ]
+    caption = (
+        "One row for each combination that was swept. Gradient difference: relative, in double precision, largest over the "
+        "steps. Rounding: error over that of the large batch, median; below 1 accumulation is the more accurate."
+    )
+    return Section("Caveats", (*map(Text, told), Table(HEAD, tuple(tuple(map(str, row)) for row in table), caption)))
+
+
+def _found(arms: pd.DataFrame, l4: pd.DataFrame) -> str:
+    """Verdicts, gradient difference, rounding, and the held-out loss over seeds."""
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in tables.verdict_counts(arms).items())
+    told = [f"{counts}; gradient difference {spread(arms['algebra_error'])}"]
+    ratio = float(arms["rounding_ratio"].median())
+    if not math.isnan(ratio) and not arms["verdict"].eq("different").any():
+        told.append(f"rounding {number(ratio)}")
+    first = arms.iloc[0]
+    names = ["norm", "optimizer", "precision"]
+    cells = l4[(l4["measure"] == "held_out_loss") & (l4["arm"] == "accumulated") & (l4["n"] >= 2)] if len(l4) else l4
+    cells = cells[(cells[names] == first[names].to_list()).all(axis=1)] if len(cells) else cells
+    if len(cells):
+        worst = cells.iloc[int(cells["mean"].abs().to_numpy().argmax())]
+        told.append(
+            f"held-out loss {number(worst['mean'])} off the large batch's at N = {worst['accumulation_steps']} "
+            f"(95% {number(worst['low'])} to {number(worst['high'])}, {worst['n']} seeds)"
+        )
+    return "; ".join(told)
+
+
+def _advice(arms: pd.DataFrame) -> str:
+    """What to do about what was found, in a few words; the paragraphs above have the reasons."""
+    first = arms.iloc[0]
+    causes = dict.fromkeys(cause for text in arms["cause"] for cause in parsed(text))
+    others = [f"fix {cause}" for cause in causes if cause != Cause.batch_statistics]
+    kept = [
+        inherent[first[column]][1]
+        for column, inherent in (("norm", NORMS), ("optimizer", STATES), ("precision", FORMATS))
+        if first[column] in inherent
+    ]
+    return "; ".join(filter(None, [*others, *kept])) or "accumulate as it is"
+
+
+def _momenta(arms: pd.DataFrame) -> str:
+    """The momentum with which BatchNorm's running statistics move as with the large batch: 1 - (1 - m)^(1/N)."""
+    numbers = sorted(arms["accumulation_steps"].unique())
+    momenta = ", ".join(f"{1 - (1 - MOMENTUM) ** (1 / num):.3g} at N = {num}" for num in numbers)
+    return f"A BatchNorm momentum of {momenta} moves the running statistics in a window as {MOMENTUM} does with the large batch."
+
+
+def cells_table(arms: pd.DataFrame) -> pd.DataFrame:
+    """The verdicts by cell, as a table to hand on: one row per combination and N."""
+    cells: list[ArmCell] = [cell for cell in by_cell(rows(arms)) if cell.arm == "accumulated"]
+    columns = ("workload", "norm", "optimizer", "precision", "accumulation_steps", "verdict", "agreeing", "trials", "cause")
+    return pd.DataFrame(
+        [[getattr(cell, name) for name in (*columns, "gradient_error", "rounding_ratio")] for cell in cells],
+        columns=[*columns, "gradient_error", "rounding_ratio"],
+    )
+
+
+def to_latex(frame: pd.DataFrame) -> bytes:
+    """A table of LaTeX (booktabs), with numbers of two digits."""
+    text = frame.rename(columns=lambda name: str(name).replace("_", " "))
+    return text.to_latex(index=False, escape=True, float_format=lambda value: f"{value:.1e}").encode()

@@ -1,0 +1,111 @@
+"""The pages: an entry that answers first, one page per question, the ledger of claims, and the provenance."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pandas as pd
+
+from analysis import advice, ledger, load, sections, tables
+from analysis.article import Article
+from analysis.content import number, worded
+from analysis.question import FOLDER, Ruling
+from harness.judge.gates import ALGEBRA_GATE, RANK_LEVEL, ROUNDING_GATE, TRAJECTORY_GATE
+
+MAX_LISTED = 50
+
+
+def pages(
+    loaded: load.Results, articles: Sequence[Article], claims: pd.DataFrame, notes: Sequence[str]
+) -> Iterator[tuple[str, str]]:
+    """Name and content of every file, the entry last: when it is there, all that it leads to is."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["worded"] = worded
+    rows = [Row(one, articles) for one in advice.advice(loaded)]
+    gates = {"algebra": ALGEBRA_GATE, "trajectory": TRAJECTORY_GATE, "rounding": ROUNDING_GATE, "rank": RANK_LEVEL}
+    shared: dict[str, Any] = {
+        "meanings": [(state, sections.SYMBOLS[state], words) for state, words in sections.MEANINGS.items()],
+        "gates": {name: f"{gate:g}" for name, gate in gates.items()},
+        "ledger": ledger.ledger(claims) if _has_data(claims) else None,
+    }
+
+    def made(template: str, up: str = "", **values: Any) -> str:
+        return environment.get_template(f"{template}.html.j2").render(**shared, up=up, **values)
+
+    for article in articles:
+        own = [row for row in rows if row.experiment == article.experiment.name]
+        yield article.href, made("question", "../", article=article, rows=own)
+    if shared["ledger"]:
+        hrefs = {article.experiment.name: article.href for article in articles}
+        yield "claims.html", made("claims", hrefs=hrefs, sources=_sources())
+    yield "provenance.html", made("provenance", **_provenance(loaded, notes))
+    own_sweeps = [article for article in articles if article.is_own]
+    about = f"{len(loaded.trials)} finished trials, {len(loaded.missing)} without a result."
+    asked = [article for article in articles if not article.is_own]
+    yield "index.html", made("index", rows=rows, own=own_sweeps, articles=asked, provenance=about)
+
+
+class Row:
+    """A row of advice with its link: to the page of its experiment where there is one, else to the entry."""
+
+    def __init__(self, one: advice.Advice, articles: Sequence[Article]) -> None:
+        self.question, self.answer, self.number, self.action = one.question, one.answer, one.number, one.action
+        self.experiment = one.experiment
+        self.href = next((article.href for article in articles if article.experiment.name == one.experiment), "index.html")
+
+
+def _has_data(claims: pd.DataFrame) -> bool:
+    """Whether any claim is decided by trials that are there."""
+    return bool((~claims["verdict"].isin([Ruling.no_data, Ruling.pending])).any())
+
+
+def _sources() -> list[Mapping[str, str]]:
+    """The articles that the claims are taken from."""
+    path = files(FOLDER) / "sources.csv"
+    rows = pd.read_csv(str(path), dtype=str).fillna("").to_dict("records") if path.is_file() else []
+    return [{str(name): str(value) for name, value in row.items()} for row in rows]
+
+
+def _provenance(loaded: load.Results, notes: Sequence[str]) -> dict[str, Any]:
+    return {
+        "missing": loaded.missing[:MAX_LISTED],
+        "num_missing": len(loaded.missing),
+        "notes": notes,
+        "facts": _facts(loaded),
+        "environments": _environments(loaded.trials),
+    }
+
+
+def _facts(loaded: load.Results) -> list[tuple[str, str]]:
+    """What identifies the results of a page, and the time they took."""
+    names = "".join(f"{e}/{t}\n" for e, t in zip(loaded.trials["experiment"], loaded.trials["trial"], strict=True))
+    spent = tables.seconds(loaded.trials)
+    phases = ", ".join(f"{name} {_duration(value)}" for name, value in spent.drop("total").items())
+    return [
+        ("Trials", f"{len(loaded.trials)} finished, {len(loaded.missing)} without a result"),
+        ("Arms", f"{len(loaded.arms)}, and {int(loaded.trials['rows'].sum()):,} rows of steps"),
+        ("Configurations", f"SHA-256 {hashlib.sha256(names.encode()).hexdigest()} (over the sorted names of the trials)"),
+        ("Time", f"{_duration(spent['total'])} of computing, summed over trials ({phases})"),
+    ]  # fmt: skip
+
+
+def _environments(trials: pd.DataFrame) -> list[tuple[str, int]]:
+    counts: dict[Any, int] = trials["environment"].value_counts().to_dict()
+    return sorted(((str(name), count) for name, count in counts.items()), key=lambda pair: (-pair[1], pair[0]))[:10]
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{number(round(seconds, 1))} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
