@@ -180,9 +180,8 @@ def test_a_trial_with_lost_steps_is_in_no_number(results: Path, tmp_path: Path, 
     ]
     Store(results).folder("fault_matrix", trials[0]).joinpath("steps.parquet").unlink()
     assert len(write_report(results, tmp_path)) == 2
-    page = (tmp_path / "index.html").read_text()
-    assert trials[0] in page
-    assert "1 faults in 1 trials" in page
+    assert trials[0] in (tmp_path / "provenance.html").read_text()
+    assert "1 fault in 1 trial" in (tmp_path / "pages/fault_matrix.html").read_text()
 
 
 def test_faults_do_not_enter_the_question_of_equivalence(results: Path, tmp_path: Path, make_trial) -> None:
@@ -195,7 +194,7 @@ def test_faults_do_not_enter_the_question_of_equivalence(results: Path, tmp_path
         pd.testing.assert_frame_equal(table(arms), table(right))
     pd.testing.assert_frame_equal(tables.convergence(arms, 0.02), tables.convergence(right, 0.02))
     write_report(results, tmp_path)
-    page = (tmp_path / "index.html").read_text()
+    page = (tmp_path / "pages/equivalence.html").read_text()
     assert "The prediction held." in page
     assert "2 of 2 accumulated arms without BatchNorm are equivalent" in page
     assert "all 6 arms have a verdict" in page
@@ -204,9 +203,9 @@ def test_faults_do_not_enter_the_question_of_equivalence(results: Path, tmp_path
 def test_trials_without_a_question_count_faults_apart(results: Path, tmp_path: Path, make_trial) -> None:
     make_trial(experiment="single", faults={FAULT: True}, losses={FAULT: LATE}, change=both(different(FAULT)))
     write_report(results, tmp_path)
-    page = (tmp_path / "index.html").read_text()
-    assert "3 arms: 3 equivalent." in page
-    assert "Of 2 arms that are wrong on purpose, 2 are found." in page
+    page = (tmp_path / "pages/single.html").read_text()
+    assert "2 accumulated runs: 2 equivalent." in page and "shuffled, is equivalent 1 of 1 times" in page
+    assert "Of 2 runs that are wrong on purpose, 2 are found." in page
 
 
 ROUND = Rounding(

@@ -63,7 +63,7 @@ def test_claims_csv_has_the_columns_of_the_contract(results: Path, tmp_path: Pat
     assert own["A1"]["verdict"] == "conditional" and own["A1"]["experiment"] == "equivalence"
     assert float(own["A1"]["measured"]) == pytest.approx(4.1e-16), "the largest difference of an arm without BatchNorm"
     assert int(own["A1"]["n"]) == 24
-    page = (tmp_path / "index.html").read_text()
+    page = (tmp_path / "claims.html").read_text()
     assert "64 claims" in page and "another computation with it (8 of 8 arms)" in page
 
 

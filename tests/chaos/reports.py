@@ -33,9 +33,9 @@ class Said:
 
     @property
     def page(self) -> str:
-        """The page, where there is one."""
-        path = self.out / "index.html"
-        return path.read_text(encoding="utf-8") if path.exists() else ""
+        """All pages in one text, the entry first; empty where there are none."""
+        entry = self.out / "index.html"
+        return "".join(path.read_text(encoding="utf-8") for path in [entry, *sorted(self.out.rglob("*.html"))] if entry.exists())
 
 
 @contextmanager

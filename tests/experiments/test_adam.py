@@ -118,6 +118,6 @@ def test_a_real_tiny_run_reaches_the_page(tmp_path: Path) -> None:
                 tracking=TrackingConfig(mode=TrackingMode.disabled),
             )
         )
-    page = report.write(store, tmp_path / "reports").read_text()
+    page = (report.write(store, tmp_path / "reports").parent / "pages/adam.html").read_text()
     assert pd.read_csv(tmp_path / "reports" / "claims.csv").set_index("id")["verdict"]["C11"] == "confirmed"
     assert "A missing 1/N under Adam" in page

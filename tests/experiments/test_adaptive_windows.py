@@ -80,5 +80,5 @@ def test_real_studies_and_the_page(tmp_path: Path) -> None:
     own = load.read(tmp_path / "results")
     assert {claim.id: str(claim.decide(own).verdict) for claim in CLAIMS} == {"A17": "refuted", "A18": "conditional"}
     report.write(tmp_path / "results", tmp_path / "out")
-    page = (tmp_path / "out" / "index.html").read_text()
+    page = (tmp_path / "out" / "pages/adaptive_windows.html").read_text()
     assert "The balance between tensors" in page and "N that changes from window to window" in page

@@ -127,7 +127,7 @@ def test_real_trials_on_the_page(tmp_path: Path) -> None:
     results = load.read(tmp_path / "results").of("batchnorm")
     verdicts = {name: decide(results).verdict for name, decide in RULES.items()}
     assert verdicts == {"B1": EXPECTED["B1"], "B2": EXPECTED["B2"], "B4": Ruling.needs_full_grid, "B5": EXPECTED["B5"]}
-    page = report.write(tmp_path / "results", tmp_path / "out").read_text()
+    page = (report.write(tmp_path / "results", tmp_path / "out").parent / "pages/batchnorm.html").read_text()
     for title in (
         "The gradient: batch statistics",
         "effective momentum",

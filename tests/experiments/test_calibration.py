@@ -87,7 +87,7 @@ def test_vacuous_trials_do_not_count(results: Path, tmp_path: Path, make_trial) 
         change = {name: {"short_windows": int(seed > 0), "unequal_terms": name[1] == 4} for name in names}
         make_trial(experiment="calibration", seed=seed, change=change)
     assert report.main(["--results", str(results), "--out", str(tmp_path)]) == 0
-    page = (tmp_path / "index.html").read_text()
+    page = (tmp_path / "pages/calibration.html").read_text()
     rows = [row.replace("<td>", "").split("</td>")[:-1] for row in page.split("<tr>") if row.startswith("<td>")]
     counts = {row[0]: row[2:6] for row in rows}
     assert counts["clipping"] == ["3", "0", "6", "0"]
@@ -98,5 +98,5 @@ def test_vacuous_trials_do_not_count(results: Path, tmp_path: Path, make_trial) 
 def test_the_page(results: Path, tmp_path: Path, make_trial) -> None:
     make_trial(experiment="calibration")
     assert report.main(["--results", str(results), "--out", str(tmp_path)]) == 0
-    page = (tmp_path / "index.html").read_text()
+    page = (tmp_path / "pages/calibration.html").read_text()
     assert "False alarms by level" in page and "Could these trials have failed?" in page

@@ -76,7 +76,7 @@ def test_nothing_decides_without_faults(results: Path, make_trial) -> None:
 def test_the_page_lists_what_was_missed(results: Path, tmp_path: Path, make_trial) -> None:
     matrix_trials(make_trial, different("loss_not_divided"), num=2)
     report.write(results, tmp_path)
-    page = (tmp_path / "index.html").read_text()
+    page = (tmp_path / "pages/fault_matrix.html").read_text()
     assert "wrong name: loss_not_divided" in page
     assert "1 of 4 arms." in page
 
@@ -89,7 +89,7 @@ def test_which_optimizer_hides_what(results: Path, tmp_path: Path, make_trial) -
         losses = {FAULT: curve, "resume_in_window": SAME}
         make_trial(experiment="fault_matrix", optimizer=optimizer, faults=names, losses=losses, change=change)
     report.write(results, tmp_path)
-    page = (tmp_path / "index.html").read_text()
+    page = (tmp_path / "pages/fault_matrix.html").read_text()
     assert f"under sgd 1 of 2, under adam 2 of 2. adam alone hides {FAULT}." in page
     assert "2 of 8 (25%" in page
     assert "it shows 1 of the faults in no trial" in page

@@ -84,7 +84,7 @@ def test_the_page_of_a_real_run(tmp_path: Path) -> None:
         with Store(tmp_path / "results").open_trial(config.experiment, identity(config), to_dict(config)) as writer:
             record = studies.run(config, lambda step, rows, writer=writer: [writer.add(row) for row in rows])  # type: ignore[misc]
             writer.finish(record)
-    page = report.write(tmp_path / "results", tmp_path / "out").read_text()
+    page = (report.write(tmp_path / "results", tmp_path / "out").parent / "pages/gradient_noise.html").read_text()
     assert EXPERIMENT.title in page and "The noise scale along the training" in page
     assert "It takes 200 draws" in page, "30 draws do not decide"
     assert (tmp_path / "out" / "figures" / "gradient_noise-noise-scale.svg").exists()

@@ -47,7 +47,7 @@ def test_both_tables_beside_wu_and_hes_on_the_page(tmp_path: Path) -> None:
         own = dataclasses.replace(config, effective_batch=size, accumulation_steps=steps, norm=norm, seed=seed)
         with Store(tmp_path / "results").open_trial("groupnorm", identity(own), to_dict(own)) as writer:
             writer.finish(studies.run(own, lambda step, rows: None))
-    page = report.write(tmp_path / "results", tmp_path / "out").read_text()
+    page = (report.write(tmp_path / "results", tmp_path / "out").parent / "pages/groupnorm.html").read_text()
     assert "At fixed B: only the normaliser changes" in page and "As they did it: B grows with b" in page
     assert {path.stem for path in (tmp_path / "out" / "figures").iterdir()} >= {
         "groupnorm-fixed-batch",

@@ -83,7 +83,7 @@ def test_a_real_tiny_run_reaches_the_page(tmp_path: Path) -> None:
     )
     for study, lr in itertools.product((Study.convergence, Study.batch_sizes), (0.1, 1.6)):
         run_one(dataclasses.replace(base, study=study, optimizer=OptimizerConfig(name=OptimizerName.sgd, lr=lr)))
-    page = report.write(store, tmp_path / "reports").read_text()
+    page = (report.write(store, tmp_path / "reports").parent / "pages/learning_rate.html").read_text()
     claims = pd.read_csv(tmp_path / "reports" / "claims.csv").set_index("id")
     assert claims.loc["C4", "measured"] < 1e-12 and claims.loc["C4", "verdict"] in ("conditional", "refuted")
     assert "Loss over rate and batch size" in page

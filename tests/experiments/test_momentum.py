@@ -125,7 +125,7 @@ def test_a_real_tiny_run_reaches_the_page(tmp_path: Path) -> None:
                 tracking=TrackingConfig(mode=TrackingMode.disabled),
             )
         )
-    page = report.write(store, tmp_path / "reports").read_text()
+    page = (report.write(store, tmp_path / "reports").parent / "pages/momentum.html").read_text()
     claims = pd.read_csv(tmp_path / "reports" / "claims.csv").set_index("id")["verdict"]
     assert claims[["C1", "C2", "C10"]].to_list() == ["refuted", "needs the full grid", "confirmed"]
     for title in ("What the state remembers", "The order inside a window", "N small steps against one window"):

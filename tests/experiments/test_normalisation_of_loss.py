@@ -116,5 +116,5 @@ def test_two_real_studies_and_the_page(tmp_path: Path) -> None:
         "A16": "conditional",
     }
     report.write(tmp_path / "results", tmp_path / "out")
-    page = (tmp_path / "out" / "index.html").read_text()
+    page = (tmp_path / "out" / "pages/normalisation_of_loss.html").read_text()
     assert "What becomes of the remainder" in page and "normalisation_of_loss-update-size" in page

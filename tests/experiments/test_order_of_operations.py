@@ -135,7 +135,7 @@ def test_real_studies_and_the_page(tmp_path: Path) -> None:
     verdicts = {claim.id: str(claim.decide(own).verdict) for claim in CLAIMS}
     assert (verdicts["A14"], verdicts["A15"], verdicts["A7"]) == ("conditional", "conditional", "needs the full grid")
     report.write(tmp_path / "results", tmp_path / "out")
-    page = (tmp_path / "out" / "index.html").read_text()
+    page = (tmp_path / "out" / "pages/order_of_operations.html").read_text()
     assert "Which of these you would have seen in the loss" in page and "begun again" in page
 
 

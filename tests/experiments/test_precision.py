@@ -143,7 +143,7 @@ def test_the_page_of_a_real_run(tmp_path: Path) -> None:
     for config in configs:
         with Store(tmp_path / "results").open_trial(config.experiment, identity(config), to_dict(config)) as writer:
             writer.finish(studies.run(config, lambda step, rows, writer=writer: [writer.add(row) for row in rows]))  # type: ignore[misc]
-    page = report.write(tmp_path / "results", tmp_path / "out").read_text()
+    page = (report.write(tmp_path / "results", tmp_path / "out").parent / "pages/precision.html").read_text()
     assert EXPERIMENT.title in page
     assert all(title in page for title in ("The accumulator", "Loss scaling over a window", "Mixed precision"))
     names = {path.stem for path in (tmp_path / "out" / "figures").iterdir()}

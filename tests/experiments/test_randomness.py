@@ -64,5 +64,5 @@ def test_the_page_of_a_real_run(tmp_path: Path) -> None:
     )  # fmt: skip
     with Store(tmp_path / "results").open_trial(config.experiment, identity(config), to_dict(config)) as writer:
         writer.finish(studies.run(config, lambda step, rows: None))
-    page = report.write(tmp_path / "results", tmp_path / "out").read_text()
+    page = (report.write(tmp_path / "results", tmp_path / "out").parent / "pages/randomness.html").read_text()
     assert EXPERIMENT.title in page and "by sample (remedy)" in page and "It takes 200 draws" in page

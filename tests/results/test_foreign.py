@@ -56,7 +56,7 @@ def test_report_and_status_name_it_and_go_on(
     assert str(path) in capsys.readouterr().out
     assert report.main(["--results", str(results), "--out", str(tmp_path / "out")]) == 0
     assert str(path) in capsys.readouterr().err
-    assert str(path) in (tmp_path / "out" / "index.html").read_text()
+    assert str(path) in (tmp_path / "out" / "provenance.html").read_text()
 
 
 def test_a_pipe_in_the_place_of_a_note_is_no_note(results: Path) -> None:

@@ -41,7 +41,7 @@ def test_every_way_on_two_processes_and_the_page(tmp_path: Path) -> None:
     own = load.read(tmp_path / "results")
     assert {claim.id: str(claim.decide(own).verdict) for claim in CLAIMS} == {"D9": "conditional", "D10": "confirmed"}
     report.write(tmp_path / "results", tmp_path / "out")
-    page = (tmp_path / "out" / "index.html").read_text()
+    page = (tmp_path / "out" / "pages/replicas.html").read_text()
     assert "Ways to synchronise two ranks" in page and "Over the wire" in page
 
 
