@@ -207,8 +207,9 @@ def batch_norm(material: Material) -> Section | None:
         "Left: difference of BatchNorm's gradient to the full batch's and to its oracle's over N. Right: held-out loss "
         "difference to the full batch by N.",
         "Left, float64: crosses, the distance to the full batch; diamonds, the distance to the oracle (medians and ranges). "
-        "Right: the held-out loss; below zero the accumulated run is the better one. These runs are short: they show that "
-        "training differs, not which batch size is best.",
+        "Right: the held-out loss, below zero where the accumulated run has the lower one. It is evaluated with running "
+        "statistics, which accumulation moves N times per step: in runs as short as these they catch up sooner. The page on "
+        "BatchNorm compares the same weights with recalibrated statistics.",
     )
     head = ("N", "b", "arms", "gradient difference, median", "oracle error, worst", "held-out loss - full batch's, means")
     table = Table(head, tuple(rows), "The same in numbers; means over seeds, from the lowest configuration to the highest.")

@@ -94,12 +94,14 @@ def facets(frame: pd.DataFrame) -> list[str]:
 
 
 def drawn(arms: pd.DataFrame) -> pd.DataFrame:
-    """The trials whose step rows are drawn: one per model and precision, the lowest seed of the optimizer most models share."""
+    """The trials whose step rows are drawn: one per model and precision, with the B and the optimizer that most models share."""
     trials = arms[arms["model"].isin(facets(arms))].drop_duplicates("trial")
-    spread = trials.groupby("optimizer")["model"].nunique()
-    usual = sorted(spread.index, key=lambda name: (-spread[name], name))
-    best = trials.assign(choice=trials["optimizer"].map(usual.index)).sort_values(["choice", "seed", "trial"], kind="stable")
-    return in_order(best.drop_duplicates(["model", "precision"])).drop(columns="choice")
+    rank = trials.assign(
+        of_size=trials["effective_batch"].map(trials.groupby("effective_batch")["model"].nunique()),
+        of_optimizer=trials["optimizer"].map(trials.groupby("optimizer")["model"].nunique()),
+    )
+    best = rank.sort_values(["of_size", "of_optimizer", "optimizer", "seed", "trial"], ascending=[False, False, True, True, True])
+    return in_order(best.drop_duplicates(["model", "precision"])).drop(columns=["of_size", "of_optimizer"])
 
 
 def convergence(arms: pd.DataFrame, margin: float) -> pd.DataFrame:

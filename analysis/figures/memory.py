@@ -35,7 +35,8 @@ def figure_cost_of_memory(panels: Mapping[str, pd.DataFrame]) -> Figure:
         grid[0, 0].set_ylabel("time of a window over the full batch's")
         handles = [Line2D([], [], color=colour, marker="o", markersize=3.5, label=name) for name, colour in shown.items()]
         handles.append(Line2D([], [], color=INK, linestyle=(0, (1, 2)), linewidth=1, label="static part: no b fits below"))
-        figure.legend(handles=handles, loc="outside upper left", ncols=3)
+        handles.append(Line2D([], [], color="none", label="number at a point: its micro-batch b"))
+        figure.legend(handles=handles, loc="outside upper left", ncols=4, columnspacing=1.4)
     return figure
 
 

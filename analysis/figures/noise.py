@@ -13,6 +13,7 @@ from matplotlib.lines import Line2D
 from analysis.figures.common import WIDTH
 from analysis.figures.style import BLUE, GREY, INK, ORANGE, VERMILLION, log_axis, new_figure, style
 
+DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2)))  # one for each seed
 KINDS = {True: ("with replacement", BLUE, "o"), False: ("without", VERMILLION, "s")}
 
 
@@ -52,8 +53,9 @@ def figure_noise_scale(panels: Mapping[str, Sequence[tuple[pd.DataFrame, pd.Data
             axes.set_visible(False)
         for axes, (title, seeds) in zip(grid.flat, panels.items(), strict=False):
             log_axis(axes, "y")
-            for exact, estimated in seeds:
-                axes.plot(exact["step"], exact["noise_trace"] / exact["gradient_square"], color=INK, linewidth=0.9, alpha=0.8)
+            for place, (exact, estimated) in enumerate(seeds):
+                scale = exact["noise_trace"] / exact["gradient_square"]
+                axes.plot(exact["step"], scale, color=INK, linewidth=0.9, alpha=0.8, linestyle=DASHES[place % len(DASHES)])
                 _bars(axes, estimated)
             axes.set(title=title, xlabel="optimizer step")
         for axes in grid[:, 0]:
@@ -61,8 +63,9 @@ def figure_noise_scale(panels: Mapping[str, Sequence[tuple[pd.DataFrame, pd.Data
         lowest, highest = grid[0, 0].get_ylim()
         grid[0, 0].set_ylim(max(lowest, 1.0), min(highest, 1e5))
         handles = [Line2D([], [], color=INK, label="from every sample's gradient"),
-                   Line2D([], [], color=ORANGE, marker="o", label="from the micro-batches alone, 95%")]  # fmt: skip
-        figure.legend(handles=handles, loc="outside upper left", ncols=2)
+                   Line2D([], [], color=ORANGE, marker="o", label="from the micro-batches alone, 95%"),
+                   Line2D([], [], color=GREY, marker="^", linestyle="", label="the same, without an upper end")]  # fmt: skip
+        figure.legend(handles=handles, loc="outside upper left", ncols=3)
     return figure
 
 

@@ -165,7 +165,7 @@ def figure_second_moment(rows: pd.DataFrame) -> Figure:
                 "o",
                 color=SERIES[place % len(SERIES)],
                 markersize=5,
-                label=f"N = {num}",
+                label=f"N = {num:g}",
             )
         axes.set(xlabel="predicted from per-sample gradients", ylabel="measured")
         axes.legend()

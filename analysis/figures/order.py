@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 
 from analysis.faults import VISIBLE
 from analysis.figures.common import WIDTH
-from analysis.figures.style import INK, SERIES, VERMILLION, log_axis, new_figure, steps_axis, style
+from analysis.figures.style import INK, SERIES, VERMILLION, key, log_axis, new_figure, power_of_ten, steps_axis, style
 from analysis.tables import NORMS, OPTIMIZERS
 from harness.judge.gates import ALGEBRA_GATE
 
@@ -38,7 +39,8 @@ def figure_losses(steps: pd.DataFrame) -> Figure:
         panels[0].set_ylim(bottom=BOTTOM)  # after all lines: a limit stops the axes they share from growing
         panels[0].set_ylabel("|loss / correct loss - 1|")
         drawn = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-        figure.legend([drawn[arm] for arm in sorted(drawn)], sorted(drawn), loc="outside lower center", ncols=3)
+        drawn[f"visible in the loss ({VISIBLE:.0%} of it)"] = key("")
+        figure.legend(list(drawn.values()), list(drawn), loc="outside lower center", ncols=3)
     return figure
 
 
@@ -52,12 +54,14 @@ def figure_tensor_norms(table: pd.DataFrame) -> Figure:
         log_axis(axes, "y", most=9)
         for place, norm in enumerate(norms):
             own = table[table["norm"] == norm]
-            shifted = own["accumulation_steps"] * 1.1 ** (place - len(norms) / 2)
+            shifted = own["accumulation_steps"] * 1.1 ** (place - (len(norms) - 1) / 2)
             colour, mark = (VERMILLION, "X") if norm == "batch" else (SERIES[place], "o")
             axes.plot(shifted, np.maximum(own["off"], EXACT), color=colour, marker=mark, markersize=4, linestyle="", alpha=0.7,
                       label=f"norm {norm}")  # fmt: skip
         axes.axhline(ALGEBRA_GATE, color=INK, linewidth=1, linestyle=(0, (4, 3)))
         steps_axis(axes, numbers)
         axes.set(xlabel="N", ylabel="largest |norm / full batch's - 1|")
-        figure.legend(loc="outside upper left", ncols=len(norms))
+        handles: list[Artist] = list(axes.get_legend_handles_labels()[0])
+        handles.append(key(f"gate {power_of_ten(ALGEBRA_GATE)}"))
+        figure.legend(handles=handles, loc="outside upper left", ncols=len(handles))
     return figure

@@ -9,9 +9,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from analysis.figures.common import WIDTH
-from analysis.figures.style import BAND, BLUE, GREEN, GREY, INK, VERMILLION, log_axis, new_figure, steps_axis, style
+from analysis.figures.style import BAND, BLUE, GREEN, GREY, INK, VERMILLION, key, log_axis, new_figure, steps_axis, style
 
 ACCUMULATORS = {"bfloat16": (VERMILLION, "s"), "float16": (BLUE, "o"), "float32": (GREEN, "^")}
 
@@ -29,10 +30,13 @@ def figure_accumulators(panels: Mapping[str, pd.DataFrame]) -> Figure:
             steps_axis(axes, rows["accumulation_steps"].astype(int).tolist())
             axes.set(title=title, xlabel="accumulation steps N")
         grid[0, 0].set_ylabel("relative error of the gradient")
-        handles = [Line2D([], [], color=colour, marker=mark, markerfacecolor="none", label=f"sum in {name}")
+        handles = [Line2D([], [], color=colour, marker=mark, linestyle="", markerfacecolor="none", label=f"sum in {name}")
                    for name, (colour, mark) in ACCUMULATORS.items()]  # fmt: skip
-        handles.append(Line2D([], [], color=INK, linestyle=(0, (4, 3)), linewidth=0.9, label="the full batch's own"))
-        figure.legend(handles=handles, loc="outside upper left", ncols=4, columnspacing=1.4)
+        handles += [
+            Line2D([], [], color=GREY, linewidth=1, label="predicted from independent roundings"),
+            key("the large batch's own"),
+        ]
+        figure.legend(handles=handles, loc="outside upper left", ncols=5, columnspacing=1.2)
     return figure
 
 
@@ -57,7 +61,9 @@ def figure_ratios(panels: Mapping[str, pd.DataFrame], gate: float) -> Figure:
             )
             steps_axis(axes, rows["accumulation_steps"].astype(int).tolist())
             axes.set(title=f"forward in {title}", xlabel="accumulation steps N")
-        grid[0, 0].set(ylabel="error over the full batch's", ylim=(0, None))
+        grid[0, 0].set(ylabel="error over the large batch's", ylim=(0, None))
+        points = Line2D([], [], color=GREEN, marker="^", linestyle="", label="accumulated, 95% interval")
+        figure.legend(handles=[points, key(f"gate: {gate:g} times")], loc="outside upper left", ncols=2)
     return figure
 
 
@@ -73,4 +79,6 @@ def figure_accuracy(cells: pd.DataFrame, margin: float) -> Figure:
         axes.errorbar(100 * cells["mean"], places, xerr=reach, fmt="o", color=BLUE, markersize=4, elinewidth=1)
         axes.set_yticks(places, cells["label"].tolist())
         axes.set(xlabel="held-out accuracy, difference in points", ylim=(-0.7, len(cells) - 0.3))
+        shaded = Patch(color=BAND, alpha=0.5, label=f"margin of the equivalence test: {100 * margin:g} point")
+        figure.legend(handles=[shaded], loc="outside upper left")
     return figure

@@ -15,7 +15,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator
 
 # Okabe and Ito's palette.
 BLUE, ORANGE, GREEN, VERMILLION, INK, GREY, BAND = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#22272e", "#7a828c", "#c9ced6"
@@ -95,7 +96,7 @@ def _escaped(text: str) -> str:
 def by_steps(values: Sequence[int]) -> dict[int, str]:
     """A colour per number of accumulation steps, light to dark with N."""
     chosen = sorted(set(values))
-    shades = matplotlib.colormaps["viridis"](np.linspace(0.85, 0.12, max(2, len(chosen))))
+    shades = matplotlib.colormaps["viridis"](np.linspace(0.72, 0.12, max(2, len(chosen))))  # lighter ones are lost on white
     return {n: matplotlib.colors.to_hex(shade) for n, shade in zip(chosen, shades, strict=False)}
 
 
@@ -105,7 +106,14 @@ def log_axis(axes: Axes, which: str, most: int = 6) -> None:
     axis = axes.xaxis if which == "x" else axes.yaxis
     axis.set_major_locator(LogLocator(base=10, numticks=most))
     axis.set_major_formatter(FuncFormatter(power_of_ten))
-    axis.set_minor_locator(NullLocator())
+    axis.set_minor_locator(LogLocator(base=10, subs=(2, 5), numticks=100))
+
+    def label(value: float, _position: int | None = None) -> str:
+        low, high = axis.get_view_interval()
+        return f"{value:.0e}" if high < 20 * low else ""  # within a decade there may be no whole one to label
+
+    axis.set_minor_formatter(FuncFormatter(label))
+    axes.tick_params(axis="x" if which == "x" else "y", which="minor", length=0, labelsize=8)
 
 
 def power_of_ten(value: float, _position: int | None = None) -> str:
@@ -121,11 +129,19 @@ def power_of_two(value: float, _position: int | None = None) -> str:
     return f"2{str(round(math.log2(value))).translate(_SUPERSCRIPT)}"
 
 
+DASHED = (0, (4, 3))
+
+
+def key(label: str, colour: str = INK) -> Line2D:
+    """The entry of a legend for a dashed line."""
+    return Line2D([], [], color=colour, linestyle=DASHED, linewidth=1, label=label)
+
+
 def steps_axis(axes: Axes, values: Sequence[int]) -> None:
     """An axis of accumulation steps: evenly spaced in log N, labelled with every N."""
     chosen = sorted(set(values))
     axes.set_xscale("log", base=2)
-    axes.set_xticks(chosen, [str(n) for n in chosen])
+    axes.set_xticks(chosen, [f"{n:g}" for n in chosen])
     axes.minorticks_off()
     if chosen:
         axes.set_xlim(chosen[0] / 1.4, chosen[-1] * 1.4)
