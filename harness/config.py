@@ -253,6 +253,7 @@ class TrackingConfig:
     mode: TrackingMode = TrackingMode.offline
     project: str = "accumulation-harness"  # of W&B
     entity: str | None = None  # of W&B: a user or a team
+    per_arm: bool = False  # also a W&B run for every model that is compared, beside that of its trial
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,7 +280,7 @@ class TrialConfig:
     split: Split = Split.even
     steps: int = 60  # optimizer steps of training in the precision under test
     algebra_steps: int = 200  # optimizer steps of the comparison in float64
-    probe_every: int = 10  # optimizer steps between two looks at the gradients
+    probe_every: int = 10  # optimizer steps between two looks at the micro-batches' gradients, and in float64 at the window's
     referee_every: int = 50  # optimizer steps between two float64 gradients of every compared model, the most expensive measure
     permutations: int = 30  # orders of the rows in which rounding is measured
     nulls: int = 5  # controls: large-batch runs whose rows are shuffled, beside one that starts one ulp off

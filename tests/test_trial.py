@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import pytest
@@ -201,9 +202,14 @@ def test_rows_of_every_step_and_arm() -> None:
         nulls = [("null", 1, i) for i in range(config.nulls)] + [("ulp", 1, 0)]
         assert names == [("full", 1, 0), ("accumulated", 7, 0), ("permuted", 1, 0), *nulls]
         judged, band = rows[:3], rows[3:]
-        for name, looks in (("gradient_distance", (0, 2)), ("gradient_error", (0, 3))):
+        for name, looks in (("gradient_distance", (0, 1, 2, 3)), ("gradient_error", (0, 3))):
             assert all((name in row) == (step in looks) and row.get(name, 0.0) < 1e-5 for row in judged)
         assert not any({"gradient_distance", "gradient_error"} & row.keys() for row in band), "of the band only d_t is wanted"
+        for row in judged:
+            relative = row["gradient_difference_norm"] / judged[0]["gradient_norm"]
+            assert math.isclose(row["gradient_distance"], relative, rel_tol=1e-12)
+            assert row["gradient_norm"] > 0 and row["learning_rate"] == config.optimizer.lr and "loss_scale" not in row
+        assert 0 < judged[1]["gradient_difference_norm"] and judged[0]["gradient_difference_norm"] == 0
         assert all(0 < row["parameter_distance"] < 1e-3 for row in rows[1:-1]) and rows[0]["parameter_distance"] == 0
 
 

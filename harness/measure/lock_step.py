@@ -50,7 +50,7 @@ from harness.workloads.layers import draws, has_batch_norm, without_dropout
 
 REFERENCE = str(ArmName(FULL))
 ExactGradient = Callable[[str], Tensor | None]  # label of an arm -> [P] float64 at its present parameters
-Gradients = Literal["kept", "compared", "unseen"]  # what becomes of the gradients that the optimizers consume
+Gradients = Literal["kept", "compared"]  # what becomes of the gradients that the optimizers consume
 
 
 class ArmChanges(TypedDict, total=False):
@@ -166,7 +166,7 @@ class Watch:
 
     def __init__(self, arm: Arm, *, compares: bool = True) -> None:
         self.compares = compares  # whether anything but its steps is wanted
-        self.sees_gradients = self.keeps = True  # whether this window's are looked at, and whether `gradient` is wanted
+        self.keeps = True  # whether `gradient` is wanted of this window
         self.gradient: Tensor | None = None  # [P] float64, of the last optimizer step; None when the scaler skipped it
         self.reference: Elements | None = None  # a gradient that each step's is compared with at once
         self.moments: Tensor | None = None  # [4] of the last optimizer step and the reference
@@ -212,7 +212,7 @@ class Watch:
         self.steps += 1
         self.steps_in_window += 1
         self.taken = taken
-        if not (self.compares and self.sees_gradients):
+        if not self.compares:
             return
         consumed = Elements(gradients(self.parameters))
         self.gradient = consumed.vector() if self.keeps else None
@@ -252,6 +252,11 @@ class LossScale:
         self._good_windows = 0  # since the last overflow or growth
         self.overflows: list[int] = []  # windows, by number
 
+    @property
+    def present(self) -> float:
+        """The factor of the next window's losses."""
+        return self._last
+
     def end_window(self, step: int, *, stepped: bool) -> None:
         """See the scale at the end of window `step`: one that shrank where there was no optimizer step has met an overflow."""
         if not self._scaler.is_enabled():
@@ -272,16 +277,17 @@ class LossScale:
         return self._initial * (self._last / self._expected)
 
 
-NOT_COMPARED = Comparison(math.nan, math.nan, math.nan)
-
-
 @dataclass(frozen=True)
 class StepRecord:
     """One arm's optimizer step beside the reference's, each at its own parameters."""
 
     loss: float
-    gradient: Comparison  # NaN when one of the two steps was skipped, or gradients were not looked at
+    gradient: Comparison  # what the optimizers consumed; NaN when one of the two steps was skipped
+    gradient_norm: float  # ||g_arm||, and
+    gradient_difference_norm: float  # ||g_arm - g_full||; NaN as above
     parameter_distance: float  # ||theta_arm - theta_full|| / ||theta_full - theta_0||
+    learning_rate: float  # of the first parameter group: with which the step was taken, or would have been
+    loss_scale: float  # of the window; 1 where there is none
     gradient_error: float = math.nan  # ||g - g_64|| / ||g_64||, where an exact gradient was given
 
 
@@ -320,16 +326,19 @@ class LockStep:
         device = arms[REFERENCE].device
         window = arms[REFERENCE].workload.batch(ids)
         consumed, losses, errors = None, [], {}
+        rates = {label: learning_rates(arm.optimizer)[0] for label, arm in arms.items()}
+        scales = {label: scale.present for label, scale in self.loss_scales.items()}
         with kept_randomness(device):
             for label, arm in arms.items():
                 watch = self.watches[label]
                 watch.start_window(consumed)
                 expected = exact(label) if exact is not None else None
-                watch.sees_gradients = gradients != "unseen"
                 watch.keeps = gradients == "kept" or expected is not None
                 start_randomness(seed, device)
                 losses.append(take_step(arm, window))
                 watch.end_window()
+                if watch.taken is not None and watch.steps_in_window:
+                    rates[label] = watch.taken.rates[0]
                 self.loss_scales[label].end_window(self.steps, stepped=watch.steps_in_window > 0)
                 if watch.compares:
                     self._count(label, window)
@@ -355,15 +364,20 @@ class LockStep:
         movement, *values = torch.cat(seen).tolist()
         self.movement = movement
         num, rest = len(arms), iter(values[2 * len(arms) :])
-        return {
-            label: StepRecord(
-                loss,
-                comparison([next(rest) for _ in range(4)]) if label in moments else NOT_COMPARED,
-                distance / movement if movement > 0 else (0.0 if distance == 0 else math.inf),
-                errors.get(label, math.nan),
+        records = {}
+        for label, distance, loss in zip(arms, values[:num], values[num:], strict=False):
+            four = [next(rest) for _ in range(4)] if label in moments else [math.nan] * 4
+            records[label] = StepRecord(
+                loss=loss,
+                gradient=comparison(four),
+                gradient_norm=math.sqrt(four[1]),
+                gradient_difference_norm=math.sqrt(four[0]),
+                parameter_distance=distance / movement if movement > 0 else (0.0 if distance == 0 else math.inf),
+                learning_rate=rates[label],
+                loss_scale=scales[label],
+                gradient_error=errors.get(label, math.nan),
             )
-            for label, distance, loss in zip(arms, values[:num], values[num:], strict=False)
-        }
+        return records
 
     def _distances(self, weights: Sequence[Sequence[Tensor]]) -> Tensor:
         """[1 + A]: of the reference's weights to where it began and to each arm's; each is put back before the next is read."""

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from harness.config import Precision
 from harness.judge.verdict import Trajectory
 from harness.measure import noise_scale
-from harness.measure.lock_step import REFERENCE, ExactGradient, LockStep, Setting
+from harness.measure.lock_step import REFERENCE, ExactGradient, LockStep, Setting, StepRecord
 from harness.recipes import precision
 from harness.recipes.recipe import Arm, Recipe, evaluated
 from harness.referee.oracle import clipped, snapshot
@@ -54,8 +55,9 @@ def train(
 ) -> tuple[LockStep, Distances]:
     """All arms and the nulls in the target precision, one row per arm and step; the null `ULP` starts one ulp away.
 
-    A row has the distances of gradients at probes, the error against float64 where the referee looks, and the squares of
-    `noise_scale` where its watch saw the window; of a null, which is the band of d_t, it has no gradients.
+    A row has what the optimizer consumed beside the reference's gradient, the learning rate and, in float16, the loss scale; the
+    error against float64 where the referee looks, and the squares of `noise_scale` where its watch saw the window. Of a null,
+    which is the band of d_t, it has the loss and d_t alone.
     """
     config = setting.config
     lock = LockStep(setting.arms({**recipes, **nulls}), config.seed, band=nulls, shelf=setting.shelf)
@@ -67,12 +69,8 @@ def train(
     distances = Distances({label: [] for label in names}, {label: [] for label in names}, tuple(nulls))
     exact = ExactGradients(setting, lock, frozenset(recipes))
     for t, ids in enumerate(stream):
-        is_probed, is_refereed = t % config.probe_every == 0, t % config.referee_every == 0
-        records = lock.step(
-            ids,
-            gradients="compared" if is_probed or is_refereed else "unseen",
-            exact=exact.at(t, ids) if is_refereed else None,
-        )
+        is_refereed = t % config.referee_every == 0
+        records = lock.step(ids, gradients="compared", exact=exact.at(t, ids) if is_refereed else None)
         squares = noise_scale.read(noise)
         rows = []
         for label, record in records.items():
@@ -84,17 +82,25 @@ def train(
                 "loss": record.loss,
                 "parameter_distance": record.parameter_distance,
             }
-            if label in recipes and is_probed:
-                row |= {
-                    "gradient_distance": record.gradient.distance,
-                    "scale": record.gradient.scale,
-                    "cosine": record.gradient.cosine,
-                }
+            if label in recipes:
+                row |= _consumed(record) | ({"loss_scale": record.loss_scale} if config.precision == Precision.float16 else {})
             if label in recipes and is_refereed:
                 row["gradient_error"] = record.gradient_error
             rows.append(row | squares.get(label, {}))
         on_step(t, rows)
     return lock, distances
+
+
+def _consumed(record: StepRecord) -> Row:
+    """What a row says of the gradient g that the arm's optimizer consumed, unscaled and clipped, beside the reference's."""
+    return {
+        "gradient_norm": record.gradient_norm,
+        "gradient_difference_norm": record.gradient_difference_norm,
+        "gradient_distance": record.gradient.distance,
+        "scale": record.gradient.scale,
+        "cosine": record.gradient.cosine,
+        "learning_rate": record.learning_rate,
+    }
 
 
 @dataclass(frozen=True)
