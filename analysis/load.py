@@ -28,13 +28,15 @@ from harness.results.judged_arm import (
     members,
     restored,
 )
+from harness.results.mirror import TRIAL, own_settings
 from harness.results.record import StoredTrial, StoreError, in_one_line, read_trial
 from harness.results.store import State, Store
 from harness.results.tracking import LogError, MirroredRun, TrackingWarning
 
 AUDITED = "released_trainers"  # the experiment whose results are audits, and no trials
 STEP_COLUMNS = ("step", "arm", "accumulation_steps", "replicate", "loss", "gradient_distance", "scale", "cosine",
-                "parameter_distance", "gradient_error")  # fmt: skip
+                "parameter_distance", "gradient_error", "gradient_norm", "gradient_difference_norm",
+                "learning_rate")  # fmt: skip
 
 
 class EvidenceColumns(TypedDict):
@@ -193,7 +195,7 @@ def from_wandb(source: Path | str, experiment: str | None = None) -> pd.DataFram
         for arm in run.summary.get("arms", {}).values():
             full = restored(Ending, run.summary["reference"], f"reference of {run.name}")
             row = dict(zip(names, members(arm, f"an arm of {run.name}", names), strict=True))
-            about = {"group": group(run.config), "model": f"{row['workload']} {row['norm']}"}
+            about = {"group": group(own_settings(run.config)), "model": f"{row['workload']} {row['norm']}"}
             rows.extend([{**row, **_of_full_batch(full), **about}])
     return rows.frame(VERDICT_COLUMNS, ["experiment", "trial", "arm", "accumulation_steps"])
 
@@ -219,7 +221,7 @@ def steps_from_wandb(source: Path | str, experiment: str | None = None) -> pd.Da
 def _mirrored(source: Path | str, experiment: str | None) -> Iterator[MirroredRun]:
     folder = Path(source)
     if not folder.is_dir():
-        yield from tracking.read_online(str(source), experiment)
+        yield from (run for run in tracking.read_online(str(source), experiment) if run.job_type in ("", TRIAL))
         return
     for log in sorted(folder.rglob("*.wandb")):
         try:
@@ -227,7 +229,7 @@ def _mirrored(source: Path | str, experiment: str | None) -> Iterator[MirroredRu
         except LogError as error:
             warnings.warn(f"left out: {error}", TrackingWarning, stacklevel=3)
             continue
-        if experiment not in (None, run.group):
+        if experiment not in (None, run.group) or run.job_type not in ("", TRIAL):
             continue
         if run.ended:
             yield run

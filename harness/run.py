@@ -188,7 +188,7 @@ def _fits(kind: Any, value: Any) -> bool:
         return isinstance(value, list) and all(_fits(typing.get_args(kind)[0], one) for one in value)
     if typing.get_origin(kind) is dict:
         return isinstance(value, dict)
-    return isinstance(value, kind) and not isinstance(value, bool)
+    return isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
 
 
 def _has_fields(kind: object) -> bool:
@@ -365,7 +365,7 @@ def _describe_kind(kind: Any) -> str | None:
         return "a list of integers, as in [2,4]" if int in typing.get_args(kind) else "a list of names, as in [all]"
     if typing.get_origin(kind) is dict:
         return "arguments of your own, each as in +workload.args.KEY=VALUE"
-    return {int: "an integer", float: "a number", str: "text", types.NoneType: "null"}.get(kind)
+    return {bool: "true or false", int: "an integer", float: "a number", str: "text", types.NoneType: "null"}.get(kind)
 
 
 def _group_or_setting(key: str, is_group: bool) -> str:

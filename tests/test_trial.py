@@ -209,7 +209,7 @@ def test_rows_of_every_step_and_arm() -> None:
             relative = row["gradient_difference_norm"] / judged[0]["gradient_norm"]
             assert math.isclose(row["gradient_distance"], relative, rel_tol=1e-12)
             assert row["gradient_norm"] > 0 and row["learning_rate"] == config.optimizer.lr and "loss_scale" not in row
-        assert 0 < judged[1]["gradient_difference_norm"] and judged[0]["gradient_difference_norm"] == 0
+        assert judged[1]["gradient_difference_norm"] > 0 and judged[0]["gradient_difference_norm"] == 0
         assert all(0 < row["parameter_distance"] < 1e-3 for row in rows[1:-1]) and rows[0]["parameter_distance"] == 0
 
 

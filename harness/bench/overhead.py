@@ -22,7 +22,7 @@ from harness.measure.lock_step import REFERENCE, Setting
 from harness.measure.training import train
 from harness.recipes.determinism import choose_device, deterministic
 from harness.recipes.recipe import Recipe
-from harness.results import tracking
+from harness.results.mirror import Mirror
 from harness.results.store import Store
 from harness.sweep import experiment
 from harness.trial import full_batch, null_recipes, standard_candidates
@@ -124,17 +124,14 @@ class Sides:
         number, config = next(self.count), dataclasses.replace(self.setting.config, probe_every=probe_every)
         setting = copy.copy(self.setting)
         setting.config = config
-        plain = to_dict(config)
         with (
-            Store(self.folder).open_trial("bench", f"{number}", plain) as writer,
-            tracking.open_run(
-                HarnessConfig().tracking, plain, experiment="bench", trial_id=f"{number}", folder=writer.folder
-            ) as mirror,
+            Store(self.folder).open_trial("bench", f"{number}", to_dict(config)) as writer,
+            Mirror(HarnessConfig().tracking, config, name=f"{number}", folder=writer.folder) as mirror,
         ):
             on_step = experiment.recorder(writer, mirror)
             _, distances = train(setting, self.judged, self.nulls, self.stream, on_step)
             writer.finish({"arms": [], "environment": {}, "seconds": {}})
-            mirror.finish({})
+            mirror.finish({"arms": []})
         return {label: losses[-1] for label, losses in distances.losses.items()}
 
     def whole(self, probe_every: int) -> None:

@@ -28,6 +28,8 @@ from harness.results.record import read_file
 if TYPE_CHECKING:
     import wandb
 
+AXIS = "optimizer_step"  # the metric over which W&B draws every other one
+
 CHECK_SECONDS = 15.0  # how long a server may take to say who we are
 INIT_SECONDS = 20.0
 FINISH_SECONDS = 60.0  # how long the last rows may take to a server; wandb's default is for ever
@@ -82,9 +84,16 @@ def finish_seconds(mode: TrackingMode) -> float:
 
 
 def open_run(
-    config: TrackingConfig, trial: Mapping[str, Any], *, experiment: str, trial_id: str, folder: Path, tags: Sequence[str] = ()
+    config: TrackingConfig,
+    settings: Mapping[str, Any],
+    *,
+    experiment: str,
+    name: str,
+    folder: Path,
+    job_type: str | None = None,
+    tags: Sequence[str] = (),
 ) -> Run:
-    """The W&B run of one trial, logged under `folder`/wandb: group is the experiment, name the trial, config all of `trial`.
+    """A W&B run, logged under `folder`/wandb: its group is the experiment, its config `settings`.
 
     Mode online falls back to offline, with a warning, when the server does not take the run.
     """
@@ -93,14 +102,15 @@ def open_run(
     modes = [TrackingMode.online, TrackingMode.offline] if config.mode == TrackingMode.online else [TrackingMode.offline]
     for mode in modes:
         try:
-            return Run(_init(config, mode, trial, experiment=experiment, trial_id=trial_id, folder=folder, tags=tags))
+            opened = _init(config, mode, settings, experiment=experiment, name=name, folder=folder, job_type=job_type, tags=tags)
+            return Run(opened)
         except Exception as error:  # wandb's errors have no common base
-            _warn(f"{experiment}/{trial_id}: no {mode} run ({error})")
+            _warn(f"{experiment}/{name}: no {mode} run ({error})")
     return Run(None)
 
 
 class Run:
-    """One trial's run; without a wandb run inside it does nothing.
+    """A run of W&B; without a wandb run inside it does nothing.
 
     As a context manager it finishes, as failed after an exception.
     """
@@ -127,16 +137,20 @@ class Run:
         def log(run: wandb.Run) -> None:
             for step, metrics in self._waiting:
                 # commit: without it the row waits in wandb's process for the next one, and dies with us.
-                run.log(metrics, step=step, commit=True)
+                run.log({AXIS: step, **metrics}, step=step, commit=True)
 
         if self._waiting:
             self._guarded(log, f"the rows from step {self._waiting[0][0]} on")
             self._waiting.clear()
             self._handed_over = time.monotonic()
 
-    def finish(self, summary: Mapping[str, Any]) -> None:
-        """Add the summary and close the run, in at most `finish_seconds`; a second call does nothing."""
+    def finish(self, summary: Mapping[str, Any], settings: Mapping[str, Any] | None = None) -> None:
+        """Add the summary and what is known of the settings by now, and close the run, in at most `finish_seconds`.
+
+        A second call does nothing.
+        """
         self._hand_over()
+        self._guarded(lambda run: run.config.update(dict(settings or {})), "the last settings")  # type: ignore[no-untyped-call]
         self._guarded(lambda run: run.summary.update(_spelled(summary)), "the summary")
         self._close(exit_code=0)
 
@@ -174,6 +188,7 @@ class MirroredRun:
 
     name: str
     group: str
+    job_type: str  # empty in the logs of older versions, which had runs of trials alone
     tags: tuple[str, ...]
     config: dict[str, Any]
     rows: list[dict[str, float]]
@@ -194,14 +209,18 @@ def read_offline(path: Path) -> MirroredRun:
     if run is None:
         raise LogError(f"{logs[0]}: it ends before the run is named")
     summary: dict[str, Any] = {}
+    config: dict[str, Any] = {}
     for record in records:
         if record["type"] == "summary":
             summary |= _parsed(record["summary"].get("update", {}))
+        elif record["type"] in ("run", "config"):  # the first settings, and those that were added
+            config |= _parsed((record["run"] if record["type"] == "run" else record)["config"].get("update", {}))
     return MirroredRun(
         name=run.get("display_name", ""),
         group=run.get("run_group", ""),
+        job_type=run.get("job_type", ""),
         tags=tuple(run.get("tags", ())),
-        config=_own(_parsed(run["config"]["update"])),
+        config=_own(config),
         rows=[_row(record["history"]) for record in records if record["type"] == "history"],
         summary=_own(summary),
         ended=records[-1]["type"] == "exit",
@@ -222,6 +241,7 @@ def read_online(project: str, experiment: str | None = None) -> Iterator[Mirrore
             yield MirroredRun(
                 name=run.display_name,
                 group=run.group or "",
+                job_type=run.job_type or "",
                 tags=tuple(run.tags),
                 config=_own(_parsed(dict(run.config))),
                 rows=[_own(_parsed(row)) | {"step": row.get("_step", 0)} for row in run.scan_history()],
@@ -234,24 +254,26 @@ def read_online(project: str, experiment: str | None = None) -> Iterator[Mirrore
 def _init(
     config: TrackingConfig,
     mode: TrackingMode,
-    trial: Mapping[str, Any],
+    run_settings: Mapping[str, Any],
     *,
     experiment: str,
-    trial_id: str,
+    name: str,
     folder: Path,
+    job_type: str | None,
     tags: Sequence[str],
 ) -> wandb.Run:
     os.environ.update(_environment())  # read when wandb is imported and when it starts its own process
     import wandb
 
-    return wandb.init(
+    run = wandb.init(
         mode=mode.value,
         project=config.project,
         entity=config.entity,
         group=experiment,
-        name=trial_id,
+        name=name,
+        job_type=job_type,
         tags=list(tags),
-        config=dict(trial),
+        config=dict(run_settings),
         dir=folder,
         reinit="create_new",  # else a second trial of this process would get the first one's run
         settings=wandb.Settings(
@@ -270,6 +292,9 @@ def _init(
             symlink=False,
         ),
     )
+    run.define_metric(AXIS, hidden=True)
+    run.define_metric("*", step_metric=AXIS)
+    return run
 
 
 _BLOCK, _HEADER = 32768, struct.Struct("<IHB")  # LevelDB's log format: CRC-32, length and type of each piece of a record

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -34,7 +34,7 @@ from harness.config import (
     to_dict,
 )
 from harness.results import sweeps, tracking
-from harness.results.arm_name import ArmName
+from harness.results.mirror import Mirror
 from harness.results.record import in_one_line, read_trial, told
 from harness.results.store import State, Store, TrialWriter
 from harness.sweep import ending
@@ -96,54 +96,23 @@ def run_one(config: HarnessConfig) -> None:
     name = identity(trial)
     with (
         Store(config.results).open_trial(trial.experiment, name, to_dict(trial)) as writer,
-        tracking.open_run(
-            config.tracking, to_dict(trial), experiment=trial.experiment, trial_id=name, folder=writer.folder, tags=_tags(trial)
-        ) as mirror,
+        Mirror(config.tracking, trial, name=name, folder=writer.folder) as mirror,
     ):
         record = studies.run(trial, recorder(writer, mirror))
         phases = record["seconds"]
         phases["other"] = time.monotonic() - started - sum(phases.values())
         writer.finish(record)
-        mirror.finish(summary(record))
+        mirror.finish(record)
 
 
-def summary(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What W&B keeps of a trial: the scalars of every arm with where its training ended, and the measurements; no evidence."""
-    arms = {
-        str(ArmName(arm["arm"], arm["accumulation_steps"])): {
-            **{name: value for name, value in arm.items() if not isinstance(value, (dict, list))},
-            **arm["outcome"],
-        }
-        for arm in record["arms"]
-    }
-    return {"arms": arms, "reference": record.get("reference", {}), "measurements": record.get("measurements", [])}
-
-
-def recorder(writer: TrialWriter, mirror: tracking.Run) -> Callable[[int, list[dict[str, Any]]], None]:
+def recorder(writer: TrialWriter, mirror: Mirror) -> Callable[[int, list[dict[str, Any]]], None]:
     """What a trial calls after each step: its rows go to the store, and as metrics to the mirror."""
 
     def on_step(step: int, rows: list[dict[str, Any]]) -> None:
         writer.add(*rows)
-        mirror.log(step, flat_metrics(rows))
+        mirror.log(step, rows)
 
     return on_step
-
-
-def _tags(trial: TrialConfig) -> list[str]:
-    return [trial.workload.label, f"norm-{trial.norm}", trial.optimizer.label, str(trial.precision)]
-
-
-def flat_metrics(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """One step's rows as W&B has them: `metric/arm`, the arm in its text form.
-
-    >>> flat_metrics([{"step": 3, "arm": "null", "accumulation_steps": 1, "replicate": 2, "loss": 0.5}])
-    {'loss/null-1.2': 0.5}
-    """
-    metrics: dict[str, float] = {}
-    for row in rows:
-        arm = ArmName(row["arm"], row["accumulation_steps"], row["replicate"])
-        metrics |= {f"{name}/{arm}": value for name, value in row.items() if name != "step" and name not in arm.columns}
-    return metrics
 
 
 # Parent ------------------------------------------------------------------------------------------------------------------------

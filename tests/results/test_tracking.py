@@ -41,7 +41,7 @@ def open_run(mode, name="trial-1"):
     folder = Path(sys.argv[1]) / name
     folder.mkdir(parents=True, exist_ok=True)
     config = TrackingConfig(mode=tracking.TrackingMode(mode))
-    return tracking.open_run(config, TRIAL, experiment="faults", trial_id=name, folder=folder, tags=["a", "b"])
+    return tracking.open_run(config, TRIAL, experiment="faults", name=name, folder=folder, tags=["a", "b"])
 """
 
 

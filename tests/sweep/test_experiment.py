@@ -16,10 +16,11 @@ from pathlib import Path
 import pytest
 
 from harness.config import Device, HarnessConfig, Precision, identity, legacy_identity, to_dict
+from harness.results.mirror import flat_metrics
 from harness.results.store import State, Store
 from harness.sweep import experiment
 from harness.sweep.child import Cell
-from harness.sweep.experiment import flat_metrics, longest_first
+from harness.sweep.experiment import longest_first
 
 PROGRAM = Path(__file__).with_name("tiny_trials.py")
 
