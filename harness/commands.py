@@ -12,6 +12,7 @@ COMMANDS = {
     "report": ("analysis.report", "the page, the verdicts and the figures of stored results"),
     "audit": ("harness.audit", "whether accumulation changes what FILE.py:FUNCTION trains"),
     "plan": ("harness.plan", "the micro-batch that fits a memory"),
+    "sync": ("analysis.sync", "upload the offline W&B runs of a store, and one run per sweep"),
     "status": ("harness.status", "where the trials of a store stand"),
     "bench": ("harness.bench", "what the harness itself costs"),
 }
@@ -47,7 +48,7 @@ def main() -> None:
         )
         sys.exit(2)
     del sys.argv[1]
-    if asked == "report":  # no code of a user's own is imported in that process, which might mean another `analysis`
+    if module.startswith("analysis."):  # no code of a user's own is imported in that process, which might mean another `analysis`
         sys.path.insert(0, str(tree()))
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

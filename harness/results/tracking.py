@@ -17,6 +17,7 @@ import time
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +34,7 @@ AXIS = "optimizer_step"  # the metric over which W&B draws every other one
 CHECK_SECONDS = 15.0  # how long a server may take to say who we are
 INIT_SECONDS = 20.0
 FINISH_SECONDS = 60.0  # how long the last rows may take to a server; wandb's default is for ever
+UPLOAD_SECONDS = 10.0  # of a run that was made offline, at most
 LOG_SECONDS = 10.0  # and to a local log
 # What the log of a killed process may lack at its end; 15 s by default. Not 0: that lost rows more than a second old.
 FLUSH_SECONDS = 0.1
@@ -154,6 +156,18 @@ class Run:
         self._guarded(lambda run: run.summary.update(_spelled(summary)), "the summary")
         self._close(exit_code=0)
 
+    def show(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """A table, which W&B sorts, filters and groups."""
+        import wandb
+
+        self._guarded(lambda run: run.log({name: wandb.Table(columns=list(columns), data=list(rows))}), f"the table {name}")
+
+    def show_images(self, images: Mapping[str, Path]) -> None:
+        """Pictures by name; their files may be gone when the run is closed."""
+        import wandb
+
+        self._guarded(lambda run: run.log({name: wandb.Image(str(path)) for name, path in images.items()}), "the images")
+
     def _close(self, exit_code: int) -> None:
         self._hand_over()
         self._guarded(lambda run: run.finish(exit_code=exit_code), "the end of the run")
@@ -189,6 +203,7 @@ class MirroredRun:
     name: str
     group: str
     job_type: str  # empty in the logs of older versions, which had runs of trials alone
+    project: str
     tags: tuple[str, ...]
     config: dict[str, Any]
     rows: list[dict[str, float]]
@@ -219,12 +234,41 @@ def read_offline(path: Path) -> MirroredRun:
         name=run.get("display_name", ""),
         group=run.get("run_group", ""),
         job_type=run.get("job_type", ""),
+        project=run.get("project", ""),
         tags=tuple(run.get("tags", ())),
         config=_own(config),
         rows=[_row(record["history"]) for record in records if record["type"] == "history"],
         summary=_own(summary),
         ended=records[-1]["type"] == "exit",
     )
+
+
+def end() -> None:
+    """End wandb's own process, where one was started here, before ours ends."""
+    if wandb := sys.modules.get("wandb"):
+        wandb.teardown()
+
+
+def is_uploaded(log: Path) -> bool:
+    """Whether W&B has the whole log, as far as is known here."""
+    return Path(f"{log}.synced").exists()
+
+
+def upload(logs: Sequence[Path], project: str | None = None, entity: str | None = None) -> list[Path]:
+    """Send offline runs to the server, to another project or entity than they were made for if that is said; those not taken."""
+    where = [*(("--project", project) if project else ()), *(("--entity", entity) if entity else ())]
+    command = [sys.executable, "-m", "wandb", "sync", *where, *(str(log.parent.resolve()) for log in logs)]
+    with tempfile.TemporaryDirectory() as scratch, suppress(subprocess.TimeoutExpired):
+        subprocess.run(
+            command,
+            env=_environment(),
+            cwd=scratch,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=FINISH_SECONDS + UPLOAD_SECONDS * len(logs),  # its own patience with a silent server has no end
+            check=False,
+        )
+    return [log for log in logs if not is_uploaded(log)]
 
 
 def read_online(project: str, experiment: str | None = None) -> Iterator[MirroredRun]:
@@ -242,6 +286,7 @@ def read_online(project: str, experiment: str | None = None) -> Iterator[Mirrore
                 name=run.display_name,
                 group=run.group or "",
                 job_type=run.job_type or "",
+                project=str(run.project),
                 tags=tuple(run.tags),
                 config=_own(_parsed(dict(run.config))),
                 rows=[_own(_parsed(row)) | {"step": row.get("_step", 0)} for row in run.scan_history()],

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from analysis import load
 from harness.results.judged_arm import OUTCOMES, VERDICT_COLUMNS
 from harness.results.record import read_trial, write_record
 from harness.results.store import Store
-from harness.results.tracking import TrackingWarning
+from harness.results.tracking import TrackingWarning, read_offline
 
 
 def test_one_row_per_trial_and_arm(results: Path, grid: list[str]) -> None:
@@ -127,16 +128,6 @@ def test_analysis_imports_no_torch() -> None:
     assert subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=Path(__file__).parents[2]).returncode == 0
 
 
-@pytest.fixture(scope="module")
-def mirrored(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two real trials with their offline runs, one of them with a fault."""
-    results = tmp_path_factory.mktemp("mirrored")
-    tiny = ["steps=3", "algebra_steps=2", "probe_every=2", "accumulation_steps=[2,8]", "workers=2", f"results={results}"]
-    command = [sys.executable, "-m", "harness", "-m", "norm=none,batch", "faults=[scale@1e-3]", *tiny]
-    subprocess.run(command, capture_output=True, check=True, cwd=Path(__file__).parents[2])
-    return results
-
-
 def test_wandb_gives_the_arms_that_the_store_gives(mirrored: Path) -> None:
     stored, logged = load.from_store(mirrored), load.from_wandb(mirrored)
     columns = [*VERDICT_COLUMNS, *OUTCOMES, *(f"full_{name}" for name in OUTCOMES), "group", "model"]
@@ -169,6 +160,52 @@ def test_the_evidence_of_real_trials_is_the_stored_one(mirrored: Path) -> None:
         np.testing.assert_equal(row["oracle_error"], evidence["signature"]["explanations"].get("batch_statistics", math.nan))
         np.testing.assert_equal(row["jump_step"], arm["evidence"]["trajectory"]["jump_step"] or math.nan)
     assert arms["oracle_error"].max() < 1e-12 < arms["algebra_error"].max(), "some arm differs and is explained"
+
+
+@pytest.mark.slow
+def test_every_judged_arm_has_a_run_of_its_own(tmp_path: Path) -> None:
+    """Its metrics are its trial's at every step, and what W&B groups by is flat; no reader takes it for a trial."""
+    tiny = ["steps=3", "algebra_steps=2", "accumulation_steps=[2,8]", "precision=float16", "tracking.per_arm=true"]
+    command = [sys.executable, "-m", "harness", *tiny, f"results={tmp_path}"]
+    subprocess.run(command, capture_output=True, check=True, cwd=Path(__file__).parents[2])
+    runs = [read_offline(log) for log in sorted(tmp_path.rglob("*.wandb"))]
+    trials = {run.name: run for run in runs if run.job_type == "trial"}
+    arms = [run for run in runs if run.job_type == "arm"]
+    assert (len(trials), len(arms)) == (1, 4)
+    assert len(load.from_wandb(tmp_path)) == 3, "the arms of the trial, once"
+    for run in arms:
+        trial, own = trials[run.config["trial"]], run.config
+        label = f"{own['arm']}-{own['N']}"
+        assert (run.name, run.group, own["b"]) == (f"{trial.name} {label}", "single", 64 / own["N"])
+        for mine, whole in zip(run.rows, trial.rows, strict=True):
+            assert {f"{name}/{label}": value for name, value in mine.items() if name not in ("step", "optimizer_step")} == {
+                name: value for name, value in whole.items() if name.endswith(f"/{label}")
+            }
+            assert (
+                mine["gradient_norm"] > 0
+                and mine["learning_rate"] == 0.1
+                and mine["loss_scale"] == 4096
+                and mine["optimizer_step"] == mine["step"]
+            )
+            assert (mine["gradient_difference_norm"] > 0) == (own["arm"] != "full")
+        if own["arm"] != "full":
+            assert own["verdict"] == run.summary["verdict"] == trial.config[f"verdict/{label}"]
+            assert trial.summary[f"algebra_error/{label}"] == run.summary["algebra_error"]
+
+
+def test_what_wandb_groups_a_trial_by(mirrored: Path) -> None:
+    for log in mirrored.rglob("*.wandb"):
+        run = read_offline(log)
+        about = [run.config[name] for name in ("workload_name", "optimizer_name", "precision")]
+        assert (run.job_type, about) == ("trial", ["digits", "sgd", "float32"])
+        assert run.config["environment"]["packages"]["torch"] == version("torch")
+        different = run.config["norm"] == "batch"
+        assert run.config["verdict"] == ("different" if different else "equivalent")
+        assert run.config["cause"] == ("batch_statistics" if different else "")
+        assert run.config["verdict/scale@1e-3-2"] != "equivalent"
+        for row in run.rows:
+            assert row["optimizer_step"] == row["step"]
+            assert all(row[f"gradient_difference_norm/accumulated-{n}"] > 0 for n in (2, 8)), "at every step"
 
 
 def test_wandb_gives_the_steps_that_the_store_gives(mirrored: Path) -> None:
