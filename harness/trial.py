@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from harness import pace
-from harness.config import ConfigError, Data, Device, Execution, Split, TrialConfig, validate
+from harness.config import ConfigError, Data, Device, Execution, Model, Split, TrialConfig, validate
 from harness.judge.verdict import Doubt, Evidence, Outcome, Rounding, algebra_failures, judge
 from harness.measure import algebra, poison, rounding
 from harness.measure.ablation import attribute
@@ -21,7 +21,7 @@ from harness.measure.lock_step import REFERENCE, LockStep, Setting
 from harness.measure.poison import PoisonedWindow
 from harness.measure.training import Distances, OnStep, Row, outcome, train
 from harness.recipes import precision
-from harness.recipes.determinism import choose_device, deterministic
+from harness.recipes.determinism import choose_device, deterministic, threads
 from harness.recipes.hand_written import Loop, hand_written
 from harness.recipes.micro_batch import Even, Ragged, SplitPlan, hash_seed
 from harness.recipes.recipe import Arm, Recipe
@@ -149,7 +149,8 @@ def run_trial(config: TrialConfig, on_step: OnStep, candidates: Sequence[Candida
     if device.type == "cuda":
         config = dataclasses.replace(config, device=Device.cuda)  # of the identity: a trial on a CPU is another one
     chosen = standard_candidates(config) if candidates is None else list(candidates)
-    with deterministic(config.precision):
+    # As in a sweep: a small model is slower on several threads, many times so beside other work.
+    with threads(None if config.workload.model == Model.resnet18 else 1), deterministic(config.precision):
         setting = Setting(config, device)
         check_splits(setting, chosen)
         recipes = {REFERENCE: reference(config)} | {candidate.label: candidate.recipe for candidate in chosen}

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.audit.formats import ENDINGS, TO_STDOUT, Format, format_of
-from harness.audit.request import MAX_STEPS
+from harness.audit.request import MAX_STEPS, causes_of
 from harness.terminal import BAD_INPUT, one_line
 
 if TYPE_CHECKING:
@@ -61,6 +61,13 @@ def _auditing() -> argparse.ArgumentParser:
     made.add_argument("--reference", metavar="FILE.py:FUNCTION", help="an independent function to compare with")
     made.add_argument("--processes", type=int, default=1, help="ranks of torch.distributed (default 1)")
     made.add_argument("--max-steps", type=int, default=MAX_STEPS, help=f"optimizer steps of a run (default {MAX_STEPS})")
+    made.add_argument(
+        "--allow",
+        type=_causes,
+        default=frozenset(),
+        metavar="CAUSE,CAUSE",
+        help="findings that are told and no fault, as stochastic_layers",
+    )
     made.add_argument("--evidence", type=_folder, metavar="DIR", help="be a rank of torchrun or srun, and write evidence there")
     made.add_argument("--replicas", type=int, help="with --evidence: ranks that take rows of their own (default all)")
     _add_telling(made)
@@ -107,6 +114,7 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
             "--save": bool(given.save),
             "--report": given.report is not None,
             "--record": given.record is not None,
+            "--allow": bool(given.allow),
         }
         if off := [name for name, is_asked in asked.items() if is_asked]:
             made.error(f"expected no {' and no '.join(off)} with --evidence: a rank judges nothing, `{MERGE}` does")
@@ -127,6 +135,13 @@ def _numbers(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(f"expected numbers separated by commas, as 4,16, got {text}") from None
+
+
+def _causes(text: str) -> frozenset[str]:
+    try:
+        return causes_of(text.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _record(text: str) -> Path:
@@ -200,7 +215,7 @@ def _merged(given: argparse.Namespace) -> Report:
 def _audited(given: argparse.Namespace, train: Train) -> Report:
     from harness.audit.session import audit
 
-    return audit(train, processes=given.processes, **_asked(given))
+    return audit(train, processes=given.processes, allow=given.allow, **_asked(given))
 
 
 def _asked(given: argparse.Namespace) -> dict[str, Any]:

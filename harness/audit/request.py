@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from difflib import get_close_matches
 from typing import Any
+
+from harness.judge.cause import Cause
 
 MAX_STEPS = 200  # optimizer steps of a run; a handful says as much
 SIZES = ("batch_size", "accumulation_steps")
@@ -35,6 +38,17 @@ def checked(
         if not _is_count(n) or batch_size % n:
             raise ValueError(f"expected accumulation_steps that divide batch_size={batch_size}, got {n!r}")
     return sorted(set(accumulation_steps))
+
+
+def causes_of(names: Collection[str]) -> frozenset[Cause]:
+    """The causes of these names. Raises ValueError for a name that is no cause, and for a text in place of a set of them."""
+    if isinstance(names, str):
+        raise ValueError(f"expected allow as a set of causes, as {{'stochastic_layers'}}, got {names!r}")
+    for name in names:
+        if name not in set(Cause):
+            close = get_close_matches(str(name), list(Cause), n=1) or list(Cause)
+            raise ValueError(f"expected allow to name causes, as {close[0]}, got {name!r}")
+    return frozenset(map(Cause, names))
 
 
 def arms_of(steps: Sequence[int], *, independent: bool) -> list[int]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from harness.audit.observe.pooling import disagreement
 from harness.audit.observe.ranks import Ranks
 from harness.audit.observe.runs import Local, Train
 from harness.audit.report import ArmResult, Report
-from harness.audit.request import MAX_STEPS, arms_of, checked
+from harness.audit.request import MAX_STEPS, arms_of, causes_of, checked
 from harness.audit.rules.findings import first_of_each
 from harness.audit.visibility import hidden
 from harness.judge.cause import Cause
@@ -39,6 +40,7 @@ def audit(
     reference: Train | None = None,
     processes: int = 1,
     max_steps: int = MAX_STEPS,
+    allow: Collection[str] = (),
     progress: Progress | None = None,
 ) -> Report:
     """Is `train(batch_size // N, N)` the same computation as `train(batch_size, 1)`, for each N; where not, why?
@@ -48,14 +50,40 @@ def audit(
     torch, `weights`, a callback that takes the named arrays of all weights, once before training and after each optimizer step.
     With `reference`, every arm (N=1 as well) is compared with `reference(batch_size, 1)`. `processes` runs it on that many ranks
     with `torch.distributed` initialised; the reference then runs on one, with all rows. A run ends after `max_steps` optimizer
-    steps. `progress` is told in a line what is run and what is seen. Nothing raised by `train` escapes: see `Report.problems`.
+    steps. Findings of the causes in `allow` are told and change no verdict: `allow={"stochastic_layers"}` for a model with
+    dropout. `progress` is told in a line what is run and what is seen. torch has the caller's number of threads afterwards.
+    Nothing raised by `train` escapes: see `Report.problems`.
     Raises ValueError for arguments that cannot be run.
     """
     steps = checked(train, reference, batch_size, accumulation_steps, processes=processes, max_steps=max_steps)
     arms = arms_of(steps, independent=reference is not None)
-    with Ranks(train, reference, processes) if processes > 1 else nullcontext(Local(train, reference)) as runner:
+    permitted = causes_of(allow)
+    with same_threads(), Ranks(train, reference, processes) if processes > 1 else nullcontext(Local(train, reference)) as runner:
         runs = Runs(runner, batch_size, reference is not None, max_steps, progress or (lambda line: None))
-        return Session(runs, arms).report()
+        return with_allowed(Session(runs, arms).report(), permitted)
+
+
+@contextmanager
+def same_threads() -> Iterator[None]:
+    """The number of torch's threads is put back afterwards, whatever the audited function made of it."""
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def with_allowed(report: Report, causes: Collection[Cause]) -> Report:
+    """The report, in which findings of these causes are no findings any more, and are told all the same."""
+    results = [
+        replace(
+            result,
+            findings=tuple(f for f in result.findings if f.cause not in causes),
+            allowed=tuple(f for f in result.findings if f.cause in causes),
+        )
+        for result in report.results
+    ]
+    return replace(report, results=tuple(results))
 
 
 class Session:

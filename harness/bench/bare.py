@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -11,17 +10,6 @@ from torch import Tensor, nn
 from harness.measure.lock_step import Setting
 from harness.recipes import precision
 from harness.recipes.recipe import Recipe
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """One thread for torch inside, as a trial of a sweep has; the caller's number of threads afterwards."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def bare_arms(setting: Setting, recipes: Mapping[str, Recipe], stream: Sequence[Tensor]) -> dict[str, float]:

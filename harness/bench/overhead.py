@@ -14,13 +14,13 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from harness.bench.bare import bare_arms, one_thread
+from harness.bench.bare import bare_arms
 from harness.bench.cost import Cost, alternate, of_call, ratios, seconds
 from harness.bench.measurement import Measurement
 from harness.config import Data, Device, HarnessConfig, Model, Norm, Precision, Split, TrialConfig, WorkloadConfig, to_dict
 from harness.measure.lock_step import REFERENCE, Setting
 from harness.measure.training import train
-from harness.recipes.determinism import choose_device, deterministic
+from harness.recipes.determinism import choose_device, deterministic, threads
 from harness.recipes.recipe import Recipe
 from harness.results.mirror import Mirror
 from harness.results.store import Store
@@ -63,7 +63,7 @@ def configuration(name: str, precision: Precision = Precision.float32) -> TrialC
 
 def measurements(rounds: int = ROUNDS, configs: Sequence[TrialConfig] = ()) -> Iterator[Measurement]:
     """Every workload, or each of `configs`, with probes at every tenth step and at every step; then the whole trial."""
-    with one_thread():
+    with threads(1):
         for name, config in named(configs).items():
             yield from of_workload(name, config, rounds, SECONDS)
 

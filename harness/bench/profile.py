@@ -17,11 +17,11 @@ from statistics import median
 from types import FrameType
 from typing import Any, Self
 
-from harness.bench.bare import one_thread
 from harness.bench.cost import Spread
 from harness.bench.measurement import Measurement
 from harness.bench.overhead import named, run_whole
 from harness.config import TrialConfig
+from harness.recipes.determinism import threads
 
 PART = "profile"
 ROUNDS = 3
@@ -40,7 +40,7 @@ Place = tuple[str, str]  # phase, module
 
 def measurements(rounds: int = ROUNDS, configs: Sequence[TrialConfig] = ()) -> Iterator[Measurement]:
     """Percent by place of each of `configs`, or else of the trials of `overhead`."""
-    with one_thread():
+    with threads(1):
         for name, config in named(configs).items():
             yield from of_trial(name, config, rounds)
 

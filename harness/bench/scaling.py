@@ -11,12 +11,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from harness.bench.bare import one_thread
 from harness.bench.cost import Cost, Spread, alternate, of_call, of_command, ratios, seconds
 from harness.bench.measurement import Measurement
 from harness.bench.startup import TINY
 from harness.config import OptimizerConfig, Precision, ScheduleConfig
 from harness.measure.lock_step import REFERENCE, LockStep
+from harness.recipes.determinism import threads
 from harness.recipes.micro_batch import Even
 from harness.recipes.precision import make_scaler
 from harness.recipes.recipe import Arm, Recipe, make_optimizer, make_schedule, take_step
@@ -44,7 +44,7 @@ def measurements(rounds: int = ROUNDS) -> Iterator[Measurement]:
         "parameters": {f"{size:.0e}": (wide(size), 2) for size in PARAMETERS},
         "tensors": {f"{num}": (deep(num), 2) for num in TENSORS},
     }
-    with one_thread():
+    with threads(1):
         for axis, sizes in axes.items():
             for size, (workload, num) in sizes.items():
                 yield over_bare(f"{axis} = {size}", workload, num, rounds)

@@ -50,6 +50,17 @@ def deterministic(precision: Precision = Precision.float32) -> Iterator[None]:
 
 
 @contextmanager
+def threads(number: int | None) -> Iterator[None]:
+    """That many threads for torch inside, or those that there are; the caller's number afterwards, whatever happened inside."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
 def fixed_randomness(seed: int, device: torch.device) -> Iterator[None]:
     """Draws inside start from `seed`; the generators are put back afterwards, whatever happened inside."""
     with kept_randomness(device):

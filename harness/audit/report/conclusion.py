@@ -32,6 +32,7 @@ class ArmResult:
     facts: tuple[Facts, ...]  # per optimizer
     findings: tuple[Finding, ...]
     evidence: dict[str, Any]
+    allowed: tuple[Finding, ...] = ()  # found, and permitted beforehand
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,12 @@ class Conclusion:
         return tuple(kept[key] for key in sorted(kept, key=lambda key: key[0]))
 
     @property
+    def allowed(self) -> tuple[Finding, ...]:
+        """What was found and permitted beforehand, one per arm and cause."""
+        kept = {(f.accumulation_steps, f.cause): f for result in reversed(self.results) for f in result.allowed}
+        return tuple(kept[key] for key in sorted(kept))
+
+    @property
     def causes(self) -> dict[Cause, list[Finding]]:
         """Cause -> its findings, in their order."""
         kept: dict[Cause, list[Finding]] = {}
@@ -125,7 +132,8 @@ class Conclusion:
         for arm in self.results:
             for item in arm.facts:
                 causes = sorted({f.cause for f in arm.findings if f.track in (None, item.run.track)})
-                yield Line(arm, item, ", ".join(causes) or self._status_without_findings(arm))
+                allowed = sorted({f"{f.cause} (allowed)" for f in arm.allowed if f.track in (None, item.run.track)})
+                yield Line(arm, item, ", ".join([*causes, *allowed]) or self._status_without_findings(arm))
 
     @property
     def frame(self) -> pd.DataFrame:

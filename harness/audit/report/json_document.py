@@ -27,6 +27,9 @@ def document(conclusion: Conclusion) -> dict[str, Any]:
             }
             for f in conclusion.findings
         ],
+        "allowed": [
+            {"accumulation_steps": f.accumulation_steps, "cause": f.cause, "message": f.message} for f in conclusion.allowed
+        ],
         "problems": list(conclusion.problems),
         "hidden": list(conclusion.hidden),
         "arms": [

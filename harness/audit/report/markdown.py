@@ -47,6 +47,11 @@ def text(conclusion: Conclusion) -> str:
             found(findings),
             f"Remedy: {MEANINGS[cause].remedy}",
         ]
+    if conclusion.allowed:
+        parts += [
+            "**Allowed**",
+            listed(f"{code(f.cause)} at N={f.accumulation_steps}: {escaped(f.message)}" for f in conclusion.allowed),
+        ]
     if conclusion.problems:
         parts += ["**What could not be judged**", listed(code(line) for line in conclusion.problems)]
     if conclusion.hidden:

@@ -6,8 +6,9 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from harness.audit.report.conclusion import Conclusion
-from harness.audit.report.remedies import remedy
+from harness.audit.report.remedies import remedy_here
 from harness.audit.report.values import short
+from harness.judge.cause import MEANINGS
 
 WIDTH = 130
 COLUMNS = ("N", "arithmetic", "optimizer", "steps", "largest distance", "gate there", "scale", "cosine", "causes")
@@ -26,7 +27,9 @@ def _lines(conclusion: Conclusion) -> Iterator[str]:
     for finding in conclusion.findings:
         yield from _wrapped(f"N={finding.accumulation_steps}{finding.since}: {finding.cause}")
         yield from _wrapped(f"    {finding.message}")
-        yield from _wrapped(f"    remedy: {remedy(finding.cause)}")
+        yield from _wrapped(f"    remedy: {MEANINGS[finding.cause].remedy} ({remedy_here(finding.cause)})")
+    for finding in conclusion.allowed:
+        yield from _wrapped(f"allowed: N={finding.accumulation_steps}{finding.since}: {finding.cause}: {finding.message}")
     for title, lines in (("could not be judged", conclusion.problems), ("could not be seen", conclusion.hidden)):
         for line in lines:
             yield from _wrapped(f"{title}: {line}")
