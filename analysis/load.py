@@ -15,6 +15,7 @@ from typing import Any, TypedDict, get_type_hints
 import pandas as pd
 
 from analysis import audits
+from harness.config import ConfigError
 from harness.judge.cause import Cause
 from harness.results import tracking
 from harness.results.arm_name import ArmName
@@ -221,6 +222,8 @@ def steps_from_wandb(source: Path | str, experiment: str | None = None) -> pd.Da
 def _mirrored(source: Path | str, experiment: str | None) -> Iterator[MirroredRun]:
     folder = Path(source)
     if not folder.is_dir():
+        if str(source).count("/") != 1 or Path(source).is_absolute():
+            raise ConfigError("source", source, "a folder with offline runs, or a project on a W&B server as entity/project")
         yield from (run for run in tracking.read_online(str(source), experiment) if run.job_type in ("", TRIAL))
         return
     for log in sorted(folder.rglob("*.wandb")):

@@ -16,9 +16,10 @@ from analysis import ledger, load
 from analysis.batch_norm import EXACT, exact_rows, expected_momentum
 from analysis.figures import batch_norm as batch_norm_figures
 from analysis.figures.style import Shown
+from analysis.notebook import find_results
 from analysis.question import registered
 
-RESULTS = "results"
+RESULTS = find_results("batchnorm", command="python -m harness +experiment=batchnorm hydra.sweeper.size=quick")
 results = load.read(RESULTS, "batchnorm")
 
 # %% [markdown]

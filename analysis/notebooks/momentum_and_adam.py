@@ -16,10 +16,12 @@
 from analysis import ledger, load, optimizers
 from analysis.figures import optimizers as optimizer_figures
 from analysis.figures.style import Shown
+from analysis.notebook import find_results
 from analysis.optimizers import of_study
 from analysis.question import registered
 
-RESULTS = "results"
+COMMAND = "python -m harness +experiment=momentum hydra.sweeper.size=quick"
+RESULTS = find_results("momentum", "adam", command=f"{COMMAND}` and `{COMMAND.replace('momentum', 'adam')}")
 results = load.read(RESULTS, "momentum")
 
 # %% [markdown]

@@ -19,13 +19,16 @@
 # %%
 from matplotlib.figure import Figure
 
-from analysis import load
+from analysis import load, tables
 from analysis.figures import style
 from analysis.figures.style import Shown
+from analysis.notebook import find_results, latest
 from harness.judge import statistics
+from harness.judge.cause import MEANINGS, parsed
 
-RESULTS = "results"
-EXPERIMENT = "single"  # what a sweep without a name is called
+RESULTS = find_results(command="python -m harness -m norm=none,batch seed=0,1,2")
+EXPERIMENT = latest(RESULTS)  # the sweep that was run last; or its name: "single" where it has none
+EXPERIMENT
 
 # %% [markdown]
 # ## Load
@@ -36,8 +39,27 @@ EXPERIMENT = "single"  # what a sweep without a name is called
 # %%
 arms = load.from_store(RESULTS, EXPERIMENT)
 mirrored = load.from_wandb(RESULTS, EXPERIMENT)  # or load.from_wandb("entity/accumulation-harness", EXPERIMENT)
-assert len(arms) == len(mirrored)
-len(arms), sorted(set(arms["verdict"]))
+print(f"{len(arms)} arms in the store, {len(mirrored)} in W&B's offline runs (none with tracking=disabled)")
+sorted(set(arms["verdict"]))
+
+# %% [markdown]
+# ## The verdicts, and what to do
+#
+# One row per cell: the worst verdict of its seeds, how many of them agree, and the cause. Below, what each cause means and what to
+# change; a cell that is `equivalent` needs nothing.
+
+# %%
+cells = tables.matrix(arms)
+cells[["workload", "norm", "optimizer", "precision", "arm", "accumulation_steps", "verdict", "cause", "agreeing", "n"]]
+
+# %%
+for found in sorted({cause for causes in cells["cause"] for each in causes.split(", ") for cause in parsed(each)}):
+    where = cells[cells["cause"].str.contains(found)]
+    errors = arms.loc[arms["cause"].str.contains(found), "algebra_error"]
+    print(f"{found}: {MEANINGS[found].sentence}.")
+    settings = where[["norm", "optimizer", "precision"]].drop_duplicates().agg(" ".join, axis=1)
+    print(f"  where: {'; '.join(settings)}; gradient or state off by {errors.min():.2g} to {errors.max():.2g} in float64")
+    print(f"  remedy: {MEANINGS[found].remedy}\n")
 
 # %% [markdown]
 # ## Filter

@@ -15,9 +15,10 @@
 from analysis import ledger, load, precision
 from analysis.figures import precision as precision_figures
 from analysis.figures.style import Shown
+from analysis.notebook import find_results
 from analysis.question import registered
 
-RESULTS = "results"
+RESULTS = find_results("precision", command="python -m harness +experiment=precision hydra.sweeper.size=quick")
 results = load.read(RESULTS, "precision")
 
 # %% [markdown]

@@ -16,9 +16,10 @@ from analysis import load, tables
 from analysis.figures import common as figures
 from analysis.figures import style
 from analysis.figures.style import Shown
+from analysis.notebook import find_results
 from harness.judge import statistics
 
-RESULTS = "results"
+RESULTS = find_results("equivalence", command="python -m harness +experiment=equivalence hydra.sweeper.size=quick")
 
 # %% [markdown]
 # ## One row per arm

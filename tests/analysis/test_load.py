@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 from analysis import load
+from harness.config import ConfigError
 from harness.results.judged_arm import OUTCOMES, VERDICT_COLUMNS
 from harness.results.record import read_trial, write_record
 from harness.results.store import Store
@@ -239,3 +240,9 @@ def test_logs_that_are_not_whole_are_left_out_by_name(tmp_path: Path) -> None:
     (tmp_path / "run.wandb").write_bytes(b"no log")
     with pytest.warns(TrackingWarning, match=r"left out: .*run\.wandb: not a W&B log"):
         assert load.from_wandb(tmp_path).empty
+
+
+@pytest.mark.parametrize("source", ["results", "/nowhere/results", "a/b/c"])
+def test_a_folder_that_is_not_there_is_no_project(source: str) -> None:
+    with pytest.raises(ConfigError, match=f"source={source}: expected a folder with offline runs, or a project"):
+        load.from_wandb(source)

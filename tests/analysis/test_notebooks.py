@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.judge.cause import MEANINGS, Cause
+
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "analysis" / "notebooks").glob("*.py"))
 # The sweeps that a notebook asks for, cut down.
@@ -40,12 +42,32 @@ def make_results(notebook: Path, folder: Path) -> None:
         subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
 
 
+def run(notebook: Path, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error", **variables}
+    return subprocess.run([sys.executable, notebook], env=environment, cwd=cwd, capture_output=True, text=True)
+
+
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook(notebook: Path, folder: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
+    """From a folder below the one that has the results, as Jupyter starts it."""
     make_results(notebook, folder)
-    done = subprocess.run([sys.executable, notebook], env=environment, cwd=folder, capture_output=True, text=True)
+    below = folder / "analysis" / "notebooks"
+    below.mkdir(parents=True, exist_ok=True)
+    done = run(notebook, below)
     assert done.returncode == 0, done.stderr[-2000:]
+    if notebook.stem == "my_own_sweep":
+        assert "batch_statistics: " in done.stdout and MEANINGS[Cause.batch_statistics].remedy in done.stdout
+
+
+def test_a_notebook_says_what_is_missing(tmp_path: Path) -> None:
+    command = "python -m harness +experiment=precision hydra.sweeper.size=quick"
+    (tmp_path / "results").mkdir()
+    for where, done in (
+        (f"in {tmp_path}/results", run(ROOT / "analysis/notebooks/precision.py", tmp_path)),
+        ("in elsewhere", run(ROOT / "analysis/notebooks/precision.py", tmp_path, HARNESS_RESULTS="elsewhere")),
+    ):
+        told = f"no finished trials of precision {where}; run `{command}`, or set HARNESS_RESULTS to the folder that has them"
+        assert done.returncode == 1 and done.stderr.splitlines()[-1] == f"analysis.notebook.NoResults: {told}"
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
@@ -61,8 +83,10 @@ def test_notebook_in_jupyter(notebook: Path, folder: Path) -> None:
     """As a user opens it: converted by jupytext and executed in a kernel; at least one figure or table is shown."""
     jupytext, nbclient = pytest.importorskip("jupytext"), pytest.importorskip("nbclient")
     make_results(notebook, folder)
+    below = folder / "below"
+    below.mkdir(exist_ok=True)
     book = jupytext.read(notebook)
     os.environ["PYTHONPATH"] = str(ROOT)
-    nbclient.NotebookClient(book, timeout=120, resources={"metadata": {"path": str(folder)}}).execute()
+    nbclient.NotebookClient(book, timeout=120, resources={"metadata": {"path": str(below)}}).execute()
     kinds = {kind for cell in book.cells for output in cell.get("outputs", []) for kind in output.get("data", {})}
     assert {"text/html", "image/svg+xml"} <= kinds

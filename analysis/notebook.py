@@ -1,0 +1,46 @@
+"""What a notebook needs beside tables and figures: the results, wherever Jupyter was started, or the command that makes them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from harness.results.store import State, Store
+
+VARIABLE = "HARNESS_RESULTS"
+
+
+class NoResults(RuntimeError):
+    """There are no finished trials to show; the message has the command that makes them."""
+
+
+def find_results(*experiments: str, command: str) -> Path:
+    """The store that has finished trials of these experiments: `$HARNESS_RESULTS`, else `results` here or in a folder above.
+
+    Raises NoResults, which says what is missing, where it was looked for, and that `command` makes it.
+    """
+    named = os.environ.get(VARIABLE)
+    here = Path.cwd()
+    places = [Path(named)] if named else [folder / "results" for folder in (here, *here.parents)]
+    for store in places:
+        if store.is_dir() and not unfinished(store, experiments):
+            return store
+    found = next((store for store in places if store.is_dir()), None)
+    what = ", ".join(unfinished(found, experiments) if found else experiments)
+    where = f"in {found}" if found else f"in {places[0]}" + ("" if named else " or a folder `results` above")
+    raise NoResults(
+        f"no finished trials of {what} {where}; run `{command}`, or set {VARIABLE} to the folder that has them"
+    ) from None
+
+
+def latest(store: Path) -> str:
+    """The experiment of the trial that was finished last: the sweep that one has just run."""
+    finished = [status for status in Store(store).status() if status.state == State.finished]
+    if not finished:
+        raise NoResults(f"no finished trials in {store}; run `python -m harness -m norm=none,batch seed=0,1,2`")
+    return max(finished, key=lambda status: (status.folder / "trial.json").stat().st_mtime).experiment
+
+
+def unfinished(store: Path, experiments: tuple[str, ...]) -> list[str]:
+    """Those of the experiments without any finished trial."""
+    return [name for name in experiments if not any(s.state == State.finished for s in Store(store).status(name))]
