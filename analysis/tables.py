@@ -13,10 +13,10 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
-from harness.judge import statistics, verdict
+from harness.judge import statistics
 from harness.results.judged_arm import VERDICT_COLUMNS
 
-WORST_FIRST = tuple(map(str, verdict.WORST_FIRST))
+WORST_FIRST = ("different", "degraded", "inconclusive", "equivalent")
 PRECISIONS = ("float64", "float32", "float16", "bfloat16")
 OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam", "adamw")
 NORMS = ("none", "group", "layer", "batch")  # BatchNorm last: the exception beside the rule

@@ -17,6 +17,7 @@
 # then filter, plot and test it here: from the store, or from W&B.
 
 # %%
+import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis import load, tables
@@ -24,11 +25,12 @@ from analysis.figures import style
 from analysis.figures.style import Shown
 from analysis.notebook import find_results, latest
 from harness.judge import statistics
-from harness.judge.cause import MEANINGS, parsed
+from harness.results.cells import by_cell, caveats
+from harness.results.judged_arm import VerdictRow
 
 RESULTS = find_results(command="python -m harness -m norm=none,batch seed=0,1,2")
 EXPERIMENT = latest(RESULTS)  # the sweep that was run last; or its name: "single" where it has none
-EXPERIMENT
+print(f"“{EXPERIMENT}” in {RESULTS}")
 
 # %% [markdown]
 # ## Load
@@ -45,21 +47,17 @@ sorted(set(arms["verdict"]))
 # %% [markdown]
 # ## The verdicts, and what to do
 #
-# One row per cell: the worst verdict of its seeds, how many of them agree, and the cause. Below, what each cause means and what to
-# change; a cell that is `equivalent` needs nothing.
+# One row per cell: the worst verdict of its seeds, and how many of them have it. Below, every caveat that the sweep earned, as the
+# terminal and the report have it; without one, accumulation was the same computation everywhere.
 
 # %%
-cells = tables.matrix(arms)
-cells[["workload", "norm", "optimizer", "precision", "arm", "accumulation_steps", "verdict", "cause", "agreeing", "n"]]
+cells = by_cell(VerdictRow(**row) for row in tables.verdicts(arms).to_dict("records"))
+table = pd.DataFrame([vars(cell) for cell in cells])
+table[["workload", "norm", "optimizer", "precision", "arm", "accumulation_steps", "verdict", "cause", "agreeing", "trials"]]
 
 # %%
-for found in sorted({cause for causes in cells["cause"] for each in causes.split(", ") for cause in parsed(each)}):
-    where = cells[cells["cause"].str.contains(found)]
-    errors = arms.loc[arms["cause"].str.contains(found), "algebra_error"]
-    print(f"{found}: {MEANINGS[found].sentence}.")
-    settings = where[["norm", "optimizer", "precision"]].drop_duplicates().agg(" ".join, axis=1)
-    print(f"  where: {'; '.join(settings)}; gradient or state off by {errors.min():.2g} to {errors.max():.2g} in float64")
-    print(f"  remedy: {MEANINGS[found].remedy}\n")
+for caveat in caveats(cells):
+    print(f"{caveat}\n")
 
 # %% [markdown]
 # ## Filter

@@ -45,9 +45,6 @@ class Outcome(StrEnum):
     inconclusive = "inconclusive"
 
 
-WORST_FIRST = (Outcome.different, Outcome.degraded, Outcome.inconclusive, Outcome.equivalent)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Algebra:
     """L0: in float64."""

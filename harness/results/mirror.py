@@ -13,9 +13,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from harness.config import TrackingConfig, TrialConfig, to_dict
-from harness.judge.verdict import WORST_FIRST
 from harness.results import tracking
 from harness.results.arm_name import ACCUMULATED, FULL, NULL, ULP, ArmName
+from harness.results.cells import SEVERITY
 
 TRIAL, ARM = "trial", "arm"  # job types
 FLAT = ("algebra_error", "rounding_ratio", "trajectory_ratio", "held_out_loss", "held_out_accuracy", "final_loss", "explained")
@@ -86,7 +86,7 @@ def verdicts(arms: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     right = [arm for arm in arms if arm["arm"] == ACCUMULATED]
     if not right:
         return found
-    worst = min((arm["verdict"] for arm in right), key=WORST_FIRST.index)
+    worst = max((arm["verdict"] for arm in right), key=SEVERITY.index)
     causes = sorted({str(arm["cause"]) for arm in right if arm["verdict"] == worst})
     return {**found, "verdict": str(worst), "cause": ", ".join(causes)}
 
