@@ -59,6 +59,8 @@ def _written(value: Any) -> str:
     """As on the command line."""
     if isinstance(value, list):
         return f"[{','.join(map(str, value))}]"
+    if isinstance(value, bool):
+        return str(value).lower()
     return "null" if value is None else "{}" if value == {} else str(value)
 
 
@@ -68,6 +70,8 @@ def _choices(name: str, hint: Any) -> str:
     can_be_absent = " or null" if types.NoneType in parts else ""
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return ", ".join(str(member) for member in hint)
+    if hint is bool:
+        return "true, false"
     if name in BOUNDS:
         listed = "a list, each " if typing.get_origin(hint) is tuple else ""
         return listed + str(BOUNDS[name]).partition(" (")[0] + can_be_absent

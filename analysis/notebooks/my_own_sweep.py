@@ -47,11 +47,11 @@ sorted(set(arms["verdict"]))
 # %% [markdown]
 # ## The verdicts, and what to do
 #
-# One row per cell: the worst verdict of its seeds, and how many of them have it. Below, every caveat that the sweep earned, as the
-# terminal and the report have it; without one, accumulation was the same computation everywhere.
+# One row per cell: the worst verdict of its seeds, and how many of them have it. Below, every caveat that the sweep earned, as
+# the terminal and the report have it; without one, accumulation was the same computation everywhere.
 
 # %%
-cells = by_cell(VerdictRow(**row) for row in tables.verdicts(arms).to_dict("records"))
+cells = by_cell(VerdictRow(**row._asdict()) for row in tables.verdicts(arms).itertuples(index=False))
 table = pd.DataFrame([vars(cell) for cell in cells])
 table[["workload", "norm", "optimizer", "precision", "arm", "accumulation_steps", "verdict", "cause", "agreeing", "trials"]]
 

@@ -56,10 +56,8 @@ def test_notebook(notebook: Path, folder: Path) -> None:
     done = run(notebook, below)
     assert done.returncode == 0, done.stderr[-2000:]
     if notebook.stem == "my_own_sweep":
-        assert (
-            "(batch_statistics). This is a property of the model" in done.stdout
-            and MEANINGS[Cause.batch_statistics].remedy in done.stdout
-        )
+        assert "(batch_statistics). This is a property of the model" in done.stdout
+        assert MEANINGS[Cause.batch_statistics].remedy in done.stdout
 
 
 def test_a_notebook_says_what_is_missing(tmp_path: Path) -> None:
