@@ -8,7 +8,7 @@ REPORTS ?= reports
 CONSTRAINTS ?= $(if $(shell command -v nvidia-smi),,-c constraints-cpu.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help report report-full test test-slow chaos check format bench gpu scoreboard clean
+.PHONY: help report report-full test test-slow chaos docs check format bench gpu scoreboard clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-24s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ test-slow: $(VENV)/.ready  ## run the long tests too
 
 chaos: $(VENV)/.ready  ## attack the program for 15 minutes: kills, damage, odd names, random settings; a table (SEED=0)
 	$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),15) --seed $(or $(SEED),0)
+
+docs: $(VENV)/.ready  ## build the documentation into site/, without a network; a link that leads nowhere is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 check: $(VENV)/.ready  ## lint, format, types
 	$(BIN)/ruff check .

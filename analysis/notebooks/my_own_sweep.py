@@ -26,7 +26,7 @@ from analysis.figures.style import Shown
 from analysis.notebook import find_results, latest
 from harness.judge import statistics
 from harness.results.cells import by_cell, caveats
-from harness.results.judged_arm import VerdictRow
+from harness.results.judged_arm import VerdictRow, restored
 
 RESULTS = find_results(command="python -m harness -m norm=none,batch seed=0,1,2")
 EXPERIMENT = latest(RESULTS)  # the sweep that was run last; or its name: "single" where it has none
@@ -51,7 +51,8 @@ sorted(set(arms["verdict"]))
 # the terminal and the report have it; without one, accumulation was the same computation everywhere.
 
 # %%
-cells = by_cell(VerdictRow(**row._asdict()) for row in tables.verdicts(arms).itertuples(index=False))
+rows = [{str(name): value for name, value in row.items()} for row in tables.verdicts(arms).to_dict("records")]
+cells = by_cell(restored(VerdictRow, row, "arm") for row in rows)
 table = pd.DataFrame([vars(cell) for cell in cells])
 table[["workload", "norm", "optimizer", "precision", "arm", "accumulation_steps", "verdict", "cause", "agreeing", "trials"]]
 
