@@ -39,8 +39,9 @@ test-slow: $(VENV)/.ready  ## run the long tests too
 chaos: $(VENV)/.ready  ## attack the program for 15 minutes: kills, damage, odd names, random settings; a table (SEED=0)
 	$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),15) --seed $(or $(SEED),0)
 
+# Without --quiet, with which mkdocs does not count its warnings and builds in spite of them.
 docs: $(VENV)/.ready  ## build the documentation into site/, without a network; a link that leads nowhere is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 check: $(VENV)/.ready  ## lint, format, types
 	$(BIN)/ruff check .

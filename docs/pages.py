@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 from functools import cache
 from pathlib import Path
@@ -55,7 +56,7 @@ def on_page_markdown(markdown: str, page: Page, files: Files, **_: Any) -> str:
         if Path(path).name == "remedies.md":
             up = "../" * len(here.parts)
             return f"[{text}]({up}{CAUSES}/{f'{anchor}.md' if anchor else 'index.md'})"
-        at = (ROOT / "docs" / here / path).resolve()
+        at = Path(os.path.normpath(ROOT / "docs" / here / path))
         if files.get_file_from_path(str((here / path).as_posix())) or (at.is_relative_to(ROOT / "docs") and at.is_file()):
             return found[0]
         if not at.exists():
@@ -72,11 +73,11 @@ def on_page_markdown(markdown: str, page: Page, files: Files, **_: Any) -> str:
 
 def index() -> str:
     """All causes in a table."""
-    rows = [f"| [{cause}]({cause}.md) | {MEANINGS[cause].sentence} |" for cause in Cause]
     head = (
-        "# Causes and remedies\n\nThese names stand in every verdict: in the terminal, the tables, the reports and W&B. A cause is "
-        "named when simulating exactly that bug reproduces the wrong gradient, or when it was seen directly.\n\n"
+        "# Causes and remedies\n\nThese names stand in every verdict: in the terminal, the tables, the reports and W&B. A cause "
+        "is named when simulating exactly that bug reproduces the wrong gradient, or when it was seen directly.\n\n"
     )
+    rows = [f"| [{cause}]({cause}.md) | {MEANINGS[cause].sentence} |" for cause in Cause]
     return head + "| cause | what is wrong |\n|---|---|\n" + "\n".join(rows) + "\n"
 
 
@@ -93,10 +94,8 @@ def page_of(cause: Cause) -> str:
         parts += ["## Loops that do it right", "The tests audit each of them and require the verdict `equivalent`."]
         parts += [f"```python\n{source}\n```" for source in loops]
     if rows := [row for row in scoreboard() if f"`{cause}`" in row]:
-        parts += [
-            "## Released trainers in which it was found",
-            "| release | setting | finding |\n|---|---|---|\n" + "\n".join(rows),
-        ]
+        table = "\n".join(["| release | setting | finding |", "|---|---|---|", *rows])
+        parts += ["## Released trainers in which it was found", table]
     return "\n\n".join(parts) + "\n"
 
 

@@ -1,0 +1,93 @@
+"""The documentation: its site builds strictly and loads nothing from elsewhere, and its examples print what is shown."""
+
+from __future__ import annotations
+
+import doctest
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness import settings
+from harness.judge.cause import MEANINGS, Cause
+
+ROOT = Path(__file__).parents[1]
+BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.M | re.S)
+SOMEWHERE = r"[^>]*\b(?:src|href)=\"?https?:"
+LOADED = re.compile(rf"<(?:script|img|iframe)\b{SOMEWHERE}|<link\b[^>]*rel=\"?(?:stylesheet|preconnect){SOMEWHERE}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["index.md", "ci.md"])
+def test_examples(page: str, tmp_path: Path) -> None:
+    """Files are written as shown, commands run in their order, and end with what is shown; `...` stands for anything."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+    (tmp_path / "conftest.py").write_text(f"pytest_plugins = {[] if registered() else ['harness.audit.pytest_plugin']}\n")
+    commands = 0
+    for language, title, text in BLOCK.findall((ROOT / "docs" / page).read_text()):
+        if title:
+            (tmp_path / title).write_text(text)
+        if language != "console":
+            continue
+        command, _, expected = text.removeprefix("$ ").partition("\n")
+        words = [sys.executable if word == "python" else word for word in command.split()]
+        done = subprocess.run(words, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        checker = doctest.OutputChecker()
+        same = checker.check_output(f"...{expected}", done.stdout, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+        assert same, f"{command}\n{done.stdout}"
+        commands += 1
+    assert commands, "a page without an example says nothing"
+
+
+def registered() -> bool:
+    """Whether the plugin is registered by the package as it is installed here."""
+    from importlib.metadata import entry_points
+
+    return any(point.value == "harness.audit.pytest_plugin" for point in entry_points(group="pytest11"))
+
+
+def test_the_page_of_settings_is_the_present_one() -> None:
+    assert (ROOT / "docs" / "settings.md").read_text() == settings.markdown()
+
+
+def build(root: Path, site: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1"}
+    return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.slow
+def test_the_site(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs")
+    done = build(ROOT, tmp_path)
+    assert done.returncode == 0, done.stderr
+    pages = {path.relative_to(tmp_path).as_posix(): path.read_text() for path in tmp_path.rglob("*.html")}
+    for cause in Cause:
+        assert MEANINGS[cause].sentence.split(",")[0][1:20] in pages[f"causes/{cause}.html"]
+    assert "judge_loop" in pages["api.html"] and "sgd_divided_by_n" in pages["causes/gradients_not_cleared.html"]
+    assert not {name for name, page in pages.items() if LOADED.search(page)}
+    assert LOADED.search('<script async src="https://cdn.example/x.js">')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("[gone](not_there.md)", "a link to not_there.md, which is not there"),
+        ("[gone](audit.md#no-such-part)", "no-such-part"),
+        ("[gone](remedies.md#no_cause)", "causes/no_cause.md"),
+    ],
+)
+def test_a_broken_link_fails(line: str, told: str, tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs")
+    for name in ("harness", "analysis", "tests", "examples", "experiments", "mkdocs.yml"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    with (tmp_path / "docs" / "slurm.md").open("a") as page:
+        page.write(f"\n{line}\n")
+    done = build(tmp_path, tmp_path / "site")
+    assert done.returncode != 0 and told in done.stderr, done.stderr
