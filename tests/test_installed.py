@@ -83,6 +83,7 @@ def run(command: Path, folder: Path, *arguments: str) -> subprocess.CompletedPro
 def test_a_wheel_takes_no_name_but_its_own(wheel: zipfile.ZipFile) -> None:
     tops = {name.partition("/")[0] for name in wheel.namelist()}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"harness", "hydra_plugins"}  # the second is Hydra's
+    assert wheel.read("harness/remedies.md") == (ROOT / "docs" / "remedies.md").read_bytes(), "a report names a section of it"
     (points,) = (wheel.read(name).decode() for name in wheel.namelist() if name.endswith("entry_points.txt"))
     assert "accumulation-harness = harness.commands:main" in points
     (about,) = (wheel.read(name).decode() for name in wheel.namelist() if name.endswith("METADATA"))

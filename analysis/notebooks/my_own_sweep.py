@@ -51,8 +51,8 @@ sorted(set(arms["verdict"]))
 # the terminal and the report have it; without one, accumulation was the same computation everywhere.
 
 # %%
-rows = [{str(name): value for name, value in row.items()} for row in tables.verdicts(arms).to_dict("records")]
-cells = by_cell(restored(VerdictRow, row, "arm") for row in rows)
+judged = [{str(name): value for name, value in row.items()} for row in tables.verdicts(arms).to_dict("records")]
+cells = by_cell(restored(VerdictRow, row, "arm") for row in judged)
 table = pd.DataFrame([vars(cell) for cell in cells])
 table[["workload", "norm", "optimizer", "precision", "arm", "accumulation_steps", "verdict", "cause", "agreeing", "trials"]]
 
