@@ -169,6 +169,10 @@ def test_every_judged_arm_has_a_run_of_its_own(tmp_path: Path) -> None:
     tiny = ["steps=3", "algebra_steps=2", "accumulation_steps=[2,8]", "precision=float16", "tracking.per_arm=true"]
     command = [sys.executable, "-m", "harness", *tiny, f"results={tmp_path}"]
     subprocess.run(command, capture_output=True, check=True, cwd=Path(__file__).parents[2])
+    bare = [*command[:-1], "tracking=disabled", f"results={tmp_path}/bare"]
+    subprocess.run(bare, capture_output=True, check=True, cwd=Path(__file__).parents[2])
+    both = [*Store(tmp_path).trials("single"), *Store(tmp_path / "bare").trials("single")]
+    assert len(both) == 2 and len({trial.record["steps_sha256"] for trial in both}) == 1, "logging changes no bit of a training"
     runs = [read_offline(log) for log in sorted(tmp_path.rglob("*.wandb"))]
     trials = {run.name: run for run in runs if run.job_type == "trial"}
     arms = [run for run in runs if run.job_type == "arm"]
