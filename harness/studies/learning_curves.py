@@ -1,8 +1,7 @@
 """How training converges: loss on fixed samples over the samples, optimizer steps and seconds that it took, to a plateau.
 
-A tenth of the training samples, drawn from the trial's seed, is set aside for choosing learning rates; windows come from the rest,
-and the held-out samples are the test. Every arm sees the same windows in the same order: those that accumulate, and those that
-take an optimizer step after every micro-batch.
+A tenth of the training samples, by the trial's seed, is set aside for choosing learning rates; windows are of the others, and the
+held-out samples are the test. Every arm sees the same windows in the same order: those that accumulate, and those that
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class Course:
     num: int  # N
     optimizer: OptimizerConfig
     arm: Arm
-    steps_per_window: int
+    steps_every_micro_batch: bool
     seconds: float = 0.0  # inside its optimizer steps; the evaluations are not counted
     optimizer_steps: int = 0
     curve: dict[str, list[float]] = field(default_factory=dict)
@@ -76,7 +75,7 @@ class Course:
         before = time.perf_counter()
         loss = float(take_step(self.arm, window))  # which waits for a GPU
         self.seconds += time.perf_counter() - before
-        self.optimizer_steps += self.steps_per_window
+        self.optimizer_steps += len(self.arm.seen) if self.steps_every_micro_batch else 1
         return loss
 
     def look(self, samples: int, **losses: float) -> Row:
@@ -122,14 +121,14 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
 def _courses(setting: Setting) -> Iterator[Course]:
     """The full batch, every N, the permuted full batch, and for every N > 1 both kinds of small batch."""
     config = setting.config
-    yield Course(FULL, 1, config.optimizer, setting.arm(full_batch(config)), 1)
+    yield Course(FULL, 1, config.optimizer, setting.arm(full_batch(config)), False)
     for candidate in standard_candidates(config):
-        yield Course(candidate.arm, candidate.recipe.accumulation_steps, config.optimizer, setting.arm(candidate.recipe), 1)
+        yield Course(candidate.arm, candidate.recipe.accumulation_steps, config.optimizer, setting.arm(candidate.recipe), False)
     for num in (num for num in config.accumulation_steps if num > 1):
         recipe = small_batch(accumulated(config, num))
         for name, change in ((SMALL, slower), (SMALL_MEMORY, same_memory)):
             optimizer = with_small_rate(change(config.optimizer, num), config.optimizer.lr, num)
-            yield Course(name, num, optimizer, setting.arm(recipe, optimizer=optimizer, steps=config.steps * num), num)
+            yield Course(name, num, optimizer, setting.arm(recipe, optimizer=optimizer, steps=config.steps * num), True)
 
 
 def with_small_rate(optimizer: OptimizerConfig, lr: float, num: int) -> OptimizerConfig:
@@ -158,9 +157,12 @@ def _row(setting: Setting, course: Course, samples: int, chosen: Samples) -> Row
     row = {
         "arm": course.name,
         "accumulation_steps": course.num,
-        "step_samples": config.effective_batch // course.steps_per_window,
+        "step_samples": max(arm.recipe.split(config.effective_batch))
+        if course.steps_every_micro_batch
+        else config.effective_batch,
         "rate": course.optimizer.lr,
         "samples": samples,
+        "data_sha256": getattr(arm.workload, "fingerprint", None),
         "test_loss": test_loss,
         "test_accuracy": test_accuracy,
         "gap": test_loss - course.curve["curve_probe_loss"][-1],

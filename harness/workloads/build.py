@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
+from torch import nn
 
 from harness.config import EMBEDDED_DIGITS, ConfigError, Data, Model, Norm, TrialConfig
 from harness.workloads import Workload
@@ -17,6 +19,7 @@ from harness.workloads.mnist import read_mnist
 from harness.workloads.mnist1d import read_mnist1d
 from harness.workloads.pairs import PairsWorkload, TwoTowers
 from harness.workloads.policy import PolicyWorkload
+from harness.workloads.python_bytes import LENGTH, BytesWorkload, read_sources
 from harness.workloads.text import MAX_CHARACTERS, PADDING, TextWorkload, read_corpus
 from harness.workloads.transformer import Transformer
 from harness.workloads.weighted import ClassWeights, IgnoredLabels
@@ -43,6 +46,9 @@ def make_workload(config: TrialConfig, *, device: torch.device, dtype: torch.dty
             workload = CustomWorkload(config.workload, config.norm, device=device, dtype=dtype)
         case Data.text:
             workload = _text(config, device)
+        case Data.python_bytes:
+            model = _transformer(config, LENGTH - 1)
+            workload = BytesWorkload(read_sources(), model, seed=config.seed, device=device)
         case _:
             workload = _images(config, device, dtype)
     workload.penalty = config.workload.penalty
@@ -79,14 +85,17 @@ def _read_images(config: TrialConfig) -> ImageSet:
 
 
 def _text(config: TrialConfig, device: torch.device) -> TextWorkload:
+    return TextWorkload(read_corpus(config.data.root), _transformer(config, MAX_CHARACTERS - 1), device=device)
+
+
+def _transformer(config: TrialConfig, max_length: int) -> Callable[[int], nn.Module]:
     workload = config.workload
-    make_model = partial(
+    return partial(
         Transformer,
-        max_length=MAX_CHARACTERS - 1,
+        max_length=max_length,
         padding=PADDING,
         width=workload.width,
         depth=workload.depth,
         norm=config.norm,
         dropout=workload.dropout,
     )
-    return TextWorkload(read_corpus(config.data.root), make_model, device=device)
