@@ -116,7 +116,7 @@ def tuned(rows: pd.DataFrame) -> pd.DataFrame:
     found = []
     for key, own in rows[(rows["seed"] >= TUNING_SEEDS)].groupby([*SETTING, *ARM]):
         means = own.groupby("lr")["validation_loss"].mean()
-        best = float(means.idxmin())
+        best = float(means.index[int(means.argmin())])
         interior = bool(means.index.min() < best < means.index.max())
         found.append((*key, best, interior, own["seed"].nunique()))
     table = pd.DataFrame(found, columns=[*SETTING, *ARM, "lr", "interior", "n"])

@@ -151,6 +151,7 @@ class Study(StrEnum):
     verdicts = "verdicts"  # every arm judged, L0 to L3
     convergence = "convergence"  # training alone, for many seeds
     learning_curves = "learning_curves"  # training to a plateau, and small batches beside it, at equal samples
+    balance_loss = "balance_loss"  # of a mixture of experts, per micro-batch and per window
     model_bytes = "model_bytes"
     memory_and_time = "memory_and_time"  # of a window, over N
     remedies = "remedies"  # for BatchNorm, trained beside plain accumulation
@@ -410,6 +411,11 @@ _OWN_GRADIENTS = (
 _EQUAL_SPLIT = Need("split", lambda c: c.split == Split.even, "even: it speaks of micro-batches of one size b")
 
 NEEDS: dict[Study, tuple[Need, ...]] = {
+    Study.balance_loss: (
+        _EQUAL_SPLIT,
+        Need("workload.data", lambda c: c.workload.data in (Data.digits, Data.mnist1d), "digits or mnist1d, images"),
+        Need("data.last_window", lambda c: c.data.last_window == LastWindow.drop, "drop: every micro-batch weighs the same"),
+    ),
     Study.remedies: (Need("norm", lambda c: c.norm in (Norm.batch, Norm.as_is), "batch: the remedies are BatchNorm's"),),
     Study.batch_statistics: (
         Need("precision", lambda c: c.precision == Precision.float64, "float64: it is about exact differences"),

@@ -24,8 +24,9 @@ def figure_curves(rows: pd.DataFrame, targets: Sequence[float]) -> Figure:
     with style():
         figure = new_figure(WIDTH, 3.4)
         for axes, cost in zip(figure.subplots(1, len(TITLES), sharey=True), TITLES, strict=True):
-            for (arm, num), own in rows.groupby(["arm", "accumulation_steps"]):
-                _line(axes, own, cost, str(arm), f"{NAMES.get(str(arm), str(arm))}{f', N = {num}' if num > 1 else ''}")
+            for key, own in rows.groupby(["arm", "accumulation_steps"]):
+                arm, num = str(key[0]), int(str(key[1]))
+                _line(axes, own, cost, arm, f"{NAMES.get(arm, arm)}{f', N = {num}' if num > 1 else ''}")
             for target in targets:
                 axes.axhline(target, color=GREEN, linewidth=0.7, linestyle=(0, (2, 3)))
             axes.set_yscale("log")
@@ -65,14 +66,15 @@ def figure_tuning(rows: pd.DataFrame, chosen: Mapping[tuple[str, int], float]) -
         figure = new_figure(WIDTH * 0.6, 3.0)
         axes = figure.subplots()
         axes.set_xscale("log", base=2)
-        for (arm, num), own in rows.groupby(["arm", "accumulation_steps"]):
-            if (str(arm), int(num)) not in chosen:
+        for key, own in rows.groupby(["arm", "accumulation_steps"]):
+            arm, num = str(key[0]), int(str(key[1]))
+            if (arm, num) not in chosen:
                 continue
             means = own.groupby("lr")["validation_loss"].mean()
             means = means[np.isfinite(means)]
-            colour = COLOURS.get(str(arm), GREEN)
-            axes.plot(means.index, means, marker="o", markersize=3.5, color=colour, label=NAMES.get(str(arm), str(arm)))
-            best = chosen[str(arm), int(num)]
+            colour = COLOURS.get(arm, GREEN)
+            axes.plot(means.index, means, marker="o", markersize=3.5, color=colour, label=NAMES.get(arm, arm))
+            best = chosen[arm, num]
             if best in means.index:
                 axes.plot([best], [means[best]], marker="o", markersize=9, color=colour, fillstyle="none", linestyle="")
         rates = sorted(set(rows["lr"]))
