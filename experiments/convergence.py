@@ -42,7 +42,7 @@ def curves(material: Material) -> Section | None:
             f"curves-{plain(name)}",
             figures.figure_curves(own, levels[key]),
             f"Loss on the probe set of every arm under {name}, over samples, optimizer steps and seconds.",
-            f"{name}: loss on 1,000 fixed training samples, geometric mean and 95% t interval over {seeds} judging seeds, "
+            f"{name}: loss on the same fixed training samples, geometric mean and 95% t interval over {seeds} judging seeds, "
             f"each arm at the rate tuned on {tuning} other seed{'s' if tuning != 1 else ''}. Dotted: the three targets. "
             "Seconds are those inside the optimizer steps; steps and seconds are drawn linearly up to a hundredth of the "
             "longest, then logarithmically.",
@@ -81,7 +81,7 @@ def endings(material: Material) -> Section | None:
         return None
     beside = {one.key: one for one in convergence.beside_full(judged)}
     head = ("setting", "arm", "n", "rate", "inside the grid", "test loss", "less the full batch's", "margin", "verdict",
-            "spread over the null's", "gap to the probe loss", "mean loss over samples", "at a plateau")  # fmt: skip
+            "spread over the null's", "with recalibrated BatchNorm", "gap to the probe loss", "mean loss over samples", "at a plateau")  # fmt: skip
     cells = []
     for key, own in judged.groupby([*SETTING, *ARM]):
         areas = [convergence.area(*pair) for pair in zip(own["curve_samples"], own["curve_probe_loss"], strict=True)]
@@ -89,7 +89,7 @@ def endings(material: Material) -> Section | None:
         cells.append((
             setting_name(key[:4]), arm_name(*key[4:]), str(len(own)), number(float(own["rate"].iloc[0])),
             "yes" if own["interior"].all() else "no: an end",
-            number(own["test_loss"].mean()), *_beside(beside.get(key)), number(own["gap"].mean()),
+            number(own["test_loss"].mean()), *_beside(beside.get(key), _is_tuned(judged, key)), number(own["recalibrated_test_loss"].astype(float).mean()), number(own["gap"].mean()),
             number(sum(areas) / len(areas)), f"{flat} of {len(own)}",
         ))  # fmt: skip
     text = Text(
@@ -102,11 +102,18 @@ def endings(material: Material) -> Section | None:
     return Section("Where trainings end", (text, Table(head, tuple(cells), "Means over the judging seeds; nats per loss term.")))
 
 
-def _beside(one: convergence.Beside | None) -> tuple[str, str, str, str]:
+def _is_tuned(judged: pd.DataFrame, key: tuple[Hashable, ...]) -> bool:
+    """Whether the rates of an arm and of its full batch both lie inside the grid."""
+    here = (judged[list(SETTING)] == list(key[:4])).all(axis=1)
+    arm = (judged[list(ARM)] == list(key[4:])).all(axis=1)
+    return bool(judged.loc[here & (arm | (judged["arm"] == "full")), "interior"].all())
+
+
+def _beside(one: convergence.Beside | None, is_tuned: bool) -> tuple[str, str, str, str]:
     if one is None:
         return "-", "-", "-", "-"
     differences = pd.Series(one.differences, dtype=float)
-    verdict = str(one.verdict) if len(differences) >= FEWEST_SEEDS else "undecided"
+    verdict = str(one.verdict) if len(differences) >= FEWEST_SEEDS and is_tuned else "undecided"
     return interval(differences), number(one.margin), verdict, number(one.spread)
 
 

@@ -28,7 +28,7 @@ from harness.workloads import Batch
 from harness.workloads.layers import has_batch_norm
 
 POINTS = 50  # equal-sample points of a curve
-PROBE = 1000  # fixed training samples, and at most as many validation samples, on which a curve is measured
+PROBE, PROBE_TERMS = 1000, 20_000  # at most so many samples and loss terms, each of the probe and of the validation set
 CALIBRATION = 2000  # training samples whose statistics BatchNorm is given before the second look at the end
 SET_ASIDE = 10  # stream of the trial's seed
 SMALL = "small_batch"  # a step after every micro-batch, the optimizer's memory as configured (per step)
@@ -48,7 +48,9 @@ class Samples:
         """A tenth set aside for validation."""
         order = torch.randperm(setting.exact.num_samples, generator=setting.generator(SET_ASIDE))
         validation, training = order.tensor_split([len(order) // 10])
-        return cls(training, training[:PROBE], validation[:PROBE])
+        terms = setting.exact.num_terms(setting.exact.batch(training[:PROBE])).double().mean()
+        num = max(1, min(PROBE, int(PROBE_TERMS / float(terms))))
+        return cls(training, training[:num], validation[:num])
 
     def windows(self, setting: Setting) -> Iterator[Tensor]:
         """The trial's windows, of the training samples alone."""
@@ -89,9 +91,9 @@ class Course:
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     """One row per arm: its settings, its curve (`curve_*`: 51 values each, the first before training) and where it ended.
 
-    Losses are nats per loss term, of the model as it is evaluated: `probe_loss` on the same 1,000 training samples at every
-    point, `validation_loss` on those set aside, `test_loss` on the held-out samples at the end. `recalibrated_test_loss` is that
-    after BatchNorm was given the statistics of 2,000 training samples.
+    Losses are nats per loss term, of the model as it is evaluated: `probe_loss` on the same training samples, at most 1,000, at
+    every point, `validation_loss` on as many set aside, `test_loss` on the held-out samples at the end; `recalibrated_test_loss` is
+    that after BatchNorm was given the statistics of 2,000 training samples.
     """
     config = setting.config
     chosen = Samples.drawn(setting)

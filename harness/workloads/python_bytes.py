@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -39,6 +40,7 @@ class Sources:
         return digest.hexdigest()
 
 
+@cache
 def read_sources() -> Sources:
     """The sources of the installed torch; `ConfigError` where the build is a known one and they are not its.
 

@@ -51,7 +51,9 @@ def test_sources_that_were_changed_are_refused(monkeypatch: pytest.MonkeyPatch) 
     assert Sources((b"ab", b"c")).fingerprint != Sources((b"a", b"bc")).fingerprint
     monkeypatch.setattr(python_bytes, "PATTERN", "_*.py")
     monkeypatch.setattr(python_bytes, "KNOWN", {})
+    python_bytes.read_sources.cache_clear()
     found = python_bytes.read_sources()
+    python_bytes.read_sources.cache_clear()
     assert found.files and not any(b"\0" in content for content in found.files)
     monkeypatch.setattr(python_bytes, "KNOWN", {python_bytes.version("torch"): "0" * 64})
     with pytest.raises(ConfigError, match=r"workload.data=python_bytes: expected torch .* with sources of SHA-256 000000000000"):
