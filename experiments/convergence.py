@@ -81,7 +81,8 @@ def endings(material: Material) -> Section | None:
         return None
     beside = {one.key: one for one in convergence.beside_full(judged)}
     head = ("setting", "arm", "n", "rate", "inside the grid", "test loss", "less the full batch's", "margin", "verdict",
-            "spread over the null's", "with recalibrated BatchNorm", "gap to the probe loss", "mean loss over samples", "at a plateau")  # fmt: skip
+            "spread over the null's", "with recalibrated BatchNorm",
+            "gap to the probe loss", "mean loss over samples", "at a plateau")  # fmt: skip
     cells = []
     for key, own in judged.groupby([*SETTING, *ARM]):
         areas = [convergence.area(*pair) for pair in zip(own["curve_samples"], own["curve_probe_loss"], strict=True)]
@@ -89,7 +90,8 @@ def endings(material: Material) -> Section | None:
         cells.append((
             setting_name(key[:4]), arm_name(*key[4:]), str(len(own)), number(float(own["rate"].iloc[0])),
             "yes" if own["interior"].all() else "no: an end",
-            number(own["test_loss"].mean()), *_beside(beside.get(key), _is_tuned(judged, key)), number(own["recalibrated_test_loss"].astype(float).mean()), number(own["gap"].mean()),
+            number(own["test_loss"].mean()), *_beside(beside.get(key), _is_tuned(judged, key)),
+            number(own["recalibrated_test_loss"].astype(float).mean()), number(own["gap"].mean()),
             number(sum(areas) / len(areas)), f"{flat} of {len(own)}",
         ))  # fmt: skip
     text = Text(

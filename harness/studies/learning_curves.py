@@ -92,8 +92,8 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     """One row per arm: its settings, its curve (`curve_*`: 51 values each, the first before training) and where it ended.
 
     Losses are nats per loss term, of the model as it is evaluated: `probe_loss` on the same training samples, at most 1,000, at
-    every point, `validation_loss` on as many set aside, `test_loss` on the held-out samples at the end; `recalibrated_test_loss` is
-    that after BatchNorm was given the statistics of 2,000 training samples.
+    every point, `validation_loss` on as many set aside, `test_loss` on the held-out samples at the end; `recalibrated_test_loss`
+    after BatchNorm was given the statistics of 2,000 training samples.
     """
     config = setting.config
     chosen = Samples.drawn(setting)
