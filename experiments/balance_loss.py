@@ -27,17 +27,17 @@ def measured(results: Results) -> pd.DataFrame:
 
 def finding(rows: pd.DataFrame) -> str:
     """What the numbers say of the prediction, clause by clause."""
-    error = rows.groupby("arm")["gradient_error"].agg(["min", "max"])
     identity = float(rows["identity_error"].max())
-    another = identity <= ALGEBRA_GATE and error.loc["per_micro_batch", "min"] >= APART
-    exact = error.loc["two_passes", "max"] <= ALGEBRA_GATE
+    own, passes = (rows.loc[rows["arm"] == arm, "gradient_error"] for arm in ("per_micro_batch", "two_passes"))
+    another = identity <= ALGEBRA_GATE and own.min() >= APART
+    exact = passes.max() <= ALGEBRA_GATE
     middle = rows.groupby(["arm", "accumulation_steps"])["gradient_error"].median()
     nearer = (middle["buffered_counts"] < middle["per_micro_batch"]).tolist()
     buffer = "at every N" if all(nearer) else "at no N" if not any(nearer) else "at some N"
     return (
         f"Another loss per micro-batch: {_word(bool(another))} (formula to {number(identity)}, gradient off by "
-        f"{number(float(error.loc['per_micro_batch', 'min']))} to {number(float(error.loc['per_micro_batch', 'max']))}). "
-        f"Two passes exact: {_word(bool(exact))} (to {number(float(error.loc['two_passes', 'max']))}). "
+        f"{number(own.min())} to {number(own.max())}). "
+        f"Two passes exact: {_word(bool(exact))} (to {number(passes.max())}). "
         f"Buffered counts nearer than none, in the median over seeds: {buffer}."
     )
 
@@ -54,7 +54,7 @@ def losses(material: Material) -> Section | None:
         return None
     head = ("way", "N", "b", "n", "loss less the window's", "by the formula", "router gradient off by")
     cells = tuple(
-        (LABELS[str(own["arm"].iloc[0])][0], str(own["accumulation_steps"].iloc[0]), str(own["micro_batch"].iloc[0]),
+        (LABELS[str(own["arm"].iloc[0])][0], str(own["accumulation_steps"].iloc[0]), f"{own['micro_batch'].iloc[0]:g}",
          str(len(own)),
          interval(own["loss"] - own["window_loss"]), number(own["covariance"].mean()), _range(own["gradient_error"]))
         for _, own in chosen.groupby(["arm", "accumulation_steps"])

@@ -70,7 +70,13 @@ def _targets_table(rows: pd.DataFrame, levels: tuple[float, ...]) -> Table:
 
 def _median(found: list[convergence.Reach]) -> str:
     middle = convergence.median_reach(found)
-    return f"> {number(max(one.value for one in found))}" if math.isnan(middle) else number(middle)
+    return (
+        f"> {number(max(one.value for one in found))}"
+        if math.isnan(middle)
+        else f"{middle:,.0f}"
+        if middle >= 100
+        else number(middle)
+    )
 
 
 def endings(material: Material) -> Section | None:
@@ -97,9 +103,10 @@ def endings(material: Material) -> Section | None:
     text = Text(
         "Each arm at its tuned rate, on seeds that tuned nothing; the seed draws the split, the initial weights and the "
         f"order. Same: TOST within half the standard deviation of the full batch's test loss between seeds, at {LEVEL:g}; "
-        f"better or worse: paired t tests, Holm-corrected over the table; else, and below {FEWEST_SEEDS} seeds, undecided. A "
-        f"training is at its plateau when the probe loss moves by less than {FLAT:.0%} within its last fifth; a rate at an "
-        "end of the grid may not be the best there is."
+        "better or worse: paired t tests, Holm-corrected over the table; all else is undecided, also an arm whose rate, or "
+        f"the full batch's, is at an end of the grid, and everything below {FEWEST_SEEDS} seeds. A training is at its "
+        f"plateau when the probe loss moves by less than {FLAT:.0%} within its last fifth; where it is not, its loss is "
+        "that after these samples and no more."
     )
     return Section("Where trainings end", (text, Table(head, tuple(cells), "Means over the judging seeds; nats per loss term.")))
 
