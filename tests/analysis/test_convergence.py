@@ -71,7 +71,8 @@ def rows(effect: float = 0.0, noise: float = 0.002, seeds: int = 10, best: float
                 found.append({
                     "workload": "mnist1d", "norm": "none", "optimizer": "sgd", "effective_batch": 64, "arm": arm,
                     "accumulation_steps": num, "seed": seed, "lr": lr, "test_loss": end, "validation_loss": end,
-                    "curve_probe_loss": curve, "curve_validation_loss": curve[:-1] + [end], "curve_samples": list(range(51)), "trial": f"{seed}-{lr}",
+                    "curve_probe_loss": curve, "curve_validation_loss": [*curve[:-1], end],
+                    "curve_samples": list(range(51)), "trial": f"{seed}-{lr}",
                 })  # fmt: skip
     return pd.DataFrame(found)
 
