@@ -44,8 +44,7 @@ def curves(material: Material) -> Section | None:
             f"Loss on the probe set of every arm under {name}, over samples, optimizer steps and seconds.",
             f"{name}: loss on the same fixed training samples, geometric mean and 95% t interval over {seeds} judging seeds, "
             f"each arm at the rate tuned on {tuning} other seed{'s' if tuning != 1 else ''}. Dotted: the three targets. "
-            "Seconds are those inside the optimizer steps; steps and seconds are drawn linearly up to a hundredth of the "
-            "longest, then logarithmically.",
+            "Seconds are those inside the optimizer steps, on whatever else the machine did at the time.",
         ))  # fmt: skip
         blocks.append(_targets_table(own, levels[key]))
     return Section("Learning curves", tuple(blocks))

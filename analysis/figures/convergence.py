@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from analysis.convergence import NAMES
 from analysis.figures.common import WIDTH
@@ -29,9 +31,9 @@ def figure_curves(rows: pd.DataFrame, targets: Sequence[float]) -> Figure:
                 _line(axes, own, cost, arm, f"{NAMES.get(arm, arm)}{f', N = {num}' if num > 1 else ''}")
             for target in targets:
                 axes.axhline(target, color=GREEN, linewidth=0.7, linestyle=(0, (2, 3)))
-            axes.set_yscale("log")
+            _plain_log(axes, "y")
             if cost != "samples":
-                axes.set_xscale("symlog", linthresh=max(1e-9, _largest(rows, cost) / 100))
+                _plain_log(axes, "x")
             axes.set_xlabel(TITLES[cost])
         figure.axes[0].set_ylabel("loss on the probe set, nats")
         handles, labels = figure.axes[0].get_legend_handles_labels()
@@ -56,8 +58,13 @@ def band(curves: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return table[:, 0], table[:, 1], table[:, 2]
 
 
-def _largest(rows: pd.DataFrame, cost: str) -> float:
-    return max(float(curve[-1]) for curve in rows[f"curve_{cost}"])
+def _plain_log(axes: Axes, which: Literal["x", "y"]) -> None:
+    """A logarithmic axis with labels at 1, 2 and 5 of every decade on y, at decades on x; what is zero lies beyond its end."""
+    axes.set_xscale("log", nonpositive="mask") if which == "x" else axes.set_yscale("log")
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_locator(LogLocator(base=10, subs=(1.0,) if which == "x" else (1.0, 2.0, 5.0)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_locator(NullLocator())
 
 
 def figure_tuning(rows: pd.DataFrame, chosen: Mapping[tuple[str, int], float]) -> Figure:
