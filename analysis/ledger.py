@@ -80,7 +80,7 @@ def answer(experiment: Experiment, own: Results) -> Answer:
     fell = [(one.verdict, claim.expects) for claim, one in zip(experiment.claims, found.values(), strict=True)]
     if any(verdict in DECIDED and verdict != expected for verdict, expected in fell):
         return Answer(sentences, False)
-    return Answer(sentences, True if all(verdict in DECIDED for verdict, _ in fell) else None)
+    return Answer(sentences, True if fell and all(verdict in DECIDED for verdict, _ in fell) else None)
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,9 @@ class Data(StrEnum):
     digits = "digits"
     mnist = "mnist"
     cifar10 = "cifar10"
+    mnist1d = "mnist1d"  # from its own generator
     text = "text"
+    python_bytes = "python_bytes"  # sources that are installed anyway
     pairs = "pairs"
     policy = "policy"
     class_weights = "class_weights"  # the digits; so is the next
@@ -45,6 +47,8 @@ class Data(StrEnum):
 
 
 EMBEDDED_DIGITS = (Data.digits, Data.pairs, Data.policy, Data.class_weights, Data.ignored_labels)
+EMBEDDED = (*EMBEDDED_DIGITS, Data.mnist1d, Data.python_bytes)
+TEXTS = (Data.text, Data.python_bytes)
 
 
 COUPLED = (Data.pairs, Data.policy)  # whose losses take something from the other samples
@@ -54,6 +58,7 @@ class Model(StrEnum):
     """The network; each kind of data has those that fit it."""
 
     conv = "conv"
+    conv1d = "conv1d"  # of mnist1d
     mlp = "mlp"
     resnet18 = "resnet18"
     transformer = "transformer"
@@ -145,6 +150,8 @@ class Study(StrEnum):
 
     verdicts = "verdicts"  # every arm judged, L0 to L3
     convergence = "convergence"  # training alone, for many seeds
+    learning_curves = "learning_curves"  # training to a plateau, and small batches beside it, at equal samples
+    balance_loss = "balance_loss"  # of a mixture of experts, per micro-batch and per window
     model_bytes = "model_bytes"
     memory_and_time = "memory_and_time"  # of a window, over N
     remedies = "remedies"  # for BatchNorm, trained beside plain accumulation
@@ -201,7 +208,9 @@ class WorkloadConfig:
             return name_of_target(self.target)
         usual = {
             Data.cifar10: Model.resnet18,
+            Data.mnist1d: Model.conv1d,
             Data.text: Model.transformer,
+            Data.python_bytes: Model.transformer,
             Data.pairs: Model.mlp,
             Data.class_weights: Model.mlp,
             Data.ignored_labels: Model.mlp,
@@ -403,6 +412,11 @@ _OWN_GRADIENTS = (
 _EQUAL_SPLIT = Need("split", lambda c: c.split == Split.even, "even: it speaks of micro-batches of one size b")
 
 NEEDS: dict[Study, tuple[Need, ...]] = {
+    Study.balance_loss: (
+        _EQUAL_SPLIT,
+        Need("workload.data", lambda c: c.workload.data in (Data.digits, Data.mnist1d), "digits or mnist1d, images"),
+        Need("data.last_window", lambda c: c.data.last_window == LastWindow.drop, "drop: every micro-batch weighs the same"),
+    ),
     Study.remedies: (Need("norm", lambda c: c.norm in (Norm.batch, Norm.as_is), "batch: the remedies are BatchNorm's"),),
     Study.batch_statistics: (
         Need("precision", lambda c: c.precision == Precision.float64, "float64: it is about exact differences"),
@@ -520,13 +534,15 @@ def _check_workload(config: TrialConfig) -> None:
         raise ConfigError("data.root", f"{scheme}://...", "a local folder, never an address")
     if config.norm == Norm.as_is:
         raise ConfigError("norm", config.norm, f"none, batch, group or layer with workload.data={workload.data}")
-    if (workload.model == Model.transformer) != (workload.data == Data.text):
+    if (workload.model == Model.transformer) != (workload.data in TEXTS) or (workload.model == Model.conv1d) != (
+        workload.data == Data.mnist1d
+    ):
         raise ConfigError("workload.model", workload.model, f"a model for {workload.data} data")
-    if workload.data == Data.text and config.norm not in (Norm.layer, Norm.none):
-        raise ConfigError("norm", config.norm, "layer or none with workload=text")
+    if workload.data in TEXTS and config.norm not in (Norm.layer, Norm.none):
+        raise ConfigError("norm", config.norm, f"layer or none with workload={workload.data}")
     if workload.data == Data.pairs and workload.model != Model.mlp:
         raise ConfigError("workload.model", workload.model, "mlp for pairs data: two perceptrons, one for each half")
-    if workload.data in EMBEDDED_DIGITS and config.data.root is not None:
+    if workload.data in EMBEDDED and config.data.root is not None:
         raise ConfigError("data.root", config.data.root, f"null with workload.data={workload.data}, which is embedded")
     if workload.data in (Data.mnist, Data.cifar10) and config.data.root is None:
         raise ConfigError("data.root", "null", f"a local folder that holds {workload.data}")

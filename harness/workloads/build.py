@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
+from torch import nn
 
 from harness.config import EMBEDDED_DIGITS, ConfigError, Data, Model, Norm, TrialConfig
 from harness.workloads import Workload
 from harness.workloads.cifar10 import read_cifar10
 from harness.workloads.custom import CustomWorkload
 from harness.workloads.digits import read_digits
-from harness.workloads.image_models import make_conv, make_mlp, make_resnet18
+from harness.workloads.image_models import make_conv, make_conv1d, make_mlp, make_resnet18
 from harness.workloads.images import ImageSet, ImageWorkload
 from harness.workloads.mnist import read_mnist
+from harness.workloads.mnist1d import read_mnist1d
 from harness.workloads.pairs import PairsWorkload, TwoTowers
 from harness.workloads.policy import PolicyWorkload
+from harness.workloads.python_bytes import LENGTH, BytesWorkload, read_sources
 from harness.workloads.text import MAX_CHARACTERS, PADDING, TextWorkload, read_corpus
 from harness.workloads.transformer import Transformer
 from harness.workloads.weighted import ClassWeights, IgnoredLabels
 
-IMAGE_MODELS = {Model.conv: make_conv, Model.mlp: make_mlp, Model.resnet18: make_resnet18}
+IMAGE_MODELS = {Model.conv: make_conv, Model.conv1d: make_conv1d, Model.mlp: make_mlp, Model.resnet18: make_resnet18}
 IMAGE_WORKLOADS: dict[Data, type[ImageWorkload]] = {
     Data.pairs: PairsWorkload,
     Data.policy: PolicyWorkload,
@@ -30,7 +34,9 @@ IMAGE_WORKLOADS: dict[Data, type[ImageWorkload]] = {
 
 
 def make_workload(config: TrialConfig, *, device: torch.device, dtype: torch.dtype) -> Workload:
-    """The configured data, model and loss; `dtype` is that of floating inputs. Depends on no seed.
+    """The configured data, model and loss; `dtype` is that of floating inputs.
+
+    The trial's seed decides which samples of mnist1d and of the Python sources are tested on; no other data depend on it.
 
     Raises `ConfigError` where files under `data.root` are missing or damaged, or a task is not what it should be.
     """
@@ -40,6 +46,9 @@ def make_workload(config: TrialConfig, *, device: torch.device, dtype: torch.dty
             workload = CustomWorkload(config.workload, config.norm, device=device, dtype=dtype)
         case Data.text:
             workload = _text(config, device)
+        case Data.python_bytes:
+            model = _transformer(config, LENGTH - 1)
+            workload = BytesWorkload(read_sources(), model, seed=config.seed, device=device)
         case _:
             workload = _images(config, device, dtype)
     workload.penalty = config.workload.penalty
@@ -68,20 +77,25 @@ def _read_images(config: TrialConfig) -> ImageSet:
     root = config.data.root
     if config.workload.data in EMBEDDED_DIGITS:
         return read_digits()
+    if config.workload.data == Data.mnist1d:
+        return read_mnist1d(config.seed)
     if root is None:
         raise ConfigError("data.root", "null", f"a local folder that holds {config.workload.data}")
     return read_mnist(root) if config.workload.data == Data.mnist else read_cifar10(root)
 
 
 def _text(config: TrialConfig, device: torch.device) -> TextWorkload:
+    return TextWorkload(read_corpus(config.data.root), _transformer(config, MAX_CHARACTERS - 1), device=device)
+
+
+def _transformer(config: TrialConfig, max_length: int) -> Callable[[int], nn.Module]:
     workload = config.workload
-    make_model = partial(
+    return partial(
         Transformer,
-        max_length=MAX_CHARACTERS - 1,
+        max_length=max_length,
         padding=PADDING,
         width=workload.width,
         depth=workload.depth,
         norm=config.norm,
         dropout=workload.dropout,
     )
-    return TextWorkload(read_corpus(config.data.root), make_model, device=device)

@@ -1,0 +1,209 @@
+"""Learning curves: tuned rates, samples, steps and seconds to a target, area, plateau; from measurements to numbers and tables.
+
+Seeds from 100 on choose the learning rates, by validation loss; the others judge, by test loss. No trial does both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import pandas as pd
+
+from analysis.load import Results
+from harness.judge import statistics
+
+STUDY = "learning_curves"
+TUNING_SEEDS = 100  # and above
+FRACTIONS = (0.5, 0.8, 0.95)  # of the way from the loss at the start to where the full batch ends on the tuning seeds
+FLAT = 0.01  # relative change of the probe loss over the last fifth, of a training at its plateau
+LEVEL = 0.05
+SETTING = ("workload", "norm", "optimizer", "effective_batch")
+ARM = ("arm", "accumulation_steps")
+CURVES = ("samples", "optimizer_steps", "seconds", "probe_loss", "validation_loss")
+COLUMNS = ("trial", *SETTING, *ARM, "seed", "lr", "rate", "step_samples", "test_loss", "test_accuracy", "gap",
+           "recalibrated_test_loss", "recalibrated_test_accuracy", *(f"curve_{name}" for name in CURVES))  # fmt: skip
+NAMES = {
+    "full": "full batch",
+    "accumulated": "accumulated",
+    "permuted": "full batch, rows permuted (null)",
+    "small_batch": "small batch",
+    "small_batch_memory": "small batch, memory matched",
+}
+OWN_RATE = ("small_batch", "small_batch_memory")  # the others compute what the full batch does, and have its rate
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What it took to come to a target, or how far the training went without."""
+
+    value: float
+    reached: bool
+
+
+class Comparison(StrEnum):
+    """What paired differences say of an arm beside the full batch."""
+
+    same = "same"  # by TOST within the margin
+    better = "better"
+    worse = "worse"
+    undecided = "undecided"
+
+
+def trainings(results: Results) -> pd.DataFrame:
+    """Every arm of every trial; a loss that is not finite becomes infinite, so that no such rate is the best."""
+    rows = results.study(STUDY, COLUMNS)
+    ends = [last(curve) for curve in rows["curve_validation_loss"]]
+    return rows.assign(validation_loss=pd.Series(ends, index=rows.index, dtype=float).fillna(math.inf))
+
+
+def last(curve: Sequence[float]) -> float:
+    """The last value of a curve."""
+    return float(curve[-1])
+
+
+# Of one curve ------------------------------------------------------------------------------------------------------------------
+
+
+def reach(cost: Sequence[float], loss: Sequence[float], target: float) -> Reach:
+    """The cost at which the loss first is `target` or less, linear between points; the last cost, censored, where it never is."""
+    for i, value in enumerate(loss):
+        if value <= target:
+            if i == 0 or not math.isfinite(loss[i - 1]):
+                return Reach(float(cost[i]), True)
+            share = (loss[i - 1] - target) / (loss[i - 1] - value)
+            return Reach(float(cost[i - 1] + share * (cost[i] - cost[i - 1])), True)
+    return Reach(float(cost[-1]), False)
+
+
+def area(samples: Sequence[float], loss: Sequence[float]) -> float:
+    """Mean loss over the samples, by trapezoids: the area under the curve over its width."""
+    return float(np.trapezoid(loss, samples) / (samples[-1] - samples[0]))
+
+
+def drift(loss: Sequence[float]) -> float:
+    """Relative change of the loss within the last fifth: mean of its second half over the mean of its first, less 1."""
+    fifth = np.asarray(loss[-max(2, len(loss) // 5) :], dtype=float)
+    half = len(fifth) // 2
+    return float(fifth[-half:].mean() / fifth[:half].mean() - 1)
+
+
+def median_reach(found: Sequence[Reach]) -> float:
+    """Kaplan and Meier's median: the least cost by which half have reached the target; NaN where censoring hides it.
+
+    S(t) = product over t_i <= t of (1 - reached at t_i / still running at t_i).
+    """
+    survival = 1.0
+    for cost in sorted({one.value for one in found if one.reached}):
+        running = sum(one.value >= cost for one in found)
+        survival *= 1 - sum(one.reached and one.value == cost for one in found) / running
+        if survival <= 0.5:
+            return cost
+    return math.nan
+
+
+# Of many trials ----------------------------------------------------------------------------------------------------------------
+
+
+def tuned(rows: pd.DataFrame) -> pd.DataFrame:
+    """One row per setting and arm: `lr` with the lowest mean validation loss over the tuning seeds, and whether it is `interior`.
+
+    A rate at an end of the grid is the best of those tried, and perhaps of no others. `n`: tuning seeds.
+    """
+    found = []
+    for key, own in rows[(rows["seed"] >= TUNING_SEEDS)].groupby([*SETTING, *ARM]):
+        means = own.groupby("lr")["validation_loss"].mean()
+        best = float(means.index[int(means.argmin())])
+        interior = bool(means.index.min() < best < means.index.max())
+        found.append((*key, best, interior, own["seed"].nunique()))
+    table = pd.DataFrame(found, columns=[*SETTING, *ARM, "lr", "interior", "n"])
+    full = table[table["arm"] == "full"].set_index(list(SETTING))
+    shared = ~table["arm"].isin(OWN_RATE)
+    for column in ("lr", "interior"):
+        values = [full[column].get(key) for key in table.loc[shared, list(SETTING)].itertuples(index=False, name=None)]
+        table.loc[shared, column] = values
+    return table.astype({"lr": float, "interior": bool})
+
+
+def judged(rows: pd.DataFrame) -> pd.DataFrame:
+    """The trainings of the judging seeds, each arm at its tuned rate, with `interior` of that rate."""
+    own = rows[rows["seed"] < TUNING_SEEDS]
+    merged = own.merge(tuned(rows).drop(columns="n"), on=[*SETTING, *ARM, "lr"], how="inner")
+    return merged.sort_values([*SETTING, *ARM, "seed"]).reset_index(drop=True)
+
+
+def targets(rows: pd.DataFrame) -> dict[tuple[object, ...], tuple[float, ...]]:
+    """Three probe losses by setting, from the full batch on the tuning seeds at its best rate; none from the seeds that judge."""
+    best = tuned(rows)
+    full = best[best["arm"] == "full"].merge(rows[rows["seed"] >= TUNING_SEEDS], on=[*SETTING, *ARM, "lr"])
+    found = {}
+    for key, own in full.groupby(list(SETTING)):
+        start = float(np.mean([curve[0] for curve in own["curve_probe_loss"]]))
+        end = float(np.mean([last(curve) for curve in own["curve_probe_loss"]]))
+        found[tuple(key)] = tuple(start - fraction * (start - end) for fraction in FRACTIONS)
+    return found
+
+
+def reaches(rows: pd.DataFrame, target: float, cost: str) -> list[Reach]:
+    """What each training took to the target; `cost` is samples, optimizer_steps or seconds."""
+    return [reach(*pair, target) for pair in zip(rows[f"curve_{cost}"], rows["curve_probe_loss"], strict=True)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beside:
+    """An arm's test loss less the full batch's, paired by seed: nats per loss term."""
+
+    key: tuple[object, ...]  # setting and arm
+    differences: tuple[float, ...]
+    margin: float  # half the standard deviation of the full batch's test loss between seeds
+    difference_p: float  # paired t test, Holm-corrected over the arms of a table
+    same_p: float  # TOST within the margin
+    spread: float  # standard deviation of the differences over that of the null's; NaN where the null has none
+
+    @property
+    def verdict(self) -> Comparison:
+        """`same` only by TOST, `better` and `worse` only by the corrected test, else `undecided`."""
+        if self.same_p < LEVEL:
+            return Comparison.same
+        if self.difference_p < LEVEL:
+            return Comparison.better if np.mean(self.differences) < 0 else Comparison.worse
+        return Comparison.undecided
+
+
+def beside_full(rows: pd.DataFrame, measure: str = "test_loss") -> list[Beside]:
+    """Every arm beside the full batch of its setting, on judging seeds, from `judged`."""
+    from scipy import stats
+
+    found = []
+    for key, own in rows.groupby(list(SETTING)):
+        full = own[own["arm"] == "full"].set_index("seed")[measure].astype(float)
+        null = _differences(own[own["arm"] == "permuted"], full, measure)
+        margin = 0.5 * float(full.std(ddof=1)) if len(full) > 1 else math.nan
+        for arm, arms in own[own["arm"] != "full"].groupby(list(ARM)):
+            differences = _differences(arms, full, measure)
+            enough = len(differences) > 1 and np.ptp(differences) > 0
+            found.append(Beside(
+                key=(*key, *arm),
+                differences=tuple(differences),
+                margin=margin,
+                difference_p=float(stats.ttest_1samp(differences, 0).pvalue) if enough else math.nan,
+                same_p=statistics.equivalence_p(differences, margin) if len(differences) > 1 else math.nan,
+                spread=_ratio(differences, null),
+            ))  # fmt: skip
+    tested = [one for one in found if not math.isnan(one.difference_p)]
+    corrected = dict(zip((one.key for one in tested), statistics.holm([one.difference_p for one in tested]), strict=True))
+    return [Beside(**{**vars(one), "difference_p": corrected.get(one.key, math.nan)}) for one in found]
+
+
+def _differences(arm: pd.DataFrame, full: pd.Series[float], measure: str) -> list[float]:
+    own = arm.set_index("seed")[measure].astype(float)
+    return [float(own[seed] - full[seed]) for seed in own.index if seed in full.index]
+
+
+def _ratio(differences: Sequence[float], null: Sequence[float]) -> float:
+    if len(differences) < 2 or len(null) < 2 or np.std(null) == 0:
+        return math.nan
+    return float(np.std(differences, ddof=1) / np.std(null, ddof=1))

@@ -1,0 +1,164 @@
+"""Do the large batch, its accumulation and the small batch converge alike: to which loss, after how many samples and seconds?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+
+import pandas as pd
+
+from analysis import convergence
+from analysis.content import Block, Picture, Section, Table, Text, number, plain
+from analysis.convergence import ARM, FLAT, FRACTIONS, LEVEL, NAMES, OWN_RATE, SETTING, TUNING_SEEDS
+from analysis.figures import convergence as figures
+from analysis.optimizers import interval
+from analysis.question import Experiment, Material
+
+FEWEST_SEEDS = 5  # that judge: fewer are shown, and compared without a verdict
+
+
+def arm_name(arm: object, num: object) -> str:
+    """An arm as the page calls it."""
+    return f"{NAMES.get(str(arm), str(arm))}{f', N = {num}' if int(str(num)) > 1 else ''}"
+
+
+def setting_name(key: tuple[Hashable, ...]) -> str:
+    """A setting as the page calls it."""
+    workload, norm, optimizer, batch = key
+    return f"{workload} ({norm}), {optimizer}, B = {batch}"
+
+
+def curves(material: Material) -> Section | None:
+    """Mean and band of the probe loss over samples, steps and seconds, with what it took to the targets."""
+    rows = convergence.trainings(material.results)
+    judged, levels = (convergence.judged(rows), convergence.targets(rows)) if len(rows) else (rows, {})
+    if judged.empty:
+        return None
+    blocks: list[Block] = []
+    for key, own in judged.groupby(list(SETTING)):
+        seeds, tuning = own["seed"].nunique(), rows.loc[rows["seed"] >= TUNING_SEEDS, "seed"].nunique()
+        name = setting_name(key)
+        blocks.append(Picture(
+            f"curves-{plain(name)}",
+            figures.figure_curves(own, levels[key]),
+            f"Loss on the probe set of every arm under {name}, over samples, optimizer steps and seconds.",
+            f"{name}: loss on the same fixed training samples, geometric mean and 95% t interval over {seeds} judging seeds, "
+            f"each arm at the rate tuned on {tuning} other seed{'s' if tuning != 1 else ''}. Dotted: the three targets. "
+            "Seconds are those inside the optimizer steps, on whatever else the machine did at the time.",
+        ))  # fmt: skip
+        blocks.append(_targets_table(own, levels[key]))
+    return Section("Learning curves", tuple(blocks))
+
+
+def _targets_table(rows: pd.DataFrame, levels: tuple[float, ...]) -> Table:
+    head = ("arm", "target", "reached by", "samples", "optimizer steps", "seconds")
+    cells = []
+    for key, own in rows.groupby(list(ARM)):
+        for level in levels:
+            found = {cost: convergence.reaches(own, level, cost) for cost in ("samples", "optimizer_steps", "seconds")}
+            reached = sum(one.reached for one in found["samples"])
+            medians = [_median(found[cost]) for cost in found]
+            cells.append((arm_name(*key), number(level), f"{reached} of {len(own)}", *medians))
+    caption = (
+        f"Median cost to {', '.join(f'{share:.0%}' for share in FRACTIONS)} of the way from the loss at the start to the "
+        "full batch's last on the tuning seeds. Trainings that never arrive are censored (Kaplan and Meier); >: fewer than "
+        "half arrived by then."
+    )
+    return Table(head, tuple(cells), caption)
+
+
+def _median(found: list[convergence.Reach]) -> str:
+    middle = convergence.median_reach(found)
+    return (
+        f"> {number(max(one.value for one in found))}"
+        if math.isnan(middle)
+        else f"{middle:,.0f}"
+        if middle >= 100
+        else number(middle)
+    )
+
+
+def endings(material: Material) -> Section | None:
+    """Test loss, gap, area and plateau of every arm, and its test loss beside the full batch's."""
+    rows = convergence.trainings(material.results)
+    judged = convergence.judged(rows) if len(rows) else rows
+    if judged.empty:
+        return None
+    beside = {one.key: one for one in convergence.beside_full(judged)}
+    head = ("setting", "arm", "n", "rate", "inside the grid", "test loss", "less the full batch's", "margin", "verdict",
+            "spread over the null's", "with recalibrated BatchNorm",
+            "gap to the probe loss", "mean loss over samples", "at a plateau")  # fmt: skip
+    cells = []
+    for key, own in judged.groupby([*SETTING, *ARM]):
+        areas = [convergence.area(*pair) for pair in zip(own["curve_samples"], own["curve_probe_loss"], strict=True)]
+        flat = sum(abs(convergence.drift(curve)) < FLAT for curve in own["curve_probe_loss"])
+        cells.append((
+            setting_name(key[:4]), arm_name(*key[4:]), str(len(own)), number(float(own["rate"].iloc[0])),
+            "yes" if own["interior"].all() else "no: an end",
+            number(own["test_loss"].mean()), *_beside(beside.get(key), _is_tuned(judged, key)),
+            number(own["recalibrated_test_loss"].astype(float).mean()), number(own["gap"].mean()),
+            number(sum(areas) / len(areas)), f"{flat} of {len(own)}",
+        ))  # fmt: skip
+    text = Text(
+        "Each arm at its tuned rate, on seeds that tuned nothing; the seed draws the split, the initial weights and the "
+        f"order. Same: TOST within half the standard deviation of the full batch's test loss between seeds, at {LEVEL:g}; "
+        "better or worse: paired t tests, Holm-corrected over the table; all else is undecided, also an arm whose rate, or "
+        f"the full batch's, is at an end of the grid, and everything below {FEWEST_SEEDS} seeds. A training is at its "
+        f"plateau when the probe loss moves by less than {FLAT:.0%} within its last fifth; where it is not, its loss is "
+        "that after these samples and no more."
+    )
+    return Section("Where trainings end", (text, Table(head, tuple(cells), "Means over the judging seeds; nats per loss term.")))
+
+
+def _is_tuned(judged: pd.DataFrame, key: tuple[Hashable, ...]) -> bool:
+    """Whether the rates of an arm and of its full batch both lie inside the grid."""
+    here = (judged[list(SETTING)] == list(key[:4])).all(axis=1)
+    arm = (judged[list(ARM)] == list(key[4:])).all(axis=1)
+    return bool(judged.loc[here & (arm | (judged["arm"] == "full")), "interior"].all())
+
+
+def _beside(one: convergence.Beside | None, is_tuned: bool) -> tuple[str, str, str, str]:
+    if one is None:
+        return "-", "-", "-", "-"
+    differences = pd.Series(one.differences, dtype=float)
+    verdict = str(one.verdict) if len(differences) >= FEWEST_SEEDS and is_tuned else "undecided"
+    return interval(differences), number(one.margin), verdict, number(one.spread)
+
+
+def rates(material: Material) -> Section | None:
+    """Validation loss over the rate, with what was chosen."""
+    rows = convergence.trainings(material.results)
+    tuning = rows[rows["seed"] >= TUNING_SEEDS]
+    if tuning.empty:
+        return None
+    best = convergence.tuned(rows)
+    blocks: list[Block] = []
+    for key, own in tuning.groupby(list(SETTING)):
+        here = best[(best[list(SETTING)] == list(key)).all(axis=1)]
+        chosen = {(row["arm"], int(row["accumulation_steps"])): row["lr"] for row in here.to_dict("records")
+                  if row["arm"] in ("full", *OWN_RATE)}  # fmt: skip
+        name = setting_name(key)
+        blocks.append(Picture(
+            f"tuning-{plain(name)}",
+            figures.figure_tuning(own, chosen),
+            f"Validation loss over the learning rate under {name}.",
+            f"{name}: mean over {own['seed'].nunique()} tuning seed(s); circles mark what was chosen. Small batches take the "
+            "rate over N (over sqrt N under Adam; with matched memory also times (1 - beta^(1/N)) / (1 - beta) under "
+            "momentum).",
+        ))  # fmt: skip
+    return Section("How the rates were chosen", tuple(blocks))
+
+
+EXPERIMENT = Experiment(
+    name="convergence",
+    title="Do the large batch, its accumulation and the small batch converge alike?",
+    question="Trained with rates tuned for each, how do the large batch, its accumulation and the small batch compare: in "
+    "the loss that they reach, and in samples, optimizer steps and seconds to get there?",
+    prediction="Without BatchNorm the accumulated run is the full batch: its test loss is the same, and differs over seeds "
+    "as the permuted full batch does. The small batch needs fewer samples and more optimizer steps to every "
+    "target.",
+    rule=f"Rates are tuned on seeds from {TUNING_SEEDS} on and a validation split, and judged on other seeds and the test "
+    "split. Same means TOST within half the standard deviation of the full batch between seeds; different, a "
+    f"Holm-corrected paired test; anything else is undecided, as is all below {FEWEST_SEEDS} judging seeds.",
+    sections=(curves, endings, rates),
+)

@@ -1,0 +1,77 @@
+"""Curves at equal samples against numpy, the samples that are set aside, and small batches at their rates."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.config import OptimizerConfig, OptimizerName, Precision, TrialConfig
+from harness.studies import learning_curves
+from harness.studies.learning_curves import SMALL, SMALL_MEMORY, Samples, with_small_rate
+from harness.studies.optimizer_states import same_memory
+
+CONFIG = TrialConfig(
+    optimizer=OptimizerConfig(lr=0.3), precision=Precision.float64, effective_batch=10, accumulation_steps=(2, 5), steps=7
+)
+
+
+def test_every_arm_against_numpy(toy_setting, make_numpy) -> None:
+    """22 of 24 samples in windows of 10, 10, 2: the short one is one micro-batch at b = 5, and one at b = 2."""
+    setting = toy_setting(CONFIG)
+    seen: list[Any] = []
+    rows = {
+        (row["arm"], row["accumulation_steps"]): row for row in learning_curves.measurements(setting, lambda t, r: seen.append(r))
+    }
+    assert set(rows) == {
+        ("full", 1),
+        ("permuted", 1),
+        *((arm, n) for arm in ("accumulated", SMALL, SMALL_MEMORY) for n in (2, 5)),
+    }
+    oracle, chosen = make_numpy(setting), Samples.drawn(setting)
+    windows = [ids.numpy() for ids in chosen.windows(setting)]
+    for (arm, num), row in rows.items():
+        small = arm in (SMALL, SMALL_MEMORY)
+        size, lr = (10 // num, 0.3 / num) if small else (10, 0.3)
+        theta, steps, probe, validation = oracle.start, [0], [], []
+        for t in range(-1, len(windows)):
+            if t >= 0:
+                parts = np.split(windows[t], range(size, len(windows[t]), size))
+                steps.append(steps[-1] + len(parts))
+                for part in parts:
+                    theta = theta - lr * oracle.gradient(theta, part)
+            probe.append(oracle.loss(theta, chosen.probe.numpy()))
+            validation.append(oracle.loss(theta, chosen.validation.numpy()))
+        assert row["curve_probe_loss"] == pytest.approx(probe, rel=1e-9)
+        assert row["curve_validation_loss"] == pytest.approx(validation, rel=1e-9)
+        assert row["curve_optimizer_steps"] == steps and row["curve_samples"] == [0, 10, 20, 22, 32, 42, 44, 54]
+        assert row["test_loss"] == pytest.approx(oracle.loss(theta, np.arange(24)), rel=1e-9)
+        assert row["gap"] == pytest.approx(row["test_loss"] - probe[-1])
+        assert row["rate"] == pytest.approx(lr)
+        assert np.all(np.diff(row["curve_seconds"]) > 0)
+    assert rows[SMALL, 5]["curve_probe_loss"] != pytest.approx(rows["full", 1]["curve_probe_loss"], rel=1e-3)
+    assert [len(step) for step in seen] == [len(rows)] * 7 and seen[0][0]["arm"] == "full"
+    assert [one["probe_loss"] for one in (step[0] for step in seen)] == rows["full", 1]["curve_probe_loss"][1:]
+
+
+def test_what_is_set_aside_is_never_trained_on(toy_setting) -> None:
+    setting = toy_setting(CONFIG)
+    chosen = Samples.drawn(setting)
+    trained = {int(i) for ids in chosen.windows(setting) for i in ids}
+    assert len(chosen.validation) == 2 and trained == set(range(24)) - set(chosen.validation.tolist())
+    assert set(chosen.probe.tolist()) <= trained
+
+
+@pytest.mark.parametrize(
+    ("name", "lr", "beta"),
+    [(OptimizerName.sgd, 0.1, 0.9), (OptimizerName.momentum, 0.1, 0.9), (OptimizerName.adamw, 0.2, 0.95)],
+)
+def test_rates_and_memory_of_small_batches(name: OptimizerName, lr: float, beta: float) -> None:
+    own = OptimizerConfig(name=name, lr=0.4, beta2=0.95)
+    matched = with_small_rate(same_memory(own, 4), own.lr, 4)
+    factor = (1 - 0.9**0.25) / (1 - 0.9) if name == OptimizerName.momentum else 1
+    assert matched.lr == pytest.approx(lr * factor)
+    beta_of = matched.beta2 if name == OptimizerName.adamw else matched.momentum
+    assert 4 * math.log(0.5) / math.log(beta_of**4) == pytest.approx(math.log(0.5) / math.log(beta) * 4)  # half-life in samples

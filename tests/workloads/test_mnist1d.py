@@ -1,0 +1,95 @@
+"""mnist1d against its published recipe, written once more as slow steps on one sample."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from scipy.interpolate import interp1d
+from scipy.ndimage import gaussian_filter
+
+from harness.config import ConfigError, Data, Model, Norm, TrialConfig, WorkloadConfig, validate
+from harness.workloads import mnist1d
+from harness.workloads.build import make_workload
+from harness.workloads.mnist1d import generate, read_mnist1d, sampled, templates
+
+CONFIG = TrialConfig(workload=WorkloadConfig(data=Data.mnist1d, model=Model.conv1d, width=2), norm=Norm.batch)
+
+
+def slow_sample(draws: np.random.Generator, label: int) -> np.ndarray:
+    """One sample by the recipe of arXiv:2011.14439, without the last centring."""
+
+    def interpolated(x: np.ndarray, places: int) -> np.ndarray:
+        return np.asarray(interp1d(np.linspace(0, 1, len(x)), x)(np.linspace(0, 1, places)))
+
+    x = np.concatenate([templates()[label] + 1e-8, np.zeros(36 + int(draws.random() * 25))])
+    x = interpolated(x, 72) * (1 + 0.4 * (draws.random() - 0.5))
+    k = draws.integers(48)
+    x = np.concatenate([x[-k:], x[:-k]])
+    mask = x != 0
+    x = mask * x + (1 - mask) * gaussian_filter(0.25 * draws.standard_normal(72), 2)
+    x = x + 0.02 * draws.standard_normal(72)
+    x = x - 0.75 * (draws.random() - 0.5) * np.linspace(-0.5, 0.5, 72)
+    return interpolated(x, 40)
+
+
+def test_samples_are_distributed_as_the_recipe_draws_them() -> None:
+    """Class means and covariances of 600 samples a digit agree with the slow recipe's within sampling; another digit's do not."""
+    num = 600
+    fast, labels = generate(10 * num, 7)
+    draws = np.random.default_rng(1)
+    slow = np.stack([slow_sample(draws, label) for label in (0, 7) for _ in range(num)])
+    scale = np.stack([slow_sample(draws, label) for label in range(10) for _ in range(200)])
+    slow = (slow - scale.mean()) / scale.std()
+    for place, label in enumerate((0, 7)):
+        mine, theirs = fast[labels == label], slow[place * num : (place + 1) * num]
+        other = fast[labels == 7 - label]
+
+        def apart(a: np.ndarray, b: np.ndarray) -> float:
+            """Mean squared distance of the class means, in standard errors: 1 where the two are drawn alike."""
+            return float(((a.mean(0) - b.mean(0)) ** 2 / ((a.var(0) + b.var(0)) / num)).mean())
+
+        assert apart(mine, theirs) < 3 < 10 < apart(other, theirs)
+        assert mine.std(0).mean() == pytest.approx(theirs.std(0).mean(), rel=0.05)
+        assert np.abs(np.diff(mine)).mean() == pytest.approx(np.abs(np.diff(theirs)).mean(), rel=0.05)
+
+
+def test_interpolation_is_the_published_one() -> None:
+    x = np.random.default_rng(0).random((3, 20))
+    lengths = np.array([20, 13, 7])
+    expected = [interp1d(np.linspace(0, 1, n), row[:n])(np.linspace(0, 1, 11)) for row, n in zip(x, lengths, strict=True)]
+    assert sampled(x, lengths, 11) == pytest.approx(np.stack(expected), abs=1e-14)
+
+
+def test_every_digit_comes_as_often_and_a_seed_is_one_set() -> None:
+    samples, labels = generate(500, 3)
+    assert samples.shape == (500, 40) and (np.bincount(labels) == 50).all()
+    assert samples.mean() == pytest.approx(0, abs=1e-12) and samples.std() == pytest.approx(1)
+    assert (samples == generate(500, 3)[0]).all() and (samples != generate(500, 4)[0]).any()
+
+
+def test_a_trials_seed_draws_the_split_of_the_same_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mnist1d, "NUM_TRAIN", 80)
+    monkeypatch.setattr(mnist1d, "NUM_TEST", 40)
+    one, other = read_mnist1d(0), read_mnist1d(1)
+    assert one.images.shape == (80, 1, 1, 40) and one.held_out_images.shape == (40, 1, 1, 40)
+    assert one.fingerprint() == read_mnist1d(0).fingerprint() != other.fingerprint()
+
+    def whole(data: mnist1d.ImageSet) -> torch.Tensor:
+        return torch.cat([data.images, data.held_out_images]).view(-1, 40)[:, 0].sort().values
+
+    assert torch.equal(whole(one), whole(other))
+    workloads = [
+        make_workload(dataclasses.replace(CONFIG, seed=s), device=torch.device("cpu"), dtype=torch.float32) for s in (0, 1)
+    ]
+    assert not torch.equal(workloads[0].held_out.inputs, workloads[1].held_out.inputs)
+    assert workloads[0].make_model()(workloads[0].held_out.inputs).shape == (40, 10)
+
+
+@pytest.mark.parametrize("model", [Model.conv, Model.transformer])
+def test_another_model_is_refused(model: Model) -> None:
+    with pytest.raises(ConfigError, match=f"workload.model={model}: expected a model for mnist1d data"):
+        validate(dataclasses.replace(CONFIG, workload=WorkloadConfig(data=Data.mnist1d, model=model)))
+    validate(CONFIG)

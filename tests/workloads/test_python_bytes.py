@@ -1,0 +1,60 @@
+"""Blocks of bytes from whole files: none in two files, none in both halves, and sources that are what they were."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.config import ConfigError, Data, Model, Norm, TrialConfig, WorkloadConfig, validate
+from harness.workloads import python_bytes
+from harness.workloads.build import _transformer
+from harness.workloads.python_bytes import LENGTH, BytesWorkload, Sources
+
+CONFIG = TrialConfig(workload=WorkloadConfig(data=Data.python_bytes, model=Model.transformer, width=24), norm=Norm.layer)
+FILES = tuple(bytes([65 + i]) * (LENGTH * (i % 3 + 1) + i) for i in range(20))
+
+
+def made(seed: int = 0) -> BytesWorkload:
+    return BytesWorkload(Sources(FILES), _transformer(CONFIG, LENGTH - 1), seed=seed, device=torch.device("cpu"))
+
+
+def test_a_sample_lies_in_one_file_and_a_file_in_one_half() -> None:
+    workload = made()
+    everything = workload.batch(torch.arange(workload.num_samples + len(workload.held_out)))
+    assert len(everything) == sum(len(content) // LENGTH for content in FILES)
+    assert (everything.inputs == everything.inputs[:, :1]).all()  # every file has one letter
+
+    def letters(inputs: Tensor) -> set[int]:
+        return set(inputs[:, 0].tolist())
+
+    test = letters(workload.held_out.inputs)
+    assert test and not test & letters(everything.inputs[: workload.num_samples])
+    assert test != letters(made(3).held_out.inputs) or test != letters(made(4).held_out.inputs)
+
+
+def test_every_next_byte_is_predicted_by_a_model_of_the_size_it_should_have() -> None:
+    validate(CONFIG)
+    workload = BytesWorkload(
+        Sources((bytes(range(1, 256)) * 3,) * 2), _transformer(CONFIG, LENGTH - 1), seed=0, device=torch.device("cpu")
+    )
+    batch = workload.batch(torch.tensor([1]))
+    assert torch.equal(batch.inputs[0, 1:], batch.targets[0, :-1]) and int(workload.num_terms(batch)) == LENGTH - 1
+    model = workload.make_model()
+    assert 100_000 <= sum(p.numel() for p in model.parameters()) <= 300_000
+    outputs = model(batch.inputs).detach()
+    expected = -outputs.log_softmax(2)[0, torch.arange(LENGTH - 1), batch.targets[0]].sum()
+    assert float(workload.losses(outputs, batch)) == pytest.approx(float(expected))
+
+
+def test_sources_that_were_changed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Sources((b"ab", b"c")).fingerprint != Sources((b"a", b"bc")).fingerprint
+    monkeypatch.setattr(python_bytes, "PATTERN", "_*.py")
+    monkeypatch.setattr(python_bytes, "KNOWN", {})
+    python_bytes.read_sources.cache_clear()
+    found = python_bytes.read_sources()
+    python_bytes.read_sources.cache_clear()
+    assert found.files and not any(b"\0" in content for content in found.files)
+    monkeypatch.setattr(python_bytes, "KNOWN", {python_bytes.version("torch"): "0" * 64})
+    with pytest.raises(ConfigError, match=r"workload.data=python_bytes: expected torch .* with sources of SHA-256 000000000000"):
+        python_bytes.read_sources()
