@@ -166,8 +166,9 @@ def print_ending(cells: Sequence[Cell], failures: Sequence[Failure]) -> None:
     """The answer: verdicts by cell, caveats, the folder and the next command; last, the failures once more."""
     for line in ending.lines(cells):
         print(line)
-    for line in told([f"{failure.trial}: {failure.summary}" for failure in failures], "failed"):
-        print(in_one_line(line), file=sys.stderr)
+    if len(cells) > 1:
+        for line in told([f"{failure.trial}: {failure.summary}" for failure in failures], "failed"):
+            print(in_one_line(line), file=sys.stderr)
 
 
 def _trials(number: int) -> str:
