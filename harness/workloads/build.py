@@ -6,17 +6,19 @@ from functools import partial
 
 import torch
 
-from harness.config import EMBEDDED_DIGITS, ConfigError, Data, Model, Norm, TrialConfig
+from harness.config import EMBEDDED_DIGITS, ConfigError, Contrast, Data, Model, Norm, TrialConfig
 from harness.workloads import Workload
 from harness.workloads.cifar10 import read_cifar10
 from harness.workloads.custom import CustomWorkload
 from harness.workloads.digits import read_digits
+from harness.workloads.docstrings import QUERY_LENGTH, DocstringWorkload, read_pairs
 from harness.workloads.image_models import make_conv, make_mlp, make_resnet18
 from harness.workloads.images import ImageSet, ImageWorkload
 from harness.workloads.mnist import read_mnist
 from harness.workloads.pairs import PairsWorkload, TwoTowers
 from harness.workloads.policy import PolicyWorkload
 from harness.workloads.text import MAX_CHARACTERS, PADDING, TextWorkload, read_corpus
+from harness.workloads.towers import TwoTowers as TextTowers
 from harness.workloads.transformer import Transformer
 from harness.workloads.weighted import ClassWeights, IgnoredLabels
 
@@ -40,6 +42,8 @@ def make_workload(config: TrialConfig, *, device: torch.device, dtype: torch.dty
             workload = CustomWorkload(config.workload, config.norm, device=device, dtype=dtype)
         case Data.text:
             workload = _text(config, device)
+        case Data.docstrings:
+            workload = _docstrings(config, device)
         case _:
             workload = _images(config, device, dtype)
     workload.penalty = config.workload.penalty
@@ -85,3 +89,21 @@ def _text(config: TrialConfig, device: torch.device) -> TextWorkload:
         dropout=workload.dropout,
     )
     return TextWorkload(read_corpus(config.data.root), make_model, device=device)
+
+
+def _docstrings(config: TrialConfig, device: torch.device) -> DocstringWorkload:
+    workload = config.workload
+    make_model = partial(
+        TextTowers,
+        width=workload.width,
+        dropout=workload.dropout,
+        query_length=QUERY_LENGTH,
+        has_bias=workload.contrast == Contrast.sigmoid,
+    )
+    return DocstringWorkload(
+        read_pairs(config.data.root),
+        make_model,
+        contrast=workload.contrast,
+        hard_negatives=workload.hard_negatives,
+        device=device,
+    )
