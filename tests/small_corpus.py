@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from harness.config import Data, DataConfig, Model, OptimizerConfig, OptimizerName, TrialConfig, WorkloadConfig
@@ -34,6 +32,7 @@ def config(root: str, **changes: object) -> TrialConfig:
     own = {name: changes.pop(name) for name in ("dropout", "contrast", "hard_negatives", "penalty") if name in changes}
     workload = WorkloadConfig(data=Data.docstrings, model=Model.towers, width=4, **own)  # type: ignore[arg-type]
     settings = {
-        "effective_batch": 12, "accumulation_steps": (4,), "optimizer": OptimizerConfig(name=OptimizerName.adam, lr=0.003), "seed": 3,
+        "effective_batch": 12, "accumulation_steps": (4,), 
+        "optimizer": OptimizerConfig(name=OptimizerName.adam, lr=0.003), "seed": 3,
     }  # fmt: skip
     return TrialConfig(workload=workload, data=DataConfig(root=root), **{**settings, **changes})  # type: ignore[arg-type]

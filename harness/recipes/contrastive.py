@@ -157,7 +157,7 @@ class Bank:
             else (torch.cat([kept.queries, new.queries]), torch.cat([kept.passages, new.passages]))
         )
         queries = queries[-self.size :] if self.has_queries else queries[:0]
-        arm.memory["bank"] = new._replace(queries=queries, passages=passages[-self.size :], log_scale=new.log_scale.detach())
+        arm.memory["bank"] = Representations(queries, passages[-self.size :], new.log_scale.detach())
 
     def _by_momentum(self, arm: Arm, part: Batch) -> Representations:
         """By the moving average of the towers, which moves at the start of each window."""

@@ -61,13 +61,6 @@ def beside_bank(sizes: Sequence[int], contrast: Contrast, kept: Pairs | None, si
     return objective
 
 
-def temperature_slope(table: Tensor) -> float:
-    """d loss / d log scale of the mean one-sided loss of scores s [n, m], by hand: mean_i sum_j (p_ij - [i = j]) s_ij."""
-    p = torch.exp(table - table.logsumexp(1, keepdim=True))
-    p[range(len(table)), range(len(table))] -= 1
-    return float((p * table).sum() / len(table))
-
-
 def _table(queries: Tensor, passages: Tensor, log_scale: Tensor, bias: Tensor | None) -> Tensor:
     """[n, m or 2m] scores: einsum over passages, then over hard negatives."""
     columns = [torch.einsum("ne,me->nm", queries, passages[:, k]) for k in range(passages.shape[1])]

@@ -7,6 +7,7 @@ weights that were really passed. Dropout's masks belong to samples, so that all 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +26,9 @@ from harness.referee.gradients import by_tensor, compare, flatten, gradients, re
 from harness.results.arm_name import ACCUMULATED, PERMUTED
 from harness.trial import Candidate, full_batch, with_faults
 from harness.workloads import Batch
+from harness.workloads.docstrings import DocstringWorkload
+
+TOWERS = ("query.", "passage.")  # whose parameters these names begin with; the others are a temperature and a bias
 
 
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
@@ -38,13 +42,17 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     rows = []
     for t, ids in enumerate(setting.windows(config.steps, last=LastWindow.drop)):
         window, is_probed = setting.exact.batch(ids), t % config.probe_every == 0 or t == config.steps - 1
-        exact = _taken(setting, full, reference, window, t)
+        exact = _taken(setting, full, reference, window, t) if is_probed else None
         for one, arm in zip(chosen, arms, strict=True):
             kept = arm.memory.get("bank")
-            own = _taken(setting, arm, reference, window, t)
-            if is_probed:
+            if exact is not None:
+                own = _taken(setting, arm, reference, window, t)
                 oracle = {} if setting.draws else _oracle(reference.model, one, window, own, kept, setting)
-                rows.append({"after_steps": t, **_row(one, reference.model, own, exact, window), **oracle})
+                rows.append(
+                    {"corpus": corpus_of(setting), "after_steps": t, **_row(one, reference.model, own, exact, window), **oracle}
+                )
+            elif bank_of(one.arm):  # which has to see every window
+                _taken(setting, arm, reference, window, t)
         with setting.randomness(t):
             take_step(reference, window)
     return rows
@@ -94,8 +102,7 @@ def _taken(setting: Setting, arm: Arm, reference: Arm, window: Batch, t: int) ->
 
 def _row(one: Candidate, model: nn.Module, own: WindowStep, full: WindowStep, window: Batch) -> Row:
     where, beside = by_tensor(model), compare(own.gradient, full.gradient)
-    towers = torch.ones(len(own.gradient), dtype=torch.bool)
-    towers[where["log_scale"]] = False
+    towers = torch.cat([torch.arange(of.start, of.stop) for name, of in where.items() if name.startswith(TOWERS)])
     slope, right = float(own.gradient[where["log_scale"]]), float(full.gradient[where["log_scale"]])
     return {
         "arm": one.arm,
@@ -115,13 +122,20 @@ def _row(one: Candidate, model: nn.Module, own: WindowStep, full: WindowStep, wi
     }
 
 
+def corpus_of(setting: Setting) -> str:
+    """The first digits of the fingerprint of the pairs: rows of two corpora are of two experiments."""
+    workload = setting.exact
+    assert isinstance(workload, DocstringWorkload)
+    return workload.pairs.fingerprint[:12]
+
+
 def tower_ratio(model: nn.Module, gradient: Tensor) -> float:
     """||gradient of the query tower|| / ||gradient of the passage tower||."""
-    lengths = {"query": 0.0, "passage": 0.0}
-    for name, where in by_tensor(model).items():
-        if (tower := name.partition(".")[0]) in lengths:
-            lengths[tower] += float(gradient[where].square().sum())
-    return float((lengths["query"] / lengths["passage"]) ** 0.5) if lengths["passage"] else float("inf")
+    query, passage = (
+        sum(float(gradient[where].square().sum()) for name, where in by_tensor(model).items() if name.startswith(tower))
+        for tower in TOWERS
+    )
+    return float((query / passage) ** 0.5) if passage else math.inf
 
 
 def _oracle(model: nn.Module, one: Candidate, window: Batch, own: WindowStep, kept: Any, setting: Setting) -> Row:

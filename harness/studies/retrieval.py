@@ -22,7 +22,7 @@ from harness.recipes import contrastive
 from harness.recipes.recipe import Arm, Recipe, evaluated, take_step
 from harness.referee.gradients import compare, flatten, gradients
 from harness.results.arm_name import FULL
-from harness.studies.negatives import count_forwards, tower_ratio
+from harness.studies.negatives import corpus_of, count_forwards, tower_ratio
 from harness.trial import Candidate, full_batch, split_plan, with_faults
 from harness.workloads import Batch, nest
 from harness.workloads.contrastive import ranks
@@ -139,6 +139,7 @@ def _row(setting: Setting, method: Method, window: Batch) -> Row:
     half = len(method.cosines) // 2
     last = method.looks[-1]
     return {
+        "corpus": corpus_of(setting),
         **method.label,
         "micro_batch": size,
         **last,

@@ -205,5 +205,5 @@ def test_grad_cache_on_towers_and_a_loss_of_ones_own() -> None:
 
 @pytest.mark.parametrize("name", ["grad_cash", "dual_bank", "dual_bank@0", "dual_bank@-1", "grad_cache@4", "dual_bank@1.5", ""])
 def test_other_names_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="methods=.*expected one of grad_cache"):
+    with pytest.raises(ConfigError, match=r"methods=.*expected one of grad_cache"):
         contrastive.named(name)

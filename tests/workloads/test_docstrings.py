@@ -77,7 +77,7 @@ def test_trigrams_hash_three_bytes_each() -> None:
     found = trigrams("abcb", 8)
     assert (found[:4] > 0).all() and not found[4:].any(), "a space on either side, then padding"
     assert trigrams("ABCB", 8).tolist() == found.tolist() and trigrams("abcd", 8)[3] != found[3]
-    assert trigrams("abcb", 8)[:2].tolist() == trigrams("abxx", 8)[:2].tolist()[:1] + [found[1]]
+    assert trigrams("abxx", 8)[0] == found[0], "a space, a, b"
 
 
 def test_padding_takes_no_part() -> None:
