@@ -80,18 +80,17 @@ def gradients_section(material: Material) -> Section | None:
         "contrastive-gradients",
         figure_gradients(plain[plain["contrast"] == "symmetric"], words),
         "Relative error of the gradient, and the reported loss, over N for each method",
-        "Left: distance of the gradient to the full batch's at the same weights, in float64, medians over probes and "
-        "trials; what "
-        "is exact lies at the bottom. Right: the loss that each method reports, whose bound is log b within micro-batches.",
+        "Left: distance of the gradient to the full batch's at the same weights, in float64, medians over probes and trials; "
+        "what is exact lies at the bottom. Right: the loss that each method reports, whose bound is log b within micro-batches.",
     )
     head = ("method", "loss", "dropout", "N", "gradient off, least", "most", "1 - cosine, median",
             "temperature's gradient, times",
             "oracle off, most", "forwards")  # fmt: skip
     cells = tuple(_exact_row(key, own) for key, own in rows.groupby(["arm", "contrast", "dropout", "accumulation_steps"]))
     caption = (
-        "Probes along a training on the full batch, at its weights. The oracle is one forward of the whole window, with a table "
-        "of all scores of which each row may see what the method lets it see; a dash where there is none. The temperature's "
-        "gradient over the full batch's: 1 is right."
+        "Probes along a training on the full batch, at its weights. The oracle is one forward of the whole window, with a "
+        "table of all scores of which each row may see what the method lets it see; a dash where there is none. The "
+        "temperature's gradient over the full batch's: 1 is right."
     )
     return Section("One gradient", (picture, Table(head, cells, caption, folded=True)))
 
@@ -113,8 +112,8 @@ def retrieval_section(material: Material) -> Section | None:
         "contrastive-bytes",
         figure_bytes(rows, words),
         "Mean reciprocal rank against the bytes of a step, and against the seconds of a window, a point for each method and b",
-        "Mean over seeds and 95% t interval of the reciprocal rank among 1,000 held-out passages, after the same pairs. "
-        "Left against the memory of a step (counted), right against the time of a window of B pairs.",
+        "Mean over seeds and 95% t interval of the reciprocal rank among 1,000 held-out passages, after the same pairs. Left "
+        "against the memory of a step (counted), right against the time of a window of B pairs.",
     )
     head = ("method", "N", "b", "lr", "n", "recall@1, %", "@5", "@20", "reciprocal rank, %", "last quarter added",
             "kB", "of these held",
@@ -122,8 +121,7 @@ def retrieval_section(material: Material) -> Section | None:
     cells = tuple(_trained_row(key, own) for key, own in rows.groupby(["arm", "accumulation_steps"]))
     caption = (
         "Means over seeds (medians of seconds). cosine: of the gradient with the full batch's at the method's own weights, "
-        "second half "
-        "of the training. Held: bytes of representations, their gradients and banks, beside the graph."
+        "second half of the training. Held: bytes of representations, their gradients and banks, beside the graph."
     )
     return Section("Recall, bytes, seconds", (Text(_advice(rows)), picture, Table(head, cells, caption)))
 
@@ -157,11 +155,10 @@ def _advice(rows: pd.DataFrame) -> str:
     cost = cached["seconds"].median() / plain["seconds"].median()
     memory = cached["total_bytes"].median() / plain["total_bytes"].median()
     return (
-        f"Mean reciprocal rank at N = {num}. {'. '.join(told)}. GradCache is the full batch's computation; beside "
-        f"accumulation it "
-        f"takes {number(memory)} times the memory and {number(cost)} times the seconds. Accumulate plainly where b pairs hold "
-        "negatives enough; use GradCache where the full batch's negatives are wanted and a second forward can be paid; a bank "
-        "where neither can, and only after measuring how far its representations lag behind the weights."
+        f"Mean reciprocal rank at N = {num}. {'. '.join(told)}. GradCache is the full batch's computation; beside accumulation "
+        f"it takes {number(memory)} times the memory and {number(cost)} times the seconds. Accumulate plainly where b pairs "
+        "hold negatives enough; use GradCache where the full batch's negatives are wanted and a second forward can be paid; a "
+        "bank where neither can, and only after measuring how far its representations lag behind the weights."
     )
 
 
@@ -189,10 +186,9 @@ def order_section(material: Material) -> Section | None:
             )  # fmt: skip
     head = ("published order", "N", "n", "points of reciprocal rank apart", "95% interval", "here")
     caption = (
-        "The order is that of Kim et al. 2024 (arXiv:2406.12356), which was read and not measured: dense retrievers that "
-        "start from "
-        "a pretrained encoder and move it slowly. Here towers start at random and move fast, so that a bank's representations "
-        "are older, in units of how far the weights have moved."
+        "The order is that of Kim et al. 2024 (arXiv:2406.12356), which was read and not measured: dense retrievers that start "
+        "from a pretrained encoder and move it slowly. Here towers start at random and move fast, so that a bank's "
+        "representations are older, in units of how far the weights have moved."
     )
     return Section("The published order", (Table(head, tuple(cells), caption),))
 
@@ -205,9 +201,8 @@ def judged_section(material: Material) -> Section | None:
     cells = tuple(_judged_row(key, own) for key, own in arms.groupby(["arm", "accumulation_steps"]))
     head = ("method", "N", "verdict", "cause", "explained", "gradient off in float64, most", "rounding over the full batch's")
     caption = (
-        f"Losses: {', '.join(sorted(set(arms['workload'])))}. A bank is meant to be another computation, so that "
-        f"`different` is what it "
-        f"has to be; its oracle is in the table of gradients. Gate: {ALGEBRA_GATE:.0e}."
+        f"Losses: {', '.join(sorted(set(arms['workload'])))}. A bank is meant to be another computation, so that `different` is "
+        f"what it has to be; its oracle is in the table of gradients. Gate: {ALGEBRA_GATE:.0e}."
     )
     return Section("Verdicts of the methods", (Table(head, cells, caption),))
 

@@ -97,8 +97,8 @@ def banks_beat_accumulation(results: Results) -> ClaimResult:
         threshold=f"confirmed > 0, refuted < {MARGIN:g} point, at every N",
         n=n,
         explanation=f"Points of mean reciprocal rank that ContAccum has over accumulation at equal bytes: {listed}. Towers "
-        f"start at "
-        "random; a dense retriever that starts from a pretrained encoder moves less between a bank's entries and their use.",
+        "start at random; a dense retriever that starts from a pretrained encoder moves less between a bank's entries and "
+        "their use.",
     )
 
 
@@ -150,11 +150,9 @@ def memory_for_time(results: Results) -> ClaimResult:
         threshold="bytes below the full batch's in every trial; more seconds than accumulation in most",
         n=len(saves),
         explanation=f"Bytes of a step are {number(saves.min())} to {number(saves.max())} times the full batch's and "
-        f"{number(min(lighter))} to {number(max(lighter))} times GradCache's; a window takes {number(time.median())} times "
-        f"as long as "
-        f"accumulation (median, {number(time.min())} to {number(time.max())}) and {number(beside.median())} times as long "
-        f"as GradCache "
-        f"({number(beside.min())} to {number(beside.max())}), by the size of the bank: {', '.join(banks)}.",
+        f"{number(min(lighter))} to {number(max(lighter))} times GradCache's; a window takes {number(time.median())} times as "
+        f"long as accumulation (median, {number(time.min())} to {number(time.max())}) and {number(beside.median())} times as "
+        f"long as GradCache ({number(beside.min())} to {number(beside.max())}), by the size of the bank: {', '.join(banks)}.",
     )
 
 
@@ -182,10 +180,8 @@ def banks_balance(results: Results) -> ClaimResult:
         measured=float(middle["two"]),
         threshold="|log ratio| of two banks below that of one, which is above log 1.5, in every trial",
         n=len(table),
-        explanation="Norm of the query tower's gradient over the passage tower's, medians: "
-        f"{number(middle['one'])} with a bank of passages, {number(middle['two'])} with two banks, {number(middle['none'])} "
-        f"with none "
-        "(GradCache, the full batch).",
+        explanation=f"Norm of the query tower's gradient over the passage tower's, medians: {number(middle['one'])} with a bank "
+        f"of passages, {number(middle['two'])} with two banks, {number(middle['none'])} with none (GradCache, the full batch).",
     )
 
 
@@ -194,18 +190,17 @@ CLAIMS = (
         id="F1c",
         expects=Ruling.refuted,
         rule=f"Refuted when every accumulated gradient is more than {APART:g} off the full batch's and within "
-        f"{ALGEBRA_GATE:.0e} of "
-        "the oracle (scores masked to the micro-batches); confirmed when all are within the gate of the full batch's.",
+        f"{ALGEBRA_GATE:.0e} of the oracle (scores masked to the micro-batches); confirmed when all are within the gate of the "
+        "full batch's.",
         decide=of_one_corpus(any_loss),
     ),
     Claim(
         id="F2c",
         expects=Ruling.conditional,
-        rule=f"Banks of at most {EQUAL:g} times accumulation's bytes, each method at the learning rate that other seeds "
-        f"chose, at a "
-        f"plateau (the last quarter adds at most {PLATEAU:g} point), {FEWEST_SEEDS} seeds or more. Confirmed when the 95% "
-        f"interval of the "
-        f"paired difference of mean reciprocal ranks is above 0 at every N; refuted when below {MARGIN:g} point at every N.",
+        rule=f"Banks of at most {EQUAL:g} times accumulation's bytes, each method at the learning rate that other seeds chose, "
+        f"at a plateau (the last quarter adds at most {PLATEAU:g} point), {FEWEST_SEEDS} seeds or more. Confirmed when the 95% "
+        f"interval of the paired difference of mean reciprocal ranks is above 0 at every N; refuted when below {MARGIN:g} point "
+        "at every N; conditional otherwise.",
         decide=of_one_corpus(banks_beat_accumulation),
     ),
     Claim(
@@ -224,9 +219,8 @@ CLAIMS = (
     Claim(
         id="F5c",
         expects=Ruling.confirmed,
-        rule="Confirmed when in every trial the ratio of the towers' gradient norms is nearer to 1 (in |log|) with two "
-        "banks than "
-        "with one of the same size, whose ratio is off by more than 1.5; refuted when in none.",
+        rule="Confirmed when in every trial the ratio of the towers' gradient norms is nearer to 1 (in |log|) with two banks "
+        "than with one of the same size, whose ratio is off by more than 1.5; refuted when in none.",
         decide=of_one_corpus(banks_balance),
     ),
 )
@@ -234,15 +228,14 @@ CLAIMS = (
 EXPERIMENT = Experiment(
     name="contrastive",
     title="What replaces accumulation where the negatives come from the batch?",
-    question="With in-batch negatives a micro-batch has another loss. How far off is the accumulated gradient, which "
-    "methods are the "
-    "full batch, and what is each worth at equal memory?",
-    prediction="The error of accumulation grows with N and is exactly that of scores masked to the micro-batches. "
-    "GradCache is the full "
-    "batch at two forwards. Banks are another computation: whether it is a better one depends on how fast representations age.",
+    question="With in-batch negatives a micro-batch has another loss. How far off is the accumulated gradient, which methods "
+    "are the full batch, and what is each worth at equal memory?",
+    prediction="The error of accumulation grows with N and is exactly that of scores masked to the micro-batches. GradCache is "
+    "the full batch at two forwards. Banks are another computation: whether it is a better one depends on how fast "
+    "representations age.",
     rule="Gradients are compared in float64 at the same weights. Recall is over 1,000 held-out passages of other modules, "
-    "after the same "
-    "pairs, paired by seed; learning rates are chosen for each method on seeds that do not decide. Bytes are counted.",
+    "after the same pairs, paired by seed; learning rates are chosen for each method on seeds that do not decide. Bytes are "
+    "counted.",
     claims=CLAIMS,
     sections=(shown.judged_section, shown.gradients_section, shown.retrieval_section, shown.order_section),
 )
