@@ -299,7 +299,7 @@ class TrialConfig:
     permutations: int = 30  # orders of the rows in which rounding is measured
     nulls: int = 5  # controls: large-batch runs whose rows are shuffled, beside one that starts one ulp off
     faults: tuple[str, ...] = ()  # runs that are wrong on purpose: names of causes, `all`, or `scale@1e-6` (a planted error)
-    methods: tuple[str, ...] = ()  # what replaces plain accumulation for in-batch negatives: grad_cache, dual_bank@SIZE, ...
+    methods: tuple[str, ...] = ()  # what replaces plain accumulation with in-batch negatives: grad_cache, a bank of some SIZE
     seed: int = 0  # of the weights, the order of the samples and every random draw
 
 
