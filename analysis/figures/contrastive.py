@@ -22,7 +22,7 @@ MB, POINTS = 1e6, 100.0
 def figure_gradients(rows: pd.DataFrame, words: Callable[[str], str]) -> Figure:
     """Distance of the gradient to the full batch's over N, and the reported loss; a line per method."""
     with style():
-        figure = new_figure(WIDTH, 3.4)
+        figure = new_figure(WIDTH, 4.0)
         left, right = figure.subplots(1, 2)
         for arm, own in rows.groupby("arm"):
             middle = own.groupby("accumulation_steps")[["gradient_error", "loss", "full_loss"]].median()
@@ -41,7 +41,7 @@ def figure_gradients(rows: pd.DataFrame, words: Callable[[str], str]) -> Figure:
             axes.set_xlabel("accumulation steps N")
         left.set_ylabel("gradient off the full batch's")
         right.set_ylabel("reported loss, nats")
-        figure.legend(loc="outside lower center", ncols=3)
+        figure.legend(loc="outside lower center", ncols=2)
     return figure
 
 
@@ -53,7 +53,7 @@ def mark(arm: str) -> str:
 def figure_bytes(rows: pd.DataFrame, words: Callable[[str], str]) -> Figure:
     """Mean reciprocal rank with its interval against bytes of a step and against seconds of a window."""
     with style():
-        figure = new_figure(WIDTH, 4.0)
+        figure = new_figure(WIDTH, 4.6)
         left, right = figure.subplots(1, 2, sharey=True)
         shown = set[str]()
         for (arm, num), own in rows[rows["arm"] != "permuted"].groupby(["arm", "accumulation_steps"]):
@@ -64,7 +64,7 @@ def figure_bytes(rows: pd.DataFrame, words: Callable[[str], str]) -> Figure:
                 _point(axes, float(place), seeds, str(arm), str(num), label if axes is left else None)
         left.set(xlabel="memory of a step, MB", ylabel="mean reciprocal rank, %", xlim=(0, None))
         right.set(xlabel="seconds of a window", xlim=(0, None))
-        figure.legend(loc="outside lower center", ncols=3)
+        figure.legend(loc="outside lower center", ncols=2)
     return figure
 
 
