@@ -175,7 +175,8 @@ def test_the_page_of_a_real_run(tmp_path: Path, corpus: str) -> None:
         )
         with store.open_trial(trial.experiment, identity(trial), to_dict(trial)) as writer:
             writer.finish(studies.run(trial, lambda step, rows: None))
-    page = report.write(tmp_path / "results", tmp_path / "out").read_text()
+    report.write(tmp_path / "results", tmp_path / "out")
+    page = (tmp_path / "out/pages/contrastive.html").read_text()
     assert EXPERIMENT.title in page and "two banks (ContAccum), 12 pairs" in page and "The published order" in page
     claims = pd.read_csv(tmp_path / "out" / "claims.csv").set_index("id")["verdict"]
     assert claims["F1c"] == claims["F3c"] == "refuted" and claims["F2c"] == "needs the full grid"

@@ -33,4 +33,6 @@ def test_grad_cache_is_equivalent_and_the_others_are_not(changes: dict[str, obje
     plain, repeated, bank = (arms[name] for name in ("accumulated", *METHODS[1:]))
     assert (plain["verdict"], plain["cause"], plain["explained"]) == ("different", "non_separable_loss", True)
     assert repeated["verdict"] == bank["verdict"] == "different"
-    assert "log_scale" in str(repeated["reasons"]) and "by design: " in str(bank["reasons"])
+    # Where clipping is active, a temperature that is too large shrinks the towers too, and is no more alone.
+    assert ("in log_scale of the" in str(repeated["reasons"])) == ("clip_norm" not in changes)
+    assert "by design: " in str(bank["reasons"])
