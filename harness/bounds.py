@@ -54,6 +54,7 @@ BOUNDS = {
     "workload.width": integers(1, 512, "memory grows with its square; the usual ResNet-18 has 8"),
     "workload.depth": integers(1, 64, "every block is kept for each arm"),
     "workload.dropout": Bounds(low=0.0, high=1.0, excludes_high=True, why="a probability, at 1 nothing is left to train"),
+    "workload.hard_negatives": integers(0, 1, "a pair has one neighbour in its module"),
     # A step is lr times a gradient, decay times a weight: what a gradient of 1 gives has to stay within the formats under test.
     "workload.penalty": numbers(0.0, FLOAT16_MAX, "a coefficient of the loss, which has to stay within float16"),
     "optimizer.lr": numbers(1e-16, FLOAT16_MAX, "below it no float64 weight moves, above it a step leaves float16"),

@@ -41,6 +41,7 @@ class Data(StrEnum):
     python_bytes = "python_bytes"  # sources that are installed anyway
     pairs = "pairs"
     policy = "policy"
+    docstrings = "docstrings"  # of functions, with their source
     class_weights = "class_weights"  # the digits; so is the next
     ignored_labels = "ignored_labels"
     custom = "custom"  # the user's own, at `workload.target`
@@ -51,7 +52,7 @@ EMBEDDED = (*EMBEDDED_DIGITS, Data.mnist1d, Data.python_bytes)
 TEXTS = (Data.text, Data.python_bytes)
 
 
-COUPLED = (Data.pairs, Data.policy)  # whose losses take something from the other samples
+COUPLED = (Data.pairs, Data.policy, Data.docstrings)  # whose losses take something from the other samples
 
 
 class Model(StrEnum):
@@ -62,6 +63,15 @@ class Model(StrEnum):
     mlp = "mlp"
     resnet18 = "resnet18"
     transformer = "transformer"
+    towers = "towers"  # two encoders of bytes
+
+
+class Contrast(StrEnum):
+    """The loss of pairs whose negatives are the other pairs of the batch (`harness/workloads/contrastive.py`)."""
+
+    symmetric = "symmetric"  # InfoNCE of queries among passages and of passages among queries
+    one_sided = "one_sided"  # InfoNCE of queries among passages
+    sigmoid = "sigmoid"  # SigLIP's: every pair by itself
 
 
 class Norm(StrEnum):
@@ -172,6 +182,8 @@ class Study(StrEnum):
     randomness = "randomness"  # one gradient over many draws of dropout's masks
     loss_scaling = "loss_scaling"  # a healthy window, one that overflows, and a healthy one
     replicas = "replicas"  # two processes, each with its share of the window
+    negatives = "negatives"  # in-batch negatives: each method's gradient of one window beside the full batch's, exactly
+    retrieval = "retrieval"  # each of these methods trained: recall, bytes, seconds
 
 
 class TrackingMode(StrEnum):
@@ -197,6 +209,8 @@ class WorkloadConfig:
     depth: int = 2  # transformer blocks; the image models have a fixed depth
     dropout: float = 0.0  # probability of an activation to be dropped
     penalty: float = 0.0  # coefficient of the squared norm of the last weight matrix, which is added to the loss
+    contrast: Contrast = Contrast.symmetric  # the loss of docstrings
+    hard_negatives: int = 0  # of docstrings, for each pair: passages of the same module
     target: str | None = None  # FILE.py:NAME or package.module:NAME of a task, with data=custom
     args: dict[str, Any] = field(default_factory=dict, hash=False)  # keyword arguments of that task
     source: str | None = None  # fingerprint of the task's source, filled in before a trial is named
@@ -212,6 +226,7 @@ class WorkloadConfig:
             Data.text: Model.transformer,
             Data.python_bytes: Model.transformer,
             Data.pairs: Model.mlp,
+            Data.docstrings: Model.towers,
             Data.class_weights: Model.mlp,
             Data.ignored_labels: Model.mlp,
         }.get(self.data, Model.conv)
@@ -294,6 +309,7 @@ class TrialConfig:
     permutations: int = 30  # orders of the rows in which rounding is measured
     nulls: int = 5  # controls: large-batch runs whose rows are shuffled, beside one that starts one ulp off
     faults: tuple[str, ...] = ()  # runs that are wrong on purpose: names of causes, `all`, or `scale@1e-6` (a planted error)
+    methods: tuple[str, ...] = ()  # what replaces plain accumulation with in-batch negatives: grad_cache, a bank of some SIZE
     seed: int = 0  # of the weights, the order of the samples and every random draw
 
 
@@ -446,6 +462,13 @@ NEEDS: dict[Study, tuple[Need, ...]] = {
     Study.loss_scaling: (
         Need("precision", lambda c: c.precision == Precision.float16, "float16: the others have no loss scale"),
     ),
+    Study.negatives: (
+        Need("precision", lambda c: c.precision == Precision.float64, "float64: it is about exact differences"),
+        Need("workload.data", lambda c: c.workload.data == Data.docstrings, "docstrings: pairs of queries and passages"),
+    ),
+    Study.retrieval: (
+        Need("workload.data", lambda c: c.workload.data == Data.docstrings, "docstrings: pairs of queries and passages"),
+    ),
     Study.replicas: (
         Need("device", lambda c: c.device != Device.cuda, "cpu: the ranks are processes with gloo between them"),
     ),
@@ -540,6 +563,14 @@ def _check_workload(config: TrialConfig) -> None:
         raise ConfigError("workload.model", workload.model, f"a model for {workload.data} data")
     if workload.data in TEXTS and config.norm not in (Norm.layer, Norm.none):
         raise ConfigError("norm", config.norm, f"layer or none with workload={workload.data}")
+    if (workload.model == Model.towers) != (workload.data == Data.docstrings):
+        raise ConfigError(
+            "workload.model",
+            workload.model,
+            f"{'towers' if workload.data == Data.docstrings else 'a model'} for {workload.data} data",
+        )
+    if workload.data == Data.docstrings and config.norm != Norm.none:
+        raise ConfigError("norm", config.norm, "none with workload=docstrings")
     if workload.data == Data.pairs and workload.model != Model.mlp:
         raise ConfigError("workload.model", workload.model, "mlp for pairs data: two perceptrons, one for each half")
     if workload.data in EMBEDDED and config.data.root is not None:
@@ -557,6 +588,12 @@ def _check_windows(config: TrialConfig) -> None:
         raise ConfigError("accumulation_steps", list(chosen), f"one to {MOST_ARMS} numbers of micro-batches, an arm each")
     if len(config.faults) > MOST_ARMS:
         raise ConfigError("faults", list(config.faults), f"at most {MOST_ARMS} faults, an arm each for every N")
+    if len(set(config.methods)) != len(config.methods) or len(config.methods) > MOST_ARMS:
+        raise ConfigError("methods", list(config.methods), f"at most {MOST_ARMS} methods, each once")
+    if config.methods and config.workload.data not in (Data.docstrings, Data.pairs, Data.custom):
+        raise ConfigError(
+            "methods", list(config.methods), f"none with workload.data={config.workload.data}: its loss is separable"
+        )
     if len(set(chosen)) != len(chosen):
         raise ConfigError("accumulation_steps", list(chosen), "each number once")
     for num in chosen:

@@ -85,7 +85,7 @@ def choose_shelf(config: TrialConfig, model: nn.Module, device: torch.device) ->
     """In files as asked for, or where the arms would take more than half of the memory that is available."""
     if config.arms == Arms.one_by_one and device.type != "cpu":
         raise ConfigError("arms", config.arms, f"together or auto on device={device}: files hold tensors of the CPU")
-    num_arms = 2 + len(config.accumulation_steps) * (1 + len(config.faults)) + config.nulls
+    num_arms = 2 + len(config.accumulation_steps) * (1 + len(config.faults) + len(config.methods)) + config.nulls
     needed = num_arms * BYTES_OF_AN_ARM * sum(p.numel() for p in model.parameters())
     is_large = device.type == "cpu" and needed > available_bytes() / 2
     return FileShelf() if config.arms == Arms.one_by_one or (config.arms == Arms.auto and is_large) else Shelf()

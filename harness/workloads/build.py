@@ -8,11 +8,12 @@ from functools import partial
 import torch
 from torch import nn
 
-from harness.config import EMBEDDED_DIGITS, ConfigError, Data, Model, Norm, TrialConfig
+from harness.config import EMBEDDED_DIGITS, ConfigError, Contrast, Data, Model, Norm, TrialConfig
 from harness.workloads import Workload
 from harness.workloads.cifar10 import read_cifar10
 from harness.workloads.custom import CustomWorkload
 from harness.workloads.digits import read_digits
+from harness.workloads.docstrings import QUERY_LENGTH, DocstringWorkload, read_pairs
 from harness.workloads.image_models import make_conv, make_conv1d, make_mlp, make_resnet18
 from harness.workloads.images import ImageSet, ImageWorkload
 from harness.workloads.mnist import read_mnist
@@ -21,6 +22,7 @@ from harness.workloads.pairs import PairsWorkload, TwoTowers
 from harness.workloads.policy import PolicyWorkload
 from harness.workloads.python_bytes import LENGTH, BytesWorkload, read_sources
 from harness.workloads.text import MAX_CHARACTERS, PADDING, TextWorkload, read_corpus
+from harness.workloads.towers import TwoTowers as TextTowers
 from harness.workloads.transformer import Transformer
 from harness.workloads.weighted import ClassWeights, IgnoredLabels
 
@@ -49,6 +51,8 @@ def make_workload(config: TrialConfig, *, device: torch.device, dtype: torch.dty
         case Data.python_bytes:
             model = _transformer(config, LENGTH - 1)
             workload = BytesWorkload(read_sources(), model, seed=config.seed, device=device)
+        case Data.docstrings:
+            workload = _docstrings(config, device)
         case _:
             workload = _images(config, device, dtype)
     workload.penalty = config.workload.penalty
@@ -98,4 +102,22 @@ def _transformer(config: TrialConfig, max_length: int) -> Callable[[int], nn.Mod
         depth=workload.depth,
         norm=config.norm,
         dropout=workload.dropout,
+    )
+
+
+def _docstrings(config: TrialConfig, device: torch.device) -> DocstringWorkload:
+    workload = config.workload
+    make_model = partial(
+        TextTowers,
+        width=workload.width,
+        dropout=workload.dropout,
+        query_length=QUERY_LENGTH,
+        has_bias=workload.contrast == Contrast.sigmoid,
+    )
+    return DocstringWorkload(
+        read_pairs(config.data.root),
+        make_model,
+        contrast=workload.contrast,
+        hard_negatives=workload.hard_negatives,
+        device=device,
     )

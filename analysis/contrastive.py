@@ -1,0 +1,216 @@
+"""In-batch negatives: the tables of `experiments/contrastive.py` and its parts of the page."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pandas as pd
+
+from analysis.content import Picture, Section, Table, Text, number
+from analysis.figures.contrastive import figure_bytes, figure_gradients
+from analysis.question import Material
+from harness.judge import statistics
+from harness.judge.gates import ALGEBRA_GATE
+from harness.judge.resampling import Interval
+
+EXACT, TRAINED = "negatives", "retrieval"
+TUNING = 100  # seeds from here on choose learning rates, those below decide
+POINTS = 100.0
+WORDS = {
+    "full": "full batch",
+    "small": "small batch: a step for every b",
+    "accumulated": "accumulated",
+    "permuted": "full batch, rows shuffled (control)",
+    "grad_cache": "GradCache",
+    "grad_cache_other_draws": "GradCache, other masks in its second forward (wrong)",
+    "temperature_repeated": "GradCache by parts, temperature counted N times (wrong)",
+    "dual_bank": "two banks (ContAccum)",
+    "passage_bank": "one bank, of passages",
+    "momentum_bank": "two banks, momentum encoder (as MoCo)",
+}
+# Kim et al. 2024 (arXiv:2406.12356), from worst to best, as read and not measured here; GradCache and the full batch are one.
+PUBLISHED = ("small", "accumulated", "grad_cache", "dual_bank")
+
+
+def words(arm: str) -> str:
+    """A method as the page calls it."""
+    kind, _, size = arm.partition("@")
+    return WORDS.get(kind, kind) + (f", {size} pairs" if size else "")
+
+
+def decided(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows of the deciding seeds, each method and N at the learning rate that the tuning seeds rank highest.
+
+    Where there is one learning rate alone, nothing is to be chosen; where there are several and no tuning seeds, nothing is left.
+    """
+    if rows.empty or rows["lr"].nunique() == 1:
+        return rows[rows["seed"] < TUNING] if len(rows) else rows
+    tuning = rows[rows["seed"] >= TUNING]
+    means = tuning.groupby(["arm", "accumulation_steps", "lr"])["reciprocal_rank"].mean()
+    best = {key[:2]: key[2] for key in means.groupby(level=[0, 1]).idxmax()} if len(means) else {}
+    keys = zip(rows["arm"], rows["accumulation_steps"], strict=True)
+    is_best = rows["lr"].eq(pd.Series([best.get(key, math.nan) for key in keys], index=rows.index))
+    own = rows[is_best & (rows["seed"] < TUNING)]
+    # The full batch is in the trials of every N, and is the same there.
+    return own.drop_duplicates(["arm", "accumulation_steps", "seed", "group"])
+
+
+def by_seed(rows: pd.DataFrame, arm: str, num: int | None, column: str) -> pd.Series:
+    """A column of one method by seed; `num`: its N, None for the full batch."""
+    own = rows[rows["arm"] == arm]
+    own = own if num is None else own[own["accumulation_steps"] == num]
+    return own.groupby("seed")[column].mean()
+
+
+def difference(rows: pd.DataFrame, first: tuple[str, int | None], second: tuple[str, int | None]) -> tuple[Interval, int]:
+    """Mean reciprocal rank of the first method less the second's, in points, paired by seed, and the number of pairs."""
+    a, b = (by_seed(rows, *one, "reciprocal_rank") for one in (first, second))
+    apart = (POINTS * (a - b)).dropna().tolist()
+    return statistics.mean_interval(apart), len(apart)
+
+
+def gradients_section(material: Material) -> Section | None:
+    """How far each method's gradient is from the full batch's, over N."""
+    rows = material.results.study(EXACT)
+    if rows.empty:
+        return None
+    plain = rows[(rows["dropout"] == 0)]
+    picture = Picture(
+        "contrastive-gradients",
+        figure_gradients(plain[plain["contrast"] == "symmetric"], words),
+        "Relative error of the gradient, and the reported loss, over N for each method",
+        "Left: distance of the gradient to the full batch's at the same weights, in float64, medians over probes and trials; "
+        "what is exact lies at the bottom. Right: the loss that each method reports, whose bound is log b within micro-batches.",
+    )
+    head = ("method", "loss", "dropout", "N", "gradient off, least", "most", "1 - cosine, median",
+            "temperature's gradient, times",
+            "oracle off, most", "forwards")  # fmt: skip
+    cells = tuple(_exact_row(key, own) for key, own in rows.groupby(["arm", "contrast", "dropout", "accumulation_steps"]))
+    caption = (
+        "Probes along a training on the full batch, at its weights. The oracle is one forward of the whole window, with a "
+        "table of all scores of which each row may see what the method lets it see; a dash where there is none. The "
+        "temperature's gradient over the full batch's: 1 is right."
+    )
+    return Section("One gradient", (picture, Table(head, cells, caption, folded=True)))
+
+
+def _exact_row(key: Any, own: pd.DataFrame) -> tuple[str, ...]:
+    arm, contrast, dropout, num = key
+    oracle = own["oracle_error"].max() if "oracle_error" in own else math.nan
+    values = (own["gradient_error"].min(), own["gradient_error"].max(), (1 - own["cosine"]).median(),
+              own["temperature_ratio"].median(), oracle, own["forwards"].median())  # fmt: skip
+    return (words(arm), str(contrast), f"{dropout:g}", str(num), *map(number, values))
+
+
+def retrieval_section(material: Material) -> Section | None:
+    """Reciprocal rank against bytes and seconds, and the table of all methods."""
+    rows = decided(material.results.study(TRAINED))
+    if rows.empty:
+        return None
+    picture = Picture(
+        "contrastive-bytes",
+        figure_bytes(rows, words),
+        "Mean reciprocal rank against the bytes of a step, and against the seconds of a window, a point for each method and b",
+        "Mean over seeds and 95% t interval of the reciprocal rank among 1,000 held-out passages, after the same pairs. Left "
+        "against the memory of a step (counted), right against the time of a window of B pairs.",
+    )
+    head = ("method", "N", "b", "lr", "n", "recall@1, %", "@5", "@20", "reciprocal rank, %", "last quarter added",
+            "kB", "of these held",
+            "seconds a window", "forwards", "cosine to the full batch", "query over passage gradient")  # fmt: skip
+    cells = tuple(_trained_row(key, own) for key, own in rows.groupby(["arm", "accumulation_steps"]))
+    caption = (
+        "Means over seeds (medians of seconds). cosine: of the gradient with the full batch's at the method's own weights, "
+        "second half of the training. Held: bytes of representations, their gradients and banks, beside the graph."
+    )
+    return Section("Recall, bytes, seconds", (Text(_advice(rows)), picture, Table(head, cells, caption)))
+
+
+def _trained_row(key: Any, own: pd.DataFrame) -> tuple[str, ...]:
+    arm, num = key
+    shares = (
+        POINTS * own[name].mean() for name in ("recall_1", "recall_5", "recall_20", "reciprocal_rank", "gain_of_last_quarter")
+    )
+    sizes = (
+        own["total_bytes"].median() / 1e3,
+        own["held_bytes"].median() / 1e3,
+        own["seconds"].median(),
+        own["forwards"].median(),
+    )
+    about = (words(arm), str(num), f"{own['micro_batch'].iloc[0]:.0f}", number(own["lr"].iloc[0]), str(own["seed"].nunique()))
+    return (*about, *map(number, (*shares, *sizes, own["cosine"].mean(), own["norm_ratio"].median())))
+
+
+def _advice(rows: pd.DataFrame) -> str:
+    """What to use when, from the rows."""
+    num = int(rows["accumulation_steps"].max())
+    told = []
+    for first, second in (("grad_cache", "accumulated"), ("accumulated", "small")):
+        apart, n = difference(rows, (first, num), (second, num))
+        told.append(
+            f"{words(first)} less {words(second)}: {number(apart.estimate)} ({number(apart.low)} to {number(apart.high)}) "
+            f"points, n = {n}"
+        )
+    cached, plain = (rows[(rows["arm"] == arm) & (rows["accumulation_steps"] == num)] for arm in ("grad_cache", "accumulated"))
+    cost = cached["seconds"].median() / plain["seconds"].median()
+    memory = cached["total_bytes"].median() / plain["total_bytes"].median()
+    return (
+        f"Mean reciprocal rank at N = {num}. {'. '.join(told)}. GradCache is the full batch's computation; beside accumulation "
+        f"it takes {number(memory)} times the memory and {number(cost)} times the seconds. Accumulate plainly where b pairs "
+        "hold negatives enough; use GradCache where the full batch's negatives are wanted and a second forward can be paid; a "
+        "bank where neither can, and only after measuring how far its representations lag behind the weights."
+    )
+
+
+def order_section(material: Material) -> Section | None:
+    """The published order of methods beside the measured one."""
+    rows = decided(material.results.study(TRAINED))
+    if rows.empty:
+        return None
+    cells = []
+    for num in sorted(set(rows.loc[rows["arm"] == "grad_cache", "accumulation_steps"])):
+        present = [arm for arm in sorted(set(rows["arm"])) if arm.partition("@")[0] in PUBLISHED]
+        ladder = sorted(present, key=lambda arm: PUBLISHED.index(arm.partition("@")[0]))
+        pairs = [
+            (low, high)
+            for i, low in enumerate(ladder)
+            for high in ladder[i + 1 :]
+            if low.partition("@")[0] != high.partition("@")[0]
+        ]
+        for low, high in pairs:
+            apart, n = difference(rows, (high, num), (low, num))
+            verdict = "reproduced" if apart.low > 0 else "reversed" if apart.high < 0 else "not told apart"
+            cells.append(
+                (f"{words(low)} < {words(high)}", str(num), str(n), number(apart.estimate),
+                 f"{number(apart.low)} to {number(apart.high)}", verdict)
+            )  # fmt: skip
+    head = ("published order", "N", "n", "points of reciprocal rank apart", "95% interval", "here")
+    caption = (
+        "The order is that of Kim et al. 2024 (arXiv:2406.12356), which was read and not measured: dense retrievers that start "
+        "from a pretrained encoder and move it slowly. Here towers start at random and move fast, so that a bank's "
+        "representations are older, in units of how far the weights have moved."
+    )
+    return Section("The published order", (Table(head, tuple(cells), caption),))
+
+
+def judged_section(material: Material) -> Section | None:
+    """The verdicts of the methods, as of any loop."""
+    arms = material.arms
+    if arms.empty:
+        return None
+    cells = tuple(_judged_row(key, own) for key, own in arms.groupby(["arm", "accumulation_steps"]))
+    head = ("method", "N", "verdict", "cause", "explained", "gradient off in float64, most", "rounding over the full batch's")
+    caption = (
+        f"Losses: {', '.join(sorted(set(arms['workload'])))}. A bank is meant to be another computation, so that `different` is "
+        f"what it has to be; its oracle is in the table of gradients. Gate: {ALGEBRA_GATE:.0e}."
+    )
+    return Section("Verdicts of the methods", (Table(head, cells, caption),))
+
+
+def _judged_row(key: Any, own: pd.DataFrame) -> tuple[str, ...]:
+    arm, num = key
+    usual = own["verdict"].mode()[0]
+    verdict = f"{(own['verdict'] == usual).sum()} of {len(own)} {usual}"
+    causes = ", ".join(sorted(set(own["cause"]) - {""})) or "-"
+    about = (words(str(arm)), str(num), verdict, causes, f"{own['explained'].sum()} of {len(own)}")
+    return (*about, number(own["gradient_error"].max()), number(own["rounding_ratio"].median()))

@@ -1,0 +1,83 @@
+"""Exact oracles of losses with in-batch negatives: one table of all scores of a window, and which of them each row may see.
+
+Written from the formulas, in one forward of the whole window; nothing here runs a loss or a loop under test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from harness.config import Contrast
+from harness.referee.gradients import flatten
+
+Pairs = tuple[Tensor, Tensor]  # queries [n, E] and passages [n, 1 or 2, E]
+Objective = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+
+
+def gradient_of(model: nn.Module, inputs: Tensor, objective: Objective) -> tuple[float, Tensor]:
+    """An objective (queries, passages, log scale, bias) -> 0-dim over one forward of all `inputs`, and its gradient [P]."""
+    queries, passages, log_scale, bias = model(inputs)
+    value = objective(queries, passages, log_scale, bias)
+    found = torch.autograd.grad(value, list(model.parameters()), materialize_grads=True, allow_unused=True)
+    return float(value.detach()), flatten(found)
+
+
+def within_blocks(sizes: Sequence[int], contrast: Contrast) -> Objective:
+    """The mean loss where a pair's scores are masked to the pairs of its own block; `[n]` is the full batch's."""
+    block = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(list(sizes)))
+    sees = block.unsqueeze(1) == block.unsqueeze(0)
+
+    def objective(queries: Tensor, passages: Tensor, log_scale: Tensor, bias: Tensor | None) -> Tensor:
+        table = _table(queries, passages, log_scale, bias)
+        return _mean_loss(table, sees.repeat(1, passages.shape[1]), contrast)
+
+    return objective
+
+
+def beside_bank(sizes: Sequence[int], contrast: Contrast, kept: Pairs | None, size: int, *, has_queries: bool) -> Objective:
+    """The mean over blocks of the mean loss of their rows, where a block sees itself and the `size` pairs before it.
+
+    `kept`: the pairs that were there before the window, oldest first. Past pairs are constants, those of this window too; with
+    `has_queries` they are rows as well.
+    """
+
+    def objective(queries: Tensor, passages: Tensor, log_scale: Tensor, bias: Tensor | None) -> Tensor:
+        before = 0 if kept is None else len(kept[1])
+        old_q = queries.detach() if kept is None or not has_queries else torch.cat([kept[0], queries.detach()])
+        old_p = passages.detach() if kept is None else torch.cat([kept[1], passages.detach()])
+        total, start = torch.zeros_like(log_scale), 0
+        for length in sizes:
+            own, past = slice(start, start + length), slice(max(0, before + start - size), before + start)
+            rows = torch.cat([queries[own], old_q[past]]) if has_queries else queries[own]
+            columns = torch.cat([passages[own], old_p[past]])
+            table = _table(rows, columns, log_scale, bias)
+            total = total + length / len(queries) * _mean_loss(table, torch.ones_like(table, dtype=torch.bool), contrast)
+            start += length
+        return total
+
+    return objective
+
+
+def _table(queries: Tensor, passages: Tensor, log_scale: Tensor, bias: Tensor | None) -> Tensor:
+    """[n, m or 2m] scores: einsum over passages, then over hard negatives."""
+    columns = [torch.einsum("ne,me->nm", queries, passages[:, k]) for k in range(passages.shape[1])]
+    table = torch.exp(log_scale) * torch.cat(columns, 1)
+    return table if bias is None else table + bias
+
+
+def _mean_loss(table: Tensor, sees: Tensor, contrast: Contrast) -> Tensor:
+    own = torch.arange(len(table))
+    right = table[own, own]
+    if contrast == Contrast.sigmoid:
+        signs = torch.full_like(table, -1.0)
+        signs[own, own] = 1.0
+        return torch.where(sees, torch.log1p(torch.exp(-signs * table)), 0.0).sum() / len(table)
+    masked = table.masked_fill(~sees, -torch.inf)
+    forth = (masked.logsumexp(1) - right).mean()
+    if contrast == Contrast.one_sided:
+        return forth
+    back = masked[:, : len(table)].logsumexp(0) - right
+    return 0.5 * (forth + back.mean())

@@ -1,0 +1,209 @@
+"""Methods for in-batch negatives: one window of each in float64, beside autograd on one forward of the whole window."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from harness.config import ConfigError, Contrast, Data, Model, Precision, TrialConfig, WorkloadConfig
+from harness.measure.lock_step import Setting
+from harness.recipes import contrastive
+from harness.recipes.recipe import Arm, Recipe, clear, take_step
+from harness.recipes.sample_masks import masks_of_samples
+from harness.referee.gradients import by_tensor, flatten, gradients, relative_distance
+from harness.trial import accumulated, full_batch
+from harness.workloads import Batch
+from tests.small_corpus import config, corpus
+
+__all__ = ["corpus"]
+CPU = torch.device("cpu")
+EXACT, APART = 1e-12, 1e-3
+
+
+def gradient(setting: Setting, recipe: Recipe, window: Batch, arm: Arm | None = None) -> Tensor:
+    """[P] what the optimizer would have consumed, at the initial weights."""
+    held: list[Tensor] = []
+
+    def read(own: Arm) -> None:
+        held.append(flatten(gradients(own.model.parameters())))
+
+    arm = arm or setting.arm(recipe, precision=Precision.float64)
+    arm.recipe = dataclasses.replace(recipe, at_boundary=(read, clear))
+    with setting.randomness(0):
+        take_step(arm, window)
+    return held[0]
+
+
+def setting_of(trial: TrialConfig) -> tuple[Setting, Batch]:
+    setting = Setting(trial, CPU)
+    return setting, setting.exact.batch(next(setting.windows(1)))
+
+
+PAIRS = TrialConfig(
+    workload=WorkloadConfig(data=Data.pairs, model=Model.mlp, width=3, penalty=0.3), effective_batch=12, accumulation_steps=(4,)
+)
+
+
+@pytest.mark.parametrize("contrast", [*Contrast, "pairs of digits"])
+@pytest.mark.parametrize("num", [2, 4, 12])
+def test_grad_cache_is_the_full_batch(contrast: str, num: int, corpus: str) -> None:
+    """The referee: one forward of the whole window and `torch.autograd.grad`, which no recipe runs."""
+    trial = PAIRS if contrast == "pairs of digits" else config(corpus, contrast=Contrast(contrast), hard_negatives=1, penalty=0.2)
+    setting, window = setting_of(trial)
+    referee = setting.referee()
+    right = referee.gradient(dict(setting.initial.double().state_dict()), window)
+    own = gradient(setting, contrastive.grad_cache(accumulated(trial, num)), window)
+    assert relative_distance(own, right) <= EXACT
+    assert relative_distance(gradient(setting, accumulated(trial, num), window), right) > APART
+
+
+def test_both_forwards_draw_the_same_masks(corpus: str) -> None:
+    trial = config(corpus, dropout=0.3)
+    setting, window = setting_of(trial)
+    full = gradient(setting, masks_of_samples(full_batch(trial)), window)
+    right, wrong = (
+        gradient(setting, masks_of_samples(apply(accumulated(trial, 4))), window)
+        for apply in (contrastive.grad_cache, contrastive.grad_cache_other_draws)
+    )
+    assert relative_distance(right, full) <= EXACT < APART < relative_distance(wrong, full)
+
+
+def test_the_usual_dropout_is_that_of_forwards_in_parts(corpus: str) -> None:
+    """The oracle keeps the graphs of all parts, drawn one after the other, and differentiates the whole loss once."""
+    trial = config(corpus, dropout=0.3)
+    setting, window = setting_of(trial)
+    model = setting.initial.double()
+    with setting.randomness(0):
+        parts = [model(window.rows(slice(k, k + 3)).inputs) for k in range(0, 12, 3)]
+        after = torch.get_rng_state()
+    queries, passages = (torch.cat([part[k] for part in parts]) for k in (0, 1))
+    scores = parts[0].log_scale.exp() * queries @ passages[:, 0].T
+    own = torch.arange(12)
+    loss = 0.5 * (F.cross_entropy(scores, own) + F.cross_entropy(scores.T, own))
+    right = flatten(torch.autograd.grad(loss, list(model.parameters())))
+    arm = setting.arm(accumulated(trial, 4), precision=Precision.float64)
+    states: list[Tensor] = []
+    found = gradient(setting, contrastive.grad_cache(accumulated(trial, 4)), window, arm)
+    assert relative_distance(found, right) <= EXACT
+    with setting.randomness(0):
+        take_step(arm, window)
+        states.append(torch.get_rng_state())
+    assert torch.equal(states[0], after), "what comes next draws as after one pass"
+    other = gradient(setting, contrastive.grad_cache_other_draws(accumulated(trial, 4)), window)
+    assert relative_distance(other, right) > APART
+
+
+def test_the_repeated_temperature_is_n_times_too_large_and_nothing_else(corpus: str) -> None:
+    trial = config(corpus)
+    setting, window = setting_of(trial)
+    full = gradient(setting, full_batch(trial), window)
+    where = by_tensor(setting.initial)["log_scale"]
+    for apply, times in ((contrastive.temperature_repeated, 4), (contrastive.grad_cache, 1)):
+        own = gradient(setting, apply(accumulated(trial, 4)), window)
+        assert float(own[where] / full[where]) == pytest.approx(times, rel=EXACT)
+        own[where] = full[where]
+        assert relative_distance(own, full) <= EXACT
+
+
+@pytest.mark.parametrize("name", ["dual_bank@5", "passage_bank@5", "dual_bank@100"])
+def test_a_bank_holds_the_last_pairs_and_the_loss_has_them(name: str, corpus: str) -> None:
+    """Two windows in parts of 4, against a loss written out for every part over lists of all pairs so far."""
+    trial = config(corpus, contrast=Contrast.one_sided)
+    setting, _ = setting_of(trial)
+    kind, size = name.split("@")
+    recipe, two = contrastive.named(name)(accumulated(trial, 3)), list(setting.windows(2))
+    arm = setting.arm(recipe, precision=Precision.float64)
+    found = [gradient(setting, recipe, setting.exact.batch(ids), arm) for ids in two]
+
+    model, all_q, all_p, right = setting.initial.double(), [], [], []  # type: ignore[var-annotated]
+    for ids in two:
+        total = torch.zeros((), dtype=torch.float64)
+        for part in ids.split(4):
+            own = model(setting.exact.batch(part).inputs)
+            q, p = list(own.queries), [one[0] for one in own.passages]
+            rows = q + (all_q[-int(size) :] if kind == "dual_bank" else [])
+            columns = p + all_p[-int(size) :]
+            for i, row in enumerate(rows):
+                s = torch.stack([own.log_scale.exp() * row @ column for column in columns])
+                total = total + (s.logsumexp(0) - s[i]) / len(rows) / 3
+            all_q += [one.detach() for one in q]
+            all_p += [one.detach() for one in p]
+        right.append(flatten(torch.autograd.grad(total, list(model.parameters()))))
+    for own, expected in zip(found, right, strict=True):
+        assert relative_distance(own, expected) <= EXACT
+    bank = arm.memory["bank"]
+    kept = min(int(size), 24)
+    assert torch.equal(bank.passages[:, 0], torch.stack(all_p[-kept:])) and not bank.passages.requires_grad
+    assert len(bank.queries) == (kept if kind == "dual_bank" else 0)
+    plain = gradient(setting, accumulated(trial, 3), setting.exact.batch(two[1]))
+    assert relative_distance(found[1], plain) > APART
+
+
+def test_a_momentum_bank_is_filled_by_the_average_of_the_towers(corpus: str) -> None:
+    trial = config(corpus)
+    setting, window = setting_of(trial)
+    arm = setting.arm(contrastive.named("momentum_bank@12")(accumulated(trial, 3)))
+    before = {name: value.clone() for name, value in arm.model.state_dict().items()}
+    for _ in range(2):
+        take_step(arm, setting.workloads[torch.float32].batch(window.ids))
+    average = arm.memory["average"]
+    assert all(not p.requires_grad for p in average.parameters())
+    moved = [(value - before[name]).abs().max() for name, value in average.state_dict().items()]
+    went = [(value - before[name]).abs().max() for name, value in arm.model.state_dict().items()]
+    assert 0 < max(moved) < 0.02 * max(went)
+    with torch.no_grad():
+        expected = average(setting.workloads[torch.float32].batch(window.ids).inputs)
+    assert torch.allclose(arm.memory["bank"].queries, expected.queries, atol=1e-6)
+
+
+class Task:
+    """Towers, a temperature and a loss that are none of this repository's: a margin over in-batch negatives, squared."""
+
+    def model(self, norm: str) -> nn.Module:
+        class Towers(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.left, self.right = nn.Linear(6, 4), nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4))
+                self.scale = nn.Parameter(torch.tensor(0.3))
+
+            def forward(self, pair: Tensor) -> dict[str, Any]:
+                return {"scale": self.scale, "left": self.left(pair[:, 0]), "right": self.right(pair[:, 1]), "name": "none"}
+
+        return Towers()
+
+    def train(self) -> list[Tensor]:
+        return list(torch.randn(40, 2, 6, generator=torch.Generator().manual_seed(1)))
+
+    held_out = train
+
+    def losses(self, outputs: dict[str, Any], batch: Tensor) -> Tensor:
+        scores = outputs["scale"].exp() * outputs["left"] @ outputs["right"].T
+        return F.relu(1 + scores - scores.diagonal().unsqueeze(1)).square().sum(1) / len(scores)
+
+    def forward(self, model: Callable[[Tensor], Any], batch: Tensor) -> Any:
+        return model(batch)
+
+
+def test_grad_cache_on_towers_and_a_loss_of_ones_own() -> None:
+    trial = TrialConfig(
+        workload=WorkloadConfig(data=Data.custom, target=f"{__file__}:Task"), norm="as_is",  # type: ignore[arg-type]
+        effective_batch=12, accumulation_steps=(4,),
+    )  # fmt: skip
+    setting, window = setting_of(trial)
+    full = setting.referee().gradient(dict(setting.initial.double().state_dict()), window)
+    assert relative_distance(gradient(setting, contrastive.grad_cache(accumulated(trial, 4)), window), full) <= EXACT
+    assert relative_distance(gradient(setting, accumulated(trial, 4), window), full) > APART
+    with pytest.raises(ConfigError, match="Representations, got dict"):
+        gradient(setting, contrastive.named("dual_bank@4")(accumulated(trial, 4)), window)
+
+
+@pytest.mark.parametrize("name", ["grad_cash", "dual_bank", "dual_bank@0", "dual_bank@-1", "grad_cache@4", "dual_bank@1.5", ""])
+def test_other_names_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"methods=.*expected one of grad_cache"):
+        contrastive.named(name)

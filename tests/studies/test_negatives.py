@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pytest
+
+from harness import studies
+from harness.config import ConfigError, Contrast, Data, Model, Precision, Study, TrialConfig, WorkloadConfig
+from tests.small_corpus import config, corpus
+
+__all__ = ["corpus"]
+METHODS = ("grad_cache", "temperature_repeated", "dual_bank@12", "passage_bank@12", "momentum_bank@12")
+EXACT, APART = 1e-12, 1e-3
+
+
+def rows(trial: TrialConfig) -> dict[tuple[str, int], studies.Row]:
+    found = studies.run(trial, lambda step, rows: None)["measurements"]
+    return {(row["arm"], row["after_steps"]): row for row in found}
+
+
+@pytest.mark.parametrize("contrast", Contrast)
+def test_each_method_beside_the_full_batch_and_its_oracle(contrast: Contrast, corpus: str) -> None:
+    trial = config(
+        corpus, contrast=contrast, study=Study.negatives, precision=Precision.float64, methods=METHODS, steps=3, probe_every=2
+    )
+    found = rows(trial)
+    assert {step for _, step in found} == {0, 2}
+    for step in (0, 2):
+        plain, cached, repeated = (found[arm, step] for arm in ("accumulated", "grad_cache", "temperature_repeated"))
+        assert cached["gradient_error"] <= EXACT and cached["oracle_error"] <= EXACT and cached["forwards"] == 2.0
+        assert plain["gradient_error"] > APART and plain["oracle_error"] <= EXACT and plain["forwards"] == 1.0
+        assert repeated["temperature_ratio"] == pytest.approx(4) and repeated["towers_error"] <= EXACT
+        for bank in METHODS[2:4]:
+            own = found[bank, step]
+            assert own["oracle_error"] <= EXACT and own["gradient_error"] > APART and own["held_with_gradient"] == 0
+        assert found["momentum_bank@12", step]["forwards"] == 2.0 and "oracle_error" not in found["momentum_bank@12", step]
+    assert found["dual_bank@12", 0]["bank_entries"] == 0 and found["dual_bank@12", 2]["bank_entries"] == 12
+    assert found["dual_bank@12", 2]["held_numbers_per_pair"] == 128, "two representations of 64"
+
+
+def test_with_dropout_the_masks_belong_to_samples(corpus: str) -> None:
+    methods = ("grad_cache", "grad_cache_other_draws")
+    found = rows(config(corpus, dropout=0.2, study=Study.negatives, precision=Precision.float64, methods=methods, steps=1))
+    right, wrong = (found[name, 0] for name in methods)
+    assert right["gradient_error"] <= EXACT and wrong["gradient_error"] > APART and "oracle_error" not in right
+
+
+def test_other_data_are_refused() -> None:
+    trial = TrialConfig(
+        study=Study.negatives, precision=Precision.float64, workload=WorkloadConfig(data=Data.pairs, model=Model.mlp)
+    )
+    with pytest.raises(ConfigError, match=r"workload\.data=pairs: expected docstrings"):
+        rows(trial)

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from harness import studies
+from harness.config import Study, TrialConfig
+from harness.measure.lock_step import Setting
+from harness.recipes.micro_batch import windows
+from harness.workloads.contrastive import losses
+from tests.small_corpus import config, corpus
+
+__all__ = ["corpus"]
+METHODS = ("grad_cache", "dual_bank@12", "momentum_bank@12")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def trial(corpus: str) -> TrialConfig:
+    return config(corpus, study=Study.retrieval, methods=METHODS, steps=8, probe_every=4)
+
+
+@pytest.fixture(scope="module")
+def rows(trial: TrialConfig) -> dict[str, studies.Row]:
+    return {row["arm"]: row for row in studies.run(trial, lambda step, rows: None)["measurements"]}
+
+
+def by_hand(trial: TrialConfig, size: int) -> tuple[float, float]:
+    """Recall at 1 and reciprocal rank after training on batches of `size`, an optimizer step each."""
+    setting = Setting(trial, CPU)
+    model, data = setting.initial, setting.workloads[torch.float32]
+    optimizer = torch.optim.Adam(model.parameters(), lr=trial.optimizer.lr)
+    for ids in itertools.islice(windows(48, 12, trial.seed, trial.data.last_window), trial.steps):
+        for part in ids.split(size):
+            optimizer.zero_grad()
+            losses(model(data.batch(part).inputs), trial.workload.contrast).mean().backward()
+            optimizer.step()
+    with torch.no_grad():
+        out = model.eval()(data.held_out.inputs)
+    table = (out.queries @ out.passages[:, 0].T).tolist()
+    place = [1 + sum(other > row[i] for other in row) for i, row in enumerate(table)]
+    return sum(p == 1 for p in place) / len(place), sum(1 / p for p in place) / len(place)
+
+
+@pytest.mark.parametrize(("arm", "size"), [("full", 12), ("grad_cache", 12), ("small", 3)])
+def test_recall_is_that_of_a_loop_by_hand(arm: str, size: int, trial: TrialConfig, rows: dict[str, studies.Row]) -> None:
+    found = rows[arm]["recall_1"], rows[arm]["reciprocal_rank"]
+    assert found == pytest.approx(by_hand(trial, size), abs=1e-4)
+    other = by_hand(trial, 3 if size == 12 else 12)
+    assert found[1] != pytest.approx(other[1], abs=1e-4), "the size of a batch matters"
+
+
+def test_bytes_are_of_what_each_method_keeps(rows: dict[str, studies.Row]) -> None:
+    plain, full, cached = (rows[arm] for arm in ("accumulated", "full", "grad_cache"))
+    assert plain["activation_bytes"] < 0.4 * full["activation_bytes"] and plain["held_bytes"] == full["held_bytes"] == 0
+    assert cached["held_bytes"] == 12 * 2 * 64 * 4 + 4, "gradients of 12 pairs of representations, and of the temperature"
+    assert rows["dual_bank@12"]["held_bytes"] == 12 * 2 * 64 * 4 + 4, "12 pairs of representations, and a temperature"
+    parameters = (full["static_bytes"] + 8) // 4  # weights, gradients, two moments (not the temperature's)
+    assert rows["momentum_bank@12"]["held_bytes"] == rows["dual_bank@12"]["held_bytes"] + parameters
+    assert {arm: row["forwards"] for arm, row in rows.items()} == {
+        "full": 1.0, "accumulated": 1.0, "permuted": 1.0, "small": 1.0,
+        "dual_bank@12": 1.0, "grad_cache": 2.0, "momentum_bank@12": 2.0
+    }  # fmt: skip
+
+
+def test_cosines_are_with_the_full_batch_at_the_methods_own_weights(rows: dict[str, studies.Row]) -> None:
+    assert rows["full"]["cosine"] == pytest.approx(1, abs=1e-5) == rows["grad_cache"]["cosine"]
+    assert rows["accumulated"]["cosine"] < 0.9999 and rows["dual_bank@12"]["cosine"] < rows["accumulated"]["cosine"]
