@@ -11,7 +11,6 @@ from harness.judge import statistics
 DEFAULT_MOMENTUM = 0.1  # PyTorch's; other momenta were measured for the formula of the effective momentum alone
 EXACT, TRAINED, REMEDIED = "batch_statistics", "convergence", "remedies"  # names of studies
 MARGIN = 1.0  # of the equivalence tests, in percentage points of held-out error: three of the 297 held-out images
-SCARCE, AMPLE = 2, 16  # sizes of micro-batch at which training should suffer, and should not
 WU_HE = {32: (23.6, 24.1), 16: (23.7, 24.2), 8: (24.8, 24.0), 4: (27.3, 24.2), 2: (34.7, 24.1)}  # b: BatchNorm, GroupNorm
 CELL = ["model", "norm", "effective_batch", "accumulation_steps", "b"]
 
@@ -103,5 +102,6 @@ def between_norms(rows: pd.DataFrame) -> pd.DataFrame:
         found.append({
             **dict(zip(keys, key, strict=True)), "n": len(own), "batch": own["batch"].mean(), "group": own["group"].mean(),
             "gain": interval.estimate, "low": interval.low, "high": interval.high, "detectable": tables.resolution(gain)[1],
+            "p": statistics.t_test(gain), "tost_p": statistics.equivalence_p(gain, MARGIN),
         })  # fmt: skip
     return pd.DataFrame(found)

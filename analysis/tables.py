@@ -120,7 +120,7 @@ def convergence(arms: pd.DataFrame, margin: float) -> pd.DataFrame:
         for (group, arm, _), own in places.items():
             null = _of_trials(arms, places.get((group, "permuted", 1), own[:0]), paired)
             finite = [at for at in own if np.isfinite(paired[at])]
-            nulls = [null.get(arms.at[at, "trial"], []) if arm == "accumulated" else [] for at in finite]
+            nulls = [null.get(str(arms.at[at, "trial"]), []) if arm == "accumulated" else [] for at in finite]
             differences = [float(paired[at]) for at in finite]
             apart, apart_p = statistics.stands_apart(differences, nulls)
             rows.append(

@@ -27,7 +27,8 @@ def gradient_buffer_grows(results: Results) -> ClaimResult:
     table = rows.pivot_table(index="trial", columns="accumulation_steps", values="alive_bytes") if "alive_bytes" in rows else None
     if table is None or table.shape[1] < 3 or 1 not in table:
         return undecided("It takes the bytes alive at N = 1 and at two larger N, at one b.", len(rows))
-    few, many = sorted(num for num in table.columns if num > 1)[:: table.shape[1] - 2]
+    nums = sorted(int(num) for num in rows["accumulation_steps"].unique())
+    few, many = nums[1], nums[-1]
     first, later = table[few] / table[1] - 1, table[many] / table[few] - 1
     once, keeps_on = (first > RISES).any(), (later > RISES).any()
     verdict = Ruling.confirmed if keeps_on else Ruling.conditional if once else Ruling.refuted

@@ -63,7 +63,7 @@ def largest_models(rows: pd.DataFrame) -> pd.DataFrame:
         for num, split in own[own["accumulation_steps"] > 1].groupby("accumulation_steps"):
             fits = split.loc[split["alive_bytes"] <= budget, "model_state"]
             larger = float(fits.max() / smallest["model_state"].iloc[0]) if len(fits) else 0.0
-            found.append((" ".join(map(str, family[:3])), int(num), larger))
+            found.append((" ".join(map(str, family[:3])), num, larger))
     return pd.DataFrame(found, columns=["family", "accumulation_steps", "larger"])
 
 

@@ -12,6 +12,7 @@ from scipy import stats
 from harness.judge.resampling import Interval
 
 MOST_ENUMERATED = 20_000  # ways to call one run of every seed the arm; beyond, as many are drawn
+RESOLUTION = 1e-14  # relative: differences that agree to so many digits have no spread
 ROUNDING = 1e-9  # of a sum of logarithms: equal sums in another order count as equal
 
 
@@ -103,7 +104,7 @@ def t_test(differences: Sequence[float]) -> float:
     values = np.asarray(differences, dtype=np.float64)
     if len(values) < 2:
         return float("nan")
-    if values.std() == 0:
+    if values.std() <= RESOLUTION * abs(values.mean()):
         return 1.0 if values[0] == 0 else 0.0
     return float(stats.ttest_1samp(values, 0.0).pvalue)
 

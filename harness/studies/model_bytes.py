@@ -13,7 +13,6 @@ from harness.recipes.micro_batch import Even
 from harness.recipes.recipe import BOUNDARY, Arm, Recipe, Stage, take_step
 from harness.trial import accumulated
 
-
 CAST = torch.bfloat16  # of a model whose weights, gradients and state are all kept in 16 bits
 
 
@@ -42,7 +41,7 @@ def _row(setting: Setting, num: int, cast: torch.dtype | None) -> Row:
         take_step(arm, arm.workload.batch(ids))
     else:  # what the bytes are does not depend on the loss: any that gives every parameter a gradient does
         arm.model.to(cast)
-        sum(p.square().sum() for p in arm.model.parameters()).backward()
+        torch.stack([p.square().sum() for p in arm.model.parameters()]).sum().backward()
         weigh(arm)
         arm.optimizer.step()
     parameters = list(arm.model.parameters())
