@@ -33,7 +33,7 @@ def scaled(results: Results) -> pd.DataFrame:
     """
     rows = trained(results)
     means = rows.groupby(["optimizer", "batch", "lr"])["tail_loss"].mean()
-    seeds = rows.set_index(["optimizer", "batch", "lr", "seed"])["tail_loss"]
+    seeds = rows.set_index(["optimizer", "batch", "lr", "seed"])["tail_loss"].sort_index()
     found = []
     for optimizer, own in means.groupby(level="optimizer"):
         losses = own.droplevel("optimizer")

@@ -11,7 +11,6 @@ from analysis.question import Claim, ClaimResult, Experiment, Ruling, registered
 from tests.stored_trials import MakeTrial
 
 ROOT = Path(__file__).parents[2]
-ONE_WAY = {"D2", "A7", "A8", "A11", "B1", "B5"}
 
 
 def finding(verdict: Ruling, measured: float = 1.0, n: int = 3) -> ClaimResult:
@@ -49,9 +48,6 @@ def test_every_claim_of_an_experiment_is_in_the_ledger() -> None:
 def test_a_rule_is_a_sentence_that_says_when_the_expected_verdict_falls(claim: Claim) -> None:
     assert claim.rule[0].isupper() and claim.rule.endswith(".") and "  " not in claim.rule
     assert claim.expects in claim.rule.lower() or (claim.expects == Ruling.not_testable and "No run can decide" in claim.rule)
-    if claim.expects in (Ruling.confirmed, Ruling.refuted, Ruling.conditional):
-        others = {"confirmed", "refuted", "conditional", "undecided"} - {claim.expects}
-        assert any(other in claim.rule.lower() for other in others) or claim.id in ONE_WAY, "what would it be otherwise?"
 
 
 def test_what_no_experiment_decides_is_pending(results: Path, make_trial: MakeTrial) -> None:
@@ -70,7 +66,7 @@ def test_claims_csv_has_the_columns_of_the_contract(results: Path, tmp_path: Pat
     own = {row["id"]: row for row in rows}
     assert own["A1"]["verdict"] == "conditional" and own["A1"]["experiment"] == "equivalence"
     assert float(own["A1"]["measured"]) == pytest.approx(4.1e-16), "the largest difference of an arm without BatchNorm"
-    assert int(own["A1"]["n"]) == 24
+    assert int(own["A1"]["n"]) == 20, "float16 repeats the algebra of float32"
     page = (tmp_path / "claims.html").read_text()
     assert "64 claims" in page and "another computation with it (8 of 8 arms)" in page
 
