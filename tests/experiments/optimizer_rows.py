@@ -14,7 +14,7 @@ ERRORS = ("gradient_error", "state_error", "parameter_error", "buffer_error")
 LIKE = {"accumulated": 1e-15, "reordered": 2e-15, "permuted": 1e-15}  # arms that are equal, and how nearly
 DISTANCE = {"small_steps": 5.0, "small_steps_rate": 0.4, "small_steps_memory": 0.1}
 
-RATES = (0.1, 0.2, 0.4, 0.8, 1.6)
+RATES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 BEST = {8: 0.1, 32: 0.2, 128: 0.4}  # square-root scaling is right
 
 Rows = list[dict[str, Any]]

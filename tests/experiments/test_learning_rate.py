@@ -46,15 +46,14 @@ def verdicts(rows: Rows) -> dict[str, Ruling]:
     return {name: one.verdict for name, one in found.items()}
 
 
-BEATS: dict[str, Ruling] = {}  # the batch of 32 is as good as that of 8
 EXPECTED = {
     "C4": Ruling.conditional,
-    "C5": Ruling.undecided,  # 0.06 or more above, of 0.1
+    "C5": Ruling.conditional,  # 0.08 nats above the best rate at B = 32, 0.16 at 128
     "C8": Ruling.conditional,  # rougher, and better at equal steps
     "C9": Ruling.refuted,  # the same within the margin
     "G10": Ruling.undecided,
 }
-LINEAR = {8: 0.2, 32: 0.4, 128: 0.8}
+LINEAR = {8: 0.1, 32: 0.4, 128: 1.6}
 
 
 @pytest.mark.parametrize(
@@ -65,12 +64,11 @@ LINEAR = {8: 0.2, 32: 0.4, 128: 0.8}
         ([*beside(other=1e-3), *trained()], {"C4": OPEN}),  # blind: another rate changes nothing
         ([*beside(loss=2.2), *trained()], {"C4": OPEN}),  # nothing was learned
         # one best rate for all: nothing has to be raised, and linear scaling overshoots everywhere
-        ([*beside(), *trained(best=dict.fromkeys(BEST, 0.2))], {"C4": Ruling.refuted, "C5": Ruling.undecided}),
-        ([*beside(), *trained(best=dict.fromkeys(BEST, 0.2), octave=0.3)], {"C4": Ruling.refuted, "C5": Ruling.refuted}),
-        ([*beside(), *trained(best=LINEAR, octave=0.03)], {"C5": Ruling.confirmed}),
-        ([*beside(), *trained(best=LINEAR | {32: 1.6}, octave=0.03)], {"C5": Ruling.undecided}),  # best on the edge
+        ([*beside(), *trained(best=dict.fromkeys(BEST, 0.1))], {"C4": Ruling.refuted, "C5": Ruling.refuted}),
+        ([*beside(), *trained(best=LINEAR)], {"C5": Ruling.confirmed}),
+        ([*beside(), *trained(best=LINEAR | {128: 3.2})], {"C5": Ruling.undecided}),  # the best rate is on the edge
         ([*beside(), *trained(rough=0.5, worse=-0.05)], {"C8": Ruling.confirmed, "C9": Ruling.conditional}),  # S4
-        ([*beside(), *trained(rough=1.5, worse=0.05, early=-1.0)], {"C8": Ruling.refuted, "C9": Ruling.undecided, **BEATS}),
+        ([*beside(), *trained(rough=1.5, worse=0.05, early=-1.0)], {"C8": Ruling.refuted, "C9": Ruling.undecided}),
         ([*beside(), *trained(rough=0.5, scatter=0.5)], {"C8": Ruling.undecided, "C9": Ruling.undecided}),
         ([*beside(), *trained(worse=0.03, gap=0.02)], {"C9": Ruling.conditional}),  # S0: worse, with a larger gap
         ([*beside(), *trained(worse=-0.05, change=0.2)], {"C9": Ruling.undecided}),  # undertrained
