@@ -44,6 +44,13 @@ def test_every_claim_of_an_experiment_is_in_the_ledger() -> None:
         assert all(claim.expects in ledger.DECIDED for claim in one.claims)
 
 
+def test_every_source_of_a_claim_is_a_text_with_a_title() -> None:
+    texts = ledger.sources()
+    assert texts["id"].is_unique and texts.notna().all(axis=None)
+    named = set(ledger.claims()["source"].str.findall(r"S\d").explode().dropna())
+    assert named == set(texts["id"])
+
+
 @pytest.mark.parametrize("claim", [claim for one in registered().values() for claim in one.claims], ids=lambda claim: claim.id)
 def test_a_rule_is_a_sentence_that_says_when_the_expected_verdict_falls(claim: Claim) -> None:
     assert claim.rule[0].isupper() and claim.rule.endswith(".") and "  " not in claim.rule
