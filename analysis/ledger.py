@@ -26,11 +26,6 @@ def claims() -> pd.DataFrame:
     return pd.read_csv(str(files(FOLDER) / "claims.csv"), dtype=str)
 
 
-def sources() -> pd.DataFrame:
-    """The texts that claims are taken from, as they name themselves: `id`, `title`, `kind`, `publisher`."""
-    return pd.read_csv(str(files(FOLDER) / "sources.csv"), dtype=str)
-
-
 def findings(experiment: Experiment, own: Results) -> dict[str, ClaimResult]:
     """What an experiment's results say of its claims; `no data` where it has no finished trial."""
     return {claim.id: _decide(claim, own) for claim in experiment.claims}
