@@ -110,7 +110,7 @@ def imbalance(results: Results) -> ClaimResult:
 CLAIMS = (
     Claim(
         id="A17",
-        expects=Ruling.conditional,
+        expects=Ruling.refuted,
         rule="Of two towers under a contrastive loss, by trial: conditional on such a loss when the ratio of their gradient "
         f"norms is farther from 1 under accumulation (95% interval), refuted when it is nearer or within {EQUAL:g} (TOST), "
         "else undecided; where losses of single samples have every tensor's norm of the full batch, which the claim would need "
