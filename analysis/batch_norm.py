@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-
-import numpy as np
 import pandas as pd
-from scipy import stats
 
 from analysis import tables
 from analysis.load import Results
@@ -16,7 +11,6 @@ from harness.judge import statistics
 DEFAULT_MOMENTUM = 0.1  # PyTorch's; other momenta were measured for the formula of the effective momentum alone
 EXACT, TRAINED, REMEDIED = "batch_statistics", "convergence", "remedies"  # names of studies
 MARGIN = 1.0  # of the equivalence tests, in percentage points of held-out error: three of the 297 held-out images
-SCARCE, AMPLE = 2, 16  # sizes of micro-batch at which training should suffer, and should not
 WU_HE = {32: (23.6, 24.1), 16: (23.7, 24.2), 8: (24.8, 24.0), 4: (27.3, 24.2), 2: (34.7, 24.1)}  # b: BatchNorm, GroupNorm
 CELL = ["model", "norm", "effective_batch", "accumulation_steps", "b"]
 
@@ -74,8 +68,8 @@ def error_cells(rows: pd.DataFrame) -> pd.DataFrame:
 def against_full(rows: pd.DataFrame, margin: float) -> pd.DataFrame:
     """Error of the arm - error of its full batch, in percentage points, paired by seed; one row per cell.
 
-    Columns: those of `tables.paired_comparison`, `p` of the t test, and `p_holm` over all rows. The dispersion `f` compares the
-    held-out loss with the permuted full batch's: accuracy takes too few values for it.
+    Columns: those of `tables.paired_comparison`, `p` of the t test, and `p_holm` over all rows. `apart` compares the held-out
+    loss with the permuted full batch's: accuracy takes too few values for it.
     """
     found = []
     full = rows[rows["arm"] == "full"].set_index(["trial"])
@@ -84,11 +78,12 @@ def against_full(rows: pd.DataFrame, margin: float) -> pd.DataFrame:
         more=others["error"] - others["trial"].map(full["error"]),
         loss=others["held_out_loss"] - others["trial"].map(full["held_out_loss"]),
     )
-    null = paired[paired["arm"] == "permuted"].groupby(["model", "norm", "effective_batch"])["loss"].apply(list)
+    null = paired[paired["arm"] == "permuted"].groupby("trial")["loss"].apply(list)
     for key, own in paired[paired["arm"] == "accumulated"].groupby(CELL, sort=True):
-        compared = tables.paired_comparison(own["more"].tolist(), [], margin)
-        f, f_p = statistics.dispersion_ratio(own["loss"].tolist(), null.get(key[:3], []))
-        found.append({**dict(zip(CELL, key, strict=True)), **compared, "f": f, "f_p": f_p, "p": t_test(own["more"].tolist())})
+        compared = tables.paired_comparison(own["more"].tolist(), margin)
+        apart, apart_p = statistics.stands_apart(own["loss"].tolist(), [null.get(trial, []) for trial in own["trial"]])
+        p = statistics.t_test(own["more"].tolist())
+        found.append({**dict(zip(CELL, key, strict=True)), **compared, "apart": apart, "apart_p": apart_p, "p": p})
     frame = pd.DataFrame(found)
     return frame if frame.empty else frame.assign(p_holm=statistics.holm(frame["p"].fillna(1.0).tolist()))
 
@@ -107,15 +102,6 @@ def between_norms(rows: pd.DataFrame) -> pd.DataFrame:
         found.append({
             **dict(zip(keys, key, strict=True)), "n": len(own), "batch": own["batch"].mean(), "group": own["group"].mean(),
             "gain": interval.estimate, "low": interval.low, "high": interval.high, "detectable": tables.resolution(gain)[1],
+            "p": statistics.t_test(gain), "tost_p": statistics.equivalence_p(gain, MARGIN),
         })  # fmt: skip
     return pd.DataFrame(found)
-
-
-def t_test(differences: Sequence[float]) -> float:
-    """Two-sided p value of the hypothesis that the mean difference is 0; 1 where all differences are 0, NaN below two."""
-    values = np.asarray(differences, dtype=np.float64)
-    if len(values) < 2:
-        return math.nan
-    if values.std() == 0:
-        return 1.0 if values[0] == 0 else 0.0
-    return float(stats.ttest_1samp(values, 0.0).pvalue)

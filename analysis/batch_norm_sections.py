@@ -167,9 +167,9 @@ def accuracy_over_b(material: Material) -> Section | None:
         f"Of {len(costs)} cells {inside} are within {MARGIN:g} point of their full batch (TOST, 5%) and {beyond} lose more "
         f"than that (paired t test, Holm, 5%). The smallest difference that these seeds would have found with a power of 80% is "
         f"{number(costs['detectable'].min())} to {number(costs['detectable'].max())} points, cell by cell in the table. The "
-        "held-out loss varies more than the permuted full batch's in every cell, including those whose mean is unharmed: it is "
-        "another training, whatever its mean says."
-        if (costs["f_p"] < LEVEL).all()
+        "held-out loss lies farther from the full batch's than the permuted one's in every cell, including those whose mean is "
+        "unharmed: it is another training, whatever its mean says."
+        if (costs["apart_p"] < LEVEL).all()
         else f"Of {len(costs)} cells {inside} are within {MARGIN:g} point of their full batch (TOST, 5%) and {beyond} lose "
         "more than that (paired t test, Holm, 5%)."
     )
@@ -188,7 +188,7 @@ def accuracy_over_b(material: Material) -> Section | None:
         "TOST p",
         "t test, Holm",
         "would have been seen",
-        "F of the loss",
+        "loss apart, times the null",
     )
     table = Table(head, tuple(_cost_row(row) for row in costs.to_dict("records")), "Held-out error above the full batch's.")
     return Section("Accuracy: b, not N", (Text(text), picture, table, Text(reach)))
@@ -200,7 +200,7 @@ def _cost_row(row: Mapping[Any, Any]) -> tuple[str, ...]:
         *(str(row[name]) for name in ("effective_batch", "accumulation_steps", "b", "n")),
     )
     interval = f"{number(row['low'])} to {number(row['high'])}"
-    return (*place, number(row["mean"]), interval, *(number(row[name]) for name in ("tost_p", "p_holm", "detectable", "f")))
+    return (*place, number(row["mean"]), interval, *(number(row[name]) for name in ("tost_p", "p_holm", "detectable", "apart")))
 
 
 def remedies_trained(material: Material) -> Section | None:

@@ -16,7 +16,7 @@ RULES = {"no": 0.0, "square root": 0.5, "linear": 1.0}  # scaling of the learnin
 def trained(results: Results) -> pd.DataFrame:
     """Trainings of every batch size at every rate and seed. A loss that is NaN becomes infinite, so that no such rate is best."""
     rows = of_study(results, "batch_sizes")
-    losses = ["tail_loss", "held_out_loss", "early_held_out_loss"]
+    losses = ["tail_loss", "held_out_loss", "early_held_out_loss", "tuning_loss", "judged_loss", "probe_loss"]
     return rows.assign(**{name: rows[name].astype(float).fillna(math.inf) for name in losses})
 
 
@@ -33,6 +33,7 @@ def scaled(results: Results) -> pd.DataFrame:
     """
     rows = trained(results)
     means = rows.groupby(["optimizer", "batch", "lr"])["tail_loss"].mean()
+    seeds = rows.set_index(["optimizer", "batch", "lr", "seed"])["tail_loss"].sort_index()
     found = []
     for optimizer, own in means.groupby(level="optimizer"):
         losses = own.droplevel("optimizer")
@@ -44,9 +45,45 @@ def scaled(results: Results) -> pd.DataFrame:
                 lr = base * (batch / smallest) ** exponent
                 near = [rate for rate in rates.index if math.isclose(rate, lr, rel_tol=1e-6)]
                 if near:
-                    loss, tuned = float(rates[near[0]]), float(rates.min())
-                    found.append((optimizer, rule, batch, lr, loss, tuned, loss - tuned))
-    return pd.DataFrame(found, columns=["optimizer", "rule", "batch", "lr", "loss", "tuned", "excess"])
+                    loss, tuned, best_rate = float(rates[near[0]]), float(rates.min()), float(rates.idxmin())
+                    apart = seeds[optimizer, batch, near[0]] - seeds[optimizer, batch, best_rate]
+                    edge = best_rate in (rates.index.min(), rates.index.max())
+                    found.append((optimizer, rule, batch, lr, loss, tuned, loss - tuned, apart.tolist(), edge))
+    return pd.DataFrame(
+        found, columns=["optimizer", "rule", "batch", "lr", "loss", "tuned", "excess", "excess_by_seed", "on_edge"]
+    )
+
+
+def others_choose(rows: pd.DataFrame, measure: str) -> pd.DataFrame:
+    """One row per optimizer, batch and seed: the training at the rate whose mean of `measure` over the other seeds is lowest.
+
+    A seed that chose its own rate would flatter the batch sizes whose results vary most.
+    """
+    chosen = []
+    for (_, _, seed), own in rows.groupby(["optimizer", "batch", "seed"]):
+        first = own.iloc[0]
+        same = rows[(rows["optimizer"] == first["optimizer"]) & (rows["batch"] == first["batch"]) & (rows["seed"] != seed)]
+        means = same.groupby("lr")[measure].mean()
+        if len(means) and math.isfinite(means.min()):
+            chosen.append(own[own["lr"] == means.idxmin()])
+    return pd.concat(chosen, ignore_index=True) if chosen else rows.iloc[:0]
+
+
+def large_less_small(rows: pd.DataFrame, measure: str, chosen_by: str) -> dict[str, list[float]]:
+    """By optimizer, the differences of `measure` between the largest and the smallest batch, paired by seed.
+
+    Each batch is taken at the rate that the other seeds choose by `chosen_by`.
+    """
+    if rows["batch"].nunique() < 2:
+        return {}
+    large, small = rows["batch"].max(), rows["batch"].min()
+    ends = others_choose(rows[rows["batch"].isin([large, small])], chosen_by)
+    found = {}
+    for name, own in ends.groupby("optimizer"):
+        wide = own.pivot_table(index="seed", columns="batch", values=measure)
+        if {large, small} <= set(wide):
+            found[str(name)] = [float(one) for one in (wide[large] - wide[small]).dropna()]
+    return found
 
 
 def against_true_batch(results: Results) -> pd.DataFrame:
@@ -68,6 +105,29 @@ def best_rate_ratios(rows: pd.DataFrame) -> dict[str, float]:
     return {str(name): float(own[rates.columns.max()] / own[rates.columns.min()]) for name, own in rates.iterrows()}
 
 
+def raised_in_every_subset(rows: pd.DataFrame) -> dict[str, tuple[float, float]]:
+    """Smallest and largest `best_rate_ratios` when each seed in turn is left out, by optimizer."""
+    found = [best_rate_ratios(rows[rows["seed"] != seed]) for seed in rows["seed"].unique()] if rows["seed"].nunique() > 1 else []
+    return {name: (min(one[name] for one in found), max(one[name] for one in found)) for name in (found[0] if found else {})}
+
+
+def better_outside(rows: pd.DataFrame, low: int, high: int) -> dict[str, tuple[int, list[list[float]]]]:
+    """By optimizer: the best batch outside `low` to `high`, and by each batch inside the loss there less that outside, by seed.
+
+    Rates are chosen by the other seeds on one half of the held-out samples; losses are those of the other half.
+    """
+    found = {}
+    for name, own in others_choose(rows, "tuning_loss").groupby("optimizer"):
+        wide = own.pivot_table(index="seed", columns="batch", values="judged_loss")
+        sizes = sorted(int(batch) for batch in own["batch"].unique())
+        inside = [batch for batch in sizes if low <= batch <= high]
+        outside = {batch: float(wide[batch].mean()) for batch in sizes if batch not in inside}
+        if inside and outside:
+            winner = min(outside, key=outside.__getitem__)
+            found[str(name)] = (winner, [[float(one) for one in (wide[b] - wide[winner]).dropna()] for b in inside])
+    return found
+
+
 def batch_ratio(rows: pd.DataFrame) -> float:
     """The largest batch over the smallest."""
     return float(rows["batch"].max() / rows["batch"].min())
@@ -76,10 +136,10 @@ def batch_ratio(rows: pd.DataFrame) -> float:
 def comparison(rows: pd.DataFrame) -> pd.DataFrame:
     """The largest (`_large`) and the smallest batch (`_small`), a row per optimizer; means over seeds, each at its best rate.
 
-    `noise`: of the training loss from step to step; `steps`, `samples`: held-out loss at equal steps and at equal samples.
+    `noise`: of the loss of the same samples along the training; `steps`, `samples`: held-out loss at equal steps, and samples.
     """
     sizes = {"large": int(rows["batch"].max()), "small": int(rows["batch"].min())}
-    measures = {"noise": ("tail_loss", "step_noise"), "steps": ("early_held_out_loss",) * 2, "samples": ("held_out_loss",) * 2}
+    measures = {"noise": ("tail_loss", "probe_noise"), "steps": ("early_held_out_loss",) * 2, "samples": ("held_out_loss",) * 2}
     columns: dict[str, pd.Series[float]] = {}
     for name, (tuned_by, measure) in measures.items():
         means = best(rows, tuned_by).groupby(["optimizer", "batch"])[measure].mean().unstack()

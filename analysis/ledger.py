@@ -13,9 +13,12 @@ from analysis.content import number
 from analysis.load import Results
 from analysis.question import FOLDER, Answer, Claim, ClaimResult, Experiment, Ruling, made_of, registered, undecided
 
-COLUMNS = ("id", "source", "claim", "verdict", "measured", "threshold", "n", "experiment", "explanation")
+COLUMNS = (*("id", "source", "claim", "verdict", "condition", "measured", "threshold", "n", "experiment", "rule", "explanation"),)
 COLOURED = ("confirmed", "refuted", "conditional")
-DECIDED = (Ruling.confirmed, Ruling.refuted, Ruling.conditional, Ruling.not_testable)
+DECIDED = (
+    *(Ruling.confirmed, Ruling.refuted, Ruling.conditional, Ruling.contradicted, Ruling.not_testable),
+    *(Ruling.right_by_arithmetic, Ruling.wrong_by_arithmetic),
+)
 
 
 def claims() -> pd.DataFrame:
@@ -43,44 +46,65 @@ def _decide(claim: Claim, own: Results) -> ClaimResult:
 def table(results: Results) -> pd.DataFrame:
     """`claims.csv`: one row per claim. A claim that no experiment decides is `pending`; two experiments have one row together."""
     deciding = list(registered().values())
-    found = [(experiment.name, findings(experiment, results.of(experiment.name))) for experiment in deciding]
+    found = [(experiment, findings(experiment, results.of(experiment.name))) for experiment in deciding]
     rows = []
     for row in claims().to_dict("records"):
-        own = {name: by_id[row["id"]] for name, by_id in found if row["id"] in by_id}
+        own = {experiment.name: by_id[row["id"]] for experiment, by_id in found if row["id"] in by_id}
+        rules = dict.fromkeys(claim.rule for experiment in deciding for claim in experiment.claims if claim.id == row["id"])
         one = _together(list(own.values()))
-        rows.append(row | dataclasses.asdict(one) | {"verdict": str(one.verdict), "experiment": ", ".join(own)})
+        said = {"verdict": str(one.verdict), "experiment": ", ".join(own), "rule": " ".join(rules)}
+        rows.append(row | dataclasses.asdict(one) | said)
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
 def _together(found: list[ClaimResult]) -> ClaimResult:
-    """One finding of several on the same claim: theirs where they agree, undecided where one is, else `conditional`.
+    """One finding of several on the same claim: theirs where they agree, open where one needs more trials, else `conditional`.
 
-    An experiment that has not run says nothing beside one that has.
+    An experiment that has not run says nothing beside one that has, nor does one that could not tell beside one that could. The
+    number shown is the worst of those held against the same threshold.
     """
     found = [one for one in found if one.verdict != Ruling.no_data] or found
     if not found:
         text = "No experiment of this project decides it yet."
         return ClaimResult(verdict=Ruling.pending, measured=math.nan, threshold="", n=0, explanation=text)
-    verdicts = {one.verdict for one in found}
-    undecided = [one.verdict for one in found if one.verdict not in DECIDED]
-    verdict = verdicts.pop() if len(verdicts) == 1 else next(iter(undecided), Ruling.conditional)
+    told = [one for one in found if one.verdict != Ruling.undecided] or found
+    verdicts = {one.verdict for one in told}
+    open_ones = [one.verdict for one in told if one.verdict not in DECIDED]
+    verdict = verdicts.pop() if len(verdicts) == 1 else next(iter(open_ones), Ruling.conditional)
+    comparable = [one for one in told if one.threshold == told[0].threshold and not math.isnan(one.measured)]
+    conditions = dict.fromkeys(one.condition for one in told if one.condition)
+    unnamed = "in some experiments, not in others" if verdict == Ruling.conditional else ""
     return ClaimResult(
         verdict=verdict,
-        measured=found[0].measured,
-        threshold=found[0].threshold,
-        n=sum(one.n for one in found),
+        condition=("; ".join(conditions) or unnamed) if verdict == Ruling.conditional else "",
+        measured=max((one.measured for one in comparable), default=told[0].measured),
+        threshold=told[0].threshold,
+        n=sum(one.n for one in told),
         explanation=" ".join(one.explanation for one in found),
     )
 
 
 def answer(experiment: Experiment, own: Results) -> Answer:
-    """The answer of an experiment that is decided by its claims: held when every one of them fell as expected."""
+    """The answer of an experiment that is decided by its claims: their findings, and how many fell as theory expects.
+
+    Whether the printed prediction held is said only where the experiment compares it (`Experiment.predicted`): the claims of
+    others may fall as expected, and a sentence of the prediction fail.
+    """
     found = findings(experiment, own)
-    sentences = tuple(f"{name}: {one.verdict}. {one.explanation}" for name, one in found.items())
-    fell = [(one.verdict, claim.expects) for claim, one in zip(experiment.claims, found.values(), strict=True)]
-    if any(verdict in DECIDED and verdict != expected for verdict, expected in fell):
-        return Answer(sentences, False)
-    return Answer(sentences, True if fell and all(verdict in DECIDED for verdict, _ in fell) else None)
+    sentences = tuple(f"{name}: {_ruled(one)}. {one.explanation}" for name, one in found.items())
+    fell = [one.verdict == claim.expects for claim, one in zip(experiment.claims, found.values(), strict=True)]
+    counted = [f"{sum(fell)} of {len(fell)} claims fell as theory expects."] * bool(fell)
+    predicted = experiment.predicted
+    if predicted is None:
+        return Answer((*sentences, *counted), None, compared=False)
+    compare = predicted  # mypy forgets the narrowing inside the lambda
+    return Answer(
+        (*sentences, *counted), made_of(lambda: compare(own), f"the prediction of {experiment.name}", lambda reason: None)
+    )
+
+
+def _ruled(one: ClaimResult) -> str:
+    return f"{one.verdict} ({one.condition})" if one.condition else str(one.verdict)
 
 
 @dataclass(frozen=True)
@@ -91,10 +115,12 @@ class Row:
     source: str
     claim: str
     verdict: str
+    condition: str
     measured: str
     threshold: str
     n: str
     experiment: str
+    rule: str
     explanation: str
 
     @property
@@ -128,5 +154,8 @@ def ledger(claims: pd.DataFrame) -> Ledger:
         for row in claims.to_dict("records")
     )
     return Ledger(
-        rows, f"{len(claims)} claims: {counts}. Every verdict is computed from the stored results by the rule of its experiment."
+        rows,
+        f"{len(claims)} claims: {counts}. Every verdict that says confirmed, refuted or conditional "
+        "is computed from the stored results by the rule of its experiment; right or wrong by arithmetic was calculated, and not "
+        "measured.",
     )

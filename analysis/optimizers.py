@@ -22,7 +22,8 @@ ERRORS = ("gradient_error", "state_error", "parameter_error", "buffer_error")
 COLUMNS = {
     "optimizer_states": (*ABOUT, "arm", "after_steps", *ERRORS, *(f"{name}_now" for name in ERRORS), "loss", "loss_against"),
     "optimizer_memory": (*ABOUT, "arm", "entry", "window", "position", "age", "weight", "residual"),
-    "batch_sizes": (*ABOUT, "momentum", "beta2", "batch", "tail_loss", "held_out_loss", "early_held_out_loss", "step_noise"),
+    "batch_sizes": (*ABOUT, "momentum", "beta2", "batch", "tail_loss", "held_out_loss", "early_held_out_loss",
+                    "step_noise", "probe_loss", "probe_noise", "plateau_change", "tuning_loss", "judged_loss"),
     "convergence": (*ABOUT, "arm", "held_out_loss"),
     "adam_scale": (*ABOUT, "eps", "weight_decay", "clip_norm", "right_error", "fault_error", "as_if_error", "fault_error_first",
                    "predicted_first", "loss", "loss_undivided", "clipped_share"),

@@ -27,6 +27,10 @@ class Ruling(StrEnum):
     confirmed = "confirmed"
     refuted = "refuted"
     conditional = "conditional"  # true under a condition that the finding names
+    undecided = "undecided"  # enough results, and they exclude neither the claim nor its alternative
+    contradicted = "contradicted by its source"  # what the claim appeals to says otherwise, in print
+    right_by_arithmetic = "right by arithmetic"  # computed from constants: nothing was measured
+    wrong_by_arithmetic = "wrong by arithmetic"
     not_testable = "not testable"
     needs_full_grid = "needs the full grid"  # the results are there, and too few
     no_data = "no data"
@@ -35,13 +39,17 @@ class Ruling(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimResult:
-    """What the results say of a claim: a row of the ledger."""
+    """What the results say of a claim: a row of the ledger. A conditional one names its condition, and no other has any."""
 
     verdict: Ruling
+    condition: str = ""  # one phrase: when, or in what sense, the claim is true
     measured: float
     threshold: str  # what `measured` was held against
     n: int  # arms, trials or draws that decided
     explanation: str  # one sentence
+
+    def __post_init__(self) -> None:
+        assert bool(self.condition) == (self.verdict == Ruling.conditional), f"{self.verdict} with condition {self.condition!r}"
 
 
 def undecided(reason: str, n: int) -> ClaimResult:
@@ -64,7 +72,8 @@ class Answer:
     """The answer to the question, from the numbers."""
 
     sentences: tuple[str, ...]
-    holds: bool | None  # whether the prediction held; None when there is nothing to decide it by
+    holds: bool | None  # whether the printed prediction held; None when there is nothing to decide it by
+    compared: bool = True  # whether the printed prediction is compared at all: where it is not, the page does not say
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +89,7 @@ class Experiment:
     margin_reason: str = "0.02 nats of loss is a change of perplexity of 2%"
     claims: tuple[Claim, ...] = ()  # of the ledger, that this experiment decides
     answer: Callable[[pd.DataFrame], Answer] | None = None  # from the arms; None: from the findings on its claims
+    predicted: Callable[[Results], bool | None] | None = None  # compares the printed prediction; for an answer from claims
     sections: tuple[Callable[[Material], Section | None], ...]  # what the page shows, in order
 
 

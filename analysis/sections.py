@@ -35,8 +35,8 @@ L4_HEAD = (
     "mean",
     "95% interval",
     "TOST p",
-    "F",
-    "F p",
+    "times the null",
+    "p",
     "Holm",
 )
 TRAJECTORY_FACTOR = 10.0  # L3: d_t against the null
@@ -241,11 +241,12 @@ def convergence(material: Material) -> Section | None:
 
 def _l4_text(cells: pd.DataFrame, margin: float) -> tuple[str, str]:
     seeds = f"{cells['n'].min()}" if cells["n"].nunique() == 1 else f"{cells['n'].min()} to {cells['n'].max()}"
-    inside, wide = cells[cells["tost_p"] < tables.LEVEL], cells[cells["f_holm"] < tables.LEVEL]
+    inside, wide = cells[cells["tost_p"] < tables.LEVEL], cells[cells["apart_holm"] < tables.LEVEL]
     scattered = ", ".join(f"{count} with norm {norm}" for norm, count in wide["norm"].value_counts().sort_index().items())
     found = (
         f"{share(len(inside), len(cells))} configurations have a held-out loss within ±{margin:g} nats of the full "
-        f"batch's (TOST, 5%). {share(len(wide), len(cells))} scatter more than the permuted full batch does (F test, Holm, 5%)"
+        f"batch's (TOST, 5%). {share(len(wide), len(cells))} lie farther from the full batch than its permuted runs do "
+        "(permutation test, Holm, 5%)"
         f"{': ' + scattered if scattered else ''}."
     )
     unable = int((cells["detectable"] > margin).sum())
@@ -262,7 +263,7 @@ def _l4_row(row: Mapping[Any, Any]) -> tuple[str, ...]:
     names = [str(row[name]) for name in ("workload", "norm", "optimizer", "precision")]
     interval = f"{number(row['low'])} to {number(row['high'])}"
     measure = str(row["measure"]).removesuffix("_loss").replace("_", "-")
-    rest = (number(row[name]) for name in ("tost_p", "f", "f_p", "f_holm"))
+    rest = (number(row[name]) for name in ("tost_p", "apart", "apart_p", "apart_holm"))
     return (*names, _arm_name(row), measure, str(row["n"]), number(row["mean"]), interval, *rest)
 
 

@@ -108,33 +108,53 @@ def convergence(arms: pd.DataFrame, margin: float) -> pd.DataFrame:
     """L4, one row per configuration, arm and measure: the differences arm - full, paired by seed; NaN where n is too small.
 
     `mean`, `low`, `high`: Student t, 95 %. `tost_p`: of |mean| < margin. `provable`: the smallest margin these differences would
-    have passed at 5 %. `detectable`: the smallest difference a paired t test would have found with 80 % power. `f`, `f_p`:
-    dispersion over that of the permuted full batch; `f_holm`: `f_p` after Holm over the accumulated arms of the measure.
+    have passed at 5 %. `detectable`: the smallest difference a paired t test would have found with 80 % power. `apart`,
+    `apart_p`: how many times farther the arm lies from the full batch and its permuted runs than those from each other, by a
+    permutation test (`statistics.stands_apart`); `apart_holm`: its p after Holm over the accumulated arms of the measure.
     """
     arms = arms[arms["arm"].isin(["accumulated", "permuted"])].reset_index(drop=True)
     places = cast(dict[tuple[str, str, int], Places], arms.groupby(["group", "arm", "accumulation_steps"]).indices)
     rows: list[dict[str, Any]] = []
     for measure in MEASURES:
         paired = (arms[measure] - arms[f"full_{measure}"]).to_numpy(dtype=np.float64)
-        differences = {key: _finite(paired[own]) for key, own in places.items()}
-        for (group, arm, _), own in differences.items():
-            null = differences.get((group, "permuted", 1), []) if arm == "accumulated" else []
-            rows.append({"measure": measure, **paired_comparison(own, null, margin)})
+        for (group, arm, _), own in places.items():
+            null = _of_trials(arms, places.get((group, "permuted", 1), own[:0]), paired)
+            finite = [at for at in own if np.isfinite(paired[at])]
+            nulls = [null.get(str(arms.at[at, "trial"]), []) if arm == "accumulated" else [] for at in finite]
+            differences = [float(paired[at]) for at in finite]
+            apart, apart_p = statistics.stands_apart(differences, nulls)
+            rows.append(
+                {
+                    "measure": measure,
+                    **paired_comparison(differences, margin),
+                    "apart": apart,
+                    "apart_p": apart_p,
+                    "apart_holm": math.nan,
+                }
+            )
     labels = arms.loc[[own[0] for own in places.values()], CELL]
     frame = pd.concat([pd.concat([labels] * len(MEASURES), ignore_index=True), pd.DataFrame(rows, columns=L4_COLUMNS)], axis=1)
-    for _, cells in frame[frame["f_p"].notna() & (frame["arm"] == "accumulated")].groupby("measure"):
-        frame.loc[cells.index, "f_holm"] = statistics.holm(cells["f_p"].tolist())
+    for _, cells in frame[frame["apart_p"].notna() & (frame["arm"] == "accumulated")].groupby("measure"):
+        frame.loc[cells.index, "apart_holm"] = statistics.holm(cells["apart_p"].tolist())
     return in_order(frame)
 
 
-L4_COLUMNS = ["measure", "n", "mean", "low", "high", "tost_p", "provable", "detectable", "f", "f_p", "f_holm"]
+L4_COLUMNS = ["measure", "n", "mean", "low", "high", "tost_p", "provable", "detectable", "apart", "apart_p", "apart_holm"]
 
 
-def paired_comparison(differences: Sequence[float], null: Sequence[float], margin: float) -> dict[str, Any]:
-    """The numbers of one row of `convergence`, from paired differences and those of the permuted full batch."""
+def _of_trials(arms: pd.DataFrame, places: Places, paired: NDArray[np.float64]) -> dict[str, list[float]]:
+    """The finite differences at `places`, by their trial."""
+    found: dict[str, list[float]] = {}
+    for at in places:
+        if np.isfinite(paired[at]):
+            found.setdefault(str(arms.at[at, "trial"]), []).append(float(paired[at]))
+    return found
+
+
+def paired_comparison(differences: Sequence[float], margin: float) -> dict[str, Any]:
+    """Effect, interval, n, TOST and what n pairs could have shown, of paired differences."""
     interval = statistics.mean_interval(differences)
     provable, detectable = resolution(differences)
-    f, f_p = statistics.dispersion_ratio(differences, null)
     return {
         "n": len(differences),
         "mean": interval.estimate,
@@ -143,24 +163,18 @@ def paired_comparison(differences: Sequence[float], null: Sequence[float], margi
         "tost_p": statistics.equivalence_p(differences, margin),
         "provable": provable,
         "detectable": detectable,
-        "f": f,
-        "f_p": f_p,
-        "f_holm": math.nan,
     }
-
-
-def _finite(values: NDArray[np.float64]) -> list[float]:
-    return [float(value) for value in values[np.isfinite(values)]]
 
 
 def resolution(differences: Sequence[float]) -> tuple[float, float]:
     """The smallest TOST margin that n pairs pass at 5 %, and the difference they find with 80 % power; NaN below two pairs."""
     if len(differences) < 2:
         return math.nan, math.nan
-    values, freedom = np.asarray(differences), len(differences) - 1
+    values = np.asarray(differences)
     error = float(values.std(ddof=1)) / math.sqrt(len(values))
-    one_sided, two_sided, power = (float(t) for t in stats.t.ppf([1 - LEVEL, 1 - LEVEL / 2, POWER], freedom))
-    return abs(float(values.mean())) + one_sided * error, (two_sided + power) * error
+    one_sided = float(stats.t.ppf(1 - LEVEL, len(values) - 1))
+    found = statistics.detectable(differences, level=LEVEL, power=POWER)
+    return abs(float(values.mean())) + one_sided * error, found
 
 
 def vacuity(arms: pd.DataFrame) -> pd.DataFrame:

@@ -43,6 +43,7 @@ def hides_missing_division(results: Results) -> ClaimResult:
     bits = int((free["as_if_error"] == 0).sum())
     return ClaimResult(
         verdict=Ruling.confirmed if holds else Ruling.conditional if unseen else Ruling.refuted,
+        condition="not exactly as eps/N" if unseen and not holds else "",
         measured=hidden,
         threshold=f"first step ≤ {HIDDEN:g}, loss ≤ {VISIBLE:g} off at eps ≤ {SMALL_EPS:.0e}; eps/N exact to {ALGEBRA_GATE:.0e}",
         n=len(rows),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
+from typing import Any
+
 import pandas as pd
 
 from analysis import batch_norm_sections as shown
-from analysis.batch_norm import AMPLE, MARGIN, SCARCE, against_full, exact_rows, expected_momentum, trained
+from analysis.batch_norm import MARGIN, against_full, exact_rows, expected_momentum, trained
 from analysis.load import Results
 from analysis.question import Claim, ClaimResult, Experiment, Ruling, undecided
 from harness.judge.gates import ALGEBRA_GATE
@@ -33,6 +36,7 @@ def sees_micro_batches(results: Results) -> ClaimResult:
     )
     return ClaimResult(
         verdict=verdict,
+        condition="as a fact; the micro-batch's statistics do not explain all of it" if verdict == Ruling.conditional else "",
         measured=smallest,
         threshold=f"> {APART:g}, oracle {GATE} or 10 x its floor",
         n=len(rows),
@@ -58,6 +62,7 @@ def cannot_be_accumulated(results: Results) -> ClaimResult:
         f"{exact['forwards'].max():.0f}")  # fmt: skip
     return ClaimResult(
         verdict=verdict,
+        condition="in one pass: two passes over the window can" if verdict == Ruling.conditional else "",
         measured=mended,
         threshold=f"pooled and two-pass {GATE}, one pass > {APART:g}",
         n=len(pooled) + len(exact),
@@ -98,42 +103,54 @@ def costs_accuracy(results: Results) -> ClaimResult:
     cells = against_full(rows, MARGIN) if len(rows) else rows
     if cells.empty:
         return undecided("It takes trials of study=convergence with norm=batch.", 0)
-    harmed = (cells["p_holm"] < LEVEL) & (cells["mean"] > MARGIN)
-    spared = cells["tost_p"] < LEVEL
-    dense = cells["model"] == "mlp"
-    scarce, ample = dense & (cells["b"] == SCARCE), dense & (cells["b"] == AMPLE)
     n = int(cells["n"].sum())
-    if min(cells.loc[group, "accumulation_steps"].nunique() for group in (scarce, ample)) < 2:
-        return undecided(f"It takes b = {SCARCE} and b = {AMPLE} at two N each.", n)
-    if cells.loc[scarce | ample, "n"].min() < FEWEST_SEEDS:
-        return undecided(f"It takes {FEWEST_SEEDS} seeds.", n)
+    if cells["n"].min() < FEWEST_SEEDS or cells["b"].nunique() < 2:
+        return undecided(f"It takes two b and {FEWEST_SEEDS} seeds.", n)
+    harmed = (cells["p_holm"] < LEVEL) & (cells["mean"] > 0)
+    spared = ~harmed & (cells["tost_p"] < LEVEL)
+    settled = bool((harmed | spared).all())
     if harmed.all():
         verdict = Ruling.confirmed
     elif spared.all():
         verdict = Ruling.refuted
-    elif harmed[scarce].all() and spared[ample].all():
-        verdict = Ruling.conditional
     else:
-        open_cells = int((~harmed & scarce).sum() + (~spared & ample).sum())
-        reason = f"Cells of b = {SCARCE} not shown to lose, or of b = {AMPLE} not shown to keep, {MARGIN:g} point: {open_cells}."
-        return undecided(reason, n)
-    others = cells[~dense]
-    wide = f" With 16 values or more per sample and channel (convolutions) b = {SCARCE} costs {_points(others, SCARCE)}." if (
-        len(others) and (others["b"] == SCARCE).any()) else ""  # fmt: skip
+        verdict = Ruling.conditional if harmed.any() and spared.any() else Ruling.undecided
+    rest = "" if settled else f" {int((~harmed & ~spared).sum())} of {len(cells)} cells are settled neither way."
     return ClaimResult(
         verdict=verdict,
-        measured=float(cells.loc[scarce, "mean"].min()),
-        threshold=f"b = {SCARCE}: > {MARGIN:g} point (Holm), b = {AMPLE}: within {MARGIN:g} (TOST)",
+        condition=f"for {_cells(cells[harmed])}; not for {_cells(cells[spared])}" if verdict == Ruling.conditional else "",
+        measured=float(cells["mean"].max()),
+        threshold=f"points of held-out error above 0 (Holm) in every cell: confirmed; within {MARGIN:g} (TOST) in every: refuted",
         n=n,
-        explanation=f"It depends on b and not on N: b = {SCARCE} costs {_points(cells[dense], SCARCE)} points of held-out error, "
-        f"b = {AMPLE} {_points(cells[dense], AMPLE)} (perceptron, fixed B).{wide}",
+        explanation="Points of held-out error above the full batch's at fixed B (95%, paired by seed): "
+        f"{'; '.join(_cost(row) for row in cells.to_dict('records'))}.{rest} {_b_or_n(cells)} Small nets, 297 images, rates not "
+        "tuned per cell.",
     )
 
 
-def _points(cells: pd.DataFrame, b: int) -> str:
-    """The mean costs at b in words, with the N at which they were measured."""
-    own = cells[cells["b"] == b]
-    return ", ".join(f"{row['mean']:.2g} (N = {row['accumulation_steps']}, n = {row['n']})" for row in own.to_dict("records"))
+def _cells(cells: pd.DataFrame) -> str:
+    """Models with their micro-batches, in words."""
+    parts = (f"{model} at b = {', '.join(str(b) for b in sorted(set(own['b'])))}" for model, own in cells.groupby("model"))
+    return " and ".join(parts)
+
+
+def _cost(row: Mapping[Hashable, Any]) -> str:
+    return (
+        f"{row['model']} b = {row['b']}, N = {row['accumulation_steps']}: {row['mean']:.2g} ({row['low']:.2g} to "
+        f"{row['high']:.2g}, n = {row['n']}, {row['detectable']:.2g} would have been seen)"
+    )
+
+
+def _b_or_n(cells: pd.DataFrame) -> str:
+    """How costs at one b and several N compare, where such were trained; N moves with B there."""
+    pairs = [own for _, own in cells.groupby(["model", "b"]) if own["accumulation_steps"].nunique() > 1]
+    overlap = [own["low"].max() <= own["high"].min() for own in pairs]
+    if not pairs:
+        return "No b was trained at two N, so that b and N are not told apart."
+    return (
+        f"Of {len(pairs)} pairs of one b at two N, {sum(overlap)} have intervals that overlap; their N moves with B and the "
+        "rate, so that b and N are not told apart cleanly."
+    )
 
 
 CLAIMS = (
@@ -154,9 +171,9 @@ CLAIMS = (
     Claim(
         id="B4",
         expects=Ruling.conditional,
-        rule=f"Conditional when the perceptron loses more than {MARGIN:g} point at b = {SCARCE} at every N (paired t test, "
-        f"Holm) and is within {MARGIN:g} point at b = {AMPLE} at every N (TOST); confirmed when it loses in every "
-        "cell, refuted when every cell is within the margin.",
+        rule="Over all models, b and N that were trained, each a cell, paired by seed: a cell loses when its error is above "
+        f"the full batch's (t test, Holm), and is spared when it does not and is within {MARGIN:g} point (TOST). Confirmed "
+        "when every cell loses, refuted when every cell is spared, conditional when some are each, else undecided.",
         decide=costs_accuracy,
     ),
     Claim(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from importlib.resources import files
 
 import pandas as pd
 
@@ -18,25 +18,84 @@ def of(results: Results, *frameworks: str) -> pd.DataFrame:
     return audits[audits["name"].isin(frameworks) & audits["verdict"].isin(["equivalent", "different", "degraded"])]
 
 
-def handles(*frameworks: str, remark: str = "") -> Callable[[Results], ClaimResult]:
-    """The rule of G1 to G3: confirmed when all audited settings are equivalent, refuted when none is, else conditional."""
+def accelerate_handles(results: Results) -> ClaimResult:
+    """G1: `accumulate()` around a plain loop, and with the documented summing and dividing by hand; misuse is left out."""
+    arms = of(results, "accelerate")
+    plain, documented = arms[arms["function"] == "naive"], arms[arms["function"] == "documented"]
+    if plain.empty or documented.empty:
+        return undecided("It takes the audit of accelerate: make audit-accelerate.", len(arms))
+    by_itself, by_hand = (bool(own["verdict"].eq("equivalent").all()) for own in (plain, documented))
+    verdict = Ruling.confirmed if by_itself else Ruling.conditional if by_hand else Ruling.refuted
+    return ClaimResult(
+        verdict=verdict,
+        condition="with unequal lengths or a short window only if the loss is summed and divided by hand, as documented"
+        if verdict == Ruling.conditional
+        else "",
+        measured=float(plain["distance"].max()),
+        threshold="every arm of the plain loop equivalent; distance of its first gradient",
+        n=len(plain) + len(documented),
+        explanation=f"{_versions(arms)}: {_each(arms[arms['function'].isin(['naive', 'documented'])])}. The documented recipe "
+        "without its factor is a misuse, shown below and not counted here.",
+    )
 
-    def decide(results: Results) -> ClaimResult:
-        arms = of(results, *frameworks)
-        if arms["function"].nunique() < 2:
-            return undecided(f"It takes the audits of {', '.join(frameworks)}: make audit-<name>.", len(arms))
-        right = arms["verdict"].eq("equivalent")
-        share = float(right.mean())
-        verdict = Ruling.confirmed if share == 1 else Ruling.refuted if share == 0 else Ruling.conditional
-        return ClaimResult(
-            verdict=verdict,
-            measured=share,
-            threshold="share of arms that are equivalent: 1",
-            n=len(arms),
-            explanation=f"{_versions(arms)}: equivalent in {_settings(arms[right])}; {_wrong(arms[~right])}.{remark}",
-        )
 
-    return decide
+def default_of(framework: str, setting: str) -> pd.DataFrame:
+    """The recorded defaults of a framework's setting, by version: `experiments/recorded/defaults.csv`."""
+    rows = pd.read_csv(str(files("experiments") / "recorded" / "defaults.csv"))
+    return rows[(rows["framework"] == framework) & (rows["setting"] == setting)]
+
+
+def lightning_handles(results: Results, default: int | None = None) -> ClaimResult:
+    """G2: a conjunction: is accumulation on by default (the recorded default), and is it right where it is on (the audit)?"""
+    arms = of(results, "lightning")
+    recorded = default_of("lightning", "accumulate_grad_batches")
+    if arms["function"].nunique() < 2 or recorded.empty:
+        return undecided("It takes the audit of lightning: make audit-lightning.", len(arms))
+    value = int(recorded["value"].iloc[-1]) if default is None else default
+    right = arms["verdict"].eq("equivalent")
+    handled = Ruling.confirmed if right.all() else Ruling.conditional if right.any() else Ruling.refuted
+    verdict = Ruling.refuted if value == 1 else handled
+    return ClaimResult(
+        verdict=verdict,
+        condition=f"equivalent in {_settings(arms[right])}" if verdict == Ruling.conditional else "",
+        measured=float(value),
+        threshold="Trainer().accumulate_grad_batches above 1",
+        n=len(arms),
+        explanation=f"The second half is wrong: Trainer().accumulate_grad_batches is {value} in lightning "
+        f"{recorded['version'].iloc[-1]} (recorded from the library). The first half, when it is set ({_versions(arms)}): "
+        f"{_each(arms)}."
+        if value == 1
+        else f"Trainer().accumulate_grad_batches is {value}. {_versions(arms)}: {_each(arms)}.",
+    )
+
+
+def by_hand(results: Results) -> ClaimResult:
+    """G3: a GradientTape loop with accumulators: divided by N, undivided, and with a remainder carried over or applied."""
+    arms = of(results, "keras-by-hand")
+    one = {str(name): own["verdict"].eq("equivalent") for name, own in arms.groupby("function")}
+    if not {"divided", "undivided", "divided_remainder"} <= set(one):
+        reason = "It takes the audit of a GradientTape loop: make audit-keras-by-hand. Keras' own option is another thing."
+        return undecided(reason, len(arms))
+    possible, everywhere = bool(one["divided"].all()), all(bool(own.all()) for own in one.values())
+    verdict = Ruling.refuted if not possible else Ruling.confirmed if everywhere else Ruling.conditional
+    return ClaimResult(
+        verdict=verdict,
+        condition="if the loop divides by N, and no epoch ends inside a window" if verdict == Ruling.conditional else "",
+        measured=float(arms.loc[arms["function"] == "divided", "largest_distance"].max()),
+        threshold="distance of the weights, within the audit's gate",
+        n=len(arms),
+        explanation=f"{_versions(arms)}, by hand with a GradientTape: {_each(arms)}.",
+    )
+
+
+def _each(arms: pd.DataFrame) -> str:
+    """What each audited function is, in words."""
+    words = []
+    for name, own in arms.groupby("function", sort=False):
+        causes = sorted({str(one) for one in own["causes"] if one})
+        found = "equivalent" if own["verdict"].eq("equivalent").all() else f"different ({', '.join(causes) or 'no cause'})"
+        words.append(f"{str(name).replace('_', ' ')}: {found}")
+    return "; ".join(words)
 
 
 def _versions(arms: pd.DataFrame) -> str:
@@ -48,22 +107,29 @@ def _settings(arms: pd.DataFrame) -> str:
     return ", ".join(str(name).replace("_", " ") for name in dict.fromkeys(arms["function"])) or "no setting"
 
 
-def _wrong(arms: pd.DataFrame) -> str:
-    """The settings of each cause, in words."""
-    found = {str(causes): _settings(own) for causes, own in arms.groupby("causes", sort=False)}
-    return "; ".join(f"{causes.replace('; ', ' and ')} in {names}" for causes, names in found.items()) or "different in none"
-
-
-RULE = "Confirmed when every audited setting is equivalent to the full batch, refuted when none is, conditional otherwise."
 CLAIMS = (
-    Claim(id="G1", expects=Ruling.conditional, rule=RULE, decide=handles("accelerate")),
+    Claim(
+        id="G1",
+        expects=Ruling.conditional,
+        rule="By itself means a plain loop inside `accumulate()`, with unequal lengths and a short window: confirmed when it is "
+        "equivalent to the full batch, conditional when the documented recipe is and it is not, refuted when neither is.",
+        decide=accelerate_handles,
+    ),
     Claim(
         id="G2",
-        expects=Ruling.conditional,
-        rule=RULE,
-        decide=handles("lightning", remark=" It is not on by default: accumulate_grad_batches is 1 unless set."),
+        expects=Ruling.refuted,
+        rule="A conjunction. Refuted when the default of accumulate_grad_batches is 1, an exact contradiction of its second "
+        "half; otherwise confirmed when every audited setting is equivalent, conditional when some are, and refuted when none "
+        "is.",
+        decide=lightning_handles,
     ),
-    Claim(id="G3", expects=Ruling.conditional, rule=RULE, decide=handles("keras-tensorflow")),
+    Claim(
+        id="G3",
+        expects=Ruling.conditional,
+        rule="Of a GradientTape loop by hand: refuted when the divided sum is not the full batch, confirmed when the undivided "
+        "sum and both ways to treat a remainder are too, conditional otherwise.",
+        decide=by_hand,
+    ),
 )
 
 

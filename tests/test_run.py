@@ -141,7 +141,7 @@ BAD_INPUT = {
     "-m optimizer=sgd,adma": "optimizer=adma: expected one of adam, adamw, custom, momentum, nesterov, sgd (trial 2 of 2: ",
     "-m hydra/launcher=basic seed=0,-1": f"seed=-1: expected {BOUNDS['seed']} (trial 2 of 2: ",
     "+experiment=equivalence precison=float32": "precison: expected a known setting; did you mean precision?",
-    "+experiment=equivalence steps=0": f"steps=0: expected {BOUNDS['steps']} (trial 1 of 70: ",
+    "+experiment=equivalence steps=0": f"steps=0: expected {BOUNDS['steps']} (trial 1 of 78: ",
     "+experiment=equivalence workload=text norm=batch": "+experiment=equivalence workload=text norm=batch: expected ",
     "+experiment=accounting hydra.sweeper.size=small": "hydra.sweeper.size=small: expected one of full, quick",
     "hydra.verbose=[1]": "hydra.verbose=[1]: ",
@@ -192,7 +192,7 @@ def test_a_sweep_takes_lists_and_ranges(command: Command) -> None:
 
 
 EQUIVALENCE = {
-    "": 70,
+    "": 78,
     "seed=0 optimizer=adam": 11,
     "workload=text": 12,
     "workload=digits": 58,
@@ -202,9 +202,9 @@ EQUIVALENCE = {
     "optimizer=adamw": 54 // 3 + 12 // 2 + 2 + 1,
     "optimizer=adam,adamw seed=0": 12 + 4 + 4 + 2,
     "norm=layer workload=digits": 2,
-    "accumulation_steps=[2]": 70,
+    "accumulation_steps=[2]": 78,
     "steps=10,20": 140,
-    "hydra.sweeper.size=quick": 70,
+    "hydra.sweeper.size=quick": 78,
 }
 
 

@@ -31,7 +31,7 @@ NOMINAL := classify classify_batch_norm classify_warmup detect detect_remainder 
 ZOO := schedule_free lookahead sharpness_aware lion lion_not_divided madgrad soap soap_not_divided
 ENGINE := divisible clipped zero_1 zero_2 zero_3 muon_zero_2 remainder unequal unequal_zero_2
 
-.PHONY: audit-transformers audit-transformers-old audit-accelerate audit-trl audit-lightning audit-keras audit-keras-tensorflow audit-timm audit-replicas
+.PHONY: audit-transformers audit-transformers-old audit-accelerate audit-trl audit-lightning audit-keras audit-keras-tensorflow audit-keras-by-hand audit-timm audit-replicas
 .PHONY: audit-axolotl audit-accelerate-sharded audit-deepspeed-ranks audit-verl audit-ms-swift audit-llamafactory audit-sentence-transformers audit-trl-objectives audit-trl-kto audit-open-clip audit-pipelining audit-rl-objectives
 .PHONY: audit-fastai audit-deepspeed audit-small-engines
 .PHONY: audit-ultralytics audit-opacus audit-flair audit-optimizers
@@ -65,6 +65,8 @@ audit-keras: $(TRAINERS)/keras/.ready  ## audit keras (torch backend)
 	$(call audit,keras,keras_fit,sgd_divisible sgd_remainder sgd_scheduled adamw_decay adam_ema,keras,keras$(comma)torch)
 audit-keras-tensorflow: $(TRAINERS)/keras-tensorflow/.ready  ## audit keras (TensorFlow backend) by its weights
 	$(call audit,keras-tensorflow,keras_weights,sgd_divisible sgd_remainder,keras-tensorflow,keras$(comma)tensorflow_cpu)
+audit-keras-by-hand: $(TRAINERS)/keras-tensorflow/.ready  ## audit a GradientTape loop of TensorFlow by its weights
+	$(call audit,keras-tensorflow,keras_by_hand,divided undivided divided_remainder divided_remainder_applied,keras-by-hand,keras$(comma)tensorflow_cpu)
 audit-optax: $(TRAINERS)/optax/.ready  ## audit optax's MultiSteps by its weights
 	$(call audit,optax,optax_steps,sgd_divisible sgd_remainder clipped_scheduled adamw_decay sgd_added,optax,optax$(comma)jax)
 audit-composer: $(TRAINERS)/composer/.ready  ## audit MosaicML Composer (torch 2.7.0)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import stats
 
 from harness.judge.resampling import Interval
+
+MOST_ENUMERATED = 20_000  # ways to call one run of every seed the arm; beyond, as many are drawn
+RESOLUTION = 1e-14  # relative: differences that agree to so many digits have no spread
+ROUNDING = 1e-9  # of a sum of logarithms: equal sums in another order count as equal
 
 
 def mean_interval(differences: Sequence[float], *, level: float = 0.95) -> Interval:
@@ -48,19 +54,59 @@ def equivalence_p(differences: Sequence[float], margin: float) -> float:
     return float(max(below, above))
 
 
-def dispersion_ratio(differences: Sequence[float], null: Sequence[float]) -> tuple[float, float]:
-    """F = s^2(differences) / s^2(null) and its one-sided p value under equal variances (F distribution, n - 1 degrees each).
+def stands_apart(differences: Sequence[float], null: Sequence[Sequence[float]], *, seed: int = 0) -> tuple[float, float]:
+    """How many times farther off the arm lies than the runs of its null from each other, and a permutation p value.
 
-    Both samples are paired differences against the same full batch; a null without spread gives (inf or NaN, NaN).
+    `differences`: arm - reference, one per seed; `null`: for each seed, null runs - reference. Where nothing but rounding parts
+    them, the arm, the reference and the null runs of a seed are exchangeable: any of them might have been called the arm. The
+    statistic is the mean over seeds of log(distance to the nearest other run of the seed); its null distribution calls each run
+    of each seed the arm, so that the p value holds for any mixture of distances, one flipped ReLU in a seed's reference included.
+    It is never below m ** -n, for m runs in each of n seeds. Distances below the resolution of 1.0 count as that. NaN below two
+    seeds with a null.
     """
-    a, b = np.asarray(differences, dtype=np.float64), np.asarray(null, dtype=np.float64)
-    if len(a) < 2 or len(b) < 2:
+    groups = [np.asarray([own, 0.0, *others], dtype=np.float64) for own, others in zip(differences, null, strict=True) if others]
+    if len(groups) < 2:
         return float("nan"), float("nan")
-    above, below = a.var(ddof=1), b.var(ddof=1)
-    if below == 0:
-        return (float("inf") if above > 0 else float("nan")), float("nan")
-    ratio = float(above / below)
-    return ratio, float(stats.f.sf(ratio, len(a) - 1, len(b) - 1))
+    scores = [_log_distances(runs) for runs in groups]
+    observed = sum(one[0] for one in scores)
+    apart = sum(one[0] - one[1:].mean() for one in scores) / len(scores)
+    if math.prod(map(len, scores)) <= MOST_ENUMERATED:
+        sums = np.zeros(1)
+        for one in scores:
+            sums = (sums[:, None] + one).ravel()
+        p = float(np.mean(sums >= observed - ROUNDING))
+    else:
+        rng = np.random.default_rng(seed)
+        drawn = sum(rng.choice(one, MOST_ENUMERATED) for one in scores)
+        p = float((1 + np.sum(drawn >= observed - ROUNDING)) / (MOST_ENUMERATED + 1))
+    return math.exp(apart), p
+
+
+def _log_distances(runs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """[m]: the log of each run's distance to the nearest other."""
+    distances = np.abs(runs[:, None] - runs)
+    np.fill_diagonal(distances, np.inf)
+    logs: NDArray[np.float64] = np.log(np.maximum(distances.min(axis=1), np.finfo(np.float64).eps))
+    return logs
+
+
+def detectable(differences: Sequence[float], *, level: float = 0.05, power: float = 0.8) -> float:
+    """The smallest mean difference that a paired t test on as many pairs of that spread finds with the given power."""
+    values = np.asarray(differences, dtype=np.float64)
+    if len(values) < 2:
+        return float("nan")
+    two_sided, wanted = stats.t.ppf([1 - level / 2, power], len(values) - 1)
+    return float((two_sided + wanted) * values.std(ddof=1) / np.sqrt(len(values)))
+
+
+def t_test(differences: Sequence[float]) -> float:
+    """Two-sided p value of a mean difference of 0; 1 where all differences are 0, 0 where all are another one; NaN below two."""
+    values = np.asarray(differences, dtype=np.float64)
+    if len(values) < 2:
+        return float("nan")
+    if values.std() <= RESOLUTION * abs(values.mean()):
+        return 1.0 if values[0] == 0 else 0.0
+    return float(stats.ttest_1samp(values, 0.0).pvalue)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from harness.recipes.recipe import Arm, take_step
 from harness.workloads import Batch, nest
@@ -26,6 +26,7 @@ class Memory:
     gradients: int
     state: int  # the optimizer's
     activations: int  # of the largest micro-batch
+    alive: int  # activations and gradients together, at the moment when they are most; less than both maxima where those part
     peak: int | None  # the CUDA allocator's, over the step; None on the CPU
 
     @property
@@ -34,18 +35,53 @@ class Memory:
         return self.peak if self.peak is not None else self.parameters + self.gradients + self.state + self.activations
 
 
+class Alive:
+    """What lives at a time between forward and step: the storages that autograd holds, and the gradients."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.parameters = parameters
+        self.held: dict[int, tuple[int, int]] = {}  # storage -> how many saved tensors hold it, and its bytes
+        self.most = 0
+
+    def look(self) -> None:
+        """Note the bytes that live now, where they are the most so far."""
+        gradients = num_bytes(p.grad for p in self.parameters if p.grad is not None)
+        self.most = max(self.most, gradients + sum(size for _, size in self.held.values()))
+
+
+class Held:
+    """A tensor that autograd saved: counted until backward lets go of it."""
+
+    def __init__(self, tensor: Tensor, alive: Alive | None) -> None:
+        self.tensor, self.alive = tensor, alive
+        if alive is not None:
+            storage = tensor.untyped_storage()
+            self.key = storage.data_ptr()
+            count, size = alive.held.get(self.key, (0, storage.nbytes()))
+            alive.held[self.key] = (count + 1, size)
+            alive.look()
+
+    def __del__(self) -> None:
+        if self.alive is not None:
+            count, size = self.alive.held.pop(self.key)
+            if count > 1:
+                self.alive.held[self.key] = (count - 1, size)
+
+
 def of_step(arm: Arm, window: Batch) -> Memory:
     """Take one step of the arm on `window`, and count the bytes it needs; the step itself is the same to the bit."""
     own = [*arm.model.parameters(), *arm.model.buffers(), *nest.tensors((window.inputs, window.targets))]
     known = {tensor.untyped_storage().data_ptr() for tensor in own}
     saved: dict[int, int] = {}
     most, gradients = [0], [0]
+    alive = Alive(list(arm.model.parameters()))
 
-    def pack(tensor: Tensor) -> Tensor:
+    def pack(tensor: Tensor) -> Held:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in known:
             saved[storage.data_ptr()] = storage.nbytes()
-        return tensor.detach()
+            return Held(tensor.detach(), alive)
+        return Held(tensor.detach(), None)
 
     def end_micro_batch(_arm: Arm) -> None:
         most[0] = max(most[0], sum(saved.values()))
@@ -58,19 +94,23 @@ def of_step(arm: Arm, window: Batch) -> Memory:
     arm.recipe = dataclasses.replace(
         recipe, after_backward=(end_micro_batch, *recipe.after_backward), at_boundary=(see_gradients, *recipe.at_boundary)
     )
+    hooks = [p.register_post_accumulate_grad_hook(lambda _: alive.look()) for p in alive.parameters if p.requires_grad]
     is_cuda = arm.device.type == "cuda"
     if is_cuda:
         torch.cuda.reset_peak_memory_stats(arm.device)
     try:
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda held: held.tensor):
             take_step(arm, window)
     finally:
         arm.recipe = recipe
+        for hook in hooks:
+            hook.remove()
     return Memory(
         parameters=num_bytes([*arm.model.parameters(), *arm.model.buffers()]),
         gradients=gradients[0],
         state=num_bytes(state_tensors(arm)),
         activations=most[0],
+        alive=alive.most,
         peak=torch.cuda.max_memory_allocated(arm.device) if is_cuda else None,
     )
 

@@ -22,9 +22,10 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     first, *timed = setting.windows(1 + config.steps, last=LastWindow.drop)
 
     def make_arm(num: int) -> Arm:
-        return setting.arm(accumulated(config, num), steps=1 + len(timed))
+        return setting.arm(accumulated(config, num), steps=2 + len(timed))
 
     def weigh(arm: Arm) -> memory.Memory:
+        take_step(arm, arm.workload.batch(first))  # allocates the state
         return memory.of_step(arm, arm.workload.batch(first))
 
     nums = (1, *config.accumulation_steps)
@@ -52,6 +53,7 @@ def _row(arm: Arm, taken: memory.Memory, seconds: list[float], samples: int) -> 
         "state_bytes": taken.state,
         "activation_bytes": taken.activations,
         "total_bytes": taken.total,
+        "alive_bytes": taken.parameters + taken.state + taken.alive if taken.peak is None else taken.peak,
         "is_allocator_peak": taken.peak is not None,
         "seconds": middle,
         "samples_per_second": samples / middle,

@@ -87,8 +87,10 @@ def test_convergence_against_numpy(results: Path, make_trial) -> None:
     below = stats.ttest_1samp(difference, -MARGIN, alternative="greater").pvalue
     above = stats.ttest_1samp(difference, MARGIN, alternative="less").pvalue
     assert row["tost_p"] == pytest.approx(max(below, above), rel=1e-9)
-    assert row["f"] == pytest.approx(difference.var(ddof=1) / null.var(ddof=1), rel=1e-9)
-    assert row["f_p"] == pytest.approx(stats.f.sf(row["f"], 3, 3), rel=1e-9)
+    pairs = [(abs(d), abs(o), abs(d - o)) for d, o in zip(difference, null, strict=True)]
+    logs = np.log(np.maximum([[min(a, c), min(a, b), min(b, c)] for a, b, c in pairs], np.finfo(float).eps))
+    assert row["apart"] == pytest.approx(np.exp((logs[:, 0] - logs[:, 1:].mean(axis=1)).mean()), rel=1e-9)
+    assert 3**-4 <= row["apart_p"] <= 1
     assert row["detectable"] == pytest.approx((stats.t.ppf(0.975, 3) + stats.t.ppf(0.8, 3)) * error, rel=1e-9)
     # the provable margin is the one at which the test is exactly at 5 %
     provable = row["provable"]
@@ -109,7 +111,7 @@ def test_convergence_must_differ(results: Path, make_trial) -> None:
     assert wide < 0.05 < narrow
     alone = tables.convergence(arms, 1.0).query("norm == 'none'")
     assert alone["n"].eq(1).all()
-    assert alone[["tost_p", "low", "detectable", "f_p"]].isna().all(axis=None)
+    assert alone[["tost_p", "low", "detectable", "apart_p"]].isna().all(axis=None)
 
 
 def test_pairs_that_are_not_finite_are_left_out(results: Path, make_trial) -> None:
@@ -123,13 +125,13 @@ def test_pairs_that_are_not_finite_are_left_out(results: Path, make_trial) -> No
 
 def test_holm_over_the_accumulated_arms(results: Path, grid: list[str]) -> None:
     l4 = tables.convergence(load.from_store(results), MARGIN)
-    judged = l4[l4["f_p"].notna()]
+    judged = l4[l4["apart_p"].notna()]
     assert set(judged["arm"]) == {"accumulated"}
-    assert (judged["f_holm"] >= judged["f_p"]).all()
-    first = judged.groupby("measure")["f_p"].idxmin()
+    assert (judged["apart_holm"] >= judged["apart_p"]).all()
+    first = judged.groupby("measure")["apart_p"].idxmin()
     sizes = judged.groupby("measure").size()
     for measure, at in first.items():
-        assert judged.loc[at, "f_holm"] == pytest.approx(min(1.0, sizes[measure] * judged.loc[at, "f_p"]))
+        assert judged.loc[at, "apart_holm"] == pytest.approx(min(1.0, sizes[measure] * judged.loc[at, "apart_p"]))
 
 
 def test_drawn_trials_are_few_and_share_an_optimizer(results: Path, grid: list[str]) -> None:

@@ -17,13 +17,15 @@ GROUP = dict.fromkeys(BATCH, 4.0)
 LARGE = {128: 3.0} | {b: error for b, error in BATCH.items() if b < 32}
 
 
-def run_of(norm: str, errors: Mapping[int, float], size: int, seed: int, model: str = "mlp") -> list[dict[str, Any]]:
+def run_of(
+    norm: str, errors: Mapping[int, float], size: int, seed: int, model: str = "mlp", jitter: float = JITTER
+) -> list[dict[str, Any]]:
     """One trial: the full batch is the largest b."""
-    rng = np.random.default_rng([seed, size, len(norm)])
+    rng = np.random.default_rng([seed, size, *norm.encode()])
     rows = []
     for b, error in errors.items():
         arm = "full" if b == max(errors) else "accumulated"
-        own = error + JITTER * float(rng.standard_normal())
+        own = error + jitter * float(rng.standard_normal())
         rows.append({"arm": arm, "accumulation_steps": size // b if arm == "accumulated" else 1,
                      "micro_batch": size if arm == "full" else b, "held_out_accuracy": 1 - own / 100,
                      "held_out_loss": own / 30 + 1e-3 * float(rng.standard_normal())})  # fmt: skip
@@ -38,9 +40,14 @@ def exact(error: float) -> dict[str, Any]:
             "arm": "accumulated", "gradient_error": error, "accumulation_steps": 8, "momentum": 0.1}  # fmt: skip
 
 
-def results(batch: Mapping[int, float] = BATCH, group: Mapping[int, float] = GROUP, error: float = 1e-15) -> Results:
+def results(
+    batch: Mapping[int, float] = BATCH, group: Mapping[int, float] = GROUP, error: float = 1e-15, jitter: float = JITTER
+) -> Results:
     rows = [
-        row for seed in SEEDS for norm, errors in (("batch", batch), ("group", group)) for row in run_of(norm, errors, 32, seed)
+        row
+        for seed in SEEDS
+        for norm, errors in (("batch", batch), ("group", group))
+        for row in run_of(norm, errors, 32, seed, jitter=jitter)
     ]
     return Results(pd.DataFrame(), pd.DataFrame([*rows, exact(error)]), pd.DataFrame(), ())
 

@@ -14,7 +14,7 @@ ERRORS = ("gradient_error", "state_error", "parameter_error", "buffer_error")
 LIKE = {"accumulated": 1e-15, "reordered": 2e-15, "permuted": 1e-15}  # arms that are equal, and how nearly
 DISTANCE = {"small_steps": 5.0, "small_steps_rate": 0.4, "small_steps_memory": 0.1}
 
-RATES = (0.1, 0.2, 0.4, 0.8, 1.6)
+RATES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 BEST = {8: 0.1, 32: 0.2, 128: 0.4}  # square-root scaling is right
 
 Rows = list[dict[str, Any]]
@@ -66,23 +66,28 @@ def memory_rows(*, stale: float = 1.0, beta: float = 0.9) -> list[dict[str, Any]
     ]  # fmt: skip
 
 
-def loss_at(lr: float, best: float) -> float:
-    """0.2 at the best rate, 0.08 more an octave away, no number from eight times on."""
+def loss_at(lr: float, best: float, octave: float = 0.08) -> float:
+    """0.2 at the best rate, `octave` more an octave away, no number from eight times on."""
     octaves = abs(math.log2(lr / best))
-    return 0.2 + 0.08 * octaves if lr < 7.9 * best else math.nan
+    return 0.2 + octave * octaves if lr < 7.9 * best else math.nan
 
 
-def trained(*, seeds: int = 5, worse: float = 0.01, gap: float = 0.0, best: dict[int, float] = BEST) -> Rows:
-    """SGD and Adam at three batches. Of the largest all losses are `worse`, the held-out by `gap` more."""
+def trained(
+    *, seeds: int = 5, worse: float = 0.0, gap: float = 0.0, best: dict[int, float] = BEST, rough: float = 1.5,
+    change: float = 0.001, scatter: float = 1e-3, early: float = 1.0, octave: float = 0.08,
+) -> Rows:  # fmt: skip
+    """SGD and Adam at three batches. Of the largest all losses are `worse`, the held-out by `gap` more; `rough`: of its curve."""
     rows = []
     for optimizer in ("sgd", "adam"):
         for lr in RATES:
             for seed in range(seeds):
                 for batch, rate in best.items():
                     large = batch == max(best)
-                    loss = loss_at(lr, rate) + large * worse
+                    loss = loss_at(lr, rate, octave) + large * worse
+                    held_out = loss + large * (gap + scatter * (seed - 2))
                     rows.append({"trial": f"{optimizer}-{lr}-{seed}", "study": "batch_sizes", "optimizer": optimizer, "lr": lr,
-                                 "seed": seed, "batch": batch, "tail_loss": loss,
-                                 "held_out_loss": loss + large * (gap + 1e-3 * (seed - 2)),
-                                 "early_held_out_loss": loss + (not large), "step_noise": 0.5 if large else 1.0})  # fmt: skip
+                                 "seed": seed, "batch": batch, "tail_loss": loss, "probe_loss": loss,
+                                 "held_out_loss": held_out, "tuning_loss": held_out, "judged_loss": held_out,
+                                 "early_held_out_loss": loss + early * (not large), "step_noise": 1.0, "plateau_change": change,
+                                 "probe_noise": (rough if large else 1.0) * (1 + 0.01 * seed * large)})  # fmt: skip
     return rows

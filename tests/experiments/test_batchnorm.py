@@ -96,8 +96,9 @@ def test_without_rows_nothing_is_decided(name: str) -> None:
     (BATCH, LARGE, Ruling.conditional),
     (dict.fromkeys(BATCH, 3.0), dict.fromkeys(LARGE, 3.0), Ruling.refuted),
     (dict.fromkeys(BATCH, 9.0) | {32: 3.0}, dict.fromkeys(LARGE, 9.0) | {128: 3.0}, Ruling.confirmed),
-    (BATCH, LARGE | {16: 9.0}, Ruling.needs_full_grid),
-    (BATCH, {128: 3.0, 8: 3.5}, Ruling.needs_full_grid),
+    (BATCH, LARGE | {16: 9.0}, Ruling.conditional),
+    (BATCH, {128: 3.0, 8: 3.5}, Ruling.conditional),
+    ({32: 3.0, 2: 30.0}, {128: 3.0, 2: 30.0}, Ruling.needs_full_grid),  # one b
 ])  # fmt: skip
 def test_rule_of_b4(small: Mapping[int, float], large: Mapping[int, float], verdict: Ruling) -> None:
     assert costs_accuracy(two_batches(small, large)).verdict == verdict

@@ -20,36 +20,48 @@ def decide(name: str, arms: pd.DataFrame) -> ClaimResult:
 
 def arms(*rows: dict[str, object]) -> pd.DataFrame:
     usual = {"arm": "accumulated", "norm": "none", "verdict": "equivalent", "algebra_error": 1e-15, "scale": 1.0, "ragged": False,
-             "counters_ok": True, "effective_batch": 8, "accumulation_steps": 4, "micro_batch": 2}  # fmt: skip
+             "counters_ok": True, "effective_batch": 8, "accumulation_steps": 4, "micro_batch": 2,
+             "optimizer": "sgd", "precision": "float32"}  # fmt: skip
     return pd.DataFrame([usual | row for row in rows])
 
 
 FREE: dict[str, object] = {}
 BOUND: dict[str, object] = {"norm": "batch", "verdict": "different", "algebra_error": 0.1}
-UNDIVIDED: dict[str, object] = {"arm": "loss_not_divided", "verdict": "different", "scale": 4.001}
+UNDIVIDED: dict[str, object] = {"arm": "loss_not_divided", "verdict": "different"}
+BOTH = UNDIVIDED | BOUND
+APART, SAME = {"verdict": "different"}, {"verdict": "equivalent"}
+
+
+def cells(*changes: dict[str, object], seeds: int = 5) -> tuple[dict[str, object], ...]:
+    """The four cells of A6, each changed by its own."""
+    return tuple(row | change for row, change in zip((FREE, UNDIVIDED, BOUND, BOTH), changes, strict=True) for _ in range(seeds))
+
+
+AS_THEY_ARE = ({}, {}, {}, {})
 CASES = {
     "A1": [
         ((FREE, BOUND), "conditional"),
-        ((FREE, BOUND | {"verdict": "equivalent"}), "confirmed"),
-        ((FREE | {"verdict": "different"}, BOUND), "refuted"),
+        ((FREE, BOUND | SAME), "confirmed"),
+        ((FREE | APART, BOUND), "refuted"),
         ((FREE,), "needs the full grid"),
     ],
     "A2": [
-        ((FREE,), "refuted"),
-        ((FREE | {"algebra_error": 1e-7},), "confirmed"),
-        ((FREE, FREE | {"algebra_error": math.nan}), "conditional"),
+        ((FREE, BOUND), "conditional"),
+        ((FREE, BOUND | {"algebra_error": 1e-15}), "refuted"),
+        ((FREE | {"algebra_error": 1e-7}, BOUND), "confirmed"),
+        ((FREE, FREE | {"algebra_error": math.nan}, BOUND), "conditional"),
         ((BOUND,), "needs the full grid"),
     ],
-    "A3": [
-        ((FREE, UNDIVIDED), "conditional"),
-        ((FREE, UNDIVIDED | {"scale": 1.0}), "refuted"),
-        ((FREE,), "needs the full grid"),
-    ],
-    "A5": [((FREE,), "refuted"), ((FREE, FREE | {"micro_batch": 3}), "confirmed"), ((UNDIVIDED,), "needs the full grid")],
+    "A5": [((FREE,), "wrong by arithmetic")],
     "A6": [
-        ((FREE, UNDIVIDED), "confirmed"),
-        ((FREE | {"verdict": "different"}, UNDIVIDED), "refuted"),
-        ((FREE | {"effective_batch": 16}, UNDIVIDED), "needs the full grid"),
+        (cells(*AS_THEY_ARE), "conditional"),
+        (cells(SAME, SAME, SAME, SAME), "confirmed"),
+        (cells(APART, {}, {}, {}), "refuted"),
+        (cells({}, SAME, {}, {}), "needs the full grid"),
+        ((*cells(*AS_THEY_ARE), FREE | APART), "needs the full grid"),
+        (cells(*AS_THEY_ARE, seeds=4), "needs the full grid"),
+        (cells({"effective_batch": 16}, {}, {}, {}), "needs the full grid"),
+        (cells({"optimizer": "adam"}, {}, {}, {}), "needs the full grid"),
     ],
 }
 
@@ -57,3 +69,8 @@ CASES = {
 @pytest.mark.parametrize(("name", "rows", "verdict"), [(name, *case) for name, cases in CASES.items() for case in cases])
 def test_rules_of_equivalence(name: str, rows: tuple[dict[str, object], ...], verdict: str) -> None:
     assert str(decide(name, arms(*rows)).verdict) == verdict
+
+
+def test_an_algebra_that_a_16_bit_trial_repeats_counts_once() -> None:
+    rows = arms(FREE, FREE | {"precision": "float16"}, BOUND, BOUND | {"precision": "float16"})
+    assert decide("A1", rows).n == 2 and decide("A2", rows).n == 2

@@ -9,9 +9,9 @@ import pytest
 
 from analysis import ledger, load
 from analysis.audits import COLUMNS, no_audits
-from experiments.released_trainers import CLAIMS
+from experiments.released_trainers import lightning_handles
 
-FRAMEWORKS = {"G1": "accelerate", "G2": "lightning", "G3": "keras-tensorflow"}
+FRAMEWORKS = {"G1": "accelerate", "G2": "lightning", "G3": "keras-by-hand"}
 
 
 def write(results: Path, name: str, verdicts: dict[str, str]) -> None:
@@ -26,25 +26,38 @@ def write(results: Path, name: str, verdicts: dict[str, str]) -> None:
     (results / "audits" / f"{name}.json").write_text(json.dumps(record))
 
 
-@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.id)
+E, D = "equivalent", "different"
+
+
 @pytest.mark.parametrize(
-    ("verdicts", "ruling"),
+    ("name", "verdicts", "ruling"),
     [
-        (("equivalent", "equivalent"), "confirmed"),
-        (("equivalent", "different"), "conditional"),
-        (("different", "different"), "refuted"),
-        (("equivalent",), "needs the full grid"),
-        (("equivalent", "inconclusive"), "needs the full grid"),
+        ("G1", {"naive": D, "documented": E, "documented_without_factor": D}, "conditional"),
+        ("G1", {"naive": E, "documented": E, "documented_without_factor": D}, "confirmed"),  # misuse counts for nothing
+        ("G1", {"naive": D, "documented": D}, "refuted"),
+        ("G1", {"naive": D}, "needs the full grid"),
+        ("G2", {"a": E, "b": D}, "refuted"),  # its default is 1
+        ("G2", {"a": E}, "needs the full grid"),
+        ("G3", {"divided": E, "undivided": D, "divided_remainder": D}, "conditional"),
+        ("G3", {"divided": E, "undivided": E, "divided_remainder": E}, "confirmed"),
+        ("G3", {"divided": D, "undivided": E, "divided_remainder": E}, "refuted"),
+        ("G3", {"sgd_divisible": E, "sgd_remainder": D}, "needs the full grid"),  # Keras' own option
     ],
 )
-def test_rulings(tmp_path: Path, claim: object, verdicts: tuple[str, ...], ruling: str) -> None:
-    name = claim.id  # type: ignore[attr-defined]
-    write(tmp_path, FRAMEWORKS[name], {f"setting_{k}": verdict for k, verdict in enumerate(verdicts)})
+def test_rulings(tmp_path: Path, name: str, verdicts: dict[str, str], ruling: str) -> None:
+    write(tmp_path, FRAMEWORKS[name], verdicts)
     table = ledger.table(load.read(tmp_path)).set_index("id")
     assert table.loc[name, "verdict"] == ruling
     assert table.loc[name, "experiment"] == "released_trainers"
-    if ruling == "conditional":
-        assert "equivalent in setting 0; mean_of_means in setting 1" in table.loc[name, "explanation"]
+    assert bool(table.loc[name, "condition"]) == (ruling == "conditional")
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "ruling"), [({"a": E, "b": E}, "confirmed"), ({"a": E, "b": D}, "conditional"), ({"a": D, "b": D}, "refuted")]
+)
+def test_g2_where_the_default_were_4(tmp_path: Path, verdicts: dict[str, str], ruling: str) -> None:
+    write(tmp_path, "lightning", verdicts)
+    assert lightning_handles(load.read(tmp_path).of("released_trainers"), default=4).verdict == ruling
 
 
 def test_without_audits_there_is_no_data(tmp_path: Path) -> None:

@@ -5,7 +5,16 @@ import pytest
 from scipy import stats
 
 from harness.judge.resampling import permutation_rank, ratio_of_medians
-from harness.judge.statistics import dispersion_ratio, equivalence_p, holm, mean_interval, median_interval, ratio_of_means
+from harness.judge.statistics import (
+    detectable,
+    equivalence_p,
+    holm,
+    mean_interval,
+    median_interval,
+    ratio_of_means,
+    stands_apart,
+    t_test,
+)
 
 RNG = np.random.default_rng(0)
 SMALL = list(RNG.normal(0.0, 0.01, 12))
@@ -42,10 +51,58 @@ def test_median_interval_holds_the_median_as_often_as_it_says() -> None:
     assert (median_interval([3.0, 1.0]).low, median_interval([3.0, 1.0]).high) == (1.0, 3.0)
 
 
-def test_dispersion_ratio_sees_spread_and_not_shift() -> None:
-    ratio, p = dispersion_ratio(WIDE, SMALL)
-    assert ratio == pytest.approx(np.var(WIDE, ddof=1) / np.var(SMALL, ddof=1)) and p < 1e-4
-    assert dispersion_ratio([x + 5 for x in SMALL], SMALL)[1] == pytest.approx(0.5, abs=0.01)
+def flipping(rng: np.random.Generator, runs: int) -> np.ndarray:
+    """Final losses of one seed's runs as training has them: rounding apart, and now and then one ReLU flips in one of them."""
+    return rng.normal(0, 1e-9, runs) + 1e-4 * rng.normal(size=runs) * (rng.random(runs) < 0.15)
+
+
+def alarms(seeds: int, nulls: int, *, planted: float, trials: int = 250) -> float:
+    """How often an arm that lies `planted` further off is found at 5 %, over simulated experiments."""
+    rng, found = np.random.default_rng([seeds, nulls]), 0
+    for _ in range(trials):
+        runs = np.array([flipping(rng, nulls + 2) for _ in range(seeds)])
+        runs[:, 0] += planted * rng.normal(size=seeds)
+        own = runs - runs[:, 1:2]
+        found += stands_apart(own[:, 0].tolist(), own[:, 2:].tolist())[1] <= 0.05
+    return found / trials
+
+
+@pytest.mark.parametrize(("seeds", "nulls"), [(3, 1), (5, 1), (4, 5), (12, 1)])
+def test_equivalent_arms_raise_no_more_alarms_than_the_level(seeds: int, nulls: int) -> None:
+    """Where rare flips made an F test of normal theory alarm; at most 5 %, and 3 binomial standard errors of 250."""
+    assert alarms(seeds, nulls, planted=0.0) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 250)
+
+
+@pytest.mark.parametrize(("seeds", "nulls", "least"), [(3, 1, 0.5), (5, 1, 0.95), (4, 5, 0.95), (12, 1, 0.99)])
+def test_a_planted_difference_is_found(seeds: int, nulls: int, least: float) -> None:
+    assert alarms(seeds, nulls, planted=1e-2) >= least
+
+
+def test_an_f_test_would_have_alarmed() -> None:
+    """Of the same equivalent runs: variances of mixtures are nowhere near an F distribution."""
+    rng, found = np.random.default_rng(0), 0
+    for _ in range(400):
+        runs = np.array([flipping(rng, 3) for _ in range(5)])
+        own, null = runs[:, 0] - runs[:, 1], runs[:, 2] - runs[:, 1]
+        found += stats.f.sf(own.var(ddof=1) / null.var(ddof=1), 4, 4) <= 0.05
+    assert found / 400 > 0.1
+
+
+def test_the_p_value_is_a_count_of_labels_and_never_below_their_number() -> None:
+    apart, p = stands_apart([5.0, 5.0, 5.0], [[1e-6]] * 3)
+    assert p == pytest.approx(3**-3) and apart == pytest.approx(5e6, rel=1e-3)
+    assert stands_apart([1e-6, 1e-6], [[5.0], [5.0]])[1] > 0.4, "here the null run stands apart"
+    assert math.isnan(stands_apart([5.0], [[1e-6]])[1]) and math.isnan(stands_apart([5.0, 5.0], [[], []])[1])
+    assert stands_apart([0.0, 0.0], [[0.0], [0.0]]) == (1.0, 1.0), "bit-identical runs"
+    assert stands_apart([5.0] * 20, [[1e-6]] * 20)[1] < 1e-3, "drawn, where the ways are too many to count"
+
+
+def test_the_detectable_difference_is_found_as_often_as_it_says() -> None:
+    rng, unit = np.random.default_rng(2), np.linspace(-1, 1, 12)
+    shift = detectable((unit / unit.std(ddof=1)).tolist())
+    found = np.mean([t_test((rng.normal(size=12) + shift).tolist()) < 0.05 for _ in range(1000)])
+    missed = np.mean([t_test((rng.normal(size=12) + shift / 3).tolist()) < 0.05 for _ in range(1000)])
+    assert abs(found - 0.8) < 0.05 and missed < 0.3
 
 
 def test_rank_counts_the_null_at_or_above() -> None:
@@ -94,3 +151,8 @@ def test_fieller_without_bounds_and_without_pairs() -> None:
     assert ratio_of_means([1.0, 2.0, 1.5], [1.0, -1.0, 0.1]).high == math.inf
     assert math.isnan(ratio_of_means([1.0], [2.0]).low) and ratio_of_means([1.0], [2.0]).estimate == 0.5
     assert math.isnan(ratio_of_means([], []).estimate)
+
+
+@pytest.mark.parametrize("values, p", [([0.0, 0.0], 1.0), ([1.0, 1.0], 0.0), ([1.0], math.nan)])
+def test_a_t_test_without_spread(values: list[float], p: float) -> None:
+    assert t_test(values) == pytest.approx(p, nan_ok=True)

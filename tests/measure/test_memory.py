@@ -46,3 +46,17 @@ def test_counting_changes_no_bit() -> None:
 def test_one_size_has_no_fit() -> None:
     with pytest.raises(ValueError, match="two or more sizes"):
         memory.fit([4, 4], [1, 2])
+
+
+def test_gradients_and_activations_live_together_from_the_second_micro_batch_on() -> None:
+    """Backward of a single micro-batch lets go of what it needed as gradients come; from the second on the sum is there first."""
+    alive = {}
+    for num in (1, 2, 6):
+        arm = make_arm(Even(4))
+        window = Toy().batch(torch.arange(4 * num))
+        take_step(arm, window)
+        found = memory.of_step(arm, window)
+        alive[num] = found.alive
+        assert max(found.activations, found.gradients) <= found.alive <= found.activations + found.gradients
+    assert alive[1] < alive[2] == alive[6]
+    assert alive[2] == found.activations + found.gradients

@@ -15,10 +15,13 @@ def test_bytes_are_the_parameters_times_their_copies(optimizer: str, precision: 
         study=Study.model_bytes, optimizer=OptimizerConfig(name=OptimizerName(optimizer)), precision=precision,
         effective_batch=24, accumulation_steps=(3, 24),
     )  # fmt: skip
-    rows = studies.run(config, lambda step, rows: None)["measurements"]
+    *rows, cast = studies.run(config, lambda step, rows: None)["measurements"]
     assert [(row["accumulation_steps"], row["micro_batch"]) for row in rows] == [(1, 24), (3, 8), (24, 1)]
     wide = 8 if precision == Precision.float64 else 4  # autocast keeps float32 weights, gradients and state
     for row in rows:
         own = wide * row["num_parameters"]
         assert (row["parameter_bytes"], row["gradient_bytes"], row["state_bytes"]) == (own, own, COPIES[optimizer] * own)
     assert len({row["num_parameters"] for row in rows}) == 1 and rows[0]["num_parameters"] > 1000
+    halves = 2 * cast["num_parameters"]
+    assert (cast["kept_in"], cast["parameter_bytes"], cast["gradient_bytes"]) == ("bfloat16", halves, halves)
+    assert cast["state_bytes"] == COPIES[optimizer] * halves
