@@ -1,0 +1,170 @@
+"""What all windows together say."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import TextIO
+
+import numpy as np
+
+from harness.audit.report.remedies import remedy
+from harness.judge.cause import Cause
+from harness.watch.calls import misplaced
+from harness.watch.evidence import Finding, Window
+from harness.watch.gradients import Sum, summed
+from harness.watch.replay import Replayed
+from harness.watch.report import Report
+from harness.watch.weights import Weights, judged, weights_of
+
+TELL_AT_ONCE = 2  # windows that must have been seen before the terminal is told
+
+
+class Judge:
+    """Judges each window when the next one has ended: whether it was short shows only then."""
+
+    def __init__(self, accumulation_steps: int | None, tell: TextIO | None) -> None:
+        self.configured, self._tell = accumulation_steps, tell
+        self.properties: Mapping[Cause, str] = {}
+        self.left_over = 0
+        self.windows = self.skipped = self.closures = 0
+        self.sizes: Counter[int] = Counter()
+        self.findings: dict[Cause, Finding] = {}
+        self.notes: Counter[str] = Counter()
+        self.summed = self.weighed = self.looked = 0  # windows of several micro-batches whose sum, and weights, were right
+        self.replays: list[Replayed] = []
+        self.clean = self.carried = 0  # windows of one micro-batch that began without, and with, an older gradient
+        self.constants: list[tuple[float, float]] = []  # of windows: what a term weighs, and all of them
+        self._waiting: dict[int, tuple[Window, Sum]] = {}
+        self._last: dict[int, Window] = {}
+        self._told: set[Cause] = set()
+        self._metrics: dict[str, float] = {}
+
+    def see(self, window: Window) -> bool:
+        """A window has ended; whether the next ones should be looked at closely."""
+        self.windows += 1
+        waiting = self._waiting.pop(window.track, None)
+        if waiting is not None:
+            self._weigh(*waiting)
+        if window.skipped or window.closure:
+            self.skipped += window.skipped
+            self.closures += window.closure
+            self._last.pop(window.track, None)
+            return False
+        self.sizes[len(window.micro_batches)] += 1
+        total = summed(window, self._last.get(window.track))
+        self._last[window.track] = window
+        foreign = self._is_foreign(window)
+        if not foreign:
+            for finding in (*total.findings, *misplaced(window)):
+                self._add(finding)
+        if total.note:
+            self.notes[total.note] += 1
+        several = len(window.micro_batches) > 1
+        self.summed += several and total.right
+        self.carried += any(f.cause is Cause.gradients_not_cleared for f in total.findings)
+        self.clean += total.right and window.index > 0
+        self._measure(window, total)
+        if not foreign:
+            self._waiting[window.track] = (window, total)
+        self._say()
+        return bool(total.findings) or total.suspicious
+
+    def _is_foreign(self, window: Window) -> bool:
+        """Whether another model's loss passed through some of its backwards (a generator's through the discriminator)."""
+        fed = [m.fed for m in window.micro_batches]
+        return any(fed) and not all(fed)
+
+    def _weigh(self, window: Window, total: Sum) -> None:
+        weights, why = weights_of(window, total)
+        if weights is None:
+            if why:
+                self.notes[why] += 1
+            return
+        usual = self.configured or max(self.sizes, key=lambda size: (self.sizes[size], size))
+        if weights.num > 1:
+            self.looked += 1
+        scaled = abs(total.factor - 1) > weights.tolerance and weights.world == 1
+        if scaled and abs(weights.shares[0] - 1) <= weights.tolerance:
+            scaled = False
+        found = judged(weights, usual, resumed=window.resumed, scaled=scaled)
+        for finding in found:
+            self._add(finding)
+        if weights.num > 1 and not found:
+            self.weighed += weights.equal
+            if not weights.equal:
+                self.notes["loss terms weigh unequally over micro-batches, in no way that is known"] += 1
+        self.constants.append((weights.each[0], weights.shares[0]))
+        del self.constants[:-64]
+        self._metrics["accumulation/weight_spread"] = max(weights.each) / min(weights.each) if min(weights.each) > 0 else math.nan
+        self._metrics["accumulation/weight_sum"] = sum(c * n for c, n in zip(weights.each, weights.terms, strict=True))
+        self._metrics["accumulation/loss_terms"] = weights.total
+
+    def _measure(self, window: Window, total: Sum) -> None:
+        known = [m.contribution for m in window.micro_batches if m.contribution is not None]
+        norm = float(np.sqrt(np.square(window.gradient).mean(axis=1).sum()))
+        self._metrics |= {
+            "accumulation/micro_batches": float(len(window.micro_batches)),
+            "accumulation/gradient_norm": norm,
+            "accumulation/sketch_error": total.error,
+        }
+        if total.right and len(known) > 1:
+            self._metrics["accumulation/noise_scale"] = noise_scale(known)
+
+    def replayed(self, replayed: Replayed) -> None:
+        """A window has been replayed."""
+        self.replays.append(replayed)
+        del self.replays[:-64]
+        if not math.isnan(replayed.error):
+            self._metrics |= {"accumulation/replay_error": replayed.error, "accumulation/replay_floor": replayed.floor}
+        for finding in replayed.findings:
+            self._add(finding)
+
+    def _add(self, finding: Finding) -> None:
+        known = self.findings.get(finding.cause)
+        if known is None:
+            self.findings[finding.cause] = finding
+        else:
+            known.count += 1
+
+    def _say(self) -> None:
+        if self._tell is None or self.windows < TELL_AT_ONCE:
+            return
+        for cause, finding in self.findings.items():
+            if cause not in self._told:
+                self._told.add(cause)
+                where = f"window {finding.window + 1}"
+                print(f"accumulation: {cause} ({where}): {finding.message}; {remedy(cause)}", file=self._tell, flush=True)
+
+    def metrics(self) -> Mapping[str, float]:
+        """`accumulation/*` of the last window."""
+        return dict(self._metrics) | {"accumulation/findings": float(len(self.findings))}
+
+    def finish(self) -> None:
+        """No further window will come."""
+        for waiting in list(self._waiting.values()):
+            self._weigh(*waiting)
+        self._waiting.clear()
+        self._say()
+        if self._tell is not None:
+            report = self.report()
+            if report.verdict != "different":
+                print(report.headline, file=self._tell, flush=True)
+
+    def report(self) -> Report:
+        """What is known now; the last window is judged when it is known whether it was short, or at the end."""
+        if self._waiting and not self.looked and not self.findings:
+            for waiting in list(self._waiting.values()):
+                self._weigh(*waiting)
+            self._waiting.clear()
+        return Report.concluded(self)
+
+
+def noise_scale(parts: list[np.ndarray[tuple[int, ...], np.dtype[np.float64]]]) -> float:
+    """tr(Sigma) / ||G||^2 in micro-batches (McCandlish et al. 2018, appendix A), from the parts' own squared norms."""
+    n = len(parts)
+    small = float(np.mean([np.square(part * n).mean(axis=1).sum() for part in parts]))  # of one micro-batch's mean gradient
+    large = float(np.square(np.sum(parts, axis=0)).mean(axis=1).sum())
+    signal, noise = (n * large - small) / (n - 1), (small - large) / (1 - 1 / n)
+    return noise / signal if signal > 0 else math.nan
