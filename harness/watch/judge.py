@@ -18,6 +18,7 @@ from harness.watch.replay import Replayed
 from harness.watch.report import Report
 from harness.watch.weights import Weights, judged, weights_of
 
+CARRIED = (Cause.gradients_not_cleared, Cause.foreign_gradients)
 TELL_AT_ONCE = 2  # windows that must have been seen before the terminal is told
 
 
@@ -36,45 +37,67 @@ class Judge:
         self.replays: list[Replayed] = []
         self.clean = self.carried = 0  # windows of one micro-batch that began without, and with, an older gradient
         self.constants: list[tuple[float, float]] = []  # of windows: what a term weighs, and all of them
-        self._waiting: dict[int, tuple[Window, Sum]] = {}
+        self._waiting: dict[int, Window] = {}
         self._last: dict[int, Window] = {}
         self._told: set[Cause] = set()
         self._metrics: dict[str, float] = {}
 
     def see(self, window: Window) -> bool:
-        """A window has ended; whether the next ones should be looked at closely."""
+        """A window has ended; whether the next ones should be looked at closely. What is said is said of the one before."""
         self.windows += 1
         waiting = self._waiting.pop(window.track, None)
-        if waiting is not None:
-            self._weigh(*waiting)
         if window.skipped or window.closure:
             self.skipped += window.skipped
             self.closures += window.closure
-            self._last.pop(window.track, None)
+        else:
+            self.sizes[len(window.micro_batches)] += 1
+            self._waiting[window.track] = window
+        suspicious = waiting is not None and self._judge(waiting)
+        self._say()
+        return suspicious
+
+    @property
+    def usual(self) -> int:
+        """Micro-batches of a window."""
+        return self.configured or max(self.sizes, key=lambda size: (self.sizes[size], size))
+
+    def _judge(self, window: Window) -> bool:
+        last, self._last[window.track] = self._last.get(window.track), window
+        if self._shortened(window):
+            last = None
+        total = summed(window, last)
+        if window.resumed and any(f.cause in CARRIED for f in total.findings):
+            self.notes["the first window goes on with gradients of a run before it: it was not judged"] += 1
             return False
-        self.sizes[len(window.micro_batches)] += 1
-        total = summed(window, self._last.get(window.track))
-        self._last[window.track] = window
-        foreign = self._is_foreign(window)
-        if not foreign:
-            for finding in (*total.findings, *misplaced(window)):
-                self._add(finding)
+        for finding in (*total.findings, *misplaced(window)):
+            self._add(finding)
         if total.note:
             self.notes[total.note] += 1
-        several = len(window.micro_batches) > 1
-        self.summed += several and total.right
+        self.summed += len(window.micro_batches) > 1 and total.right
         self.carried += any(f.cause is Cause.gradients_not_cleared for f in total.findings)
         self.clean += total.right and window.index > 0
         self._measure(window, total)
-        if not foreign:
-            self._waiting[window.track] = (window, total)
-        self._say()
+        self._weigh(window, total)
         return bool(total.findings) or total.suspicious
 
-    def _is_foreign(self, window: Window) -> bool:
-        """Whether another model's loss passed through some of its backwards (a generator's through the discriminator)."""
-        fed = [m.fed for m in window.micro_batches]
-        return any(fed) and not all(fed)
+    def _shortened(self, window: Window) -> bool:
+        """Take micro-batches out that were given up before the window began.
+
+        These are a whole window whose step was left out, and another model's losses that passed through this one (a generator's
+        through its discriminator): all gradients are cleared after them, and a usual window follows.
+        """
+        parts = window.micro_batches
+        for k in range(len(parts) - 1, 0, -1):
+            cleared = parts[k].empty or (parts[k].before is not None and not np.any(parts[k].before))
+            fed = all(m.fed for m in parts[:k]) and not any(m.fed for m in parts[k:])
+            bad = any(m.contribution is not None and not np.isfinite(m.contribution).all() for m in parts[:k])
+            if cleared and (fed or bad or (len(parts) > self.usual and len(parts) - k == self.usual)):
+                self.sizes[len(parts)] -= 1
+                self.sizes += Counter({len(parts) - k: 1})
+                window.micro_batches = parts[k:]
+                self.notes["micro-batches were given up: their gradients were cleared before a step"] += 1
+                return True
+        return False
 
     def _weigh(self, window: Window, total: Sum) -> None:
         weights, why = weights_of(window, total)
@@ -82,19 +105,21 @@ class Judge:
             if why:
                 self.notes[why] += 1
             return
-        usual = self.configured or max(self.sizes, key=lambda size: (self.sizes[size], size))
         if weights.num > 1:
             self.looked += 1
         scaled = abs(total.factor - 1) > weights.tolerance and weights.world == 1
         if scaled and abs(weights.shares[0] - 1) <= weights.tolerance:
             scaled = False
-        found = judged(weights, usual, resumed=window.resumed, scaled=scaled)
+        found = judged(weights, self.usual, resumed=window.resumed, scaled=scaled or bool(total.findings))
         for finding in found:
             self._add(finding)
         if weights.num > 1 and not found:
-            self.weighed += weights.equal
             if not weights.equal:
                 self.notes["loss terms weigh unequally over micro-batches, in no way that is known"] += 1
+            elif weights.why_incomplete:
+                self.notes[weights.why_incomplete] += 1
+            else:
+                self.weighed += 1
         self.constants.append((weights.each[0], weights.shares[0]))
         del self.constants[:-64]
         self._metrics["accumulation/weight_spread"] = max(weights.each) / min(weights.each) if min(weights.each) > 0 else math.nan
@@ -143,21 +168,20 @@ class Judge:
 
     def finish(self) -> None:
         """No further window will come."""
-        for waiting in list(self._waiting.values()):
-            self._weigh(*waiting)
-        self._waiting.clear()
+        self._judge_waiting()
         self._say()
         if self._tell is not None:
             report = self.report()
             if report.verdict != "different":
                 print(report.headline, file=self._tell, flush=True)
 
+    def _judge_waiting(self) -> None:
+        for waiting in list(self._waiting.values()):
+            self._judge(waiting)
+        self._waiting.clear()
+
     def report(self) -> Report:
-        """What is known now; the last window is judged when it is known whether it was short, or at the end."""
-        if self._waiting and not self.looked and not self.findings:
-            for waiting in list(self._waiting.values()):
-                self._weigh(*waiting)
-            self._waiting.clear()
+        """What is known now; the last window is judged when the next has ended, or at the end of the watch."""
         return Report.concluded(self)
 
 

@@ -31,6 +31,8 @@ class Slope:
     rows: int  # samples
     residual: float
     wide: float  # the residual that the dtype explains
+    value: float = 0.0  # of the sum of the terms
+    diagonal: bool = False  # row i has the class i, of as many as there are rows
     ragged: bool = False  # a known loss, whose terms weigh unequally within the micro-batch
 
 
@@ -52,7 +54,8 @@ def _classes(z: Tensor, g: Tensor) -> dict[str, Tensor]:
     classes = z.shape[-1]
     z, g = z.reshape(-1, classes).float(), g.reshape(-1, classes).float()
     counted = g.abs().amax(-1) > 0
-    p = torch.softmax(z, -1)
+    logs = torch.log_softmax(z, -1)
+    p = logs.exp()
     y = g.argmin(-1, keepdim=True)
     num = counted.sum()
     kept = counted[:, None].to(g.dtype)
@@ -67,12 +70,15 @@ def _classes(z: Tensor, g: Tensor) -> dict[str, Tensor]:
     plain, residual = _fitted(p * kept, g)
     smooth = p - smoothing.float() * (1 / classes - torch.zeros_like(p).scatter(-1, y, 1.0))
     smooth_weight, smooth_residual = _fitted(smooth * kept, g)
+    hit = -(kept * logs.gather(-1, y)).sum(dtype=torch.float64)
+    evenly = -(kept * logs.mean(-1, keepdim=True)).sum(dtype=torch.float64)
     own = (g * p).sum(-1) / p.square().sum(-1)  # each row by itself
     apart = ((g - own[:, None] * p) * kept).norm() / g.norm()
     return {
         "ce": plain, "ce_residual": residual, "ce_apart": apart, "ls": smooth_weight, "ls_residual": smooth_residual,
         "smoothing": smoothing, "ce_terms": num, "ce_positions": torch.tensor(z.shape[0]),
-        "ce_freedom": num * (classes - 1) - 1,
+        "ce_freedom": num * (classes - 1) - 1, "diagonal": _diagonal(y.squeeze(-1), classes),
+        "ce_value": hit, "ls_value": (1 - smoothing) * hit + smoothing * evenly,
     }  # fmt: skip
 
 
@@ -82,13 +88,21 @@ def _binary(z: Tensor, g: Tensor) -> dict[str, Tensor]:
     num = (g != 0).sum()
     return {
         "bce": weight, "bce_residual": residual, "bce_terms": num, "bce_freedom": num - 1, "bce_positions": torch.tensor(z.numel()),
+        "bce_value": functional.binary_cross_entropy_with_logits(z, (g < 0).float(), reduction="none")[g != 0].sum(),
     }  # fmt: skip
 
 
 def _squared(z: Tensor, g: Tensor, target: Tensor) -> dict[str, Tensor]:
     weight, residual = _fitted(2 * (z - target), g)
     num = torch.tensor(z.numel())
-    return {"se": weight, "se_residual": residual, "se_terms": num, "se_freedom": num - 1, "se_positions": num}
+    return {"se": weight, "se_residual": residual, "se_terms": num, "se_freedom": num - 1, "se_positions": num,
+            "se_value": (z - target).square().sum()}  # fmt: skip
+
+
+def _diagonal(y: Tensor, classes: int) -> Tensor:
+    if len(y) not in (classes, classes // 2) or classes < 3:
+        return torch.tensor(0.0)
+    return (y == torch.arange(len(y), device=y.device)).all().float()
 
 
 def _fitted(p: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
@@ -106,13 +120,16 @@ def class_weighted(z: Tensor, g: Tensor, target: Tensor, weight: Tensor | None, 
         z, g, y = z.reshape(-1, classes).float(), g.reshape(-1, classes).float(), target.reshape(-1)
         valid = y != ignore
         hot = functional.one_hot(y.where(valid, 0), classes).float()
-        p = torch.softmax(z, -1) - (1 - smoothing) * hot - smoothing / classes
+        logs = torch.log_softmax(z, -1)
+        wanted = (1 - smoothing) * hot + smoothing / classes
+        p = logs.exp() - wanted
         own = valid.float() if weight is None else weight.float()[y.where(valid, 0)] * valid
         if weight is not None and smoothing:  # the smoothed part is weighted class by class
             return {}
         c, residual = _fitted(p * own[:, None], g)
         return {"ce": c, "ce_residual": residual, "ce_terms": own.sum(), "ce_positions": torch.tensor(len(y)),
-                "ce_freedom": valid.sum() * (classes - 1) - 1}  # fmt: skip
+                "ce_freedom": valid.sum() * (classes - 1) - 1, "diagonal": _diagonal(y, classes),
+                "ce_value": -((wanted * logs).sum(-1) * own).sum()}  # fmt: skip
 
 
 def concluded(found: Mapping[str, float], rows: int, dtype: torch.dtype) -> Slope:
@@ -137,7 +154,7 @@ def concluded(found: Mapping[str, float], rows: int, dtype: torch.dtype) -> Slop
     _, residual, key = min(fits)
     base = "ce" if key == "ls" else key
     return Slope(kind=names[key], weight=found[key], terms=found[f"{base}_terms"], positions=int(found[f"{base}_positions"]),
-                 rows=rows, residual=residual, wide=wide)  # fmt: skip
+                 rows=rows, residual=residual, wide=wide, value=found[f"{key}_value"], diagonal=found.get("diagonal", 0) == 1)  # fmt: skip
 
 
 def log_probabilities(z: Tensor, g: Tensor, target: Tensor, ignore: int) -> Numbers:
@@ -147,4 +164,5 @@ def log_probabilities(z: Tensor, g: Tensor, target: Tensor, ignore: int) -> Numb
         hot = functional.one_hot(target.where(valid, 0), z.shape[-1]).float() * valid[:, None]
         c, residual = _fitted(-hot, g.float())
         return {"ce": c, "ce_residual": residual, "ce_terms": valid.sum(), "ce_positions": torch.tensor(len(target)),
-                "ce_freedom": valid.sum() * (z.shape[-1] - 1) - 1}  # fmt: skip
+                "ce_freedom": valid.sum() * (z.shape[-1] - 1) - 1, "diagonal": _diagonal(target, z.shape[-1]),
+                "ce_value": -(hot * z).sum()}  # fmt: skip

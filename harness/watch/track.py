@@ -73,7 +73,7 @@ class Track:
         self._sums: Sketched = []
         self.window = Open()
         self.num_windows = 0
-        self.resumed = bool(optimizer.state)
+        self.resumed = False
         self.detail = True
         self._before: Sketched | None = None
         self._empty = False
@@ -130,6 +130,8 @@ class Track:
             window.moved = window.moved or window.weights != _versions(self.parameters)
             window.state_moved = window.state_moved or window.state != _versions(_state(self.optimizer))
         else:
+            if not self.num_windows:
+                self.resumed = bool(self.optimizer.state)
             window.weights, window.state = _versions(self.parameters), _versions(_state(self.optimizer))
         self.look_at_format()
         self._empty = all(p.grad is None for p in self.parameters)

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from harness.judge.cause import Cause
 from harness.watch.evidence import Finding, Window
 from harness.watch.gradients import Sum
+from harness.watch.slopes import Slope
 
+COMPLETE = 1e-3  # of the loss, which the recognised terms must add up to
 TOLERANCE = 1e-3  # of a weight; or four residuals of the fit, where these are larger
 
 
@@ -17,7 +19,7 @@ class Weights:
     """The weights of one window's loss terms."""
 
     window: int
-    num: int  # micro-batches with any term
+    num: int  # micro-batches
     terms: tuple[float, ...]  # of each
     positions: tuple[int, ...]
     rows: tuple[int, ...]
@@ -28,6 +30,7 @@ class Weights:
     heads: int
     kind: str
     tolerance: float
+    why_incomplete: str = ""  # what of the loss these weights do not cover
 
     @property
     def shares(self) -> tuple[float, ...]:
@@ -69,7 +72,7 @@ def weights_of(window: Window, summed: Sum) -> tuple[Weights | None, str]:
     worst = max(slope.residual for slope in firsts)
     return Weights(
         window=window.index,
-        num=len(full),
+        num=len(looked),
         terms=tuple(slope.terms for slope in firsts),
         positions=tuple(slope.positions for slope in firsts),
         rows=tuple(slope.rows for slope in firsts),
@@ -80,7 +83,19 @@ def weights_of(window: Window, summed: Sum) -> tuple[Weights | None, str]:
         heads=len(full[0]),
         kind=firsts[0].kind,
         tolerance=max(TOLERANCE, 4 * worst),
+        why_incomplete=_incomplete(window, heads, worst),
     ), ""
+
+
+def _incomplete(window: Window, heads: Sequence[Sequence[Slope]], worst: float) -> str:
+    """Whether the losses that were recognised add up to what was differentiated, and hang on their own row alone."""
+    if all(slope.diagonal for slopes in heads for slope in slopes):
+        return "row i has the class i in every micro-batch: in-batch negatives, which a larger batch has more of, cannot be judged"
+    for m, slopes in zip(window.micro_batches, heads, strict=True):
+        known = sum(slope.weight * slope.value for slope in slopes) / m.scale
+        if not abs(known - m.loss) <= max(COMPLETE, 4 * worst) * max(abs(known), abs(m.loss)):
+            return "the loss has another term than those whose slope was recognised (a penalty, an auxiliary loss)"
+    return ""
 
 
 def judged(weights: Weights, usual: int, *, resumed: bool, scaled: bool) -> list[Finding]:
