@@ -83,12 +83,15 @@ def _why(window: Window, last: Window | None, parts: list[Sketch], gate: float, 
         return found
     _, off = _proportion(window.gradient, ends)
     between = _between(window, gate)
-    if off <= 10 * gate and between is not None:
+    rounded = between is not None and between[0] is Cause.low_precision_accumulator and off <= NARROW_GATE  # after the last, too
+    decays = between is not None and between[0] is Cause.weight_decay_per_micro_batch and _is_of_weights(window, parts)
+    if between is not None and between[0] is not Cause.unexplained and (off <= 10 * gate or rounded or decays):
         found.findings.append(_finding(between[0], window, between[1], found.error))
         return found
     named = _by_weights(window, parts, gate, size, found.error)
     found.findings.extend(named)
     if not named:
+        # `unexplained` is not a finding here: the sum may be kept elsewhere, in a way that is right
         found.note = "the gradient is changed between the last backward and the step, or summed elsewhere, in a way that is not known"
         if between is not None and between[0] is not Cause.unexplained:
             found.note += f" ({between[1]})"
@@ -138,8 +141,7 @@ def _change(window: Window, last: MicroBatch, this: MicroBatch, k: int, gate: fl
             return Cause.clip_per_micro_batch, f"gradients shrink by unequal factors inside the window ({_listed(factors)})"
         return Cause.sum_rescaled_in_window, f"`.grad` is multiplied by {factor:.4g} {where}"
     if window.parameters is not None:
-        _, off = _proportion(b - a, window.parameters)
-        if off <= 1e-2:
+        if _proportion(b - a, window.parameters)[1] <= 1e-2:
             return Cause.weight_decay_per_micro_batch, f"a multiple of the weights is added to `.grad` {where}"
     lost = [not y.any() and bool(x.any()) for x, y in zip(a, b, strict=True)]
     kept = [bool(np.linalg.norm(y - x) <= gate * size) for x, y in zip(a, b, strict=True)]
@@ -148,6 +150,11 @@ def _change(window: Window, last: MicroBatch, this: MicroBatch, k: int, gate: fl
     if window.rounded:
         return Cause.low_precision_accumulator, f"the sum so far is rounded to {window.rounded} {where}"
     return Cause.unexplained, f"`.grad` changes {where}"
+
+
+def _is_of_weights(window: Window, parts: list[Sketch]) -> bool:
+    """Whether all that the gradient has beside its parts is a multiple of the weights."""
+    return window.parameters is not None and _proportion(window.gradient - np.sum(parts, axis=0), window.parameters)[1] <= 1e-2
 
 
 def _by_weights(window: Window, parts: list[Sketch], gate: float, size: float, error: float) -> list[Finding]:

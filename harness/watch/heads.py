@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from harness.watch.slopes import class_weighted, log_probabilities, measured
+from harness.watch.slopes import class_weighted, is_transformed, log_probabilities, measured
 from harness.watch.track import Head
 
 LARGE = 1 << 20  # logits that are looked at in a sample of windows only
@@ -86,7 +86,7 @@ class Heads:
         return original(*args, **kwargs)
 
     def _hook(self, z: Tensor, kept: list[Head], measure: Callable[[Tensor, Tensor], Mapping[str, Tensor]]) -> None:
-        if not z.requires_grad or not torch.is_grad_enabled() or z.is_leaf:
+        if not z.requires_grad or not torch.is_grad_enabled() or z.is_leaf or is_transformed(z):
             return
         if z.numel() > LARGE and not self.detail:
             self._passed_over = True

@@ -184,7 +184,7 @@ def _reasons(judge: Judge, findings: Sequence[Finding]) -> Iterator[str]:
         if share and abs(1 / share - round(1 / share)) < 1e-3 and round(1 / share) > 1:
             yield f"with one micro-batch in a window, loss terms weigh 1/{round(1 / share)} of their mean"
     if judge.closures:
-        yield f"{judge.closures} steps differentiated inside themselves (closures): these windows were not judged"
+        yield f"{judge.closures} steps were taken inside a backward, or differentiated inside themselves (closures): these windows were not judged"
     if judge.skipped:
         yield f"{judge.skipped} windows were left out by the loss scaler: a property of float16"
     if judge.left_over:

@@ -266,6 +266,8 @@ class Watch:
         if track is None or self._paused:
             return
         self._stepping = track
+        if self._depth:  # an optimizer in the backward: the last micro-batch is not complete
+            track.window.closure = track.stepped_inside = True
         track.refresh()
         track.look_at_format()
         gradients = track.gradients()

@@ -88,14 +88,14 @@ def _binary(z: Tensor, g: Tensor) -> dict[str, Tensor]:
     num = (g != 0).sum()
     return {
         "bce": weight, "bce_residual": residual, "bce_terms": num, "bce_freedom": num - 1, "bce_positions": torch.tensor(z.numel()),
-        "bce_value": functional.binary_cross_entropy_with_logits(z, (g < 0).float(), reduction="none")[g != 0].sum(),
+        "bce_value": (functional.binary_cross_entropy_with_logits(z, (g < 0).float(), reduction="none") * (g != 0)).sum(),
     }  # fmt: skip
 
 
 def _squared(z: Tensor, g: Tensor, target: Tensor) -> dict[str, Tensor]:
     weight, residual = _fitted(2 * (z - target), g)
     num = torch.tensor(z.numel())
-    return {"se": weight, "se_residual": residual, "se_terms": num, "se_freedom": num - 1, "se_positions": num,
+    return {"se": weight, "se_residual": residual, "se_terms": num, "se_freedom": torch.tensor(FEWEST), "se_positions": num,
             "se_value": (z - target).square().sum()}  # fmt: skip
 
 
@@ -128,7 +128,7 @@ def class_weighted(z: Tensor, g: Tensor, target: Tensor, weight: Tensor | None, 
             return {}
         c, residual = _fitted(p * own[:, None], g)
         return {"ce": c, "ce_residual": residual, "ce_terms": own.sum(), "ce_positions": torch.tensor(len(y)),
-                "ce_freedom": valid.sum() * (classes - 1) - 1, "diagonal": _diagonal(y, classes),
+                "ce_freedom": torch.tensor(FEWEST), "diagonal": _diagonal(y, classes),
                 "ce_value": -((wanted * logs).sum(-1) * own).sum()}  # fmt: skip
 
 
@@ -164,5 +164,10 @@ def log_probabilities(z: Tensor, g: Tensor, target: Tensor, ignore: int) -> Numb
         hot = functional.one_hot(target.where(valid, 0), z.shape[-1]).float() * valid[:, None]
         c, residual = _fitted(-hot, g.float())
         return {"ce": c, "ce_residual": residual, "ce_terms": valid.sum(), "ce_positions": torch.tensor(len(target)),
-                "ce_freedom": valid.sum() * (z.shape[-1] - 1) - 1, "diagonal": _diagonal(target, z.shape[-1]),
+                "ce_freedom": torch.tensor(FEWEST), "diagonal": _diagonal(target, z.shape[-1]),
                 "ce_value": -(hot * z).sum()}  # fmt: skip
+
+
+def is_transformed(tensor: Tensor) -> bool:
+    """Whether it is inside `torch.func`'s transformations, where numbers cannot be taken out."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from harness.watch.evidence import MicroBatch, Ranks, Sketch, Window
 from harness.watch.sketch import WIDTH, Sketches, local_part
-from harness.watch.slopes import Slope, concluded
+from harness.watch.slopes import Slope, concluded, is_transformed
 
 Sketched = list[Tensor | None]  # [T] of [WIDTH], on the device of the gradients
 NARROW = (torch.bfloat16, torch.float16)
@@ -78,6 +78,8 @@ class Track:
         self._before: Sketched | None = None
         self._empty = False
         self._in_backward = False
+        self.stepped_inside = False  # the backward under way
+        self._marks: list[tuple[int, int]] = []
         self.refresh()
 
     def refresh(self) -> None:
@@ -104,7 +106,7 @@ class Track:
 
     def add(self, place: int, gradient: Tensor) -> None:
         """A gradient on its way to `.grad`."""
-        if not self._in_backward:
+        if not self._in_backward or is_transformed(gradient):
             return
         with torch.no_grad():
             found = self.sketches.signs[place].of(gradient.detach())
@@ -145,7 +147,8 @@ class Track:
         self._in_backward = False
         reached = any(s is not None for s in self._sums)
         changed = bool(self._marks) and self._marks != [_mark(p.grad) for p in self.parameters]
-        if not reached and not self._marks:
+        stepped, self.stepped_inside = self.stepped_inside, False
+        if stepped or (not reached and not self._marks):
             return False
         after = self.gradients() if self.detail else None
         contribution: Sketched | None = self._sums
