@@ -49,7 +49,8 @@ class Window:
     moved: bool = False  # weights moved inside the window
     state_moved: bool = False
     resumed: bool = False  # the optimizer had a state when the watch began, and this is its first window
-    ranks: Ranks | None = None
+    alone: bool = True  # one process
+    ranks: Ranks | None = None  # looked at in a sample of windows
     ema_updates: int = 0
 
 

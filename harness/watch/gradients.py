@@ -31,6 +31,8 @@ class Sum:
 def summed(window: Window, last: Window | None) -> Sum:
     """The sum of one window; `last` is the window before it."""
     parts = [m.contribution for m in window.micro_batches]
+    if not window.alone and window.ranks is None:
+        return Sum()  # what the other ranks gave is looked at in a sample of windows
     if any(part is None for part in parts):
         return Sum(note="gradients of sharded parameters are held back until ranks are synchronised: their sum was not seen")
     known = [part for part in parts if part is not None]
@@ -92,7 +94,9 @@ def _why(window: Window, last: Window | None, parts: list[Sketch], gate: float, 
     found.findings.extend(named)
     if not named:
         # `unexplained` is not a finding here: the sum may be kept elsewhere, in a way that is right
-        found.note = "the gradient is changed between the last backward and the step, or summed elsewhere, in a way that is not known"
+        found.note = (
+            "the gradient is changed between the last backward and the step, or summed elsewhere, in a way that is not known"
+        )
         if between is not None and between[0] is not Cause.unexplained:
             found.note += f" ({between[1]})"
     return found
@@ -140,9 +144,8 @@ def _change(window: Window, last: MicroBatch, this: MicroBatch, k: int, gate: fl
         if len(factors) > 1 and max(factors) - min(factors) > ALIKE and max(factors) <= 1 + ALIKE:
             return Cause.clip_per_micro_batch, f"gradients shrink by unequal factors inside the window ({_listed(factors)})"
         return Cause.sum_rescaled_in_window, f"`.grad` is multiplied by {factor:.4g} {where}"
-    if window.parameters is not None:
-        if _proportion(b - a, window.parameters)[1] <= 1e-2:
-            return Cause.weight_decay_per_micro_batch, f"a multiple of the weights is added to `.grad` {where}"
+    if window.parameters is not None and _proportion(b - a, window.parameters)[1] <= 1e-2:
+        return Cause.weight_decay_per_micro_batch, f"a multiple of the weights is added to `.grad` {where}"
     lost = [not y.any() and bool(x.any()) for x, y in zip(a, b, strict=True)]
     kept = [bool(np.linalg.norm(y - x) <= gate * size) for x, y in zip(a, b, strict=True)]
     if any(lost) and all(x or y for x, y in zip(lost, kept, strict=True)):

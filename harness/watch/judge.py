@@ -16,7 +16,7 @@ from harness.watch.evidence import Finding, Window
 from harness.watch.gradients import Sum, summed
 from harness.watch.replay import Replayed
 from harness.watch.report import Report
-from harness.watch.weights import Weights, judged, weights_of
+from harness.watch.weights import judged, weights_of
 
 CARRIED = (Cause.gradients_not_cleared, Cause.foreign_gradients)
 TELL_AT_ONCE = 2  # windows that must have been seen before the terminal is told

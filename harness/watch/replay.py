@@ -78,7 +78,9 @@ class Replay:
             replayed.refused = str(error)
             return replayed
         except torch.OutOfMemoryError:
-            replayed.refused = "the window does not fit into memory as one batch: let `loss` return its sum and its number of terms"
+            replayed.refused = (
+                "the window does not fit into memory as one batch: let `loss` return its sum and its number of terms"
+            )
             return replayed
         except Exception as error:
             replayed.refused = f"the loss handed over failed: {type(error).__name__}: {error}".splitlines()[0][:200]
@@ -135,7 +137,9 @@ def _compare(
         replayed.refused = "dropout: the replay draws nothing, the run did, so that they cannot be compared"
         return
     if replayed.floor > 0.1:
-        replayed.refused = f"rows reversed give another gradient ({replayed.floor:.2g}): the loss depends on their order, or draws"
+        replayed.refused = (
+            f"rows reversed give another gradient ({replayed.floor:.2g}): the loss depends on their order, or draws"
+        )
         return
     if replayed.error <= replayed.gate:
         return
@@ -146,9 +150,7 @@ def _compare(
     if replayed.factors:
         evidence["weights of micro-batches, of what they should be"] = [float(f"{f:.4g}") for f in replayed.factors[:16]]
     if cause is not None:
-        replayed.findings.append(
-            Finding(cause=cause, message=message, window=replayed.window, rung="replay", evidence=evidence)
-        )
+        replayed.findings.append(Finding(cause=cause, message=message, window=replayed.window, rung="replay", evidence=evidence))
 
 
 def _named(
@@ -175,7 +177,10 @@ def _named(
         return Cause.batch_statistics, far
     penalty = _penalty(own, whole, track)
     if penalty is not None:
-        return Cause.auxiliary_loss_scale, f"{far}, by {penalty:.3g} times the weights: a penalty on them counts once per micro-batch"
+        return (
+            Cause.auxiliary_loss_scale,
+            f"{far}, by {penalty:.3g} times the weights: a penalty on them counts once per micro-batch",
+        )
     return Cause.unexplained, f"{far}, and no weighting of micro-batches makes up for it"
 
 

@@ -22,7 +22,7 @@ from harness.watch.judge import Judge
 from harness.watch.properties import properties
 from harness.watch.replay import Loss, Replay
 from harness.watch.report import Report
-from harness.watch.track import Gather, Sketched, Track
+from harness.watch.track import Sketched, Track
 
 FIRST = 4  # windows that are looked at closely when a watch begins, and after something was seen
 EVERY = 16  # and how often then
@@ -292,8 +292,7 @@ class Watch:
         if gradients is None:
             gradients = track.gradients()
         self._closed[track.index] += 1
-        world = Gather() if track.detail and _in_a_group() else None
-        window = track.close(skipped=skipped, gradients=gradients, parameters=parameters, world=world)
+        window = track.close(skipped=skipped, gradients=gradients, parameters=parameters, alone=not _in_a_group())
         self.batches.forget()
         if window is None:
             return
@@ -314,7 +313,11 @@ class Watch:
 
     def _is_replayed(self, track: Track) -> bool:
         index = track.num_windows
-        return track.index == 0 and len(track.window.backwards) > 0 and (index == REPLAYED_FIRST or index % self.every == self.every - 1)
+        return (
+            track.index == 0
+            and len(track.window.backwards) > 0
+            and (index == REPLAYED_FIRST or index % self.every == self.every - 1)
+        )
 
     def _replay(self, track: Track, gradients: Sketched) -> None:
         assert self.replay is not None

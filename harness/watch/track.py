@@ -181,7 +181,7 @@ class Track:
         if self.window.backwards and self.window.unclipped is None:
             self.window.unclipped = self.gradients()
 
-    def close(self, *, skipped: bool, gradients: Sketched | None, parameters: Sketched | None, world: Gather | None) -> Window | None:
+    def close(self, *, skipped: bool, gradients: Sketched | None, parameters: Sketched | None, alone: bool) -> Window | None:
         """The window that ends with an optimizer step, on the host with one copy; None when nothing was differentiated."""
         opened, self.window = self.window, Open()
         if not opened.backwards:
@@ -211,7 +211,8 @@ class Track:
             moved=opened.moved,
             state_moved=opened.state_moved,
             resumed=self.resumed and self.num_windows == 1,
-            ranks=None if world is None or skipped else world(micro_batches, gradient, sharded=self.sharded),
+            alone=alone,
+            ranks=None if alone or skipped or not self.detail else gathered(micro_batches, gradient, sharded=self.sharded),
             ema_updates=opened.ema_updates,
         )
 
@@ -233,22 +234,19 @@ class ParameterHook:
         return ParameterHook(None, self.place)
 
 
-class Gather:
-    """Brings what every rank has seen of a window to all of them."""
-
-    def __call__(self, parts: Sequence[MicroBatch], gradient: Sketch, *, sharded: bool) -> Ranks:
-        """A collective: every rank closes the same windows."""
-        contributions = [part.contribution for part in parts]
-        total = None if any(c is None for c in contributions) else np.sum([c for c in contributions if c is not None], axis=0)
-        terms = sum(slope.terms for part in parts for slope in (part.slopes or ())[:1])
-        found: list[Any] = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(found, (total, gradient, float(terms)))
-        return Ranks(
-            contributions=[c for c, _, _ in found],
-            gradients=[g for _, g, _ in found],
-            terms=[t for _, _, t in found],
-            sharded=sharded,
-        )
+def gathered(parts: Sequence[MicroBatch], gradient: Sketch, *, sharded: bool) -> Ranks:
+    """What every rank has seen of a window, on all of them. A collective: every rank closes the same windows."""
+    contributions = [part.contribution for part in parts]
+    total = None if any(c is None for c in contributions) else np.sum([c for c in contributions if c is not None], axis=0)
+    terms = sum(slope.terms for part in parts for slope in (part.slopes or ())[:1])
+    found: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(found, (total, gradient, float(terms)))
+    return Ranks(
+        contributions=[c for c, _, _ in found],
+        gradients=[g for _, g, _ in found],
+        terms=[t for _, _, t in found],
+        sharded=sharded,
+    )
 
 
 class Host:
@@ -326,7 +324,9 @@ def _state(optimizer: Optimizer) -> list[Tensor]:
 
 
 def _mark(gradient: Tensor | None) -> tuple[int, int]:
-    return (0, 0) if gradient is None else (id(gradient), gradient._version)
+    """Of a sharded gradient, what is here: FSDP2 adds to that behind the tensor that shows."""
+    held = getattr(gradient, "_local_tensor", gradient)
+    return (0, 0) if held is None else (id(held), held._version)
 
 
 def _minus(after: Sketched | None, before: Sketched | None) -> Sketched | None:
@@ -337,7 +337,9 @@ def _minus(after: Sketched | None, before: Sketched | None) -> Sketched | None:
 
 def _fits_16_bits(parameters: Sequence[Tensor]) -> str:
     """The 16-bit format in which nearly all entries of wide gradients can be written: then they have been rounded to it."""
-    parts = [local_part(p.grad)[0].reshape(-1)[:LOOKED_AT] for p in parameters if p.grad is not None and p.grad.dtype not in NARROW]
+    parts = [
+        local_part(p.grad)[0].reshape(-1)[:LOOKED_AT] for p in parameters if p.grad is not None and p.grad.dtype not in NARROW
+    ]
     if not parts:
         return ""
     with torch.no_grad():

@@ -90,7 +90,9 @@ def weights_of(window: Window, summed: Sum) -> tuple[Weights | None, str]:
 def _incomplete(window: Window, heads: Sequence[Sequence[Slope]], worst: float) -> str:
     """Whether the losses that were recognised add up to what was differentiated, and hang on their own row alone."""
     if all(slope.diagonal for slopes in heads for slope in slopes):
-        return "row i has the class i in every micro-batch: in-batch negatives, which a larger batch has more of, cannot be judged"
+        return (
+            "row i has the class i in every micro-batch: in-batch negatives, which a larger batch has more of, cannot be judged"
+        )
     for m, slopes in zip(window.micro_batches, heads, strict=True):
         known = sum(slope.weight * slope.value for slope in slopes) / m.scale
         if not abs(known - m.loss) <= max(COMPLETE, 4 * worst) * max(abs(known), abs(m.loss)):
@@ -137,12 +139,18 @@ def _of_total(weights: Weights, share: float, usual: int, *, resumed: bool) -> l
     if m < usual and near(share, m / usual, tolerance):
         return [_short(weights, usual, resumed=resumed)]
     if m > 1 and near(share, m, tolerance):
-        return [_finding(Cause.loss_not_divided, weights, f"the loss terms of a window weigh {share:.4g}, with {m} micro-batches")]
+        return [
+            _finding(Cause.loss_not_divided, weights, f"the loss terms of a window weigh {share:.4g}, with {m} micro-batches")
+        ]
     if m > 1 and near(share, 1 / m, tolerance):
-        return [_finding(Cause.loss_divided_twice, weights, f"the loss terms of a window weigh {share:.4g}, with {m} micro-batches")]
+        return [
+            _finding(Cause.loss_divided_twice, weights, f"the loss terms of a window weigh {share:.4g}, with {m} micro-batches")
+        ]
     counted = sum(weights.positions)
     if not alike(weights.positions, tolerance) and near(share * counted / weights.total, 1, tolerance):
-        return [_finding(Cause.counter_wrong, weights, f"the loss is divided by {counted} positions, {weights.total:g} of them count")]
+        return [
+            _finding(Cause.counter_wrong, weights, f"the loss is divided by {counted} positions, {weights.total:g} of them count")
+        ]
     return []
 
 

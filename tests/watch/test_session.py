@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from harness.judge.cause import Cause
 from harness.watch import watch
-from tests.watch.loops import FEATURES, N, Loop, network, right
+from tests.watch.loops import FEATURES, Loop, N, network, right
 
 
 def mean(model: nn.Module, x: Tensor, y: Tensor, rows: int) -> Tensor:
@@ -203,7 +203,9 @@ def test_a_replay_leaves_no_trace_and_knows_its_floor() -> None:
     alone.run()
     torch.manual_seed(3)
     assert torch.equal(drawn, torch.rand(3))
-    assert all(torch.equal(a, b) for a, b in zip(watched.model.state_dict().values(), alone.model.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(watched.model.state_dict().values(), alone.model.state_dict().values(), strict=True)
+    )
     assert report.causes == (Cause.batch_statistics,) and report.properties
     evidence = report.findings[0].evidence
     assert evidence["floor"] < 1e-5 < 0.05 < evidence["distance"]
@@ -275,7 +277,9 @@ def test_a_window_that_was_given_up_is_no_fault() -> None:
 
     def run(seen: Any) -> None:
         loop.run(seen.batch)
-        Loop(model=loop.model, after_step=lambda _: None, windows=[(4,)]).loss(loop.model, torch.randn(4, 10), torch.arange(4), 16).backward()
+        Loop(model=loop.model, after_step=lambda _: None, windows=[(4,)]).loss(
+            loop.model, torch.randn(4, 10), torch.arange(4), 16
+        ).backward()
         loop.optimizer.zero_grad()
         loop.run(seen.batch)
 
@@ -316,7 +320,12 @@ def test_nothing_is_left_behind() -> None:
     with pytest.raises(ZeroDivisionError), watch(loop.model, loop.optimizer, tell=None):
         assert functional.cross_entropy is not before[1]
         raise ZeroDivisionError
-    assert before == (torch.autograd.backward, functional.cross_entropy, torch.nn.utils.clip_grad_norm_, torch.optim.Optimizer.zero_grad)
+    assert before == (
+        torch.autograd.backward,
+        functional.cross_entropy,
+        torch.nn.utils.clip_grad_norm_,
+        torch.optim.Optimizer.zero_grad,
+    )
     assert not loop.model._forward_hooks and not any(p._backward_hooks for p in loop.model.parameters())
 
 
