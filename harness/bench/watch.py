@@ -1,4 +1,4 @@
-"""(i) A watched step beside an unwatched one: one process, windows in turn, processor time and what the gradients of a window cost.
+"""(i) A watched training step beside an unwatched one: in one process, windows in turn.
 
 Both sides train the same language model; a window of either follows one of the other, so that both meet the same load. The first
 windows, which are looked at closely, are measured apart from the later ones.

@@ -1,4 +1,4 @@
-"""Rung 3: the window once more, at the same weights, as one large batch would take it; and with its rows reversed, as the floor."""
+"""Rung 3: the window again, at the same weights, as one large batch; and with its rows reversed, as the floor."""
 
 from __future__ import annotations
 

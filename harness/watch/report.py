@@ -184,7 +184,7 @@ def _reasons(judge: Judge, findings: Sequence[Finding]) -> Iterator[str]:
         if share and abs(1 / share - round(1 / share)) < 1e-3 and round(1 / share) > 1:
             yield f"with one micro-batch in a window, loss terms weigh 1/{round(1 / share)} of their mean"
     if judge.closures:
-        yield f"{judge.closures} steps were taken inside a backward, or differentiated inside themselves (closures): these windows were not judged"
+        yield f"{judge.closures} steps were taken inside a backward, or differentiated inside themselves (closures), and not judged"
     if judge.skipped:
         yield f"{judge.skipped} windows were left out by the loss scaler: a property of float16"
     if judge.left_over:
@@ -194,7 +194,7 @@ def _reasons(judge: Judge, findings: Sequence[Finding]) -> Iterator[str]:
     for refused in dict.fromkeys(replayed.refused for replayed in judge.replays if replayed.refused):
         yield f"replay: {refused}"
     if not judge.replays:
-        yield "no window was replayed (pass `loss`): what is wrong in the loss itself, such as in-batch negatives, was not looked for"
+        yield "no window was replayed (pass `loss`): faults in the loss itself, such as in-batch negatives, were not looked for"
     constants = [share for _, share in judge.constants]
     if constants and not findings:
         yield from _total(judge.constants)

@@ -339,6 +339,7 @@ class StepHook:
         self.watch, self.when = watch, when
 
     def __call__(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Before, or after, a step."""
         if self.watch is not None:
             (self.watch.before_step if self.when == "before" else self.watch.after_step)(optimizer)
 
@@ -356,6 +357,7 @@ class ForwardHook:
         self.watch = watch
 
     def __call__(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:
+        """After a forward; inside a compiled one, outputs have no numbers yet."""
         if torch.compiler.is_compiling() or self.watch is None:
             return
         if torch.is_grad_enabled() and module.training:

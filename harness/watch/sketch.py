@@ -1,8 +1,8 @@
 """Sketches of gradients: inner products with fixed +-1 vectors, a few numbers per tensor, which add up over shards.
 
-The vector of a tensor is a Kronecker product: sign j of element i is R[i mod L] S[j, i div L], where R is one fixed block and S is
-drawn from the parameter's name. Hence a sketch is one matrix-vector product over the gradient and a product with the small S, and a
-shard that begins at global element o sketches to its own share of the whole.
+The vector of a tensor is a Kronecker product: sign j of element i is R[i mod L] S[j, i div L], where R is one fixed block and S
+is drawn from the parameter's name. Hence a sketch is one matrix-vector product over the gradient and a product with the small S,
+and a shard that begins at global element o sketches to its own share of the whole.
 """
 
 from __future__ import annotations

@@ -87,7 +87,8 @@ def _binary(z: Tensor, g: Tensor) -> dict[str, Tensor]:
     weight, residual = _fitted(p * (g != 0), g)
     num = (g != 0).sum()
     return {
-        "bce": weight, "bce_residual": residual, "bce_terms": num, "bce_freedom": num - 1, "bce_positions": torch.tensor(z.numel()),
+        "bce": weight, "bce_residual": residual, "bce_terms": num, "bce_freedom": num - 1,
+        "bce_positions": torch.tensor(z.numel()),
         "bce_value": (functional.binary_cross_entropy_with_logits(z, (g < 0).float(), reduction="none") * (g != 0)).sum(),
     }  # fmt: skip
 
@@ -153,8 +154,17 @@ def concluded(found: Mapping[str, float], rows: int, dtype: torch.dtype) -> Slop
                      ragged=ragged)  # fmt: skip
     _, residual, key = min(fits)
     base = "ce" if key == "ls" else key
-    return Slope(kind=names[key], weight=found[key], terms=found[f"{base}_terms"], positions=int(found[f"{base}_positions"]),
-                 rows=rows, residual=residual, wide=wide, value=found[f"{key}_value"], diagonal=found.get("diagonal", 0) == 1)  # fmt: skip
+    return Slope(
+        kind=names[key],
+        weight=found[key],
+        terms=found[f"{base}_terms"],
+        positions=int(found[f"{base}_positions"]),
+        rows=rows,
+        residual=residual,
+        wide=wide,
+        value=found[f"{key}_value"],
+        diagonal=found.get("diagonal", 0) == 1,
+    )
 
 
 def log_probabilities(z: Tensor, g: Tensor, target: Tensor, ignore: int) -> Numbers:

@@ -224,6 +224,7 @@ class ParameterHook:
         self.track, self.place = track, place
 
     def __call__(self, gradient: Tensor) -> None:
+        """A gradient on its way to the parameter."""
         if self.track is not None:
             self.track.add(self.place, gradient)
 

@@ -59,7 +59,7 @@ def weights_of(window: Window, summed: Sum) -> tuple[Weights | None, str]:
         return None, (
             "loss terms weigh unequally within a micro-batch (class or sample weights): their weights were not judged"
             if ragged
-            else "not a known loss (cross-entropy, label smoothing, binary cross-entropy, squared error): its weights were not judged"
+            else "not a known loss (cross-entropy, label smoothing, binary cross-entropy, squared error): its weights are not judged"
         )
     if len({slope.kind for slopes in full for slope in slopes[:1]}) != 1:
         return None, "the form of the loss was not the same in all micro-batches"
@@ -103,7 +103,7 @@ def _incomplete(window: Window, heads: Sequence[Sequence[Slope]], worst: float) 
 def judged(weights: Weights, usual: int, *, resumed: bool, scaled: bool) -> list[Finding]:
     """What is wrong with the weights of a window, in a run whose windows have `usual` micro-batches.
 
-    `scaled`: the gradient was multiplied before the step, by a factor that is in the weights; only unequal weights are named then.
+    `scaled`: the gradient was multiplied before the step, by a factor that is in the weights; only unequal ones are named then.
     """
     tolerance, m = weights.tolerance, weights.num
     parts = [c * n for c, n in zip(weights.each, weights.terms, strict=True)]  # what each micro-batch weighs

@@ -61,8 +61,10 @@ class Loop:
     def run(self, hand_over: Callable[[Any], Any] = nothing) -> None:
         x, y = data()
         start = 0
-        for self.window, sizes in enumerate(self.windows):
-            for self.k, size in enumerate(sizes):
+        for window, sizes in enumerate(self.windows):
+            self.window = window
+            for k, size in enumerate(sizes):
+                self.k = k
                 rows = slice(start, start + size)
                 start += size
                 hand_over((x[rows], y[rows]))

@@ -314,6 +314,31 @@ def test_a_watched_model_can_be_copied_and_stored() -> None:
     assert seen.report().verdict == "equivalent" and seen.report().windows == 4
 
 
+def test_transformed_functions_are_left_alone() -> None:
+    loop = Loop()
+
+    def mean_of_one(x: Tensor, y: Tensor) -> Tensor:
+        return functional.cross_entropy(loop.model(x[None]), y[None])
+
+    with watch(loop.model, loop.optimizer, tell=None):
+        x = torch.randn(4, FEATURES)
+        assert torch.vmap(torch.func.grad(mean_of_one))(x, torch.arange(4)).shape == x.shape
+        loop.run()
+
+
+@pytest.mark.slow
+def test_a_compiled_model_is_watched() -> None:
+    torch.compiler.reset()
+    loops = [Loop(), Loop()]
+    for loop in loops:
+        loop.loss = lambda model, x, y, rows, compiled=torch.compile(loop.model, backend="aot_eager"): right(compiled, x, y, rows)
+    report = loops[0].watched()
+    torch.compiler.reset()
+    loops[1].run()
+    assert report.causes == () and report.checked["sums"] == 6
+    assert all(torch.equal(a, b) for a, b in zip(loops[0].weights, loops[1].weights, strict=True))
+
+
 def test_nothing_is_left_behind() -> None:
     before = torch.autograd.backward, functional.cross_entropy, torch.nn.utils.clip_grad_norm_, torch.optim.Optimizer.zero_grad
     loop = Loop()
@@ -338,7 +363,7 @@ def test_refusals_name_the_argument() -> None:
     model = network()
     with pytest.raises(ValueError, match="every: expected at least 1, got 0"):
         watch(model, torch.optim.SGD(model.parameters()), every=0)
-    with pytest.raises(ValueError, match="optimizer: expected a torch.optim.Optimizer, or several, got int"):
+    with pytest.raises(ValueError, match=r"optimizer: expected a torch.optim.Optimizer, or several, got int"):
         watch(model, 3)  # type: ignore[arg-type]
 
 

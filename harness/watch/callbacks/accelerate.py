@@ -8,7 +8,10 @@ from harness.watch.session import Watch, watch
 
 
 def watch_prepared(accelerator: Any, model: Any, optimizer: Any, **options: Any) -> Watch:
-    """Watch what `accelerator.prepare` returned; `options`: those of `watch`. Metrics go to `accelerator.log` if it has trackers."""
+    """Watch what `accelerator.prepare` returned; `options`: those of `watch`.
+
+    Metrics go to `accelerator.log` where there are trackers.
+    """
     if accelerator.trackers and "log" not in options:
         options["log"] = accelerator.log
     steps = accelerator.gradient_accumulation_steps
