@@ -15,7 +15,6 @@ from harness.watch.calls import misplaced
 from harness.watch.evidence import Finding, Window
 from harness.watch.gradients import Sum, summed
 from harness.watch.replay import Replayed
-from harness.watch.report import Report
 from harness.watch.weights import judged, weights_of
 
 CARRIED = (Cause.gradients_not_cleared, Cause.foreign_gradients)
@@ -170,19 +169,11 @@ class Judge:
         """No further window will come."""
         self._judge_waiting()
         self._say()
-        if self._tell is not None:
-            report = self.report()
-            if report.verdict != "different":
-                print(report.headline, file=self._tell, flush=True)
 
     def _judge_waiting(self) -> None:
         for waiting in list(self._waiting.values()):
             self._judge(waiting)
         self._waiting.clear()
-
-    def report(self) -> Report:
-        """What is known now; the last window is judged when the next has ended, or at the end of the watch."""
-        return Report.concluded(self)
 
 
 def noise_scale(parts: list[np.ndarray[tuple[int, ...], np.dtype[np.float64]]]) -> float:

@@ -17,6 +17,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from harness.audit.observe.patches import Patches
 from harness.watch.batches import Batches
+from harness.watch.conclusion import concluded
 from harness.watch.heads import Heads
 from harness.watch.judge import Judge
 from harness.watch.properties import properties
@@ -77,6 +78,7 @@ class Watch:
         self.tracks = [Track(i, optimizer, model) for i, optimizer in enumerate(optimizers)]
         for track in self.tracks:
             track.detach()
+        self._tell = tell
         self.judge = Judge(accumulation_steps, tell)
         self.heads, self.batches = Heads(), Batches(keep=loss is not None)
         self.replay = Replay(model, loss) if loss is not None else None
@@ -132,6 +134,9 @@ class Watch:
                 self.judge.left_over = len(track.window.backwards)
             track.detach()
         self.judge.finish()
+        found = self.report()
+        if self._tell is not None and found.verdict != "different":
+            print(found.headline, file=self._tell, flush=True)
 
     def __enter__(self) -> Watch:
         return self.attach()
@@ -146,7 +151,7 @@ class Watch:
 
     def report(self, path: str | Path | None = None) -> Report:
         """What is known now; also written to `path`, as JSON or, where it ends in `.md`, as a page for an issue."""
-        found = self.judge.report()
+        found = concluded(self.judge)
         if path is not None:
             found.save(path)
         return found

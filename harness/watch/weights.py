@@ -59,7 +59,7 @@ def weights_of(window: Window, summed: Sum) -> tuple[Weights | None, str]:
         return None, (
             "loss terms weigh unequally within a micro-batch (class or sample weights): their weights were not judged"
             if ragged
-            else "not a known loss (cross-entropy, label smoothing, binary cross-entropy, squared error): its weights are not judged"
+            else "not a known loss (cross-entropy, label smoothing, binary cross-entropy, mse): its weights were not judged"
         )
     if len({slope.kind for slopes in full for slope in slopes[:1]}) != 1:
         return None, "the form of the loss was not the same in all micro-batches"

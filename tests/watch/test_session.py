@@ -331,7 +331,8 @@ def test_a_compiled_model_is_watched() -> None:
     torch.compiler.reset()
     loops = [Loop(), Loop()]
     for loop in loops:
-        loop.loss = lambda model, x, y, rows, compiled=torch.compile(loop.model, backend="aot_eager"): right(compiled, x, y, rows)
+        compiled = torch.compile(loop.model, backend="aot_eager")
+        loop.loss = lambda model, x, y, rows, compiled=compiled: right(compiled, x, y, rows)
     report = loops[0].watched()
     torch.compiler.reset()
     loops[1].run()
