@@ -55,6 +55,7 @@ def train(rank: int, kind: str, case: str, port: int, folder: str) -> None:
         weights.append([p.detach().to_local() if hasattr(p, "to_local") else p.detach() for p in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
     Path(folder, str(rank)).write_text(" ".join(report.causes) or report.verdict)
+    distributed.barrier()  # a rank that ends early takes the other's connections with it
     distributed.destroy_process_group()
 
 
