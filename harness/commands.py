@@ -11,11 +11,13 @@ COMMANDS = {
     "run": ("harness", "one trial, a sweep (-m), or a named grid (+experiment=NAME)"),
     "report": ("analysis.report", "the page, the verdicts and the figures of stored results"),
     "audit": ("harness.audit", "whether accumulation changes what FILE.py:FUNCTION trains"),
+    "watch": ("harness.watch", "two reports of watched training runs, compared"),
     "plan": ("harness.plan", "the micro-batch that fits a memory"),
     "sync": ("analysis.sync", "upload the offline W&B runs of a store, and one run per sweep"),
     "status": ("harness.status", "where the trials of a store stand"),
     "bench": ("harness.bench", "what the harness itself costs"),
 }
+LIGHT = ("audit", "watch")  # torch and numpy are enough
 OF_SWEEPS = (  # packages of the extra `sweep`
     "hydra",
     "jinja2",
@@ -41,7 +43,7 @@ def main() -> None:
         print("\n".join(lines), file=sys.stdout if is_help else sys.stderr)
         sys.exit(0 if is_help else 2)
     module, _ = COMMANDS[asked]
-    missing = [name for name in OF_SWEEPS if asked != "audit" and find_spec(name) is None]
+    missing = [name for name in OF_SWEEPS if asked not in LIGHT and find_spec(name) is None]
     if missing:
         print(
             f"accumulation-harness {asked} needs {', '.join(missing)}: pip install 'accumulation-harness[sweep]'", file=sys.stderr

@@ -23,6 +23,7 @@ WALLS = {  # room -> what none of its modules may reach, however many imports it
     "harness.audit": ("harness.recipes", "harness.measure", "harness.workloads"),
     "harness.audit.compare": ("harness.audit.observe",),
     "harness.audit.rules": ("harness.audit.observe", "torch"),
+    "harness.watch": ("harness.recipes", "harness.measure", "harness.workloads", "harness.audit.compare"),
     "harness.lint": ("torch", "numpy", "rich", "harness.audit", "harness.measure"),
     "harness.run": ("torch",),
     "analysis": ("experiments", "torch"),

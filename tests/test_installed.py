@@ -30,6 +30,22 @@ def train(batch_size, accumulation_steps):
         optimizer.zero_grad()
 """
 
+WATCHED = """
+import sys
+sys.path.pop(0)  # the folder has somebody's `harness.py`
+import torch
+from harness.watch import watch
+model = torch.nn.Linear(4, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with watch(model, optimizer) as seen:
+    for k in range(16):
+        torch.nn.functional.cross_entropy(model(torch.randn(8, 4)), torch.randint(0, 3, (8,))).backward()
+        if k % 4 == 3:
+            optimizer.step()
+            optimizer.zero_grad()
+print(seen.report("run.json"))
+"""
+
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
@@ -122,6 +138,11 @@ def test_torch_and_numpy_are_enough_for_an_audit(wheel: zipfile.ZipFile, tmp_pat
     done = run(command, hostile, "audit", "wrong.py:train", "--batch-size", "16", "--accumulation-steps", "4", *pages)
     assert done.returncode == 1 and "loss_not_divided" in done.stdout, done.stdout + done.stderr
     assert all((hostile / name).stat().st_size for name in saved)
+    (hostile / "watched.py").write_text(WATCHED)
+    watched = subprocess.run([command.parent / "python", "watched.py"], cwd=hostile, capture_output=True, text=True)
+    assert "loss_not_divided" in watched.stdout, watched.stderr
+    compared = run(command, hostile, "watch", "compare", "run.json", "run.json")
+    assert compared.returncode == 0 and "loss_not_divided" in compared.stdout, compared.stderr
     trial = run(command, hostile, "run", "steps=1")
     assert trial.returncode == 2
     assert trial.stderr.startswith("accumulation-harness run needs hydra, ")

@@ -30,6 +30,7 @@ PARTS = {
     "startup": "--help, and one tiny trial from the shell",
     "memory": "peak of a trial against bare arms, and copies kept for comparing",
     "audit": "time and peak memory of an audit over one plain run, by parameters",
+    "watch": "a watched training step over an unwatched one, by parameters",
     "profile": "where the processor time of a trial goes",
 }
 MODULES = {"by_hand": "script_sweep"}  # where a part has not the name of its module

@@ -1,0 +1,219 @@
+"""How often a watch is right: `python -m harness.watch.calibration --loops 250 --seeds 3`.
+
+Right loops are drawn at random (model, loss, sizes of micro-batches, optimizer, precision, clipping, short windows), and faults
+are planted into the same loops. Every loop has 4 windows. Printed: false alarms, and by fault what was seen and named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from harness.judge.cause import Cause
+from harness.watch.session import watch
+
+WINDOWS, FEATURES, CLASSES = 4, 12, 7
+WIDTHS = (64, 256, 1024)  # about 10 thousand to 2 million parameters; `--large` adds 25 million
+LARGE = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """The settings of one loop."""
+
+    seed: int
+    width: int
+    sizes: tuple[int, ...]  # rows of each micro-batch
+    loss: str
+    precision: str
+    optimizer: str
+    clipped: bool
+    short: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """A planted fault: what it does to a loop, and in which loops it does anything."""
+
+    cause: Cause
+    in_loop: Callable[[Drawn], bool] = lambda drawn: True
+
+
+FAULTS = (
+    Fault(cause=Cause.loss_not_divided),
+    Fault(cause=Cause.loss_divided_twice),
+    Fault(cause=Cause.mean_of_means, in_loop=lambda drawn: max(drawn.sizes) > min(drawn.sizes)),
+    Fault(cause=Cause.gradients_cleared_in_window),
+    Fault(cause=Cause.gradients_not_cleared),
+    Fault(cause=Cause.clip_per_micro_batch),
+    Fault(cause=Cause.sum_rescaled_in_window),
+    Fault(cause=Cause.weight_decay_per_micro_batch),
+    Fault(cause=Cause.schedule_per_micro_batch),
+    Fault(cause=Cause.clip_before_unscale, in_loop=lambda drawn: drawn.precision == "float16"),
+)
+
+
+def drawn(seed: int, widths: Sequence[int]) -> Drawn:
+    """Settings at random."""
+    draw = random.Random(seed)
+    n = draw.randint(2, 6)
+    equal = draw.random() < 0.4
+    first = draw.randint(3, 9)
+    return Drawn(
+        seed=seed,
+        width=draw.choice(widths),
+        sizes=tuple(first if equal else draw.randint(2, 9) for _ in range(n)),
+        loss=draw.choice(("cross_entropy", "by_hand", "smoothed", "ignored", "binary", "squared")),
+        precision=draw.choice(("float32", "bfloat16", "float16")),
+        optimizer=draw.choice(("SGD", "AdamW", "Adam", "RMSprop")),
+        clipped=draw.random() < 0.5,
+        short=n > 2 and draw.random() < 0.3,
+    )
+
+
+def causes(setting: Drawn, fault: Cause | None) -> tuple[str, tuple[Cause, ...]]:
+    """Verdict and causes of one watched loop."""
+    torch.manual_seed(setting.seed)
+    model = nn.Sequential(
+        nn.Linear(FEATURES, setting.width), nn.Tanh(), nn.Linear(setting.width, setting.width), nn.GELU(),
+        nn.Linear(setting.width, CLASSES),
+    )  # fmt: skip
+    optimizer: torch.optim.Optimizer = getattr(torch.optim, setting.optimizer)(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=setting.precision == "float16")
+    with watch(model, optimizer, tell=None) as seen:
+        for window in range(WINDOWS):
+            sizes = setting.sizes[: len(setting.sizes) // 2 + 1] if setting.short and window == WINDOWS - 1 else setting.sizes
+            _window(setting, model, optimizer, scaler, sizes, fault)
+            if fault is not Cause.gradients_not_cleared:
+                optimizer.zero_grad(set_to_none=setting.seed % 2 == 0)
+    report = seen.report()
+    return report.verdict, report.causes
+
+
+def _window(
+    setting: Drawn,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    sizes: Sequence[int],
+    fault: Cause | None,
+) -> None:
+    parts = [(torch.randn(size, FEATURES), _targets(setting, size)) for size in sizes]
+    terms = sum(_terms(y) for _, y in parts)
+    for k, (x, y) in enumerate(parts):
+        if fault is Cause.gradients_cleared_in_window:
+            optimizer.zero_grad()
+        own = _terms(y) * len(parts) if fault is Cause.mean_of_means else terms
+        dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(setting.precision)
+        with torch.autocast("cpu", dtype=dtype) if dtype else nullcontext():
+            loss = _loss(setting, model(x), y) / max(own, 1)
+        factor = {Cause.loss_not_divided: float(len(parts)), Cause.loss_divided_twice: 1 / len(parts)}
+        scaler.scale(loss * factor.get(fault, 1.0) if fault else loss).backward()
+        if k < len(parts) - 1:
+            _inside(model, optimizer, fault)
+    if fault is not Cause.clip_before_unscale:
+        scaler.unscale_(optimizer)
+    if setting.clipped or fault is Cause.clip_before_unscale:
+        nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def _inside(model: nn.Module, optimizer: torch.optim.Optimizer, fault: Cause | None) -> None:
+    """What a fault does between two backwards."""
+    if fault is Cause.clip_per_micro_batch:
+        nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    if fault is Cause.schedule_per_micro_batch:
+        optimizer.param_groups[0]["lr"] *= 0.9
+    for p in model.parameters() if fault in (Cause.sum_rescaled_in_window, Cause.weight_decay_per_micro_batch) else ():
+        assert p.grad is not None
+        if fault is Cause.sum_rescaled_in_window:
+            p.grad.mul_(0.5)
+        else:
+            p.grad.add_(p.detach(), alpha=0.1)
+
+
+def _targets(setting: Drawn, size: int) -> Tensor:
+    y = torch.randint(0, CLASSES, (size,))
+    if setting.loss == "ignored":
+        y[torch.rand(size) < 0.4] = -100
+        y[0] = 0
+    return y
+
+
+def _terms(y: Tensor) -> int:
+    return int((y != -100).sum())
+
+
+def _loss(setting: Drawn, z: Tensor, y: Tensor) -> Tensor:
+    """Summed over its terms."""
+    z, hot = z.float(), functional.one_hot(y.clamp(min=0), CLASSES).float()
+    match setting.loss:
+        case "by_hand":
+            return -z.log_softmax(-1)[torch.arange(len(y)), y].sum()
+        case "smoothed":
+            return functional.cross_entropy(z, y, reduction="sum", label_smoothing=0.1)
+        case "binary":
+            return functional.binary_cross_entropy_with_logits(z, hot, reduction="sum") / CLASSES
+        case "squared":
+            return functional.mse_loss(z, hot, reduction="sum") / CLASSES
+    return functional.cross_entropy(z, y, reduction="sum")
+
+
+def interval(hits: int, n: int) -> tuple[float, float]:
+    """95 % of a proportion (Wilson 1927)."""
+    if not n:
+        return math.nan, math.nan
+    z, p = 1.96, hits / n
+    middle, half = (p + z * z / (2 * n)) / (1 + z * z / n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table; 1 where a right loop was called different."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--loops", type=int, default=100, help="right loops for each seed, of 4 windows each")
+    parser.add_argument("--faults", type=int, default=20, help="loops with each fault, for each seed")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--large", action="store_true", help="also models of 17 million parameters")
+    given = parser.parse_args(arguments)
+    widths = (*WIDTHS, LARGE) if given.large else WIDTHS
+    verdicts: Counter[str] = Counter()
+    alarms = []
+    for seed in range(given.seeds):
+        for k in range(given.loops):
+            setting = drawn(10**6 * seed + k, widths)
+            verdict, named = causes(setting, None)
+            verdicts[verdict] += 1
+            alarms += [(setting, named)] if verdict == "different" else []
+    total = sum(verdicts.values())
+    low, high = interval(len(alarms), total)
+    print(
+        f"right: {total} loops, {total * WINDOWS} windows: {dict(verdicts)}; false alarms {len(alarms)} ({low:.2%} to {high:.2%})"
+    )
+    for setting, named in alarms:
+        print(f"    {', '.join(named)}: {setting}")
+    for fault in FAULTS:
+        seen, right, n = 0, 0, 0
+        for seed in range(given.seeds):
+            settings = (drawn(10**6 * seed + 10**5 + k, widths) for k in range(10 * given.faults))
+            for setting in [s for s in settings if fault.in_loop(s)][: given.faults]:
+                verdict, named = causes(setting, fault.cause)
+                n, seen, right = n + 1, seen + (verdict == "different"), right + (named == (fault.cause,))
+        low, high = interval(right, n)
+        print(f"{fault.cause}: {n} loops, seen {seen}, named alone {right} ({low:.0%} to {high:.0%})")
+    return int(bool(alarms))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

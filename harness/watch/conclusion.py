@@ -1,0 +1,91 @@
+"""From what the judge has kept to a report: the verdict, and what could not be seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from harness.judge.cause import Cause
+from harness.watch.evidence import Finding
+from harness.watch.judge import Judge
+from harness.watch.report import Report, Verdict
+
+MOST_NOTES = 8
+
+
+def concluded(judge: Judge) -> Report:
+    """What all windows so far say together."""
+    findings = tuple(_kept(judge))
+    reasons = tuple(_reasons(judge, findings))
+    ledger = judge.weighed > 0 or any(replayed.right for replayed in judge.replays)
+    sums = judge.summed > 0 or any(replayed.right for replayed in judge.replays)
+    normalised = Cause.batch_statistics in judge.properties and any(size > 1 for size in judge.sizes)
+    verdict: Verdict = "different" if findings else "equivalent" if ledger and sums and not normalised else "inconclusive"
+    return Report(
+        verdict=verdict,
+        windows=judge.windows,
+        micro_batches=dict(sorted(judge.sizes.items())),
+        findings=findings,
+        reasons=reasons,
+        properties=tuple(judge.properties.values()),
+        checked={
+            "sums": judge.summed,
+            "weights": judge.weighed,
+            "replays": sum(replayed.right for replayed in judge.replays),
+        },
+        metrics=dict(judge.metrics()),
+    )
+
+
+def _kept(judge: Judge) -> Iterator[Finding]:
+    """The findings; an optimizer that steps at every micro-batch leaves gradients behind for that reason."""
+    every = judge.carried and judge.clean and set(judge.sizes) == {1}
+    for cause, finding in judge.findings.items():
+        if cause is Cause.gradients_not_cleared and every:
+            yield Finding(
+                cause=Cause.step_every_micro_batch, window=finding.window, rung=finding.rung, count=finding.count,
+                message="the optimizer steps after every micro-batch, and gradients are cleared after several steps",
+                evidence=finding.evidence,
+            )  # fmt: skip
+        else:
+            yield finding
+    if (judge.configured or 1) > 1 and set(judge.sizes) == {1} and judge.windows > 2 and not judge.findings:
+        message = f"every window has one micro-batch, and {judge.configured} are configured"
+        yield Finding(cause=Cause.step_every_micro_batch, window=0, rung="ledger", message=message)
+
+
+def _reasons(judge: Judge, findings: Sequence[Finding]) -> Iterator[str]:
+    if not judge.windows:
+        yield "no optimizer step was seen"
+    elif judge.sizes and max(judge.sizes) == 1 and not findings:
+        yield "no window had more than one micro-batch: nothing was accumulated"
+        share = judge.constants[-1][1] if judge.constants else 1.0
+        if share and abs(1 / share - round(1 / share)) < 1e-3 and round(1 / share) > 1:
+            yield f"with one micro-batch in a window, loss terms weigh 1/{round(1 / share)} of their mean"
+    if judge.closures:
+        yield f"{judge.closures} steps were taken inside a backward, or differentiated inside themselves (closures): not judged"
+    if judge.skipped:
+        yield f"{judge.skipped} windows were left out by the loss scaler: a property of float16"
+    if judge.left_over:
+        yield f"{judge.left_over} micro-batches came after the last step and were not used in one"
+    for note, times in judge.notes.most_common(MOST_NOTES):
+        yield f"{note} ({times} windows)"
+    for refused in dict.fromkeys(replayed.refused for replayed in judge.replays if replayed.refused):
+        yield f"replay: {refused}"
+    if not judge.replays:
+        yield "no window was replayed (pass `loss`): faults in the loss itself, such as in-batch negatives, were not looked for"
+    constants = [share for _, share in judge.constants]
+    if constants and not findings:
+        yield from _total(judge.constants)
+
+
+def _total(constants: Sequence[tuple[float, float]]) -> Iterator[str]:
+    shares, each = [s for _, s in constants], [c for c, _ in constants]
+    if all(abs(s - 1) <= 2e-2 for s in shares):
+        return
+    low, high = min(shares), max(shares)
+    if high - low <= 2e-2 * abs(high):
+        yield f"all terms of a window weigh {high:.4g} of their mean, alike in every window: a weight of the loss, or its unit"
+    elif max(each) - min(each) <= 2e-2 * abs(max(each)):
+        yield f"every loss term weighs {max(each):.4g}, whatever the window holds: a sum, or a fixed divisor"
+    else:
+        yield f"the terms of a window weigh {low:.4g} to {high:.4g} of their mean, in no way that is known"

@@ -1,0 +1,185 @@
+"""What all windows together say."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import TextIO
+
+import numpy as np
+
+from harness.audit.report.remedies import remedy
+from harness.judge.cause import Cause
+from harness.watch.calls import misplaced
+from harness.watch.evidence import Finding, Window
+from harness.watch.gradients import Sum, summed
+from harness.watch.replay import Replayed
+from harness.watch.weights import judged, weights_of
+
+CARRIED = (Cause.gradients_not_cleared, Cause.foreign_gradients)
+TELL_AT_ONCE = 2  # windows that must have been seen before the terminal is told
+
+
+class Judge:
+    """Judges each window when the next one has ended: whether it was short shows only then."""
+
+    def __init__(self, accumulation_steps: int | None, tell: TextIO | None) -> None:
+        self.configured, self._tell = accumulation_steps, tell
+        self.properties: Mapping[Cause, str] = {}
+        self.left_over = 0
+        self.windows = self.skipped = self.closures = 0
+        self.sizes: Counter[int] = Counter()
+        self.findings: dict[Cause, Finding] = {}
+        self.notes: Counter[str] = Counter()
+        self.summed = self.weighed = self.looked = 0  # windows of several micro-batches whose sum, and weights, were right
+        self.replays: list[Replayed] = []
+        self.clean = self.carried = 0  # windows of one micro-batch that began without, and with, an older gradient
+        self.constants: list[tuple[float, float]] = []  # of windows: what a term weighs, and all of them
+        self._waiting: dict[int, Window] = {}
+        self._last: dict[int, Window] = {}
+        self._told: set[Cause] = set()
+        self._metrics: dict[str, float] = {}
+
+    def see(self, window: Window) -> bool:
+        """A window has ended; whether the next ones should be looked at closely. What is said is said of the one before."""
+        self.windows += 1
+        waiting = self._waiting.pop(window.track, None)
+        if window.skipped or window.closure:
+            self.skipped += window.skipped
+            self.closures += window.closure
+        else:
+            self.sizes[len(window.micro_batches)] += 1
+            self._waiting[window.track] = window
+        suspicious = waiting is not None and self._judge(waiting)
+        self._say()
+        return suspicious
+
+    @property
+    def usual(self) -> int:
+        """Micro-batches of a window."""
+        return self.configured or max(self.sizes, key=lambda size: (self.sizes[size], size))
+
+    def _judge(self, window: Window) -> bool:
+        last, self._last[window.track] = self._last.get(window.track), window
+        if self._shortened(window):
+            last = None
+        total = summed(window, last)
+        if window.resumed and any(f.cause in CARRIED for f in total.findings):
+            self.notes["the first window goes on with gradients of a run before it: it was not judged"] += 1
+            return False
+        for finding in (*total.findings, *misplaced(window)):
+            self._add(finding)
+        if total.note:
+            self.notes[total.note] += 1
+        self.summed += len(window.micro_batches) > 1 and total.right
+        self.carried += any(f.cause is Cause.gradients_not_cleared for f in total.findings)
+        self.clean += total.right and window.index > 0
+        self._measure(window, total)
+        self._weigh(window, total)
+        return bool(total.findings) or total.suspicious
+
+    def _shortened(self, window: Window) -> bool:
+        """Take micro-batches out that were given up before the window began.
+
+        These are a whole window whose step was left out, and another model's losses that passed through this one (a generator's
+        through its discriminator): all gradients are cleared after them, and a usual window follows.
+        """
+        parts = window.micro_batches
+        for k in range(len(parts) - 1, 0, -1):
+            cleared = parts[k].empty or (parts[k].before is not None and not np.any(parts[k].before))
+            fed = all(m.fed for m in parts[:k]) and not any(m.fed for m in parts[k:])
+            bad = any(m.contribution is not None and not np.isfinite(m.contribution).all() for m in parts[:k])
+            if cleared and (fed or bad or (len(parts) > self.usual and len(parts) - k == self.usual)):
+                self.sizes[len(parts)] -= 1
+                self.sizes += Counter({len(parts) - k: 1})
+                window.micro_batches = parts[k:]
+                self.notes["micro-batches were given up: their gradients were cleared before a step"] += 1
+                return True
+        return False
+
+    def _weigh(self, window: Window, total: Sum) -> None:
+        weights, why = weights_of(window, total)
+        if weights is None:
+            if why:
+                self.notes[why] += 1
+            return
+        if weights.num > 1:
+            self.looked += 1
+        scaled = abs(total.factor - 1) > weights.tolerance and weights.world == 1
+        if scaled and abs(weights.shares[0] - 1) <= weights.tolerance:
+            scaled = False
+        found = judged(weights, self.usual, resumed=window.resumed, scaled=scaled or bool(total.findings))
+        for finding in found:
+            self._add(finding)
+        if weights.num > 1 and not found:
+            if not weights.equal:
+                self.notes["loss terms weigh unequally over micro-batches, in no way that is known"] += 1
+            elif weights.why_incomplete:
+                self.notes[weights.why_incomplete] += 1
+            else:
+                self.weighed += 1
+        self.constants.append((weights.each[0], weights.shares[0]))
+        del self.constants[:-64]
+        self._metrics["accumulation/weight_spread"] = max(weights.each) / min(weights.each) if min(weights.each) > 0 else math.nan
+        self._metrics["accumulation/weight_sum"] = sum(c * n for c, n in zip(weights.each, weights.terms, strict=True))
+        self._metrics["accumulation/loss_terms"] = weights.total
+
+    def _measure(self, window: Window, total: Sum) -> None:
+        known = [m.contribution for m in window.micro_batches if m.contribution is not None]
+        norm = float(np.sqrt(np.square(window.gradient).mean(axis=1).sum()))
+        self._metrics |= {
+            "accumulation/micro_batches": float(len(window.micro_batches)),
+            "accumulation/gradient_norm": norm,
+            "accumulation/sketch_error": total.error,
+        }
+        if total.right and len(known) > 1:
+            self._metrics["accumulation/noise_scale"] = noise_scale(known)
+
+    def replayed(self, replayed: Replayed) -> None:
+        """A window has been replayed."""
+        self.replays.append(replayed)
+        del self.replays[:-64]
+        if not math.isnan(replayed.error):
+            self._metrics |= {"accumulation/replay_error": replayed.error, "accumulation/replay_floor": replayed.floor}
+        for finding in replayed.findings:
+            self._add(finding)
+
+    def _add(self, finding: Finding) -> None:
+        known = self.findings.get(finding.cause)
+        if known is None:
+            self.findings[finding.cause] = finding
+        else:
+            known.count += 1
+
+    def _say(self) -> None:
+        if self._tell is None or self.windows < TELL_AT_ONCE:
+            return
+        for cause, finding in self.findings.items():
+            if cause not in self._told:
+                self._told.add(cause)
+                where = f"window {finding.window + 1}"
+                print(f"accumulation: {cause} ({where}): {finding.message}; {remedy(cause)}", file=self._tell, flush=True)
+
+    def metrics(self) -> Mapping[str, float]:
+        """`accumulation/*` of the last window."""
+        return dict(self._metrics) | {"accumulation/findings": float(len(self.findings))}
+
+    def finish(self) -> None:
+        """No further window will come."""
+        self._judge_waiting()
+        self._say()
+
+    def _judge_waiting(self) -> None:
+        for waiting in list(self._waiting.values()):
+            self._judge(waiting)
+        self._waiting.clear()
+
+
+def noise_scale(parts: list[np.ndarray[tuple[int, ...], np.dtype[np.float64]]]) -> float:
+    """tr(Sigma) / ||G||^2 in micro-batches (McCandlish et al. 2018, appendix A), from the parts' own squared norms."""
+    n = len(parts)
+    small = float(np.mean([np.square(part * n).mean(axis=1).sum() for part in parts]))  # of one micro-batch's mean gradient
+    large = float(np.square(np.sum(parts, axis=0)).mean(axis=1).sum())
+    signal, noise = (n * large - small) / (n - 1), (small - large) / (1 - 1 / n)
+    return noise / signal if signal > 0 else math.nan

@@ -1,0 +1,25 @@
+"""What a model has that accumulation cannot make equal, or that a window cannot be compared through: told, not blamed."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from harness.judge.cause import MEANINGS, Cause
+
+
+def properties(model: nn.Module) -> dict[Cause, str]:
+    """Cause -> a sentence with the layers that have it."""
+    norms = [name for name, layer in model.named_modules() if isinstance(layer, _BatchNorm) and layer.training]
+    drops = [name for name, layer in model.named_modules() if _drops(layer)]
+    found = {}
+    for cause, names in ((Cause.batch_statistics, norms), (Cause.stochastic_layers, drops)):
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            found[cause] = f"a property of the model ({names[0] or type(model).__name__}{more}): {MEANINGS[cause].sentence}"
+    return found
+
+
+def _drops(layer: nn.Module) -> bool:
+    probability = getattr(layer, "p", 0) if isinstance(layer, nn.modules.dropout._DropoutNd) else getattr(layer, "dropout", 0)
+    return layer.training and isinstance(probability, (int, float)) and 0 < probability < 1

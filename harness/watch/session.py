@@ -1,0 +1,396 @@
+"""`watch`: follow a training loop through the calls that it makes anyway."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
+
+from harness.audit.observe.patches import Patches
+from harness.watch.batches import Batches
+from harness.watch.conclusion import concluded
+from harness.watch.heads import Heads
+from harness.watch.judge import Judge
+from harness.watch.properties import properties
+from harness.watch.replay import Loss, Replay
+from harness.watch.report import Report
+from harness.watch.track import Sketched, Track
+
+FIRST = 4  # windows that are looked at closely when a watch begins, and after something was seen
+EVERY = 16  # and how often then
+REPLAYED_FIRST = 1  # index of the first window that is replayed
+
+
+def watch(
+    model: nn.Module,
+    optimizer: Optimizer | Iterable[Any],
+    *,
+    every: int = 500,
+    loss: Loss | None = None,
+    accumulation_steps: int | None = None,
+    log: Callable[[Mapping[str, float]], Any] | None = None,
+    tell: TextIO | None = sys.stderr,
+) -> Watch:
+    """Watch the windows of a run, as a context manager or between `attach` and `detach`.
+
+    Args:
+        model: What is trained; where it is wrapped (DDP, `torch.compile`), either the wrapper or what is inside.
+        optimizer: One, or several.
+        every: Every how many windows one is replayed (the second of a run is, too); only with `loss`.
+        loss: `loss(model, batch)`: the loss of a batch as training on it alone would take it, not divided by the number of
+            micro-batches; or its sum and its number of terms, with which a window is replayed in halves of its micro-batches.
+        accumulation_steps: What the run is set to; otherwise its most frequent number of micro-batches.
+        log: Called after each window with `accumulation/*` metrics, as `wandb.log` takes them.
+        tell: Where a line goes as soon as something is wrong.
+
+    Raises ValueError for arguments that cannot be watched.
+    """
+    if every < 1:
+        raise ValueError(f"every: expected at least 1, got {every}")
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
+    return Watch(model, _optimizers(optimizer), every, loss, accumulation_steps, log, tell)
+
+
+class Watch:
+    """A run that is being watched."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        every: int,
+        loss: Loss | None,
+        accumulation_steps: int | None,
+        log: Callable[[Mapping[str, float]], Any] | None,
+        tell: TextIO | None,
+    ) -> None:
+        self.model, self.every, self.log = model, every, log
+        self.tracks = [Track(i, optimizer, model) for i, optimizer in enumerate(optimizers)]
+        for track in self.tracks:
+            track.detach()
+        self._tell = tell
+        self.judge = Judge(accumulation_steps, tell)
+        self.heads, self.batches = Heads(), Batches(keep=loss is not None)
+        self.replay = Replay(model, loss) if loss is not None else None
+        self._patches: Patches | None = None
+        self._depth = 0
+        self._paused = False
+        self._scale: Tensor | None = None
+        self._stepping: Track | None = None
+        self._closed: Counter[int] = Counter()
+        self._held: dict[int, tuple[Sketched, Sketched | None]] = {}
+
+    # -- the outside -------------------------------------------------------------------------------------------------
+
+    def attach(self) -> Watch:
+        """Begin to watch."""
+        if self._patches is not None:
+            return self
+        patches = self._patches = Patches()
+        wraps = {
+            (torch.autograd, "backward"): self._backward,
+            (torch.autograd, "grad"): self._grad,
+            (nn.utils, "clip_grad_norm_"): self._clip,
+            (nn.utils, "clip_grad_value_"): self._clip,
+            **self.heads.functions(),
+        }
+        patches.functions(wraps, [])
+        for owner, name, wrap in (
+            (Optimizer, "zero_grad", self._note_of_owner("zero_grad")),
+            (nn.Module, "zero_grad", self._note_of_owner("zero_grad")),
+            (LRScheduler, "step", self._schedule),
+            (GradScaler, "scale", self._scaled),
+            (GradScaler, "unscale_", self._unscale),
+            (GradScaler, "step", self._scaler_step),
+            (GradScaler, "update", self._scaler_update),
+            (AveragedModel, "update_parameters", self._averaged),
+        ):
+            patches.method(owner, name, wrap)
+        for track in self.tracks:
+            track.refresh()
+            patches.removing(track.optimizer.register_step_pre_hook(StepHook(self, "before")))
+            patches.removing(track.optimizer.register_step_post_hook(StepHook(self, "after")))
+        patches.removing(self.model.register_forward_hook(ForwardHook(self), with_kwargs=True))
+        return self
+
+    def detach(self) -> None:
+        """Stop watching; the report stays."""
+        if self._patches is None:
+            return
+        self._patches.restore()
+        self._patches = None
+        for track in self.tracks:
+            if track.window.backwards:
+                self.judge.left_over = len(track.window.backwards)
+            track.detach()
+        self.judge.finish()
+        found = self.report()
+        if self._tell is not None and found.verdict != "different":
+            print(found.headline, file=self._tell, flush=True)
+
+    def __enter__(self) -> Watch:
+        return self.attach()
+
+    def __exit__(self, *_: object) -> None:
+        self.detach()
+
+    def batch(self, batch: Any) -> Any:
+        """Hand over the batch of the next micro-batch, for the replay; returns it."""
+        self.batches.hand_over(batch)
+        return batch
+
+    def report(self, path: str | Path | None = None) -> Report:
+        """What is known now; also written to `path`, as JSON or, where it ends in `.md`, as a page for an issue."""
+        found = concluded(self.judge)
+        if path is not None:
+            found.save(path)
+        return found
+
+    def to_json(self) -> str:
+        """The report as JSON."""
+        return self.report().to_json()
+
+    # -- what the loop calls -----------------------------------------------------------------------------------------
+
+    def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return self._differentiate(original, args, kwargs, args[0] if args else kwargs.get("tensors"))
+
+    def _grad(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        inputs = args[1] if len(args) > 1 else kwargs.get("inputs")
+        wanted = {id(t) for t in ([inputs] if isinstance(inputs, Tensor) else list(inputs or ()))}
+        own = any(id(p) in wanted for track in self.tracks for p in track.parameters)
+        if not own:  # a gradient penalty, say: no part of the sum
+            return original(*args, **kwargs)
+        return self._differentiate(original, args, kwargs, args[0] if args else kwargs.get("outputs"))
+
+    def _differentiate(self, original: Callable[..., Any], args: Any, kwargs: Any, root: Any) -> Any:
+        if self._depth or self._paused:  # checkpointing runs backward inside backward
+            return original(*args, **kwargs)
+        self._depth += 1
+        for track in self.tracks:
+            track.before_backward()
+        try:
+            result = original(*args, **kwargs)
+        except BaseException:
+            for track in self.tracks:
+                track.abort()
+            raise
+        finally:
+            self._depth -= 1
+        heads, fed = self.heads.taken()
+        scale, self._scale = self._scale, None
+        loss = root.detach().clone() if isinstance(root, Tensor) and root.numel() == 1 else None
+        reached = [track for track in self.tracks if track.after_backward(heads, scale, loss, fed=fed)]
+        for track in reached:
+            track.window.closure = track.window.closure or self._stepping is track
+        self.batches.end(reached=bool(reached))
+        return result
+
+    def _clip(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if args and not isinstance(args[0], Tensor):
+            args = (list(args[0]), *args[1:])  # it may be a generator
+        elif "parameters" in kwargs and not isinstance(kwargs["parameters"], Tensor):
+            kwargs["parameters"] = list(kwargs["parameters"])
+        given = args[0] if args else kwargs.get("parameters")
+        members = {id(p) for p in ([given] if isinstance(given, Tensor) else given or ())}
+        touched = [t for t in self.tracks if any(id(p) in members for p in t.parameters)]
+        for track in touched:
+            track.before_clip()
+            scaled = "unscale" not in track.window.calls and any(b.scale is not None for b in track.window.backwards)
+            track.window.calls.append("clip scaled" if scaled else "clip")
+        return original(*args, **kwargs)
+
+    def _note_of_owner(self, call: str) -> Callable[..., Any]:
+        def wrap(original: Callable[..., Any], owner: Any, *args: Any, **kwargs: Any) -> Any:
+            members = {id(p) for p in owner.parameters()} if isinstance(owner, nn.Module) else set()
+            for track in self.tracks:
+                if track.optimizer is owner or any(id(p) in members for p in track.parameters):
+                    track.window.calls.append(call)
+            return original(owner, *args, **kwargs)
+
+        return wrap
+
+    def _schedule(self, original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        for track in self.tracks:
+            if getattr(scheduler, "optimizer", None) is track.optimizer:
+                track.window.calls.append("schedule")
+        return original(scheduler, *args, **kwargs)
+
+    def _averaged(self, original: Callable[..., Any], averaged: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        members = {id(p) for p in model.parameters()}
+        for track in self.tracks:
+            if any(id(p) in members for p in track.parameters):
+                track.window.calls.append("average")
+        return original(averaged, model, *args, **kwargs)
+
+    # -- the loss scaler ---------------------------------------------------------------------------------------------
+
+    def _scaled(self, original: Callable[..., Any], scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(scaler, *args, **kwargs)
+        if scaler.is_enabled() and not self._paused:
+            self._scale = scaler._scale.detach().clone()
+        return result
+
+    def _unscale(self, original: Callable[..., Any], scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(scaler, optimizer, *args, **kwargs)
+        for track in self.tracks:
+            if track.optimizer is optimizer and scaler.is_enabled():
+                track.window.calls.append("unscale")
+        return result
+
+    def _scaler_update(self, original: Callable[..., Any], scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        for track in self.tracks:
+            if scaler.is_enabled():
+                track.window.calls.append("update scale")
+        return original(scaler, *args, **kwargs)
+
+    def _scaler_step(self, original: Callable[..., Any], scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        mine = [track for track in self.tracks if track.optimizer is optimizer]
+        taken = [self._closed[track.index] for track in mine]
+        result = original(scaler, optimizer, *args, **kwargs)
+        for track, count in zip(mine, taken, strict=True):
+            if self._closed[track.index] == count and track.window.backwards:
+                self._close(track, skipped=True)
+        return result
+
+    # -- the step ----------------------------------------------------------------------------------------------------
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """An optimizer is about to step."""
+        track = self._track(optimizer)
+        if track is None or self._paused:
+            return
+        self._stepping = track
+        if self._depth:  # an optimizer in the backward: the last micro-batch is not complete
+            track.window.closure = track.stepped_inside = True
+        track.refresh()
+        track.look_at_format()
+        gradients = track.gradients()
+        factor = getattr(optimizer, "grad_scale", None)  # a fused optimizer unscales inside its step
+        if isinstance(factor, Tensor):
+            gradients = [None if g is None else g / factor.to(g.device) for g in gradients]
+        parameters = track.sketches.of(track.parameters) if track.detail else None
+        self._held[track.index] = (gradients, parameters)
+        if self.replay is not None and self._is_replayed(track):
+            self._replay(track, gradients)
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """It has stepped."""
+        track = self._track(optimizer)
+        self._stepping = None
+        if track is not None and not self._paused:
+            found_inf = getattr(optimizer, "found_inf", None)
+            self._close(track, skipped=isinstance(found_inf, Tensor) and bool(found_inf))
+
+    def _close(self, track: Track, *, skipped: bool) -> None:
+        gradients, parameters = self._held.pop(track.index, (None, None))
+        if gradients is None:
+            gradients = track.gradients()
+        self._closed[track.index] += 1
+        window = track.close(skipped=skipped, gradients=gradients, parameters=parameters, alone=not _in_a_group())
+        self.batches.forget()
+        if window is None:
+            return
+        if track.detail:
+            self.judge.properties = {**self.judge.properties, **properties(self.model)}
+        suspicious = self.judge.see(window)
+        if suspicious and not _in_a_group():
+            self._close_until = window.index + FIRST
+        nearest = window.index + 1
+        track.detail = nearest < FIRST or nearest <= self._close_until or nearest % EVERY == 0
+        self.heads.detail = any(t.detail for t in self.tracks)
+        if self.log is not None:
+            self.log(self.judge.metrics())
+
+    _close_until = -1
+
+    # -- the replay --------------------------------------------------------------------------------------------------
+
+    def _is_replayed(self, track: Track) -> bool:
+        index = track.num_windows
+        return (
+            track.index == 0
+            and len(track.window.backwards) > 0
+            and (index == REPLAYED_FIRST or index % self.every == self.every - 1)
+        )
+
+    def _replay(self, track: Track, gradients: Sketched) -> None:
+        assert self.replay is not None
+        self._paused = self.heads.paused = self.batches.paused = True
+        try:
+            given = track.window.unclipped if track.window.unclipped is not None else gradients
+            self.judge.replayed(self.replay.run(track, given, self.batches, self.heads))
+        finally:
+            self._paused = self.heads.paused = self.batches.paused = False
+
+    def _track(self, optimizer: Any) -> Track | None:
+        return next((track for track in self.tracks if track.optimizer is optimizer), None)
+
+
+class StepHook:
+    """A step hook that is left behind by a copied or pickled optimizer."""
+
+    def __init__(self, watch: Watch | None, when: str) -> None:
+        self.watch, self.when = watch, when
+
+    def __call__(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Before, or after, a step."""
+        if self.watch is not None:
+            (self.watch.before_step if self.when == "before" else self.watch.after_step)(optimizer)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StepHook, (None, self.when)
+
+    def __deepcopy__(self, memo: Any) -> StepHook:
+        return StepHook(None, self.when)
+
+
+class ForwardHook:
+    """A forward hook that is left behind by a copied or pickled model."""
+
+    def __init__(self, watch: Watch | None) -> None:
+        self.watch = watch
+
+    def __call__(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:
+        """After a forward; inside a compiled one, outputs have no numbers yet."""
+        if torch.compiler.is_compiling() or self.watch is None:
+            return
+        if torch.is_grad_enabled() and module.training:
+            self.watch.heads.see(args, kwargs, output)
+            self.watch.batches.see(args, kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ForwardHook, (None,)
+
+    def __deepcopy__(self, memo: Any) -> ForwardHook:
+        return ForwardHook(None)
+
+
+def _optimizers(given: Any) -> list[Optimizer]:
+    """Also out of wrappers that keep theirs in `.optimizer` (accelerate)."""
+    if isinstance(given, Mapping):
+        given = list(given.values())
+    listed = list(given) if isinstance(given, (list, tuple)) else [given]
+    found = []
+    for one in listed:
+        inner = getattr(one, "optimizer", one)
+        if not isinstance(inner, Optimizer):
+            raise ValueError(f"optimizer: expected a torch.optim.Optimizer, or several, got {type(one).__name__}")
+        found.append(inner)
+    if not found:
+        raise ValueError("optimizer: expected at least one, got none")
+    return found
+
+
+def _in_a_group() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1

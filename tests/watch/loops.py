@@ -1,0 +1,90 @@
+"""A small training loop in stages, to be watched: right as it stands, wrong where a stage is exchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from harness.watch import Report, watch
+
+ROWS, FEATURES, CLASSES, N = 96, 10, 5, 4
+Losses = Callable[[nn.Module, Tensor, Tensor, int], Tensor]  # (model, x, y, rows of the window) -> what is differentiated
+
+
+def data(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(ROWS, FEATURES, generator=generator, dtype=dtype), torch.randint(0, CLASSES, (ROWS,), generator=generator)
+
+
+def network(*middle: nn.Module) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(FEATURES, 16), *(middle or (nn.Tanh(),)), nn.Linear(16, CLASSES))
+
+
+def right(model: nn.Module, x: Tensor, y: Tensor, rows: int) -> Tensor:
+    return functional.cross_entropy(model(x), y, reduction="sum") / rows
+
+
+def nothing(*_: Any) -> None:
+    pass
+
+
+class Loop:
+    """Windows of 4 micro-batches of unequal rows; every stage is a function of the loop."""
+
+    def __init__(
+        self,
+        *,
+        loss: Losses = right,
+        model: nn.Module | None = None,
+        optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
+        before_backward: Callable[[Loop], Any] = nothing,
+        after_backward: Callable[[Loop], Any] = nothing,
+        before_step: Callable[[Loop], Any] = nothing,
+        after_step: Callable[[Loop], Any] = lambda loop: loop.optimizer.zero_grad(),
+        sizes: Sequence[int] = (5, 3, 4, 4),
+        scaler: torch.amp.GradScaler | None = None,
+        windows: Sequence[Sequence[int]] = (),
+    ) -> None:
+        self.model = network() if model is None else model
+        self.optimizer = optimizer(self.model.parameters(), lr=0.05)
+        self.loss, self.scaler = loss, scaler
+        self.before_backward, self.after_backward = before_backward, after_backward
+        self.before_step, self.after_step = before_step, after_step
+        self.windows = windows or [sizes] * (ROWS // sum(sizes))
+        self.k = self.window = 0
+
+    def run(self, hand_over: Callable[[Any], Any] = nothing) -> None:
+        x, y = data()
+        start = 0
+        for window, sizes in enumerate(self.windows):
+            self.window = window
+            for k, size in enumerate(sizes):
+                self.k = k
+                rows = slice(start, start + size)
+                start += size
+                hand_over((x[rows], y[rows]))
+                self.before_backward(self)
+                loss = self.loss(self.model, x[rows], y[rows], sum(sizes))
+                (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+                self.after_backward(self)
+            self.before_step(self)
+            if self.scaler is None:
+                self.optimizer.step()
+            else:
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+            self.after_step(self)
+
+    def watched(self, **options: Any) -> Report:
+        with watch(self.model, self.optimizer, **{"tell": None, **options}) as seen:
+            self.run(seen.batch)
+        return seen.report()
+
+    @property
+    def weights(self) -> list[Tensor]:
+        return [p.detach().clone() for p in self.model.parameters()]

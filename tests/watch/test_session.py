@@ -1,0 +1,388 @@
+from __future__ import annotations
+
+import copy
+import io
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from harness.judge.cause import Cause
+from harness.watch import watch
+from tests.watch.loops import FEATURES, Loop, N, network, right
+
+
+def mean(model: nn.Module, x: Tensor, y: Tensor, rows: int) -> Tensor:
+    return functional.cross_entropy(model(x), y) / N
+
+
+def objective(model: nn.Module, batch: Any) -> Tensor:
+    return functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def by_hand(model: nn.Module, x: Tensor, y: Tensor, rows: int) -> Tensor:
+    """A cross-entropy that no function of PyTorch's computes."""
+    return -model(x).log_softmax(-1)[torch.arange(len(y)), y].sum() / rows
+
+
+def smoothed(model: nn.Module, x: Tensor, y: Tensor, rows: int) -> Tensor:
+    logs = model(x).log_softmax(-1)
+    return -(0.9 * logs[torch.arange(len(y)), y] + 0.1 * logs.mean(-1)).sum() / rows
+
+
+def binary(model: nn.Module, x: Tensor, y: Tensor, rows: int) -> Tensor:
+    targets = functional.one_hot(y, 5).float()
+    return functional.binary_cross_entropy_with_logits(model(x), targets, reduction="sum") / rows / 5
+
+
+def squared(model: nn.Module, x: Tensor, y: Tensor, rows: int) -> Tensor:
+    return functional.mse_loss(model(x), functional.one_hot(y, 5).float(), reduction="sum") / rows / 5
+
+
+def autocast(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def cast(*arguments: Any) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return loss(*arguments)
+
+    return cast
+
+
+class Own:
+    """A buffer of the loop's own adds the gradients up."""
+
+    def __init__(self) -> None:
+        self.total: list[Tensor] = []
+
+    def add(self, loop: Loop) -> None:
+        grads = [p.grad.clone() for p in loop.model.parameters() if p.grad is not None]
+        self.total = [a + b for a, b in zip(self.total, grads, strict=True)] if loop.k else grads
+        loop.optimizer.zero_grad()
+
+    def give(self, loop: Loop) -> None:
+        for p, gradient in zip(loop.model.parameters(), self.total, strict=True):
+            p.grad = gradient
+
+    def keep_the_first(self, loop: Loop) -> None:
+        if loop.k == 0:
+            self.total = [p.grad.clone() for p in loop.model.parameters() if p.grad is not None]
+
+
+def clip(loop: Loop) -> None:
+    torch.nn.utils.clip_grad_norm_(loop.model.parameters(), 0.05)
+
+
+def clear(loop: Loop) -> None:
+    loop.optimizer.zero_grad()
+
+
+def divide(loop: Loop) -> None:
+    for p in loop.model.parameters():
+        assert p.grad is not None
+        p.grad /= 16
+
+
+def scale_down(loop: Loop) -> None:
+    for p in loop.model.parameters():
+        assert p.grad is not None
+        p.grad.mul_(0.5)
+
+
+def decay(loop: Loop) -> None:
+    for p in loop.model.parameters():
+        assert p.grad is not None
+        p.grad.add_(p.detach(), alpha=0.01)
+
+
+def to_bfloat16(loop: Loop) -> None:
+    for p in loop.model.parameters():
+        assert p.grad is not None
+        p.grad = p.grad.bfloat16().float()
+
+
+def unscaled(loop: Loop) -> None:
+    assert loop.scaler is not None
+    loop.scaler.unscale_(loop.optimizer)
+    clip(loop)
+
+
+def rates(loop: Loop) -> None:
+    for group in loop.optimizer.param_groups:
+        group["lr"] *= 0.9
+
+
+def scaler() -> torch.amp.GradScaler:
+    return torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+
+def frozen() -> nn.Module:
+    model = network()
+    model[0].requires_grad_(False)
+    return model
+
+
+class Checkpointed(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Tensor = checkpoint(self[0], x, use_reentrant=False)
+        out: Tensor = self[2](self[1](hidden))
+        return out
+
+
+RIGHT = {
+    "sums over rows": lambda: Loop(),
+    "mean, equal micro-batches": lambda: Loop(loss=mean, sizes=(4, 4, 4, 4)),
+    "cross-entropy by hand": lambda: Loop(loss=by_hand),
+    "label smoothing": lambda: Loop(loss=smoothed),
+    "binary": lambda: Loop(loss=binary),
+    "squared": lambda: Loop(loss=squared),
+    "clipped": lambda: Loop(before_step=clip, optimizer=torch.optim.AdamW),
+    "divided at the end": lambda: Loop(loss=lambda m, x, y, rows: right(m, x, y, 1), before_step=divide),
+    "own buffer": lambda: (lambda own: Loop(after_backward=own.add, before_step=own.give))(Own()),
+    "short window": lambda: Loop(windows=[(4, 4, 4, 4), (4, 4, 4, 4), (4, 4), (4, 4, 4, 4)]),
+    "scaler": lambda: Loop(scaler=scaler(), before_step=unscaled),
+    "bfloat16": lambda: Loop(loss=autocast(right)),
+    "frozen": lambda: Loop(model=frozen()),
+    "checkpointing": lambda: Loop(model=Checkpointed(*network())),
+    "cleared in place": lambda: Loop(after_step=lambda loop: loop.optimizer.zero_grad(set_to_none=False)),
+}
+WRONG: dict[Cause, Callable[[], Loop]] = {
+    Cause.loss_not_divided: lambda: Loop(loss=lambda m, x, y, rows: N * right(m, x, y, rows)),
+    Cause.loss_divided_twice: lambda: Loop(loss=lambda m, x, y, rows: right(m, x, y, rows) / N),
+    Cause.mean_of_means: lambda: Loop(loss=mean),
+    Cause.short_window_divided_by_n: lambda: Loop(loss=mean, windows=[(4, 4, 4, 4), (4, 4, 4, 4), (4, 4)]),
+    Cause.gradients_cleared_in_window: lambda: Loop(before_backward=clear),
+    Cause.accumulator_overwritten: lambda: (
+        lambda own: Loop(after_backward=own.keep_the_first, before_step=own.give)
+    )(Own()),
+    Cause.gradients_not_cleared: lambda: Loop(after_step=lambda loop: None),
+    Cause.step_every_micro_batch: lambda: Loop(
+        windows=[(4,)] * 16, after_step=lambda loop: loop.window % 4 == 3 and loop.optimizer.zero_grad()
+    ),
+    Cause.clip_per_micro_batch: lambda: Loop(after_backward=clip),
+    Cause.clip_before_unscale: lambda: Loop(scaler=scaler(), before_step=clip),
+    Cause.sum_rescaled_in_window: lambda: Loop(before_backward=lambda loop: loop.k and scale_down(loop)),
+    Cause.low_precision_accumulator: lambda: Loop(after_backward=to_bfloat16),
+    Cause.weight_decay_per_micro_batch: lambda: Loop(after_backward=decay),
+    Cause.schedule_per_micro_batch: lambda: Loop(after_backward=rates),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_loop_is_silent_and_trains_as_if_nobody_watched(name: str) -> None:
+    watched, alone = RIGHT[name](), RIGHT[name]()
+    report = watched.watched()
+    alone.run()
+    assert (report.verdict, report.causes) == ("equivalent", ()), str(report)
+    assert all(torch.equal(a, b) for a, b in zip(watched.weights, alone.weights, strict=True))
+
+
+@pytest.mark.parametrize("cause", WRONG, ids=str)
+def test_a_wrong_loop_has_its_cause_and_no_other(cause: Cause) -> None:
+    watched, alone = WRONG[cause](), WRONG[cause]()
+    report = watched.watched()
+    alone.run()
+    assert (report.verdict, report.causes) == ("different", (cause,)), str(report)
+    assert cause in str(report) and "remedy" in str(report)
+    assert all(torch.equal(a, b) for a, b in zip(watched.weights, alone.weights, strict=True))
+
+
+# -- replay -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_replay_leaves_no_trace_and_knows_its_floor() -> None:
+    watched, alone = Loop(model=network(nn.BatchNorm1d(16))), Loop(model=network(nn.BatchNorm1d(16)))
+    torch.manual_seed(3)
+    report = watched.watched(loss=objective, every=2)
+    drawn = torch.rand(3)
+    alone.run()
+    torch.manual_seed(3)
+    assert torch.equal(drawn, torch.rand(3))
+    assert all(
+        torch.equal(a, b) for a, b in zip(watched.model.state_dict().values(), alone.model.state_dict().values(), strict=True)
+    )
+    assert report.causes == (Cause.batch_statistics,) and report.properties
+    evidence = report.findings[0].evidence
+    assert evidence["floor"] < 1e-5 < 0.05 < evidence["distance"]
+
+
+def test_batch_norm_is_told_and_not_blamed_where_nothing_was_replayed() -> None:
+    report = Loop(model=network(nn.BatchNorm1d(16))).watched()
+    assert (report.verdict, report.causes) == ("inconclusive", ()) and "BatchNorm" in report.properties[0]
+
+
+def test_dropout_is_told_and_the_replay_says_no_more() -> None:
+    report = Loop(model=network(nn.Dropout(0.5))).watched(loss=objective)
+    assert (report.verdict, report.causes) == ("equivalent", ()) and "random draws" in report.properties[0]
+    assert any("dropout" in reason for reason in report.reasons)
+
+
+def test_a_replay_in_halves_needs_the_sum_and_the_terms() -> None:
+    def parts(model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+        return functional.cross_entropy(model(batch[0]), batch[1], reduction="sum"), len(batch[1])
+
+    assert Loop().watched(loss=parts).checked["replays"] == 1
+    wrong = Loop(loss=mean).watched(loss=parts)
+    assert wrong.causes == (Cause.mean_of_means,)
+
+
+def test_a_penalty_is_seen_by_replay_alone() -> None:
+    def penalised(model: nn.Module, batch: Any) -> Tensor:
+        return objective(model, batch) + 0.01 * sum(p.square().sum() for p in model.parameters())
+
+    def in_full(model: nn.Module, x: Tensor, y: Tensor, rows: int) -> Tensor:
+        return right(model, x, y, rows) + 0.01 * sum(p.square().sum() for p in model.parameters())
+
+    unseen = Loop(loss=in_full).watched()
+    assert unseen.verdict == "inconclusive" and any("another term" in reason for reason in unseen.reasons)
+    assert Loop(loss=in_full).watched(loss=penalised).causes == (Cause.auxiliary_loss_scale,)
+
+
+def test_what_the_model_was_called_with_is_the_batch_where_none_is_handed_over() -> None:
+    loop = Loop(loss=lambda m, x, y, rows: m(x).square().sum() / rows)
+    with watch(loop.model, loop.optimizer, loss=lambda m, x: m(x).square().sum(-1).mean(), tell=None) as seen:
+        loop.run()
+    assert seen.report().checked["replays"] == 1 and seen.report().verdict == "equivalent"
+
+
+# -- what else a run may be -------------------------------------------------------------------------------------------
+
+
+def test_a_discriminator_is_not_blamed_for_its_generator() -> None:
+    torch.manual_seed(0)
+    generator, critic = nn.Linear(4, FEATURES), nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, 1))
+    first, second = torch.optim.Adam(generator.parameters()), torch.optim.Adam(critic.parameters())
+    bce = functional.binary_cross_entropy_with_logits
+    with watch(critic, second, tell=None) as seen:
+        for _ in range(6):
+            second.zero_grad()
+            for _ in range(N):
+                fake, true = generator(torch.randn(8, 4)).detach(), torch.randn(8, FEATURES)
+                (bce(critic(torch.cat([fake, true])), torch.arange(16)[:, None].ge(8).float()) / N).backward()
+            second.step()
+            first.zero_grad()
+            for _ in range(N):
+                (bce(critic(generator(torch.randn(8, 4))), torch.ones(8, 1)) / N).backward()
+            first.step()
+    assert seen.report().causes == () and seen.report().verdict == "equivalent", str(seen.report())
+
+
+def test_a_window_that_was_given_up_is_no_fault() -> None:
+    loop = Loop(windows=[(4,) * 4] * 3)
+
+    def run(seen: Any) -> None:
+        loop.run(seen.batch)
+        Loop(model=loop.model, after_step=lambda _: None, windows=[(4,)]).loss(
+            loop.model, torch.randn(4, 10), torch.arange(4), 16
+        ).backward()
+        loop.optimizer.zero_grad()
+        loop.run(seen.batch)
+
+    with watch(loop.model, loop.optimizer, tell=None) as seen:
+        run(seen)
+    assert seen.report().causes == (), str(seen.report())
+
+
+def test_sharpness_aware_steps_are_not_judged() -> None:
+    loop = Loop()
+
+    def climb(loop: Loop) -> None:
+        with torch.no_grad():
+            for p in loop.model.parameters():
+                assert p.grad is not None
+                p.add_(p.grad, alpha=0.05)
+        loop.optimizer.zero_grad()
+
+    loop.after_backward = lambda loop: climb(loop) if loop.k == 0 else None
+    assert loop.watched().causes == ()
+
+
+def test_a_watched_model_can_be_copied_and_stored() -> None:
+    loop = Loop(windows=[(4,) * 4] * 2)
+    with watch(loop.model, loop.optimizer, tell=None) as seen:
+        loop.run()
+        twin = copy.deepcopy(loop.model)
+        torch.save(loop.model, io.BytesIO())
+        pickle.dumps(loop.optimizer.state_dict())
+        functional.cross_entropy(twin(torch.randn(4, FEATURES)), torch.arange(4)).backward()
+        loop.run()
+    assert seen.report().verdict == "equivalent" and seen.report().windows == 4
+
+
+def test_transformed_functions_are_left_alone() -> None:
+    loop = Loop()
+
+    def mean_of_one(x: Tensor, y: Tensor) -> Tensor:
+        return functional.cross_entropy(loop.model(x[None]), y[None])
+
+    with watch(loop.model, loop.optimizer, tell=None):
+        x = torch.randn(4, FEATURES)
+        assert torch.vmap(torch.func.grad(mean_of_one))(x, torch.arange(4)).shape == x.shape
+        loop.run()
+
+
+@pytest.mark.slow
+def test_a_compiled_model_is_watched() -> None:
+    torch.compiler.reset()
+    loops = [Loop(), Loop()]
+    for loop in loops:
+        compiled = torch.compile(loop.model, backend="aot_eager")
+        loop.loss = lambda model, x, y, rows, compiled=compiled: right(compiled, x, y, rows)
+    report = loops[0].watched()
+    torch.compiler.reset()
+    loops[1].run()
+    assert report.causes == () and report.checked["sums"] == 6
+    assert all(torch.equal(a, b) for a, b in zip(loops[0].weights, loops[1].weights, strict=True))
+
+
+def test_nothing_is_left_behind() -> None:
+    before = torch.autograd.backward, functional.cross_entropy, torch.nn.utils.clip_grad_norm_, torch.optim.Optimizer.zero_grad
+    loop = Loop()
+    with pytest.raises(ZeroDivisionError), watch(loop.model, loop.optimizer, tell=None):
+        assert functional.cross_entropy is not before[1]
+        raise ZeroDivisionError
+    assert before == (
+        torch.autograd.backward,
+        functional.cross_entropy,
+        torch.nn.utils.clip_grad_norm_,
+        torch.optim.Optimizer.zero_grad,
+    )
+    assert not loop.model._forward_hooks and not any(p._backward_hooks for p in loop.model.parameters())
+
+
+def test_a_plain_run_says_that_nothing_was_accumulated() -> None:
+    report = Loop(windows=[(16,)] * 5).watched()
+    assert report.verdict == "inconclusive" and any("nothing was accumulated" in reason for reason in report.reasons)
+
+
+def test_refusals_name_the_argument() -> None:
+    model = network()
+    with pytest.raises(ValueError, match="every: expected at least 1, got 0"):
+        watch(model, torch.optim.SGD(model.parameters()), every=0)
+    with pytest.raises(ValueError, match=r"optimizer: expected a torch.optim.Optimizer, or several, got int"):
+        watch(model, 3)  # type: ignore[arg-type]
+
+
+# -- what comes out ---------------------------------------------------------------------------------------------------
+
+
+def test_lines_metrics_json_and_an_issue(tmp_path: Path) -> None:
+    said, logged = io.StringIO(), []
+    loop = Loop(loss=mean)
+    with watch(loop.model, loop.optimizer, tell=said, log=logged.append) as seen:
+        loop.run()
+    assert said.getvalue().startswith("accumulation: mean_of_means (window 1)") and said.getvalue().count("\n") == 1
+    assert logged[-1]["accumulation/weight_spread"] == pytest.approx(5 / 3, rel=1e-4)
+    assert logged[-1]["accumulation/weight_sum"] == pytest.approx(1, rel=1e-4)
+    report = seen.report(tmp_path / "issue.md")
+    assert json.loads(report.to_json())["causes"] == ["mean_of_means"]
+    page = (tmp_path / "issue.md").read_text()
+    assert "# Accumulated micro-batches are not one large batch: `mean_of_means`" in page and "torch" in page and "Remedy" in page
+    right_said = io.StringIO()
+    Loop().watched(tell=right_said)
+    assert right_said.getvalue().startswith("accumulation: equivalent; 6 windows") and right_said.getvalue().count("\n") == 1
