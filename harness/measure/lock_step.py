@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import gc
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -77,6 +78,8 @@ class Setting:
         self.shelf = choose_shelf(config, self.initial, device)
         self.has_batch_norm = has_batch_norm(self.initial)
         self.draws = draws(self.initial)  # random numbers, in a training forward
+        # A GPU draws as many numbers at once as fit into 16 bytes, so that dropout's masks depend on the format there.
+        self.masks_are_shared = not self.draws or device.type == "cpu" or config.precision == Precision.float64
         if isinstance(self.exact, CustomWorkload):
             examine(self.exact, self.initial, next(self.windows(1)), device)
 
@@ -109,6 +112,8 @@ class Setting:
 
     def arms(self, recipes: Mapping[str, Recipe], *, dropout: bool = True, **changes: Unpack[ArmChanges]) -> dict[str, Arm]:
         """A fresh arm for each recipe, by its label: see `arm`."""
+        if self.device.type != "cpu":
+            gc.collect()  # arms of an earlier phase are cycles, and hold memory of the device
         made = {}
         for label, recipe in recipes.items():
             made[label] = self.arm(recipe, dropout=dropout, **changes)
