@@ -72,16 +72,34 @@ _PLACES = (("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn"))
 def ieee_float32() -> Iterator[None]:
     """Float32 products on CUDA as IEEE has them; afterwards the caller's setting, made by whichever interface of torch.
 
-    The older one (`allow_tf32`) raises when it is read after the newer one (`fp32_precision`) was used: it is not read here.
+    The older one (`allow_tf32`) raises when it is read after the newer one (`fp32_precision`) was used, so that both are set: what
+    runs inside may read either.
     """
-    before = [_precision(*place) for place in _PLACES]
+    before, legacy = [_precision(*place) for place in _PLACES], _legacy()
+    if legacy is not None:
+        _set_legacy((False, "highest"))
     for place in _PLACES:
         _set_precision(*place, "ieee")
     try:
         yield
     finally:
+        if legacy is not None:
+            _set_legacy(legacy)
         for place, value in zip(_PLACES, before, strict=True):
             _set_precision(*place, value)
+
+
+def _legacy() -> tuple[bool, str] | None:
+    """What the older interface says, of convolutions and of products; None where the caller has used the newer one."""
+    try:
+        return torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return None
+
+
+def _set_legacy(values: tuple[bool, str]) -> None:
+    torch.backends.cudnn.allow_tf32 = values[0]
+    torch.set_float32_matmul_precision(values[1])
 
 
 def _precision(backend: str, operation: str) -> str:

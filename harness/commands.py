@@ -14,6 +14,7 @@ COMMANDS = {
     "plan": ("harness.plan", "the micro-batch that fits a memory"),
     "sync": ("analysis.sync", "upload the offline W&B runs of a store, and one run per sweep"),
     "status": ("harness.status", "where the trials of a store stand"),
+    "doctor": ("harness.doctor", "what is installed, what the device can do, how long things take"),
     "bench": ("harness.bench", "what the harness itself costs"),
 }
 OF_SWEEPS = (  # packages of the extra `sweep`
@@ -41,7 +42,7 @@ def main() -> None:
         print("\n".join(lines), file=sys.stdout if is_help else sys.stderr)
         sys.exit(0 if is_help else 2)
     module, _ = COMMANDS[asked]
-    missing = [name for name in OF_SWEEPS if asked != "audit" and find_spec(name) is None]
+    missing = [name for name in OF_SWEEPS if asked not in ("audit", "doctor") and find_spec(name) is None]
     if missing:
         print(
             f"accumulation-harness {asked} needs {', '.join(missing)}: pip install 'accumulation-harness[sweep]'", file=sys.stderr

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,13 +110,25 @@ def gap(setting: Setting, run: Run) -> float:
         freeze(arm.model)
         freeze(referee.model)
     watch = Watch(arm)
-    with setting.randomness(), torch.backends.cudnn.flags(enabled=run.cudnn and torch.backends.cudnn.enabled):
+    with setting.randomness(), _convolutions(run.cudnn):
         take_step(arm, arm.workload.batch(run.ids))
     if watch.gradient is None:
         return math.nan
     with setting.randomness():
         exact = referee.gradient(snapshot(referee.model), setting.exact.batch(run.ids))
     return relative_distance(watch.gradient, clipped(exact, run.clip_norm))
+
+
+@contextmanager
+def _convolutions(of_cudnn: bool) -> Iterator[None]:
+    """cuDNN's or torch's own; `torch.backends.cudnn.flags` raises where its two interfaces for TF32 disagree."""
+    kernels: Any = torch.backends.cudnn
+    before = kernels.enabled
+    kernels.enabled = before and of_cudnn
+    try:
+        yield
+    finally:
+        kernels.enabled = before
 
 
 def freeze(model: nn.Module) -> None:

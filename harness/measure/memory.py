@@ -58,14 +58,14 @@ def of_step(arm: Arm, window: Batch) -> Memory:
         take_step(arm, window)
         gc.collect()
     own = [*arm.model.parameters(), *arm.model.buffers(), *nest.tensors((window.inputs, window.targets))]
-    known = {tensor.untyped_storage().data_ptr() for tensor in own}
+    known = {tensor.untyped_storage()._cdata for tensor in own}
     saved: dict[int, int] = {}
     most, gradients = [0], [0]
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in known:
-            saved[storage.data_ptr()] = storage.nbytes()
+        if storage._cdata not in known:
+            saved[storage._cdata] = storage.nbytes()
         return tensor.detach()
 
     def end_micro_batch(_arm: Arm) -> None:

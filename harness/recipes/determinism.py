@@ -13,16 +13,12 @@ import torch
 from torch import Tensor
 
 from harness import accelerator
-from harness.config import ConfigError, Device, Precision
+from harness.config import ConfigError, Device, NotReproducible, Precision
 
 RandomState = tuple[Tensor, ...]  # of torch's generators, the CPU's first
 NAMED = re.compile(r"(\S+) does not have a deterministic implementation")  # torch's words, in its error and in its warning
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it; read when its handle is made
-
-
-class NotDeterministicWarning(UserWarning):
-    """Operations that compute another result each time; torch has no deterministic kernel for them on this device."""
 
 
 def choose_device(device: Device) -> torch.device:
@@ -68,7 +64,7 @@ def deterministic(precision: Precision = Precision.float32, device: torch.device
         products.allow_fp16_reduced_precision_reduction, products.allow_bf16_reduced_precision_reduction = split
     if named:
         told = f"no deterministic kernel for {', '.join(named)}: results differ from run to run, as the control shows"
-        warnings.warn(told, NotDeterministicWarning, stacklevel=3)
+        warnings.warn(told, NotReproducible, stacklevel=3)
 
 
 @contextmanager

@@ -38,7 +38,7 @@ BASE: dict[str, Any] = {
     "effective_batch": 16,
     "accumulation_steps": (4,),
     "steps": 3,
-    "algebra_steps": 3,
+    "algebra_steps": 2,
     "probe_every": 2,
     "referee_every": 2,
 }

@@ -90,6 +90,8 @@ class Backend(_DummyBackendModule):
 
 _setup_privateuseone_for_python_backend(NAME, backend_module=Backend())
 DEVICE = torch.device(NAME, 0)
+AUTOCAST = torch.library.Library("_", "IMPL", "AutocastPrivateUse1")
+AUTOCAST.fallback(torch.library.fallthrough_kernel)  # autocast casts nothing here
 
 
 class Sim(torch.Tensor):
@@ -167,7 +169,6 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if not on_device:
         return out
     known = {id(leaf.raw): leaf for leaf in own}
-
 
     def back(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
