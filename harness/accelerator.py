@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import torch
 
+from harness import driver
+
 TF32_ROUNDOFF = 2.0**-11  # ten bits of mantissa, rounded to nearest
-DRIVER_FILES = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/dxg", "/dev/kfd")  # NVIDIA, Jetson twice, WSL, AMD
 
 
 def is_available() -> bool:
@@ -32,7 +30,9 @@ def why_unavailable() -> str | None:
         return None
     if visible is not None and visible.strip() in ("", "-1"):
         return f"CUDA_VISIBLE_DEVICES={visible!r} hides every device"
-    return told or "the driver shows no device" + ("" if has_driver() else ": there is none (no nvidia-smi, no /dev/nvidiactl)")
+    return told or "the driver shows no device" + (
+        "" if driver.is_there() else ": there is none (no nvidia-smi, no /dev/nvidiactl)"
+    )
 
 
 def _asked() -> tuple[bool, str]:
@@ -41,11 +41,6 @@ def _asked() -> tuple[bool, str]:
         warnings.simplefilter("always")
         available = torch.cuda.is_available()
     return available, " ".join(" ".join(str(one.message).split()) for one in caught)
-
-
-def has_driver() -> bool:
-    """Whether the system has files of a GPU driver."""
-    return any(os.path.exists(path) for path in DRIVER_FILES)
 
 
 def module(device: torch.device) -> Any:
@@ -108,16 +103,3 @@ def _precision(backend: str, operation: str) -> str:
 
 def _set_precision(backend: str, operation: str, value: str) -> None:
     torch._C._set_fp32_precision_setter(backend, operation, value)
-
-
-@cache
-def driver() -> str | None:
-    """The version of NVIDIA's driver, where its own tool tells."""
-    if shutil.which("nvidia-smi") is None:
-        return None
-    try:
-        command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        lines = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return lines[0].strip() if lines else None

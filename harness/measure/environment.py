@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from harness import accelerator
+from harness import accelerator, driver
 
 SOURCE = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "numpy", "hydra-core", "wandb", "pandas", "scikit-learn", "scipy")
@@ -43,7 +43,7 @@ def card(device: torch.device) -> dict[str, Any]:
     return {
         "cuda": torch.version.cuda or torch.version.hip,
         "cudnn": torch.backends.cudnn.version(),
-        "driver": accelerator.driver(),
+        "driver": driver.version(),
         "capability": f"{properties.major}.{properties.minor}",
         "device_bytes": properties.total_memory,
         "tf32": accelerator.uses_tf32(),

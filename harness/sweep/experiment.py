@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-from harness import processes, targets
+from harness import driver, processes, targets
 from harness.config import (
     ConfigError,
     Device,
@@ -47,8 +47,6 @@ Custom = TypeVar("Custom", WorkloadConfig, OptimizerConfig)
 
 STOP_SECONDS = 8.0  # between a signal and the end of the command, whatever hangs
 MOST_STARTS = 3  # of a trial's process, where the forkserver is killed meanwhile
-# Of a GPU's driver: NVIDIA's, Jetson's two, WSL's, AMD's. The parent does not import torch to learn that there is none.
-DRIVER_FILES = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/dxg", "/dev/kfd")
 RETRY_SECONDS = 2.0  # how often a trial that another process runs is looked at
 
 
@@ -445,7 +443,7 @@ def _uses_cuda(device: Device) -> bool:
 
 @functools.cache
 def _has_cuda() -> bool:
-    if not any(os.path.exists(path) for path in DRIVER_FILES):
+    if not driver.is_there():
         return False  # no driver: not worth a second for importing torch
     from harness import accelerator
 
