@@ -30,9 +30,9 @@ def why_unavailable() -> str | None:
         return None
     if visible is not None and visible.strip() in ("", "-1"):
         return f"CUDA_VISIBLE_DEVICES={visible!r} hides every device"
-    return told or "the driver shows no device" + (
-        "" if driver.is_there() else ": there is none (no nvidia-smi, no /dev/nvidiactl)"
-    )
+    if told:
+        return told
+    return "the driver shows no device" if driver.is_there() else "there is no driver (no nvidia-smi, no /dev/nvidiactl)"
 
 
 def _asked() -> tuple[bool, str]:
@@ -67,8 +67,8 @@ _PLACES = (("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn"))
 def ieee_float32() -> Iterator[None]:
     """Float32 products on CUDA as IEEE has them; afterwards the caller's setting, made by whichever interface of torch.
 
-    The older one (`allow_tf32`) raises when it is read after the newer one (`fp32_precision`) was used, so that both are set: what
-    runs inside may read either.
+    The older one (`allow_tf32`) raises when it is read after the newer one (`fp32_precision`) was used, so that both are set:
+    what runs inside may read either.
     """
     before, legacy = [_precision(*place) for place in _PLACES], _legacy()
     if legacy is not None:

@@ -1,9 +1,10 @@
 """`python -m harness.plan workload=digits memory=24GB effective_batch=512`: the (b, N) to use, and why.
 
 Memory is M = max(M_s + a b, M_step): while micro-batches are computed, and while the optimizer steps, whose temporaries a GPU's
-allocator counts. They are measured on the model itself at two small micro-batches (`memory.of_step`), and the largest b whose M fits the budget is kept; B = N b stays what it is, so only divisors of B are asked. With `b=auto`
-in the place of a budget this machine is asked: b = B is tried, and after every failure for want of memory at most half of it. A
-trial itself has no `b=auto`: its reference is the full batch, which has to fit.
+allocator counts. They are measured on the model itself at two small micro-batches (`memory.of_step`), and the largest b whose M
+fits the budget is kept; B = N b stays what it is, so only divisors of B are asked. With `b=auto` in the place of a budget this
+machine is asked: b = B is tried, and after every failure for want of memory at most half of it. A trial itself has no `b=auto`:
+its reference is the full batch, which has to fit.
 """
 
 from __future__ import annotations
@@ -168,11 +169,12 @@ def explain(plan: Plan, budget: float, effective_batch: int) -> list[str]:
     b, num = plan.micro_batch, plan.accumulation_steps
     whole = max(plan.static + plan.per_sample * effective_batch, plan.step)
     cut = f"{num} micro-batches of {b} samples" if num > 1 else f"the whole window of {b} samples"
+    formula = "M_s + a b" if plan.total > plan.step else "M_step (while the optimizer steps)"
     lines = [
         f"b = {b}, N = {num}: {cut}",
         f"static part M_s = {plan.static / 1e6:.4g} MB (parameters, gradients, optimizer state), "
         f"a = {plan.per_sample / 1e6:.4g} MB per sample (kept for backward)",
-        f"M = {'M_s + a b' if plan.total > plan.step else 'M_step, of the optimizer'} = {plan.total / 1e6:.4g} MB of {budget / 1e6:.4g} MB, of which {MARGIN:.0%} stay free; "
+        f"M = {formula} = {plan.total / 1e6:.4g} MB of {budget / 1e6:.4g} MB, of which {MARGIN:.0%} stay free; "
         f"the full batch would take {whole / 1e6:.4g} MB",
     ]
     if num > 1:

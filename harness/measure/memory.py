@@ -39,7 +39,7 @@ class Memory:
 
     @property
     def step(self) -> int:
-        """While the optimizer steps: the allocator's peak where there is one, else the sum of what is there without activations."""
+        """While the optimizer steps: the allocator's peak where there is one, else the sum of what is there then."""
         return self.step_peak if self.step_peak is not None else self.parameters + self.gradients + self.state
 
     @property

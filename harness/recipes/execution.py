@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +39,7 @@ def exchange_forward(model: nn.Module, execution: Execution) -> None:
             model.forward = Captured(model)
 
 
-def compiler_options() -> dict[str, str | int | bool] | None:
+def compiler_options() -> dict[str, Any] | None:
     """Reductions that are not tuned by timing, where the compiler has that choice: their order is then the same in each run."""
     from torch._inductor import config
 

@@ -54,6 +54,7 @@ TRIALS: dict[str, dict[str, Any]] = {
     "verdicts_ignored": {"workload": WorkloadConfig(data=Data.ignored_labels, model=Model.mlp, width=2, penalty=0.1)},
     "verdicts_weights": {"workload": WorkloadConfig(data=Data.class_weights, model=Model.mlp, width=2)},
 }
+# Not `replicas`, which refuses any device but the CPU, nor `resumption`: torch loads no subclass of Tensor from a checkpoint.
 OF_STUDIES: dict[Study, dict[str, Any]] = {
     Study.convergence: {},
     Study.model_bytes: {},
@@ -65,7 +66,6 @@ OF_STUDIES: dict[Study, dict[str, Any]] = {
     Study.optimizer_memory: {**F64, "optimizer": MOMENTUM},
     Study.epoch_tail: F64,
     Study.update_size: F64,
-    Study.resumption: {},
     Study.clipping_threshold: F64,
     Study.adaptive_windows: {**F64, "accumulation_steps": (2, 4)},
     Study.tensor_norms: F64,

@@ -1,7 +1,6 @@
-"""A second device in a build for CPUs: its tensors hold CPU data, say that they live on simgpu:0, and refuse to meet CPU tensors.
+"""A second device in a build for CPUs: its tensors hold CPU data, say that they are on simgpu:0, and refuse to meet CPU tensors.
 
-Import it in a process of its own, before the first backward: autograd counts devices once. Beside CUDA's rules about which tensors
-may meet it has a generator of its own, counts reads back to the host (`READS`) and live bytes (`MEMORY`), and has no
+Import it in a process of its own, before the first backward: autograd counts devices once. Beside CUDA's rules of who may meet it has a generator of its own, counts reads back to the host (`READS`) and live bytes (`MEMORY`), and has no
 deterministic kernel for the operations named in `NOT_DETERMINISTIC`. `entered()` switches it on.
 """
 
@@ -234,8 +233,7 @@ def entered() -> Iterator[torch.device]:
     import sys
 
     import harness.plan
-    import harness.studies
-    import harness.trial
+    import harness.studies.verdicts  # noqa: F401 (with all that chooses a device)
     from harness.recipes import determinism
 
     chooses = [
