@@ -129,7 +129,12 @@ def parse_bytes(text: str) -> int:
 
 
 def fit_memory(config: TrialConfig) -> tuple[float, float, int]:
-    """(M_s, a, M_step) in bytes, from a window each at two micro-batches; M_step is what the optimizer's own step takes."""
+    """(M_s, a, M_step) in bytes, from a window each at two micro-batches; M_step is what the optimizer's own step takes.
+
+    Both windows accumulate: beside the gradients that are there already, those of a micro-batch take memory of their own.
+    """
+    import torch
+
     from harness.config import LastWindow
     from harness.measure import memory
     from harness.measure.lock_step import Setting
@@ -147,9 +152,9 @@ def fit_memory(config: TrialConfig) -> tuple[float, float, int]:
         [ids] = setting.windows(1, size=sizes[-1], last=LastWindow.drop)
         taken = []
         for size in sizes:
-            recipe = Recipe(accumulation_steps=sizes[-1] // size, split=Even(size))
+            recipe = Recipe(accumulation_steps=2 * sizes[-1] // size, split=Even(size))
             arm = setting.arm(recipe, steps=1)
-            taken.append(memory.of_step(arm, arm.workload.batch(ids)))
+            taken.append(memory.of_step(arm, arm.workload.batch(torch.cat([ids, ids]))))
     return *memory.fit(sizes, [one.micro_batches for one in taken]), max(one.step for one in taken)
 
 

@@ -1,6 +1,6 @@
 """`make gpu`: all that a CUDA machine can show, stage by stage; each runs whatever became of the one before.
 
-What a stage prints is written as it comes; `summary.json` is written anew after each, and at the end one archive holds everything.
+What a stage prints is written as it comes; `summary.json` is written anew after each, and one archive holds it all.
 """
 
 from __future__ import annotations

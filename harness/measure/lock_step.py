@@ -321,7 +321,9 @@ class LockStep:
         return flatten(self.began)
 
     def step(self, ids: Tensor, *, gradients: Gradients = "kept", exact: ExactGradient | None = None) -> dict[str, StepRecord]:
-        """All arms take the window `ids`; one transfer from the device at the end.
+        """All arms take the window `ids`; one transfer from the device at the end, in float16 two more for each arm.
+
+        GradScaler has to know on the host whether a gradient overflowed, and its scale is read to count such windows.
 
         `gradients`: every arm's stays in its watch (`kept`), or is compared with the reference's at once, which holds two copies
         of the parameters however many arms there are: where the reference began, and what it consumed. `exact(label)` is asked

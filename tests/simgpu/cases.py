@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import time
 import traceback
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
-from harness import studies
+from harness import plan, studies
 from harness.config import (
     Data,
     Model,
     Norm,
+    NotReproducible,
     OptimizerConfig,
     OptimizerName,
     Precision,
@@ -25,6 +28,13 @@ from harness.config import (
     TrialConfig,
     WorkloadConfig,
 )
+from harness.measure import memory
+from harness.measure.lock_step import REFERENCE, LockStep, Setting
+from harness.recipes.determinism import deterministic
+from harness.recipes.micro_batch import Even
+from harness.recipes.recipe import Arm, Recipe, take_step
+from harness.recipes.sample_masks import masks_repeated
+from harness.trial import full_batch, standard_candidates
 from tests.simgpu import device
 
 MLP = WorkloadConfig(model=Model.mlp, width=2)
@@ -94,7 +104,101 @@ def trial(name: str) -> dict[str, Any]:
     }
 
 
-CASES: dict[str, Callable[[], dict[str, Any]]] = {name: (lambda name=name: trial(name)) for name in TRIALS}
+def setting_of(**changes: Any) -> Setting:
+    return Setting(TrialConfig(**{**BASE, **changes}), device.DEVICE)
+
+
+def planner() -> dict[str, Any]:
+    """Peaks of a window in 2 micro-batches beside a ledger by hand, of a perceptron whose weights dwarf its activations."""
+    found = {}
+    for name, states, temporaries in (("sgd", 0, 0), ("momentum", 1, 0), ("adam", 2, 2)):
+        with device.entered():
+            wide = WorkloadConfig(model=Model.mlp, width=256)
+            setting = setting_of(workload=wide, optimizer=OptimizerConfig(name=OptimizerName(name)), effective_batch=8)
+            arm = setting.arm(Recipe(accumulation_steps=2, split=Even(4)), steps=2)
+            sizes = [4 * p.numel() for p in arm.model.parameters()]
+            taken = memory.of_step(arm, arm.workload.batch(torch.arange(8)))
+        kept = (2 + states) * sum(sizes)  # weights, gradients, state
+        found[name] = {
+            "micro_batches": [taken.micro_batches, kept + max(sizes)],  # a gradient on its way to .grad
+            "step": [taken.step, kept + temporaries * max(sizes)],
+        }
+    with device.entered():
+        found["fit"] = plan.fit_memory(TrialConfig(**{**BASE, "optimizer": ADAM}))
+    return found
+
+
+def masks() -> dict[str, Any]:
+    """Where the device's generator stands at each micro-batch, of the fault that repeats masks and of the right recipe."""
+    found = {}
+    with device.entered():
+        setting = setting_of(workload=WorkloadConfig(model=Model.mlp, width=2, dropout=0.5))
+        right = Recipe(accumulation_steps=4, split=Even(4))
+        for name, recipe in (("repeated", masks_repeated(right)), ("right", right)):
+            seen: list[int] = []
+
+            def see(arm: Arm, seen: list[int] = seen) -> None:
+                seen.append(hash(device.GENERATOR.get_state().numpy().tobytes()))
+
+            arm = setting.arm(dataclasses.replace(recipe, before_micro_batch=(*recipe.before_micro_batch, see)), steps=1)
+            take_step(arm, arm.workload.batch(torch.arange(16)))
+            found[name] = len(set(seen))
+    return found
+
+
+def waits() -> dict[str, Any]:
+    """Reads back to the host in one lock-step step of three arms."""
+    found = {}
+    for precision in (Precision.float32, Precision.float16):
+        with device.entered(), deterministic(precision, device.DEVICE):
+            setting = setting_of(precision=precision, clip_norm=1.0)
+            recipes = {REFERENCE: full_batch(setting.config)}
+            recipes |= {one.label: one.recipe for one in standard_candidates(setting.config)}
+            lock = LockStep(setting.arms(recipes, steps=3, clip_norm=1.0), 0)
+            ids = next(setting.windows())
+            lock.step(ids, gradients="compared")
+            device.READS.clear()
+            lock.step(ids, gradients="compared")
+            found[str(precision)] = sum(device.READS.values())
+    return {**found, "arms": len(recipes)}
+
+
+def no_kernel() -> dict[str, Any]:
+    """An operation without a deterministic kernel, twice: named once, and its result is there; on the CPU's terms it raises."""
+    with device.entered() as on:
+        values = torch.arange(5.0, device=on)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with deterministic(device=on) as named:
+                results = [float(values.kthvalue(2).values) for _ in range(2)]
+        try:
+            with deterministic():
+                values.kthvalue(2)
+            raised = ""
+        except RuntimeError as error:
+            raised = str(error)
+    told = [str(one.message) for one in caught if one.category is NotReproducible]
+    return {"named": list(named), "results": results, "told": told, "raised": raised}
+
+
+def two_devices() -> dict[str, Any]:
+    """What the stand-in is for: a tensor of the CPU meets one of the device."""
+    with device.entered() as on:
+        a, b = torch.ones(3, device=on), torch.ones(3)
+        try:
+            return {"refused": f"not: {a + b}"}
+        except RuntimeError as error:
+            return {"refused": str(error), "number": float(a.sum() + torch.tensor(1.0))}
+
+
+CASES: dict[str, Callable[[], dict[str, Any]]] = {
+    "planner": planner,
+    "masks": masks,
+    "waits": waits,
+    "no_kernel": no_kernel,
+    "two_devices": two_devices,
+    **{name: partial(trial, name) for name in TRIALS},
+}
 
 
 def main(names: list[str]) -> None:

@@ -1,7 +1,8 @@
 """A second device in a build for CPUs: its tensors hold CPU data, say that they are on simgpu:0, and refuse to meet CPU tensors.
 
-Import it in a process of its own, before the first backward: autograd counts devices once. Beside CUDA's rules of who may meet it has a generator of its own, counts reads back to the host (`READS`) and live bytes (`MEMORY`), and has no
-deterministic kernel for the operations named in `NOT_DETERMINISTIC`. `entered()` switches it on.
+Import it in a process of its own, before the first backward: autograd counts devices once. Beside CUDA's rules of who may meet it
+has a generator of its own, counts reads back to the host (`READS`) and live bytes (`MEMORY`), and has no deterministic kernel for
+the operations in `NOT_DETERMINISTIC`. Autocast casts nothing. `entered()` switches it on.
 """
 
 from __future__ import annotations
