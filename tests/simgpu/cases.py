@@ -52,13 +52,14 @@ BASE: dict[str, Any] = {
     "probe_every": 2,
     "referee_every": 2,
 }
+FAULTS = ("loss_not_divided", "cached_weights_stale", "samples_repeated", "resume_in_window")
 TRIALS: dict[str, dict[str, Any]] = {
     "verdicts": {"clip_norm": 1.0, "ema_decay": 0.9, "optimizer": ADAM},
     "verdicts_float16": {**F16, "clip_norm": 1.0},
     "verdicts_dropout": {"workload": WorkloadConfig(model=Model.mlp, width=2, dropout=0.5)},
     "verdicts_batch_norm": {"workload": WorkloadConfig(), "norm": Norm.batch, **SHORT},
     "verdicts_text": {"workload": TEXT, "norm": Norm.layer, "split": Split.ragged, **SHORT},
-    "verdicts_faults": {"faults": ("all",), "optimizer": ADAMW, "clip_norm": 0.4, **SHORT},
+    "verdicts_faults": {"faults": FAULTS, "optimizer": ADAMW, "clip_norm": 0.4, **SHORT},
     "verdicts_pairs": {"workload": WorkloadConfig(data=Data.pairs, model=Model.mlp, width=2)},
     "verdicts_policy": {"workload": WorkloadConfig(data=Data.policy, model=Model.mlp, width=2)},
     "verdicts_ignored": {"workload": WorkloadConfig(data=Data.ignored_labels, model=Model.mlp, width=2, penalty=0.1)},
@@ -113,7 +114,7 @@ def planner() -> dict[str, Any]:
     found = {}
     for name, states, temporaries in (("sgd", 0, 0), ("momentum", 1, 0), ("adam", 2, 2)):
         with device.entered():
-            wide = WorkloadConfig(model=Model.mlp, width=256)
+            wide = WorkloadConfig(model=Model.mlp, width=128)
             setting = setting_of(workload=wide, optimizer=OptimizerConfig(name=OptimizerName(name)), effective_batch=8)
             arm = setting.arm(Recipe(accumulation_steps=2, split=Even(4)), steps=2)
             sizes = [4 * p.numel() for p in arm.model.parameters()]
