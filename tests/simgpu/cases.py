@@ -10,9 +10,11 @@ import traceback
 import warnings
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from harness import plan, studies
 from harness.config import (
@@ -34,7 +36,8 @@ from harness.recipes.determinism import deterministic
 from harness.recipes.micro_batch import Even
 from harness.recipes.recipe import Arm, Recipe, take_step
 from harness.recipes.sample_masks import masks_repeated
-from harness.trial import full_batch, standard_candidates
+from harness.trial import full_batch, judge_loop, standard_candidates
+from harness.workloads import Batch
 from tests.simgpu import device
 
 MLP = WorkloadConfig(model=Model.mlp, width=2)
@@ -192,12 +195,47 @@ def two_devices() -> dict[str, Any]:
             return {"refused": str(error), "number": float(a.sum() + torch.tensor(1.0))}
 
 
+def by_hand(divides: bool) -> dict[str, Any]:
+    """`judge_loop` of the loop everybody writes, with the division and without."""
+
+    def loop(arm: Arm, window: Batch) -> Tensor:
+        arm.optimizer.zero_grad()
+        total = torch.zeros((), dtype=torch.float64, device=arm.device)
+        num = arm.workload.num_terms(window).sum()
+        for rows in torch.arange(len(window)).chunk(4):
+            part = window.rows(rows)
+            loss = arm.workload.losses(arm.model(part.inputs), part).sum() / (num if divides else num / 4)
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        arm.optimizer.step()
+        arm.schedule.step()
+        return total
+
+    with device.entered():
+        row = judge_loop(TrialConfig(**BASE), loop)
+    return {"verdict": row["verdict"], "cause": row["cause"], "reasons": row["reasons"]}
+
+
+def example(file: str, name: str, **changes: Any) -> dict[str, Any]:
+    """A trial of a task in `examples/`."""
+    target = str(Path(__file__).parents[2] / "examples" / f"{file}.py") + f":{name}"
+    workload = WorkloadConfig(data=Data.custom, target=target)
+    config = TrialConfig(**{**BASE, "workload": workload, "norm": Norm.as_is, **changes, **SHORT})
+    with device.entered():
+        record = studies.run(config, lambda step, rows: None)
+    return {"arms": [(row["arm"], row["verdict"], row["cause"], row["explained"]) for row in record["arms"]]}
+
+
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "planner": planner,
     "masks": masks,
     "waits": waits,
     "no_kernel": no_kernel,
     "two_devices": two_devices,
+    "by_hand": partial(by_hand, True),
+    "by_hand_undivided": partial(by_hand, False),
+    "example_images": partial(example, "images", "Digits", norm=Norm.group),
+    "example_coupled_loss": partial(example, "coupled_loss", "Embeddings"),
     **{name: partial(trial, name) for name in TRIALS},
 }
 

@@ -113,3 +113,12 @@ def test_what_differs_is_named(name: str, causes: dict[str, str]) -> None:
     """Faults that call the model with other weights, index the data again and restore generators are among them."""
     found = {arm: cause for arm, _, cause, _ in case(name, [name])["arms"] if arm in causes}
     assert found == causes
+
+
+@pytest.mark.slow
+def test_loops_by_hand_and_tasks_of_ones_own() -> None:
+    names = ("by_hand", "by_hand_undivided", "example_images", "example_coupled_loss")
+    assert case(names[0], names)["verdict"] == "equivalent"
+    assert case(names[1], names)["cause"] == "loss_not_divided"
+    causes = [[cause for _, _, cause, _ in case(name, names)["arms"]] for name in names[2:]]
+    assert causes == [["", ""], ["non_separable_loss", ""]]
