@@ -4,23 +4,29 @@ VENV := .venv
 BIN := $(VENV)/bin
 RESULTS ?= results
 REPORTS ?= reports
-# Without a GPU the constraints pin the versions the tests were run with; with one, pip chooses the build for it.
-CONSTRAINTS ?= $(if $(shell command -v nvidia-smi),,-c constraints-cpu.txt)
+# All versions are those the tests were run with. With an NVIDIA driver pip chooses torch itself; a driver older than the CUDA of
+# PyPI's build needs another one: make TORCH_INDEX=https://download.pytorch.org/whl/cu126 (or .../cpu, which is small).
+HAS_GPU := $(shell command -v nvidia-smi)
+TORCH_INDEX ?=
+INDEX = $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX) --extra-index-url https://pypi.org/simple)
+# The experiments that a report is made of are small: on a GPU they take longer than on two cores, and one at a time.
+DEVICE ?= cpu
 
 .DEFAULT_GOAL := help
-.PHONY: help report report-full test test-slow chaos docs check format bench gpu scoreboard clean
+.PHONY: help report report-full test test-slow chaos docs check format bench doctor gpu scoreboard clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-24s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(VENV)/.ready: pyproject.toml constraints-cpu.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]' $(CONSTRAINTS)
+	grep -v $(if $(HAS_GPU),'^torch==','^$$') constraints-cpu.txt > $(VENV)/constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]' -c $(VENV)/constraints.txt $(INDEX)
 	touch $@
 
 # Exit code 1 of a sweep: some trials failed. The others are reported, and the code is handed on.
 define sweep_and_report
-	@$(BIN)/python -m harness +experiment=all $(1) results=$(RESULTS); status=$$?; \
+	@$(BIN)/python -m harness +experiment=all device=$(DEVICE) $(1) results=$(RESULTS); status=$$?; \
 	case $$status in 0|1) $(BIN)/python -m analysis.report --results $(RESULTS) --out $(REPORTS) || exit $$?;; esac; exit $$status
 endef
 
@@ -55,11 +61,11 @@ format: $(VENV)/.ready  ## let ruff mend what it can
 bench: $(VENV)/.ready  ## what the harness costs: a table, and reports/bench.json (an hour on 2 idle cores)
 	$(BIN)/python -m harness.bench --out $(REPORTS)/bench.json
 
-gpu: $(VENV)/.ready  ## on a CUDA machine: GPU tests, ResNet-18 and the language model; summary in results/gpu/
-	$(BIN)/python -m pytest -q -m gpu tests
-	$(BIN)/python -m harness +experiment=gpu device=cuda results=results/gpu-trials
-	$(BIN)/python -m analysis.summary --results results/gpu-trials --out results/gpu
-	$(BIN)/python -m harness.bench overhead by_hand --out results/gpu/bench.json
+doctor: $(VENV)/.ready  ## what is installed, what the device can do and how long things will take; for a bug report too
+	$(BIN)/python -m harness.doctor
+
+gpu: $(VENV)/.ready  ## on a CUDA machine: doctor, operations, GPU tests, sweep, bench; results/gpu.tar.gz is what to send
+	$(BIN)/python -m harness.doctor gpu --out results/gpu
 
 scoreboard: $(VENV)/.ready  ## write docs/findings/scoreboard.md, and say what audits made since then say otherwise
 	$(BIN)/python -m analysis.scoreboard --new $(RESULTS)

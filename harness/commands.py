@@ -15,9 +15,10 @@ COMMANDS = {
     "plan": ("harness.plan", "the micro-batch that fits a memory"),
     "sync": ("analysis.sync", "upload the offline W&B runs of a store, and one run per sweep"),
     "status": ("harness.status", "where the trials of a store stand"),
+    "doctor": ("harness.doctor", "what is installed, what the device can do, how long things take"),
     "bench": ("harness.bench", "what the harness itself costs"),
 }
-LIGHT = ("audit", "watch")  # torch and numpy are enough
+LIGHT = ("audit", "watch", "doctor")  # torch and numpy are enough
 OF_SWEEPS = (  # packages of the extra `sweep`
     "hydra",
     "jinja2",

@@ -30,6 +30,10 @@ class ConfigError(ValueError):
         return f"{name}={value}: expected {expected}"
 
 
+class NotReproducible(UserWarning):
+    """Operations that compute another result each time: there is no deterministic kernel for them on the device."""
+
+
 class Data(StrEnum):
     """What is trained on; `workload=NAME` chooses data and model together."""
 
@@ -433,7 +437,10 @@ NEEDS: dict[Study, tuple[Need, ...]] = {
         Need("workload.data", lambda c: c.workload.data in (Data.digits, Data.mnist1d), "digits or mnist1d, images"),
         Need("data.last_window", lambda c: c.data.last_window == LastWindow.drop, "drop: every micro-batch weighs the same"),
     ),
-    Study.remedies: (Need("norm", lambda c: c.norm in (Norm.batch, Norm.as_is), "batch: the remedies are BatchNorm's"),),
+    Study.remedies: (
+        Need("norm", lambda c: c.norm in (Norm.batch, Norm.as_is), "batch: the remedies are BatchNorm's"),
+        Need("execution", lambda c: c.execution != Execution.cuda_graph, "eager or compile: a remedy works inside the forward"),
+    ),
     Study.batch_statistics: (
         Need("precision", lambda c: c.precision == Precision.float64, "float64: it is about exact differences"),
     ),
@@ -457,6 +464,7 @@ NEEDS: dict[Study, tuple[Need, ...]] = {
         Need("optimizer.name", lambda c: c.optimizer.name in (OptimizerName.adam, OptimizerName.adamw), "adam or adamw"),
     ),
     Study.randomness: (
+        Need("execution", lambda c: c.execution != Execution.cuda_graph, "eager or compile: masks of samples come from the host"),
         Need("workload.dropout", lambda c: c.workload.dropout > 0, "a positive probability: there is nothing else that draws"),
     ),
     Study.loss_scaling: (

@@ -1,9 +1,10 @@
 """`python -m harness.plan workload=digits memory=24GB effective_batch=512`: the (b, N) to use, and why.
 
-Memory is M = M_s + a b. Both are measured on the model itself at two small micro-batches (`memory.of_step`), a window is taken of
-both, and the largest b whose M fits the budget is kept; B = N b stays what it is, so only divisors of B are asked. With `b=auto`
-in the place of a budget this machine is asked: b = B is tried, and after every failure for want of memory at most half of it. A
-trial itself has no `b=auto`: its reference is the full batch, which has to fit.
+Memory is M = max(M_s + a b, M_step): while micro-batches are computed, and while the optimizer steps, whose temporaries a GPU's
+allocator counts. They are measured on the model itself at two small micro-batches (`memory.of_step`), and the largest b whose M
+fits the budget is kept; B = N b stays what it is, so only divisors of B are asked. With `b=auto` in the place of a budget this
+machine is asked: b = B is tried, and after every failure for want of memory at most half of it. A trial itself has no `b=auto`:
+its reference is the full batch, which has to fit.
 """
 
 from __future__ import annotations
@@ -36,11 +37,12 @@ class Plan:
     accumulation_steps: int
     static: float  # M_s
     per_sample: float  # a
+    step: float = 0  # M_step: while the optimizer steps, when the activations are gone
 
     @property
     def total(self) -> float:
         """M in bytes."""
-        return self.static + self.per_sample * self.micro_batch
+        return max(self.static + self.per_sample * self.micro_batch, self.step)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,8 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def by_budget(config: TrialConfig, budget: int) -> list[str]:
     """The lines that explain what fits into `budget` bytes, measured; ConfigError where nothing does."""
-    static, per_sample = fit_memory(config)
-    return explain(choose(config.effective_batch, budget, static, per_sample), budget, config.effective_batch)
+    return explain(choose(config.effective_batch, budget, *fit_memory(config)), budget, config.effective_batch)
 
 
 def by_trying(config: TrialConfig) -> Iterator[str]:
@@ -106,8 +107,9 @@ def take_windows(config: TrialConfig, micro_batch: int) -> None:
 
     size = config.effective_batch
     recipe = Recipe(accumulation_steps=size // micro_batch, split=Even(micro_batch))
-    with deterministic(config.precision):
-        setting = Setting(config, choose_device(config.device))
+    device = choose_device(config.device)
+    with deterministic(config.precision, device):
+        setting = Setting(config, device)
         arm = setting.arm(recipe, steps=TRIED_STEPS)
         ids = torch.arange(size) % setting.exact.num_samples
         for _ in range(TRIED_STEPS):
@@ -126,8 +128,13 @@ def parse_bytes(text: str) -> int:
     return round(float(found[1]) * UNITS[found[2].upper()])
 
 
-def fit_memory(config: TrialConfig) -> tuple[float, float]:
-    """(M_s, a) in bytes, from one step each at two micro-batches."""
+def fit_memory(config: TrialConfig) -> tuple[float, float, int]:
+    """(M_s, a, M_step) in bytes, from a window each at two micro-batches; M_step is what the optimizer's own step takes.
+
+    Both windows accumulate: beside the gradients that are there already, those of a micro-batch take memory of their own.
+    """
+    import torch
+
     from harness.config import LastWindow
     from harness.measure import memory
     from harness.measure.lock_step import Setting
@@ -135,41 +142,44 @@ def fit_memory(config: TrialConfig) -> tuple[float, float]:
     from harness.recipes.micro_batch import Even
     from harness.recipes.recipe import Recipe
 
-    with deterministic():
-        setting = Setting(config, choose_device(config.device))
+    device = choose_device(config.device)
+    with deterministic(config.precision, device):
+        setting = Setting(config, device)
         most = min(config.effective_batch, setting.exact.num_samples)
         sizes = sorted({min(8, most), min(16, most)})
         if len(sizes) < 2:
             raise ConfigError("effective_batch", config.effective_batch, "more than 8 samples, to measure at two sizes")
         [ids] = setting.windows(1, size=sizes[-1], last=LastWindow.drop)
-        totals = []
+        taken = []
         for size in sizes:
-            recipe = Recipe(accumulation_steps=sizes[-1] // size, split=Even(size))
+            recipe = Recipe(accumulation_steps=2 * sizes[-1] // size, split=Even(size))
             arm = setting.arm(recipe, steps=1)
-            totals.append(memory.of_step(arm, arm.workload.batch(ids)).total)
-    return memory.fit(sizes, totals)
+            taken.append(memory.of_step(arm, arm.workload.batch(torch.cat([ids, ids]))))
+    return *memory.fit(sizes, [one.micro_batches for one in taken]), max(one.step for one in taken)
 
 
-def choose(effective_batch: int, budget: float, static: float, per_sample: float) -> Plan:
-    """The largest divisor b of B with M_s + a b within the budget less its margin; ConfigError when not even b = 1 fits."""
+def choose(effective_batch: int, budget: float, static: float, per_sample: float, step: float = 0) -> Plan:
+    """The largest divisor b of B with M within the budget less its margin; ConfigError when not even b = 1 fits."""
     divisors = [b for b in range(1, effective_batch + 1) if effective_batch % b == 0]
-    fitting = [b for b in divisors if static + per_sample * b <= budget * (1 - MARGIN)]
+    plans = [Plan(b, effective_batch // b, static, per_sample, step) for b in divisors]
+    fitting = [plan for plan in plans if plan.total <= budget * (1 - MARGIN)]
     if not fitting:
-        needed = (static + per_sample) / (1 - MARGIN)
+        needed = plans[0].total / (1 - MARGIN)
         raise ConfigError("memory", f"{budget:.0f}", f"at least {needed:.0f} bytes: parameters, gradients, state and one sample")
-    return Plan(fitting[-1], effective_batch // fitting[-1], static, per_sample)
+    return fitting[-1]
 
 
 def explain(plan: Plan, budget: float, effective_batch: int) -> list[str]:
     """What is printed: b and N, the memory they take of the `budget` bytes, and what they save."""
     b, num = plan.micro_batch, plan.accumulation_steps
-    whole = plan.static + plan.per_sample * effective_batch
+    whole = max(plan.static + plan.per_sample * effective_batch, plan.step)
     cut = f"{num} micro-batches of {b} samples" if num > 1 else f"the whole window of {b} samples"
+    formula = "M_s + a b" if plan.total > plan.step else "M_step (while the optimizer steps)"
     lines = [
         f"b = {b}, N = {num}: {cut}",
         f"static part M_s = {plan.static / 1e6:.4g} MB (parameters, gradients, optimizer state), "
         f"a = {plan.per_sample / 1e6:.4g} MB per sample (kept for backward)",
-        f"M = M_s + a b = {plan.total / 1e6:.4g} MB of {budget / 1e6:.4g} MB, of which {MARGIN:.0%} stay free; "
+        f"M = {formula} = {plan.total / 1e6:.4g} MB of {budget / 1e6:.4g} MB, of which {MARGIN:.0%} stay free; "
         f"the full batch would take {whole / 1e6:.4g} MB",
     ]
     if num > 1:

@@ -150,7 +150,7 @@ def run_trial(config: TrialConfig, on_step: OnStep, candidates: Sequence[Candida
         config = dataclasses.replace(config, device=Device.cuda)  # of the identity: a trial on a CPU is another one
     chosen = standard_candidates(config) if candidates is None else list(candidates)
     # As in a sweep: a small model is slower on several threads, many times so beside other work.
-    with threads(None if config.workload.model == Model.resnet18 else 1), deterministic(config.precision):
+    with threads(None if config.workload.model == Model.resnet18 else 1), deterministic(config.precision, device) as named:
         setting = Setting(config, device)
         check_splits(setting, chosen)
         recipes = {REFERENCE: reference(config)} | {candidate.label: candidate.recipe for candidate in chosen}
@@ -180,7 +180,7 @@ def run_trial(config: TrialConfig, on_step: OnStep, candidates: Sequence[Candida
         summary = {
             "reference": vars(outcome(lock.arms[REFERENCE], distances.losses[REFERENCE])),
             "nulls": [vars(outcome(lock.arms[label], distances.losses[label])) for label in distances.null_labels],
-            "environment": describe(device),
+            "environment": describe(device, named),
             "seconds": clock.laps,
         }
     return TrialResult(arms, summary)

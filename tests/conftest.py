@@ -1,5 +1,14 @@
 """One thread for every test: the suite runs on small machines, several tests side by side."""
 
+import os
+
+import pytest
 import torch
 
 torch.set_num_threads(1)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Only `-m gpu` sees GPUs: every other test is about the CPU, also on a machine that has one."""
+    if "gpu" not in config.getoption("markexpr"):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""

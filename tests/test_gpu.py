@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from harness import accelerator
 from harness.config import (
     Data,
     Device,
@@ -25,7 +26,12 @@ from harness.measure.lock_step import REFERENCE, LockStep, Setting
 from harness.recipes.determinism import choose_device, deterministic
 from harness.trial import full_batch, run_trial, standard_candidates
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+# Warnings of torch about its own prototypes and deprecations are none of ours: sync debug mode, the compiler, TF32.
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.skipif(not accelerator.is_available(), reason=f"needs a CUDA device: {accelerator.why_unavailable()}"),
+]
 
 ADAM = OptimizerConfig(name=OptimizerName.adam, lr=3e-3)
 TEXT = WorkloadConfig(data=Data.text, model=Model.transformer)
@@ -85,8 +91,8 @@ def test_a_step_waits_for_the_device_once(changes: dict[str, Any], execution: Ex
             lock.step(ids, gradients="compared")
         for _ in range(2):
             torch.cuda.synchronize()
-            torch.cuda.set_sync_debug_mode("warn")
             try:
+                torch.cuda.set_sync_debug_mode("warn")  # warns that it is a prototype
                 with warnings.catch_warnings(record=True) as caught:
                     warnings.simplefilter("always")
                     lock.step(ids, gradients="compared")

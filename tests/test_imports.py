@@ -30,7 +30,7 @@ WALLS = {  # room -> what none of its modules may reach, however many imports it
     "experiments": ("torch", "harness.recipes", "harness.measure", "harness.trial"),
 }
 LAZY = {  # imported inside a function, when a trial is about to run: a wall ends there
-    ("harness.sweep.experiment", "torch"),
+    ("harness.sweep.experiment", "harness.accelerator"),
     ("harness.sweep.experiment", "harness.studies"),
 }
 

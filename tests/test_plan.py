@@ -39,8 +39,8 @@ def test_a_budget_that_is_none(text: str) -> None:
 def test_the_plan_holds_for_the_step_itself(capsys: pytest.CaptureFixture[str]) -> None:
     """Measured at 8 and 16 samples, predicted for 96: what a step with the planned b takes is what was predicted."""
     config = TrialConfig(effective_batch=192, accumulation_steps=(1,))
-    static, per_sample = plan.fit_memory(config)
-    chosen = plan.choose(192, 400_000, static, per_sample)
+    static, per_sample, step = plan.fit_memory(config)
+    chosen = plan.choose(192, 400_000, static, per_sample, step)
     assert (chosen.micro_batch, chosen.accumulation_steps) == (96, 2)
     setting = Setting(config, torch.device("cpu"))
     taken = {}

@@ -29,7 +29,7 @@ def test_every_link_leads_to_a_file() -> None:
 
 def test_its_programs_are_python() -> None:
     programs = re.findall(r"```python\n(.*?)```", README, re.S)
-    assert len(programs) == 2
+    assert len(programs) == 3
     for program in programs:
         ast.parse(program)
     assert "def train(batch_size: int, accumulation_steps: int)" in programs[0]

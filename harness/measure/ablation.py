@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +32,7 @@ class Run:
     clip_norm: float | None
     dropout: bool = True
     frozen_statistics: bool = False
+    cudnn: bool = True  # whether convolutions may be cuDNN's
 
 
 Removal = Callable[[Setting, Run], Run]
@@ -66,6 +69,11 @@ def equal_lengths(setting: Setting, run: Run) -> Run:
     return dataclasses.replace(run, recipe=recipe, ids=alike[: micro_batch * num])
 
 
+def cudnn_off(setting: Setting, run: Run) -> Run:
+    """Convolutions are torch's own: cuDNN chooses its algorithm by the shape, another one for b samples than for B."""
+    return dataclasses.replace(run, cudnn=False)
+
+
 REMOVALS: dict[str, Removal] = {
     "batch statistics": frozen_batch_norm,
     "dropout": dropout_off,
@@ -73,6 +81,7 @@ REMOVALS: dict[str, Removal] = {
     "low precision": float64,
     "unequal lengths": equal_lengths,
 }
+ON_CUDA: dict[str, Removal] = {"cuDNN": cudnn_off}
 
 
 def attribute(setting: Setting, recipe: Recipe, windows: Sequence[Tensor]) -> Mapping[str, float]:
@@ -82,12 +91,14 @@ def attribute(setting: Setting, recipe: Recipe, windows: Sequence[Tensor]) -> Ma
     of `windows` where it is widest. Empty when no single window shows a gap: the fault then needs several, or is no gradient's.
     """
     config = setting.config
-    runs = [Run(recipe=recipe, ids=ids, precision=config.precision, clip_norm=config.clip_norm) for ids in windows]
+    shared: dict[str, Any] = {"precision": config.precision, "clip_norm": config.clip_norm, "dropout": setting.masks_are_shared}
+    runs = [Run(recipe=recipe, ids=ids, **shared) for ids in windows]
     widest = max(runs, key=lambda run: _nan_first(gap(setting, run)))
     whole = gap(setting, widest)
     if not whole > 0 or not math.isfinite(whole):
         return {}
-    return {name: 1 - gap(setting, remove(setting, widest)) / whole for name, remove in REMOVALS.items()}
+    removals = REMOVALS | (ON_CUDA if setting.device.type == "cuda" else {})
+    return {name: 1 - gap(setting, remove(setting, widest)) / whole for name, remove in removals.items()}
 
 
 def gap(setting: Setting, run: Run) -> float:
@@ -99,13 +110,25 @@ def gap(setting: Setting, run: Run) -> float:
         freeze(arm.model)
         freeze(referee.model)
     watch = Watch(arm)
-    with setting.randomness():
+    with setting.randomness(), _convolutions(run.cudnn):
         take_step(arm, arm.workload.batch(run.ids))
     if watch.gradient is None:
         return math.nan
     with setting.randomness():
         exact = referee.gradient(snapshot(referee.model), setting.exact.batch(run.ids))
     return relative_distance(watch.gradient, clipped(exact, run.clip_norm))
+
+
+@contextmanager
+def _convolutions(of_cudnn: bool) -> Iterator[None]:
+    """cuDNN's or torch's own; `torch.backends.cudnn.flags` raises where its two interfaces for TF32 disagree."""
+    kernels: Any = torch.backends.cudnn
+    before = kernels.enabled
+    kernels.enabled = before and of_cudnn
+    try:
+        yield
+    finally:
+        kernels.enabled = before
 
 
 def freeze(model: nn.Module) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -12,20 +13,40 @@ from typing import Any
 
 import torch
 
+from harness import accelerator, driver
+
 SOURCE = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "numpy", "hydra-core", "wandb", "pandas", "scikit-learn", "scipy")
 
 
-def describe(device: torch.device) -> dict[str, Any]:
-    """Versions, processor or card, threads, commit; nothing that names the machine or its user."""
+def describe(device: torch.device, not_deterministic: Sequence[str] = ()) -> dict[str, Any]:
+    """Versions, processor or card, threads, commit; nothing that names the machine or its user.
+
+    `not_deterministic`: operations that the device has no deterministic kernel for, as the trial met them.
+    """
     return {
         "python": platform.python_version(),
         "system": platform.system(),
         "machine": platform.machine(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        **(card(device) if device.type == "cuda" else {}),
+        **({"not_deterministic": list(not_deterministic)} if not_deterministic else {}),
         "threads": torch.get_num_threads(),
         "packages": {name: _version(name) for name in PACKAGES},
         **commit(),
+    }
+
+
+def card(device: torch.device) -> dict[str, Any]:
+    """What results on a CUDA device may depend on: its libraries, driver, memory, and whether TF32 is on."""
+    properties = torch.cuda.get_device_properties(device)
+    return {
+        "cuda": torch.version.cuda or torch.version.hip,
+        "cudnn": torch.backends.cudnn.version(),
+        "driver": driver.version(),
+        "capability": f"{properties.major}.{properties.minor}",
+        "device_bytes": properties.total_memory,
+        "tf32": accelerator.uses_tf32(),
     }
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import gc
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -77,6 +78,8 @@ class Setting:
         self.shelf = choose_shelf(config, self.initial, device)
         self.has_batch_norm = has_batch_norm(self.initial)
         self.draws = draws(self.initial)  # random numbers, in a training forward
+        # A GPU draws as many numbers at once as fit into 16 bytes, so that dropout's masks depend on the format there.
+        self.masks_are_shared = not self.draws or device.type == "cpu" or config.precision == Precision.float64
         if isinstance(self.exact, CustomWorkload):
             examine(self.exact, self.initial, next(self.windows(1)), device)
 
@@ -109,6 +112,8 @@ class Setting:
 
     def arms(self, recipes: Mapping[str, Recipe], *, dropout: bool = True, **changes: Unpack[ArmChanges]) -> dict[str, Arm]:
         """A fresh arm for each recipe, by its label: see `arm`."""
+        if self.device.type != "cpu":
+            gc.collect()  # arms of an earlier phase are cycles, and hold memory of the device
         made = {}
         for label, recipe in recipes.items():
             made[label] = self.arm(recipe, dropout=dropout, **changes)
@@ -316,7 +321,9 @@ class LockStep:
         return flatten(self.began)
 
     def step(self, ids: Tensor, *, gradients: Gradients = "kept", exact: ExactGradient | None = None) -> dict[str, StepRecord]:
-        """All arms take the window `ids`; one transfer from the device at the end.
+        """All arms take the window `ids`; one transfer from the device at the end, in float16 two more for each arm.
+
+        GradScaler has to know on the host whether a gradient overflowed, and its scale is read to count such windows.
 
         `gradients`: every arm's stays in its watch (`kept`), or is compared with the reference's at once, which holds two copies
         of the parameters however many arms there are: where the reference began, and what it consumed. `exact(label)` is asked

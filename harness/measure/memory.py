@@ -1,12 +1,14 @@
 """Bytes that a training step takes: M = M_s + a b, a static part and what the backward of a micro-batch of b keeps.
 
 On the CPU the activations are counted exactly: the storages that autograd saves for backward, each once, without parameters,
-buffers and the data itself. Temporaries inside an operation are not among them. On CUDA the allocator's peak has them as well.
+buffers and the data itself. Temporaries inside an operation are not among them. On a GPU the allocator's peaks have them as well:
+one while micro-batches are computed, one while the optimizer steps. What else lies in its memory (data, other arms) is left out.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import gc
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from harness import accelerator
 from harness.recipes.recipe import Arm, take_step
 from harness.workloads import Batch, nest
 
@@ -27,12 +30,23 @@ class Memory:
     state: int  # the optimizer's
     activations: int  # of the largest micro-batch
     alive: int  # activations and gradients together, at the moment when they are most; less than both maxima where those part
-    peak: int | None  # the CUDA allocator's, over the step; None on the CPU
+    peak: int | None  # the allocator's, up to the end of the last backward; None on the CPU
+    step_peak: int | None = None  # the allocator's, while the optimizer steps; None on the CPU
+
+    @property
+    def micro_batches(self) -> int:
+        """While micro-batches are computed: the allocator's peak where there is one, else the sum of the parts."""
+        return self.peak if self.peak is not None else self.parameters + self.gradients + self.state + self.activations
+
+    @property
+    def step(self) -> int:
+        """While the optimizer steps: the allocator's peak where there is one, else the sum of what is there then."""
+        return self.step_peak if self.step_peak is not None else self.parameters + self.gradients + self.state
 
     @property
     def total(self) -> int:
-        """The allocator's peak where there is one, else the sum of the parts."""
-        return self.peak if self.peak is not None else self.parameters + self.gradients + self.state + self.activations
+        """The larger of the two."""
+        return max(self.micro_batches, self.step)
 
 
 class Alive:
@@ -56,7 +70,7 @@ class Held:
         self.tensor, self.alive = tensor, alive
         if alive is not None:
             storage = tensor.untyped_storage()
-            self.key = storage.data_ptr()
+            self.key = storage._cdata
             count, size = alive.held.get(self.key, (0, storage.nbytes()))
             alive.held[self.key] = (count + 1, size)
             alive.look()
@@ -69,17 +83,24 @@ class Held:
 
 
 def of_step(arm: Arm, window: Batch) -> Memory:
-    """Take one step of the arm on `window`, and count the bytes it needs; the step itself is the same to the bit."""
+    """Take one step of the arm on `window`, and count the bytes it needs; the step itself is the same to the bit.
+
+    On a GPU another step comes before it: the optimizer's state is made in an arm's first, after the activations are gone.
+    """
+    device = None if arm.device.type == "cpu" else accelerator.module(arm.device)
+    if device is not None:
+        take_step(arm, window)
+        gc.collect()
     own = [*arm.model.parameters(), *arm.model.buffers(), *nest.tensors((window.inputs, window.targets))]
-    known = {tensor.untyped_storage().data_ptr() for tensor in own}
+    known = {tensor.untyped_storage()._cdata for tensor in own}
     saved: dict[int, int] = {}
     most, gradients = [0], [0]
     alive = Alive(list(arm.model.parameters()))
 
     def pack(tensor: Tensor) -> Held:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in known:
-            saved[storage.data_ptr()] = storage.nbytes()
+        if storage._cdata not in known:
+            saved[storage._cdata] = storage.nbytes()
             return Held(tensor.detach(), alive)
         return Held(tensor.detach(), None)
 
@@ -89,15 +110,20 @@ def of_step(arm: Arm, window: Batch) -> Memory:
 
     def see_gradients(arm: Arm) -> None:
         gradients[0] = num_bytes(p.grad for p in arm.model.parameters() if p.grad is not None)
+        if device is not None:
+            peaks.append(device.max_memory_allocated(arm.device))
+            device.reset_peak_memory_stats(arm.device)
 
     recipe = arm.recipe
     arm.recipe = dataclasses.replace(
         recipe, after_backward=(end_micro_batch, *recipe.after_backward), at_boundary=(see_gradients, *recipe.at_boundary)
     )
     hooks = [p.register_post_accumulate_grad_hook(lambda _: alive.look()) for p in alive.parameters if p.requires_grad]
-    is_cuda = arm.device.type == "cuda"
-    if is_cuda:
-        torch.cuda.reset_peak_memory_stats(arm.device)
+    peaks: list[int] = []
+    foreign = 0
+    if device is not None:
+        foreign = device.memory_allocated(arm.device) - num_bytes(_kept(arm))
+        device.reset_peak_memory_stats(arm.device)
     try:
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda held: held.tensor):
             take_step(arm, window)
@@ -105,13 +131,16 @@ def of_step(arm: Arm, window: Batch) -> Memory:
         arm.recipe = recipe
         for hook in hooks:
             hook.remove()
+    if device is not None:
+        peaks.append(device.max_memory_allocated(arm.device))
     return Memory(
         parameters=num_bytes([*arm.model.parameters(), *arm.model.buffers()]),
         gradients=gradients[0],
         state=num_bytes(state_tensors(arm)),
         activations=most[0],
         alive=alive.most,
-        peak=torch.cuda.max_memory_allocated(arm.device) if is_cuda else None,
+        peak=peaks[0] - foreign if peaks else None,
+        step_peak=peaks[-1] - foreign if peaks else None,
     )
 
 
@@ -121,6 +150,15 @@ def fit(micro_batches: Sequence[int], totals: Sequence[int]) -> tuple[float, flo
         raise ValueError(f"expected two or more sizes of micro-batches, got {sorted(set(micro_batches))}")
     slope, static = np.polyfit(np.asarray(micro_batches, dtype=float), np.asarray(totals, dtype=float), 1)
     return float(static), float(slope)
+
+
+def _kept(arm: Arm) -> Iterator[Tensor]:
+    """What the arm holds on its device between two steps."""
+    model = arm.model
+    yield from (*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters() if p.grad is not None))
+    yield from (one for one in state_tensors(arm) if one.device.type != "cpu")
+    if arm.ema is not None:
+        yield from (*arm.ema.parameters(), *arm.ema.buffers())
 
 
 def num_bytes(tensors: Iterable[Tensor]) -> int:

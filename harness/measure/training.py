@@ -56,8 +56,8 @@ def train(
     """All arms and the nulls in the target precision, one row per arm and step; the null `ULP` starts one ulp away.
 
     A row has what the optimizer consumed beside the reference's gradient, the learning rate and, in float16, the loss scale; the
-    error against float64 where the referee looks, and the squares of `noise_scale` where its watch saw the window. Of a null,
-    which is the band of d_t, it has the loss and d_t alone.
+    error against float64 where the referee looks (NaN where float64 draws other masks), and the squares of `noise_scale` where
+    its watch saw the window. Of a null, which is the band of d_t, it has the loss and d_t alone.
     """
     config = setting.config
     lock = LockStep(setting.arms({**recipes, **nulls}), config.seed, band=nulls, shelf=setting.shelf)
@@ -70,7 +70,8 @@ def train(
     exact = ExactGradients(setting, lock, frozenset(recipes))
     for t, ids in enumerate(stream):
         is_refereed = t % config.referee_every == 0
-        records = lock.step(ids, gradients="compared", exact=exact.at(t, ids) if is_refereed else None)
+        looks = is_refereed and setting.masks_are_shared
+        records = lock.step(ids, gradients="compared", exact=exact.at(t, ids) if looks else None)
         squares = noise_scale.read(noise)
         rows = []
         for label, record in records.items():

@@ -8,6 +8,7 @@ from itertools import count
 import torch
 from torch import Tensor, nn
 
+from harness.recipes.determinism import random_state, set_random_state
 from harness.recipes.micro_batch import hash_seed
 from harness.recipes.recipe import Arm, Recipe
 from harness.workloads.layers import replace_layers
@@ -48,12 +49,12 @@ def masks_of_samples(recipe: Recipe) -> Recipe:
 
 
 def masks_repeated(recipe: Recipe) -> Recipe:
-    """Wrong: the generator is put back before each micro-batch, so that all of a window have the same masks."""
+    """Wrong: the generators are put back before each micro-batch, so that all of a window have the same masks."""
 
     def put_back(arm: Arm) -> None:
         if arm.position == 0:
-            arm.memory["generator"] = torch.get_rng_state()
-        torch.set_rng_state(arm.memory["generator"])
+            arm.memory["generator"] = random_state(arm.device)
+        set_random_state(arm.memory["generator"], arm.device)
 
     return dataclasses.replace(recipe, before_micro_batch=(put_back, *recipe.before_micro_batch))
 

@@ -14,6 +14,7 @@ from torch._utils import _flatten_dense_tensors  # one call where reshape and ca
 # Elements compared at once. On a CPU 0.5 MiB of float64 stays in the cache, and what is freed stays with the process: blocks of
 # 1 MiB went back to the system and were faulted in again: 8 times as long for 370,000 parameters. A GPU wants few kernels.
 BLOCK, BLOCK_ON_DEVICE = 2**16, 2**22
+MOST_AT_ONCE = 2**25  # elements of a matrix that is factorised whole: 256 MiB, and as much again two or three times over
 
 
 @dataclass(frozen=True)
@@ -175,6 +176,8 @@ def decompose(a: Tensor, parts: Sequence[Tensor]) -> Decomposition:
     Columns are scaled to unit length first, so that the condition number speaks of directions and not of sizes. NaN where a
     vector is not finite.
     """
+    if len(a) * (len(parts) + 1) > MOST_AT_ONCE:
+        return _decompose_by_rows(a, parts)
     matrix = torch.stack(list(parts), dim=1)
     if not bool(torch.isfinite(matrix).all() and torch.isfinite(a).all()):
         return Decomposition((math.nan,) * len(parts), math.nan, math.nan)
@@ -190,6 +193,30 @@ def decompose(a: Tensor, parts: Sequence[Tensor]) -> Decomposition:
     weights = (torch.linalg.pinv(r) @ coordinates) / lengths * len(parts)
     norm = torch.linalg.vector_norm(a).item()
     residual = torch.linalg.vector_norm(rest).item() / norm if norm > 0 else math.nan
+    return Decomposition(tuple(weights.tolist()), residual, condition)
+
+
+def _decompose_by_rows(a: Tensor, parts: Sequence[Tensor]) -> Decomposition:
+    """`decompose` with few rows in memory at a time: R of [parts, a] from the R of its row blocks (tall-skinny QR).
+
+    Demmel et al. 2012 (arXiv:0808.2664): the last column of R is Q^T a, and its last entry the length of the rest.
+    """
+    lengths = torch.stack([torch.linalg.vector_norm(part) for part in parts])
+    norm = torch.linalg.vector_norm(a)
+    if not bool(torch.isfinite(lengths).all() and torch.isfinite(norm)):
+        return Decomposition((math.nan,) * len(parts), math.nan, math.nan)
+    lengths = torch.where(lengths > 0, lengths, torch.ones_like(lengths))
+    rows, triangle = MOST_AT_ONCE // (2 * (len(parts) + 1)), a.new_zeros(0, len(parts) + 1)
+    for start in range(0, len(a), rows):
+        own = slice(start, start + rows)
+        block = torch.stack([*(part[own] / length for part, length in zip(parts, lengths, strict=True)), a[own]], dim=1)
+        triangle = torch.linalg.qr(torch.cat([triangle, block]), mode="r").R
+    r, coordinates, rest = triangle[:-1, :-1], triangle[:-1, -1], triangle[-1, -1].abs()
+    singular = torch.linalg.svdvals(r)
+    smallest = singular[-1].item()
+    condition = singular[0].item() / smallest if smallest > 0 else math.inf
+    weights = (torch.linalg.pinv(r) @ coordinates) / lengths * len(parts)
+    residual = (rest / norm).item() if norm > 0 else math.nan
     return Decomposition(tuple(weights.tolist()), residual, condition)
 
 

@@ -32,10 +32,10 @@ def run(config: TrialConfig, on_step: OnStep) -> Row:
     validate(config)
     device = choose_device(config.device)
     precision.check_available(config.precision, device)
-    with deterministic(config.precision):
+    with deterministic(config.precision, device) as named:
         setting = Setting(config, device)
         check_splits(setting, standard_candidates(config))
         check_terms(setting, list(setting.windows()))
         rows = list(study.measurements(setting, on_step))
     seconds = {str(config.study): time.perf_counter() - started}
-    return {"arms": [], "measurements": rows, "environment": describe(device), "seconds": seconds}
+    return {"arms": [], "measurements": rows, "environment": describe(device, named), "seconds": seconds}

@@ -51,7 +51,7 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
         "varying_batch": _train(setting, varying, [smallest_batch] * len(varying), window_total, False),
         "varying_batch_scaled_rate": _train(setting, varying, [smallest_batch] * len(varying), window_total, True),
     }
-    start = flatten(setting.initial.parameters())
+    start = flatten(setting.initial.parameters()).to(setting.device)
     way = reference - start
     return [
         {

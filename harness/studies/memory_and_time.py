@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 
+from harness import accelerator
 from harness.config import LastWindow
 from harness.measure import memory
 from harness.measure.lock_step import Setting
@@ -37,6 +38,8 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     for ids in timed:
         for num, arm in arms.items():
             window = arm.workload.batch(ids)
+            if setting.device.type != "cpu":
+                accelerator.module(setting.device).synchronize()  # the window's own copies are none of the step
             started = time.perf_counter()
             float(take_step(arm, window))  # waits for the device
             seconds[num].append(time.perf_counter() - started)

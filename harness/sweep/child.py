@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness import pace
-from harness.config import ConfigError, HarnessConfig, identity
+from harness.config import ConfigError, HarnessConfig, NotReproducible, identity
 from harness.processes import die_with_parent, in_source_tree, interrupts_blocked
 from harness.results import tracking
 from harness.results.record import keep_others_out
@@ -89,25 +89,29 @@ class Child:
     report: Connection
     output: Connection
     pace: Connection
+    gpu: str | None = None  # the only one that it sees; None where it sees all
     share: float = 0.0  # of its work that is done, as far as it has told
     tail: bytes = b""
     finished: float = math.inf  # when its results were first seen
 
     @classmethod
-    def start(cls, cell: Cell, run: TrialFunction, threads: int) -> Child:
-        """Start the process that calls `run`, which computes on `threads` threads; EOFError or OSError where none starts."""
+    def start(cls, cell: Cell, run: TrialFunction, threads: int, gpu: str | None = None) -> Child:
+        """Start the process that calls `run`, which computes on `threads` threads and sees the `gpu` alone.
+
+        EOFError or OSError where none starts.
+        """
         start_forkserver()  # again, where it was killed
         report, child_report = multiprocessing.Pipe(duplex=False)
         output, child_output = multiprocessing.Pipe(duplex=False)
         told, child_pace = multiprocessing.Pipe(duplex=False)
         process = multiprocessing.get_context("forkserver").Process(
-            target=_child_main, args=(run, cell.config, threads, child_report, child_output, child_pace), name=cell.trial
+            target=_child_main, args=(run, cell.config, threads, gpu, child_report, child_output, child_pace), name=cell.trial
         )
         process.start()
         child_report.close()
         child_output.close()
         child_pace.close()
-        return cls(cell=cell, process=process, report=report, output=output, pace=told)
+        return cls(cell=cell, process=process, report=report, output=output, pace=told, gpu=gpu)
 
     def read_output(self) -> None:
         """Take what the child has printed, keep the end of it."""
@@ -164,7 +168,13 @@ def _describe_exit(code: int) -> str:
 
 
 def _child_main(
-    run: TrialFunction, config: HarnessConfig, threads: int, report: Connection, output: Connection, told: Connection
+    run: TrialFunction,
+    config: HarnessConfig,
+    threads: int,
+    gpu: str | None,
+    report: Connection,
+    output: Connection,
+    told: Connection,
 ) -> None:
     """Run one trial and report how it ended; a crash shows as a process that ends without a report."""
     for descriptor in (1, 2):  # also what libraries print; the parent's terminal belongs to the progress bar
@@ -172,6 +182,8 @@ def _child_main(
     output.close()
     if os.environ.get(SAFE_PATH) == OURS:
         del os.environ[SAFE_PATH]  # what the trial starts is not ours
+    if gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # read when CUDA starts, which nothing preloaded has done
     faulthandler.enable()
     keep_others_out()  # what wandb writes too; the forkserver may be older than our own umask
     die_with_parent()
@@ -193,7 +205,7 @@ def _attempt(run: TrialFunction, config: HarnessConfig) -> Done | RunsElsewhere 
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("default")
             run(config)
-        ours = [w for w in seen if issubclass(w.category, (StoreWarning, tracking.TrackingWarning))]
+        ours = [w for w in seen if issubclass(w.category, (StoreWarning, tracking.TrackingWarning, NotReproducible))]
         return Done(tuple(str(w.message)[:LINE_LENGTH] for w in ours[:MOST_WARNINGS]))
     except TrialTaken as taken:
         return RunsElsewhere(taken.state)

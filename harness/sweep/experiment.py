@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-from harness import processes, targets
+from harness import driver, processes, targets
 from harness.config import (
     ConfigError,
     Device,
@@ -133,14 +133,14 @@ def run_many(configs: Sequence[HarnessConfig], run: TrialFunction | None = None)
         return Outcome(done=0, skipped=skipped)
     for tracking_config in dict.fromkeys(cell.config.tracking for cell in todo):
         tracking.check(tracking_config)
-    workers = _num_workers(configs[0])
+    places = _places(configs[0])
     for store in {cell.store.root: cell.store for cell in cells}.values():
         sweeps.announce(store.root, [f"{cell.config.experiment}/{cell.trial}" for cell in cells if cell.store.root == store.root])
-    threads = _num_threads(cells, workers)
+    threads = _num_threads(cells, len(places))
     with _caught_signals() as caught, open_progress(total=len(cells), skipped=skipped) as progress:
         start_forkserver()
         queue = deque(longest_first(todo))
-        pool = _Pool(run=run or run_one, workers=workers, threads=threads, progress=progress, todo=queue, skipped=skipped)
+        pool = _Pool(run=run or run_one, places=places, threads=threads, progress=progress, todo=queue, skipped=skipped)
         try:
             while pool.is_busy and not caught.signals:
                 pool.start_children()
@@ -255,7 +255,7 @@ class _Pool:
     """The trials under way, and the counts of those that have ended."""
 
     run: TrialFunction
-    workers: int
+    places: list[str | None]  # of the trials that may run at once (`_places`); those that are free
     threads: int
     progress: Progress
     todo: deque[Cell]
@@ -272,7 +272,7 @@ class _Pool:
     def start_children(self) -> None:
         while self.taken and self.taken[0][0] <= time.monotonic():
             self.todo.append(self.taken.popleft()[1])
-        while self.todo and len(self.children) < self.workers:
+        while self.todo and self.places:
             cell = self.todo.popleft()
             if cell.is_finished():  # by another process, since the first look
                 self.skipped += 1
@@ -283,7 +283,8 @@ class _Pool:
     def _start(self, cell: Cell) -> None:
         for _ in range(MOST_STARTS):
             try:
-                self.children.append(Child.start(cell, self.run, self.threads))
+                self.children.append(Child.start(cell, self.run, self.threads, self.places[0]))
+                del self.places[0]
                 return
             except (EOFError, OSError) as error:
                 told = f"no process for it ({type(error).__name__}: {error})"
@@ -298,6 +299,7 @@ class _Pool:
                 by_output[ready].read_output()
         for child in [child for child in self.children if not child.process.is_alive()]:
             self.children.remove(child)
+            self.places.append(child.gpu)
             self._account(child)
         for child in filter(Child.lingers, self.children):
             child.process.kill()
@@ -423,9 +425,17 @@ def _num_threads(cells: Sequence[Cell], workers: int) -> int:
     return _num_cores() if is_large and min(workers, len(cells)) == 1 else 1
 
 
-def _num_workers(config: HarnessConfig) -> int:
-    """Parallel trials: as configured, else one on a GPU, else one per core."""
-    return config.workers or (1 if _uses_cuda(config.device) else _num_cores())
+def _places(config: HarnessConfig) -> list[str | None]:
+    """Where a trial may run at the same time as the others: for each, what CUDA_VISIBLE_DEVICES is there; None where it stays.
+
+    On GPUs `workers` trials on each of them, one unless configured, that see no other GPU; else one per core.
+    """
+    if not _uses_cuda(config.device):
+        return [None] * (config.workers or _num_cores())
+    from harness import accelerator
+
+    devices = accelerator.visible_devices()
+    return [device if len(devices) > 1 else None for _ in range(config.workers or 1) for device in devices or [""]]
 
 
 def _uses_cuda(device: Device) -> bool:
@@ -434,8 +444,8 @@ def _uses_cuda(device: Device) -> bool:
 
 @functools.cache
 def _has_cuda() -> bool:
-    if not any(os.path.exists(path) for path in ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")):
+    if not driver.is_there():
         return False  # no driver: not worth a second for importing torch
-    import torch
+    from harness import accelerator
 
-    return torch.cuda.is_available()
+    return accelerator.is_available()

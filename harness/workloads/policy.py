@@ -64,7 +64,7 @@ class PolicyWorkload(ImageWorkload):
     def _with_log(self, images: Batch) -> Batch:
         """The log's action and reward beside the label."""
         labels = images.targets
-        follow, other, noise = self._draws[:, images.ids].to(labels.device).unbind(0)
+        follow, other, noise = self._draws[:, images.ids].to(labels.device, non_blocking=True).unbind(0)
         action = torch.where(follow < RIGHT, labels, (other * NUM_CLASSES).long())
         reward = (action == labels).double() + NOISE * torch.special.ndtri(noise)
         return replace(images, targets=torch.stack([action, reward.float(), labels], 1).to(self._dtype))

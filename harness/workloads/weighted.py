@@ -39,4 +39,4 @@ class IgnoredLabels(ClassWeights):
 
     def weights(self, batch: Batch) -> Tensor:
         """[n] int64: 0 for every third id, 1 for the others."""
-        return (batch.ids % IGNORED_EVERY > 0).long().to(batch.targets.device)
+        return (batch.ids % IGNORED_EVERY > 0).long().to(batch.targets.device, non_blocking=True)

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
-from harness.config import ConfigError, Execution, Model, Precision, TrialConfig, WorkloadConfig
+from harness.config import ConfigError, Execution, Model, Norm, Precision, Split, TrialConfig, WorkloadConfig
+from harness.measure import lock_step
 from harness.recipes import execution
 from harness.recipes.execution import exchange_forward
 from harness.trial import run_trial
@@ -46,7 +48,7 @@ def accumulate(model: nn.Module, batches: list[Tensor]) -> Tensor:
 def graphed_on_cpu(module: Any, sample: tuple[Tensor, ...], **_: object) -> Callable[[Tensor], Tensor]:
     """What `torch.cuda.make_graphed_callables` does to memory: inputs, outputs and gradients each stay in one place."""
     parameters = list(module.parameters())
-    inputs = sample[0].clone()
+    inputs = sample[0]  # torch/cuda/graphs.py: the arguments given are the static inputs themselves
     for _ in range(3):
         module(inputs)  # warming up
     outputs, gradients = module(inputs).detach(), [torch.empty_like(p) for p in parameters]
@@ -54,7 +56,8 @@ def graphed_on_cpu(module: Any, sample: tuple[Tensor, ...], **_: object) -> Call
     class Replay(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, given: Tensor, *_: Tensor) -> Tensor:
-            inputs.copy_(given)
+            if inputs.data_ptr() != given.data_ptr():
+                inputs.copy_(given)
             with torch.enable_grad():
                 ctx.live = module(inputs)
             outputs.copy_(ctx.live)
@@ -107,6 +110,54 @@ def test_hooks_of_the_model_see_what_they_saw(graphs: None) -> None:
     model.register_forward_hook(lambda _model, _inputs, outputs: seen.append(outputs.shape))
     accumulate(model, BATCHES[:3])
     assert seen == [(5, 2), (5, 2), (2, 2)]
+
+
+def test_the_first_micro_batch_is_not_overwritten_by_the_next(graphs: None) -> None:
+    """All arms of a window read the same memory: a graph whose input it were would write every later micro-batch into it."""
+    captured, window = make_model(), torch.arange(30.0, dtype=torch.float64).reshape(10, 3)
+    exchange_forward(captured, Execution.cuda_graph)
+    before = window.clone()
+    accumulate(captured, list(window.split(5)))
+    assert torch.equal(window, before)
+
+
+def test_other_weights_and_hooks_inside_are_not_replayed(graphs: None) -> None:
+    eager, captured = make_model(), make_model()
+    exchange_forward(captured, Execution.cuda_graph)
+    accumulate(captured, BATCHES[:1]), accumulate(eager, BATCHES[:1])
+    swapped = {name: 2 * p.detach() for name, p in eager.named_parameters()}
+    given = (BATCHES[1],)
+    assert torch.equal(functional_call(captured, swapped, given), functional_call(eager, swapped, given))
+    seen: list[torch.Size] = []
+    captured[0].register_forward_hook(lambda _layer, _inputs, outputs: seen.append(outputs.shape))
+    captured(BATCHES[1])
+    assert seen == [(5, 4)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changes", "causes"),
+    [
+        ({"accumulation_steps": (2, 4, 8), "workload": WorkloadConfig(model=Model.mlp), "norm": Norm.none}, set()),
+        ({"accumulation_steps": (3,), "workload": WorkloadConfig(model=Model.mlp), "split": Split.ragged}, set()),
+        ({"accumulation_steps": (4,), "workload": WorkloadConfig(model=Model.mlp, dropout=0.3)}, set()),
+        ({"accumulation_steps": (4,), "workload": WorkloadConfig(), "norm": Norm.batch}, {"batch_statistics"}),
+    ],
+    ids=["several", "ragged", "dropout", "batch_norm"],
+)
+def test_captured_trials_find_what_eager_ones_find(
+    graphs: None, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], causes: set[str]
+) -> None:
+    """Epochs of 1,500 samples end in a short window after 11 of 128: a graph of other shapes."""
+    for module in (execution, lock_step):
+        monkeypatch.setattr(module, "check_available", lambda *_: None)
+    settings: dict[str, Any] = {"effective_batch": 128, "steps": 13, "algebra_steps": 2, **changes}
+    rows = {}
+    for way in (Execution.eager, Execution.cuda_graph):
+        arms = run_trial(TrialConfig(execution=way, **settings), lambda step, rows: None).arms
+        rows[way] = {(row["arm"], row["accumulation_steps"]): (row["verdict"], row["cause"]) for row in arms}
+    assert rows[Execution.cuda_graph] == rows[Execution.eager]
+    assert {cause for (arm, _), (_, cause) in rows[Execution.cuda_graph].items() if arm == "accumulated"} - {""} == causes
 
 
 def test_graphs_need_a_cuda_device() -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from harness import accelerator
 from harness.audit.evidence import Row, Run, Vector
 from harness.audit.observe.rank_gradients import Unsharded
 from harness.audit.observe.sample import looked_at
@@ -124,7 +125,7 @@ class Forwards:
                 if in_a_group():
                     self.unsharded.know(module)
                 self.first_buffers |= {k: t.detach().clone() for k, t in self._buffers() if k not in self.first_buffers}
-            self.before = torch.get_rng_state()
+            self.before = generators()
             self.outside |= self.last is not None and not torch.equal(self.before, self.last)
             self.first = self.first or module
             for name, parameter in module.named_parameters():
@@ -138,7 +139,7 @@ class Forwards:
         outputs = self._by_row(output)
         if self.depth or not torch.is_grad_enabled():
             return
-        state = torch.get_rng_state()
+        state = generators()
         self.draws |= self.before is not None and not torch.equal(self.before, state)
         self.last = state
         self.run.forwards += 1
@@ -228,6 +229,14 @@ class Forwards:
             if torch.is_autocast_enabled(device):
                 self.run.roundoff = max(self.run.roundoff, roundoff(torch.get_autocast_dtype(device)))
                 self.run.float16 |= torch.get_autocast_dtype(device) == torch.float16
+        if accelerator.uses_tf32() and any(tensor.is_cuda and tensor.dtype == torch.float32 for tensor in tensors_in(list(args))):
+            self.run.roundoff = max(self.run.roundoff, accelerator.TF32_ROUNDOFF)
+
+
+def generators() -> Tensor:
+    """Where torch's generators stand: the CPU's, and those of CUDA devices that are in use."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return torch.cat([torch.get_rng_state(), *cuda])
 
 
 def _memory(tensor: Tensor) -> int:

@@ -110,7 +110,12 @@ def serve(
     cuda = torch.cuda.is_available() and torch.cuda.device_count() >= world
     if cuda:
         torch.cuda.set_device(rank)
-    torch.distributed.init_process_group("nccl" if cuda else "gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+    torch.distributed.init_process_group(
+        "cpu:gloo,cuda:nccl" if cuda else "gloo",  # a loop may stay on the CPU of a machine with GPUs
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=world,
+    )
     train: Train | None = None
     try:
         while (job := link.recv()) is not None:

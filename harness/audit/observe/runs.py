@@ -7,6 +7,7 @@ import inspect
 import os
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
+from harness import accelerator
 from harness.audit.evidence import WATCH, Intervention, Run
 from harness.audit.observe.recorder import EnoughSteps, Recorder
 from harness.audit.observe.tensors import counts_in, losses_in
@@ -66,7 +68,7 @@ def watch(train: Train, job: Job) -> Run:
     numpy_state = np.random.get_state()
     with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
         try:
-            with this_process_goes_on(), Recorder(run, job.intervention, namespaces, job.max_steps) as recorder:
+            with this_process_goes_on(), _repeatable(), Recorder(run, job.intervention, namespaces, job.max_steps) as recorder:
                 result = _call(train, job, recorder)
             run.reported, run.counts = losses_in(result), counts_in(result)
         except KeyboardInterrupt:
@@ -78,6 +80,24 @@ def watch(train: Train, job: Job) -> Run:
         finally:
             np.random.set_state(numpy_state)
     return run
+
+
+@contextmanager
+def _repeatable() -> Iterator[None]:
+    """Deterministic kernels where there is a GPU and the caller has no mode: atomics would make two runs of a right loop differ.
+
+    An operation that has none runs as ever, unsaid: the two runs that the audit compares show what it does.
+    """
+    if torch.get_deterministic_debug_mode() or not accelerator.is_available():
+        yield
+        return
+    torch.set_deterministic_debug_mode("warn")
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*does not have a deterministic implementation")
+            yield
+    finally:
+        torch.set_deterministic_debug_mode("default")
 
 
 def _call(train: Train, job: Job, recorder: Recorder) -> Any:

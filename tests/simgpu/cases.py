@@ -1,0 +1,261 @@
+"""What is run on the stand-in device: `python -m tests.simgpu.cases NAME ...` prints one line of JSON for each."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness import plan, studies
+from harness.config import (
+    Data,
+    Model,
+    Norm,
+    NotReproducible,
+    OptimizerConfig,
+    OptimizerName,
+    Precision,
+    Split,
+    Study,
+    TrialConfig,
+    WorkloadConfig,
+)
+from harness.measure import memory
+from harness.measure.lock_step import REFERENCE, LockStep, Setting
+from harness.recipes.determinism import deterministic
+from harness.recipes.micro_batch import Even
+from harness.recipes.recipe import Arm, Recipe, take_step
+from harness.recipes.sample_masks import masks_repeated
+from harness.trial import full_batch, judge_loop, standard_candidates
+from harness.workloads import Batch
+from tests.simgpu import device
+
+MLP = WorkloadConfig(model=Model.mlp, width=2)
+TEXT = WorkloadConfig(data=Data.text, model=Model.transformer, depth=1, width=8)
+ADAM, ADAMW = OptimizerConfig(name=OptimizerName.adam, lr=1e-3), OptimizerConfig(name=OptimizerName.adamw, weight_decay=0.1)
+MOMENTUM = OptimizerConfig(name=OptimizerName.momentum)
+F16, F64 = {"precision": Precision.float16}, {"precision": Precision.float64}
+SHORT = {"steps": 2, "algebra_steps": 2}
+BASE: dict[str, Any] = {
+    "workload": MLP,
+    "effective_batch": 16,
+    "accumulation_steps": (4,),
+    "steps": 3,
+    "algebra_steps": 2,
+    "probe_every": 2,
+    "referee_every": 2,
+}
+FAULTS = ("loss_not_divided", "cached_weights_stale", "samples_repeated", "resume_in_window")
+TRIALS: dict[str, dict[str, Any]] = {
+    "verdicts": {"clip_norm": 1.0, "ema_decay": 0.9, "optimizer": ADAM},
+    "verdicts_float16": {**F16, "clip_norm": 1.0},
+    "verdicts_dropout": {"workload": WorkloadConfig(model=Model.mlp, width=2, dropout=0.5)},
+    "verdicts_batch_norm": {"workload": WorkloadConfig(), "norm": Norm.batch, **SHORT},
+    "verdicts_text": {"workload": TEXT, "norm": Norm.layer, "split": Split.ragged, **SHORT},
+    "verdicts_faults": {"faults": FAULTS, "optimizer": ADAMW, "clip_norm": 0.4, **SHORT},
+    "verdicts_pairs": {"workload": WorkloadConfig(data=Data.pairs, model=Model.mlp, width=2)},
+    "verdicts_policy": {"workload": WorkloadConfig(data=Data.policy, model=Model.mlp, width=2)},
+    "verdicts_ignored": {"workload": WorkloadConfig(data=Data.ignored_labels, model=Model.mlp, width=2, penalty=0.1)},
+    "verdicts_weights": {"workload": WorkloadConfig(data=Data.class_weights, model=Model.mlp, width=2)},
+}
+# Not `replicas`, which refuses any device but the CPU, nor `resumption`: torch loads no subclass of Tensor from a checkpoint.
+OF_STUDIES: dict[Study, dict[str, Any]] = {
+    Study.convergence: {},
+    Study.model_bytes: {},
+    Study.memory_and_time: {},
+    Study.remedies: {"norm": Norm.batch},
+    Study.batch_statistics: {"norm": Norm.batch, **F64},
+    Study.optimizer_states: {**F64, "optimizer": ADAM},
+    Study.batch_sizes: {},
+    Study.optimizer_memory: {**F64, "optimizer": MOMENTUM},
+    Study.epoch_tail: F64,
+    Study.update_size: F64,
+    Study.clipping_threshold: F64,
+    Study.adaptive_windows: {**F64, "accumulation_steps": (2, 4)},
+    Study.tensor_norms: F64,
+    Study.gradient_noise: {},
+    Study.adam_scale: {**F64, "optimizer": ADAM, "clip_norm": 0.5},
+    Study.second_moment: {**F64, "effective_batch": 512, "steps": 1, "optimizer": ADAM},
+    Study.accumulators: {},
+    Study.randomness: {**F64, "workload": WorkloadConfig(model=Model.mlp, width=2, dropout=0.5)},
+    Study.loss_scaling: F16,
+}
+TRIALS |= {str(study): {"study": study, **changes} for study, changes in OF_STUDIES.items()}
+
+
+def trial(name: str) -> dict[str, Any]:
+    """The record of a trial on the device, in short: verdicts and measurements."""
+    config = TrialConfig(**{**BASE, **TRIALS[name]})
+    before = torch.get_rng_state(), device.GENERATOR.get_state()
+    with device.entered():
+        record = studies.run(config, lambda step, rows: None)
+    after = torch.get_rng_state(), device.GENERATOR.get_state()
+    return {
+        "arms": [(row["arm"], row["verdict"], row["cause"], row["explained"]) for row in record["arms"]],
+        "measurements": record.get("measurements", []),
+        "device": record["environment"]["device"],
+        "generators_kept": all(torch.equal(a, b) for a, b in zip(before, after, strict=True)),
+    }
+
+
+def setting_of(**changes: Any) -> Setting:
+    return Setting(TrialConfig(**{**BASE, **changes}), device.DEVICE)
+
+
+def planner() -> dict[str, Any]:
+    """Peaks of a window in 2 micro-batches beside a ledger by hand, of a perceptron whose weights dwarf its activations."""
+    found = {}
+    for name, states, temporaries in (("sgd", 0, 0), ("momentum", 1, 0), ("adam", 2, 2)):
+        with device.entered():
+            wide = WorkloadConfig(model=Model.mlp, width=128)
+            setting = setting_of(workload=wide, optimizer=OptimizerConfig(name=OptimizerName(name)), effective_batch=8)
+            arm = setting.arm(Recipe(accumulation_steps=2, split=Even(4)), steps=2)
+            sizes = [4 * p.numel() for p in arm.model.parameters()]
+            taken = memory.of_step(arm, arm.workload.batch(torch.arange(8)))
+        kept = (2 + states) * sum(sizes)  # weights, gradients, state
+        found[name] = {
+            "micro_batches": [taken.micro_batches, kept + max(sizes)],  # a gradient on its way to .grad
+            "step": [taken.step, kept + temporaries * max(sizes)],
+        }
+    with device.entered():
+        found["fit"] = plan.fit_memory(TrialConfig(**{**BASE, "optimizer": ADAM}))
+    return found
+
+
+def masks() -> dict[str, Any]:
+    """Where the device's generator stands at each micro-batch, of the fault that repeats masks and of the right recipe."""
+    found = {}
+    with device.entered():
+        setting = setting_of(workload=WorkloadConfig(model=Model.mlp, width=2, dropout=0.5))
+        right = Recipe(accumulation_steps=4, split=Even(4))
+        for name, recipe in (("repeated", masks_repeated(right)), ("right", right)):
+            seen: list[int] = []
+
+            def see(arm: Arm, seen: list[int] = seen) -> None:
+                seen.append(hash(device.GENERATOR.get_state().numpy().tobytes()))
+
+            arm = setting.arm(dataclasses.replace(recipe, before_micro_batch=(*recipe.before_micro_batch, see)), steps=1)
+            take_step(arm, arm.workload.batch(torch.arange(16)))
+            found[name] = len(set(seen))
+    return found
+
+
+def waits() -> dict[str, Any]:
+    """Reads back to the host in one lock-step step of three arms."""
+    found = {}
+    for precision in (Precision.float32, Precision.float16):
+        with device.entered(), deterministic(precision, device.DEVICE):
+            setting = setting_of(precision=precision, clip_norm=1.0)
+            recipes = {REFERENCE: full_batch(setting.config)}
+            recipes |= {one.label: one.recipe for one in standard_candidates(setting.config)}
+            lock = LockStep(setting.arms(recipes, steps=3, clip_norm=1.0), 0)
+            ids = next(setting.windows())
+            lock.step(ids, gradients="compared")
+            device.READS.clear()
+            lock.step(ids, gradients="compared")
+            found[str(precision)] = sum(device.READS.values())
+    return {**found, "arms": len(recipes)}
+
+
+def no_kernel() -> dict[str, Any]:
+    """An operation without a deterministic kernel, twice: named once, and its result is there; on the CPU's terms it raises."""
+    with device.entered() as on:
+        values = torch.arange(5.0, device=on)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with deterministic(device=on) as named:
+                results = [float(values.kthvalue(2).values) for _ in range(2)]
+        try:
+            with deterministic():
+                values.kthvalue(2)
+            raised = ""
+        except RuntimeError as error:
+            raised = str(error)
+    told = [str(one.message) for one in caught if one.category is NotReproducible]
+    return {"named": list(named), "results": results, "told": told, "raised": raised}
+
+
+def two_devices() -> dict[str, Any]:
+    """What the stand-in is for: a tensor of the CPU meets one of the device."""
+    with device.entered() as on:
+        a, b = torch.ones(3, device=on), torch.ones(3)
+        try:
+            return {"refused": f"not: {a + b}"}
+        except RuntimeError as error:
+            return {"refused": str(error), "number": float(a.sum() + torch.tensor(1.0))}
+
+
+def by_hand(divides: bool) -> dict[str, Any]:
+    """`judge_loop` of the loop everybody writes, with the division and without."""
+
+    def loop(arm: Arm, window: Batch) -> Tensor:
+        arm.optimizer.zero_grad()
+        total = torch.zeros((), dtype=torch.float64, device=arm.device)
+        num = arm.workload.num_terms(window).sum()
+        for rows in torch.arange(len(window)).chunk(4):
+            part = window.rows(rows)
+            loss = arm.workload.losses(arm.model(part.inputs), part).sum() / (num if divides else num / 4)
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        arm.optimizer.step()
+        arm.schedule.step()
+        return total
+
+    with device.entered():
+        row = judge_loop(TrialConfig(**BASE), loop)
+    return {"verdict": row["verdict"], "cause": row["cause"], "reasons": row["reasons"]}
+
+
+def example(file: str, name: str, **changes: Any) -> dict[str, Any]:
+    """A trial of a task in `examples/`."""
+    target = str(Path(__file__).parents[2] / "examples" / f"{file}.py") + f":{name}"
+    workload = WorkloadConfig(data=Data.custom, target=target)
+    config = TrialConfig(**{**BASE, "workload": workload, "norm": Norm.as_is, **changes, **SHORT})
+    with device.entered():
+        record = studies.run(config, lambda step, rows: None)
+    return {"arms": [(row["arm"], row["verdict"], row["cause"], row["explained"]) for row in record["arms"]]}
+
+
+CASES: dict[str, Callable[[], dict[str, Any]]] = {
+    "planner": planner,
+    "masks": masks,
+    "waits": waits,
+    "no_kernel": no_kernel,
+    "two_devices": two_devices,
+    "by_hand": partial(by_hand, True),
+    "by_hand_undivided": partial(by_hand, False),
+    "example_images": partial(example, "images", "Digits", norm=Norm.group),
+    "example_coupled_loss": partial(example, "coupled_loss", "Embeddings"),
+    **{name: partial(trial, name) for name in TRIALS},
+}
+
+
+def main(names: list[str]) -> None:
+    """Run the cases; what fails is told with its last lines."""
+    torch.set_num_threads(1)
+    for name in names or list(CASES):
+        device.READS.clear()
+        started = time.monotonic()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                found = CASES[name]()
+        except Exception as error:
+            told = traceback.format_exc().strip().splitlines()
+            found = {"error": f"{type(error).__name__}: {error}", "trace": told[-14:]}
+        found |= {"case": name, "seconds": round(time.monotonic() - started, 2)}
+        print(json.dumps(found, default=str), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,261 @@
+"""A second device in a build for CPUs: its tensors hold CPU data, say that they are on simgpu:0, and refuse to meet CPU tensors.
+
+Import it in a process of its own, before the first backward: autograd counts devices once. Beside CUDA's rules of who may meet it
+has a generator of its own, counts reads back to the host (`READS`) and live bytes (`MEMORY`), and has no deterministic kernel for
+the operations in `NOT_DETERMINISTIC`. Autocast casts nothing. `entered()` switches it on.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
+
+NAME = "simgpu"
+NOT_DETERMINISTIC = {"kthvalue", "histc", "put_", "_adaptive_avg_pool2d_backward"}
+COPIES = {"copy_", "_to_copy", "_copy_from"}
+INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
+SCALARS = {"_local_scalar_dense", "equal", "is_nonzero"}
+TWO_DEVICES = "Expected all tensors to be on the same device, but found at least two devices, simgpu:0 and cpu!"
+READS: Counter[str] = Counter()  # operations that brought numbers back to the host
+GENERATOR = torch.Generator().manual_seed(0)
+
+
+@dataclass
+class Memory:
+    """Bytes of the storages that are alive on the device, and their peak."""
+
+    now: int = 0
+    peak: int = 0
+    known: dict[int, int] = field(default_factory=dict)
+
+    def see(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if key in self.known or size == 0:
+            return
+        self.known[key] = size
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._gone, key)
+
+    def _gone(self, key: int) -> None:
+        self.now -= self.known.pop(key, 0)
+
+
+MEMORY = Memory()
+
+
+class Backend(_DummyBackendModule):
+    """What `torch.simgpu` is."""
+
+    def get_rng_state(self, device: object = None) -> Tensor:
+        return GENERATOR.get_state()
+
+    def set_rng_state(self, state: Tensor, device: object = None) -> None:
+        GENERATOR.set_state(state)
+
+    def manual_seed(self, seed: int) -> None:
+        GENERATOR.manual_seed(seed)
+
+    def manual_seed_all(self, seed: int) -> None:
+        GENERATOR.manual_seed(seed)
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.float16, torch.bfloat16]
+
+    def memory_allocated(self, device: object = None) -> int:
+        return MEMORY.now
+
+    def max_memory_allocated(self, device: object = None) -> int:
+        return MEMORY.peak
+
+    def reset_peak_memory_stats(self, device: object = None) -> None:
+        MEMORY.peak = MEMORY.now
+
+    def synchronize(self, device: object = None) -> None:
+        pass
+
+
+_setup_privateuseone_for_python_backend(NAME, backend_module=Backend())
+DEVICE = torch.device(NAME, 0)
+AUTOCAST = torch.library.Library("_", "IMPL", "AutocastPrivateUse1")
+AUTOCAST.fallback(torch.library.fallthrough_kernel)  # autocast casts nothing here
+
+
+class Sim(torch.Tensor):
+    """A tensor of the device; `raw` holds its data."""
+
+    raw: Tensor
+
+    @staticmethod
+    def __new__(cls, raw: Tensor) -> Sim:
+        MEMORY.see(raw)
+        made = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls,
+            raw.size(),
+            strides=raw.stride(),
+            storage_offset=raw.storage_offset(),
+            dtype=raw.dtype,
+            layout=raw.layout,
+            device=DEVICE,
+            requires_grad=False,
+        )
+        made.raw = raw
+        return made  # type: ignore[no-any-return]
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"Sim({self.raw})"
+
+    def tolist(self) -> Any:
+        READS["tolist"] += 1
+        return self.raw.tolist()
+
+    def numpy(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("can't convert simgpu:0 device type tensor to numpy. Use Tensor.cpu() first.")
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        return self.numpy()
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return run(func, args, kwargs or {})
+
+
+class Mode(TorchDispatchMode):
+    """Sees factories (`torch.zeros(..., device=...)`), which have no tensor among their arguments."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return run(func, args, kwargs or {})
+
+
+def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """One operation: refused, or computed on the data with its result on the device where an argument is."""
+    name = func._schema.name.split("::")[1]
+    leaves = tree_leaves((args, kwargs))
+    own = [leaf for leaf in leaves if isinstance(leaf, Sim)]
+    asked = kwargs.get("device")
+    target = None if asked is None else torch.device(asked).type
+    on_device = target == NAME or (target is None and bool(own))
+    if own and name not in COPIES:
+        _check_same_device(name, args, leaves)
+    if on_device and any(isinstance(leaf, torch.Generator) for leaf in leaves):
+        raise RuntimeError("Expected a 'simgpu' device type for generator but found 'cpu'")
+    if on_device and name in NOT_DETERMINISTIC:
+        _alert(name)
+    reads = name in SCALARS or (name == "_to_copy" and target == "cpu") or (name == "copy_" and not isinstance(args[0], Sim))
+    if own and reads:
+        READS[name] += 1
+    raw_args, raw_kwargs = tree_map(_raw, args), tree_map(_raw, kwargs)
+    if asked is not None:
+        raw_kwargs["device"] = torch.device("cpu")
+    draws = on_device and torch.Tag.nondeterministic_seeded in func.tags
+    out = _drawn(lambda: func(*raw_args, **raw_kwargs)) if draws else func(*raw_args, **raw_kwargs)
+    if name == "copy_":
+        return args[0]
+    if not on_device:
+        return out
+    known = {id(leaf.raw): leaf for leaf in own}
+
+    def back(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        return known[id(leaf)] if id(leaf) in known else Sim(leaf)
+
+    return tree_map(back, out)
+
+
+def _raw(leaf: Any) -> Any:
+    return leaf.raw if isinstance(leaf, Sim) else leaf
+
+
+def _check_same_device(name: str, args: Any, leaves: list[Any]) -> None:
+    """CPU tensors of no dimension are numbers, and indices may be the host's; nothing else may meet."""
+    strangers = [leaf for leaf in leaves if isinstance(leaf, Tensor) and not isinstance(leaf, Sim) and leaf.dim() > 0]
+    if name in INDEXING:
+        if not isinstance(args[0], Sim):
+            raise RuntimeError("indices should be either on cpu or on the same device as the indexed tensor (cpu)")
+        indices = {id(leaf) for leaf in tree_leaves(args[1])}
+        strangers = [leaf for leaf in strangers if id(leaf) not in indices]
+    if strangers:
+        raise RuntimeError(f"{TWO_DEVICES} ({name})")
+
+
+def _alert(name: str) -> None:
+    if not torch.are_deterministic_algorithms_enabled():
+        return
+    told = f"{name}_simgpu_kernel does not have a deterministic implementation, but you set a deterministic mode"
+    if not torch.is_deterministic_algorithms_warn_only_enabled():
+        raise RuntimeError(told)
+    warnings.warn(told, stacklevel=2)
+
+
+def _drawn(compute: Callable[[], Any]) -> Any:
+    """With the device's generator in the place of the host's."""
+    host = torch.get_rng_state()
+    torch.set_rng_state(GENERATOR.get_state())
+    try:
+        return compute()
+    finally:
+        GENERATOR.set_state(torch.get_rng_state())
+        torch.set_rng_state(host)
+
+
+_tensor = torch.tensor
+
+
+def _made(data: Any, *, device: Any = None, **settings: Any) -> Tensor:
+    made = _tensor(data, **settings)
+    return made if device is None else made.to(device)
+
+
+def _as_tensor(data: Any, dtype: torch.dtype | None = None, device: Any = None) -> Tensor:
+    made = data if isinstance(data, Tensor) else _tensor(data)
+    made = made if dtype is None else made.to(dtype)
+    return made if device is None else made.to(device)
+
+
+@contextmanager
+def entered() -> Iterator[torch.device]:
+    """Inside, tensors can be made on the device, and it is what the harness chooses."""
+    import sys
+
+    import harness.plan
+    import harness.studies.verdicts  # noqa: F401 (with all that chooses a device)
+    from harness.recipes import determinism
+
+    chooses = [
+        module
+        for name, module in list(sys.modules.items())
+        if name.startswith("harness") and getattr(module, "choose_device", None) is determinism.choose_device
+    ]
+    with (
+        mock.patch.object(torch, "tensor", _made),
+        mock.patch.object(torch, "as_tensor", _as_tensor),
+        _all(mock.patch.object(module, "choose_device", lambda device: DEVICE) for module in chooses),
+        Mode(),
+    ):
+        yield DEVICE
+
+
+@contextmanager
+def _all(patches: Iterator[Any]) -> Iterator[None]:
+    from contextlib import ExitStack
+
+    with ExitStack() as stack:
+        for patch in patches:
+            stack.enter_context(patch)
+        yield

@@ -1,0 +1,124 @@
+"""The whole path on a device that is not the CPU, in a process of its own (`device.py` says why)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FAULTS = ("loss_not_divided", "cached_weights_stale", "samples_repeated", "resume_in_window")
+WAITS_OF_SCALER = 2
+ROOT = Path(__file__).parents[2]
+QUICK = ("planner", "masks", "waits", "no_kernel", "two_devices", "adam_scale", "adaptive_windows")
+RIGHT = ("verdicts", "verdicts_float16", "verdicts_text", "verdicts_policy", "verdicts_ignored", "verdicts_weights")
+STUDIES = (
+    "convergence", "model_bytes", "memory_and_time", "remedies", "batch_statistics", "optimizer_states", "batch_sizes",
+    "optimizer_memory", "epoch_tail", "update_size", "clipping_threshold", "tensor_norms", "gradient_noise", "second_moment",
+    "accumulators", "randomness", "loss_scaling",
+)  # fmt: skip
+
+
+@cache
+def run(*names: str) -> dict[str, Any]:
+    """What each case found, by its name."""
+    command = [sys.executable, "-m", "tests.simgpu.cases", *names]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["case"] for row in rows] == list(names), done.stderr
+    return {row["case"]: row for row in rows}
+
+
+def case(name: str, among: Sequence[str]) -> dict[str, Any]:
+    found: dict[str, Any] = run(*among)[name]
+    assert "error" not in found, "\n".join([found["error"], *found["trace"]])
+    return found
+
+
+def test_a_tensor_of_the_cpu_is_refused() -> None:
+    found = case("two_devices", QUICK)
+    assert found["refused"].startswith("Expected all tensors to be on the same device") and found["number"] == 4.0
+
+
+@pytest.mark.parametrize("name", ["adam_scale", "adaptive_windows"])
+def test_studies_that_use_the_initial_weights_find_them_on_the_device(name: str) -> None:
+    found = case(name, QUICK)
+    assert found["measurements"] and found["device"] == "simgpu" and found["generators_kept"]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("phase", ["micro_batches", "step"])
+def test_the_planner_measures_what_a_ledger_says(optimizer: str, phase: str) -> None:
+    """Adam's state is there while micro-batches are computed, although a fresh arm makes it after its first ones."""
+    measured, by_hand = case("planner", QUICK)[optimizer][phase]
+    assert measured == pytest.approx(by_hand, rel=0.05)
+
+
+def test_the_plan_grows_with_the_micro_batch() -> None:
+    static, per_sample, step = case("planner", QUICK)["fit"]
+    assert per_sample > 0 and step > 0 and static > 0
+
+
+def test_repeated_masks_are_repeated_on_the_device() -> None:
+    found = case("masks", QUICK)
+    assert (found["repeated"], found["right"]) == (1, 4)
+
+
+def test_a_step_reads_the_device_once_and_float16_twice_more_for_each_arm() -> None:
+    """Float16: the scaler asks whether a gradient overflowed, and the scale that it then has is read."""
+    found = case("waits", QUICK)
+    assert found["float32"] == 1
+    assert found["float16"] == 1 + WAITS_OF_SCALER * found["arms"]
+
+
+def test_an_operation_without_a_deterministic_kernel_is_named_once() -> None:
+    found = case("no_kernel", QUICK)
+    assert found["named"] == ["kthvalue_simgpu_kernel"] and found["results"] == [1.0, 1.0]
+    assert len(found["told"]) == 1 and "kthvalue_simgpu_kernel" in found["told"][0]
+    assert "does not have a deterministic implementation" in found["raised"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_trials_are_equivalent(name: str) -> None:
+    found = case(name, RIGHT)
+    assert [verdict for _, verdict, *_ in found["arms"]] == ["equivalent", "equivalent"]
+    assert found["device"] == "simgpu" and found["generators_kept"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_study_runs(name: str) -> None:
+    found = case(name, STUDIES)
+    assert found["measurements"] and found["generators_kept"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "causes"),
+    [
+        ("verdicts_batch_norm", {"accumulated": "batch_statistics"}),
+        ("verdicts_pairs", {"accumulated": "non_separable_loss"}),
+        ("verdicts_faults", {fault: fault for fault in FAULTS} | {"accumulated": ""}),
+    ],
+)
+def test_what_differs_is_named(name: str, causes: dict[str, str]) -> None:
+    """Faults that call the model with other weights, index the data again and restore generators are among them."""
+    found = {arm: cause for arm, _, cause, _ in case(name, [name])["arms"] if arm in causes}
+    assert found == causes
+
+
+@pytest.mark.slow
+def test_loops_by_hand_and_tasks_of_ones_own() -> None:
+    names = ("by_hand", "by_hand_undivided", "example_images", "example_coupled_loss")
+    assert case(names[0], names)["verdict"] == "equivalent"
+    assert case(names[1], names)["cause"] == "loss_not_divided"
+    causes = [[cause for _, _, cause, _ in case(name, names)["arms"]] for name in names[2:]]
+    assert causes == [["", ""], ["non_separable_loss", ""]]

@@ -1,0 +1,190 @@
+"""What is asked of a GPU, on a machine that has none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from harness import accelerator, driver
+from harness.audit.evidence import Run
+from harness.audit.observe import forwards
+from harness.audit.observe.runs import Job, watch
+from harness.config import Device, HarnessConfig
+from harness.measure import environment
+from harness.referee import gradients
+from harness.sweep import experiment
+
+ROOT = Path(__file__).parents[1]
+STYLES = {
+    "none": "pass",
+    "products, old": "b.cuda.matmul.allow_tf32 = True",
+    "convolutions, old": "b.cudnn.allow_tf32 = False",
+    "products, new": "b.cuda.matmul.fp32_precision = 'tf32'",
+    "convolutions, new": "b.cudnn.conv.fp32_precision = 'ieee'",
+    "everything, new": "b.fp32_precision = 'tf32'",
+    "by name": "torch.set_float32_matmul_precision('high')",
+}
+SHOW = """
+import torch, warnings
+from harness.recipes.determinism import deterministic
+warnings.simplefilter("ignore")
+b = torch.backends
+def shown():
+    def told(read):
+        try: return read()
+        except RuntimeError: return "refused"
+    return [told(read) for read in (lambda: b.cuda.matmul.allow_tf32, lambda: b.cudnn.allow_tf32,
+        torch.get_float32_matmul_precision, lambda: b.cuda.matmul.fp32_precision, lambda: b.cudnn.conv.fp32_precision)]
+{}
+before = shown()
+with deterministic():
+    inside = shown()
+assert shown() == before, (before, shown())
+assert inside[-2:] == ["ieee", "ieee"], inside
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("style", STYLES)
+def test_tf32_is_off_inside_however_the_caller_has_set_it(style: str) -> None:
+    subprocess.run([sys.executable, "-c", SHOW.format(STYLES[style])], cwd=ROOT, check=True)
+
+
+def test_the_callers_tf32_comes_back() -> None:
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    assert accelerator.uses_tf32()  # torch's default for convolutions
+    with accelerator.ieee_float32():
+        assert not accelerator.uses_tf32()
+        assert not torch.backends.cudnn.allow_tf32  # the older interface can be read as well
+    assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == before
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(experiment, "_has_cuda", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    yield
+
+
+def test_a_worker_for_each_gpu(two_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert experiment._places(HarnessConfig()) == ["0", "1"]
+    assert experiment._places(HarnessConfig(workers=2)) == ["0", "1", "0", "1"]
+    assert experiment._places(HarnessConfig(device=Device.cpu, workers=3)) == [None] * 3
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-7f")
+    assert experiment._places(HarnessConfig()) == ["3", "GPU-7f"]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert experiment._places(HarnessConfig()) == [None]
+
+
+def test_drivers_of_other_systems(monkeypatch: pytest.MonkeyPatch) -> None:
+    for file in ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/dxg"):  # a server, a Jetson, Windows' Linux
+        monkeypatch.setattr("os.path.exists", lambda path, file=file: path == file)
+        assert driver.is_there()
+    monkeypatch.setattr("os.path.exists", lambda path: False)
+    assert not driver.is_there()
+
+
+def test_a_record_says_which_libraries_of_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = SimpleNamespace(major=9, minor=0, total_memory=80)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Card")
+    monkeypatch.setattr(driver, "version", lambda: "580.1")
+    found = environment.describe(torch.device("cuda", 0), ["kthvalue"])
+    assert found.items() >= {"device": "Card", "driver": "580.1", "capability": "9.0", "device_bytes": 80, "tf32": True}.items()
+    assert found["not_deterministic"] == ["kthvalue"] and {"cuda", "cudnn"} <= found.keys()
+    assert "driver" not in environment.describe(torch.device("cpu"))
+
+
+def test_draws_of_a_gpu_are_seen_by_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = torch.zeros(16, dtype=torch.uint8)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: [state])
+    before = forwards.generators()
+    assert torch.equal(before, forwards.generators())
+    state[8] = 4  # Philox' offset
+    assert not torch.equal(before, forwards.generators())
+
+
+class OnCuda(torch.Tensor):
+    is_cuda = True  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(("tensor", "roundoff"), [(OnCuda(torch.ones(2)), 2**-11), (torch.ones(2), 0.0)])
+def test_the_audit_allows_for_tf32_on_a_gpu(tensor: torch.Tensor, roundoff: float) -> None:
+    seen = forwards.Forwards(Run(batch_size=1, accumulation_steps=1))
+    before = seen.run.roundoff
+    seen._note_arithmetic((tensor,))
+    assert seen.run.roundoff == max(before, roundoff)
+
+
+def test_the_audit_asks_for_deterministic_kernels_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a word of its own: of an operation that has none torch would warn, in a loop where warnings may be errors."""
+    modes: list[int] = []
+
+    def train(batch_size: int, accumulation_steps: int) -> None:
+        modes.append(torch.get_deterministic_debug_mode())
+        warnings.warn("kthvalue does not have a deterministic implementation", stacklevel=1)
+
+    job = Job(batch_size=1, accumulation_steps=1)
+    for available in (True, False):
+        monkeypatch.setattr(accelerator, "is_available", lambda available=available: available)
+        assert (watch(train, job).error is None) == available
+    assert modes == [1, 0] and torch.get_deterministic_debug_mode() == 0
+
+
+def test_a_tall_matrix_is_factorised_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same weights, residual and condition as of the whole matrix; collinear parts too."""
+    generator = torch.Generator().manual_seed(0)
+    parts = list(torch.randn(3, 1000, dtype=torch.float64, generator=generator))
+    rest = torch.randn(1000, dtype=torch.float64, generator=generator)
+    # Of collinear columns the last direction is arbitrary, and takes its share of the rest: one in 1000.
+    for columns, close in ((parts, 1e-10), ([*parts[:2], parts[0]], 1e-2)):
+        a = columns[0] + 0.5 * columns[1] + 0.25 * columns[2] + 0.1 * rest
+        whole = gradients.decompose(a, columns)
+        with monkeypatch.context() as patch:
+            patch.setattr(gradients, "MOST_AT_ONCE", 256)
+            by_rows = gradients.decompose(a, columns)
+        assert by_rows.weights == pytest.approx(whole.weights, rel=1e-10)
+        assert by_rows.residual == pytest.approx(whole.residual, rel=close) and by_rows.residual > 0.01
+        assert (by_rows.condition > 1e12) == (whole.condition > 1e12) == (columns is not parts)
+    with monkeypatch.context() as patch:
+        patch.setattr(gradients, "MOST_AT_ONCE", 256)
+        assert gradients.decompose(a, [parts[0], torch.full_like(a, torch.nan)]).weights[0] != 1
+        calls: list[int] = []
+        qr = torch.linalg.qr
+        patch.setattr(torch.linalg, "qr", lambda m, mode="reduced": calls.append(len(m)) or qr(m, mode=mode))
+        gradients.decompose(a, parts)
+    assert len(calls) > 10 and max(calls) < 100
+
+
+def test_no_test_sees_a_gpu_that_does_not_ask_for_one() -> None:
+    import os
+
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def make(*arguments: str, smi: Path | None = None) -> str:
+    path = f"{smi}:/usr/bin:/bin" if smi else "/usr/bin:/bin"
+    command = ["make", "--dry-run", "--always-make", *arguments]
+    return subprocess.run(command, cwd=ROOT, env={"PATH": path}, capture_output=True, text=True, check=True).stdout
+
+
+def test_the_makefile_beside_a_driver(tmp_path: Path) -> None:
+    """All pins but torch's; another build of torch where one is asked for; reports on the CPU."""
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\n")
+    smi.chmod(0o755)
+    beside, without = make("report", smi=tmp_path), make("report")
+    assert "grep -v '^torch=='" in beside and "grep -v '^$'" in without
+    assert "-c .venv/constraints.txt" in beside and "device=cpu" in beside
+    index = "https://download.pytorch.org/whl/cu126"
+    assert index in make("report", f"TORCH_INDEX={index}") and index not in without
+    assert "harness.doctor gpu --out results/gpu" in make("gpu")
