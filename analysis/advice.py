@@ -117,6 +117,24 @@ def is_group_norm_better(results: Results) -> Advice | None:
     )
 
 
+def and_with_in_batch_negatives(results: Results) -> Advice | None:
+    """Of the experiment on contrastive losses: gradients over N, beside GradCache's."""
+    rows = results.of("contrastive").study("negatives")
+    rows = rows[rows["dropout"] == 0] if len(rows) else rows
+    plain, cached = (rows[rows["arm"] == arm] if len(rows) else rows for arm in ("accumulated", "grad_cache"))
+    if plain.empty or cached.empty:
+        return None
+    over = plain.groupby("accumulation_steps")["gradient_error"].median()
+    told = ", ".join(f"{number(float(error))} at N = {num:g}" for num, error in over.items())
+    return Advice(
+        "And with in-batch negatives (CLIP, retrieval)?",
+        "It is another loss: fewer negatives",
+        f"Gradient off the large batch's by {told}; GradCache's by at most {number(float(cached['gradient_error'].max()))}",
+        "Use GradCache: representations of the whole window first, then a second forward per micro-batch.",
+        "contrastive",
+    )
+
+
 def do_i_change_rate_or_momentum(results: Results) -> Advice | None:
     """Of the experiments on momentum and Adam: state of the accumulated arms, and half-lives in samples."""
     parts = [results.of(name) for name in ("momentum", "adam")]
@@ -223,6 +241,7 @@ ROWS: tuple[Callable[[Results], Advice | None], ...] = (
     may_i_accumulate,
     and_with_batch_norm,
     is_group_norm_better,
+    and_with_in_batch_negatives,
     do_i_change_rate_or_momentum,
     what_is_the_loss_divided_by,
     does_half_precision_hold,
