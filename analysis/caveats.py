@@ -75,6 +75,8 @@ def caveats_that_occur(material: Material) -> Section | None:
         told += dict.fromkeys(inherent[name][0] for name in sorted(arms[column].unique()) if name in inherent)
     if (bound := arms[arms["norm"] == "batch"])["trial"].any():
         told.append(_momenta(bound))
+    if len(clipped := arms[arms["clip_norm"].notna()]):
+        told.append(_clipping(clipped))
     table = [
         (norm, optimizer, precision, _found(own, material.l4), _advice(own))
         for (norm, optimizer, precision), own in tables.in_order(arms).groupby(["norm", "optimizer", "precision"], sort=False)
@@ -117,6 +119,16 @@ def _advice(arms: pd.DataFrame) -> str:
         if first[column] in inherent
     ]
     return "; ".join(filter(None, [*others, *kept])) or "accumulate as it is"
+
+
+def _clipping(arms: pd.DataFrame) -> str:
+    """Whether clipping was at work, without which nothing is known about it."""
+    active = int((arms["clipped_share"] > 0).sum())
+    return (
+        f"Clipping (clip_norm {spread(arms['clip_norm'])}) was active in {active} of {len(arms)} runs; median share of the "
+        f"windows: {100 * float(arms['clipped_share'].median()):.0f}%. Clip once per window, after the last backward and after "
+        "unscaling: clipping each micro-batch is another computation. Where it was never active, nothing is known about it."
+    )
 
 
 def _momenta(arms: pd.DataFrame) -> str:

@@ -7,6 +7,8 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+from harness import usage
+
 COMMANDS = {
     "run": ("harness", "one trial, a sweep (-m), or a named grid (+experiment=NAME)"),
     "report": ("analysis.report", "the page, the verdicts and the figures of stored results"),
@@ -36,6 +38,9 @@ OF_SWEEPS = (  # packages of the extra `sweep`
 def main() -> None:
     """Run a command as `python -m` runs its module, with the arguments after its name; exit code 2 where there is none such."""
     asked = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    if asked == "--version":
+        print(usage.versions())
+        return
     if asked not in COMMANDS:
         is_help = asked in ("-h", "--help")
         lines = ["usage: accumulation-harness COMMAND ...", *(f"  {name:8} {what}" for name, (_, what) in COMMANDS.items())]

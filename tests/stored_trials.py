@@ -107,6 +107,7 @@ def store_trial(
     faults: dict[str, bool] | None = None,
     losses: dict[str, list[float]] | None = None,
     split: str = "even",
+    clip_norm: float | None = None,
     device: str = "cpu",
 ) -> str:
     """Store one finished trial and give its name; `change` maps an arm's (name, N) to columns that are to be otherwise.
@@ -117,7 +118,7 @@ def store_trial(
     config = TrialConfig(
         experiment=experiment, norm=Norm(norm), optimizer=OptimizerConfig(name=OptimizerName(optimizer)),
         precision=Precision(precision), seed=seed, accumulation_steps=(2, 4),
-        split=Split(split),
+        split=Split(split), clip_norm=clip_norm,
     )  # fmt: skip
     names = [*(("accumulated", n) for n in config.accumulation_steps), ("permuted", 1)]
     names += [(fault, n) for fault in faults or {} for n in config.accumulation_steps]

@@ -277,3 +277,10 @@ def test_a_sweep_without_a_difference_says_that_nothing_has_to_be_avoided(result
     make_trial(experiment="mine")
     page = make(results, out, "mine")
     assert "nothing in this sweep has to be avoided" in page.text and "not a fault of the loop" not in page.text
+
+
+def test_clipping_has_a_caveat_where_it_is_set(results: Path, out: Path, make_trial) -> None:
+    make_trial(experiment="mine")
+    assert "Clipping (" not in make(results, out, "mine").text
+    make_trial(experiment="mine", seed=1, clip_norm=0.5)
+    assert "Clipping (clip_norm 0.5) was active in" in make(results, out, "mine").text
