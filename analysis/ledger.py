@@ -135,7 +135,7 @@ class Ledger:
 
     rows: tuple[Row, ...]
     summary: str
-    title: str = "What the texts claim, and what was measured"
+    title: str = "What the articles claim, and what was measured"
     head: tuple[str, ...] = ("id", "claim (source)", "verdict", "measured", "held against", "n", "experiment")
 
 

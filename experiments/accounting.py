@@ -1,4 +1,4 @@
-"""What does accumulation keep in memory, and is the texts' arithmetic right? Decided by counting bytes, and by calculating."""
+"""What does accumulation keep in memory, and is the articles' arithmetic right? Decided by counting bytes, and by calculating."""
 
 from __future__ import annotations
 
@@ -246,9 +246,9 @@ def byte_table(material: Material) -> Section | None:
 
 EXPERIMENT = Experiment(
     name="accounting",
-    title="What does accumulation keep in memory, and is the texts' arithmetic right?",
+    title="What does accumulation keep in memory, and is the articles' arithmetic right?",
     question="Do parameters, gradients, optimizer state or a cache take fewer (or more) bytes when a batch is accumulated? And "
-    "which calculations of the texts are right?",
+    "which calculations of the articles are right?",
     prediction="At fixed b, gradients and activations are alive together from the second micro-batch on: their bytes rise once, "
     "from N = 1 to N = 2. Adam's state is two copies of the parameters. The calculations of D8 and G9 are right, that of G8 is "
     "not, and that of D7 is where everything is kept in 16 bits.",

@@ -266,7 +266,7 @@ CLAIMS = (
         id="C9",
         expects=Ruling.refuted,
         rule=f"Of optimizers whose training loss changes by at most {PLATEAU:.0%} over the last fifth, rates chosen by other "
-        "seeds on other images: conditional when one of the two texts is right for some, a lower held-out loss (S4), or a "
+        "seeds on other images: conditional when one of the two articles is right for some, a lower held-out loss (S4), or a "
         f"higher one with a larger gap at the same weights (S0); refuted when all lie within ±{MARGIN:g} nats (TOST); else "
         "undecided.",
         decide=generalisation,

@@ -132,7 +132,7 @@ TEXTS = {"negligible (S0)": (0.0, 1 + NEGLIGIBLE), "slightly slower (S4)": (1 + 
 
 
 def cost_in_time(results: Results) -> ClaimResult:
-    """D6: compares the seconds of a window at N with the full batch's, and with what each of the three texts says of them."""
+    """D6: compares the seconds of a window at N with the full batch's, and with what each of the three articles says of them."""
     rows = results.measurements
     nums = sorted(set(rows["accumulation_steps"]) - {1})
     cost = {num: 1 / against_full(rows, "seconds", num) for num in nums}

@@ -97,10 +97,11 @@ def clip_afterwards(results: Results) -> ClaimResult:
         verdict=verdict,
         condition="where clipping takes away more than a trifle" if verdict == Ruling.conditional else "",
         measured=float(ends.min()),
-        threshold=f"weights at the end, off by more than {NOTICEABLE:g} of the way in every arm that clips otherwise",
+        threshold=f"weights at the end, off by more than {NOTICEABLE:g} of the distance travelled in every other arm",
         n=len(wrong),
         explanation=f"{found.explanation} Where clipping is active the weights end off by {number(float(ends.min()))} to "
-        f"{number(float(ends.max()))} of the way, by more than {NOTICEABLE:g} in {share(int(matters.sum()), len(matters))} arms. "
+        f"{number(float(ends.max()))} of the distance covered, above {NOTICEABLE:g} in "
+        f"{share(int(matters.sum()), len(matters))} arms. "
         "That it is critical for stability is not tested.",
     )
 
