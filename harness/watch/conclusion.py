@@ -10,6 +10,10 @@ from harness.watch.judge import Judge
 from harness.watch.report import Report, Verdict
 
 MOST_NOTES = 8
+SAME = 2e-2  # relative difference of two totals that are one: that of 16-bit slopes
+ROWS = "which rows a window holds (repeated, left out, of two epochs) and whether their labels are right"
+BY_HAND = "averages of the weights, schedules and reported losses that the loop computes by hand; what a large batch would do"
+NEIGHBOURS = "whether the rows of a micro-batch act on each other (statistics by hand, random draws outside of dropout layers)"
 
 
 def concluded(judge: Judge) -> Report:
@@ -19,7 +23,8 @@ def concluded(judge: Judge) -> Report:
     ledger = judge.weighed > 0 or any(replayed.right for replayed in judge.replays)
     sums = judge.summed > 0 or any(replayed.right for replayed in judge.replays)
     normalised = Cause.batch_statistics in judge.properties and any(size > 1 for size in judge.sizes)
-    verdict: Verdict = "different" if findings else "equivalent" if ledger and sums and not normalised else "inconclusive"
+    doubted = normalised or bool(judge.doubts) or _of_unknown_total(judge.constants)
+    verdict: Verdict = "different" if findings else "equivalent" if ledger and sums and not doubted else "inconclusive"
     return Report(
         verdict=verdict,
         windows=judge.windows,
@@ -33,7 +38,16 @@ def concluded(judge: Judge) -> Report:
             "replays": sum(replayed.right for replayed in judge.replays),
         },
         metrics=dict(judge.metrics()),
+        unseen=tuple(_unseen(judge)),
     )
+
+
+def _unseen(judge: Judge) -> Iterator[str]:
+    """What a wrong run may have that no watch sees, however right all that it saw."""
+    yield ROWS
+    yield BY_HAND
+    if not any(replayed.right for replayed in judge.replays):
+        yield NEIGHBOURS
 
 
 def _kept(judge: Judge) -> Iterator[Finding]:
@@ -67,25 +81,31 @@ def _reasons(judge: Judge, findings: Sequence[Finding]) -> Iterator[str]:
         yield f"{judge.skipped} windows were left out by the loss scaler: a property of float16"
     if judge.left_over:
         yield f"{judge.left_over} micro-batches came after the last step and were not used in one"
-    for note, times in judge.notes.most_common(MOST_NOTES):
+    for note, times in (judge.doubts + judge.notes).most_common(MOST_NOTES):
         yield f"{note} ({times} windows)"
     for refused in dict.fromkeys(replayed.refused for replayed in judge.replays if replayed.refused):
         yield f"replay: {refused}"
     if not judge.replays:
         yield "no window was replayed (pass `loss`): faults in the loss itself, such as in-batch negatives, were not looked for"
+    yield from _unseen(judge)
     constants = [share for _, share in judge.constants]
     if constants and not findings:
         yield from _total(judge.constants)
 
 
+def _of_unknown_total(constants: Sequence[tuple[float, float]]) -> bool:
+    """Whether the terms of a window weigh together neither one, as a mean's do, nor one each, as a sum's do."""
+    return not (all(abs(share - 1) <= SAME for _, share in constants) or all(abs(each - 1) <= SAME for each, _ in constants))
+
+
 def _total(constants: Sequence[tuple[float, float]]) -> Iterator[str]:
     shares, each = [s for _, s in constants], [c for c, _ in constants]
-    if all(abs(s - 1) <= 2e-2 for s in shares):
+    if all(abs(s - 1) <= SAME for s in shares):
         return
     low, high = min(shares), max(shares)
-    if high - low <= 2e-2 * abs(high):
+    if high - low <= SAME * abs(high):
         yield f"all terms of a window weigh {high:.4g} of their mean, alike in every window: a weight of the loss, or its unit"
-    elif max(each) - min(each) <= 2e-2 * abs(max(each)):
+    elif max(each) - min(each) <= SAME * abs(max(each)):
         yield f"every loss term weighs {max(each):.4g}, whatever the window holds: a sum, or a fixed divisor"
     else:
         yield f"the terms of a window weigh {low:.4g} to {high:.4g} of their mean, in no way that is known"

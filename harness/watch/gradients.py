@@ -25,7 +25,8 @@ class Sum:
     right: bool = False  # the sum of all parts, perhaps scaled as a whole
     suspicious: bool = False  # wrong, and this window was not looked at closely enough to say why
     findings: list[Finding] = field(default_factory=list)
-    note: str = ""
+    note: str = ""  # why it was not seen
+    doubt: str = ""  # something is off, but has no name: not known to be wrong, and not right
 
 
 def summed(window: Window, last: Window | None) -> Sum:
@@ -41,7 +42,7 @@ def summed(window: Window, last: Window | None) -> Sum:
     total: Sketch = np.sum(known, axis=0)
     gradient, gate = window.gradient, NARROW_GATE if window.narrow else GATE
     if not np.isfinite(gradient).all():
-        return Sum(note="the gradient at the step was not finite although every micro-batch's was")
+        return Sum(doubt="the gradient at the step was not finite although every micro-batch's was")
     size = max(float(np.linalg.norm(total)), float(np.sqrt(sum(np.square(part).sum() for part in known))))
     if not size:
         return Sum(note="the loss gave no gradient")
@@ -56,7 +57,7 @@ def summed(window: Window, last: Window | None) -> Sum:
         found.factor, found.right = factor, True
         return found
     if window.moved:
-        found.note = "weights move inside the window, as with SAM or an optimizer in the backward: its sum is not compared"
+        found.doubt = "weights move inside the window, as with SAM or an optimizer in the backward: its sum is not compared"
         return found
     return _why(window, last, known, gate, size, found)
 
@@ -94,11 +95,11 @@ def _why(window: Window, last: Window | None, parts: list[Sketch], gate: float, 
     found.findings.extend(named)
     if not named:
         # `unexplained` is not a finding here: the sum may be kept elsewhere, in a way that is right
-        found.note = (
+        found.doubt = (
             "the gradient is changed between the last backward and the step, or summed elsewhere, in a way that is not known"
         )
         if between is not None and between[0] is not Cause.unexplained:
-            found.note += f" ({between[1]})"
+            found.doubt += f" ({between[1]})"
     return found
 
 
@@ -208,7 +209,7 @@ def _non_finite(window: Window, parts: list[Sketch]) -> Sum:
     if np.isfinite(window.gradient).all() and not window.skipped:
         message = f"micro-batch {listed} gave a gradient that is not finite, and the step was taken on the rest"
         return Sum(findings=[_finding(Cause.non_finite_micro_batch, window, message, float("nan"))])
-    return Sum(note=f"micro-batch {listed} gave a gradient that is not finite (has it a loss term at all?)")
+    return Sum(doubt=f"micro-batch {listed} gave a gradient that is not finite (has it a loss term at all?)")
 
 
 def _over_ranks(window: Window, gate: float, size: float) -> Sum:
@@ -231,7 +232,7 @@ def _over_ranks(window: Window, gate: float, size: float) -> Sum:
     error = float(np.linalg.norm(window.gradient - total / len(known))) / size
     if off * np.linalg.norm(window.gradient) <= 10 * gate * size * max(factor, 1 / len(known)) and factor > 0:
         return Sum(error=error, factor=factor, right=True)
-    return Sum(error=error, suspicious=True, note="the gradient at the step is no multiple of the sum over ranks")
+    return Sum(error=error, suspicious=True, doubt="the gradient at the step is no multiple of the sum over ranks")
 
 
 def _proportion(b: Any, a: Any) -> tuple[float, float]:

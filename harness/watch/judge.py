@@ -32,6 +32,7 @@ class Judge:
         self.sizes: Counter[int] = Counter()
         self.findings: dict[Cause, Finding] = {}
         self.notes: Counter[str] = Counter()
+        self.doubts: Counter[str] = Counter()  # of these, one is enough for no `equivalent`
         self.summed = self.weighed = self.looked = 0  # windows of several micro-batches whose sum, and weights, were right
         self.replays: list[Replayed] = []
         self.clean = self.carried = 0  # windows of one micro-batch that began without, and with, an older gradient
@@ -72,6 +73,8 @@ class Judge:
             self._add(finding)
         if total.note:
             self.notes[total.note] += 1
+        if total.doubt:
+            self.doubts[total.doubt] += 1
         self.summed += len(window.micro_batches) > 1 and total.right
         self.carried += any(f.cause is Cause.gradients_not_cleared for f in total.findings)
         self.clean += total.right and window.index > 0
@@ -94,7 +97,8 @@ class Judge:
                 self.sizes[len(parts)] -= 1
                 self.sizes += Counter({len(parts) - k: 1})
                 window.micro_batches = parts[k:]
-                self.notes["micro-batches were given up: their gradients were cleared before a step"] += 1
+                given_up = "micro-batches were given up: their gradients were cleared before a step"
+                (self.notes if fed or bad else self.doubts)[given_up] += 1
                 return True
         return False
 
@@ -114,7 +118,7 @@ class Judge:
             self._add(finding)
         if weights.num > 1 and not found:
             if not weights.equal:
-                self.notes["loss terms weigh unequally over micro-batches, in no way that is known"] += 1
+                self.doubts["loss terms weigh unequally over micro-batches, in no way that is known"] += 1
             elif weights.why_incomplete:
                 self.notes[weights.why_incomplete] += 1
             else:

@@ -33,6 +33,7 @@ class Report:
     properties: tuple[str, ...]  # of the model: nothing a loop could change
     checked: dict[str, int]  # windows whose sum, weights and replay were right
     metrics: dict[str, float]
+    unseen: tuple[str, ...] = ()  # what no watch sees, or this one did not; also among the reasons
 
     @property
     def causes(self) -> tuple[Cause, ...]:
@@ -48,7 +49,7 @@ class Report:
             return f"accumulation: different in {seen}: {', '.join(self.causes)}"
         if self.verdict == "equivalent":
             told = ", ".join(f"{name} of {number}" for name, number in self.checked.items() if number)
-            return f"accumulation: equivalent; {seen}; right: {told}"
+            return f"accumulation: equivalent in what was seen; {seen}; right: {told}; not seen: {len(self.unseen)} things, in the report"
         return f"accumulation: inconclusive in {seen}"
 
     def __str__(self) -> str:

@@ -1,0 +1,47 @@
+"""Any training function under `watch`: every optimizer that it makes is watched, with the model that its parameters belong to."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from harness.watch import Report, watch
+from harness.watch.session import Watch
+
+
+def watched(train: Callable[..., Any], *arguments: Any) -> list[Report]:
+    """The reports of `train(*arguments)`, one for each optimizer."""
+    with _watching() as seen:
+        train(*arguments)
+    return [one.report() for one in seen]
+
+
+@contextmanager
+def _watching() -> Iterator[list[Watch]]:
+    seen: list[Watch] = []
+    original = Optimizer.__init__
+
+    def made(optimizer: Optimizer, *arguments: Any, **options: Any) -> None:
+        original(optimizer, *arguments, **options)
+        if optimizer.param_groups:
+            seen.append(watch(_model_of(optimizer), optimizer, tell=None).attach())
+
+    Optimizer.__init__ = made  # type: ignore[method-assign]
+    try:
+        yield seen
+    finally:
+        Optimizer.__init__ = original  # type: ignore[method-assign]
+        for one in reversed(seen):
+            one.detach()
+
+
+def _model_of(optimizer: Optimizer) -> nn.Module:
+    """The module with most parameters that has one of the optimizer's; an empty one where there is none."""
+    own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    found = [m for m in gc.get_objects() if isinstance(m, nn.Module) and any(id(p) in own for p in m.parameters())]
+    return max(found, key=lambda m: len(list(m.modules())), default=nn.Module())
