@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from harness.judge.cause import Cause
 from harness.watch.evidence import Finding, Window
+from harness.watch.gradients import proportion
+
+STILL = 1e-6  # of the weights: what no rounding of a sketch explains
 
 
 def misplaced(window: Window) -> Iterator[Finding]:
@@ -24,8 +29,19 @@ def misplaced(window: Window) -> Iterator[Finding]:
         yield _finding(Cause.clip_before_unscale, window, f"gradients are clipped with the loss scale {scale:g} in them")
     if inside.count("average"):
         yield _finding(Cause.ema_per_micro_batch, window, "the average of the weights is updated between two backwards")
+    if window.first is not None and window.parameters is not None and not window.moved and len(window.micro_batches) > 1:
+        factor, off = proportion(window.parameters, window.first)
+        if abs(factor - 1) > STILL and off <= STILL:
+            what = f"the weights are multiplied by {factor:.6g} inside the window"
+            yield _finding(Cause.weight_decay_per_micro_batch, window, what)
     if window.state_moved and not window.moved:
         yield _finding(Cause.optimizer_state_per_micro_batch, window, "the optimizer's state changes between two backwards")
+
+
+def is_moved(window: Window) -> bool:
+    """Whether the weights at the step are others than those at the first backward."""
+    first, last = window.first, window.parameters
+    return first is not None and last is not None and bool(np.linalg.norm(last - first) > STILL * np.linalg.norm(first))
 
 
 def _finding(cause: Cause, window: Window, message: str) -> Finding:

@@ -53,8 +53,17 @@ def _unseen(judge: Judge) -> Iterator[str]:
 def _kept(judge: Judge) -> Iterator[Finding]:
     """The findings; an optimizer that steps at every micro-batch leaves gradients behind for that reason."""
     every = judge.carried and judge.clean and set(judge.sizes) == {1}
+    shrinks = Cause.clip_per_micro_batch in judge.findings  # in a short window by one factor, which could be any
     for cause, finding in judge.findings.items():
-        if cause is Cause.gradients_not_cleared and every:
+        if cause is Cause.sum_rescaled_in_window and shrinks:
+            continue
+        if cause is Cause.gradients_not_cleared and every and 0 < judge.still < judge.windows:
+            yield Finding(
+                cause=Cause.optimizer_state_per_micro_batch, window=finding.window, rung="ledger", count=finding.count,
+                message="the optimizer is called after every micro-batch, and moves the weights in some calls only",
+                evidence=finding.evidence,
+            )  # fmt: skip
+        elif cause is Cause.gradients_not_cleared and every:
             yield Finding(
                 cause=Cause.step_every_micro_batch, window=finding.window, rung=finding.rung, count=finding.count,
                 message="the optimizer steps after every micro-batch, and gradients are cleared after several steps",

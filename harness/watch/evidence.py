@@ -40,8 +40,10 @@ class Window:
     micro_batches: list[MicroBatch]
     gradient: Sketch  # `.grad` before the last clip, or as the step began
     at_step: Sketch | None  # as the step began; None: not looked at
-    parameters: Sketch | None  # of the weights
-    narrow: bool  # a gradient is kept in 16 bits
+    parameters: Sketch | None  # of the weights as the step began
+    first: Sketch | None = None  # and at the first backward
+    clipped: Sketch | None = None  # `.grad` after the last clip
+    narrow: bool = False  # a gradient is kept in 16 bits
     rounded: str = ""  # the 16-bit format that the gradient fits into although its own is wider
     calls: tuple[str, ...] = ()  # between the last backward and the step
     skipped: bool = False  # by the loss scaler
@@ -52,6 +54,9 @@ class Window:
     alone: bool = True  # one process
     ranks: Ranks | None = None  # looked at in a sample of windows
     ema_updates: int = 0
+    forwards: int = 0  # of the model, in training
+    still: bool = False  # the step moved no weights
+    buffers_moved: bool = False  # since the step before
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,7 +52,7 @@ def summed(window: Window, last: Window | None) -> Sum:
     if found.error <= gate:
         found.right = True
         return found
-    factor, residual = _proportion(gradient, total)
+    factor, residual = proportion(gradient, total)
     if factor > 0 and residual * np.linalg.norm(gradient) <= gate * size * factor:
         found.factor, found.right = factor, True
         return found
@@ -68,7 +68,7 @@ def _why(window: Window, last: Window | None, parts: list[Sketch], gate: float, 
     if first.before is not None and np.linalg.norm(first.before) > gate * size:
         carried = first.before
         total = np.sum(parts, axis=0) + carried
-        _, off = _proportion(window.gradient, total)
+        _, off = proportion(window.gradient, total)
         if off <= 10 * gate:
             found.findings.append(_carried(window, last, carried, size))
             return found
@@ -84,7 +84,7 @@ def _why(window: Window, last: Window | None, parts: list[Sketch], gate: float, 
         found.findings.extend(named)
         found.suspicious = not named
         return found
-    _, off = _proportion(window.gradient, ends)
+    _, off = proportion(window.gradient, ends)
     between = _between(window, gate)
     rounded = between is not None and between[0] is Cause.low_precision_accumulator and off <= NARROW_GATE  # after the last, too
     decays = between is not None and between[0] is Cause.weight_decay_per_micro_batch and _is_of_weights(window, parts)
@@ -135,17 +135,17 @@ def _change(window: Window, last: MicroBatch, this: MicroBatch, k: int, gate: fl
     clipped = any(call.startswith("clip") for call in this.calls)
     if clipped:
         return Cause.clip_per_micro_batch, f"gradients are clipped {where}"
-    factor, off = _proportion(b, a)
+    factor, off = proportion(b, a)
     if off <= 10 * gate:
         if "unscale" in this.calls:
             return Cause.scaler_updated_in_window, f"gradients are unscaled {where}"
-        factors = [_proportion(y.before * y.scale, x.after * x.scale)[0]
+        factors = [proportion(y.before * y.scale, x.after * x.scale)[0]
                    for x, y in zip(window.micro_batches, window.micro_batches[1:], strict=False)
                    if x.after is not None and y.before is not None]  # fmt: skip
         if len(factors) > 1 and max(factors) - min(factors) > ALIKE and max(factors) <= 1 + ALIKE:
             return Cause.clip_per_micro_batch, f"gradients shrink by unequal factors inside the window ({_listed(factors)})"
         return Cause.sum_rescaled_in_window, f"`.grad` is multiplied by {factor:.4g} {where}"
-    if window.parameters is not None and _proportion(b - a, window.parameters)[1] <= 1e-2:
+    if window.parameters is not None and proportion(b - a, window.parameters)[1] <= 1e-2:
         return Cause.weight_decay_per_micro_batch, f"a multiple of the weights is added to `.grad` {where}"
     lost = [not y.any() and bool(x.any()) for x, y in zip(a, b, strict=True)]
     kept = [bool(np.linalg.norm(y - x) <= gate * size) for x, y in zip(a, b, strict=True)]
@@ -158,7 +158,7 @@ def _change(window: Window, last: MicroBatch, this: MicroBatch, k: int, gate: fl
 
 def _is_of_weights(window: Window, parts: list[Sketch]) -> bool:
     """Whether all that the gradient has beside its parts is a multiple of the weights."""
-    return window.parameters is not None and _proportion(window.gradient - np.sum(parts, axis=0), window.parameters)[1] <= 1e-2
+    return window.parameters is not None and proportion(window.gradient - np.sum(parts, axis=0), window.parameters)[1] <= 1e-2
 
 
 def _by_weights(window: Window, parts: list[Sketch], gate: float, size: float, error: float) -> list[Finding]:
@@ -195,7 +195,7 @@ def _by_weights(window: Window, parts: list[Sketch], gate: float, size: float, e
 def _carried(window: Window, last: Window | None, carried: Sketch, size: float) -> Finding:
     known = [] if last is None else [s for s in (last.gradient, last.at_step) if s is not None]
     for before in known:
-        factor, off = _proportion(carried, before)
+        factor, off = proportion(carried, before)
         if off <= ALIKE:
             message = f"`.grad` begins with {factor:.3g} times the gradient of the window before"
             return _finding(Cause.gradients_not_cleared, window, message, float(np.linalg.norm(carried)) / size)
@@ -223,19 +223,19 @@ def _over_ranks(window: Window, gate: float, size: float) -> Sum:
     size = max(size, *(float(np.linalg.norm(part)) for part in known))
     apart = max(float(np.linalg.norm(g - ranks.gradients[0])) for g in ranks.gradients)
     if apart > 10 * gate * size:
-        local = [_proportion(g, part)[1] for g, part in zip(ranks.gradients, known, strict=True)]
+        local = [proportion(g, part)[1] for g, part in zip(ranks.gradients, known, strict=True)]
         message = f"gradients at the step differ between ranks by {apart / size:.2g} of a rank's own"
         if max(local) <= 10 * gate:
             message += ": each rank steps on its own"
         return Sum(findings=[_finding(Cause.replicas_not_synchronised, window, message, apart / size)])
-    factor, off = _proportion(window.gradient, total)
+    factor, off = proportion(window.gradient, total)
     error = float(np.linalg.norm(window.gradient - total / len(known))) / size
     if off * np.linalg.norm(window.gradient) <= 10 * gate * size * max(factor, 1 / len(known)) and factor > 0:
         return Sum(error=error, factor=factor, right=True)
     return Sum(error=error, suspicious=True, doubt="the gradient at the step is no multiple of the sum over ranks")
 
 
-def _proportion(b: Any, a: Any) -> tuple[float, float]:
+def proportion(b: Any, a: Any) -> tuple[float, float]:
     """The factor f that is best in b = f a, and ||b - f a|| / ||b||."""
     if not a.any() or not b.any():
         return 0.0, 0.0 if not b.any() else 1.0

@@ -27,22 +27,29 @@ class Heads:
         self._outputs: list[Head] = []
         self._losses: list[Head] = []
         self._fed = False
+        self._forwards = 0  # since the last backward
         self._passed_over = False
         self.autocast: torch.dtype | None = None  # of the last forward
 
-    def taken(self) -> tuple[Sequence[Head] | None, bool]:
-        """The heads of the backward that ends, None where none was looked at; whether a forward's inputs asked for gradients."""
+    def taken(self) -> tuple[Sequence[Head] | None, bool, int]:
+        """Of the backward that ends: heads, None where none was looked at; whether inputs asked for gradients; forwards."""
         found: Sequence[Head] | None = self._losses or self._outputs
         if not found and self._passed_over:
             found = None
         fed = self._fed
         self._outputs, self._losses, self._fed, self._passed_over = [], [], False, False
-        return found, fed
+        return found, fed, self.forgotten()
+
+    def forgotten(self) -> int:
+        """Forwards that no backward has followed, from now on counted anew."""
+        forwards, self._forwards = self._forwards, 0
+        return forwards
 
     def see(self, args: Any, kwargs: Any, output: Any) -> None:
         """A forward of the model in training mode."""
         if self.paused:
             return
+        self._forwards += 1
         kind = "cuda" if torch.is_autocast_enabled("cuda") else "cpu"
         self.autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         self._fed = self._fed or any(isinstance(t, Tensor) and t.requires_grad for t in (*args, *kwargs.values()))

@@ -11,11 +11,11 @@ import numpy as np
 
 from harness.audit.report.remedies import remedy
 from harness.judge.cause import Cause
-from harness.watch.calls import misplaced
+from harness.watch.calls import is_moved, misplaced
 from harness.watch.evidence import Finding, Window
-from harness.watch.gradients import Sum, summed
+from harness.watch.gradients import ALIKE, Sum, proportion, summed
 from harness.watch.replay import Replayed
-from harness.watch.weights import judged, weights_of
+from harness.watch.weights import judged, near, weights_of
 
 CARRIED = (Cause.gradients_not_cleared, Cause.foreign_gradients)
 TELL_AT_ONCE = 2  # windows that must have been seen before the terminal is told
@@ -35,6 +35,7 @@ class Judge:
         self.doubts: Counter[str] = Counter()  # of these, one is enough for no `equivalent`
         self.summed = self.weighed = self.looked = 0  # windows of several micro-batches whose sum, and weights, were right
         self.replays: list[Replayed] = []
+        self.still = 0  # windows whose step moved no weights
         self.clean = self.carried = 0  # windows of one micro-batch that began without, and with, an older gradient
         self.constants: list[tuple[float, float]] = []  # of windows: what a term weighs, and all of them
         self._waiting: dict[int, Window] = {}
@@ -69,8 +70,16 @@ class Judge:
         if window.resumed and any(f.cause in CARRIED for f in total.findings):
             self.notes["the first window goes on with gradients of a run before it: it was not judged"] += 1
             return False
-        for finding in (*total.findings, *misplaced(window)):
+        calls = list(misplaced(window))
+        for finding in (*total.findings, *calls):
             self._add(finding)
+        if is_moved(window) and not calls and not total.findings and not total.doubt:
+            self.doubts["the weights at the step are not those of the first backward"] += 1
+        if len({m.fed for m in window.micro_batches}) > 1:
+            self.doubts["another model's losses pass through this one inside a window"] += 1
+        self.still += window.still
+        if window.buffers_moved and len(window.micro_batches) > 1:
+            self.doubts["buffers of the model move with its forwards (running statistics): a large batch has fewer forwards"] += 1
         if total.note:
             self.notes[total.note] += 1
         if total.doubt:
@@ -91,7 +100,7 @@ class Judge:
         parts = window.micro_batches
         for k in range(len(parts) - 1, 0, -1):
             cleared = parts[k].empty or (parts[k].before is not None and not np.any(parts[k].before))
-            fed = all(m.fed for m in parts[:k]) and not any(m.fed for m in parts[k:])
+            fed = all(m.fed for m in parts[:k]) and not all(m.fed for m in parts[k:])
             bad = any(m.contribution is not None and not np.isfinite(m.contribution).all() for m in parts[:k])
             if cleared and (fed or bad or (len(parts) > self.usual and len(parts) - k == self.usual)):
                 self.sizes[len(parts)] -= 1
@@ -113,6 +122,17 @@ class Judge:
         scaled = abs(total.factor - 1) > weights.tolerance and weights.world == 1
         if scaled and abs(weights.shares[0] - 1) <= weights.tolerance:
             scaled = False
+        after = _after_clip(window)
+        if after is not None and abs(after - 1) > ALIKE:
+            if weights.equal and weights.heads == 1 and near(weights.shares[0] * after, 1, weights.tolerance):
+                message = f"gradients are clipped before they are multiplied by {after:.4g}"
+                self._add(Finding(cause=Cause.clip_before_unscale, window=window.index, rung="sketch", message=message))
+            else:
+                self.doubts["the gradient is changed between the clip and the step"] += 1
+            return
+        if len(window.micro_batches) < self.usual and window.forwards % len(window.micro_batches):
+            self.doubts["a window has more forwards than backwards: a micro-batch was left out"] += 1
+            return
         found = judged(weights, self.usual, resumed=window.resumed, scaled=scaled or bool(total.findings))
         for finding in found:
             self._add(finding)
@@ -178,6 +198,14 @@ class Judge:
         for waiting in list(self._waiting.values()):
             self._judge(waiting)
         self._waiting.clear()
+
+
+def _after_clip(window: Window) -> float | None:
+    """The factor of the gradient between the last clip and the step; None where nothing was clipped, or it is no factor."""
+    if window.clipped is None or window.at_step is None or not np.isfinite(window.at_step).all():
+        return None
+    factor, off = proportion(window.at_step, window.clipped)
+    return factor if off <= ALIKE else None
 
 
 def noise_scale(parts: list[np.ndarray[tuple[int, ...], np.dtype[np.float64]]]) -> float:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from harness.judge.cause import MEANINGS, Cause
 
 
 def properties(model: nn.Module) -> dict[Cause, str]:
     """Cause -> a sentence with the layers that have it."""
-    norms = [name for name, layer in model.named_modules() if isinstance(layer, _BatchNorm) and layer.training]
+    norms = [name for name, layer in model.named_modules() if _normalises(layer) and layer.training]
     drops = [name for name, layer in model.named_modules() if _drops(layer)]
     found = {}
     for cause, names in ((Cause.batch_statistics, norms), (Cause.stochastic_layers, drops)):
@@ -18,6 +19,10 @@ def properties(model: nn.Module) -> dict[Cause, str]:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             found[cause] = f"a property of the model ({names[0] or type(model).__name__}{more}): {MEANINGS[cause].sentence}"
     return found
+
+
+def _normalises(layer: nn.Module) -> bool:
+    return isinstance(layer, _BatchNorm) or (isinstance(layer, _InstanceNorm) and layer.track_running_stats)
 
 
 def _drops(layer: nn.Module) -> bool:

@@ -49,7 +49,7 @@ class Report:
             return f"accumulation: different in {seen}: {', '.join(self.causes)}"
         if self.verdict == "equivalent":
             told = ", ".join(f"{name} of {number}" for name, number in self.checked.items() if number)
-            return f"accumulation: equivalent in what was seen; {seen}; right: {told}; not seen: {len(self.unseen)} things, in the report"
+            return f"accumulation: equivalent; {seen}; right: {told}; {len(self.unseen)} things cannot be seen"
         return f"accumulation: inconclusive in {seen}"
 
     def __str__(self) -> str:

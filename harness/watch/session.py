@@ -23,7 +23,7 @@ from harness.watch.judge import Judge
 from harness.watch.properties import properties
 from harness.watch.replay import Loss, Replay
 from harness.watch.report import Report
-from harness.watch.track import Sketched, Track
+from harness.watch.track import Sketched, Track, versions
 
 FIRST = 4  # windows that are looked at closely when a watch begins, and after something was seen
 EVERY = 16  # and how often then
@@ -83,7 +83,7 @@ class Watch:
         self.heads, self.batches = Heads(), Batches(keep=loss is not None)
         self.replay = Replay(model, loss) if loss is not None else None
         self._patches: Patches | None = None
-        self._depth = 0
+        self._depth = self._buffers = 0
         self._paused = False
         self._scale: Tensor | None = None
         self._stepping: Track | None = None
@@ -187,11 +187,12 @@ class Watch:
             raise
         finally:
             self._depth -= 1
-        heads, fed = self.heads.taken()
+        heads, fed, forwards = self.heads.taken()
         scale, self._scale = self._scale, None
         loss = root.detach().clone() if isinstance(root, Tensor) and root.numel() == 1 else None
-        reached = [track for track in self.tracks if track.after_backward(heads, scale, loss, fed=fed)]
+        reached = [track for track in self.tracks if track.after_backward(heads, scale, loss, fed=fed, forwards=forwards)]
         for track in reached:
+            track.window.inside += self._stepping is track
             track.window.closure = track.window.closure or self._stepping is track
         self.batches.end(reached=bool(reached))
         return result
@@ -208,7 +209,10 @@ class Watch:
             track.before_clip()
             scaled = "unscale" not in track.window.calls and any(b.scale is not None for b in track.window.backwards)
             track.window.calls.append("clip scaled" if scaled else "clip")
-        return original(*args, **kwargs)
+        result = original(*args, **kwargs)
+        for track in touched:
+            track.after_clip()
+        return result
 
     def _note_of_owner(self, call: str) -> Callable[..., Any]:
         def wrap(original: Callable[..., Any], owner: Any, *args: Any, **kwargs: Any) -> Any:
@@ -284,6 +288,13 @@ class Watch:
         if self.replay is not None and self._is_replayed(track):
             self._replay(track, gradients)
 
+    def closure_ran(self, optimizer: Optimizer) -> None:
+        """A trainer says that the closure of the step under way has differentiated: `.grad` is complete."""
+        track = self._track(optimizer)
+        if track is not None and self._stepping is track and track.window.inside == 1:
+            track.window.closure = False
+            self._held[track.index] = (track.gradients(), self._held[track.index][1])
+
     def after_step(self, optimizer: Optimizer) -> None:
         """It has stepped."""
         track = self._track(optimizer)
@@ -296,7 +307,12 @@ class Watch:
         gradients, parameters = self._held.pop(track.index, (None, None))
         if gradients is None:
             gradients = track.gradients()
+        if track.window.inside and track.window.clipped is not None:  # by a trainer, inside its closure
+            gradients = track.window.clipped
         self._closed[track.index] += 1
+        track.window.forwards, track.window.still = self.heads.forgotten(), track.still
+        buffers, self._buffers = self._buffers, versions(list(self.model.buffers()))
+        track.window.buffers_moved = bool(track.num_windows) and buffers != self._buffers
         window = track.close(skipped=skipped, gradients=gradients, parameters=parameters, alone=not _in_a_group())
         self.batches.forget()
         if window is None:

@@ -44,6 +44,7 @@ class Backward:
     calls: tuple[str, ...]
     lrs: tuple[float, ...]
     fed: bool
+    forwards: int
 
 
 @dataclass
@@ -60,6 +61,12 @@ class Open:
     closure: bool = False
     rounded: str = ""
     ema_updates: int = 0
+    inside: int = 0  # backwards inside the optimizer's step
+    first: Sketched | None = None  # of the weights at the first backward
+    clipped: Sketched | None = None  # `.grad` after the last clip
+    forwards: int = 0  # after the last backward
+    still: bool = False  # the step moves no weights
+    buffers_moved: bool = False
 
 
 class Track:
@@ -129,12 +136,13 @@ class Track:
         self.refresh()
         window = self.window
         if window.backwards:
-            window.moved = window.moved or window.weights != _versions(self.parameters)
-            window.state_moved = window.state_moved or window.state != _versions(_state(self.optimizer))
+            window.moved = window.moved or window.weights != versions(self.parameters)
+            window.state_moved = window.state_moved or window.state != versions(_state(self.optimizer))
         else:
             if not self.num_windows:
                 self.resumed = bool(self.optimizer.state)
-            window.weights, window.state = _versions(self.parameters), _versions(_state(self.optimizer))
+            window.weights, window.state = versions(self.parameters), versions(_state(self.optimizer))
+            window.first = self.sketches.of(self.parameters) if self.detail else None
         self.look_at_format()
         self._empty = all(p.grad is None for p in self.parameters)
         self._before = self.gradients() if self.detail and not self._empty else None
@@ -142,7 +150,9 @@ class Track:
         self._marks = [_mark(p.grad) for p in self.parameters] if self.sharded else []
         self._in_backward = True
 
-    def after_backward(self, heads: Sequence[Head] | None, scale: Tensor | None, loss: Tensor | None, *, fed: bool) -> bool:
+    def after_backward(
+        self, heads: Sequence[Head] | None, scale: Tensor | None, loss: Tensor | None, *, fed: bool, forwards: int
+    ) -> bool:
         """Whether it reached this optimizer."""
         self._in_backward = False
         reached = any(s is not None for s in self._sums)
@@ -157,12 +167,12 @@ class Track:
         self.window.backwards.append(
             Backward(
                 contribution=contribution, before=self._before, after=after, empty=self._empty, scale=scale, loss=loss,
-                heads=heads, calls=tuple(self.window.calls), lrs=self.lrs, fed=fed,
+                heads=heads, calls=tuple(self.window.calls), lrs=self.lrs, fed=fed, forwards=forwards,
             )
         )  # fmt: skip
         self.window.calls.clear()
         self._sums, self._before = [None] * len(self.parameters), None
-        self.window.unclipped = None
+        self.window.unclipped = self.window.clipped = None
         return True
 
     def look_at_format(self) -> None:
@@ -181,6 +191,16 @@ class Track:
         if self.window.backwards and self.window.unclipped is None:
             self.window.unclipped = self.gradients()
 
+    def after_clip(self) -> None:
+        """It has been."""
+        if self.window.unclipped is not None:
+            self.window.clipped = self.gradients()
+
+    @property
+    def still(self) -> bool:
+        """Whether the weights are those of the first backward."""
+        return self.window.weights == versions(self.parameters)
+
     def close(self, *, skipped: bool, gradients: Sketched | None, parameters: Sketched | None, alone: bool) -> Window | None:
         """The window that ends with an optimizer step, on the host with one copy; None when nothing was differentiated."""
         opened, self.window = self.window, Open()
@@ -191,10 +211,11 @@ class Track:
         assert before_clip is not None
         host = Host()
         parts = [_part(host, b) for b in opened.backwards]
-        ends = [host.sketch(before_clip), host.sketch(gradients), host.sketch(parameters)]
+        ends = [host.sketch(before_clip), host.sketch(gradients), host.sketch(parameters), host.sketch(opened.first)]
+        ends.append(host.sketch(opened.clipped))
         host.copy()
         micro_batches = [part() for part in parts]
-        gradient, at_step, weights = (end() for end in ends)
+        gradient, at_step, weights, first, clipped = (end() for end in ends)
         assert gradient is not None
         return Window(
             index=self.num_windows - 1,
@@ -203,6 +224,8 @@ class Track:
             gradient=gradient,
             at_step=at_step if opened.unclipped is not None else None,
             parameters=weights,
+            first=first,
+            clipped=clipped,
             narrow=any(p.grad is not None and p.grad.dtype in NARROW for p in self.parameters),
             rounded=opened.rounded,
             calls=tuple(opened.calls),
@@ -214,6 +237,9 @@ class Track:
             alone=alone,
             ranks=None if alone or skipped or not self.detail else gathered(micro_batches, gradient, sharded=self.sharded),
             ema_updates=opened.ema_updates,
+            forwards=opened.forwards + sum(b.forwards for b in opened.backwards),
+            still=opened.still,
+            buffers_moved=opened.buffers_moved,
         )
 
 
@@ -315,7 +341,8 @@ def _part(host: Host, backward: Backward) -> Any:
     return made
 
 
-def _versions(tensors: Sequence[Tensor]) -> int:
+def versions(tensors: Sequence[Tensor]) -> int:
+    """How often they have been written to."""
     return sum(t._version for t in tensors)
 
 

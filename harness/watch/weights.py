@@ -11,6 +11,7 @@ from harness.watch.gradients import Sum
 from harness.watch.slopes import Slope
 
 COMPLETE = 1e-3  # of the loss, which the recognised terms must add up to
+ANOTHER_TERM = "the loss has another term than those whose slope was recognised (a penalty, an auxiliary loss)"
 TOLERANCE = 1e-3  # of a weight; or four residuals of the fit, where these are larger
 
 
@@ -96,7 +97,7 @@ def _incomplete(window: Window, heads: Sequence[Sequence[Slope]], worst: float) 
     for m, slopes in zip(window.micro_batches, heads, strict=True):
         known = sum(slope.weight * slope.value for slope in slopes) / m.scale
         if not abs(known - m.loss) <= max(COMPLETE, 4 * worst) * max(abs(known), abs(m.loss)):
-            return "the loss has another term than those whose slope was recognised (a penalty, an auxiliary loss)"
+            return ANOTHER_TERM
     return ""
 
 
@@ -107,7 +108,7 @@ def judged(weights: Weights, usual: int, *, resumed: bool, scaled: bool) -> list
     """
     tolerance, m = weights.tolerance, weights.num
     parts = [c * n for c, n in zip(weights.each, weights.terms, strict=True)]  # what each micro-batch weighs
-    single = weights.heads == 1 and not scaled
+    single = weights.heads == 1 and not scaled and weights.why_incomplete != ANOTHER_TERM
     if weights.equal:
         return _of_total(weights, weights.shares[0], usual, resumed=resumed) if single else []
     if alike(parts, tolerance) and not alike(weights.terms, tolerance):

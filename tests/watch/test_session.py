@@ -386,3 +386,66 @@ def test_lines_metrics_json_and_an_issue(tmp_path: Path) -> None:
     right_said = io.StringIO()
     Loop().watched(tell=right_said)
     assert right_said.getvalue().startswith("accumulation: equivalent; 6 windows") and right_said.getvalue().count("\n") == 1
+
+
+@pytest.mark.parametrize(("by", "told", "said"), [(N, True, "equivalent"), (1, True, "different"), (N, False, "inconclusive")])
+def test_a_trainer_runs_the_last_backward_inside_the_step(by: int, told: bool, said: str) -> None:
+    """As Lightning does, which says when the closure has run; gradients are clipped inside it."""
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters())
+    torch.manual_seed(1)
+    with watch(model, optimizer, tell=None) as seen:
+
+        def closure() -> float:
+            backward()
+            if told:
+                seen.closure_ran(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+            return 0.0
+
+        def backward() -> None:
+            (functional.cross_entropy(model(torch.randn(4, FEATURES)), torch.randint(0, 5, (4,))) / by).backward()
+
+        for _ in range(5):
+            for _ in range(N - 1):
+                backward()
+            optimizer.step(closure)
+            optimizer.zero_grad()
+    assert seen.report().verdict == said, str(seen.report())
+    assert seen.report().causes == ((Cause.loss_not_divided,) if said == "different" else ())
+
+
+def _untouched(parameter: Tensor) -> Tensor:
+    return parameter.data  # writes to it are not counted
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        (lambda p: _untouched(p).mul_(0.999), Cause.weight_decay_per_micro_batch),
+        (lambda p: _untouched(p).add_(0.001), None),
+    ],
+)
+def test_weights_that_move_inside_a_window_are_seen(change: Callable[[Tensor], Any], cause: Cause | None) -> None:
+    report = Loop(after_backward=lambda loop: [change(p) for p in loop.model.parameters()]).watched()
+    assert report.causes == ((cause,) if cause else ())
+    assert report.verdict == ("different" if cause else "inconclusive")
+
+
+def test_a_sum_that_is_divided_after_its_clip() -> None:
+    def clip_and_divide(loop: Loop) -> None:
+        clip(loop)
+        for p in loop.model.parameters():
+            assert p.grad is not None
+            p.grad /= N
+
+    added = Loop(loss=lambda m, x, y, rows: N * right(m, x, y, rows), before_step=clip_and_divide).watched()
+    assert added.causes == (Cause.clip_before_unscale,)
+    clipped = Loop(loss=lambda m, x, y, rows: N * right(m, x, y, rows), before_step=clip).watched()
+    assert clipped.causes == (Cause.loss_not_divided,)
+
+
+def test_a_total_that_nothing_explains_is_not_equivalent() -> None:
+    assert Loop(loss=lambda m, x, y, rows: 0.8 * right(m, x, y, rows)).watched().verdict == "inconclusive"
+    summed = Loop(loss=lambda m, x, y, rows: right(m, x, y, 1), windows=[(5, 3, 4, 4), (5, 3, 4, 6)]).watched()
+    assert summed.verdict == "equivalent" and any("which rows" in line for line in summed.unseen)

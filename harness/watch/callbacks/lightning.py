@@ -33,6 +33,11 @@ class WatchCallback(Callback):
         options = {"accumulation_steps": trainer.accumulate_grad_batches, **self.options}
         self.seen = watch(pl_module, trainer.optimizers, **options).attach()
 
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """Lightning runs the last backward of a window inside the optimizer's step."""
+        if self.seen is not None:
+            self.seen.closure_ran(optimizer)
+
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         """Log `accumulation/*` with the module's own metrics."""
         if self.seen is not None and trainer.logger is not None:
