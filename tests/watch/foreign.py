@@ -43,5 +43,5 @@ def _watching() -> Iterator[list[Watch]]:
 def _model_of(optimizer: Optimizer) -> nn.Module:
     """The module with most parameters that has one of the optimizer's; an empty one where there is none."""
     own = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    found = [m for m in gc.get_objects() if isinstance(m, nn.Module) and any(id(p) in own for p in m.parameters())]
+    found = [m for m in gc.get_objects() if issubclass(type(m), nn.Module) and any(id(p) in own for p in m.parameters())]
     return max(found, key=lambda m: len(list(m.modules())), default=nn.Module())
