@@ -2,24 +2,46 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
 import warnings
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
+from torch import Tensor
 
 from harness import accelerator, driver
 from harness.audit.evidence import Run
-from harness.audit.observe import forwards
+from harness.audit.observe import forwards, launched, ranks
 from harness.audit.observe.runs import Job, watch
-from harness.config import Device, HarnessConfig
-from harness.measure import environment
+from harness.config import (
+    ConfigError,
+    Device,
+    Execution,
+    HarnessConfig,
+    Model,
+    Norm,
+    Precision,
+    Study,
+    TrialConfig,
+    WorkloadConfig,
+    validate,
+)
+from harness.measure import ablation, environment
+from harness.measure.lock_step import Setting
+from harness.recipes.micro_batch import Even
+from harness.recipes.recipe import Recipe, take_step
 from harness.referee import gradients
-from harness.sweep import experiment
+from harness.results.store import Store
+from harness.run import compose_trial
+from harness.sweep import child, experiment
 
 ROOT = Path(__file__).parents[1]
 STYLES = {
@@ -82,6 +104,108 @@ def test_a_worker_for_each_gpu(two_gpus: None, monkeypatch: pytest.MonkeyPatch) 
     assert experiment._places(HarnessConfig()) == ["3", "GPU-7f"]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert experiment._places(HarnessConfig()) == [None]
+
+
+class Line:
+    """In place of the progress bar."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_, **__: None
+
+
+def what_it_sees(config: HarnessConfig) -> None:
+    Path(config.results, f"seen-{config.seed}").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "unset"))
+
+
+@pytest.mark.parametrize(("places", "seen"), [(["0", "GPU-7f"], {"0", "GPU-7f"}), ([None, None], {""})])
+def test_the_child_of_a_worker_sees_its_gpu_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, places: list[str | None], seen: set[str]
+) -> None:
+    """Children are forked here: what is tested is what reaches them, and a forkserver takes seconds to start."""
+    context = child.multiprocessing.get_context("fork")
+    monkeypatch.setattr(child.multiprocessing, "get_context", lambda _: context)
+    monkeypatch.setattr(child, "start_forkserver", lambda: None)
+    store = Store(tmp_path)
+    configs = [HarnessConfig(seed=seed, results=str(tmp_path)) for seed in (0, 1)]
+    todo = deque(child.Cell(config, store, f"seed{config.seed}") for config in configs)
+    pool = experiment._Pool(run=what_it_sees, places=list(places), threads=1, progress=cast(Any, Line()), todo=todo, skipped=0)
+    pool.start_children()
+    assert {one.gpu for one in pool.children} == set(places)
+    assert [one.end() for one in pool.children] == [child.Done(), child.Done()]
+    assert {(tmp_path / f"seen-{seed}").read_text() for seed in (0, 1)} == seen
+
+
+def test_a_cluster_is_asked_for_the_gpu_wherever_it_is_mentioned() -> None:
+    for page in ("README.md", "docs/gpu.md", "docs/slurm.md"):
+        assert "hydra.launcher.gres=gpu:1" in (ROOT / page).read_text()
+
+
+def test_few_float64_steps_on_a_gpu() -> None:
+    assert (
+        compose_trial(["+experiment=gpu", "hydra.mode=RUN", "device=cpu"]).algebra_steps <= 20 < compose_trial([]).algebra_steps
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"study": Study.remedies, "norm": Norm.batch}, {"study": Study.randomness, "workload": WorkloadConfig(dropout=0.5)}],
+)
+def test_studies_that_work_inside_the_forward_refuse_captured_graphs(changes: dict[str, Any]) -> None:
+    validate(TrialConfig(**changes))
+    with pytest.raises(ConfigError, match="execution=cuda_graph: expected eager or compile"):
+        validate(TrialConfig(**changes, execution=Execution.cuda_graph))
+
+
+def test_without_cudnn_is_a_factor_of_the_gap_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gap of a run is measured with cuDNN switched off, which is on again afterwards."""
+    setting = Setting(TrialConfig(effective_batch=8, workload=WorkloadConfig(model=Model.mlp, width=1)), torch.device("cpu"))
+    seen: list[bool] = []
+
+    def taken(arm: Any, window: Any) -> Tensor:
+        seen.append(torch.backends.cudnn.enabled)
+        return take_step(arm, window)
+
+    monkeypatch.setattr(ablation, "take_step", taken)
+    recipe = Recipe(accumulation_steps=2, split=Even(4))
+    run = ablation.Run(recipe=recipe, ids=torch.arange(8), precision=Precision.float32, clip_norm=None)
+    before = torch.backends.cudnn.enabled
+    ablation.gap(setting, run)
+    ablation.gap(setting, ablation.cudnn_off(setting, run))
+    assert seen == [before, False] and torch.backends.cudnn.enabled == before
+    monkeypatch.setattr(ablation, "gap", lambda setting, run: 1.0 if run.cudnn else 0.1)
+    for kind, share in (("cuda", 0.9), ("cpu", None)):
+        monkeypatch.setattr(setting, "device", torch.device(kind))
+        monkeypatch.setattr(ablation, "REMOVALS", {})
+        assert ablation.attribute(setting, run.recipe, [run.ids]).get("cuDNN") == (share and pytest.approx(share))
+
+
+class Link:
+    """A connection of a rank that is given no job."""
+
+    def recv(self) -> None:
+        return None
+
+
+def test_ranks_on_gpus_can_also_talk_on_the_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With NCCL alone, a loop on the CPU of a machine with GPUs fails; in ranks of our own, and in those of another program."""
+    backends: list[str] = []
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda backend, **_: backends.append(backend))
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: False)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
+    monkeypatch.setattr(ranks.processes, "die_with_parent", lambda *_: threading.Thread())
+    monkeypatch.setattr(launched.atexit, "register", lambda function: None)
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "0")
+    for count in (2, 0):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda count=count: count > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
+        link = cast(Any, Link())
+        ranks.serve(0, 2, str(tmp_path / "store"), 0, ("", ""), list(sys.path), torch.get_num_threads(), link)
+        rank = launched.Rank(number=0, world=2, local=0)
+        one = launched.Launched(cast(Any, None), None, rank, cast(Any, None), tmp_path)
+        one._join()
+        one._patches.restore()
+    assert backends == ["cpu:gloo,cuda:nccl"] * 2 + ["gloo"] * 2
 
 
 def test_drivers_of_other_systems(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,8 +290,6 @@ def test_a_tall_matrix_is_factorised_by_rows(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_no_test_sees_a_gpu_that_does_not_ask_for_one() -> None:
-    import os
-
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
 
 

@@ -31,16 +31,23 @@ class Stage:
 
 
 def stages(out: Path, facts: Mapping[str, Any]) -> list[Stage]:
-    """Those of this machine: where float64 is slow, a narrower ResNet and fewer float64 steps."""
+    """Those of this machine: where float64 is slow, a narrower ResNet and fewer float64 steps; together less than half an hour.
+
+    What a stage that is stopped has found until then is in its log, and the sweep's finished trials are stored.
+    """
     python, trials = [sys.executable, "-m"], trials_of(out)
     smaller = ["algebra_steps=5", "workload.width=2"] if machine.is_slow(dict(facts)) else []
+    operations = [*python, "harness.doctor", "operations", "--json", f"{out / 'operations.json'}"]
+    tests = [*python, "pytest", "-v", "-m", "gpu", "tests", f"--junitxml={out / 'tests.xml'}"]
+    sweep = [*python, "harness", "+experiment=gpu", f"results={trials}", *smaller]
+    bench = [*python, "harness.bench", "overhead", "by_hand", "--out", f"{out / 'bench.json'}"]
     return [
-        Stage(name="doctor", command=[*python, "harness.doctor", "--json", f"{out / 'machine.json'}"], seconds=120),
-        Stage(name="operations", command=[*python, "harness.doctor", "operations", "--json", f"{out / 'operations.json'}"]),
-        Stage(name="tests", command=[*python, "pytest", "-q", "-m", "gpu", "tests", f"--junitxml={out / 'tests.xml'}"]),
-        Stage(name="sweep", command=[*python, "harness", "+experiment=gpu", f"results={trials}", *smaller], seconds=1800),
-        Stage(name="summary", command=[*python, "analysis.summary", "--results", f"{trials}", "--out", f"{out}"]),
-        Stage(name="bench", command=[*python, "harness.bench", "overhead", "by_hand", "--out", f"{out / 'bench.json'}"]),
+        Stage(name="doctor", command=[*python, "harness.doctor", "--json", f"{out / 'machine.json'}"], seconds=60),
+        Stage(name="operations", command=operations, seconds=90),
+        Stage(name="tests", command=tests, seconds=480),
+        Stage(name="sweep", command=sweep, seconds=660),
+        Stage(name="summary", command=[*python, "analysis.summary", "--results", f"{trials}", "--out", f"{out}"], seconds=60),
+        Stage(name="bench", command=bench, seconds=420),
     ]
 
 

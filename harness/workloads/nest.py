@@ -51,7 +51,9 @@ def rows(nest: Any, index: Index) -> Any:
 
     def chosen(leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
-            return leaf if leaf.dim() == 0 else leaf[index if isinstance(index, slice) else index.to(leaf.device)]
+            return (
+                leaf if leaf.dim() == 0 else leaf[index if isinstance(index, slice) else index.to(leaf.device, non_blocking=True)]
+            )
         if isinstance(leaf, np.ndarray) and leaf.ndim:
             return leaf[index if isinstance(index, slice) else index.numpy()]
         if is_texts(leaf):

@@ -92,6 +92,12 @@ def test_two_devices_slow_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "algebra_steps=5" not in next(one for one in stages.stages(Path("out"), fast) if one.name == "sweep").command
 
 
+@pytest.mark.parametrize("rate", [0.5, 40.0])
+def test_all_stages_together_end_within_half_an_hour(rate: float) -> None:
+    chosen = stages.stages(Path("out"), {"tflops": {"float64": rate}})
+    assert sum(stage.seconds for stage in chosen) < 30 * 60
+
+
 def test_every_stage_runs_and_the_archive_has_the_failures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "gpu"
     trial = tmp_path / "gpu-trials" / "gpu" / "one"

@@ -134,6 +134,33 @@ def test_other_weights_and_hooks_inside_are_not_replayed(graphs: None) -> None:
     assert seen == [(5, 4)]
 
 
+def test_capturing_lets_no_stream_be_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It warms up on a stream of its own, of which torch would warn at every later backward."""
+    warns: list[bool] = []
+
+    def capture(module: Any, sample: tuple[Tensor, ...], **settings: object) -> Callable[[Tensor], Tensor]:
+        warns.append(torch._C._warn_on_accumulate_grad_stream_mismatch())
+        return graphed_on_cpu(module, sample, **settings)
+
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", capture)
+    before = torch._C._warn_on_accumulate_grad_stream_mismatch()
+    try:
+        torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(True)
+        captured = make_model()
+        exchange_forward(captured, Execution.cuda_graph)
+        accumulate(captured, BATCHES[:1])
+    finally:
+        torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(before)
+    assert warns == [False]
+
+
+def test_the_compiler_tunes_no_reduction_by_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(torch, "compile", lambda forward, **more: given.append(more["options"]) or forward)
+    exchange_forward(make_model(), Execution.compile)
+    assert given == [{"deterministic": True}]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "causes"),

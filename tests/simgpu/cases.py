@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import sys
 import time
 import traceback
 import warnings
+import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from harness import plan, studies
+from harness.audit.session import audit
 from harness.config import (
     Data,
     Model,
@@ -32,11 +36,13 @@ from harness.config import (
 )
 from harness.measure import memory
 from harness.measure.lock_step import REFERENCE, LockStep, Setting
+from harness.measure.training import train
 from harness.recipes.determinism import deterministic
 from harness.recipes.micro_batch import Even
 from harness.recipes.recipe import Arm, Recipe, take_step
 from harness.recipes.sample_masks import masks_repeated
-from harness.trial import full_batch, judge_loop, standard_candidates
+from harness.studies import memory_and_time
+from harness.trial import full_batch, judge_loop, null_recipes, run_trial, standard_candidates
 from harness.workloads import Batch
 from tests.simgpu import device
 
@@ -134,7 +140,7 @@ def planner() -> dict[str, Any]:
 
 def masks() -> dict[str, Any]:
     """Where the device's generator stands at each micro-batch, of the fault that repeats masks and of the right recipe."""
-    found = {}
+    found: dict[str, Any] = {}
     with device.entered():
         setting = setting_of(workload=WorkloadConfig(model=Model.mlp, width=2, dropout=0.5))
         right = Recipe(accumulation_steps=4, split=Even(4))
@@ -147,6 +153,8 @@ def masks() -> dict[str, Any]:
             arm = setting.arm(dataclasses.replace(recipe, before_micro_batch=(*recipe.before_micro_batch, see)), steps=1)
             take_step(arm, arm.workload.batch(torch.arange(16)))
             found[name] = len(set(seen))
+        found["shared"] = [setting_of(workload=setting.config.workload, **format).masks_are_shared for format in ({}, F64)]
+        found["shared_without"] = setting_of().masks_are_shared
     return found
 
 
@@ -185,6 +193,95 @@ def no_kernel() -> dict[str, Any]:
     return {"named": list(named), "results": results, "told": told, "raised": raised}
 
 
+def unsteady(relative: float) -> dict[str, Any]:
+    """Verdicts where matrix products differ from run to run by that share of themselves."""
+    with device.entered(), device.unsteady(relative):
+        arms = run_trial(TrialConfig(**{**BASE, **SHORT}), lambda step, rows: None).arms
+    return {"arms": [(row["arm"], row["verdict"], row["reasons"][:1]) for row in arms]}
+
+
+def dropout() -> dict[str, Any]:
+    """Where float64 draws other masks: errors beside it that a trial's rows have, by format."""
+    found = {}
+    for precision in (Precision.float32, Precision.float64):
+        with device.entered():
+            setting = setting_of(workload=WorkloadConfig(model=Model.mlp, width=2, dropout=0.5), precision=precision)
+            errors: list[float] = []
+            recipes = {REFERENCE: full_batch(setting.config)}
+
+            def see(step: int, rows: list[Any], errors: list[float] = errors) -> None:
+                errors += [row["gradient_error"] for row in rows if "gradient_error" in row]
+
+            train(setting, recipes, null_recipes(setting.config), list(setting.windows(1)), see)
+        found[str(precision)] = errors
+    return found
+
+
+def collected() -> dict[str, Any]:
+    """Whether what an earlier phase has left behind in a cycle is gone when arms are made."""
+    with device.entered():
+        setting = setting_of()
+        cycle: list[Any] = [torch.zeros(1000, device=device.DEVICE)]
+        cycle.append(cycle)
+        gone = weakref.ref(cycle[0])
+        gc.disable()
+        try:
+            del cycle
+            before = gone() is None
+            setting.arms({REFERENCE: full_batch(setting.config)}, steps=1)
+            return {"before": before, "after": gone() is None}
+        finally:
+            gc.enable()
+
+
+def copies() -> dict[str, Any]:
+    """Copies from the host for which it waits, in one lock-step step, by workload; and waits before a clock is started."""
+    found: dict[str, Any] = {}
+    for data in (Data.digits, Data.ignored_labels, Data.policy):
+        with device.entered(), deterministic(device=device.DEVICE):
+            setting = setting_of(workload=WorkloadConfig(data=data, model=Model.mlp, width=2))
+            recipes = {REFERENCE: full_batch(setting.config)}
+            recipes |= {one.label: one.recipe for one in standard_candidates(setting.config)}
+            lock = LockStep(setting.arms(recipes, steps=3), 0)
+            ids = next(setting.windows())
+            lock.step(ids, gradients="compared")
+            device.WAITED.clear()
+            lock.step(ids, gradients="compared")
+            found[str(data)] = dict(device.WAITED)
+    with device.entered():
+        device.WAITED.clear()
+        memory_and_time.measurements(setting_of(study=Study.memory_and_time), lambda step, rows: None)
+    return {**found, "synchronised": device.WAITED["synchronize"]}
+
+
+def audited(divides: bool, dropout: float = 0.0) -> dict[str, Any]:
+    """What `audit` says of a loop whose model and data are on the device."""
+
+    def loop(batch_size: int, accumulation_steps: int) -> None:
+        device.GENERATOR.manual_seed(0)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            layers = nn.Linear(6, 8), nn.Dropout(dropout), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 3)
+            inputs, targets = torch.randn(48, 6), torch.randint(3, (48,))
+        model = nn.Sequential(*layers).to(device.DEVICE).train()
+        inputs, targets = inputs.to(device.DEVICE), targets.to(device.DEVICE)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for window in torch.arange(48).split(batch_size * accumulation_steps):
+            optimizer.zero_grad()
+            for ids in window.split(batch_size):
+                loss = torch.nn.functional.cross_entropy(model(inputs[ids]), targets[ids])
+                (loss / accumulation_steps if divides else loss).backward()
+            optimizer.step()
+
+    with (
+        device.entered(),
+        mock.patch.object(torch.cuda, "is_initialized", lambda: True),
+        mock.patch.object(torch.cuda, "get_rng_state_all", lambda: [device.GENERATOR.get_state()]),
+    ):
+        report = audit(loop, batch_size=16, accumulation_steps=[4])
+    return {"equivalent": report.equivalent, "causes": sorted({str(one.cause) for one in report.findings})}
+
+
 def two_devices() -> dict[str, Any]:
     """What the stand-in is for: a tensor of the CPU meets one of the device."""
     with device.entered() as on:
@@ -216,10 +313,10 @@ def by_hand(divides: bool) -> dict[str, Any]:
     return {"verdict": row["verdict"], "cause": row["cause"], "reasons": row["reasons"]}
 
 
-def example(file: str, name: str, **changes: Any) -> dict[str, Any]:
+def example(file: str, name: str, args: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
     """A trial of a task in `examples/`."""
     target = str(Path(__file__).parents[2] / "examples" / f"{file}.py") + f":{name}"
-    workload = WorkloadConfig(data=Data.custom, target=target)
+    workload = WorkloadConfig(data=Data.custom, target=target, args=args or {})
     config = TrialConfig(**{**BASE, "workload": workload, "norm": Norm.as_is, **changes, **SHORT})
     with device.entered():
         record = studies.run(config, lambda step, rows: None)
@@ -232,8 +329,19 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "waits": waits,
     "no_kernel": no_kernel,
     "two_devices": two_devices,
+    "dropout": dropout,
+    "collected": collected,
+    "copies": copies,
+    "unsteady": partial(unsteady, 1e-6),
+    "steady": partial(unsteady, 1e-15),
+    "audit_right": partial(audited, True),
+    "audit_undivided": partial(audited, False),
+    "audit_dropout": partial(audited, True, 0.5),
     "by_hand": partial(by_hand, True),
     "by_hand_undivided": partial(by_hand, False),
+    "example_language_model": partial(
+        example, "language_model", "Lines", {"width": 8, "layers": 1, "samples": 96}, effective_batch=8
+    ),
     "example_images": partial(example, "images", "Digits", norm=Norm.group),
     "example_coupled_loss": partial(example, "coupled_loss", "Embeddings"),
     **{name: partial(trial, name) for name in TRIALS},

@@ -1,8 +1,9 @@
 """A second device in a build for CPUs: its tensors hold CPU data, say that they are on simgpu:0, and refuse to meet CPU tensors.
 
 Import it in a process of its own, before the first backward: autograd counts devices once. Beside CUDA's rules of who may meet it
-has a generator of its own, counts reads back to the host (`READS`) and live bytes (`MEMORY`), and has no deterministic kernel for
-the operations in `NOT_DETERMINISTIC`. Autocast casts nothing. `entered()` switches it on.
+has a generator of its own, counts reads back to the host (`READS`), copies for which the host waits (`WAITED`) and live bytes
+(`MEMORY`), and has no deterministic kernel for the operations in `NOT_DETERMINISTIC`. `unsteady()` makes products differ from
+run to run. Autocast casts nothing. `entered()` switches it on.
 """
 
 from __future__ import annotations
@@ -28,8 +29,12 @@ COPIES = {"copy_", "_to_copy", "_copy_from"}
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
 SCALARS = {"_local_scalar_dense", "equal", "is_nonzero"}
 TWO_DEVICES = "Expected all tensors to be on the same device, but found at least two devices, simgpu:0 and cpu!"
+PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
 READS: Counter[str] = Counter()  # operations that brought numbers back to the host
+WAITED: Counter[str] = Counter()  # blocking copies from the host, by shape, and calls of `synchronize`
+NOISE = {"relative": 0.0}  # of matrix products: see `unsteady`
 GENERATOR = torch.Generator().manual_seed(0)
+ATOMICS = torch.Generator().manual_seed(0)  # of the noise of products, which no seed of the caller repeats
 
 
 @dataclass
@@ -85,7 +90,7 @@ class Backend(_DummyBackendModule):
         MEMORY.peak = MEMORY.now
 
     def synchronize(self, device: object = None) -> None:
-        pass
+        WAITED["synchronize"] += 1
 
 
 _setup_privateuseone_for_python_backend(NAME, backend_module=Backend())
@@ -159,6 +164,8 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     reads = name in SCALARS or (name == "_to_copy" and target == "cpu") or (name == "copy_" and not isinstance(args[0], Sim))
     if own and reads:
         READS[name] += 1
+    if name == "_to_copy" and target == NAME and not own and not kwargs.get("non_blocking"):
+        WAITED[f"copy of {list(args[0].shape)}"] += 1
     raw_args, raw_kwargs = tree_map(_raw, args), tree_map(_raw, kwargs)
     if asked is not None:
         raw_kwargs["device"] = torch.device("cpu")
@@ -166,6 +173,8 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     out = _drawn(lambda: func(*raw_args, **raw_kwargs)) if draws else func(*raw_args, **raw_kwargs)
     if name == "copy_":
         return args[0]
+    if own and name in PRODUCTS and NOISE["relative"]:
+        out = out * (1 + NOISE["relative"] * torch.randn(out.shape, dtype=out.dtype, generator=ATOMICS))
     if not on_device:
         return out
     known = {id(leaf.raw): leaf for leaf in own}
@@ -212,6 +221,16 @@ def _drawn(compute: Callable[[], Any]) -> Any:
     finally:
         GENERATOR.set_state(torch.get_rng_state())
         torch.set_rng_state(host)
+
+
+@contextmanager
+def unsteady(relative: float) -> Iterator[None]:
+    """Inside, each entry of a matrix product is off by about that share of itself, another one each time: as atomics make it."""
+    NOISE["relative"] = relative
+    try:
+        yield
+    finally:
+        NOISE["relative"] = 0.0
 
 
 _tensor = torch.tensor
