@@ -29,11 +29,15 @@ def expected_momentum(rows: pd.DataFrame) -> pd.Series[float]:
     return 1 - (1 - rows["momentum"]) ** rows["accumulation_steps"]
 
 
-def trained(results: Results) -> pd.DataFrame:
-    """One row per trained arm, with its held-out error in percent (`error`) and the samples that a normalisation sees (`b`)."""
+def trained(results: Results, *, norm: str | None = None) -> pd.DataFrame:
+    """One row per trained arm, with its held-out error in percent (`error`) and the samples that a normalisation sees (`b`).
+
+    `norm`: the arms of this normalisation only.
+    """
     rows = _whole(results.study(TRAINED))
     if rows.empty:
         return rows
+    rows = rows if norm is None else rows[rows["norm"] == norm]
     return rows.assign(error=100 * (1 - rows["held_out_accuracy"]), b=rows["micro_batch"])
 
 
@@ -105,3 +109,35 @@ def between_norms(rows: pd.DataFrame) -> pd.DataFrame:
             "p": statistics.t_test(gain), "tost_p": statistics.equivalence_p(gain, MARGIN),
         })  # fmt: skip
     return pd.DataFrame(found)
+
+
+def remedied(results: Results) -> pd.DataFrame:
+    """Held-out accuracy (%) over b with each remedy, and what it loses to the full BatchNorm batch; a row per arm and seed.
+
+    Columns: model, effective_batch, b, arm, seed, accuracy, lost (points; paired by seed). Arms are those of `study=remedies`,
+    "recalibrated" (plain accumulation with the training set's statistics at its weights) and "group_norm" (from
+    `study=convergence`, same steps and rate).
+    """
+    rows = _whole(results.study(REMEDIED))
+    if rows.empty:
+        return rows
+    rows = rows.assign(accuracy=100 * rows["held_out_accuracy"])
+    plain = rows[rows["arm"] == "accumulated"]
+    again = plain.assign(arm="recalibrated", accuracy=100 * plain["recalibrated_held_out_accuracy"])
+    other = trained(results, norm="group")
+    group = other[other["arm"] == "accumulated"].assign(arm="group_norm") if len(other) else other
+    group = group.assign(accuracy=100 - group["error"]) if len(group) else group
+    chosen = pd.concat([part for part in (rows[~rows["arm"].isin(["full", "permuted"])], again, group) if len(part)])
+    pair = ["model", "effective_batch", "steps", "lr", "seed"]
+    full = rows[rows["arm"] == "full"].drop_duplicates(pair)[[*pair, "accuracy"]].rename(columns={"accuracy": "full"})
+    both = chosen.merge(full, on=pair)
+    both = both.assign(lost=both["full"] - both["accuracy"], b=both["micro_batch"])
+    return both[["model", "effective_batch", "b", "arm", "seed", "accuracy", "full", "lost"]]
+
+
+def forwards_of(results: Results) -> pd.Series[float]:
+    """Samples that went through the model over the window's, by model and arm, as `study=batch_statistics` counted them."""
+    rows = results.study(EXACT)
+    if rows.empty:
+        return pd.Series(dtype=float)
+    return rows[rows["norm"] == "batch"].groupby(["model", "arm"])["forwards"].median()

@@ -146,7 +146,7 @@ def named(model: Any) -> str:
 
 def accuracy_over_b(material: Material) -> Section | None:
     """Held-out error over the micro-batch size at fixed B, and what accumulation costs of it."""
-    rows = trained(material.results)
+    rows = trained(material.results, norm="batch")
     if rows.empty:
         return None
     cells, costs = error_cells(rows), against_full(rows, MARGIN)
@@ -204,10 +204,11 @@ def _cost_row(row: Mapping[Any, Any]) -> tuple[str, ...]:
 
 
 def remedies_trained(material: Material) -> Section | None:
-    """Held-out error of trainings with each remedy."""
+    """Held-out error of trainings with each remedy, at the smallest b."""
     rows = material.results.study(REMEDIED)
     if rows.empty:
         return None
+    rows = rows[rows["arm"].isin(["full", "permuted"]) | (rows["micro_batch"] == rows["micro_batch"].min())]
     rows = rows.assign(kept=100 * (1 - rows["held_out_accuracy"]), again=100 * (1 - rows["recalibrated_held_out_accuracy"]))
     cells = []
     for arm in ("full", *WORDS):

@@ -9,6 +9,7 @@ import pandas as pd
 
 from analysis import batch_norm_sections as shown
 from analysis.batch_norm import MARGIN, against_full, exact_rows, expected_momentum, trained
+from analysis.batch_norm_remedies import which_remedy
 from analysis.load import Results
 from analysis.question import Claim, ClaimResult, Experiment, Ruling, undecided
 from harness.judge.gates import ALGEBRA_GATE
@@ -99,7 +100,7 @@ def effective_momentum(results: Results) -> ClaimResult:
 
 def costs_accuracy(results: Results) -> ClaimResult:
     """B4: tests what accumulation adds to the held-out error at b = 2 and b = 16, each at several N."""
-    rows = trained(results)
+    rows = trained(results, norm="batch")
     cells = against_full(rows, MARGIN) if len(rows) else rows
     if cells.empty:
         return undecided("It takes trials of study=convergence with norm=batch.", 0)
@@ -197,5 +198,12 @@ EXPERIMENT = Experiment(
     f"same B, with an equivalence margin of {MARGIN:g} percentage point that was fixed beforehand (three of the 297 held-out "
     "images) and Holm's correction over cells.",
     claims=CLAIMS,
-    sections=(shown.gradient_over_b, shown.running_statistics, shown.accuracy_over_b, shown.remedies, shown.remedies_trained),
+    sections=(
+        which_remedy,
+        shown.gradient_over_b,
+        shown.running_statistics,
+        shown.accuracy_over_b,
+        shown.remedies,
+        shown.remedies_trained,
+    ),
 )

@@ -18,7 +18,7 @@ from experiments.batchnorm import CLAIMS, costs_accuracy
 from harness import studies
 from harness.config import Norm, Precision, Study, TrialConfig, identity, to_dict
 from harness.results.store import Store
-from tests.experiments.accuracy_rows import BATCH, LARGE, two_batches
+from tests.experiments.accuracy_rows import BATCH, LARGE, results, two_batches
 
 RULES = {claim.id: claim.decide for claim in CLAIMS}
 EXPECTED = {claim.id: claim.expects for claim in CLAIMS}
@@ -104,6 +104,12 @@ def test_rule_of_b4(small: Mapping[int, float], large: Mapping[int, float], verd
     assert costs_accuracy(two_batches(small, large)).verdict == verdict
 
 
+def test_b4_counts_batch_norm_alone() -> None:
+    both = results()
+    alone = dataclasses.replace(both, measurements=both.measurements[both.measurements["norm"] == "batch"])
+    assert costs_accuracy(both) == costs_accuracy(alone) and len(alone.measurements) < len(both.measurements)
+
+
 def test_b4_takes_four_seeds() -> None:
     few = two_batches(BATCH, LARGE)
     rows = few.measurements
@@ -123,13 +129,14 @@ def test_real_trials_on_the_page(tmp_path: Path) -> None:
     )  # fmt: skip
     stored(tmp_path / "results", exactly)
     for study, seed in itertools.product((Study.convergence, Study.remedies), (0, 1)):
-        trained = {"study": study, "precision": Precision.float32, "accumulation_steps": (4,), "seed": seed}
+        trained = {"study": study, "precision": Precision.float32, "accumulation_steps": (2, 4), "seed": seed}
         stored(tmp_path / "results", dataclasses.replace(exactly, **trained))
     results = load.read(tmp_path / "results").of("batchnorm")
     verdicts = {name: decide(results).verdict for name, decide in RULES.items()}
     assert verdicts == {"B1": EXPECTED["B1"], "B2": EXPECTED["B2"], "B4": Ruling.needs_full_grid, "B5": EXPECTED["B5"]}
     page = (report.write(tmp_path / "results", tmp_path / "out").parent / "pages/batchnorm.html").read_text()
     for title in (
+        "Which remedy at my b?",
         "The gradient: batch statistics",
         "effective momentum",
         "Accuracy: b, not N",
