@@ -222,10 +222,10 @@ MEANINGS: dict[Cause, Meaning] = {
     Cause.batch_statistics: Meaning(
         fault="F13",
         sentence="BatchNorm normalises by the micro-batch's statistics, as Ghost BatchNorm in the full batch does",
-        remedy="BatchNorm normalises by the micro-batch: no way of accumulating changes that. Use GroupNorm or "
-        "LayerNorm, freeze the statistics, or normalise fixed chunks of the micro-batch's size at every N "
-        "(Ghost BatchNorm), so that N changes nothing. The same holds for layers of one's own, and for any "
-        "buffer that a forward updates.",
+        remedy="BatchNorm normalises by the micro-batch: no way of accumulating in one pass changes that (two passes do, in "
+        "`harness/recipes/two_pass.py`). Use GroupNorm or LayerNorm, freeze the statistics, or normalise fixed chunks of the "
+        "micro-batch's size at every N (Ghost BatchNorm), so that N changes nothing. The same holds for layers of one's own, "
+        "and for any buffer that a forward updates.",
         of_the_model=True,
     ),
     Cause.stochastic_layers: Meaning(
