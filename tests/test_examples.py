@@ -64,6 +64,7 @@ def test_images_with_batch_norm_and_lion(folder: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_language_model_with_token_counts(folder: Path) -> None:
     pytest.importorskip("transformers")
     [command] = commands((EXAMPLES / "language_model.py").read_text())

@@ -60,6 +60,7 @@ def address_space(config: TrialConfig, micro_batch: int) -> int:
     return int(re.search(r"VmPeak:\s+(\d+) kB", status)[1]) * 1024
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="address space is limited and measured as on Linux")
 def test_b_is_found_by_trying() -> None:
     """A window of 960 samples keeps 16 MB for each of its first two activations: 40 MB above what b = 8 takes hold a part."""
