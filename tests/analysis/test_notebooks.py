@@ -47,7 +47,11 @@ def run(notebook: Path, cwd: Path, **variables: str) -> subprocess.CompletedProc
     return subprocess.run([sys.executable, notebook], env=environment, cwd=cwd, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+LONG = ("momentum_and_adam", "precision", "batch_norm")  # 10 to 20 s each; what they share with the others is tested there
+OF_ALL = [pytest.param(path, marks=[pytest.mark.slow] if path.stem in LONG else []) for path in NOTEBOOKS]
+
+
+@pytest.mark.parametrize("notebook", OF_ALL, ids=lambda path: path.stem)
 def test_notebook(notebook: Path, folder: Path) -> None:
     """From a folder below the one that has the results, as Jupyter starts it."""
     make_results(notebook, folder)
