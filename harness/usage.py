@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import platform
 from collections.abc import Iterator, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from harness import settings
+from harness.packages import version
 from harness.terminal import in_columns
 
 HEADER = """\
@@ -43,14 +43,8 @@ def asked(arguments: Sequence[str], conf_dir: Path) -> str | None:
 
 def versions() -> str:
     """Ours, and those of what the numbers depend on."""
-
-    def of(name: str) -> str:
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            return "not installed"
-
-    return f"accumulation-harness {of('accumulation-harness')} (torch {of('torch')}, Python {platform.python_version()})"
+    tool, torch = (version(name) or "not installed" for name in ("accumulation-harness", "torch"))
+    return f"accumulation-harness {tool} (torch {torch}, Python {platform.python_version()})"
 
 
 def _help(folders: Sequence[Path]) -> Iterator[str]:

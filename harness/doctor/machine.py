@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import platform
 import time
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 
 from harness import accelerator, driver
+from harness.packages import version
 
 PACKAGES = ("torch", "numpy", "hydra-core", "wandb", "pandas", "scikit-learn", "scipy", "accelerate", "lightning", "transformers")
 SIZE = 1024  # of the square matrices whose product is timed; a quarter of it on a CPU
@@ -29,7 +29,7 @@ def describe() -> dict[str, Any]:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+        "packages": {name: found for name in PACKAGES if (found := version(name))},
         "torch_cuda": torch.version.cuda or torch.version.hip,
         "cudnn": torch.backends.cudnn.version() if reason is None else None,
         "driver": driver.version(),
@@ -102,10 +102,3 @@ def estimates(facts: dict[str, Any]) -> dict[str, str]:
         work = GPU_WORK * (SMALLER if is_slow(facts) else 1.0)
         found["make gpu"] = f"about {round(15 + 3 * work / (rate * 1e12) / 60)} min"
     return found
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None

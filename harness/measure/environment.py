@@ -7,13 +7,13 @@ import platform
 import subprocess
 from collections.abc import Sequence
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from harness import accelerator, driver
+from harness.packages import version
 
 SOURCE = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "numpy", "hydra-core", "wandb", "pandas", "scikit-learn", "scipy")
@@ -32,7 +32,7 @@ def describe(device: torch.device, not_deterministic: Sequence[str] = ()) -> dic
         **(card(device) if device.type == "cuda" else {}),
         **({"not_deterministic": list(not_deterministic)} if not_deterministic else {}),
         "threads": torch.get_num_threads(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {name: version(name) or "absent" for name in PACKAGES},
         **commit(),
     }
 
@@ -87,10 +87,3 @@ def available_bytes() -> int:
         return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
     except (OSError, StopIteration):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "absent"

@@ -7,12 +7,12 @@ import math
 import platform
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
 from harness.audit.report.remedies import remedy
 from harness.judge.cause import MEANINGS, Cause
+from harness.packages import version
 from harness.results.record import write_atomically
 from harness.watch.evidence import Finding
 
@@ -122,13 +122,7 @@ class Report:
 
 def versions() -> dict[str, str]:
     """Of what is installed."""
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+    return {"python": platform.python_version()} | {name: found for name in PACKAGES if (found := version(name))}
 
 
 def _short(value: Any) -> str:

@@ -11,9 +11,10 @@ from urllib.parse import quote
 
 from harness.audit.evidence import Finding
 from harness.audit.report.conclusion import Conclusion
-from harness.audit.report.subject import TOOL, Subject, version
+from harness.audit.report.subject import TOOL, Subject
 from harness.audit.report.values import plain
 from harness.judge.cause import MEANINGS, Cause
+from harness.packages import version
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 

@@ -10,6 +10,8 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.packages import version
+
 TOOL = "accumulation-harness"
 
 
@@ -132,11 +134,3 @@ def _imported(place: Place) -> list[str]:
             modules.add(node.module.partition(".")[0])
     distributions = importlib.metadata.packages_distributions()
     return sorted({name for module in modules for name in distributions.get(module, ())})
-
-
-def version(name: str) -> str | None:
-    """Of an installed distribution; None when there is none of that name."""
-    try:
-        return importlib.metadata.version(name)
-    except (importlib.metadata.PackageNotFoundError, ValueError):
-        return None
