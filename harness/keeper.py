@@ -26,38 +26,38 @@ def main(command: int, folder: str) -> None:
     called = time.monotonic()
     more = True
     while more and time.monotonic() < called + PATIENCE_SECONDS:
-        in_exec = list(_in_exec())  # before the search: whoever ends its exec in between is found by one of the two
-        more = any([_kill(process) for process in inside(folder)])
-        more = more or (bool(in_exec) and time.monotonic() < called + EXEC_SECONDS)
+        found = list(_environments())  # one look: a process in its exec, without an environment yet, is seen as that
+        more = any([_kill(process) for process, settings in found if _is_inside(settings, folder)])
+        more = more or (time.monotonic() < called + EXEC_SECONDS and any(_is_in_exec(*one) for one in found))
         time.sleep(0.01 if more else 0.0)
     import shutil  # only now: the start matters
 
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def inside(folder: str) -> Iterator[int]:
-    """Processes that were started with `folder`, or a folder inside, as their TMPDIR; this one is none of them."""
+def _environments() -> Iterator[tuple[int, bytes]]:
+    """Every process that is ours to read, with its environment: `NAME=value`, each with a zero byte behind it."""
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        try:
+            with open(f"/proc/{int(name)}/environ", "rb") as file:
+                settings = file.read()
+        except (OSError, ValueError):  # gone, another user's, or no process
+            continue
+        yield int(name), settings
+
+
+def _is_inside(settings: bytes, folder: str) -> bool:
+    """Whether a process with this environment was started with `folder`, or a folder inside, as its TMPDIR; the keeper is not."""
     mark = b"TMPDIR=" + os.fsencode(folder)
-    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
-        try:
-            with open(f"/proc/{int(name)}/environ", "rb") as file:
-                settings = file.read().split(b"\0")
-        except (OSError, ValueError):  # gone, another user's, or no process
-            continue
-        if any(setting == mark or setting.startswith(mark + b"/") for setting in settings):
-            yield int(name)
+    return any(setting == mark or setting.startswith(mark + b"/") for setting in settings.split(b"\0"))
 
 
-def _in_exec() -> Iterator[int]:
-    """Processes that are younger than this one and have a program, but no environment (yet)."""
-    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
-        try:
-            with open(f"/proc/{int(name)}/environ", "rb") as file:
-                has_environment = bool(file.read(1))
-            if not has_environment and os.readlink(f"/proc/{name}/exe") and _started(name) >= _started("self"):
-                yield int(name)
-        except (OSError, ValueError):  # gone, another user's, or no process
-            continue
+def _is_in_exec(process: int, settings: bytes) -> bool:
+    """Whether it is younger than this process and has a program, but no environment (yet)."""
+    try:
+        return not settings and bool(os.readlink(f"/proc/{process}/exe")) and _started(str(process)) >= _started("self")
+    except OSError:  # it has just ended, or is the kernel's
+        return False
 
 
 def _started(process: str) -> int:

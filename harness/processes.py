@@ -57,7 +57,7 @@ class Command:
         self._keeper = os.posix_spawn(
             sys.executable,
             [sys.executable, "-I", "-S", keeper.__file__, str(os.getpid()), str(self.folder)],
-            {},
+            {"KEEPS": str(self.folder)},  # a process without an environment is taken for one in its exec
             file_actions=[
                 (os.POSIX_SPAWN_DUP2, readable, 0),
                 (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),  # not ours: who reads our output waits for its end

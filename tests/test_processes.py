@@ -102,15 +102,21 @@ def test_nothing_is_left_of_a_command_that_is_killed(start: Start, number: int, 
 
 
 def test_a_process_is_known_from_its_first_moment(tmp_path: Path) -> None:
-    """In its exec a process shows no environment: about one in ten is met there, and would be overlooked without `_in_exec`."""
+    """In its exec a process shows no environment: one in ten is met there, and only `_is_in_exec` does not overlook it."""
     for _ in range(100):
         process = subprocess.Popen(["sleep", "60"], env={"TMPDIR": str(tmp_path), "PATH": os.environ["PATH"]})
         try:
-            in_exec = set(keeper._in_exec())  # before `inside`: whoever leaves the exec in between is found there
-            assert process.pid in in_exec | set(keeper.inside(str(tmp_path)))
+            [settings] = [settings for pid, settings in keeper._environments() if pid == process.pid]
+            assert keeper._is_in_exec(process.pid, settings) or keeper._is_inside(settings, str(tmp_path))
         finally:
             process.kill()
             process.wait()
+
+
+def test_a_keeper_is_not_taken_for_a_process_in_its_exec(start: Start) -> None:
+    """It would wait for itself, and for those of other commands: a second at the end of every command."""
+    [its_keeper] = start(60).others("keeper")
+    assert [keeper._is_in_exec(pid, settings) for pid, settings in keeper._environments() if pid == its_keeper] == [False]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
