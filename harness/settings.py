@@ -20,7 +20,7 @@ from functools import cache
 from typing import Any
 
 from harness.bounds import BOUNDS
-from harness.config import HarnessConfig, TrialConfig, to_dict
+from harness.config import HarnessConfig, to_dict
 
 HIDDEN = ("experiment", "workload.source", "optimizer.source")  # chosen in another way, or filled in before a trial is named
 WIDTH = 110  # columns of the text
@@ -43,7 +43,9 @@ def settings() -> tuple[Setting, ...]:
 
 
 def _of(kind: Any, prefix: str, defaults: dict[str, Any]) -> Iterator[Setting]:
-    hints, meanings = typing.get_type_hints(kind), _comments(TrialConfig) | _comments(kind)
+    hints = typing.get_type_hints(kind)
+    classes = [base for base in reversed(kind.__mro__) if base is not object]
+    meanings = {name: text for base in classes for name, text in _comments(base).items()}
     for field in dataclasses.fields(kind):
         hint, name = hints[field.name], prefix + field.name
         if dataclasses.is_dataclass(hint):

@@ -16,7 +16,7 @@ Is gradient accumulation the same computation as one large batch? Each trial tra
 per optimizer step, and with N micro-batches of b = B / N samples, and compares both with a double-precision reference.
 
   python -m harness [key=value ...]              one trial
-  python -m harness -m [key=a,b,c ...]           a sweep over all combinations (-m stands first)
+  python -m harness -m [key=a,b,c ...]           a sweep over all combinations
   python -m harness +experiment=NAME [key=...]   a named grid; key=value restricts or replaces its axes
   python -m harness -m name=mine ...             a sweep under a name of your own
   python -m harness --config-dir DIR ...         with your own workload/, optimizer/ and experiment/ YAML

@@ -10,10 +10,10 @@ from statistics import median
 
 from harness.judge.cause import INHERENT, MEANINGS, Cause, parsed
 from harness.judge.verdict import Outcome
+from harness.results.arm_name import ACCUMULATED, PERMUTED
 from harness.results.judged_arm import VerdictRow
 
 SEVERITY = (Outcome.equivalent, Outcome.inconclusive, Outcome.degraded, Outcome.different)  # of several trials, the last is told
-LARGE, CONTROL = "accumulated", "permuted"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ def caveats(cells: Sequence[ArmCell]) -> list[Caveat]:
     """One for each way in which accumulated cells are not equivalent, the largest group first; none where all are."""
     groups: dict[tuple[str, str], list[ArmCell]] = defaultdict(list)
     for cell in cells:
-        if cell.arm == LARGE and cell.verdict != Outcome.equivalent:
+        if cell.arm == ACCUMULATED and cell.verdict != Outcome.equivalent:
             groups[cell.verdict, cell.cause].append(cell)
     ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
     return [_caveat(verdict, cause, group) for (verdict, cause), group in ordered]
@@ -118,7 +118,7 @@ def control_failed(cells: Sequence[ArmCell]) -> list[ArmCell]:
     return [
         cell
         for cell in cells
-        if cell.arm == CONTROL and cell.verdict == Outcome.different and Cause.stochastic_layers not in parsed(cell.cause)
+        if cell.arm == PERMUTED and cell.verdict == Outcome.different and Cause.stochastic_layers not in parsed(cell.cause)
     ]
 
 

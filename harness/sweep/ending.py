@@ -9,7 +9,8 @@ from pathlib import Path
 
 from harness.judge.verdict import Outcome
 from harness.processes import in_source_tree
-from harness.results.cells import CONTROL, LARGE, ArmCell, by_cell, caveats, control_failed, spread
+from harness.results.arm_name import ACCUMULATED, PERMUTED
+from harness.results.cells import ArmCell, by_cell, caveats, control_failed, spread
 from harness.results.judged_arm import VERDICT_COLUMNS, FieldError, VerdictRow, restored
 from harness.results.record import StoreError, in_one_line, read_trial
 from harness.sweep.child import Cell
@@ -55,7 +56,7 @@ def _table(cells: Sequence[ArmCell]) -> Iterator[str]:
     """Every cell but the controls, those that differ in N alone together; of many, those that are not equivalent first."""
     alike: dict[tuple[str, ...], list[ArmCell]] = defaultdict(list)
     for cell in cells:
-        if cell.arm != CONTROL:
+        if cell.arm != PERMUTED:
             share = "" if cell.trials == 1 else f" ({cell.agreeing} of {cell.trials})"
             alike[*cell.name, cell.arm, cell.verdict + share, cell.cause or "-"].append(cell)
     shown = list(alike)
@@ -71,10 +72,16 @@ def _row(key: tuple[str, ...], cells: Sequence[ArmCell]) -> tuple[str, ...]:
     """Numbers of micro-batches N that agree in all but the size of the difference, in one row."""
     *name, arm, verdict, cause = key
     numbers = ",".join(str(cell.accumulation_steps) for cell in cells)
-    return (*name, numbers if arm == LARGE else f"{numbers} {arm}", verdict, cause, spread(cell.gradient_error for cell in cells))
+    return (
+        *name,
+        numbers if arm == ACCUMULATED else f"{numbers} {arm}",
+        verdict,
+        cause,
+        spread(cell.gradient_error for cell in cells),
+    )
 
 
 def _of_many(name: str, cells: Iterable[ArmCell]) -> Iterator[str]:
     """One experiment of several, in a line."""
-    counts = Counter(cell.verdict for cell in cells if cell.arm == LARGE)
+    counts = Counter(cell.verdict for cell in cells if cell.arm == ACCUMULATED)
     yield f"{name}: {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}"
