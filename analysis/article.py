@@ -79,13 +79,11 @@ def articles(results: Path, loaded: load.Results) -> Iterator[Article]:
 
 
 def _article(results: Path, own: load.Results, experiment: Experiment) -> Article:
-    chosen = tables.drawn(own.arms)
-    rows, damaged = load.steps(results, experiment.name, chosen["trial"])
-    labels = chosen[["trial", "model", "workload", "norm", "optimizer", "precision", "seed"]]
+    steps, damaged = drawn_steps(results, experiment.name, own.arms)
     material = Material(
         experiment=experiment,
         results=own,
-        steps=rows.merge(labels, on="trial"),
+        steps=steps,
         read_steps=lambda trials: load.steps(results, experiment.name, trials)[0],
         l4=tables.convergence(own.arms, experiment.margin),
     )
@@ -99,6 +97,14 @@ def _article(results: Path, own: load.Results, experiment: Experiment) -> Articl
         lost = "; ".join(f"{one.trial} ({one.detail})" for one in damaged)
         shown.append(Section("Curves that are missing", (Text(f"The step rows of these trials cannot be read: {lost}."),)))
     return Article(experiment, _answer(experiment, own), tuple(shown), own, figures)
+
+
+def drawn_steps(results: Path, experiment: str, arms: pd.DataFrame) -> tuple[pd.DataFrame, tuple[load.Missing, ...]]:
+    """The step rows of the trials that are drawn, with the names of their arms; and the trials whose rows cannot be read."""
+    chosen = tables.drawn(arms)
+    rows, damaged = load.steps(results, experiment, chosen["trial"])
+    labels = chosen[["trial", "model", "workload", "norm", "optimizer", "precision", "seed"]]
+    return rows.merge(labels, on="trial"), damaged
 
 
 def _made(make: Callable[[Material], Section | None], material: Material) -> tuple[Section | None, dict[str, Figure]]:

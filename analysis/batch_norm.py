@@ -47,6 +47,11 @@ def _whole(rows: pd.DataFrame) -> pd.DataFrame:
     return rows if rows.empty else rows.astype(dict.fromkeys(names, int))
 
 
+def corrected(momentum: float, num: int) -> float:
+    """The momentum of each of N micro-batches that makes a window forget `momentum`: 1 - (1 - m)^(1/N)."""
+    return float(1 - (1 - momentum) ** (1 / num))
+
+
 def fixed_batch(rows: pd.DataFrame) -> pd.DataFrame:
     """The trials that split one B into several N."""
     several = rows[rows["arm"] == "accumulated"].groupby("trial")["accumulation_steps"].nunique() > 1

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.batch_norm import WU_HE, forwards_of, remedied
+from analysis.batch_norm import WU_HE, corrected, forwards_of, remedied
 from analysis.batch_norm_sections import named
 from analysis.content import Section, Table, Text, number
 from analysis.question import Material
@@ -92,11 +92,6 @@ def _points(values: list[Any]) -> str:
 def _cost(model: str, arm: str, forwards: pd.Series[float]) -> str:
     key = (model, AS_PLAIN.get(arm, arm))
     return "not measured" if key not in forwards.index else f"{number(float(forwards[key]))}{EXTRA.get(arm, '')}"
-
-
-def corrected(momentum: float, num: int) -> float:
-    """The momentum of each of N micro-batches that makes a window forget `momentum`: 1 - (1 - m)^(1/N)."""
-    return float(1 - (1 - momentum) ** (1 / num))
 
 
 def _momenta() -> Table:

@@ -7,13 +7,13 @@ import math
 import pandas as pd
 
 from analysis import tables
+from analysis.batch_norm import DEFAULT_MOMENTUM, corrected
 from analysis.content import Section, Table, Text, number
 from analysis.question import Material
 from harness.judge.cause import Cause, parsed
 from harness.results.cells import ArmCell, by_cell, caveats, spread
 from harness.results.judged_arm import VERDICT_COLUMNS, VerdictRow
 
-MOMENTUM = 0.1  # PyTorch's, of BatchNorm's running statistics
 # What is inherent in a normalisation, an optimizer, a format: in a sentence or two, and in the words of a table's cell.
 REMEMBERS = (
     "is updated once per window, as with the large batch, so that nothing changes at the same B. Against optimizer steps on "
@@ -134,8 +134,11 @@ def _clipping(arms: pd.DataFrame) -> str:
 def _momenta(arms: pd.DataFrame) -> str:
     """The momentum with which BatchNorm's running statistics move as with the large batch: 1 - (1 - m)^(1/N)."""
     numbers = sorted(arms["accumulation_steps"].unique())
-    momenta = ", ".join(f"{1 - (1 - MOMENTUM) ** (1 / num):.3g} at N = {num}" for num in numbers)
-    return f"A BatchNorm momentum of {momenta} moves the running statistics in a window as {MOMENTUM} does with the large batch."
+    momenta = ", ".join(f"{corrected(DEFAULT_MOMENTUM, num):.3g} at N = {num}" for num in numbers)
+    return (
+        f"A BatchNorm momentum of {momenta} moves the running statistics in a window as "
+        f"{DEFAULT_MOMENTUM} does with the large batch."
+    )
 
 
 def cells_table(arms: pd.DataFrame) -> pd.DataFrame:

@@ -28,9 +28,7 @@ def find_results(*experiments: str, command: str) -> Path:
     found = next((store for store in places if store.is_dir()), None)
     what = ", ".join(unfinished(found, experiments) if found else experiments)
     where = f"in {found}" if found else f"in {places[0]}" + ("" if named else " or a folder `results` above")
-    raise NoResults(
-        f"no finished trials of {what} {where}; run `{command}`, or set {VARIABLE} to the folder that has them"
-    ) from None
+    raise NoResults(f"no finished trials of {what} {where}; run `{command}`, or set {VARIABLE} to the folder that has them")
 
 
 def latest(store: Path) -> str:

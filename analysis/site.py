@@ -32,12 +32,13 @@ def pages(
         lstrip_blocks=True,
     )
     environment.filters["worded"] = worded
-    rows = [Row(one, articles) for one in advice.advice(loaded)]
+    rows = advice.advice(loaded)
     gates = {"algebra": ALGEBRA_GATE, "trajectory": TRAJECTORY_GATE, "rounding": ROUNDING_GATE, "rank": RANK_LEVEL}
     shared: dict[str, Any] = {
         "meanings": [(state, sections.SYMBOLS[state], words) for state, words in sections.MEANINGS.items()],
         "gates": {name: f"{gate:g}" for name, gate in gates.items()},
         "ledger": ledger.ledger(claims) if _has_data(claims) else None,
+        "hrefs": {article.experiment.name: article.href for article in articles},
     }
 
     def made(template: str, up: str = "", **values: Any) -> str:
@@ -47,22 +48,12 @@ def pages(
         own = [row for row in rows if row.experiment == article.experiment.name]
         yield article.href, made("question", "../", article=article, rows=own)
     if shared["ledger"]:
-        hrefs = {article.experiment.name: article.href for article in articles}
-        yield "claims.html", made("claims", hrefs=hrefs, sources=_sources())
+        yield "claims.html", made("claims", sources=_sources())
     yield "provenance.html", made("provenance", **_provenance(loaded, notes))
     own_sweeps = [article for article in articles if article.is_own]
     about = f"{len(loaded.trials)} finished trials, {len(loaded.missing)} without a result."
     asked = [article for article in articles if not article.is_own]
     yield "index.html", made("index", rows=rows, own=own_sweeps, articles=asked, provenance=about)
-
-
-class Row:
-    """A row of advice with its link: to the page of its experiment where there is one, else to the entry."""
-
-    def __init__(self, one: advice.Advice, articles: Sequence[Article]) -> None:
-        self.question, self.answer, self.number, self.action = one.question, one.answer, one.number, one.action
-        self.experiment = one.experiment
-        self.href = next((article.href for article in articles if article.experiment.name == one.experiment), "index.html")
 
 
 def _has_data(claims: pd.DataFrame) -> bool:
@@ -72,8 +63,7 @@ def _has_data(claims: pd.DataFrame) -> bool:
 
 def _sources() -> list[Mapping[str, str]]:
     """The articles that the claims are taken from."""
-    path = files(FOLDER) / "sources.csv"
-    rows = pd.read_csv(str(path), dtype=str).fillna("").to_dict("records") if path.is_file() else []
+    rows = pd.read_csv(str(files(FOLDER) / "sources.csv"), dtype=str).fillna("").to_dict("records")
     return [{str(name): str(value) for name, value in row.items()} for row in rows]
 
 

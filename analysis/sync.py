@@ -18,6 +18,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis import load, tables
+from analysis.article import drawn_steps
 from analysis.figures import common as figures
 from analysis.figures.style import style
 from harness.config import ConfigError, TrackingConfig, TrackingMode
@@ -136,10 +137,7 @@ def pictures(results: Path, experiment: str, arms: pd.DataFrame) -> Iterator[tup
         yield "algebra", figures.figure_algebra(arms)
     if arms["arm_error"].notna().any():
         yield "gradient-error", figures.figure_gradient_error(arms[arms["arm_error"].notna()])
-    drawn = tables.drawn(arms)
-    rows, _ = load.steps(results, experiment, drawn["trial"])
-    labels = drawn[["trial", "model", "workload", "norm", "optimizer", "precision", "seed"]]
-    steps = rows.merge(labels, on="trial")
+    steps, _ = drawn_steps(results, experiment, arms)
     if steps.empty:
         return
     for precision, own in steps.groupby("precision"):

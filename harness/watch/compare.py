@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from harness.terminal import in_columns
 from harness.watch.report import FORMAT
 
 KEYS = ("verdict", "causes", "windows", "micro_batches", "checked", "properties")
@@ -30,12 +31,8 @@ def compared(a: Path, b: Path) -> str:
     """A table of both; what differs is marked."""
     one, other = read(a), read(b)
     rows = [("", a.name, b.name), *_rows(one, other)]
-    widths = [max(len(row[i]) for row in rows) for i in range(3)]
-    lines = []
-    for name, x, y in rows:
-        mark = "" if x == y or name == "" else "  <- differs" if not _close(x, y) else ""
-        lines.append(f"{name:{widths[0]}}  {x:{widths[1]}}  {y:{widths[2]}}{mark}".rstrip())
-    return "\n".join(lines) + "\n"
+    marks = ("" if x == y or not name or _close(x, y) else "<- differs" for name, x, y in rows)
+    return "\n".join(in_columns([(*row, mark) for row, mark in zip(rows, marks, strict=True)])) + "\n"
 
 
 def _rows(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:

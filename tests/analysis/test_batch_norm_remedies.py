@@ -7,8 +7,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.batch_norm import forwards_of, remedied
-from analysis.batch_norm_remedies import WORDS, _cell, _cost, _in_words, _table, corrected
+from analysis.batch_norm import corrected, forwards_of, remedied
+from analysis.batch_norm_remedies import WORDS, _cell, _cost, _in_words, _table
 from analysis.load import Results
 
 FULL = 97.0

@@ -247,6 +247,7 @@ def test_logs_that_are_not_whole_are_left_out_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["results", "/nowhere/results", "a/b/c"])
-def test_a_folder_that_is_not_there_is_no_project(source: str) -> None:
+def test_a_folder_that_is_not_there_is_no_project(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # where one works there may well be `results`
     with pytest.raises(ConfigError, match=f"source={source}: expected a folder with offline runs, or a project"):
         load.from_wandb(source)
