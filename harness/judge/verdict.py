@@ -74,12 +74,12 @@ class Rounding:
     """L1: in the target precision, at the first weights, against float64. NaN in float64, which is its own referee."""
 
     ratio: float  # median error of the arm over median error of the full batch
-    low: float  # 95 % bootstrap interval
+    low: float  # of the errors' ratio, as exact limits that hold with 95 % at whatever look it was decided
     high: float
     full_error: float  # median over permutations of ||g_full - g_64|| / ||g_64||
     arm_error: float  # the same of the arm
     rank_p: float
-    permutations: int
+    permutations: int  # that it took to decide
     scale: float  # natural order: ||a|| / ||g_64||
     cosine: float
     residual: float  # of a outside the span of the full batch's micro-batch gradients

@@ -14,8 +14,10 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from harness.config import OptimizerConfig, Precision
-from harness.judge.resampling import permutation_rank, ratio_of_medians
+from harness.config import OptimizerConfig, Precision, TrialConfig
+from harness.judge.gates import RANK_LEVEL, ROUNDING_GATE
+from harness.judge.resampling import permutation_rank
+from harness.judge.sequential import EARLY_LOOKS, ratio_limits, spent
 from harness.judge.verdict import Rounding, rounding_failures
 from harness.measure.lock_step import REFERENCE, LockStep, Setting
 from harness.measure.probe import inside_causes
@@ -34,9 +36,12 @@ def zero_lr(optimizer: OptimizerConfig) -> OptimizerConfig:
     return dataclasses.replace(optimizer, lr=0.0)
 
 
-def measure(setting: Setting, recipes: Mapping[str, Recipe], ids: Tensor) -> dict[str, Rounding]:
-    """L1 of every arm but the reference on the window `ids` ([n] int64), over K permutations of its rows.
+def measure(
+    setting: Setting, recipes: Mapping[str, Recipe], ids: Tensor, *, early: Mapping[int, float] = EARLY_LOOKS
+) -> dict[str, Rounding]:
+    """L1 of every arm but the reference on the window `ids` ([n] int64), over as many permutations of its rows as decide it.
 
+    At most `config.permutations`; at the `early` looks (permutations -> what a limit may err) it ends where all arms are decided.
     Dropout and clipping are off. An error is ||g - g_64|| / ||g_64|| of the gradient g that the arm's optimizer consumed, of the
     mean over the window's loss terms.
     """
@@ -61,21 +66,35 @@ def measure(setting: Setting, recipes: Mapping[str, Recipe], ids: Tensor) -> dic
     }
     generator = setting.generator(PERMUTATION_STREAM)
     errors: dict[str, list[float]] = {label: [] for label in recipes}
-    for _ in range(config.permutations):
+    for done in range(1, config.permutations + 1):
         lock.step(ids[torch.randperm(len(ids), generator=generator)])
         for label, watch in lock.watches.items():
             if watch.gradient is not None:
                 errors[label].append(relative_distance(watch.gradient, exact))
                 setting.shelf.settle([watch.gradient])
-    return {
-        label: dataclasses.replace(
-            _rounding(setting, natural[label], apart[label], errors[label], errors[REFERENCE]),
-            zeros=zeros[label],
-            full_zeros=zeros[REFERENCE],
-        )
-        for label in recipes
-        if label != REFERENCE
-    }
+        alpha = spent(done, config.permutations, early)
+        if alpha is None:
+            continue
+        found = {
+            label: dataclasses.replace(
+                _rounding(config.precision, done, alpha, natural[label], apart[label], errors[label], errors[REFERENCE]),
+                zeros=zeros[label],
+                full_zeros=zeros[REFERENCE],
+            )
+            for label in recipes
+            if label != REFERENCE
+        }
+        if all(_is_decided(own, config) for own in found.values()):
+            break
+    return found
+
+
+def _is_decided(own: Rounding, config: TrialConfig) -> bool:
+    """Whether more permutations cannot change what the gates say of an arm, but with the probability that was spent."""
+    if config.precision == Precision.float64:
+        return True  # nothing is gated
+    ranks = config.precision != Precision.float32 or own.rank_p * (own.permutations + 1) > RANK_LEVEL * (config.permutations + 1)
+    return ranks and (own.high <= ROUNDING_GATE or own.low > ROUNDING_GATE)
 
 
 def confirmed(
@@ -114,14 +133,20 @@ def _decomposed(lock: LockStep, label: str, parts: tuple[Tensor, ...]) -> Decomp
 
 
 def _rounding(
-    setting: Setting, natural: Comparison, apart: Decomposition, errors: list[float], full_errors: list[float]
+    precision: Precision,
+    done: int,
+    alpha: float,
+    natural: Comparison,
+    apart: Decomposition,
+    errors: list[float],
+    full_errors: list[float],
 ) -> Rounding:
-    config = setting.config
+    """What `done` permutations say of an arm; a limit of the interval errs with probability `alpha` at this look."""
     usable = len(errors) > 0 and len(full_errors) > 0 and statistics.median(full_errors) > 0
     ratio = low = high = rank = math.nan
-    if usable and config.precision != Precision.float64:
-        interval = ratio_of_medians(errors, full_errors, seed=config.seed)
-        ratio, low, high = interval.estimate, interval.low, interval.high
+    if usable and precision != Precision.float64:
+        ratio = statistics.median(errors) / statistics.median(full_errors)
+        low, high = ratio_limits(errors, full_errors, alpha)
         rank = permutation_rank(natural.distance, full_errors)
     return Rounding(
         ratio=ratio,
@@ -130,11 +155,11 @@ def _rounding(
         full_error=statistics.median(full_errors) if full_errors else math.nan,
         arm_error=statistics.median(errors) if errors else math.nan,
         rank_p=rank,
-        permutations=config.permutations,
+        permutations=done,
         scale=natural.scale,
         cosine=natural.cosine,
         residual=apart.residual,
         weights=apart.weights,
         condition=apart.condition,
-        skipped=2 * config.permutations - len(errors) - len(full_errors),
+        skipped=2 * done - len(errors) - len(full_errors),
     )

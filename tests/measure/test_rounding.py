@@ -9,9 +9,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 import torch
+from scipy.stats import mannwhitneyu
 from torch import Tensor
 
 from harness.config import OptimizerConfig, OptimizerName, Precision, TrialConfig
+from harness.judge.sequential import spent
 from harness.judge.verdict import ROUNDING_GATE, Outcome, Rounding, judge, rounding_failures
 from harness.measure import rounding
 from harness.measure.lock_step import REFERENCE, Setting
@@ -64,14 +66,6 @@ def measured(setting: Setting, full: Sequence[Array], arm: Sequence[Array]) -> R
     return rounding.measure(setting, {REFERENCE: planted(FULL, full), "arm": planted(ARM, arm)}, IDS)["arm"]
 
 
-def bootstrap(top: Array, bottom: Array, seed: int) -> tuple[float, float]:
-    """The percentile interval of the ratio of medians, from 2,000 draws of either sample."""
-    rng = np.random.default_rng(seed)
-    tops, bottoms = ([np.median(own) for own in rng.choice(sample, (2000, len(sample)))] for sample in (top, bottom))
-    low, high = np.percentile(np.array(tops) / np.array(bottoms), [2.5, 97.5])
-    return float(low), float(high)
-
-
 def test_error_ratio_interval_and_rank_against_numpy(toy_setting, make_numpy) -> None:
     """Window 0 is the natural order, the other K are permutations; each has an error of its own."""
     setting = toy_setting(CONFIG)
@@ -79,13 +73,32 @@ def test_error_ratio_interval_and_rank_against_numpy(toy_setting, make_numpy) ->
     rng = np.random.default_rng(5)
     full, arm = (with_errors(exact, rng.uniform(0.5, 1.5, K + 1) * size) for size in (1e-3, 1.7e-3))
     found = measured(setting, full, arm)
-    fulls, arms = errors_of(full, exact), errors_of(arm, exact)
+    k = found.permutations
+    fulls, arms = errors_of(full, exact)[: 1 + k], errors_of(arm, exact)[: 1 + k]
     top, bottom = np.median(arms[1:]), np.median(fulls[1:])
     assert (found.full_error, found.arm_error) == pytest.approx((bottom, top), rel=1e-9)
     assert found.ratio == pytest.approx(top / bottom, rel=1e-9)
-    assert (found.low, found.high) == pytest.approx(bootstrap(arms[1:], fulls[1:], CONFIG.seed), rel=1e-9)
-    assert found.rank_p == (1 + np.sum(fulls[1:] >= arms[0])) / (K + 1) and 1 / (K + 1) < found.rank_p < 1
-    assert (found.permutations, found.skipped, found.zeros, found.full_zeros) == (K, 0, 0, 0)
+    alpha = spent(k, K)
+    assert alpha is not None and found.low < found.ratio < found.high
+
+    def p_value(ratio: float, side: str) -> float:
+        return float(mannwhitneyu(arms[1:] / ratio, fulls[1:], alternative=side, method="exact").pvalue)
+
+    assert p_value(found.high * (1 + 1e-9), "less") <= alpha < p_value(found.high * (1 - 1e-9), "less")
+    assert p_value(found.low * (1 - 1e-9), "greater") <= alpha < p_value(found.low * (1 + 1e-9), "greater")
+    assert found.rank_p == (1 + np.sum(fulls[1:] >= arms[0])) / (k + 1) and 1 / (k + 1) < found.rank_p < 1
+    assert (found.skipped, found.zeros, found.full_zeros) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(("times", "taken"), [(1.0, 6), (8.0, 6), (1.9, K)])
+def test_permutations_end_when_it_is_decided(toy_setting, make_numpy, times: float, taken: int) -> None:
+    """Six where the errors are clearly below the gate or clearly above it; all where they are at the gate."""
+    setting = toy_setting(CONFIG)
+    exact = make_numpy(setting).gradient(make_numpy(setting).start, IDS.numpy())
+    rng = np.random.default_rng(1)
+    full, arm = (with_errors(exact, rng.uniform(0.8, 1.2, K + 1) * size) for size in (1e-3, times * 1e-3))
+    found = measured(setting, full, arm)
+    assert found.permutations == taken and (found.low > ROUNDING_GATE) == (times > ROUNDING_GATE)
 
 
 def test_scale_cosine_and_weights_are_of_the_natural_order(toy_setting, make_numpy) -> None:
@@ -114,7 +127,7 @@ def test_the_gate_of_the_ratio(toy_setting, make_numpy, times: float, outcome: O
     exact = make_numpy(setting).gradient(make_numpy(setting).start, IDS.numpy())
     full, arm = (with_errors(exact, [size] * (K + 1)) for size in (1e-3, times * ROUNDING_GATE * 1e-3))
     found = measured(setting, full, arm)
-    assert found.low == found.ratio == found.high == pytest.approx(times * ROUNDING_GATE, rel=1e-4)
+    assert (found.low, found.ratio, found.high) == pytest.approx((times * ROUNDING_GATE,) * 3, rel=1e-4)
     assert verdict_of(found) == outcome
 
 
@@ -169,14 +182,11 @@ def test_a_real_arm_sees_permutations_and_stays_where_it_is(toy_setting, make_nu
     found = rounding.measure(setting, recipes, IDS)["arm"]
     orders = [tuple(ids.tolist()) for ids in seen["arm"]]
     assert orders == [tuple(ids.tolist()) for ids in seen[REFERENCE]] and orders[0] == tuple(IDS.tolist())
-    assert (
-        len(orders) == 1 + K
-        and len(set(orders)) > K - 2
-        and {tuple(sorted(order)) for order in orders} == {tuple(sorted(orders[0]))}
-    )
+    assert len(orders) == len(set(orders)) == 1 + found.permutations
+    assert {tuple(sorted(order)) for order in orders} == {tuple(sorted(orders[0]))}
     assert all(torch.equal(weights[0], one) for one in weights)
     assert 1e-9 < found.full_error < 1e-6 and 0.2 < found.ratio < 5
-    assert found.rank_p >= 1 / (K + 1) and found.scale == pytest.approx(1, abs=1e-6)
+    assert found.rank_p >= 1 / (found.permutations + 1) and found.scale == pytest.approx(1, abs=1e-6)
 
 
 def test_float64_has_no_ratio(toy_setting) -> None:
