@@ -72,13 +72,13 @@ BOUNDS = {
     "effective_batch": integers(1, MOST_SAMPLES, "no data set has more training samples"),
     "accumulation_steps": integers(1, MOST_SAMPLES, "a micro-batch has a sample or more"),
     "steps": integers(1, MOST_STEPS, "every arm takes each, and leaves a row of it"),
-    "algebra_steps": integers(1, MOST_STEPS, "every arm takes each, in float64"),
+    "algebra_steps": integers(1, MOST_STEPS, "every arm takes each, in float64; or null"),
     "schedule.warmup_steps": integers(0, MOST_STEPS, "a trial has no more steps"),
     "probe_every": integers(1, 10**9, "optimizer steps; above `steps`, the first alone is probed"),
     "referee_every": integers(1, 10**9, "optimizer steps; above `steps`, the first alone is refereed"),
-    # The lower ends are what the intervals of L1 and the null band of L3 need (docs/equivalence.md).
-    "permutations": integers(30, 10_000, "each is a gradient of every arm, and resampled 2,000 times"),
-    "nulls": integers(5, 100, "each is a model with its optimizer, trained beside the others"),
+    # The lower end is what the last limits of L1 need (docs/equivalence.md).
+    "permutations": integers(30, 10_000, "each is a gradient of every arm"),
+    "nulls": integers(1, 100, "each is a model with its optimizer, trained beside the others"),
     "seed": integers(0, 2**63 - 1, "what a generator takes"),
     "workers": integers(0, 1024, "processes; 0 is one per core"),
 }

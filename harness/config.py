@@ -307,11 +307,11 @@ class TrialConfig:
     accumulation_steps: tuple[int, ...] = (2, 4, 8, 16)  # N: micro-batches of b = B / N samples; each N is a run of its own
     split: Split = Split.even
     steps: int = 60  # optimizer steps of training in the precision under test
-    algebra_steps: int = 200  # optimizer steps of the comparison in float64
+    algebra_steps: int | None = None  # windows of the comparison in float64; null: as many as hold all that it tests
     probe_every: int = 10  # optimizer steps between two looks at the micro-batches' gradients, and in float64 at the window's
     referee_every: int = 50  # optimizer steps between two float64 gradients of every compared model, the most expensive measure
-    permutations: int = 30  # orders of the rows in which rounding is measured
-    nulls: int = 5  # controls: large-batch runs whose rows are shuffled, beside one that starts one ulp off
+    permutations: int = 30  # orders of the rows in which rounding is measured, at most: fewer where they decide
+    nulls: int = 2  # controls: large-batch runs whose rows are shuffled, beside one that starts one ulp off
     faults: tuple[str, ...] = ()  # runs that are wrong on purpose: names of causes, `all`, or `scale@1e-6` (a planted error)
     methods: tuple[str, ...] = ()  # what replaces plain accumulation with in-batch negatives: grad_cache, a bank of some SIZE
     seed: int = 0  # of the weights, the order of the samples and every random draw
@@ -341,8 +341,9 @@ def to_dict(config: Any) -> dict[str, Any]:
 def identity(config: TrialConfig) -> str:
     """Name of a trial: what a reader wants to see, then 10 hex digits of the SHA-256 of the settings other than the defaults.
 
-    So a new setting leaves every stored trial its name. A default, once trials are stored, can no longer be changed: the trials
-    with the old value would bear the name of those with the new one. `device` is to be resolved beforehand
+    So a new setting leaves every stored trial its name. Once trials are stored, a default can only be changed to a smaller
+    measurement (`algebra_steps`, `nulls`): the trials of before have its name, and more evidence than it asks
+    for. `device` is to be resolved beforehand
     (`harness.sweep.experiment.resolved`): here `auto` counts as `cpu`.
     """
     device = Device.auto if config.device == Device.cpu else config.device
@@ -590,7 +591,7 @@ def _check_workload(config: TrialConfig) -> None:
 def _check_windows(config: TrialConfig) -> None:
     batch, chosen = config.effective_batch, config.accumulation_steps
     for name, steps in (("steps", config.steps), ("algebra_steps", config.algebra_steps)):
-        if steps * batch > MOST_WINDOW_SAMPLES:
+        if (steps or 0) * batch > MOST_WINDOW_SAMPLES:
             raise ConfigError(name, steps, f"at most {MOST_WINDOW_SAMPLES // batch} with effective_batch={batch}")
     if not 0 < len(chosen) <= MOST_ARMS:
         raise ConfigError("accumulation_steps", list(chosen), f"one to {MOST_ARMS} numbers of micro-batches, an arm each")

@@ -133,11 +133,11 @@ DRAWS: Mapping[str, Draw] = {
     "accumulation_steps": numbers_of_micro_batches,
     "split": one_of(*Split),
     "steps": whole(1, 6),
-    "algebra_steps": either(0.1, whole(21, 80), whole(1, 20)),
+    "algebra_steps": either(0.5, one_of(None), either(0.2, whole(21, 80), whole(1, 20))),
     "probe_every": whole(1, 12),
     "referee_every": whole(1, 12),
     "permutations": either(0.05, whole(99, 110), whole(30, 40)),
-    "nulls": whole(5, 7),
+    "nulls": whole(1, 5),
     "seed": whole(0, 2**31),
 }
 

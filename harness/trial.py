@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -27,10 +30,12 @@ from harness.recipes.micro_batch import Even, Ragged, SplitPlan, hash_seed
 from harness.recipes.recipe import Arm, Recipe
 from harness.results.arm_name import ACCUMULATED, NULL, PERMUTED, ULP, ArmName
 from harness.results.judged_arm import VerdictRow, to_stored
+from harness.results.measurements import Measurements
 from harness.workloads import Batch
 from harness.workloads.build import smallest_micro_batch
 
 WINDOWS = 3  # in each of which L1 has to reject an arm: a false alarm in one window of 1,000 is one in 10^9 of three
+USUAL_PERMUTATIONS = 10  # after which L1 is decided, for most arms
 
 
 @dataclass(frozen=True)
@@ -137,11 +142,17 @@ def judge_loop(config: TrialConfig, loop: Loop) -> Row:
     return row
 
 
-def run_trial(config: TrialConfig, on_step: OnStep, candidates: Sequence[Candidate] | None = None) -> TrialResult:
+def run_trial(
+    config: TrialConfig,
+    on_step: OnStep,
+    candidates: Sequence[Candidate] | None = None,
+    shared: Measurements | None = None,
+) -> TrialResult:
     """Measure L0 to L3 of every candidate and judge it.
 
-    `on_step(step, rows)` receives one row per arm after each optimizer step of the target-precision run. Raises `ConfigError`
-    for what cannot be run on this machine or with this data.
+    `on_step(step, rows)` receives one row per arm after each optimizer step of the target-precision run. `shared`: measurements
+    that other trials have made or will need, where the configuration says all of the candidates. Raises `ConfigError` for what
+    cannot be run on this machine or with this data.
     """
     validate(config)
     device = choose_device(config.device)
@@ -155,22 +166,38 @@ def run_trial(config: TrialConfig, on_step: OnStep, candidates: Sequence[Candida
         check_splits(setting, chosen)
         recipes = {REFERENCE: reference(config)} | {candidate.label: candidate.recipe for candidate in chosen}
         assert len(recipes) == len(chosen) + 1, "candidates need distinct names"
-        stream = list(setting.windows(max(WINDOWS, config.steps, config.algebra_steps)))
-        check_terms(setting, stream)
-        pace.expect(num_steps(config, len(recipes)))
-        clock = Clock()
+        stream, probed = list(setting.windows(max(WINDOWS, config.steps))), algebra.windows_of(setting)
+        check_terms(setting, [*stream, *probed])
+        pace.expect(num_steps(config, len(recipes), len(probed)))
+        ours, shared = chosen == standard_candidates(config), shared or Measurements()
         floor_arm = next(candidate.label for candidate in chosen if candidate.arm == PERMUTED)
-        exact = algebra.measure(setting, recipes, stream[: config.algebra_steps], floor_arm)
+        level0 = algebra.measurement(setting, recipes, probed, floor_arm, ours=ours)
+        level1 = rounding.measurement(setting, recipes, stream[0], ours=ours)
+        clock = Clock()
+
+        @functools.cache
+        def trained() -> tuple[LockStep, Distances]:
+            clock.lap("other")
+            result = train(setting, recipes, null_recipes(config), stream[: config.steps], on_step)
+            clock.lap("training")
+            return result
+
+        if shared.is_being_made(level0):  # by another trial: meanwhile there is something else to do
+            trained()
+        exact = shared.of(level0)
         clock.lap("algebra")
+        if shared.is_being_made(level1):
+            trained()
+        first = shared.of(level1)
         right = [label for label, own in exact.items() if not (algebra_failures(own.algebra) or own.counters)]
-        rounded = rounding.confirmed(setting, recipes, stream[:WINDOWS], right)
+        others = [partial(_rounding_in, setting, recipes, ids, shared, ours) for ids in stream[1:WINDOWS]]
+        rounded = rounding.confirmed(first, right, config.precision, others)
         clock.lap("rounding")
-        non_finite = poison.measure(setting, recipes, stream[:2])
+        non_finite = shared.of(poison.measurement(setting, recipes, stream[:2], ours=ours))
         exact = {label: _beside_poison(result, non_finite, label) for label, result in exact.items()}
         clock.lap("poison")
-        lock, distances = train(setting, recipes, null_recipes(config), stream[: config.steps], on_step)
-        clock.lap("training")
-        short = [ids for ids in stream if len(ids) < config.effective_batch]
+        lock, distances = trained()
+        short = [ids for ids in (*stream, *probed) if len(ids) < config.effective_batch]
         arms = [
             _arm_row(
                 setting, candidate, exact[candidate.label], rounded[candidate.label], lock, distances, [stream[0], *short[:1]]
@@ -182,13 +209,14 @@ def run_trial(config: TrialConfig, on_step: OnStep, candidates: Sequence[Candida
             "nulls": [vars(outcome(lock.arms[label], distances.losses[label])) for label in distances.null_labels],
             "environment": describe(device, named),
             "seconds": clock.laps,
+            "measured_by": shared.used,
         }
     return TrialResult(arms, summary)
 
 
-def num_steps(config: TrialConfig, arms: int) -> int:
+def num_steps(config: TrialConfig, arms: int, algebra_steps: int) -> int:
     """Optimizer steps of single arms that a trial takes, at about: float64, rounding, the poisoned window, the training."""
-    return arms * (config.algebra_steps + 2 + 1 + config.permutations + 2 + config.steps) + config.steps * (config.nulls + 1)
+    return arms * (algebra_steps + 2 + 1 + USUAL_PERMUTATIONS + 2 + config.steps) + config.steps * (config.nulls + 1)
 
 
 def check_splits(setting: Setting, candidates: Sequence[Candidate]) -> None:
@@ -223,17 +251,26 @@ def check_terms(setting: Setting, stream: Sequence[Tensor]) -> None:
             raise ConfigError("effective_batch", setting.config.effective_batch, expected)
 
 
+def _rounding_in(
+    setting: Setting, recipes: Mapping[str, Recipe], ids: Tensor, shared: Measurements, ours: bool, labels: Collection[str]
+) -> dict[str, Rounding]:
+    """L1 of the arms `labels` in the window `ids`."""
+    chosen = {label: recipe for label, recipe in recipes.items() if label in labels or label == REFERENCE}
+    return shared.of(rounding.measurement(setting, chosen, ids, ours=ours))
+
+
 class Clock:
     """Seconds by phase; a lap ends one."""
 
     def __init__(self) -> None:
-        self.laps: dict[str, float] = {}
+        self.laps: defaultdict[str, float] = defaultdict(float)
         self._last = time.perf_counter()
 
     def lap(self, name: str) -> None:
         """Give the time since the last lap to the phase `name`."""
         now = time.perf_counter()
-        self.laps[name], self._last = now - self._last, now
+        self.laps[name] += now - self._last
+        self._last = now
 
 
 def _beside_poison(result: AlgebraResult, windows: Mapping[str, PoisonedWindow], label: str) -> AlgebraResult:

@@ -140,12 +140,6 @@ def test_a_cluster_is_asked_for_the_gpu_wherever_it_is_mentioned() -> None:
         assert "hydra.launcher.gres=gpu:1" in (ROOT / page).read_text()
 
 
-def test_few_float64_steps_on_a_gpu() -> None:
-    assert (
-        compose_trial(["+experiment=gpu", "hydra.mode=RUN", "device=cpu"]).algebra_steps <= 20 < compose_trial([]).algebra_steps
-    )
-
-
 @pytest.mark.parametrize(
     "changes",
     [{"study": Study.remedies, "norm": Norm.batch}, {"study": Study.randomness, "workload": WorkloadConfig(dropout=0.5)}],

@@ -10,27 +10,41 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import partial, reduce
 
 import torch
 from torch import Tensor
 
-from harness.config import Precision
+from harness.config import LastWindow, Precision, TrialConfig
 from harness.judge.cause import INHERENT, Cause, Causes
 from harness.judge.counters import Differences
 from harness.judge.gates import ALGEBRA_GATE, TRAJECTORY_GATE
 from harness.judge.signature import Signature, worst
 from harness.judge.verdict import Algebra
-from harness.measure.lock_step import REFERENCE, LockStep, Setting, arm_state
+from harness.measure.lock_step import REFERENCE, ArmChanges, LockStep, Setting, arm_state
 from harness.measure.probe import Probe
 from harness.measure.update import entry_errors
 from harness.recipes.recipe import Recipe
 from harness.referee.oracle import no_clipping, snapshot
+from harness.results.measurements import Measurement
 
 RAN_AWAY = 1e38  # ||theta_full - theta_0|| beyond which nothing is compared: float32 ends there, float64's squares at 1e154
 ACTIVE = 0.5  # the clipping test's threshold, as a fraction of the first gradient's norm: active by construction
+FIRST = 10  # windows: the first steps, and every optimizer with its state at work
+DEPENDS_ON = (
+    "workload", "data", "norm", "optimizer", "schedule", "clip_norm", "ema_decay", "device", "effective_batch",
+    "accumulation_steps", "split", "algebra_steps", "probe_every", "seed",
+)  # fmt: skip
+OTHERS_DEPEND_ON = (
+    "faults",
+    "methods",
+    "precision",
+    "loss_scale",
+    "execution",
+)  # of other arms than ours, which may ask for them
+MOST_WARMUP = 50  # steps of a warm-up that are taken, with two beyond it
 
 
 @dataclass(frozen=True)
@@ -63,8 +77,43 @@ class Run:
         return worst(0.0, *self.distances[: self.parted_at])
 
 
+def windows_of(setting: Setting) -> list[Tensor]:
+    """The windows ([n] int64 each) of L0: the first `algebra_steps` of the trial where that is set.
+
+    Else those that hold what L0 tests: the first FIRST, more where a warm-up ends later, then an epoch's short last window, at
+    which loops go wrong, and the window after it. A schedule runs over their number.
+    """
+    config = setting.config
+    if config.algebra_steps is not None:
+        return list(setting.windows(config.algebra_steps))
+    num = max(FIRST, min(config.schedule.warmup_steps, MOST_WARMUP) + 2)
+    full, remainder = divmod(setting.exact.num_samples, config.effective_batch)
+    end = {full, full + 1} if remainder and config.data.last_window == LastWindow.keep else set()
+    chosen = {*range(num), *end}
+    return [ids for t, ids in enumerate(setting.windows(max(chosen) + 1)) if t in chosen]
+
+
+def measurement(
+    setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[Tensor], floor_arm: str, *, ours: bool
+) -> Measurement[dict[str, AlgebraResult]]:
+    """`measure`, as trials share it.
+
+    `ours`: all arms are our right ones, which do the same in float64 whatever the precision under test. Any other arm may look
+    for that precision's loss scaler, which they then all have.
+    """
+    depends_on = setting.identity(DEPENDS_ON + (() if ours else OTHERS_DEPEND_ON), windows)
+    if setting.config.precision == Precision.float64:
+        depends_on["execution"] = setting.config.execution  # here alone L0 is run as the precision under test
+    return Measurement(
+        "algebra",
+        dict[str, AlgebraResult],
+        depends_on,
+        partial(measure, setting, recipes, windows, floor_arm, scaler=not ours),
+    )
+
+
 def measure(
-    setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[Tensor], floor_arm: str
+    setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[Tensor], floor_arm: str, *, scaler: bool = True
 ) -> dict[str, AlgebraResult]:
     """L0 of every arm but the reference. `windows`: sample ids per step; `floor_arm`: the permuted full batch.
 
@@ -72,14 +121,15 @@ def measure(
     the other way round, certainly active unless it has been active already, then off; and dropout off where there is dropout.
     """
     config = setting.config
-    lock, runs = _run(setting, recipes, windows, clip_norm=config.clip_norm)
-    _follow(setting, recipes, windows, lock, runs)
+    run = partial(_run, setting, scaler=scaler)
+    lock, runs = run(recipes, windows, clip_norm=config.clip_norm)
+    _follow(run, config, recipes, windows, lock, runs)
     has_clipped = any(bool(flag) for flag in lock.arms[REFERENCE].clipped)
     # A loop written by hand need not know of a clipping that its trial does not ask for.
     unasked = config.clip_norm is None and any(recipe.loop is not None for recipe in recipes.values())
     off = has_clipped or unasked
     other_clip = no_clipping(config.clip_norm) if off else ACTIVE * _first_norm(setting, windows[0])
-    _, plain = _run(setting, recipes, _few(windows), clip_norm=other_clip, dropout=False)
+    _, plain = run(recipes, _few(windows), clip_norm=other_clip, dropout=False)
     return {
         label: _result(setting, run, plain[label], plain[floor_arm], lock.differing_counters(label), windows[: lock.steps])
         for label, run in runs.items()
@@ -138,19 +188,24 @@ def _gaps(plain: Run) -> dict[Causes, float]:
 
 
 def _follow(
-    setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[Tensor], lock: LockStep, runs: dict[str, Run]
+    run: Callable[..., tuple[LockStep, dict[str, Run]]],
+    config: TrialConfig,
+    recipes: Mapping[str, Recipe],
+    windows: Sequence[Tensor],
+    lock: LockStep,
+    runs: dict[str, Run],
 ) -> None:
     """Repeat the run of the arms that parted although every probe was right, with a probe of each window since, in place."""
     parted = {
-        label: next(t for t, distance in enumerate(run.distances) if not distance <= TRAJECTORY_GATE)
-        for label, run in runs.items()
-        if not run.trajectory_error <= TRAJECTORY_GATE and run.is_right and not lock.differing_counters(label)
+        label: next(t for t, distance in enumerate(own.distances) if not distance <= TRAJECTORY_GATE)
+        for label, own in runs.items()
+        if not own.trajectory_error <= TRAJECTORY_GATE and own.is_right and not lock.differing_counters(label)
     }
     if not parted:
         return
     again = {label: recipe for label, recipe in recipes.items() if label in parted or label == REFERENCE}
     first = min(parted.values())
-    _, followed = _run(setting, again, windows, clip_norm=setting.config.clip_norm, every_from=first)
+    _, followed = run(again, windows, clip_norm=config.clip_norm, every_from=first)
     for label, parted_at in parted.items():
         runs[label].signature = followed[label].signature
         if followed[label].is_right and all(map(math.isfinite, followed[label].distances)):
@@ -179,6 +234,7 @@ def _run(
     clip_norm: float | None,
     dropout: bool = True,
     every_from: int | None = None,
+    scaler: bool,
 ) -> tuple[LockStep, dict[str, Run]]:
     """Train all arms over `windows` in float64 and collect what they show; each window from `every_from` on is probed.
 
@@ -186,7 +242,8 @@ def _run(
     """
     config = setting.config
     runs = {label: Run() for label in recipes}
-    arms = setting.arms(recipes, dropout=dropout, precision=Precision.float64, steps=len(windows), clip_norm=clip_norm)
+    changes: ArmChanges = {"precision": Precision.float64, "steps": len(windows), "clip_norm": clip_norm}
+    arms = setting.arms(recipes, dropout=dropout, scaler=scaler, **changes)
     lock = LockStep(arms, config.seed, shelf=setting.shelf)
     probe = Probe(setting, lock, setting.referee(dropout=dropout))
     for t, ids in enumerate(windows):

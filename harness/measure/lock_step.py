@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import gc
+import hashlib
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from harness import pace
-from harness.config import LastWindow, OptimizerConfig, Precision, TrialConfig
+from harness.config import LastWindow, OptimizerConfig, Precision, TrialConfig, to_dict
 from harness.judge.counters import Counter, Counts, Differences, differing
 from harness.measure.examination import examine
 from harness.measure.optimizer_state import common_state, learning_rates, optimizer_state, state_steps, state_tensors
@@ -110,18 +111,29 @@ class Setting:
         """The float64 referee of the trial's model and loss; without `dropout` its layers of that kind do nothing."""
         return Referee(self.exact, self._model(torch.float64, dropout), keep=self.shelf.put)
 
-    def arms(self, recipes: Mapping[str, Recipe], *, dropout: bool = True, **changes: Unpack[ArmChanges]) -> dict[str, Arm]:
+    def identity(self, settings: Sequence[str], windows: Sequence[Tensor]) -> dict[str, Any]:
+        """What a measurement on `windows` depends on: these settings, the machine, and the very weights and samples."""
+        plain, digest = to_dict(self.config), hashlib.sha256()
+        batches = [self.exact.batch(ids) for ids in windows]
+        for tensor in (*self.initial.state_dict().values(), *nest.tensors([batch.inputs for batch in batches]), *windows):
+            digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode() + tensor.cpu().contiguous().numpy().tobytes())
+        machine = [torch.__version__, torch.backends.cpu.get_cpu_capability(), torch.get_num_threads(), name_of(self.device)]
+        return {"settings": {name: plain[name] for name in settings}, "machine": machine, "values": digest.hexdigest()}
+
+    def arms(
+        self, recipes: Mapping[str, Recipe], *, dropout: bool = True, scaler: bool = True, **changes: Unpack[ArmChanges]
+    ) -> dict[str, Arm]:
         """A fresh arm for each recipe, by its label: see `arm`."""
         if self.device.type != "cpu":
             gc.collect()  # arms of an earlier phase are cycles, and hold memory of the device
         made = {}
         for label, recipe in recipes.items():
-            made[label] = self.arm(recipe, dropout=dropout, **changes)
+            made[label] = self.arm(recipe, dropout=dropout, scaler=scaler, **changes)
             self.shelf.settle(tensors_of(made[label]))
         return made
 
-    def arm(self, recipe: Recipe, *, dropout: bool = True, **changes: Unpack[ArmChanges]) -> Arm:
-        """A fresh arm at the initial weights, as the trial configures it but for `changes`, and for dropout where it is off."""
+    def arm(self, recipe: Recipe, *, dropout: bool = True, scaler: bool = True, **changes: Unpack[ArmChanges]) -> Arm:
+        """A fresh arm at the initial weights, as the trial configures it but for `changes`; `dropout` and `scaler` can be off."""
         config = dataclasses.replace(self.config, **changes)
         dtype = precision.parameter_dtype(config.precision)
         model = self._model(dtype, dropout)
@@ -138,7 +150,7 @@ class Setting:
             model=model,
             optimizer=optimizer,
             schedule=make_schedule(config.schedule, optimizer, config.steps),
-            scaler=precision.make_scaler(self.config.precision, self.device, scale),
+            scaler=precision.make_scaler(self.config.precision if scaler else config.precision, self.device, scale),
             precision=config.precision,
             device=self.device,
             clip_norm=config.clip_norm,
@@ -157,6 +169,11 @@ class Taken:
     rates: tuple[float, ...]  # learning rates of the parameter groups
     idle: tuple[bool, ...]  # of each parameter: whether it had no gradient
     randomness: RandomState | None = None  # from which it drew, if it drew; where forwards are watched
+
+
+def name_of(device: torch.device) -> str:
+    """The card's name, or the kind of device."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def tensors_of(arm: Arm) -> list[Tensor]:

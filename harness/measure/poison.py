@@ -25,7 +25,13 @@ from harness.measure.probe import inside_causes
 from harness.recipes.recipe import Arm, Recipe
 from harness.referee.gradients import flatten, relative_distance
 from harness.referee.oracle import WHOLE, Parts, State, no_clipping, snapshot
+from harness.results.measurements import Measurement
 from harness.workloads import Batch, nest
+
+DEPENDS_ON = (
+    "workload", "data", "norm", "optimizer", "schedule", "clip_norm", "ema_decay", "device", "effective_batch",
+    "accumulation_steps", "split", "seed", "faults", "methods",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +52,18 @@ class PoisonedWindow:
             Counter.poisoned_finite: self.finite,
             Counter.poisoned_scale: self.scale_after / self.scale_before,
         }
+
+
+def measurement(
+    setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[Tensor], *, ours: bool
+) -> Measurement[dict[str, PoisonedWindow]]:
+    """`measure`, as trials share it; `ours`: all arms are our right ones, and nothing but the scaler is the precision's."""
+    config = setting.config
+    is_scaled = config.precision == Precision.float16
+    depends_on = setting.identity(DEPENDS_ON + (("loss_scale",) if is_scaled else ()), windows) | {"is_scaled": is_scaled}
+    if not ours or config.precision == Precision.float64:
+        depends_on |= {"precision": config.precision, "execution": config.execution}
+    return Measurement("poison", dict[str, PoisonedWindow], depends_on, partial(measure, setting, recipes, windows))
 
 
 def measure(setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[Tensor]) -> dict[str, PoisonedWindow]:

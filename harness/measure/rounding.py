@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -24,8 +25,21 @@ from harness.measure.probe import inside_causes
 from harness.recipes.recipe import Recipe
 from harness.referee.gradients import Comparison, Decomposition, compare, decompose, relative_distance
 from harness.referee.oracle import WHOLE, no_clipping, snapshot
+from harness.results.measurements import Measurement
 
 PERMUTATION_STREAM = 1  # of the trial's seed
+DEPENDS_ON = (
+    "workload", "data", "norm", "precision", "device", "execution", "effective_batch", "accumulation_steps", "split",
+    "permutations", "seed",
+)  # fmt: skip
+OTHERS_DEPEND_ON = (
+    "faults",
+    "methods",
+    "optimizer",
+    "schedule",
+    "clip_norm",
+    "ema_decay",
+)  # arms that are not ours may look at them
 
 
 def zero_lr(optimizer: OptimizerConfig) -> OptimizerConfig:
@@ -97,23 +111,32 @@ def _is_decided(own: Rounding, config: TrialConfig) -> bool:
     return ranks and (own.high <= ROUNDING_GATE or own.low > ROUNDING_GATE)
 
 
-def confirmed(
-    setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[Tensor], judged: Collection[str]
-) -> dict[str, Rounding]:
-    """`measure` on the first of `windows`; what rejects an arm of `judged` is confirmed on the others, one after the other.
+def measurement(setting: Setting, recipes: Mapping[str, Recipe], ids: Tensor, *, ours: bool) -> Measurement[dict[str, Rounding]]:
+    """`measure`, as trials share it; `ours`: all arms are our right ones, whose first gradient no optimizer changes."""
+    is_scaled = ("loss_scale",) if setting.config.precision == Precision.float16 else ()
+    depends_on = setting.identity((*DEPENDS_ON, *is_scaled, *(() if ours else OTHERS_DEPEND_ON)), [ids]) | {"arms": [*recipes]}
+    return Measurement("rounding", dict[str, Rounding], depends_on, partial(measure, setting, recipes, ids))
 
-    A ReLU that flips by rounding multiplies the error of one window, in the right arm or in the full batch, whatever the order of
-    the rows; in another window it is another sample's, or none. Rounding that is the loop's own is found in every window.
+
+def confirmed(
+    found: Mapping[str, Rounding],
+    judged: Collection[str],
+    precision: Precision,
+    others: Sequence[Callable[[Collection[str]], Mapping[str, Rounding]]],
+) -> dict[str, Rounding]:
+    """What was `found` in the first window; what rejects an arm of `judged` is confirmed in the others, one after the other.
+
+    Each of `others` measures the arms of those labels in its window. A ReLU that flips by rounding multiplies the error of one
+    window, in the right arm or in the full batch, whatever the order of the rows; in another window it is another sample's, or
+    none. Rounding that is the loop's own is found in every window.
     """
-    first, *others = windows
-    found = measure(setting, recipes, first)
-    for tried, ids in enumerate(others, start=2):
-        rejected = {label for label in judged if rounding_failures(setting.config.precision, found[label])}
+    present = dict(found)
+    for tried, measured in enumerate(others, start=2):
+        rejected = {label for label in judged if rounding_failures(precision, present[label])}
         if not rejected:
             break
-        again = {label: recipe for label, recipe in recipes.items() if label in rejected or label == REFERENCE}
-        found |= {label: dataclasses.replace(own, windows=tried) for label, own in measure(setting, again, ids).items()}
-    return found
+        present |= {label: dataclasses.replace(own, windows=tried) for label, own in measured(rejected).items()}
+    return present
 
 
 def _compared(gradient: Tensor | None, exact: Tensor) -> Comparison:

@@ -38,8 +38,8 @@ def _made(kind: Any, plain: Any) -> Any:
         return tuple(_made(one, part) for one, part in zip(kinds, _list(plain), strict=True))
     if origin is not None and issubclass(origin, Mapping):
         return {_made(arguments[0], key): _made(arguments[1], one) for key, one in _list(plain)}
-    if dataclasses.is_dataclass(kind):
-        types = _fields(kind)
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        types: dict[str, Any] = _fields(kind)
         if not isinstance(plain, dict) or plain.keys() != types.keys():
             raise TypeError(f"expected the fields {', '.join(types)}, got {plain!r:.80}")
         return kind(**{name: _made(types[name], plain[name]) for name in types})
@@ -63,5 +63,5 @@ def _list(plain: Any) -> list[Any]:
 
 
 @cache
-def _fields(kind: type) -> dict[str, Any]:
+def _fields(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind)

@@ -78,15 +78,14 @@ def write_atomically(path: Path, content: bytes) -> None:
         os.close(descriptor)
 
 
-def write_record(folder: Path, record: Mapping[str, Any]) -> None:
-    """Write `trial.json`."""
+def write_checked(path: Path, record: Mapping[str, Any]) -> None:
+    """Write a JSON file, one member a line, whose first line is the checksum of the others."""
     body = (",\n".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in record.items()) + "}\n").encode()
-    write_atomically(folder / "trial.json", _first_line(body) + b"\n" + body)
+    write_atomically(path, _first_line(body) + b"\n" + body)
 
 
-def read_trial(folder: Path) -> StoredTrial:
-    """Read `trial.json`; FileNotFoundError when there is none, StoreError when it is not what was written."""
-    path = folder / "trial.json"
+def read_checked(path: Path) -> bytes:
+    """Content of a file that `write_checked` wrote; FileNotFoundError when there is none, StoreError when it is another one."""
     try:
         content = read_file(path)
     except FileNotFoundError:
@@ -98,6 +97,18 @@ def read_trial(folder: Path) -> StoredTrial:
     first, _, body = content.partition(b"\n")
     if first != _first_line(body):
         raise StoreError(f"{path}: checksum does not match its content")
+    return content
+
+
+def write_record(folder: Path, record: Mapping[str, Any]) -> None:
+    """Write `trial.json`."""
+    write_checked(folder / "trial.json", record)
+
+
+def read_trial(folder: Path) -> StoredTrial:
+    """Read `trial.json`; FileNotFoundError when there is none, StoreError when it is not what was written."""
+    path = folder / "trial.json"
+    content = read_checked(path)
     try:
         record = json.loads(content)
         if record["format"] != FORMAT:

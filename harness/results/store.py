@@ -43,6 +43,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from harness.config import ConfigError
+from harness.results import locks, measurements, sweeps
 from harness.results.record import (
     FILE_MODE,
     FOLDER_MODE,
@@ -60,7 +61,6 @@ from harness.results.record import (
     write_record,
 )
 from harness.results.rows import Row, RowFile, from_parquet, read_rows, to_parquet
-from harness.results.sweeps import FOLDER
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -179,9 +179,9 @@ class Store:
         if self.root.exists() and not os.access(self.root, os.R_OK | os.X_OK):
             yield f"{self.root} cannot be read"
         for experiment in _entries(self.root):
-            if odd := _odd(experiment, files=(_ROOT_LOCK,), folders=(FOLDER,)):
+            if odd := _odd(experiment, files=(_ROOT_LOCK,), folders=(sweeps.FOLDER, measurements.FOLDER)):
                 yield odd
-            elif experiment.is_dir(follow_symlinks=False) and experiment.name not in (FOLDER, AUDITS):
+            elif experiment.is_dir(follow_symlinks=False) and experiment.name not in (sweeps.FOLDER, measurements.FOLDER, AUDITS):
                 yield from _foreign_trials(experiment)
 
     def steps(self, trial: StoredTrial) -> pd.DataFrame:
@@ -203,7 +203,7 @@ class Store:
         with self._root_lock():
             _make_folder(folder.parent)
             _make_folder(folder)
-            lock = _try_lock(folder / "lock")
+            lock = locks.take(folder / "lock")
             if lock is None:
                 return False
             try:
@@ -212,7 +212,7 @@ class Store:
                 write_failed(folder, error)
                 return True
             finally:
-                _release(folder / "lock", lock)
+                locks.release(folder / "lock", lock)
 
     @contextmanager
     def _root_lock(self) -> Iterator[None]:
@@ -245,11 +245,11 @@ class Store:
         if _is_no_file(folder / "lock"):
             _set_aside(folder, f"{folder / 'lock'} is not a file of this store")
             folder.mkdir(FOLDER_MODE)
-        lock = _try_lock(folder / "lock")
+        lock = locks.take(folder / "lock")
         if lock is None:
             raise TrialTaken(folder, State.running)
         if self.finished(folder.parent.name, folder.name):
-            _release(folder / "lock", lock)
+            locks.release(folder / "lock", lock)
             raise TrialTaken(folder, State.finished)
         problem = damage(folder) or _foreign(folder)
         if problem is None:
@@ -349,7 +349,7 @@ class TrialWriter:
                 raise StoreError(f"{self.folder}/steps.jsonl: {self._rows.num_rows} rows were written, {len(rows)} are there")
             steps = to_parquet(rows)
             assert self._lock is not None
-            if not _is_at(self.folder / "lock", self._lock):
+            if not locks.is_at(self.folder / "lock", self._lock):
                 raise StoreError(f"{self.folder}: was deleted, or put in another's place, while the trial ran")
             write_atomically(self.folder / "steps.parquet", steps)
             record = {
@@ -374,7 +374,7 @@ class TrialWriter:
 
     def _release(self) -> None:
         if self._lock is not None:
-            _release(self.folder / "lock", self._lock)
+            locks.release(self.folder / "lock", self._lock)
             self._lock = None
 
     def __enter__(self) -> Self:
@@ -439,34 +439,6 @@ def _set_aside(path: Path, reason: str) -> None:
         number += 1
     path.rename(target)
     warnings.warn(f"{path} set aside as {target.name}: {reason}", StoreWarning, stacklevel=2)
-
-
-def _try_lock(path: Path) -> int | None:
-    """Descriptor that holds the lock, or None when another process holds it."""
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, FILE_MODE)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            return None
-        if _is_at(path, descriptor):
-            return descriptor
-        os.close(descriptor)  # its last holder removed the file between our open and our flock
-
-
-def _is_at(path: Path, descriptor: int) -> bool:
-    """Whether the open file is still the one at `path`: its folder may have been deleted, and made again by another process."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-
-
-def _release(path: Path, descriptor: int) -> None:
-    if _is_at(path, descriptor):
-        path.unlink(missing_ok=True)
-    os.close(descriptor)
 
 
 def _explained(error: OSError, path: Path) -> StoreError:

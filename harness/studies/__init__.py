@@ -1,7 +1,7 @@
 """Studies: what is measured of a trial, one module each, named in `config.Study`.
 
-`verdicts` judges arms, by its `run(config, on_step)`. Every other study has a function `measurements(setting, on_step)`: rows of
-plain values that the rules of `experiments/` decide by.
+`verdicts` judges arms, by its `run(config, on_step, shared)`. Every other study has a function `measurements(setting, on_step)`:
+rows of plain values that the rules of `experiments/` decide by.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from harness.measure.lock_step import Setting
 from harness.measure.training import OnStep, Row
 from harness.recipes import precision
 from harness.recipes.determinism import choose_device, deterministic
+from harness.results.measurements import Measurements
 from harness.trial import check_splits, check_terms, standard_candidates
 
 
-def run(config: TrialConfig, on_step: OnStep) -> Row:
+def run(config: TrialConfig, on_step: OnStep, shared: Measurements | None = None) -> Row:
     """The record of a trial: `arms`, `measurements`, `environment`, `seconds` by phase, and what else its study has to say.
 
-    `on_step(step, rows)` receives the rows of each optimizer step. Raises `ConfigError` for what cannot be run on this machine or
-    with this data.
+    `on_step(step, rows)` receives the rows of each optimizer step; `shared` has measurements that trials of one store share.
+    Raises `ConfigError` for what cannot be run on this machine or with this data.
     """
     study = importlib.import_module(f"{__name__}.{config.study}")
     if config.study == Study.verdicts:
-        judged: Row = study.run(config, on_step)
+        judged: Row = study.run(config, on_step, shared)
         return judged
     started = time.perf_counter()
     validate(config)

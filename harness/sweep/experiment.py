@@ -34,6 +34,7 @@ from harness.config import (
     to_dict,
 )
 from harness.results import sweeps, tracking
+from harness.results.measurements import Measurements
 from harness.results.mirror import Mirror
 from harness.results.record import in_one_line, read_trial, told
 from harness.results.store import State, Store, TrialWriter
@@ -98,7 +99,8 @@ def run_one(config: HarnessConfig) -> None:
         Store(config.results).open_trial(trial.experiment, name, to_dict(trial)) as writer,
         Mirror(config.tracking, trial, name=name, folder=writer.folder) as mirror,
     ):
-        record = studies.run(trial, recorder(writer, mirror))
+        shared = Measurements(Path(config.results), f"{trial.experiment}/{name}")
+        record = studies.run(trial, recorder(writer, mirror), shared)
         phases = record["seconds"]
         phases["other"] = time.monotonic() - started - sum(phases.values())
         writer.finish(record)

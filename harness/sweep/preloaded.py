@@ -36,7 +36,8 @@ gc.disable()
 for name in MODULES:
     with suppress(ImportError):  # a trial that needs it says so
         import_module(name)
-with suppress(ImportError):
-    import_module("harness.measure.environment").commit()  # of the code that has just been imported; children find it answered
+with suppress(ImportError):  # of the code that has just been imported; children find it answered
+    import_module("harness.measure.environment").commit()
+    import_module("harness.results.measurements").code()
 gc.freeze()
 gc.enable()

@@ -28,7 +28,8 @@ from hypothesis import strategies as st
 from harness.config import ConfigError
 from harness.results import record
 from harness.results.rows import RowError, RowFile, from_parquet, read_rows, to_parquet
-from harness.results.store import State, Store, StoredTrial, StoreError, StoreWarning, TrialTaken, _try_lock
+from harness.results import locks
+from harness.results.store import State, Store, StoredTrial, StoreError, StoreWarning, TrialTaken
 
 DOUBLES = st.floats(allow_subnormal=True, allow_nan=True, allow_infinity=True)
 SUMMARY: dict[str, Any] = {"arms": [{"arm": "accumulated", "scale": 1.0}], "environment": {"torch": "2.13.0"}, "seconds": 1.5}
@@ -557,7 +558,7 @@ def test_lock_file_removed_by_its_last_holder_is_no_lock(store: Store, monkeypat
         flock(descriptor, operation)
 
     monkeypatch.setattr("harness.results.store.fcntl.flock", late)
-    assert _try_lock(holder.folder / "lock") is None
+    assert locks.take(holder.folder / "lock") is None
     os.close(others[0])
 
 
