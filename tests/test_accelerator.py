@@ -40,7 +40,6 @@ from harness.recipes.micro_batch import Even
 from harness.recipes.recipe import Recipe, take_step
 from harness.referee import gradients
 from harness.results.store import Store
-from harness.run import compose_trial
 from harness.sweep import child, experiment
 
 ROOT = Path(__file__).parents[1]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +29,7 @@ from harness.recipes.determinism import deterministic
 from harness.recipes.micro_batch import hash_seed
 from harness.recipes.recipe import BOUNDARY, Recipe, clear, step_schedule, take_step
 from harness.results.arm_name import ArmName
+from harness.results.measurements import Measurements
 from harness.trial import Candidate, Row, accumulated, full_batch, permuted, run_trial, split_plan, standard_candidates
 
 ADAM = OptimizerConfig(name=OptimizerName.adam, lr=3e-3)
@@ -190,6 +193,35 @@ def test_measuring_changes_no_bit(workload: WorkloadConfig, precision: Precision
                 bare.append(float(take_step(arm, arm.workload.batch(ids))))
         assert bare == measured[name], name
     assert measured["full-1"] != measured["accumulated-7"]
+
+
+def test_trials_of_one_store_share_what_they_measure_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verdict rows are the same to the bit, also where training goes first, because another trial measures at this moment."""
+    float32 = dataclasses.replace(SHORT, steps=3, algebra_steps=None, norm=Norm.batch)
+    trials = {
+        "float32": float32,
+        "float16": dataclasses.replace(float32, precision=Precision.float16),
+        "adam": dataclasses.replace(float32, optimizer=ADAM),
+        "adam in float16": dataclasses.replace(float32, optimizer=ADAM, precision=Precision.float16),
+    }
+
+    def rows(config: TrialConfig, shared: Measurements | None) -> str:
+        return json.dumps(run_trial(config, lambda step, rows: None, None, shared).arms)  # as it is stored
+
+    alone = {name: rows(config, None) for name, config in trials.items()}
+    used = {}
+    for name, config in trials.items():
+        shared = Measurements(tmp_path, name)
+        if name == "adam":
+            monkeypatch.setattr(Measurements, "is_being_made", lambda self, measurement: True)
+        assert rows(config, shared) == alone[name] != alone["float16" if name == "float32" else "float32"]
+        used[name] = {identity.partition("-")[0]: by for identity, by in shared.used.items()}
+    assert used == {
+        "float32": {"algebra": "float32", "rounding": "float32", "poison": "float32"},
+        "float16": {"algebra": "float32", "rounding": "float16", "poison": "float16"},
+        "adam": {"algebra": "adam", "rounding": "float32", "poison": "adam"},
+        "adam in float16": {"algebra": "adam", "rounding": "float16", "poison": "adam in float16"},
+    }
 
 
 def test_rows_of_every_step_and_arm() -> None:

@@ -29,7 +29,7 @@ from harness.results.measurements import Measurement
 from harness.workloads import Batch, nest
 
 DEPENDS_ON = (
-    "workload", "data", "norm", "optimizer", "schedule", "clip_norm", "ema_decay", "device", "effective_batch",
+    "workload", "norm", "optimizer", "schedule", "clip_norm", "ema_decay", "device", "effective_batch",
     "accumulation_steps", "split", "seed", "faults", "methods",
 )  # fmt: skip
 

@@ -29,7 +29,7 @@ from harness.results.measurements import Measurement
 
 PERMUTATION_STREAM = 1  # of the trial's seed
 DEPENDS_ON = (
-    "workload", "data", "norm", "precision", "device", "execution", "effective_batch", "accumulation_steps", "split",
+    "workload", "norm", "precision", "device", "execution", "effective_batch", "accumulation_steps", "split",
     "permutations", "seed",
 )  # fmt: skip
 OTHERS_DEPEND_ON = (

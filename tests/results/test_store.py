@@ -26,9 +26,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from harness.config import ConfigError
-from harness.results import record
+from harness.results import locks, record
 from harness.results.rows import RowError, RowFile, from_parquet, read_rows, to_parquet
-from harness.results import locks
 from harness.results.store import State, Store, StoredTrial, StoreError, StoreWarning, TrialTaken
 
 DOUBLES = st.floats(allow_subnormal=True, allow_nan=True, allow_infinity=True)

@@ -1,0 +1,131 @@
+"""What a measurement depends on is declared where it is: a setting that is left out changes nothing, one that is named does."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from harness.config import (
+    Arms,
+    DataConfig,
+    Device,
+    Execution,
+    LastWindow,
+    Model,
+    Norm,
+    OptimizerConfig,
+    OptimizerName,
+    Precision,
+    ScheduleConfig,
+    Split,
+    Study,
+    TrialConfig,
+    WorkloadConfig,
+)
+from harness.measure import algebra, poison, rounding
+from harness.measure.lock_step import REFERENCE, Setting
+from harness.recipes.determinism import deterministic
+from harness.results.measurements import Measurement
+from harness.trial import reference, standard_candidates
+
+BASE = TrialConfig(
+    workload=WorkloadConfig(model=Model.mlp, width=2),
+    norm=Norm.batch,
+    effective_batch=401,
+    accumulation_steps=(3,),
+    split=Split.ragged,
+    algebra_steps=5,
+    probe_every=3,
+    permutations=30,
+    clip_norm=0.5,
+)
+# Another value of every setting of a trial. Those that only faults and methods read have none: such arms depend on all of them.
+OTHERS: Mapping[str, Any] = {
+    "experiment": "mine",
+    "study": Study.convergence,
+    "workload": WorkloadConfig(model=Model.mlp, width=3),
+    "data": DataConfig(last_window=LastWindow.drop),
+    "norm": Norm.group,
+    "optimizer": OptimizerConfig(name=OptimizerName.momentum, lr=0.3),
+    "schedule": ScheduleConfig(warmup_steps=2),
+    "clip_norm": 0.01,
+    "ema_decay": 0.9,
+    "precision": Precision.bfloat16,
+    "loss_scale": 128.0,
+    "device": Device.cuda,
+    "execution": Execution.compile,
+    "arms": Arms.together,
+    "effective_batch": 300,
+    "accumulation_steps": (2,),
+    "split": Split.even,
+    "steps": 3,
+    "algebra_steps": 4,
+    "probe_every": 2,
+    "referee_every": 2,
+    "permutations": 31,
+    "nulls": 4,
+    "faults": None,
+    "methods": None,
+    "seed": 1,
+}
+MACHINE = ("device", "execution")  # which cannot be tried here, and are always named
+
+
+def of(name: str, config: TrialConfig) -> Measurement[Any]:
+    setting = Setting(config, torch.device("cpu"))
+    recipes = {REFERENCE: reference(config)} | {one.label: one.recipe for one in standard_candidates(config)}
+    windows = list(setting.windows(5))
+    match name:
+        case "algebra":
+            return algebra.measurement(setting, recipes, windows[: config.algebra_steps], [*recipes][-1], ours=True)
+        case "rounding":
+            return rounding.measurement(setting, recipes, windows[0], ours=True)
+        case _:
+            return poison.measurement(setting, recipes, windows[:2], ours=True)
+
+
+def test_every_setting_is_tried() -> None:
+    assert OTHERS.keys() == {field.name for field in dataclasses.fields(TrialConfig)}
+
+
+@pytest.mark.parametrize("name", ["algebra", "rounding", "poison"])
+def test_a_setting_changes_the_result_only_where_it_is_named(name: str) -> None:
+    with deterministic(BASE.precision, torch.device("cpu")):
+        base = of(name, BASE)
+        result, inert = repr(base.make()), []
+        assert repr(of(name, BASE).make()) == result and of(name, BASE).identity == base.identity
+        for field, value in OTHERS.items():
+            if value is None or field in MACHINE:
+                continue
+            divisible = {"effective_batch": 402} if field == "split" else {}
+            other = of(name, dataclasses.replace(BASE, **{field: value}, **divisible))
+            is_changed = repr(other.make()) != result
+            if other.identity == base.identity:
+                assert not is_changed, f"{field} changes the result, and is not named"
+            elif not is_changed:
+                inert.append(field)
+    # Nothing is named in vain, but what a poisoned window does is so coarse that most settings leave it as it is.
+    assert inert == {"algebra": [], "rounding": ["permutations"], "poison": inert}[name]
+
+
+@pytest.mark.parametrize("precision", [Precision.float16, Precision.float64])
+def test_float64_is_measured_once_for_all_precisions(precision: Precision) -> None:
+    """The loss scale of float16 included, for our right arms; not where it is the precision itself that is measured."""
+    other = dataclasses.replace(BASE, precision=precision, loss_scale=3.0)
+    assert (of("algebra", other).identity == of("algebra", BASE).identity) == (precision == Precision.float16)
+    assert repr(of("algebra", other).make()) == repr(of("algebra", BASE).make())
+    assert of("rounding", other).identity != of("rounding", BASE).identity
+
+
+def test_the_samples_themselves_are_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = of("rounding", BASE).identity
+    setting = Setting(BASE, torch.device("cpu"))
+    batch = type(setting.exact).batch
+    with monkeypatch.context() as patched:
+        patched.setattr(type(setting.exact), "batch", lambda self, ids: batch(self, (ids + 1) % 1500))
+        assert of("rounding", BASE).identity != before
+    assert of("rounding", BASE).identity == before
