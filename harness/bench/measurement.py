@@ -46,7 +46,7 @@ def to_dict(one: Measurement) -> dict[str, Any]:
 
 
 HEAD = ("part", "what", "median", "90 % interval", "lowest to highest", "n", "processor time", "target", "", "load")
-LEGEND = "?: the target lies within the interval of the median; more rounds, or a quieter machine, would decide."
+LEGEND = "undecided: the target lies within the interval of the median; more rounds, or a quieter machine, would decide."
 
 
 def table(measurements: Sequence[Measurement]) -> str:
@@ -59,7 +59,7 @@ def table(measurements: Sequence[Measurement]) -> str:
 
 def _row(one: Measurement) -> tuple[str, ...]:
     bound = "" if one.target is None else f"{'≥' if one.at_least else '≤'} {one.target:g}"
-    met = {None: "", True: "met", False: "MISSED"}[one.met] + ("?" if one.decided is False else "")
+    met = "undecided" if one.decided is False else {None: "", True: "met", False: "MISSED"}[one.met]
     cpu = "" if one.cpu is None else f"{number(one.cpu.median)} {one.unit}"
     wall = one.wall
     sure, span = (f"{number(low)} to {number(high)}" for low, high in (wall.interval, (wall.low, wall.high)))

@@ -176,11 +176,16 @@ def name_of(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def tensors_of(arm: Arm) -> list[Tensor]:
-    """What an arm carries from step to step: weights, buffers, the optimizer's state and the moving average."""
-    own = [*arm.model.parameters(), *arm.model.buffers()]
-    own += [] if arm.ema is None else [*arm.ema.parameters(), *arm.ema.buffers()]
-    return own + state_tensors(arm.optimizer)
+def tensors_of(arm: Arm) -> Iterator[Tensor]:
+    """What an arm carries from step to step: weights, buffers, the optimizer's state and the moving average.
+
+    Found as they are asked for: a shelf in memory asks for none, and this would be 2 % of a small model's training.
+    """
+    for owner in (arm.model, arm.ema):
+        if owner is not None:
+            yield from owner.parameters()
+            yield from owner.buffers()
+    yield from state_tensors(arm.optimizer)
 
 
 class Watch:
@@ -244,6 +249,8 @@ class Watch:
             self.moments = moments_of(consumed, self.reference)
 
     def _see_outputs(self, _model: nn.Module, _inputs: object, outputs: Any) -> None:
+        if self._backward_begun and not self.sees_forwards:
+            return
         weights = None
         for output in nest.tensors(outputs):
             if output.requires_grad and not self._backward_begun:

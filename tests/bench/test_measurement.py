@@ -8,11 +8,12 @@ from harness.bench.measurement import Measurement, table
 
 def test_the_table_says_what_was_missed() -> None:
     above = Measurement(part="p", name="above", unit="x", wall=Spread.of([1.0, 1.2, 1.3]), target=1.1)
+    clearly = Measurement(part="p", name="clearly", unit="x", wall=Spread.of([1.2, 1.2, 1.3]), target=1.1)
     below = Measurement(part="p", name="below", unit="x", wall=Spread.of([1.2]), target=1.1, at_least=True)
-    lines = table([above, below]).splitlines()
-    assert "MISSED" in lines[1] and "1 to 1.3" in lines[1] and "≤ 1.1" in lines[1]
+    lines = table([above, below, clearly]).splitlines()
+    assert "undecided" in lines[1] and "1 to 1.3" in lines[1] and "≤ 1.1" in lines[1]
     assert "met" in lines[2] and "≥ 1.1" in lines[2]
-    assert "MISSED?" in lines[1] and "met?" not in lines[2] and lines[3].startswith("?:")
+    assert "MISSED" in lines[3] and "undecided" not in lines[2] + lines[3] and lines[4].startswith("undecided:")
 
 
 def test_a_target_is_decided_outside_the_interval_of_the_median() -> None:
@@ -21,4 +22,4 @@ def test_a_target_is_decided_outside_the_interval_of_the_median() -> None:
     half = Measurement(part="p", name="", unit="x", wall=Spread.of([1.0, 1.01, 1.02, 1.03, 1.04, 1.2, 1.3, 1.5]), target=1.1)
     assert (one.met, one.decided) == (True, True) and (half.met, half.decided) == (True, False)
     assert one.wall.high > 1.1  # or else the extremes would have decided it
-    assert "?" not in table([one]) and Measurement(part="p", name="", unit="s", wall=one.wall).decided is None
+    assert "undecided" not in table([one]) and Measurement(part="p", name="", unit="s", wall=one.wall).decided is None
