@@ -12,6 +12,7 @@ from scipy import stats
 from harness.judge.resampling import Interval
 
 MOST_ENUMERATED = 20_000  # ways to call one run of every seed the arm; beyond, as many are drawn
+FEW_DRAWN, CLEARLY_NOTHING = 1_000, 0.2  # draws at first; above this p value they are enough
 RESOLUTION = 1e-14  # relative: differences that agree to so many digits have no spread
 ROUNDING = 1e-9  # of a sum of logarithms: equal sums in another order count as equal
 
@@ -77,8 +78,14 @@ def stands_apart(differences: Sequence[float], null: Sequence[Sequence[float]], 
         p = float(np.mean(sums >= observed - ROUNDING))
     else:
         rng = np.random.default_rng(seed)
-        drawn = sum(rng.choice(one, MOST_ENUMERATED) for one in scores)
-        p = float((1 + np.sum(drawn >= observed - ROUNDING)) / (MOST_ENUMERATED + 1))
+
+        def drawn_p(number: int) -> float:
+            sums = sum(rng.choice(one, number) for one in scores)
+            return float((1 + np.sum(sums >= observed - ROUNDING)) / (number + 1))
+
+        p = drawn_p(FEW_DRAWN)
+        if p <= CLEARLY_NOTHING:
+            p = drawn_p(MOST_ENUMERATED)
     return math.exp(apart), p
 
 
