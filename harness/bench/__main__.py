@@ -1,5 +1,6 @@
 """`python -m harness.bench [PART...] [SETTING=VALUE...] [--out FILE]`: what the harness costs, as a table and as JSON.
 
+Without arguments all parts are measured that the file does not have yet from this very commit: a bench that was stopped goes on.
 With settings, `overhead` and `profile` measure that trial (as `workload=text norm=layer precision=bfloat16`), and `by_hand` that
 grid (as `norm=none,group steps=50`), in the place of those that have targets.
 """
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.bench.cost import CommandFailed
-from harness.bench.measurement import Measurement, table, to_dict
+from harness.bench.measurement import Measurement, from_dict, table, to_dict
 from harness.config import ConfigError
 from harness.processes import run_command
 from harness.run import BadInput, compose_trial
@@ -26,6 +27,7 @@ PARTS = {
     "overhead": "a trial against the same arms as bare loops",
     "by_hand": "a sweep against a hand-written one (harness/bench/sweep_by_hand.py)",
     "scaling": "time over trials, N, parameters, tensors, workers",
+    "many_cells": "memory of a sweep's parent over 2,000 trials that do nothing",
     "stored": "store and report over 10, 1,000 and 10,000 trials",
     "startup": "--help, and one tiny trial from the shell",
     "memory": "peak of a trial against bare arms, and copies kept for comparing",
@@ -58,21 +60,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     known = [*OF_TRIALS, *OF_SWEEPS] if settings else list(PARTS)
     if unknown := [part for part in parts if part not in known]:
         parser.error(f"expected parts of {', '.join(known)}{' with settings' if settings else ''}, got {', '.join(unknown)}")
-    measurements: list[Measurement] = []
+    measurements = [] if options.parts else _standing(options.out)
     try:
-        for part in parts:
+        for part in (part for part in parts if part not in {one.part for one in measurements}):
             started = time.perf_counter()
             module = importlib.import_module(f"harness.bench.{MODULES.get(part, part)}")
             for one in module.measurements(**_of(part, settings)):
                 measurements.append(one)
                 print(f"  {one.part}: {one.name}: {one.wall.median:.4g} {one.unit}", file=sys.stderr, flush=True)
             print(f"{part}: {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
+            _write(options.out, measurements)
     except (BadInput, ConfigError, CommandFailed) as error:
         print(one_line(error), file=sys.stderr)
         return 2
     print(table(measurements))
-    _write(options.out, measurements)
+    print(options.out)
     return 0
+
+
+def _standing(path: Path) -> list[Measurement]:
+    """What an earlier bench has measured of the code as it is: at the same commit, with nothing changed since."""
+    from harness.measure.environment import commit
+
+    try:
+        content = json.loads(path.read_text())
+        made = content["environment"]["commit"], content["environment"]["clean"]
+        standing = [from_dict(row) for row in content["measures"]]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return []
+    return standing if made == (commit()["commit"], True) and commit()["clean"] else []
 
 
 def _file(text: str) -> Path:
@@ -113,7 +129,6 @@ def _write(path: Path, measurements: Sequence[Measurement]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {"environment": environment, "measures": earlier + [to_dict(one) for one in measurements]}
     write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
-    print(path)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -43,6 +43,18 @@ class Measurement:
 def to_dict(one: Measurement) -> dict[str, Any]:
     """The row of `bench.json`: plain JSON types, with `met` and `decided`."""
     return {**asdict(one), "met": one.met, "decided": one.decided}
+
+
+def from_dict(row: Mapping[str, Any]) -> Measurement:
+    """The measurement of a row of `bench.json`."""
+
+    def spread(found: Mapping[str, Any] | None) -> Spread | None:
+        return None if found is None else Spread(**{**found, "interval": tuple(found["interval"])})
+
+    wall = spread(row["wall"])
+    assert wall is not None
+    own = {name: value for name, value in row.items() if name not in ("met", "decided")}
+    return Measurement(**{**own, "wall": wall, "cpu": spread(row["cpu"]), "load": tuple(row["load"])})
 
 
 HEAD = ("part", "what", "median", "90 % interval", "lowest to highest", "n", "processor time", "target", "", "load")

@@ -24,7 +24,7 @@ from harness.results.arm_name import ArmName
 from harness.workloads import Batch, Workload
 
 PART = "scaling"
-ROUNDS = 5
+ROUNDS = 3
 TRIALS = (10, 100, 1_000)
 NUMS = (1, 4, 16, 64)
 PARAMETERS = (10**4, 10**5, 10**6, 10**7, 10**8)
@@ -34,7 +34,7 @@ STEPS = 4
 SAMPLES = 64
 CPU = torch.device("cpu")
 # Eight trials of some seconds each: long beside the start-up, which does not get shorter with more workers.
-SWEEP = ("seed=range(8)", "algebra_steps=150", "steps=60", "tracking=disabled")
+SWEEP = ("seed=range(8)", "algebra_steps=60", "steps=60", "tracking=disabled")
 
 
 def measurements(rounds: int = ROUNDS) -> Iterator[Measurement]:

@@ -1,4 +1,4 @@
-"""(d) How long the command line takes to answer, and one tiny trial from the shell."""
+"""(d) How long the command line takes to answer, and one tiny trial from the shell beside the import of torch alone."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
-from harness.bench.cost import alternate, of_command, seconds
+from harness.bench.cost import alternate, of_command, ratios, seconds
 from harness.bench.measurement import Measurement
 
 PART = "startup"
 ROUNDS = 5
-# As small as a trial may be: one step of a small perceptron, and K = 30 permutations, the least there are.
+TRIAL_TARGET = 2.5  # times the import of torch
+# As small as a trial may be: one step of a small perceptron.
 TINY = (
     "workload=digits_mlp", "workload.width=1", "effective_batch=4", "accumulation_steps=[2]", "steps=1", "algebra_steps=1",
 )  # fmt: skip
@@ -32,8 +33,11 @@ def measurements(rounds: int = ROUNDS) -> Iterator[Measurement]:
         )
     for side, name, target in (
         ("help", "--help", 1.0),
-        ("tiny", "one tiny trial", 4.0),
+        ("tiny", "one tiny trial", None),
         ("torch", "python -c 'import torch'", None),
     ):
         wall, cpu = seconds(costs[side])
         yield Measurement(part=PART, name=name, unit="s", wall=wall, cpu=cpu, target=target)
+    wall, cpu = ratios(costs["tiny"], costs["torch"])
+    name = "one tiny trial over python -c 'import torch'"
+    yield Measurement(part=PART, name=name, unit="x", wall=wall, cpu=cpu, target=TRIAL_TARGET)

@@ -1,15 +1,20 @@
-"""(c) The store and the report over many stored trials: one real trial, finished again under other seeds."""
+"""(c) The store and the report over many stored trials: one real trial, finished again under other seeds.
+
+The first report is compared with the import of pandas and matplotlib, without which there is none; the second finds that nothing
+has changed.
+"""
 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from harness.bench.cost import Spread, of_call, of_command, seconds
+from harness.bench.cost import Cost, Spread, alternate, of_call, of_command, ratios, seconds
 from harness.bench.measurement import Measurement
 from harness.config import (
     OUR_OPTIMIZERS,
@@ -27,8 +32,9 @@ from harness.results.store import Store
 
 PART = "stored"
 SIZES = (10, 1_000, 10_000)
-ROUNDS = 5
-REPORT_SECONDS, REPORT_MEGABYTES = 15.0, 1000.0
+ROUNDS = 3
+FIRST_TARGET, SECOND_SECONDS, REPORT_MEGABYTES = 12.0, 3.0, 1000.0
+IMPORTS = (sys.executable, "-c", "import pandas, matplotlib")
 SEEDS = 100  # per configuration, where there are that many trials
 # Configurations a large sweep would have; the numbers in all of them are those of one real trial.
 KINDS = tuple(
@@ -52,15 +58,42 @@ def measurements(rounds: int = ROUNDS, sizes: tuple[int, ...] = SIZES) -> Iterat
                 part=PART, name=f"storing a trial, of {size:,}", unit="ms", wall=per_trial, note="one run, fsync included"
             )
             status = [sys.executable, "-m", "harness.status", "--results", str(results)]
-            report = [sys.executable, "-m", "harness.commands", "report", "--results", str(results), "--out", f"{folder}/reports"]
-            for name, command, bound in (("status", status, None), ("report", report, REPORT_SECONDS)):
-                costs = [of_command(command) for _ in range(rounds)]
-                wall, cpu = seconds(costs)
-                target = bound if size == max(SIZES) else None
-                yield Measurement(part=PART, name=f"{name} over {size:,} trials", unit="s", wall=wall, cpu=cpu, target=target)
-            peaks = Spread.of([cost.peak / 1e6 for cost in costs])
-            target = REPORT_MEGABYTES if size == max(SIZES) else None
+            costs = alternate(
+                {
+                    "status": lambda status=status: of_command(status),  # type: ignore[misc]
+                    "import": lambda: of_command(IMPORTS),
+                    "first": lambda folder=folder: first_report(Path(folder)),  # type: ignore[misc]
+                    "second": lambda folder=folder: of_command(report(Path(folder))),  # type: ignore[misc]
+                },
+                rounds,
+            )
+            is_largest = size == max(SIZES)
+            sides = {"status": ("status", None), "first": ("first report", None), "second": ("unchanged report", SECOND_SECONDS)}
+            for name, (told, bound) in sides.items():
+                wall, cpu = seconds(costs[name])
+                target = bound if is_largest else None
+                yield Measurement(part=PART, name=f"{told} over {size:,} trials", unit="s", wall=wall, cpu=cpu, target=target)
+            wall, cpu = ratios(costs["first"], costs["import"])
+            target, told = FIRST_TARGET if is_largest else None, "importing pandas and matplotlib"
+            yield Measurement(
+                part=PART, name=f"first report over {size:,} trials over {told}", unit="x", wall=wall, cpu=cpu, target=target
+            )
+            peaks = Spread.of([cost.peak / 1e6 for cost in costs["first"]])
+            target = REPORT_MEGABYTES if is_largest else None
             yield Measurement(part=PART, name=f"peak of the report over {size:,} trials", unit="MB", wall=peaks, target=target)
+
+
+def report(folder: Path) -> list[str]:
+    """The command that reports the results in `folder`."""
+    return [
+        sys.executable, "-m", "harness.commands", "report", "--results", f"{folder}/results", "--out", f"{folder}/reports",
+    ]  # fmt: skip
+
+
+def first_report(folder: Path) -> Cost:
+    """What the report costs where none has been made."""
+    shutil.rmtree(folder / "reports", ignore_errors=True)
+    return of_command(report(folder))
 
 
 def real_trial() -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -68,7 +101,7 @@ def real_trial() -> tuple[dict[str, Any], list[dict[str, Any]]]:
     from harness import studies
 
     rows: list[dict[str, Any]] = []
-    config = TrialConfig(experiment="equivalence", steps=30, algebra_steps=20)
+    config = TrialConfig(experiment="equivalence", steps=30)
     return studies.run(config, lambda step, found: rows.extend(found)), rows
 
 

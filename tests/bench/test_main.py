@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from harness.bench import __main__ as bench
 from harness.bench import startup
 from harness.bench.__main__ import main
 from harness.bench.cost import Spread
 from harness.bench.measurement import Measurement
+from harness.measure import environment
 
 
 def measured(part: str, name: str, value: float) -> Measurement:
@@ -51,3 +54,30 @@ def test_a_part_replaces_its_own_measures_and_no_others(tmp_path: Path, monkeypa
     written = json.loads(out.read_text())
     assert [(row["part"], row["name"]) for row in written["measures"]] == [("memory", "kept"), ("startup", "a")]
     assert written["environment"]["cores"] >= 1
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_a_bench_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_same: bool) -> None:
+    """Parts that this commit has measured stand; another commit's are measured again, and so are those asked for by name."""
+    taken, out = [], tmp_path / "bench.json"
+
+    def part(name: str) -> SimpleNamespace:
+        def measurements() -> Iterator[Measurement]:
+            taken.append(name)
+            if name == "memory" and taken.count(name) == 1:
+                raise KeyboardInterrupt
+            yield measured(name, "a", 1.0)
+
+        return SimpleNamespace(measurements=measurements)
+
+    commits = {"commit": "abc", "clean": True}
+    monkeypatch.setattr(environment, "commit", lambda: dict(commits))
+    monkeypatch.setattr(bench, "PARTS", {"startup": "", "memory": ""})
+    monkeypatch.setattr(bench.importlib, "import_module", lambda name: part(name.rpartition(".")[2]))
+    with pytest.raises(KeyboardInterrupt):
+        main(["--out", str(out)])
+    commits["commit"] = "abc" if is_same else "def"
+    assert main(["--out", str(out)]) == 0
+    assert taken == ["startup", "memory"] + ["startup"] * (not is_same) + ["memory"]
+    assert sorted(row["part"] for row in json.loads(out.read_text())["measures"]) == ["memory", "startup"]
+    assert main(["startup", "--out", str(out)]) == 0 and taken[-1] == "startup"
