@@ -114,9 +114,10 @@ class Setting:
     def identity(self, settings: Sequence[str], windows: Sequence[Tensor]) -> dict[str, Any]:
         """What a measurement on `windows` depends on: these settings, the machine, and the very weights and samples."""
         plain, digest = to_dict(self.config), hashlib.sha256()
-        batches = [self.exact.batch(ids) for ids in windows]
-        for tensor in (*self.initial.state_dict().values(), *nest.tensors([batch.inputs for batch in batches]), *windows):
-            digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode() + tensor.cpu().contiguous().numpy().tobytes())
+        samples = nest.tensors([self.exact.batch(ids).inputs for ids in windows])
+        for tensor in (*self.initial.parameters(), *self.initial.buffers(), *samples, *windows):
+            digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         machine = [torch.__version__, torch.backends.cpu.get_cpu_capability(), torch.get_num_threads(), name_of(self.device)]
         return {"settings": {name: plain[name] for name in settings}, "machine": machine, "values": digest.hexdigest()}
 

@@ -14,6 +14,7 @@ import torch
 
 from harness.config import Data, Norm, Precision, TrialConfig, differing
 from harness.draws import DRAWS, drawn
+from harness.measure.algebra import windows_of
 from harness.measure.lock_step import Setting, arm_state
 from harness.recipes.catalogue import FAULTS, Fault
 from harness.recipes.determinism import deterministic, start_randomness
@@ -69,10 +70,10 @@ def changes(config: TrialConfig, right: Recipe, fault: Fault) -> bool:
 
 def trained(setting: Setting, recipe: Recipe) -> dict[str, Any]:
     """Movement of the weights, state, losses and counters after the run in float64."""
-    config = setting.config
-    arm = setting.arm(recipe, precision=Precision.float64, steps=config.algebra_steps)
+    config, windows = setting.config, windows_of(setting)
+    arm = setting.arm(recipe, precision=Precision.float64, steps=len(windows))
     start, losses = flatten(arm.model.parameters()), []
-    for t, ids in enumerate(setting.windows(config.algebra_steps)):
+    for t, ids in enumerate(windows):
         start_randomness(hash_seed(config.seed, t), CPU)
         losses.append(take_step(arm, setting.exact.batch(ids)).double())
     state = arm_state(arm)
