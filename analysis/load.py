@@ -361,10 +361,13 @@ def settings(trial: StoredTrial) -> dict[str, Any]:
 
 def _trial(trial: StoredTrial) -> dict[str, Any]:
     environment, phases = trial.environment, dict(_phases(trial.record["seconds"]))
+    makers = list(dict(trial.record.get("measured_by") or {}).values())
     return {
         "experiment": trial.experiment,
         "trial": trial.trial,
         "rows": int(trial.num_rows),
+        "measured": len(makers),
+        "found": sum(maker != f"{trial.experiment}/{trial.trial}" for maker in makers),
         "seconds": math.fsum(phases.values()),
         "device": str(environment.get("device", "unknown")),
         "environment": " · ".join(_versions(environment)),

@@ -82,9 +82,11 @@ def _facts(loaded: load.Results) -> list[tuple[str, str]]:
     names = "".join(f"{e}/{t}\n" for e, t in zip(loaded.trials["experiment"], loaded.trials["trial"], strict=True))
     spent = tables.seconds(loaded.trials)
     phases = ", ".join(f"{name} {_duration(value)}" for name, value in spent.drop("total").items())
+    measured, found = (int(loaded.trials[name].sum()) for name in ("measured", "found"))
     return [
         ("Trials", f"{len(loaded.trials)} finished, {len(loaded.missing)} without a result"),
         ("Arms", f"{len(loaded.arms)}, and {int(loaded.trials['rows'].sum()):,} rows of steps"),
+        ("Measurements", f"{measured} that trials share; {found} were found, made by another trial of the store"),
         ("Configurations", f"SHA-256 {hashlib.sha256(names.encode()).hexdigest()} (over the sorted names of the trials)"),
         ("Time", f"{_duration(spent['total'])} of computing, summed over trials ({phases})"),
     ]  # fmt: skip

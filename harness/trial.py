@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ from harness.recipes.micro_batch import Even, Ragged, SplitPlan, hash_seed
 from harness.recipes.recipe import Arm, Recipe
 from harness.results.arm_name import ACCUMULATED, NULL, PERMUTED, ULP, ArmName
 from harness.results.judged_arm import VerdictRow, to_stored
-from harness.results.measurements import Measurements
+from harness.results.measurements import Measurement, Measurements
 from harness.workloads import Batch
 from harness.workloads.build import smallest_micro_batch
 
@@ -169,38 +170,19 @@ def run_trial(
         stream, probed = list(setting.windows(max(WINDOWS, config.steps))), algebra.windows_of(setting)
         check_terms(setting, [*stream, *probed])
         pace.expect(num_steps(config, len(recipes), len(probed)))
-        ours, shared = chosen == standard_candidates(config), shared or Measurements()
-        floor_arm = next(candidate.label for candidate in chosen if candidate.arm == PERMUTED)
-        level0 = algebra.measurement(setting, recipes, probed, floor_arm, ours=ours)
-        level1 = rounding.measurement(setting, recipes, stream[0], ours=ours)
-        clock = Clock()
-
-        @functools.cache
-        def trained() -> tuple[LockStep, Distances]:
-            clock.lap("other")
-            result = train(setting, recipes, null_recipes(config), stream[: config.steps], on_step)
-            clock.lap("training")
-            return result
-
-        if shared.is_being_made(level0):  # by another trial: meanwhile there is something else to do
-            trained()
-        exact = shared.of(level0)
-        clock.lap("algebra")
-        if shared.is_being_made(level1):
-            trained()
-        first = shared.of(level1)
-        right = [label for label, own in exact.items() if not (algebra_failures(own.algebra) or own.counters)]
-        others = [partial(_rounding_in, setting, recipes, ids, shared, ours) for ids in stream[1:WINDOWS]]
-        rounded = rounding.confirmed(first, right, config.precision, others)
-        clock.lap("rounding")
-        non_finite = shared.of(poison.measurement(setting, recipes, stream[:2], ours=ours))
-        exact = {label: _beside_poison(result, non_finite, label) for label, result in exact.items()}
-        clock.lap("poison")
-        lock, distances = trained()
+        levels = Levels(setting, chosen, recipes, stream, probed, on_step, shared or Measurements())
+        levels.measure()
+        lock, distances = levels.training
         short = [ids for ids in (*stream, *probed) if len(ids) < config.effective_batch]
         arms = [
             _arm_row(
-                setting, candidate, exact[candidate.label], rounded[candidate.label], lock, distances, [stream[0], *short[:1]]
+                setting,
+                candidate,
+                levels.exact[candidate.label],
+                levels.rounded[candidate.label],
+                lock,
+                distances,
+                [stream[0], *short[:1]],
             )
             for candidate in chosen
         ]
@@ -208,8 +190,8 @@ def run_trial(
             "reference": vars(outcome(lock.arms[REFERENCE], distances.losses[REFERENCE])),
             "nulls": [vars(outcome(lock.arms[label], distances.losses[label])) for label in distances.null_labels],
             "environment": describe(device, named),
-            "seconds": clock.laps,
-            "measured_by": shared.used,
+            "seconds": levels.clock.laps,
+            "measured_by": levels.shared.used,
         }
     return TrialResult(arms, summary)
 
@@ -251,12 +233,65 @@ def check_terms(setting: Setting, stream: Sequence[Tensor]) -> None:
             raise ConfigError("effective_batch", setting.config.effective_batch, expected)
 
 
-def _rounding_in(
-    setting: Setting, recipes: Mapping[str, Recipe], ids: Tensor, shared: Measurements, ours: bool, labels: Collection[str]
-) -> dict[str, Rounding]:
-    """L1 of the arms `labels` in the window `ids`."""
-    chosen = {label: recipe for label, recipe in recipes.items() if label in labels or label == REFERENCE}
-    return shared.of(rounding.measurement(setting, chosen, ids, ours=ours))
+class Levels:
+    """L0, L1, the poisoned window and the training of a trial, each once, in an order that waits for no other trial."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        chosen: Sequence[Candidate],
+        recipes: Mapping[str, Recipe],
+        stream: Sequence[Tensor],
+        probed: Sequence[Tensor],
+        on_step: OnStep,
+        shared: Measurements,
+    ) -> None:
+        """`recipes` by label, the reference's and those of `chosen`; `stream`: the trial's windows, `probed`: those of L0."""
+        self.setting, self.recipes, self.stream, self.probed = setting, recipes, stream, probed
+        self.on_step, self.shared, self.clock = on_step, shared, Clock()
+        self.is_ours = list(chosen) == standard_candidates(setting.config)
+        self.floor_arm = next(candidate.label for candidate in chosen if candidate.arm == PERMUTED)
+        self.exact: dict[str, AlgebraResult] = {}
+        self.rounded: dict[str, Rounding] = {}
+
+    @functools.cached_property
+    def training(self) -> tuple[LockStep, Distances]:
+        """The run in the precision under test."""
+        self.clock.lap("other")
+        config = self.setting.config
+        trained = train(self.setting, self.recipes, null_recipes(config), self.stream[: config.steps], self.on_step)
+        self.clock.lap("training")
+        return trained
+
+    def measure(self) -> None:
+        """Fill `exact` and `rounded`, by label."""
+        level0 = algebra.measurement(self.setting, self.recipes, self.probed, self.floor_arm, ours=self.is_ours)
+        level1 = self._rounding(self.recipes, self.stream[0])
+        self._train_meanwhile(level0)
+        exact = self.shared.of(level0)
+        self.clock.lap("algebra")
+        self._train_meanwhile(level1)
+        first = self.shared.of(level1)
+        right = [label for label, own in exact.items() if not (algebra_failures(own.algebra) or own.counters)]
+        others = [partial(self._rounding_of, ids) for ids in self.stream[1:WINDOWS]]
+        self.rounded = rounding.confirmed(first, right, self.setting.config.precision, others)
+        self.clock.lap("rounding")
+        windows = self.shared.of(poison.measurement(self.setting, self.recipes, self.stream[:2], ours=self.is_ours))
+        self.exact = {label: _beside_poison(result, windows, label) for label, result in exact.items()}
+        self.clock.lap("poison")
+
+    def _train_meanwhile(self, measurement: Measurement[Any]) -> None:
+        """While another trial makes the measurement there is something else to do."""
+        if self.shared.is_being_made(measurement):
+            _ = self.training
+
+    def _rounding(self, recipes: Mapping[str, Recipe], ids: Tensor) -> Measurement[dict[str, Rounding]]:
+        return rounding.measurement(self.setting, recipes, ids, ours=self.is_ours)
+
+    def _rounding_of(self, ids: Tensor, labels: Collection[str]) -> dict[str, Rounding]:
+        """L1 of the arms `labels` in the window `ids`."""
+        chosen = {label: recipe for label, recipe in self.recipes.items() if label in labels or label == REFERENCE}
+        return self.shared.of(self._rounding(chosen, ids))
 
 
 class Clock:
