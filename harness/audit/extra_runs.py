@@ -131,6 +131,7 @@ class ExtraRuns:
                 probe,
                 made=True,
                 coupled=coupled,
+                elementwise=theirs.elementwise,
                 mixed=theirs.mixes_rows,
                 by_row=by_row,
                 by_term=by_term,

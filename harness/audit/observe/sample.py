@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from harness.audit.evidence import Vector
+from harness.audit.evidence import Matrix, Vector
 from harness.audit.observe.tensors import dense, in_a_group
 from harness.referee.gradients import Elements, norm
 
@@ -96,6 +96,12 @@ def _one_of_each(n: int, count: int, random: np.random.Generator) -> npt.NDArray
 def looked_at(tensors: Sequence[Tensor]) -> Vector:
     """The kept elements of these tensors."""
     return sample_of(tensors).take(tensors)
+
+
+def by_position(row: Tensor) -> Matrix:
+    """[positions, features] of one row's slope (tokens and their logits, say); one position where it is not kept whole."""
+    values = looked_at([row])
+    return values.reshape(-1, row.shape[-1]) if row.ndim > 1 and 0 < row.numel() == values.size else values.reshape(1, -1)
 
 
 def _picked(tensor: Tensor | None, at: Tensor | None, count: int) -> Tensor:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from harness.audit.compare.facts import OneTerm, StepFacts
+from harness.audit.compare.facts import OneTerm, RowFacts, StepFacts
 from harness.audit.evidence import Finding
-from harness.audit.rules.finding import CONDITION_LIMIT, UNEQUAL, at, equal, listed, same_factor, same_row
+from harness.audit.rules.finding import CONDITION_LIMIT, UNEQUAL, at, equal, listed, other_factors, same_factor, same_row
 from harness.judge.cause import Cause
 
 CLEAR = 10.0  # gates; a difference without a prediction of its own is not named below
-FACTOR_ROUNDINGS = 100.0  # by which the factors of two rows are unequal, where that is more than `UNEQUAL`
 
 
 def other_computation(facts: StepFacts) -> list[Finding]:
@@ -31,6 +30,12 @@ def _without_a_name(facts: StepFacts) -> str:
     if len(facts.parts.weights) > 1 and facts.parts.residual <= facts.gate and facts.parts.condition <= CONDITION_LIMIT:
         weights = listed(facts.parts.weights)
         return f"micro-batches count otherwise than at N=1, and not by their numbers of loss terms; right weights: {weights}"
+    rows = facts.probe.by_row
+    if rows is not None and rows.outputs <= same_row(facts) < rows.residual and _undisturbed(facts):
+        return (
+            "the model gives the same rows the same outputs, and the loss has other slopes there: it uses statistics of the "
+            "micro-batch, or other targets"
+        )
     return "the gradients differ, and no known cause reproduces how"
 
 
@@ -84,9 +89,12 @@ def _wrong_term(facts: StepFacts, term: OneTerm, which: str) -> list[Finding]:
     weights, residual, n = term.parts.weights, term.parts.residual, facts.accumulation_steps
     evidence = {"term": which, "right_weights": weights, "scale_of_term": term.scale, "distance": term.distance}
     found = []
-    if residual > facts.gate and term.off_rows <= same_row(facts):
-        message = f"the same row gets another weight in {which} in another split: its divisor or baseline is the micro-batch's"
-        more = {"off_rows": term.off_rows}
+    rows = term.by_row
+    if residual > facts.gate and rows is not None and _other_weights(facts, rows):
+        message = (
+            f"the same {rows.what} gets another weight in {which} in another split: its divisor or baseline is the micro-batch's"
+        )
+        more = {"off_rows": rows.residual}
         found.append(at(facts, Cause.normaliser_depends_on_split, "predicted", evidence | more, message))
         undivided = False
     elif residual > facts.gate:
@@ -104,6 +112,14 @@ def _wrong_term(facts: StepFacts, term: OneTerm, which: str) -> list[Finding]:
         message = f"{which} is not divided like the rest: it counts {term.scale:.4g} times"
         found.append(at(facts, Cause.auxiliary_loss_scale, "predicted", evidence, message))
     return found
+
+
+def _other_weights(facts: StepFacts, rows: RowFacts) -> bool:
+    """Whether rows (or tokens) of a term count otherwise: their slopes are multiples, or each is a number of its own."""
+    if rows.residual <= same_row(facts):
+        return not (rows.tokens and rows.chosen)
+    seen = facts.probe.by_row
+    return seen is not None and seen.outputs <= same_row(facts) and facts.probe.elementwise and _undisturbed(facts)
 
 
 # -- rows, layers and extra runs: each rule gives a cause, what it adds to the evidence, and a message ------------------
@@ -173,19 +189,17 @@ def _other_outputs(facts: StepFacts) -> Named | None:
 
 def _other_factors(facts: StepFacts) -> Named | None:
     """The same outputs, and slopes that point alike, but not by one factor in a micro-batch."""
-    rows, alike, unequal = facts.probe.by_row, same_row(facts), max(UNEQUAL, FACTOR_ROUNDINGS * facts.precision.roundoff)
-    if rows is None or not (rows.outputs <= alike and rows.residual <= alike and rows.spread > unequal):
+    rows = facts.probe.by_row
+    if rows is None or not other_factors(facts):
         return None
     evidence = {"factors_of_rows": rows.factors}
     if rows.chosen:
-        message = (
-            "some rows count in one split and not in another: which ones do depends on the rows that share their micro-batch"
-        )
+        message = f"some {rows.what}s count in one split and not in another: which ones depends on the rows beside them"
         return Cause.non_separable_loss, evidence, message
     if facts.probe.same_at_one or facts.accumulation_steps == 1:
         message = "rows count otherwise than in the reference, at every N: each is averaged over its own loss terms"
         return Cause.mean_of_means, evidence, message
-    message = "the same row gets another weight in another split: what it is divided by, or compared with, is the micro-batch's"
+    message = f"the same {rows.what} gets another weight in another split: its divisor or baseline is the micro-batch's"
     return Cause.normaliser_depends_on_split, evidence, message
 
 

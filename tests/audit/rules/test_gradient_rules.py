@@ -177,8 +177,12 @@ def test_a_term_of_the_loss_that_counts_otherwise_is_an_auxiliary_loss() -> None
         ({"weights": (0.25, 0.25)}, {}, ["auxiliary_loss_scale"]),
         ({"residual": 0.1}, {"scale": 1.1}, ["non_separable_loss"]),
         ({"residual": 0.1}, {"scale": 3.7}, ["non_separable_loss", "auxiliary_loss_scale"]),
-        ({"residual": 0.1}, {"off_rows": 1e-5}, ["normaliser_depends_on_split"]),  # each row's slope points as it should
-        ({"residual": 0.1}, {"off_rows": 0.1}, ["non_separable_loss"]),
+        (
+            {"residual": 0.1},
+            {"by_row": RowFacts(residual=1e-5, factors=((1.0,),))},
+            ["normaliser_depends_on_split"],
+        ),  # each row's slope points as it should
+        ({"residual": 0.1}, {"by_row": RowFacts(residual=0.1, factors=((1.0,),))}, ["non_separable_loss"]),
         ({"weights": (1.2, -0.8)}, {}, ["unexplained"]),
         ({"condition": 1e9}, {}, ["unexplained"]),
     ],
@@ -298,6 +302,12 @@ def test_gates_of_the_update_and_of_a_mean_weight() -> None:
     update = {"distance": 0.5, "gate": 1e-3}
     assert causes(changed(EQUAL, update=update | {"along_weights": 0.049})) == ["weight_decay_per_micro_batch"]
     assert causes(changed(EQUAL, update=update | {"along_weights": 0.051})) == ["unexplained"]
-    for off, expected in ((0.9e-2, ["mean_of_means", "loss_not_divided"]), (1.1e-2, ["unexplained"])):
+    for off, residual, expected in (
+        (0.9e-3, 1e-8, ["mean_of_means", "loss_not_divided"]),
+        (1.1e-3, 1e-8, ["unexplained"]),
+        (0.9e-2, 1e-3, ["mean_of_means", "loss_not_divided"]),  # coarse arithmetic knows no weight better
+        (1.1e-2, 1e-3, ["unexplained"]),
+    ):
         weights = tuple(w * 0.25 * (1 + off) for w in (0.8, 1.2, 0.4, 1.6))
-        assert causes(changed(changed(OFF, **WEIGHTED), parts={"weights": weights})) == expected
+        coarse = changed(OFF, **WEIGHTED, gate=max(GATE, residual))
+        assert causes(changed(coarse, parts={"weights": weights, "residual": residual})) == expected
