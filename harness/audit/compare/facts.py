@@ -101,6 +101,7 @@ class Window:
     moves: int = 0  # times the parameters moved between the backwards
     reference_moves: int = 0
     move_along_weights: float = nan  # cosine of that movement with the parameters
+    moved_before: float = 0.0  # how far the parameters were moved since the step before, beside the reference's; relative to them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +121,7 @@ class Scaling:
     """Clipping and loss scaling in one window."""
 
     clipped: bool = False  # clipping at the boundary changed the gradients (of either arm)
+    limits: tuple[float, float] = (nan, nan)  # of that clipping, here and in the reference; where it is one call in both
     clips_inside: int = 0  # times that clipping changed them before that
     clips_scaled: bool = False  # clipped with the loss scale still in the gradients
     rescaled: tuple[float, ...] = ()  # norms after the gradients were scaled inside the window, and at the step

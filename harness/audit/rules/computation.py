@@ -7,7 +7,17 @@ from typing import Any
 
 from harness.audit.compare.facts import OneTerm, RowFacts, StepFacts
 from harness.audit.evidence import Finding
-from harness.audit.rules.finding import CONDITION_LIMIT, UNEQUAL, at, equal, listed, other_factors, same_factor, same_row
+from harness.audit.rules.finding import (
+    CONDITION_LIMIT,
+    UNEQUAL,
+    at,
+    equal,
+    known_weights,
+    listed,
+    other_factors,
+    same_factor,
+    same_row,
+)
 from harness.judge.cause import Cause
 
 CLEAR = 10.0  # gates; a difference without a prediction of its own is not named below
@@ -31,12 +41,21 @@ def _without_a_name(facts: StepFacts) -> str:
         weights = listed(facts.parts.weights)
         return f"micro-batches count otherwise than at N=1, and not by their numbers of loss terms; right weights: {weights}"
     rows = facts.probe.by_row
+    if rows is not None and rows.outputs > same_row(facts) and _undisturbed(facts):
+        return "the model gives the same rows other outputs: something is carried from one micro-batch to the next"
     if rows is not None and rows.outputs <= same_row(facts) < rows.residual and _undisturbed(facts):
         return (
             "the model gives the same rows the same outputs, and the loss has other slopes there: it uses statistics of the "
             "micro-batch, or other targets"
         )
-    return "the gradients differ, and no known cause reproduces how"
+    return "the gradients differ, and no known cause reproduces how" + _where(facts)
+
+
+def _where(facts: StepFacts) -> str:
+    """Names the tensors that differ, where others agree."""
+    size = {name: seen.distance for name, seen in facts.tensors.items()}
+    off = [name for name, distance in size.items() if not distance <= CLEAR * facts.gate]
+    return f"; only {', '.join(off[:4])} differ" if 0 < len(off) < len(size) else ""
 
 
 def _evidence(facts: StepFacts) -> dict[str, Any]:
@@ -154,12 +173,15 @@ def _random_draws(facts: StepFacts) -> Named | None:
 def _changed_before_step(facts: StepFacts) -> Named | None:
     fits = facts.fits
     if (
-        not min(fits.scaled_sum, fits.sums) <= facts.gate
-        or not facts.gate < fits.own_sum < math.inf
-        or fits.sum_line <= facts.gate
+        not min(fits.scaled_sum, fits.sums) <= CLEAR * facts.gate  # the gate of signs, say, is not that of the sum
+        or not CLEAR * facts.gate < fits.own_sum < math.inf
+        or fits.sum_line <= CLEAR * facts.gate
     ):
         return None
     message = "what the backwards give adds up to the reference's gradient, and is changed before the optimizer takes it"
+    if known_weights(facts, facts.taken):
+        message += f": micro-batches count {listed(facts.taken.weights)} times there"
+    message += _where(facts)
     return Cause.unexplained, {"distance_from_the_sum": fits.own_sum}, message
 
 
@@ -204,7 +226,9 @@ def _other_factors(facts: StepFacts) -> Named | None:
 
 
 def _some_tensors(facts: StepFacts) -> Named | None:
-    clear = facts.raw.distance > CLEAR * facts.gate
+    clear, rows = facts.raw.distance > CLEAR * facts.gate, facts.probe.by_row
+    if rows is not None and rows.residual > same_row(facts):  # the loss itself is another one
+        return None
     if not (facts.probe.made and clear and facts.partly and _undisturbed(facts)) or facts.layers.batch_norm:
         return None
     message = f"only {', '.join(facts.partly[:4])} differ: a term of the loss that reaches only them is not divided like the rest"

@@ -8,7 +8,6 @@ from harness.audit.compare.facts import StepFacts
 from harness.audit.evidence import Finding
 from harness.audit.rules.finding import (
     CONDITION_LIMIT,
-    SAME_FACTOR,
     UNEQUAL,
     at,
     equal,
@@ -64,7 +63,7 @@ def _own_means(facts: StepFacts) -> list[Finding]:
     weights, k, n = facts.parts.weights, facts.window.backwards, facts.accumulation_steps
     losses = facts.window.reference_backwards
     losses = losses if losses and len(weights) % losses == 0 and len(weights) > losses else 1  # each with backwards of its own
-    known = min(UNEQUAL, max(SAME_FACTOR, weights_known(facts.parts)))
+    known = min(UNEQUAL, max(facts.gate * facts.parts.condition, weights_known(facts.parts)))
     factors: list[tuple[Cause | None, float]] = [(None, 1.0)]
     factors += [(Cause.short_window_divided_by_n, n * losses / k)] if k < n * losses else []
     for count in dict.fromkeys((float(n), k / losses)) if n > 1 else ():  # a short window's means are added as well

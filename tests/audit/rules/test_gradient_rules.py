@@ -303,8 +303,8 @@ def test_gates_of_the_update_and_of_a_mean_weight() -> None:
     assert causes(changed(EQUAL, update=update | {"along_weights": 0.049})) == ["weight_decay_per_micro_batch"]
     assert causes(changed(EQUAL, update=update | {"along_weights": 0.051})) == ["unexplained"]
     for off, residual, expected in (
-        (0.9e-3, 1e-8, ["mean_of_means", "loss_not_divided"]),
-        (1.1e-3, 1e-8, ["unexplained"]),
+        (1.9e-6, 1e-8, ["mean_of_means", "loss_not_divided"]),  # a gate of 1e-6, and a condition of 2
+        (2.1e-6, 1e-8, ["unexplained"]),
         (0.9e-2, 1e-3, ["mean_of_means", "loss_not_divided"]),  # coarse arithmetic knows no weight better
         (1.1e-2, 1e-3, ["unexplained"]),
     ):
