@@ -249,6 +249,28 @@ def rows(**seen: Any) -> RowFacts:
     return replace(ALIKE, **seen)
 
 
+def test_small_differences_of_factors_count_where_they_are_known() -> None:
+    """A baseline of the micro-batch that is almost the window's; rows count otherwise by 1e-4, and no weights give that."""
+    small = changed(OFF, **WEIGHTED, raw={"distance": 5e-5})
+    for spread, residual, expected in ((1e-4, 0.0, "normaliser_depends_on_split"), (1e-4, 1e-3, "mean_of_means")):
+        seen = rows(factors=((1.0, 1.0 + spread), (1.0,)), residual=residual)
+        assert causes(changed(small, probe={"made": True, "by_row": seen})) == [expected]
+    assert causes(changed(small, parts={"weights": (1.0 + 1e-9, 1.0, 1.0 - 1e-9, 1.0)})) == ["unexplained"]
+
+
+def test_gradients_that_clipping_alone_makes_different() -> None:
+    clipped = changed(EQUAL, consumed={"distance": 0.5}, fits={"line": 1e-9}, scaling={"clipped": True, "limits": (0.1, 0.4)})
+    (finding,) = explain_step(clipped)
+    assert finding.cause is Cause.unexplained and "clipped to 0.1 where N=1 clips to 0.4" in finding.message
+    (other,) = explain_step(changed(clipped, scaling={"limits": (0.4, 0.4)}))
+    assert other.cause is Cause.unexplained and "times 1:" not in other.message
+
+
+def test_parameters_that_something_else_has_moved() -> None:
+    assert "something other than the optimizer" in explain_step(changed(OFF, window={"moved_before": 1e-3}))[0].message
+    assert causes(changed(EQUAL, window={"moved_before": 1e-3})) == []
+
+
 GATES: dict[str, tuple[Step, float, float, Cause, Cause]] = {  # constant -> facts, a value below and above, what they say
     "CONDITION_LIMIT": (
         lambda c: {**WEIGHTED, "parts": WEIGHTED["parts"] | {"condition": c}}, 0.99e6, 1.01e6, Cause.mean_of_means, UNEXPLAINED,
