@@ -16,6 +16,7 @@ from harness.audit.evidence import Finding, Intervention, Layer, Run
 from harness.audit.family import Family, Runs
 from harness.audit.observe.live import KEPT
 from harness.audit.observe.recorder import SHADOW_SEARCH
+from harness.audit.rules.computation import ALMOST
 from harness.audit.rules.finding import SAME_ROW
 from harness.audit.rules.findings import explain, first_of_each
 from harness.judge.cause import Cause
@@ -201,7 +202,12 @@ def _pairs(a: Judged, b: Judged) -> Iterator[tuple[StepFacts, StepFacts]]:
 
 def _differs_more(with_it: Judged, without: Judged) -> bool:
     """Whether the micro-batches' own computations differ, at some step, and do not when the suspect is taken away."""
-    return any(_outside(a) > a.gate and _outside(b) <= b.gate for a, b in _pairs(with_it, without))
+    return any(_closed(a, b) for a, b in _pairs(with_it, without))
+
+
+def _closed(a: StepFacts, b: StepFacts) -> bool:
+    """Whether the difference that no weights mend is there in `a`, and (almost) none of it in `b`."""
+    return _outside(a) > a.gate and _outside(b) <= max(b.gate, ALMOST * _outside(a))
 
 
 def _outside(step: StepFacts) -> float:
@@ -213,7 +219,7 @@ def _outside(step: StepFacts) -> float:
 
 def _coupling(n: int, suspect: Layer, with_it: Judged, without: Judged) -> Finding:
     differing = [(a, b) for a, b in _pairs(with_it, without) if not a.gradients_agree]
-    a, b = next(((a, b) for a, b in differing if _outside(a) > a.gate and _outside(b) <= b.gate), differing[0])
+    a, b = next(((a, b) for a, b in differing if _closed(a, b)), differing[0])
     what = f"{NAME_OF[suspect]} off"
     evidence: dict[str, Any] = {
         "optimizer": a.track,

@@ -20,6 +20,7 @@ from harness.audit.rules.finding import (
 )
 from harness.judge.cause import Cause
 
+ALMOST = 0.01  # of a difference, which is left where a cause explains the rest of it
 CLEAR = 10.0  # gates; a difference without a prediction of its own is not named below
 
 
@@ -40,6 +41,11 @@ def _without_a_name(facts: StepFacts) -> str:
     if len(facts.parts.weights) > 1 and facts.parts.residual <= facts.gate and facts.parts.condition <= CONDITION_LIMIT:
         weights = listed(facts.parts.weights)
         return f"micro-batches count otherwise than at N=1, and not by their numbers of loss terms; right weights: {weights}"
+    if facts.gate < facts.parts.residual <= ALMOST * facts.raw.distance and facts.parts.condition <= CONDITION_LIMIT:
+        return (
+            f"weights of the micro-batches ({listed(facts.parts.weights)}) give the right gradient "
+            f"but for {facts.parts.residual:.2g}, where rounding explains {facts.gate:.2g}"
+        )
     rows = facts.probe.by_row
     if rows is not None and rows.outputs > same_row(facts) and _undisturbed(facts):
         return "the model gives the same rows other outputs: something is carried from one micro-batch to the next"
