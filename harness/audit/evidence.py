@@ -207,6 +207,11 @@ class Run:
         """Optimizer steps of the optimizer that took most."""
         return max((len(track.steps) for track in self.tracks), default=0)
 
+    @property
+    def has_averages(self) -> bool:
+        """Whether averaged copies of the weights were seen: others are looked for only then, since they would stand alone."""
+        return any(step.shadows for track in self.tracks for step in track.steps)
+
 
 @dataclass(frozen=True)
 class Finding:

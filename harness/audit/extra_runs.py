@@ -92,7 +92,7 @@ class ExtraRuns:
         """Candidate and nulls that follow the reference's parameters step by step; None when they cannot."""
         options = self.family.options
         reference = self.runs.baseline(options, Intervention(disable=disable, leads=True)) if disable else self.family.reference
-        follow = Intervention(follow=reference, disable=disable)
+        follow = Intervention(follow=reference, disable=disable, seek=reference.has_averages)
         null = self.runs.baseline(options, replace(follow, perturb=reference.roundoff))
         run = self.runs.candidate(self.n, options, replace(follow, keep=keep, averages=averages))
         if run.error is not None or reference.error is not None or not run.num_steps:
@@ -122,7 +122,7 @@ class ExtraRuns:
         most = max(step.window.backwards for step in off)
         full = [step for step in off if step.window.backwards == most]
         window = max(full, key=lambda step: (step.raw.distance / step.gate if step.gate else math.inf, -step.step)).step
-        probe = Intervention(probe=window, disable=disable, leads=bool(disable))
+        probe = Intervention(probe=window, disable=disable, leads=bool(disable), seek=bool(disable))
         theirs = self.runs.baseline(self.family.options, probe)
         followed = theirs if disable else self.family.reference
         mine = self.runs.candidate(self.n, self.family.options, replace(probe, follow=followed))
@@ -146,7 +146,7 @@ class ExtraRuns:
         """Gradients that agree only while the weights stand still come from a cached forward."""
         if any(item.steps and not item.steps[0].gradients_agree for item in judged.compared):
             return judged
-        options, frozen = self.family.options, Intervention(freeze_weights=True)
+        options, frozen = self.family.options, Intervention(freeze_weights=True, seek=self.family.reference.has_averages)
         reference, run = self.runs.baseline(options, frozen), self.runs.candidate(self.n, options, frozen)
         null = self.runs.baseline(options, replace(frozen, perturb=reference.roundoff))
         if any(each.error is not None for each in (reference, run, null)):

@@ -128,8 +128,6 @@ class Forwards:
             self.before = generators()
             self.outside |= self.last is not None and not torch.equal(self.before, self.last)
             self.first = self.first or module
-            for name, parameter in module.named_parameters():
-                self.names.setdefault(id(parameter), name)
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """A module's forward ends with `output`."""
@@ -222,9 +220,12 @@ class Forwards:
             from torch.distributed.fsdp import FullyShardedDataParallel
 
             self.run.sharded |= any(isinstance(part, FullyShardedDataParallel) for part in module.modules())
-        for parameter in module.parameters():
-            self.run.roundoff = max(self.run.roundoff, roundoff(parameter.dtype))
-            self.run.float16 |= parameter.dtype == torch.float16
+        dtypes = set()
+        for name, parameter in module.named_parameters():
+            self.names.setdefault(id(parameter), name)
+            dtypes.add(parameter.dtype)
+        self.run.roundoff = max([self.run.roundoff, *map(roundoff, dtypes)])
+        self.run.float16 |= torch.float16 in dtypes
 
     def _note_arithmetic(self, args: tuple[Any, ...]) -> None:
         for device in ("cpu", "cuda"):
