@@ -14,6 +14,7 @@ import numpy.typing as npt
 from harness.judge.cause import Cause
 
 Vector = npt.NDArray[np.float64]
+Matrix = npt.NDArray[np.float64]
 FLOAT32 = 2.0**-24  # unit roundoff: half the distance from 1 to the next number
 overflow_is_expected = np.errstate(invalid="ignore", over="ignore")  # watched runs overflow, and are told about it elsewhere
 
@@ -162,7 +163,7 @@ class Row:
 
     micro_batch: int
     output: Vector
-    slope: Vector  # of the loss by the output, loss scale taken out
+    slope: Matrix  # [positions, features] of the loss by the output, loss scale taken out
 
 
 @dataclass(kw_only=True)
@@ -186,11 +187,13 @@ class Run:
     horizon: float = 0.0  # steps for which the longest learning-rate schedule is laid out; 0 when unknown
     float16: bool = False  # whether a loss, a forward or a parameter was in float16
     coupled: frozenset[tuple[str, str]] = frozenset()  # rows whose loss depends on each other's outputs; only after a probe
+    elementwise: bool = False  # whether the loss couples no element of an output to another; only known after a probe
+    coupled_copies: int = 0  # rows whose cached copies bend the slope of another; only after a probe
     mixes_rows: bool = False  # whether the model's output for one row depends on another; only known after a probe
     probed: dict[str, Row] = field(default_factory=dict)  # by fingerprint; rows that came twice are left out
     terms: list[list[Vector]] = field(default_factory=list)  # [P] of each addend of the loss, per backward of the probed window
     term_names: tuple[str, ...] = ()  # of these addends, in order, as autograd calls them
-    term_slopes: list[list[dict[tuple[int, str], Vector]]] = field(
+    term_slopes: list[list[dict[tuple[int, str], Matrix]]] = field(
         default_factory=list
     )  # of each addend by (output, row), likewise
     ranks: int = 1
@@ -203,6 +206,11 @@ class Run:
     def num_steps(self) -> int:
         """Optimizer steps of the optimizer that took most."""
         return max((len(track.steps) for track in self.tracks), default=0)
+
+    @property
+    def has_averages(self) -> bool:
+        """Whether averaged copies of the weights were seen: others are looked for only then, since they would stand alone."""
+        return any(step.shadows for track in self.tracks for step in track.steps)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from harness.audit.evidence import Finding, Intervention, Layer, Run
 from harness.audit.family import Family, Runs
 from harness.audit.observe.live import KEPT
 from harness.audit.observe.recorder import SHADOW_SEARCH
+from harness.audit.rules.computation import ALMOST
 from harness.audit.rules.finding import SAME_ROW
 from harness.audit.rules.findings import explain, first_of_each
 from harness.judge.cause import Cause
@@ -59,7 +60,10 @@ def _learning(step: StepFacts, learn: Callable[[Probe], Probe]) -> StepFacts:
 
 def explained(compared: Sequence[Facts]) -> list[Finding]:
     """The findings of all optimizers, one per cause."""
-    return first_of_each([finding for item in compared for finding in explain(item.run, item.steps)])
+    found = [finding for item in compared for finding in explain(item.run, item.steps)]
+    if any(f.cause is Cause.step_every_micro_batch for f in found):  # gradients of other optimizers then see other weights
+        found = [f for f in found if not f.unreproduced]
+    return first_of_each(found)
 
 
 class ExtraRuns:
@@ -88,7 +92,7 @@ class ExtraRuns:
         """Candidate and nulls that follow the reference's parameters step by step; None when they cannot."""
         options = self.family.options
         reference = self.runs.baseline(options, Intervention(disable=disable, leads=True)) if disable else self.family.reference
-        follow = Intervention(follow=reference, disable=disable)
+        follow = Intervention(follow=reference, disable=disable, seek=reference.has_averages)
         null = self.runs.baseline(options, replace(follow, perturb=reference.roundoff))
         run = self.runs.candidate(self.n, options, replace(follow, keep=keep, averages=averages))
         if run.error is not None or reference.error is not None or not run.num_steps:
@@ -118,7 +122,7 @@ class ExtraRuns:
         most = max(step.window.backwards for step in off)
         full = [step for step in off if step.window.backwards == most]
         window = max(full, key=lambda step: (step.raw.distance / step.gate if step.gate else math.inf, -step.step)).step
-        probe = Intervention(probe=window, disable=disable, leads=bool(disable))
+        probe = Intervention(probe=window, disable=disable, leads=bool(disable), seek=bool(disable))
         theirs = self.runs.baseline(self.family.options, probe)
         followed = theirs if disable else self.family.reference
         mine = self.runs.candidate(self.n, self.family.options, replace(probe, follow=followed))
@@ -131,6 +135,7 @@ class ExtraRuns:
                 probe,
                 made=True,
                 coupled=coupled,
+                elementwise=theirs.elementwise,
                 mixed=theirs.mixes_rows,
                 by_row=by_row,
                 by_term=by_term,
@@ -141,7 +146,7 @@ class ExtraRuns:
         """Gradients that agree only while the weights stand still come from a cached forward."""
         if any(item.steps and not item.steps[0].gradients_agree for item in judged.compared):
             return judged
-        options, frozen = self.family.options, Intervention(freeze_weights=True)
+        options, frozen = self.family.options, Intervention(freeze_weights=True, seek=self.family.reference.has_averages)
         reference, run = self.runs.baseline(options, frozen), self.runs.candidate(self.n, options, frozen)
         null = self.runs.baseline(options, replace(frozen, perturb=reference.roundoff))
         if any(each.error is not None for each in (reference, run, null)):
@@ -197,7 +202,12 @@ def _pairs(a: Judged, b: Judged) -> Iterator[tuple[StepFacts, StepFacts]]:
 
 def _differs_more(with_it: Judged, without: Judged) -> bool:
     """Whether the micro-batches' own computations differ, at some step, and do not when the suspect is taken away."""
-    return any(_outside(a) > a.gate and _outside(b) <= b.gate for a, b in _pairs(with_it, without))
+    return any(_closed(a, b) for a, b in _pairs(with_it, without))
+
+
+def _closed(a: StepFacts, b: StepFacts) -> bool:
+    """Whether the difference that no weights mend is there in `a`, and (almost) none of it in `b`."""
+    return _outside(a) > a.gate and _outside(b) <= max(b.gate, ALMOST * _outside(a))
 
 
 def _outside(step: StepFacts) -> float:
@@ -209,7 +219,7 @@ def _outside(step: StepFacts) -> float:
 
 def _coupling(n: int, suspect: Layer, with_it: Judged, without: Judged) -> Finding:
     differing = [(a, b) for a, b in _pairs(with_it, without) if not a.gradients_agree]
-    a, b = next(((a, b) for a, b in differing if _outside(a) > a.gate and _outside(b) <= b.gate), differing[0])
+    a, b = next(((a, b) for a, b in differing if _closed(a, b)), differing[0])
     what = f"{NAME_OF[suspect]} off"
     evidence: dict[str, Any] = {
         "optimizer": a.track,

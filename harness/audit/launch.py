@@ -18,7 +18,7 @@ from harness.audit.observe.runs import Train
 from harness.audit.report import Report
 from harness.audit.report.subject import Place, Subject
 from harness.audit.request import MAX_STEPS, arms_of, checked
-from harness.audit.session import Session, has_averages
+from harness.audit.session import Session
 
 
 def record(
@@ -97,7 +97,7 @@ def _make(runs: Runs, arms: Sequence[int]) -> None:
 def _make_references(runs: Runs, options: Mapping[str, Any]) -> Run:
     """N=1, again, perturbed and permuted; the last two once more, on the weights of the first."""
     reference = runs.baseline(options, Intervention(leads=True))
-    seek = has_averages(reference)
+    seek = reference.has_averages
     runs.baseline(options, Intervention(seek=seek))
     for intervention in (Intervention(seek=seek), Intervention(seek=seek, follow=reference)):
         runs.baseline(options, replace(intervention, perturb=reference.roundoff))

@@ -136,9 +136,9 @@ class Session:
         runs, reference = self.runs, self.runs.baseline(options, Intervention(leads=True))
         if self._unusable(reference, "N=1"):
             return Family(options, reference)
-        seek = has_averages(reference)
-        again = runs.baseline(options, Intervention(seek=seek))
-        made = (again, runs.baseline(options, Intervention(seek=seek, perturb=reference.roundoff)))
+        watched = Intervention(seek=reference.has_averages)
+        again = runs.baseline(options, watched)
+        made = (again, runs.baseline(options, replace(watched, perturb=reference.roundoff)))
         nulls = [run for run in made if run.error is None]
         if not nulls:
             self.repeatable = False
@@ -152,7 +152,7 @@ class Session:
     def _permuted(self, options: Mapping[str, Any], reference: Run, nulls: Sequence[Run]) -> list[Run]:
         """The reference with its samples in another order, where that is all that `order_seed` changes."""
         kept = []
-        for run in self.runs.permuted(options):
+        for run in self.runs.permuted(options, Intervention(seek=reference.has_averages)):
             besides = run.error or not_rounding(run, reference, nulls, drift=True)
             if besides is None:
                 kept.append(run)
@@ -194,7 +194,7 @@ class Session:
     # -- arms ------------------------------------------------------------------------------------------------------------
 
     def _arm(self, family: Family, n: int) -> None:
-        candidate = self.runs.candidate(n, family.options)
+        candidate = self.runs.candidate(n, family.options, Intervention(seek=family.reference.has_averages))
         family.candidates[n] = candidate
         if candidate.error is not None:
             self.problems.append(
@@ -257,11 +257,6 @@ class Session:
     def _differs_at_one(self, family: Family) -> bool:
         """Whether N=1 as well differs from the independent reference."""
         return any(r.accumulation_steps == 1 and r.findings for r in self.results if r.arithmetic == family.arithmetic)
-
-
-def has_averages(run: Run) -> bool:
-    """Whether averaged copies of the weights were seen."""
-    return any(step.shadows for track in run.tracks for step in track.steps)
 
 
 def _first_answer(compared: Sequence[Facts]) -> str:

@@ -29,6 +29,7 @@ def hidden(reference: Run, candidates: Mapping[int, Run], results: Sequence[ArmR
     yield from _windows(steps, arms, shown=any(f.cause is Cause.mean_of_means for result in results for f in result.findings))
     if any(_unseen(track.steps[0]) for tracks in arms.values() for track in tracks if track.steps):
         yield "what each micro-batch gave was not seen (sharded out of sight): wrong weights of micro-batches cannot be named"
+    yield from _split_at_one(reference, steps)
     yield from _clipping(steps)
     yield from _cleared(steps)
     yield from _schedules(steps)
@@ -73,6 +74,19 @@ def _windows(steps: Sequence[Step], arms: Mapping[int, list[Track]], *, shown: b
         yield "every window is full: short windows cannot show; take data that the window does not divide, for two epochs"
     if arms and not shown and _equal_weights(arms):
         yield "every micro-batch weighs the same: a mean of means cannot show; use sequences of unequal length"
+
+
+def _split_at_one(reference: Run, steps: Sequence[Step]) -> Iterator[str]:
+    """The reference accumulates as well: its backwards hold a batch together, and rows of their own each."""
+    held = [[set(b.rows) for b in step.backwards if b.rows] for step in steps]
+    size = reference.batch_size * reference.accumulation_steps
+    whole = [rows for rows in held if sum(map(len, rows)) == len(set.union(set(), *rows)) == size]
+    parts = max((len(rows) for rows in whole), default=1)
+    if parts > 1:
+        yield (
+            f"N=1 takes its batch in {parts} parts itself: what is told is the difference from that, and a fault that both have "
+            "cannot show; give a `reference` that takes it whole"
+        )
 
 
 def _unseen(step: Step) -> bool:

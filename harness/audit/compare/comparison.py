@@ -56,6 +56,9 @@ class Aligned:
     keep: np.ndarray  # mask [P] of the elements whose update is more than noise
 
 
+OTHER_MOVE = 0.05  # relative; movements that differ by less are one, made of other weights
+
+
 class ShapeError(ValueError):
     """The two runs train models that cannot be compared."""
 
@@ -94,7 +97,7 @@ def _step_facts(track: str, candidate: Run, aligned: Aligned, allowed: Gates) ->
     gate = allowed.gradient[t]
     mine, theirs = judged(aligned.mine, aligned.theirs, n, gate)
     bounds = clipped_once(mine) == clipped_once(theirs)
-    a, g = (raw(mine), raw(theirs)) if bounds else (mine.gradient, theirs.gradient)
+    a, g = (_to_one_limit(mine, theirs, gate), raw(theirs)) if bounds else (mine.gradient, theirs.gradient)
     skipped = mine.skipped and theirs.skipped  # a GradScaler left both out
     apart, raw_apart = (0.0, 0.0) if skipped else (finite(consumed_distance(mine, theirs)), finite(distance(a, g)))
     consumed, unclipped = _compared(mine.gradient, theirs.gradient, apart), _compared(a, g, raw_apart)
@@ -132,6 +135,17 @@ def _step_facts(track: str, candidate: Run, aligned: Aligned, allowed: Gates) ->
     )
 
 
+def _to_one_limit(mine: Step, theirs: Step, gate: float) -> Vector:
+    """The gradient before clipping; clipping N g to N c and dividing by N afterwards is clipping g to c."""
+    a = raw(mine)
+    if not (clipped_once(mine) and clipped_once(theirs)) or mine.clips[0].limit == theirs.clips[0].limit:
+        return a
+    if mine.clips[0].scale != 1 or not mine.clips[0].limit > 0 or not consumed_distance(mine, theirs) <= gate:
+        return a
+    divided = a * (theirs.clips[0].limit / mine.clips[0].limit)
+    return divided if distance(divided, raw(theirs)) <= gate else a
+
+
 def _compared(a: Vector, g: Vector, distance: float | None = None) -> Compared:
     seen = compare(torch.from_numpy(a), torch.from_numpy(g))
     return Compared(distance=seen.distance if distance is None else distance, scale=seen.scale, cosine=seen.cosine)
@@ -155,7 +169,23 @@ def _window(mine: Step, theirs: Step) -> Window:
         moves=len(inside),
         reference_moves=sum(b.moved is not None for b in theirs.backwards[1:]) + (theirs.moved is not None),
         move_along_weights=cosine(np.sum(inside, axis=0), mine.before) if inside else math.nan,
+        moved_before=_moved_before(mine, theirs),
     )
+
+
+def _moved_before(mine: Step, theirs: Step) -> float:
+    """How far something other than the optimizers moved the parameters since their steps before, relative to these.
+
+    0 where the movements are the same but for what other weights make of them.
+    """
+    a, b = (step.backwards[0].moved if step.backwards else None for step in (mine, theirs))
+    if a is None and b is None:
+        return 0.0
+    moved, usual = (np.zeros_like(mine.before) if move is None else move for move in (a, b))
+    if moved.shape != usual.shape or not np.isfinite(moved).all() or not np.isfinite(usual).all():
+        return 0.0
+    apart, sizes = float(np.linalg.norm(moved - usual)), [float(np.linalg.norm(v)) for v in (moved, usual, mine.before)]
+    return apart / sizes[2] if apart > OTHER_MOVE * max(sizes[:2]) and sizes[2] else 0.0
 
 
 def _accumulator(mine: Step, a: Vector, *, first: bool, wrong: bool) -> Accumulator:
@@ -176,6 +206,9 @@ def _scaling(mine: Step, theirs: Step) -> Scaling:
     before_last = mine.calls[: len(mine.calls) - len(_calls_after_last(mine))]
     return Scaling(
         clipped=any(c.active for c in (*mine.clips, *theirs.clips)),
+        limits=(mine.clips[0].limit, theirs.clips[0].limit)
+        if clipped_once(mine) and clipped_once(theirs)
+        else (math.nan, math.nan),
         clips_inside=sum(c.active and c.after < len(mine.backwards) for c in mine.clips),
         clips_scaled=any(c.active and c.scale > 1 and c.limit < c.scale for c in mine.clips),
         rescaled=rescaled(mine),

@@ -101,6 +101,7 @@ class Window:
     moves: int = 0  # times the parameters moved between the backwards
     reference_moves: int = 0
     move_along_weights: float = nan  # cosine of that movement with the parameters
+    moved_before: float = 0.0  # how far the parameters were moved since the step before, beside the reference's; relative to them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +121,7 @@ class Scaling:
     """Clipping and loss scaling in one window."""
 
     clipped: bool = False  # clipping at the boundary changed the gradients (of either arm)
+    limits: tuple[float, float] = (nan, nan)  # of that clipping, here and in the reference; where it is one call in both
     clips_inside: int = 0  # times that clipping changed them before that
     clips_scaled: bool = False  # clipped with the loss scale still in the gradients
     rescaled: tuple[float, ...] = ()  # norms after the gradients were scaled inside the window, and at the step
@@ -150,14 +152,21 @@ class Layers:
 class RowFacts:
     """The same rows in candidate and reference, at equal parameters."""
 
-    outputs: float  # largest relative distance of the model's output for a row
+    outputs: float = inf  # largest relative distance of the model's output for a row
     residual: float  # largest relative distance of a row's slope from a multiple of the reference's
     factors: tuple[tuple[float, ...], ...]  # these multiples, per micro-batch; 0 or infinite: the row counts in one run only
+    tokens: bool = False  # whether residual and factors are of the positions of a row, since rows are no multiples
+
+    @property
+    def what(self) -> str:
+        """What `factors` are of."""
+        return "token" if self.tokens else "row"
 
     @property
     def chosen(self) -> bool:
-        """Whether some rows count in one of the two runs only."""
-        return any(f == 0 or isinf(f) for part in self.factors for f in part)
+        """Whether some rows count in one of the two runs only; not all tokens of a micro-batch, whose deviations may be 0."""
+        parts = [part for part in self.factors if any(part)] if self.tokens else self.factors
+        return any(f == 0 or isinf(f) for part in parts for f in part)
 
     @property
     def spread(self) -> float:
@@ -175,7 +184,7 @@ class OneTerm:
     distance: float  # relative to the whole reference gradient
     scale: float  # of the candidate's along the reference's
     parts: WeightedSum  # of the reference's on those of the micro-batches; residual relative to the whole reference gradient
-    off_rows: float = inf  # largest relative distance of a row's slope from a multiple of the reference's
+    by_row: RowFacts | None = None  # outputs are not looked at
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,6 +204,7 @@ class Probe:
     by_term: TermFacts | None = None  # only where the loss is a sum
     mixed: bool = False  # in the reference, the model's output for one row depends on other rows
     coupled: bool = False  # at N=1, a row's loss depends on the outputs of a row that is in another micro-batch here
+    elementwise: bool = False  # at N=1, the slope by an element of an output depends on that element alone
     agrees_when_frozen: bool = False  # the difference is gone when the parameters stay where they are
     same_at_one: bool = False  # the comparison is with an independent function, and N=1 differs from it as well
 

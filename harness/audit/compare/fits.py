@@ -18,6 +18,7 @@ from harness.referee.gradients import decompose
 MOST_PARTS = 64  # micro-batch gradients decomposed into
 FEWEST = 4  # elements below which two directions are alike by chance
 ALIKE = 0.5  # cosine above which two gradients point alike
+DEPENDENT = 1e-6  # of the largest singular value of the parts, below which they make up each other
 LEFT_OVER = 10.0  # gates; a gradient of the step before that is smaller than this is rounding
 
 
@@ -193,11 +194,27 @@ def _decomposed(g: Vector, parts: Sequence[Vector]) -> WeightedSum:
 
 
 def weighted_sum(g: Vector, parts: Sequence[Vector]) -> WeightedSum:
-    """`g` [P] as sum_k weights[k] parts[k], by least squares."""
+    """`g` [P] as sum_k weights[k] parts[k], by least squares; where some parts make up another one, the weights nearest to 1."""
     made = decompose(torch.from_numpy(g), [torch.from_numpy(part) for part in parts])
     sizes = tuple(float(np.linalg.norm(part)) for part in parts)
+    if 1 / DEPENDENT < made.condition < math.inf and all(sizes) and g.any():
+        return _nearest_to_one(g, parts, sizes)
     weights = tuple(w / len(parts) for w in made.weights)
     return WeightedSum(weights=weights, residual=made.residual, condition=made.condition, sizes=sizes)
+
+
+def _nearest_to_one(g: Vector, parts: Sequence[Vector], sizes: tuple[float, ...]) -> WeightedSum:
+    """Directions in which the parts cancel say nothing of their weights (rows that are equal, say), and are left out."""
+    matrix, rest = np.stack(parts, axis=1) / sizes, g - np.sum(parts, axis=0)
+    u, singular, v = np.linalg.svd(matrix, full_matrices=False)
+    kept = singular > DEPENDENT * singular[0]
+    moved = v[kept].T @ ((u[:, kept].T @ rest) / singular[kept])
+    return WeightedSum(
+        weights=tuple((1 + moved / sizes).tolist()),
+        residual=float(np.linalg.norm(rest - matrix @ moved) / np.linalg.norm(g)),
+        condition=float(singular[0] / singular[kept][-1]),
+        sizes=sizes,
+    )
 
 
 def by_rank(mine: Step, a: Vector, g: Vector, gate: float) -> RankSum:

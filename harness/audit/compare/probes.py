@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from harness.audit.compare.facts import OneTerm, RowFacts, TermFacts, WeightedSum
 from harness.audit.compare.fits import weighted_sum
-from harness.audit.compare.windows import cosine, distance, effective, finite, raw
-from harness.audit.evidence import Row, Run, Vector
+from harness.audit.compare.windows import distance, effective, finite, raw
+from harness.audit.evidence import Matrix, Row, Run, Vector
 
 SAME_SUM = 1e-5  # relative; the addends of a loss make up its gradient
 SAME_SUM_ROUNDINGS = 100  # or, in coarse arithmetic, to so many roundings
+FEWEST = 4  # features of a position, below which two slopes are multiples by chance
+TOKENS_FIT = 0.01  # of what is left of the rows' slopes, which is left of those of their positions
+NOTHING = 1e-6  # of a row's largest slope, below which that of a position is rounding
+
+Pair = tuple[int, Matrix, Matrix]  # micro-batch; slope of a row [positions, features] in candidate and reference
 
 
 def rows(mine: Run, theirs: Run) -> RowFacts | None:
@@ -24,20 +30,40 @@ def rows(mine: Run, theirs: Run) -> RowFacts | None:
     ]
     if not used:
         return None
+    outputs = max(finite(distance(a.output, b.output)) for a, b in used)
+    return replace(_slopes([(a.micro_batch, a.slope, b.slope) for a, b in used]), outputs=outputs)
+
+
+def _slopes(pairs: Sequence[Pair]) -> RowFacts:
+    """Slopes of rows as multiples of the reference's; those of their positions, one by one, where that is what they are."""
+    whole = _multiples([(k, a.reshape(1, -1), b.reshape(1, -1)) for k, a, b in pairs])
+    if not whole.residual > 0 or any(len(a) < 2 or a.shape[1] < FEWEST for _, a, _ in pairs):
+        return whole
+    each = _multiples(pairs)
+    return replace(each, tokens=True) if each.residual < TOKENS_FIT * whole.residual else whole
+
+
+def _multiples(pairs: Sequence[Pair]) -> RowFacts:
+    """A row (or token) that counts in one of the two runs only has a factor of 0 or infinity, and no direction."""
     factors: dict[int, list[float]] = {}
-    outputs = residual = 0.0
-    for a, b in used:
-        outputs = max(outputs, finite(distance(a.output, b.output)))
-        size = float(b.slope @ b.slope)
-        factor = float(a.slope @ b.slope) / size if size else math.inf
-        if size and a.slope.any():  # a row that counts in one of the two only has a factor of 0 or infinity, and no direction
-            residual = max(residual, finite(distance(a.slope, factor * b.slope)) if factor else math.inf)
-        factors.setdefault(a.micro_batch, []).append(factor)
-    return RowFacts(outputs=outputs, residual=residual, factors=tuple(tuple(factors[k]) for k in sorted(factors)))
+    residual = 0.0
+    for micro_batch, a, b in pairs:
+        squared, sizes = (b * b).sum(axis=1), np.linalg.norm(a, axis=1)
+        faint = NOTHING * max(sizes.max(), math.sqrt(squared.max()))
+        known = (sizes > faint) | (np.sqrt(squared) > faint)
+        along = np.divide((a * b).sum(axis=1), squared, out=np.full(len(a), math.inf), where=squared > 0)
+        both = known & (squared > 0) & (sizes > 0)
+        if both.any():
+            multiple = along[both, None] * b[both]
+            residual = max(residual, finite(distance(a[both], multiple)) if multiple.any() else math.inf)
+        factors.setdefault(micro_batch, []).extend(along[known].tolist())
+    return RowFacts(residual=residual, factors=tuple(tuple(factors[k]) for k in sorted(factors)))
 
 
 def separated(mine: Run, reference: Run, index: int) -> bool:
     """Whether the reference's loss couples rows that are in different micro-batches of the candidate's step `index`."""
+    if reference.coupled_copies > mine.coupled_copies:
+        return True
     if not reference.coupled or not mine.tracks:
         return False
     steps = effective(mine.tracks[0])
@@ -59,7 +85,8 @@ def terms(mine: Run, reference: Run, index: int) -> TermFacts | None:
         parts=weighted_sum(g, sums) if all(part.any() for part in sums) else WeightedSum(),
         each=tuple(
             replace(
-                _one_term(of_each, np.sum(whole, axis=0), float(np.linalg.norm(g))), off_rows=_off_rows(mine, reference, place)
+                _one_term(of_each, np.sum(whole, axis=0), float(np.linalg.norm(g))),
+                by_row=_rows_of_term(mine, reference, place),
             )
             for place, (of_each, whole) in enumerate(pairs)
         ),
@@ -89,16 +116,17 @@ def _one_term(parts: list[Vector], wanted: Vector, size: float) -> OneTerm:
     )
 
 
-def _off_rows(mine: Run, reference: Run, place: int) -> float:
-    """How far slopes of addend `place` by the same rows are from multiples of the reference's."""
-    a, b = [
-        {key: slope for of_one in run.term_slopes if place < len(of_one) for key, slope in of_one[place].items()}
-        for run in (mine, reference)
+def _rows_of_term(mine: Run, reference: Run, place: int) -> RowFacts | None:
+    """The slopes of addend `place` by the same rows; None where there are none."""
+    theirs = {key: slope for of_one in reference.term_slopes if place < len(of_one) for key, slope in of_one[place].items()}
+    pairs = [
+        (micro_batch, slope, theirs[key])
+        for micro_batch, of_one in enumerate(mine.term_slopes)
+        for key, slope in (of_one[place].items() if place < len(of_one) else ())
+        if key in theirs and theirs[key].any() and theirs[key].shape == slope.shape and slope.size > 1
     ]
-    shared = [(a[key], b[key]) for key in a.keys() & b.keys() if b[key].any() and a[key].shape == b[key].shape]
-    apart = (math.sqrt(max(0.0, 1 - cosine(x, y) ** 2)) if x.any() else 0.0 for x, y in shared if x.size > 1)
-    return max(apart, default=math.inf)
+    return _slopes(pairs) if pairs else None
 
 
 def _alike(a: Row, b: Row) -> bool:
-    return a.output.shape == b.output.shape
+    return a.output.shape == b.output.shape and a.slope.shape == b.slope.shape

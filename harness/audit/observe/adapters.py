@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from harness.audit.observe.alive import alive
 from harness.audit.observe.foreign import Foreign
 from harness.audit.observe.observed import Observed
 from harness.audit.observe.patches import Wrap
@@ -34,7 +34,7 @@ class KerasAdapter:
         self.patched = True
         self.patch(base, "_backend_update_step", self._step)
         self.patch(sys.modules[KERAS_BASE].BaseOptimizer, "build", self._build)
-        for item in gc.get_objects():
+        for item in alive():
             if issubclass(type(item), base) and getattr(item, "built", False):
                 self._foreign(item, item._trainable_variables)
 
@@ -84,7 +84,7 @@ class FastaiAdapter:
         """Find the optimizers that were made before anybody looked."""
         if self.patched and not self.known:
             base = sys.modules[FASTAI].Optimizer
-            for item in gc.get_objects():
+            for item in alive():
                 if issubclass(type(item), base) and hasattr(item, "param_lists"):
                     self._foreign(item)
 

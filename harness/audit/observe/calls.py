@@ -13,7 +13,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from harness.audit.evidence import Call
-from harness.audit.observe.loss_graph import coupled_rows, gradients_by_term, mixes_rows, slopes_by_term, term_names
+from harness.audit.observe.loss_graph import (
+    coupled_copies,
+    couplings,
+    gradients_by_term,
+    mixes_rows,
+    slopes_by_term,
+    term_names,
+)
 from harness.audit.observe.observed import Observed
 from harness.audit.observe.patches import Place, Wrap
 from harness.audit.observe.tensors import dense, in_a_group, tensors_in
@@ -139,7 +146,11 @@ class Calls:
             with observed.differentiating():
                 outputs = observed.forwards.outputs
                 observed.run.mixes_rows |= mixes_rows([output for _, output in outputs], observed.forwards.made)
-                observed.run.coupled |= coupled_rows(root, outputs)
+                bent = couplings(root, outputs)
+                observed.run.coupled |= bent.rows
+                observed.run.elementwise = bent.elementwise
+                copies = coupled_copies(root, observed.forwards.names)
+                observed.run.coupled_copies = max(observed.run.coupled_copies, copies)
                 if leading is not None and not in_a_group():
                     observed.run.term_slopes.append(slopes_by_term(root, outputs))
                     observed.run.terms.append(

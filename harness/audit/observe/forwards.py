@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from harness import accelerator
 from harness.audit.evidence import Row, Run, Vector
 from harness.audit.observe.rank_gradients import Unsharded
-from harness.audit.observe.sample import looked_at
+from harness.audit.observe.sample import by_position, looked_at
 from harness.audit.observe.tensors import broken, dense, fingerprints, in_a_group, roundoff, tensors_in
 
 
@@ -128,8 +128,6 @@ class Forwards:
             self.before = generators()
             self.outside |= self.last is not None and not torch.equal(self.before, self.last)
             self.first = self.first or module
-            for name, parameter in module.named_parameters():
-                self.names.setdefault(id(parameter), name)
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """A module's forward ends with `output`."""
@@ -156,7 +154,9 @@ class Forwards:
         for tensor in tensors_in(output) if of_data or forward.broken else ():
             if tensor.requires_grad:
                 tensor.register_hook(forward.reach)
-        self.produced |= {_memory(t): t.untyped_storage() for t in tensors_in(output) if _memory(t)}
+        handed_on = {_memory(t) for t in tensors_in([*args, kwargs]) if not t.requires_grad}  # a dict that the model adds to
+        made = [t for t in tensors_in(output) if _memory(t) not in handed_on]
+        self.produced |= {_memory(t): t.untyped_storage() for t in made if _memory(t)}
 
     def _by_row(self, output: Any) -> list[Tensor]:
         """What the module under way gives per row: its output, or what modules inside it gave where that is a loss."""
@@ -205,7 +205,7 @@ class Forwards:
             for index, row in enumerate(rows):
                 times[micro_batch, row] += 1  # several models may see the same row
                 key = f"{row} {times[micro_batch, row]}"
-                found.setdefault(key, []).append(Row(micro_batch, looked_at([output[index]]), looked_at([total[index]])))
+                found.setdefault(key, []).append(Row(micro_batch, looked_at([output[index]]), by_position(total[index])))
         return {row: seen[0] for row, seen in found.items() if len(seen) == 1}
 
     def forget_slopes(self) -> None:
@@ -220,9 +220,12 @@ class Forwards:
             from torch.distributed.fsdp import FullyShardedDataParallel
 
             self.run.sharded |= any(isinstance(part, FullyShardedDataParallel) for part in module.modules())
-        for parameter in module.parameters():
-            self.run.roundoff = max(self.run.roundoff, roundoff(parameter.dtype))
-            self.run.float16 |= parameter.dtype == torch.float16
+        dtypes = set()
+        for name, parameter in module.named_parameters():
+            self.names.setdefault(id(parameter), name)
+            dtypes.add(parameter.dtype)
+        self.run.roundoff = max([self.run.roundoff, *map(roundoff, dtypes)])
+        self.run.float16 |= torch.float16 in dtypes
 
     def _note_arithmetic(self, args: tuple[Any, ...]) -> None:
         for device in ("cpu", "cuda"):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Container, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from harness.audit.evidence import Vector
-from harness.audit.observe.sample import looked_at, sample_of
+from harness.audit.evidence import Matrix, Vector
+from harness.audit.observe.sample import by_position, sample_of
 
 ADDITIONS = ("Add", "Sub", "Stack")
 LINEAR = (
@@ -29,15 +29,21 @@ LEAF = "torch::autograd::AccumulateGrad"
 MOST_TERMS = 8
 
 
-def coupled_rows(loss: Any, outputs: Sequence[tuple[Sequence[str], Tensor]]) -> set[tuple[str, str]]:
-    """The pairs of rows i = 0 or 1 and j with d^2 loss / d out_i d out_j other than zero, by the rows' names.
+class Couplings(NamedTuple):
+    """What the second derivatives of a loss by a model's outputs are other than zero for."""
+
+    rows: frozenset[tuple[str, str]] = frozenset()  # pairs of rows i = 0 or 1 and j, by their names
+    elementwise: bool = False  # each element of an output with itself alone, as far as rows 0 show
+
+
+def couplings(loss: Any, outputs: Sequence[tuple[Sequence[str], Tensor]]) -> Couplings:
+    """The pairs of rows with d^2 loss / d out_i d out_j other than zero; nothing is known where that cannot be taken.
 
     Rows without a name of their own (an output with another number of them) are called by their number in the output.
     """
     found: set[tuple[str, str]] = set()
-    if not isinstance(loss, Tensor):
-        return found
-    for names, output in outputs:
+    alone: list[bool] = []
+    for names, output in outputs if isinstance(loss, Tensor) else ():
         rows = output.shape[0]
         called = names if len(names) == rows else [f"row {place} of {rows}" for place in range(rows)]
         try:
@@ -46,10 +52,54 @@ def coupled_rows(loss: Any, outputs: Sequence[tuple[Sequence[str], Tensor]]) -> 
                 if slope is None or not slope.requires_grad or rows < 2:
                     break
                 (bend,) = torch.autograd.grad(slope[row].square().sum(), output, retain_graph=True, allow_unused=True)
-                bent = bend.reshape(rows, -1).abs().amax(1).nonzero().flatten().tolist() if bend is not None else []
-                found |= {(called[row], called[other]) for other in bent if other != row}
+                found |= {(called[row], called[other]) for other in _rows_of(bend) if other != row}
+            alone += [_by_element(slope, output)] if slope is not None else []
         except RuntimeError:  # no second derivative: nothing is known
-            continue
+            alone.append(False)
+    return Couplings(frozenset(found), bool(alone) and all(alone) and not found)
+
+
+def _by_element(slope: Tensor, output: Tensor) -> bool:
+    """Whether the slope by the element of the first row where it is largest depends on that element alone."""
+    if not slope.requires_grad:
+        return True
+    place = int(slope[0].detach().abs().argmax())
+    (bend,) = torch.autograd.grad(slope[0].reshape(-1)[place], output, retain_graph=True, allow_unused=True)
+    return bend is None or bend.reshape(-1).nonzero().flatten().tolist() in ([], [place])
+
+
+def coupled_copies(loss: Any, parameters: Container[int]) -> int:
+    """Rows whose copies bend the slope of the first, where a loss is differentiated by copies of representations alone.
+
+    Cached losses do that: what is differentiated by `parameters` (ids) afterwards is linear in the model's outputs.
+    """
+    copies = _leaves(loss.grad_fn) if isinstance(loss, Tensor) and loss.grad_fn is not None else []
+    if not copies or any(id(copy) in parameters or not copy.ndim for copy in copies):
+        return 0
+    try:
+        (slope,) = torch.autograd.grad(loss, copies[:1], create_graph=True)
+        if not slope.requires_grad:
+            return 0
+        bends = torch.autograd.grad(slope[0].square().sum(), copies, retain_graph=True, allow_unused=True)
+    except RuntimeError:  # no second derivative: nothing is known
+        return 0
+    return sum(len([row for row in _rows_of(bend) if place or row]) for place, bend in enumerate(bends))
+
+
+def _rows_of(bend: Tensor | None) -> list[int]:
+    """The rows that are not zero."""
+    return [] if bend is None else bend.reshape(len(bend), -1).abs().amax(1).nonzero().flatten().tolist()
+
+
+def _leaves(root: Any) -> list[Tensor]:
+    """The tensors that the graph of a loss begins with, in the order in which they are met."""
+    waiting, seen, found = [root], {root}, []
+    while waiting:
+        node = waiting.pop(0)
+        found += [node.variable] if node.name() == LEAF else []
+        new = [parent for parent in dict.fromkeys(_below(node)) if parent not in seen]
+        waiting += new
+        seen.update(new)
     return found
 
 
@@ -107,13 +157,13 @@ def _terms(loss: Any) -> list[Any]:
     return nodes if 1 < len(nodes) <= MOST_TERMS else []
 
 
-def slopes_by_term(loss: Any, outputs: Sequence[tuple[Sequence[str], Tensor]]) -> list[dict[tuple[int, str], Vector]]:
-    """Of each addend of the loss by every row of the outputs: (number of the output, name of the row) -> slope."""
+def slopes_by_term(loss: Any, outputs: Sequence[tuple[Sequence[str], Tensor]]) -> list[dict[tuple[int, str], Matrix]]:
+    """Of each addend by every row of the outputs: (number of the output, name of the row) -> slope [positions, features]."""
     named = [(names, output) for names, output in outputs if len(names) == output.shape[0]]
     slopes = _each_alone(loss, [output for _, output in named]) if named else ()
     return [
         {
-            (place, name): looked_at([torch.zeros_like(row) if slope is None else slope[index]])
+            (place, name): by_position(torch.zeros_like(row) if slope is None else slope[index])
             for place, ((names, output), slope) in enumerate(zip(named, of_one, strict=True))
             for index, (name, row) in enumerate(zip(names, output, strict=True))
         }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
@@ -15,6 +14,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from harness.audit.evidence import WATCH, Intervention, Run
 from harness.audit.observe import shadows
 from harness.audit.observe.adapters import FastaiAdapter, KerasAdapter
+from harness.audit.observe.alive import alive
 from harness.audit.observe.calls import Calls
 from harness.audit.observe.foreign import HandedWeights
 from harness.audit.observe.interventions import intervene, intervene_on_averages
@@ -133,7 +133,7 @@ class Recorder:
         self._scanned = True
         self._fastai.look_back()
         if not self.observed.live:
-            for item in gc.get_objects():
+            for item in alive():
                 if issubclass(type(item), Optimizer) and getattr(item, "param_groups", None):
                     self.observed.add(item)
 

@@ -6,6 +6,7 @@ import gc
 import inspect
 import os
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -38,11 +39,15 @@ class Job:
     max_steps: int | None = None  # optimizer steps after which the run is ended
 
 
+QUICK = 1.0  # seconds of the processor; a collection of garbage takes a tenth of that
+
+
 class Local:
     """Runs jobs in this process."""
 
     def __init__(self, train: Train, reference: Train | None) -> None:
         self.functions = {False: train, True: reference}
+        self.quick = True  # whether the run before was over soon, and so has left little behind
 
     def accepts(self, name: str, *, independent: bool = False) -> bool:
         """Whether the function (or the independent one) has a parameter of that name."""
@@ -52,7 +57,10 @@ class Local:
         """The evidence of every rank; here of one."""
         function = self.functions[job.independent]
         assert function is not None
-        return [watch(function, job)]
+        began, quick = time.process_time(), self.quick
+        run = watch(function, job, collect=not quick)
+        self.quick = time.process_time() - began < QUICK
+        return [run]
 
 
 def accepts(function: Train | None, name: str) -> bool:
@@ -60,9 +68,13 @@ def accepts(function: Train | None, name: str) -> bool:
     return function is not None and name in inspect.signature(function).parameters
 
 
-def watch(train: Train, job: Job) -> Run:
-    """One watched call from the same generator state each time; the caller's generators are put back."""
-    gc.collect()  # what an earlier run has left behind is no optimizer and no average of this one
+def watch(train: Train, job: Job, *, collect: bool = True) -> Run:
+    """One watched call from the same generator state each time; the caller's generators are put back.
+
+    `collect`: free first what an earlier run has left behind.
+    """
+    if collect:
+        gc.collect()
     run = Run(batch_size=job.batch_size, accumulation_steps=job.accumulation_steps)
     namespaces = [train.__globals__] if hasattr(train, "__globals__") else []
     numpy_state = np.random.get_state()

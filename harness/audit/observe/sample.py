@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from harness.audit.evidence import Vector
+from harness.audit.evidence import Matrix, Vector
 from harness.audit.observe.tensors import dense, in_a_group
 from harness.referee.gradients import Elements, norm
 
@@ -46,8 +46,15 @@ class Sample:
 
     def take(self, tensors: Iterable[Tensor | None]) -> Vector:
         """[kept] The elements in order, as float64 on the host, picked where the tensors live; zeros where there is none."""
-        parts = [_picked(tensor, at, n) for tensor, at, n in zip(tensors, self.places, self.counts, strict=True)]
-        joined: Vector = torch.cat(parts).numpy() if parts else np.zeros(0)
+        parts = [None if tensor is None else _picked(tensor, at) for tensor, at in zip(tensors, self.places, strict=True)]
+        kinds = {(part.dtype, part.device) for part in parts if part is not None}
+        # of one kind, they are joined first, and so moved and widened at once
+        dtype, device = kinds.pop() if len(kinds) == 1 else (torch.float64, torch.device("cpu"))
+        filled = [
+            torch.zeros(n, dtype=dtype, device=device) if part is None else part.to(device, dtype)
+            for part, n in zip(parts, self.counts, strict=True)
+        ]
+        joined: Vector = torch.cat(filled).to("cpu", torch.float64).numpy() if filled else np.zeros(0)
         return joined
 
     def pick(self, values: Vector) -> Vector:
@@ -98,11 +105,15 @@ def looked_at(tensors: Sequence[Tensor]) -> Vector:
     return sample_of(tensors).take(tensors)
 
 
-def _picked(tensor: Tensor | None, at: Tensor | None, count: int) -> Tensor:
-    if tensor is None:
-        return torch.zeros(count, dtype=torch.float64)
+def by_position(row: Tensor) -> Matrix:
+    """[positions, features] of one row's slope (tokens and their logits, say); one position where it is not kept whole."""
+    values = looked_at([row])
+    return values.reshape(-1, row.shape[-1]) if row.ndim > 1 and 0 < row.numel() == values.size else values.reshape(1, -1)
+
+
+def _picked(tensor: Tensor, at: Tensor | None) -> Tensor:
     flat = dense(tensor).reshape(-1)
-    return (flat if at is None else flat[at.to(flat.device)]).to("cpu", torch.float64)
+    return flat if at is None else flat[at.to(flat.device)]
 
 
 # -- looks at every element, a block at a time -----------------------------------------------------------------------------

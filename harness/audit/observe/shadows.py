@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.audit.evidence import Copy, Step
+from harness.audit.observe.alive import alive
 from harness.audit.observe.sample import Sample, looked_at, sample_of
 from harness.audit.observe.stored import Store
 from harness.audit.observe.tensors import put
@@ -108,7 +108,7 @@ def _containers() -> Iterator[Any]:
     By their type alone: to ask an object for its class would wake lazy proxies, and fail on dead weak ones.
     """
     modules = _subclasses(nn.Module)
-    for item in gc.get_objects():
+    for item in alive():
         kind = type(item)
         if kind is dict:
             if item and type(next(iter(item.values()), None)) in PLAIN:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -80,7 +80,7 @@ def fingerprints(args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[str,
     first = next((t for t in tensors_in([*args, kwargs]) if t.ndim >= 1 and t.shape[0] > 0), None)
     if first is None or first.is_meta:
         return []
-    mask = kwargs.get("attention_mask")
+    mask = next((given.get("attention_mask") for given in (kwargs, *args) if isinstance(given, Mapping)), None)
     rows = dense(first).cpu()
     keep = dense(mask).cpu().bool() if isinstance(mask, Tensor) and mask.shape == rows.shape else None
     hashes = []

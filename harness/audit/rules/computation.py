@@ -5,13 +5,23 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from harness.audit.compare.facts import OneTerm, StepFacts
+from harness.audit.compare.facts import OneTerm, RowFacts, StepFacts
 from harness.audit.evidence import Finding
-from harness.audit.rules.finding import CONDITION_LIMIT, UNEQUAL, at, equal, listed, same_factor, same_row
+from harness.audit.rules.finding import (
+    CONDITION_LIMIT,
+    UNEQUAL,
+    at,
+    equal,
+    known_weights,
+    listed,
+    other_factors,
+    same_factor,
+    same_row,
+)
 from harness.judge.cause import Cause
 
+ALMOST = 0.01  # of a difference, which is left where a cause explains the rest of it
 CLEAR = 10.0  # gates; a difference without a prediction of its own is not named below
-FACTOR_ROUNDINGS = 100.0  # by which the factors of two rows are unequal, where that is more than `UNEQUAL`
 
 
 def other_computation(facts: StepFacts) -> list[Finding]:
@@ -31,7 +41,27 @@ def _without_a_name(facts: StepFacts) -> str:
     if len(facts.parts.weights) > 1 and facts.parts.residual <= facts.gate and facts.parts.condition <= CONDITION_LIMIT:
         weights = listed(facts.parts.weights)
         return f"micro-batches count otherwise than at N=1, and not by their numbers of loss terms; right weights: {weights}"
-    return "the gradients differ, and no known cause reproduces how"
+    if facts.gate < facts.parts.residual <= ALMOST * facts.raw.distance and facts.parts.condition <= CONDITION_LIMIT:
+        return (
+            f"weights of the micro-batches ({listed(facts.parts.weights)}) give the right gradient "
+            f"but for {facts.parts.residual:.2g}, where rounding explains {facts.gate:.2g}"
+        )
+    rows = facts.probe.by_row
+    if rows is not None and rows.outputs > same_row(facts) and _undisturbed(facts):
+        return "the model gives the same rows other outputs: something is carried from one micro-batch to the next"
+    if rows is not None and rows.outputs <= same_row(facts) < rows.residual and _undisturbed(facts):
+        return (
+            "the model gives the same rows the same outputs, and the loss has other slopes there: it uses statistics of the "
+            "micro-batch, or other targets"
+        )
+    return "the gradients differ, and no known cause reproduces how" + _where(facts)
+
+
+def _where(facts: StepFacts) -> str:
+    """Names the tensors that differ, where others agree."""
+    size = {name: seen.distance for name, seen in facts.tensors.items()}
+    off = [name for name, distance in size.items() if not distance <= CLEAR * facts.gate]
+    return f"; only {', '.join(off[:4])} differ" if 0 < len(off) < len(size) else ""
 
 
 def _evidence(facts: StepFacts) -> dict[str, Any]:
@@ -84,9 +114,12 @@ def _wrong_term(facts: StepFacts, term: OneTerm, which: str) -> list[Finding]:
     weights, residual, n = term.parts.weights, term.parts.residual, facts.accumulation_steps
     evidence = {"term": which, "right_weights": weights, "scale_of_term": term.scale, "distance": term.distance}
     found = []
-    if residual > facts.gate and term.off_rows <= same_row(facts):
-        message = f"the same row gets another weight in {which} in another split: its divisor or baseline is the micro-batch's"
-        more = {"off_rows": term.off_rows}
+    rows = term.by_row
+    if residual > facts.gate and rows is not None and _other_weights(facts, rows):
+        message = (
+            f"the same {rows.what} gets another weight in {which} in another split: its divisor or baseline is the micro-batch's"
+        )
+        more = {"off_rows": rows.residual}
         found.append(at(facts, Cause.normaliser_depends_on_split, "predicted", evidence | more, message))
         undivided = False
     elif residual > facts.gate:
@@ -104,6 +137,14 @@ def _wrong_term(facts: StepFacts, term: OneTerm, which: str) -> list[Finding]:
         message = f"{which} is not divided like the rest: it counts {term.scale:.4g} times"
         found.append(at(facts, Cause.auxiliary_loss_scale, "predicted", evidence, message))
     return found
+
+
+def _other_weights(facts: StepFacts, rows: RowFacts) -> bool:
+    """Whether rows (or tokens) of a term count otherwise: their slopes are multiples, or each is a number of its own."""
+    if rows.residual <= same_row(facts):
+        return not (rows.tokens and rows.chosen)
+    seen = facts.probe.by_row
+    return seen is not None and seen.outputs <= same_row(facts) and facts.probe.elementwise and _undisturbed(facts)
 
 
 # -- rows, layers and extra runs: each rule gives a cause, what it adds to the evidence, and a message ------------------
@@ -138,12 +179,15 @@ def _random_draws(facts: StepFacts) -> Named | None:
 def _changed_before_step(facts: StepFacts) -> Named | None:
     fits = facts.fits
     if (
-        not min(fits.scaled_sum, fits.sums) <= facts.gate
-        or not facts.gate < fits.own_sum < math.inf
-        or fits.sum_line <= facts.gate
+        not min(fits.scaled_sum, fits.sums) <= CLEAR * facts.gate  # the gate of signs, say, is not that of the sum
+        or not CLEAR * facts.gate < fits.own_sum < math.inf
+        or fits.sum_line <= CLEAR * facts.gate
     ):
         return None
     message = "what the backwards give adds up to the reference's gradient, and is changed before the optimizer takes it"
+    if known_weights(facts, facts.taken):
+        message += f": micro-batches count {listed(facts.taken.weights)} times there"
+    message += _where(facts)
     return Cause.unexplained, {"distance_from_the_sum": fits.own_sum}, message
 
 
@@ -173,24 +217,24 @@ def _other_outputs(facts: StepFacts) -> Named | None:
 
 def _other_factors(facts: StepFacts) -> Named | None:
     """The same outputs, and slopes that point alike, but not by one factor in a micro-batch."""
-    rows, alike, unequal = facts.probe.by_row, same_row(facts), max(UNEQUAL, FACTOR_ROUNDINGS * facts.precision.roundoff)
-    if rows is None or not (rows.outputs <= alike and rows.residual <= alike and rows.spread > unequal):
+    rows = facts.probe.by_row
+    if rows is None or not other_factors(facts):
         return None
     evidence = {"factors_of_rows": rows.factors}
     if rows.chosen:
-        message = (
-            "some rows count in one split and not in another: which ones do depends on the rows that share their micro-batch"
-        )
+        message = f"some {rows.what}s count in one split and not in another: which ones depends on the rows beside them"
         return Cause.non_separable_loss, evidence, message
     if facts.probe.same_at_one or facts.accumulation_steps == 1:
         message = "rows count otherwise than in the reference, at every N: each is averaged over its own loss terms"
         return Cause.mean_of_means, evidence, message
-    message = "the same row gets another weight in another split: what it is divided by, or compared with, is the micro-batch's"
+    message = f"the same {rows.what} gets another weight in another split: its divisor or baseline is the micro-batch's"
     return Cause.normaliser_depends_on_split, evidence, message
 
 
 def _some_tensors(facts: StepFacts) -> Named | None:
-    clear = facts.raw.distance > CLEAR * facts.gate
+    clear, rows = facts.raw.distance > CLEAR * facts.gate, facts.probe.by_row
+    if rows is not None and rows.residual > same_row(facts):  # the loss itself is another one
+        return None
     if not (facts.probe.made and clear and facts.partly and _undisturbed(facts)) or facts.layers.batch_norm:
         return None
     message = f"only {', '.join(facts.partly[:4])} differ: a term of the loss that reaches only them is not divided like the rest"

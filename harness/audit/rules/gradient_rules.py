@@ -185,7 +185,7 @@ def _other_count(facts: StepFacts) -> list[Finding]:
     """A multiple of the reference by a ratio of small whole numbers: divided by another number of loss terms."""
     known = min(facts.gate, CERTAIN * max(facts.fits.line, facts.precision.roundoff))  # what is off the line is rounding
     ratio = _ratio(facts.raw.scale, known) if facts.fits.line <= facts.gate else None
-    if ratio is None:
+    if ratio is None or ratio == 1:
         return []
     evidence = {"scale": facts.raw.scale, "ratio": str(ratio), "cosine": facts.raw.cosine, "gate": facts.gate}
     message = f"the gradient is the reference's times {ratio}: it is divided by another number of loss terms than at N=1"

@@ -10,15 +10,16 @@ from harness.audit.rules.finding import at
 from harness.judge.cause import Cause
 
 SHRINKING = -0.99  # cosine of a movement with the parameters, below which they shrink
+MOVED = 100.0  # roundings by which parameters move for no reason
 ONE_NORM = 1e-4  # relative; norms that differ by less are one
 
 
 def seen_directly(facts: StepFacts) -> list[Finding]:
     """Where gradients agree, movements inside the window and gradients carried over; scaling and clipping where they differ."""
-    found = [*_moves(facts), *_clipped_while_scaled(facts), *_not_cleared(facts)]
+    found = [*_moves(facts), *_moved_before(facts), *_clipped_while_scaled(facts), *_not_cleared(facts)]
     if facts.gradients_agree:
         return found
-    return [*found, *_loss_scale(facts), *_clipped_inside(facts)]
+    return [*found, *_loss_scale(facts), *_clipped_inside(facts), *_other_limit(facts)]
 
 
 def _moves(facts: StepFacts) -> list[Finding]:
@@ -31,6 +32,14 @@ def _moves(facts: StepFacts) -> list[Finding]:
         return [at(facts, Cause.weight_decay_per_micro_batch, "seen", evidence, message)]
     message = f"the parameters move {window.moves} times inside the window"
     return [at(facts, Cause.unexplained, "seen", evidence, message)]
+
+
+def _moved_before(facts: StepFacts) -> list[Finding]:
+    apart = facts.window.moved_before
+    if facts.gradients_agree or apart <= MOVED * facts.precision.roundoff:
+        return []
+    message = "something other than the optimizer has moved the parameters since its step before, otherwise than at N=1"
+    return [at(facts, Cause.unexplained, "seen", {"apart": apart, "distance": facts.raw.distance}, message)]
 
 
 def _clipped_while_scaled(facts: StepFacts) -> list[Finding]:
@@ -70,6 +79,15 @@ def _clipped_inside(facts: StepFacts) -> list[Finding]:
         message = f"the gradients are scaled to a norm of {norms[0]:.4g} inside the window; unscaled, the sum is right"
         return [at(facts, Cause.clip_per_micro_batch, "seen", {"norms_after_scaling": norms, **shared}, message)]
     return []
+
+
+def _other_limit(facts: StepFacts) -> list[Finding]:
+    """The gradients before clipping agree."""
+    mine, usual = facts.scaling.limits
+    if not (facts.raw.distance <= facts.gate < facts.consumed.distance) or not abs(mine - usual) > 0:
+        return []
+    message = f"equal gradients, clipped to {mine:.4g} where N=1 clips to {usual:.4g}"
+    return [at(facts, Cause.unexplained, "seen", {"limit": mine, "reference_limit": usual}, message)]
 
 
 def _one_norm(norms: tuple[float, ...]) -> bool:

@@ -6,7 +6,16 @@ from itertools import pairwise
 
 from harness.audit.compare.facts import StepFacts
 from harness.audit.evidence import Finding
-from harness.audit.rules.finding import CONDITION_LIMIT, UNEQUAL, at, equal, known_weights, listed
+from harness.audit.rules.finding import (
+    CONDITION_LIMIT,
+    UNEQUAL,
+    at,
+    equal,
+    known_weights,
+    listed,
+    other_factors,
+    weights_known,
+)
 from harness.judge.cause import Cause
 
 FEWEST_RATIOS = 3  # of neighbouring weights, below which they fall evenly by chance
@@ -39,6 +48,8 @@ def weighted(facts: StepFacts) -> list[Finding]:
         return []  # a multiple of the right gradient: no micro-batch counts otherwise than another
     if not known_weights(facts, facts.parts) or not facts.fits.sum_line <= facts.gate:
         return []
+    if other_factors(facts) or max(facts.parts.weights) - min(facts.parts.weights) <= weights_known(facts.parts):
+        return []  # rows of one micro-batch count otherwise than each other; or the weights are equal, as far as they are known
     if one := _one_backward(facts) or _growing(facts):
         return [one]
     return _own_means(facts)
@@ -52,6 +63,7 @@ def _own_means(facts: StepFacts) -> list[Finding]:
     weights, k, n = facts.parts.weights, facts.window.backwards, facts.accumulation_steps
     losses = facts.window.reference_backwards
     losses = losses if losses and len(weights) % losses == 0 and len(weights) > losses else 1  # each with backwards of its own
+    known = min(UNEQUAL, max(facts.gate * facts.parts.condition, weights_known(facts.parts)))
     factors: list[tuple[Cause | None, float]] = [(None, 1.0)]
     factors += [(Cause.short_window_divided_by_n, n * losses / k)] if k < n * losses else []
     for count in dict.fromkeys((float(n), k / losses)) if n > 1 else ():  # a short window's means are added as well
@@ -59,7 +71,7 @@ def _own_means(facts: StepFacts) -> list[Finding]:
     for shares in _shares(facts):
         counted = [w * share * losses for w, share in zip(weights, shares, strict=True)]
         sums = [sum(counted[place::losses]) for place in range(losses)]
-        found = [next(((cause, mean) for cause, f in factors if abs(mean / f - 1) <= UNEQUAL), None) for mean in sums]
+        found = [next(((cause, mean) for cause, f in factors if abs(mean / f - 1) <= known), None) for mean in sums]
         if facts.window.without_terms and _part_of_one(sums[0], facts):
             found[0] = found[0] or (None, sums[0])
         if all(found):

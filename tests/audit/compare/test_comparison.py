@@ -148,7 +148,7 @@ def test_a_run_that_found_its_gradients_again_lost_none(off: float, lost: int) -
 
 
 def test_slopes_of_the_same_rows_are_multiples_of_each_other() -> None:
-    output, slope = np.arange(1.0, 4.0), np.array([1.0, -2.0, 3.0])
+    output, slope = np.arange(1.0, 4.0), np.array([[1.0, -2.0, 3.0]])
     theirs = Run(batch_size=4, accumulation_steps=1, probed={"a": Row(0, output, slope), "b": Row(0, output, slope)})
     mine = replace(
         theirs, probed={"a": Row(0, 1.1 * output, 2 * slope), "b": Row(1, output, 3 * slope), "c": Row(1, output, slope)}
@@ -157,6 +157,37 @@ def test_slopes_of_the_same_rows_are_multiples_of_each_other() -> None:
     assert seen is not None and seen.factors == ((2.0,), (3.0,)) and seen.outputs == pytest.approx(0.1)
     assert seen.residual == pytest.approx(0.0, abs=1e-15) and seen.spread == 0.0
     assert rows(replace(theirs, probed={}), theirs) is None
+
+
+def test_slopes_that_are_no_multiples_by_row_are_looked_at_by_token() -> None:
+    output, slope = np.arange(8.0), np.random.default_rng(0).normal(size=(2, 4))
+    theirs = Run(batch_size=4, accumulation_steps=1, probed={"a": Row(0, output, slope)})
+    by_token = replace(theirs, probed={"a": Row(0, output, slope * [[0.5], [3.0]])})
+    seen = rows(by_token, theirs)
+    assert seen is not None and seen.tokens and seen.factors == ((0.5, 3.0),) and not seen.chosen
+    assert seen.residual == pytest.approx(0.0, abs=1e-15) and seen.what == "token"
+    one_left_out = rows(replace(theirs, probed={"a": Row(0, output, slope * [[0.0], [3.0]])}), theirs)
+    assert one_left_out is not None and one_left_out.tokens and one_left_out.chosen
+    turned = rows(replace(theirs, probed={"a": Row(0, output, slope[:, ::-1])}), theirs)
+    assert turned is not None and not turned.tokens and turned.residual > 0.1
+
+
+def test_copies_that_are_coupled_are_separated_by_the_split() -> None:
+    mine, theirs = run(step(PARTS), n=4), run(step([G]))
+    assert separated(replace(mine, coupled_copies=3), replace(theirs, coupled_copies=15), 0)
+    assert not separated(replace(mine, coupled_copies=1), replace(theirs, coupled_copies=1), 0)  # pairs
+
+
+@pytest.mark.parametrize(("limit", "agree"), [(4.0, True), (1.0, False)])
+def test_clipping_n_times_the_gradient_to_n_times_the_limit_is_clipping_it(limit: float, agree: bool) -> None:
+    """The candidate adds four means, clips their sum, and divides by 4."""
+    size = float(np.linalg.norm(G))
+    before, clipped = 4 * G, limit * G / size
+    mine = step(
+        [4 * part for part in PARTS], clipped / 4, clips=(Clip(after=4, before=before, active=True, limit=limit, scale=1.0),)
+    )
+    theirs = step([G], G / size, clips=(Clip(after=1, before=G, active=True, limit=1.0, scale=1.0),))
+    assert only(mine, theirs).gradients_agree == agree
 
 
 def test_coupled_rows_are_separated_by_the_split() -> None:

@@ -189,3 +189,12 @@ def test_norms_are_those_after_scaling_and_at_the_step() -> None:
 
 def test_accumulation_steps_come_from_the_candidate() -> None:
     assert fits(step([2 * G]), WHOLE, None, 2 * G, G, Run(batch_size=8, accumulation_steps=2), GATE).fits.times_n == 0.0
+
+
+def test_parts_that_make_up_each_other_have_the_weights_nearest_to_one() -> None:
+    """Two rows of the same tokens: what each of them counts cannot be told, and what both count can."""
+    found = weighted_sum(0.5 * PARTS[0] + 2 * PARTS[1], [PARTS[0] / 2, PARTS[1], PARTS[0] / 2])
+    assert found.weights == pytest.approx((0.5, 2.0, 0.5)) and found.residual < 1e-12 and found.condition < 10
+    assert weighted_sum(PARTS[2], [PARTS[0], PARTS[1], PARTS[0]]).residual > 0.1
+    both = PARTS[0] + PARTS[1]
+    assert weighted_sum(2 * both, [PARTS[0], PARTS[1], both]).weights == pytest.approx((1.0, 1.0, 1.0))

@@ -177,8 +177,12 @@ def test_a_term_of_the_loss_that_counts_otherwise_is_an_auxiliary_loss() -> None
         ({"weights": (0.25, 0.25)}, {}, ["auxiliary_loss_scale"]),
         ({"residual": 0.1}, {"scale": 1.1}, ["non_separable_loss"]),
         ({"residual": 0.1}, {"scale": 3.7}, ["non_separable_loss", "auxiliary_loss_scale"]),
-        ({"residual": 0.1}, {"off_rows": 1e-5}, ["normaliser_depends_on_split"]),  # each row's slope points as it should
-        ({"residual": 0.1}, {"off_rows": 0.1}, ["non_separable_loss"]),
+        (
+            {"residual": 0.1},
+            {"by_row": RowFacts(residual=1e-5, factors=((1.0,),))},
+            ["normaliser_depends_on_split"],
+        ),  # each row's slope points as it should
+        ({"residual": 0.1}, {"by_row": RowFacts(residual=0.1, factors=((1.0,),))}, ["non_separable_loss"]),
         ({"weights": (1.2, -0.8)}, {}, ["unexplained"]),
         ({"condition": 1e9}, {}, ["unexplained"]),
     ],
@@ -245,6 +249,28 @@ def rows(**seen: Any) -> RowFacts:
     return replace(ALIKE, **seen)
 
 
+def test_small_differences_of_factors_count_where_they_are_known() -> None:
+    """A baseline of the micro-batch that is almost the window's; rows count otherwise by 1e-4, and no weights give that."""
+    small = changed(OFF, **WEIGHTED, raw={"distance": 5e-5})
+    for spread, residual, expected in ((1e-4, 0.0, "normaliser_depends_on_split"), (1e-4, 1e-3, "mean_of_means")):
+        seen = rows(factors=((1.0, 1.0 + spread), (1.0,)), residual=residual)
+        assert causes(changed(small, probe={"made": True, "by_row": seen})) == [expected]
+    assert causes(changed(small, parts={"weights": (1.0 + 1e-9, 1.0, 1.0 - 1e-9, 1.0)})) == ["unexplained"]
+
+
+def test_gradients_that_clipping_alone_makes_different() -> None:
+    clipped = changed(EQUAL, consumed={"distance": 0.5}, fits={"line": 1e-9}, scaling={"clipped": True, "limits": (0.1, 0.4)})
+    (finding,) = explain_step(clipped)
+    assert finding.cause is Cause.unexplained and "clipped to 0.1 where N=1 clips to 0.4" in finding.message
+    (other,) = explain_step(changed(clipped, scaling={"limits": (0.4, 0.4)}))
+    assert other.cause is Cause.unexplained and "times 1:" not in other.message
+
+
+def test_parameters_that_something_else_has_moved() -> None:
+    assert "something other than the optimizer" in explain_step(changed(OFF, window={"moved_before": 1e-3}))[0].message
+    assert causes(changed(EQUAL, window={"moved_before": 1e-3})) == []
+
+
 GATES: dict[str, tuple[Step, float, float, Cause, Cause]] = {  # constant -> facts, a value below and above, what they say
     "CONDITION_LIMIT": (
         lambda c: {**WEIGHTED, "parts": WEIGHTED["parts"] | {"condition": c}}, 0.99e6, 1.01e6, Cause.mean_of_means, UNEXPLAINED,
@@ -298,6 +324,12 @@ def test_gates_of_the_update_and_of_a_mean_weight() -> None:
     update = {"distance": 0.5, "gate": 1e-3}
     assert causes(changed(EQUAL, update=update | {"along_weights": 0.049})) == ["weight_decay_per_micro_batch"]
     assert causes(changed(EQUAL, update=update | {"along_weights": 0.051})) == ["unexplained"]
-    for off, expected in ((0.9e-2, ["mean_of_means", "loss_not_divided"]), (1.1e-2, ["unexplained"])):
+    for off, residual, expected in (
+        (1.9e-6, 1e-8, ["mean_of_means", "loss_not_divided"]),  # a gate of 1e-6, and a condition of 2
+        (2.1e-6, 1e-8, ["unexplained"]),
+        (0.9e-2, 1e-3, ["mean_of_means", "loss_not_divided"]),  # coarse arithmetic knows no weight better
+        (1.1e-2, 1e-3, ["unexplained"]),
+    ):
         weights = tuple(w * 0.25 * (1 + off) for w in (0.8, 1.2, 0.4, 1.6))
-        assert causes(changed(changed(OFF, **WEIGHTED), parts={"weights": weights})) == expected
+        coarse = changed(OFF, **WEIGHTED, gate=max(GATE, residual))
+        assert causes(changed(coarse, parts={"weights": weights, "residual": residual})) == expected
