@@ -1,4 +1,4 @@
-"""What a task of the user's own is, found out in float64 before anything is trained."""
+"""What a task of the user's own is, found out before anything is trained: in float64, or in float32 where it has no other."""
 
 from __future__ import annotations
 
@@ -8,28 +8,59 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from harness.config import ConfigError
 from harness.judge.cause import Cause
 from harness.recipes.determinism import fixed_randomness
 from harness.referee.oracle import State, ghost_model, restore, snapshot
+from harness.targets import said
 from harness.workloads import Batch, nest
 from harness.workloads.custom import CustomWorkload
 from harness.workloads.layers import has_batch_norm, without_dropout
+from harness.workloads.widening import Narrow
 
-SAME = 1e-9  # relative: float64 outputs and losses of a row in other company, where it makes no difference
+# Relative: outputs and losses of a row in other company, where it makes no difference, by their format.
+SAME = {torch.float64: 1e-9, torch.complex128: 1e-9}
+SAME_IN_FLOAT32 = 1e-4
 
 
-def examine(workload: CustomWorkload, initial: nn.Module, ids: Tensor, device: torch.device) -> None:
-    """Try the samples `ids` on the float64 workload; note in it whether rows are coupled (`coupling`, `mixes_rows`).
+def why_not_float64(workload: CustomWorkload, initial: nn.Module, ids: Tensor, device: torch.device) -> str:
+    """Why the task does not compute in float64, tried on the samples `ids` of its float64 workload; empty where it does.
+
+    Where it narrows its numbers inside, its code is widened (`workload.widens`).
+    """
+    window, why = workload.batch(ids), ""
+    model = copy.deepcopy(initial).to(device, torch.float64)
+    state, trained = snapshot(model), [p for p in model.parameters() if p.requires_grad]
+    for workload.widens in (False, True):
+        narrow = Narrow()
+        try:
+            with narrow:
+                losses = _tried(workload, model, state, window, 0)[1]
+                if losses.requires_grad:
+                    torch.autograd.grad(losses.sum(), trained, allow_unused=True)
+        except ConfigError:
+            raise
+        except Exception as error:  # whatever the task's code raises
+            why = said(error)
+            continue
+        if not narrow.operations:
+            return ""
+        why = f"it computes {', '.join(narrow.operations[:3])} in a narrower format"
+    return why
+
+
+def examine(workload: CustomWorkload, initial: nn.Module, ids: Tensor, device: torch.device, dtype: torch.dtype) -> None:
+    """Try the samples `ids` on the workload of format `dtype`; note in it whether rows are coupled (`coupling`, `mixes_rows`).
 
     Raises ConfigError where the task cannot be judged: data that are not the same when read again, losses that are not [n] or
-    not finite, no gradient, random numbers that are not dropout's, no float64.
+    not finite, no gradient, random numbers that are not dropout's.
     """
     window = workload.batch(ids)
     if not _same(window.inputs, workload.batch(ids).inputs):
         raise workload.refused("train() whose samples are the same whenever they are read; they changed between two reads")
-    model = copy.deepcopy(initial).to(device, torch.float64)
+    model = copy.deepcopy(initial).to(device, dtype)
     state = snapshot(model)
-    with workload.told("a model and losses that run in float64 on the first window"):
+    with workload.told("a model and losses that run on the first window"):
         outputs, losses = _tried(workload, model, state, window, 0)
     _check_gradient(workload, model, losses)
     calm = without_dropout(model)
@@ -100,4 +131,4 @@ def _same_numbers(a: Any, b: Any) -> bool:
 
 
 def _near(a: Tensor, b: Tensor) -> bool:
-    return bool(torch.linalg.vector_norm(a - b) <= SAME * torch.linalg.vector_norm(b))
+    return bool(torch.linalg.vector_norm(a - b) <= SAME.get(b.dtype, SAME_IN_FLOAT32) * torch.linalg.vector_norm(b))

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from harness import pace
-from harness.config import LastWindow, OptimizerConfig, Precision, TrialConfig, to_dict
+from harness.config import ConfigError, LastWindow, OptimizerConfig, Precision, TrialConfig, to_dict
 from harness.judge.counters import Counter, Counts, Differences, differing
-from harness.measure.examination import examine
+from harness.measure.examination import examine, why_not_float64
 from harness.measure.optimizer_state import common_state, learning_rates, optimizer_state, state_steps, state_tensors
 from harness.measure.shelf import Shelf, choose_shelf
 from harness.recipes import precision
@@ -69,6 +69,7 @@ class Setting:
 
     def __init__(self, config: TrialConfig, device: torch.device) -> None:
         self.config, self.device = config, device
+        self.not_float64 = ""  # why a task of the user's own does not compute in float64, where it does not
         check_available(config.execution, device)
         self.workloads: dict[torch.dtype, Workload] = {
             dtype: make_workload(config, device=device, dtype=dtype)
@@ -82,12 +83,22 @@ class Setting:
         # A GPU draws as many numbers at once as fit into 16 bytes, so that dropout's masks depend on the format there.
         self.masks_are_shared = not self.draws or device.type == "cpu" or config.precision == Precision.float64
         if isinstance(self.exact, CustomWorkload):
-            examine(self.exact, self.initial, next(self.windows(1)), device)
+            ids = next(self.windows(1))
+            self.not_float64 = why_not_float64(self.exact, self.initial, ids, device)
+            if self.not_float64 and config.precision == Precision.float64:
+                expected = f"float32 or a 16-bit format: the task does not compute in float64 ({self.not_float64})"
+                raise ConfigError("precision", config.precision, expected)
+            examine(self.exact, self.initial, ids, device, self.exact_dtype)
+
+    @property
+    def exact_dtype(self) -> torch.dtype:
+        """The format of exact gradients: float64, or float32 of a task that has no other."""
+        return torch.float32 if self.not_float64 else torch.float64
 
     @property
     def exact(self) -> Workload:
-        """The workload in float64."""
-        return self.workloads[torch.float64]
+        """The workload in `exact_dtype`."""
+        return self.workloads[self.exact_dtype]
 
     def windows(self, num: int | None = None, *, size: int | None = None, last: LastWindow | None = None) -> Iterator[Tensor]:
         """Sample ids ([n] int64) of the trial's first `num` windows, `config.steps` unless told.
@@ -108,8 +119,8 @@ class Setting:
         return torch.Generator().manual_seed(hash_seed(self.config.seed, *stream))
 
     def referee(self, *, dropout: bool = True) -> Referee:
-        """The float64 referee of the trial's model and loss; without `dropout` its layers of that kind do nothing."""
-        return Referee(self.exact, self._model(torch.float64, dropout), keep=self.shelf.put)
+        """The referee of the trial's model and loss, in `exact_dtype`; without `dropout` its layers of that kind do nothing."""
+        return Referee(self.exact, self._model(self.exact_dtype, dropout), keep=self.shelf.put)
 
     def identity(self, settings: Sequence[str], windows: Sequence[Tensor]) -> dict[str, Any]:
         """What a measurement on `windows` depends on: these settings, the machine, and the very weights and samples."""

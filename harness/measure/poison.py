@@ -71,6 +71,9 @@ def measure(setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[T
 
     Clipping and dropout are off. The scaler is the configured precision's; a power of two, so exact in float64.
     """
+    unseen = PoisonedWindow(steps=0, finite=True, moved=False, scale_before=1, scale_after=1, survivors=math.inf)
+    if setting.not_float64:
+        return dict.fromkeys(recipes, unseen)
     clip_norm = no_clipping(setting.config.clip_norm)
     arms = setting.arms(recipes, dropout=False, precision=Precision.float64, steps=2, clip_norm=clip_norm)
     lock = LockStep(arms, setting.config.seed, shelf=setting.shelf)
@@ -86,7 +89,6 @@ def measure(setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[T
             lock.step(ids)
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         # The optimizer decomposes its gradients (Shampoo), which fails where they are not finite.
-        unseen = PoisonedWindow(steps=0, finite=True, moved=False, scale_before=1, scale_after=1, survivors=math.inf)
         return dict.fromkeys(arms, unseen)
     found = {}
     for label, arm in arms.items():

@@ -20,6 +20,7 @@ from harness.judge.gates import RANK_LEVEL, ROUNDING_GATE
 from harness.judge.resampling import permutation_rank
 from harness.judge.sequential import EARLY_LOOKS, ratio_limits, spent
 from harness.judge.verdict import Rounding, rounding_failures
+from harness.measure.coarse import NO_ROUNDING
 from harness.measure.lock_step import REFERENCE, LockStep, Setting
 from harness.measure.probe import inside_causes
 from harness.recipes.recipe import Recipe
@@ -60,6 +61,8 @@ def measure(
     mean over the window's loss terms.
     """
     config = setting.config
+    if setting.not_float64:  # there is nothing to measure it by
+        return {label: NO_ROUNDING for label in recipes if label != REFERENCE}
     referee, clip_norm = setting.referee(dropout=False), no_clipping(config.clip_norm)
     state, window = snapshot(referee.model), setting.exact.batch(ids)
     exact = referee.gradient(state, window)

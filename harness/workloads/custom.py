@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ from harness import targets
 from harness.config import ConfigError, Norm, WorkloadConfig
 from harness.workloads import Batch, Workload, nest
 from harness.workloads.layers import replace_layers
+from harness.workloads.widening import widened
 
 FIELD = "workload.target"
 LABELS = ("labels", "label", "targets", "target")  # keys of a mapping that the model does not get
@@ -64,6 +65,8 @@ def open_task(target: str, arguments: str) -> Task:
 
 class CustomWorkload(Workload):
     """A task's data, model and losses, in one floating format on one device."""
+
+    widens = False  # whether the task's code computes in narrower formats unless it is `widened`: of the float64 workload
 
     def __init__(self, config: WorkloadConfig, norm: Norm, *, device: torch.device, dtype: torch.dtype) -> None:
         assert config.target is not None
@@ -112,15 +115,17 @@ class CustomWorkload(Workload):
     def forward(self, model: nn.Module, batch: Batch) -> Any:
         """`forward(model, batch)` of the task; else `model` gets the first part of a tuple, or a mapping without its labels."""
         inputs = batch.inputs
-        if hasattr(self._task, "forward"):
-            return self._task.forward(model, inputs)
-        if isinstance(inputs, Mapping):
-            return model(**{key: value for key, value in inputs.items() if key not in LABELS})
-        return model(inputs[0] if isinstance(inputs, (list, tuple)) else inputs)
+        with self._format():
+            if hasattr(self._task, "forward"):
+                return self._task.forward(model, inputs)
+            if isinstance(inputs, Mapping):
+                return model(**{key: value for key, value in inputs.items() if key not in LABELS})
+            return model(inputs[0] if isinstance(inputs, (list, tuple)) else inputs)
 
     def losses(self, outputs: Any, batch: Batch) -> Tensor:
         """[n] float32 or wider."""
-        losses = self._rows("losses", self._task.losses(outputs, batch.inputs), batch)
+        with self._format():
+            losses = self._rows("losses", self._task.losses(outputs, batch.inputs), batch)
         return losses if losses.dtype == torch.float64 else losses.float()
 
     def num_terms(self, batch: Batch) -> Tensor:
@@ -139,6 +144,9 @@ class CustomWorkload(Workload):
         if not hasattr(self._task, "correct"):
             return torch.full((len(batch),), math.nan)
         return self._rows("correct", self._task.correct(outputs, batch.inputs), batch)
+
+    def _format(self) -> AbstractContextManager[None]:
+        return widened() if self.widens else nullcontext()
 
     def _sequence(self, name: str) -> Sequence[Any]:
         with self.told(f"{name}() that gives a sequence of samples"):

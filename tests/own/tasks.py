@@ -147,6 +147,67 @@ class Ragged:
         return (outputs.logits[:, :-1].argmax(2) == batch["labels"][:, 1:]).sum(1)
 
 
+class RootMeanSquare(nn.Module):
+    """As Llama's: in float32, whatever it is given."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        narrow = x.to(torch.float32)
+        return self.weight * (narrow * torch.rsqrt(narrow.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+class Narrow(Images):
+    """Code that is written for float32: casts, a constant, a new tensor, a loss."""
+
+    def model(self, norm: str) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(50, 8), RootMeanSquare(8), nn.Tanh(), RootMeanSquare(8), nn.Linear(8, 3))
+
+    def forward(self, model: nn.Module, batch: Any) -> Tensor:
+        shift = torch.zeros(len(batch[0]), 1, 1, 1)
+        shift[:, 0] = 0.5
+        outputs: Tensor = model(batch[0].float() + shift)
+        return F.softmax(outputs, dim=1, dtype=torch.float32)
+
+    def losses(self, outputs: Tensor, batch: Any) -> Tensor:
+        return -outputs.float().gather(1, batch[1][:, None])[:, 0].clamp(min=torch.finfo(torch.float32).tiny).log()
+
+
+class Doubled(torch.autograd.Function):
+    """A kernel for float32 alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        assert x.dtype != torch.float64, "this kernel has no float64"
+        return x + x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return 2 * gradients[0]
+
+
+class Kernel(Images):
+    """A part that has no float64."""
+
+    batch_norm = False
+
+    def model(self, norm: str) -> nn.Module:
+        norms = [nn.BatchNorm1d(8)] if self.batch_norm else []
+        return nn.Sequential(nn.Flatten(), nn.Linear(50, 8), *norms, nn.ReLU(), OfKernel(), nn.Linear(8, 3))
+
+
+class OfKernel(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        doubled: Tensor = Doubled.apply(x)
+        return doubled
+
+
+class KernelAndBatchNorm(Kernel):
+    batch_norm = True
+
+
 class Pair(NamedTuple):
     left: np.ndarray
     right: np.ndarray
@@ -253,12 +314,6 @@ class Noisy(Images):
     def forward(self, model: nn.Module, batch: Any) -> Tensor:
         outputs: Tensor = model(batch[0])
         return outputs + torch.randn_like(outputs)
-
-
-class Narrow(Images):
-    def forward(self, model: nn.Module, batch: Any) -> Tensor:
-        outputs: Tensor = model(batch[0].float())
-        return outputs
 
 
 class Sparse(Images):
