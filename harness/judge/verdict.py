@@ -164,8 +164,8 @@ def judged_in_float32(evidence: Evidence) -> Verdict:
     algebra, signature = evidence.algebra, evidence.signature
     gate = coarse_gate(algebra.floor)
     unseen = (
-        f"{Doubt.no_float64} ({algebra.not_float64}): neither rounding (L1) nor differences of a gradient below {gate:.0e} were "
-        f"measured; the shuffled full batch differs by {algebra.floor:.1e} in float32"
+        f"{Doubt.no_float64} ({algebra.not_float64}): not measured were rounding (L1), the reported loss, windows that are not "
+        f"finite, and differences of a gradient below {gate:.0e} (the shuffled full batch differs by {algebra.floor:.1e})"
     )
     if not evidence.finite and not evidence.counters:
         return Verdict(verdict=Outcome.inconclusive, reasons=(Doubt.diverged, unseen))

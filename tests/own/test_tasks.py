@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from torch import nn
 
 from harness.config import ConfigError, Data, Norm, OptimizerConfig, OptimizerName, Precision, Split, TrialConfig, WorkloadConfig
 from harness.judge.cause import Cause
-from harness.judge.verdict import Outcome
+from harness.judge.signature import Attribution, Signature, WrongWindow
+from harness.judge.verdict import WIDENED, Algebra, Doubt, Evidence, Outcome, Trajectory, judge
+from harness.measure.coarse import NO_ROUNDING
 from harness.measure.lock_step import Setting
 from harness.recipes.catalogue import named
 from harness.referee.oracle import snapshot
@@ -131,6 +134,67 @@ def test_batch_norm_is_exchanged(norm: Norm) -> None:
         assert isinstance(layers[1], nn.GroupNorm) and layers[1].num_groups == (6 if norm == Norm.group else 1)
 
 
+SHORT = {"steps": 4, "algebra_steps": 3, "accumulation_steps": (3,), "split": Split.even}
+
+
+def planted(config: TrialConfig, *faults: str) -> dict[str, dict[str, Any]]:
+    """The arms by name: the right ones and those with a fault."""
+    recipes = with_faults(config, {name: named(name, config.precision) for name in faults})
+    return {arm["arm"]: arm for arm in run_trial(config, lambda step, rows: None, recipes).arms}
+
+
+def test_code_that_narrows_its_numbers_is_judged_in_float64() -> None:
+    """Casts to float32 in the model and in the loss, a tensor of the default format."""
+    arms = planted(own("Narrow", **SHORT), "loss_not_divided", "low_precision_accumulator")
+    for name, arm in arms.items():
+        right = name in ("accumulated", "permuted")
+        assert (arm["verdict"], arm["cause"]) == (("equivalent", "") if right else ("different", name)), arm["reasons"]
+        assert arm["reasons"][-1] == WIDENED
+        assert (arm["algebra_error"] < 1e-13) == right
+    assert WIDENED not in planted(own("Frozen", **SHORT))["accumulated"]["reasons"]
+
+
+@pytest.mark.parametrize("precision", [Precision.float32, pytest.param(Precision.float16, marks=pytest.mark.slow)])
+def test_a_task_without_float64_is_judged_by_what_remains(precision: Precision) -> None:
+    faults = ("mean_of_means", "loss_not_divided", "counter_wrong", "optimizer_state_per_micro_batch")
+    config = own("Kernel", **SHORT | {"split": Split.ragged, "precision": precision})
+    for name, arm in planted(config, *faults).items():
+        right = name in ("accumulated", "permuted")
+        assert (arm["verdict"], arm["cause"]) == (("inconclusive", "") if right else ("different", name)), arm["reasons"]
+        assert not arm["explained"] and math.isnan(arm["algebra_error"]) and math.isnan(arm["rounding_ratio"])
+        [told] = [reason for reason in arm["reasons"] if reason.startswith(Doubt.no_float64)]
+        assert "(AssertionError: this kernel has no float64): not measured were rounding (L1)" in told
+
+
+def test_batch_norm_without_float64_is_named() -> None:
+    arms = planted(own("KernelAndBatchNorm", **SHORT | {"accumulation_steps": (2,), "split": Split.ragged}))
+    assert arms["accumulated"]["cause"] == Cause.batch_statistics and arms["permuted"]["verdict"] == Outcome.inconclusive
+
+
+def test_float64_is_refused_where_there_is_none() -> None:
+    with pytest.raises(ConfigError, match="precision=float64: expected float32 or a 16-bit format: the task does not compute"):
+        Setting(own("Kernel", precision=Precision.float64), CPU)
+
+
+def test_a_gradient_that_is_wrong_once_and_without_a_cause_is_not_blamed_in_float32() -> None:
+    """A ReLU may have flipped; in every window it is the loop's."""
+    algebra = Algebra(
+        gradient_error=1e-2, state_error=math.nan, trajectory_error=math.nan, loss_error=0.0, steps=4, floor=1e-7,
+        clipping_active=False, clipped_share=0.0, short_windows=0, unequal_terms=False, not_float64="it cannot",
+    )  # fmt: skip
+    trajectory = Trajectory(ratio=1.0, jump_step=None, final_distance=0.0)
+    of = Attribution(distance=1e-2, scale=1.0, cosine=1.0, weights=(1.0,), residual=1e-2, condition=1.0)
+    window = WrongWindow(step=0, samples=8, micro_batches=2, clip_norm=None, whole=of, groups={}, tensors={})
+    for wrong, verdict in ((1, Outcome.inconclusive), (4, Outcome.different)):
+        signature = Signature(probes=4, gradient_error=1e-2, wrong_windows=({},) * wrong, worst_window=window)
+        evidence = Evidence(
+            precision=Precision.float32, algebra=algebra, rounding=NO_ROUNDING, trajectory=trajectory, counters={},
+            signature=signature,
+        )  # fmt: skip
+        assert judge(evidence).verdict == verdict
+        assert judge(dataclasses.replace(evidence, counters={"steps": (2, 1)})).verdict == Outcome.different
+
+
 REFUSED = {
     "NoLosses": "a task with the methods model, train, held_out and losses; NoLosses has no losses",
     "Raises": "it raised RuntimeError: no such luck (tasks.py:",
@@ -140,7 +204,6 @@ REFUSED = {
     "Constant": "losses with a gradient at the initial weights, got zeros",
     "ChangingData": "the same whenever they are read; they changed between two reads",
     "Noisy": "draws random numbers in dropout layers alone",
-    "Narrow": "a model and losses that run in float64 on the first window; it raised RuntimeError",
     "Sparse": "dense gradients, got sparse ones",
     "HalfTerms": "terms(batch) that gives whole numbers from 0 on, got torch.float32 from 0.5 on",
     "NotAModel": 'model("as_is") that gives a torch.nn.Module, got function',
