@@ -15,7 +15,7 @@ from harness.referee.oracle import State, ghost_model, restore, snapshot
 from harness.targets import said
 from harness.workloads import Batch, nest
 from harness.workloads.custom import CustomWorkload
-from harness.workloads.layers import has_batch_norm, without_dropout
+from harness.workloads.layers import has_batch_norm, in_format, without_dropout
 from harness.workloads.widening import Narrow
 
 # Relative: outputs and losses of a row in other company, where it makes no difference, by their format.
@@ -29,7 +29,7 @@ def why_not_float64(workload: CustomWorkload, initial: nn.Module, ids: Tensor, d
     Where it narrows its numbers inside, its code is widened (`workload.widens`).
     """
     window, why = workload.batch(ids), ""
-    model = copy.deepcopy(initial).to(device, torch.float64)
+    model = in_format(copy.deepcopy(initial), device, torch.float64)
     state, trained = snapshot(model), [p for p in model.parameters() if p.requires_grad]
     for workload.widens in (False, True):
         narrow = Narrow()
@@ -58,7 +58,7 @@ def examine(workload: CustomWorkload, initial: nn.Module, ids: Tensor, device: t
     window = workload.batch(ids)
     if not _same(window.inputs, workload.batch(ids).inputs):
         raise workload.refused("train() whose samples are the same whenever they are read; they changed between two reads")
-    model = copy.deepcopy(initial).to(device, dtype)
+    model = in_format(copy.deepcopy(initial), device, dtype)
     state = snapshot(model)
     with workload.told("a model and losses that run on the first window"):
         outputs, losses = _tried(workload, model, state, window, 0)

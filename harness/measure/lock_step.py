@@ -48,7 +48,7 @@ from harness.results.arm_name import FULL, ArmName
 from harness.workloads import Batch, Workload, nest
 from harness.workloads.build import make_workload
 from harness.workloads.custom import CustomWorkload
-from harness.workloads.layers import draws, has_batch_norm, without_dropout
+from harness.workloads.layers import draws, has_batch_norm, in_format, without_dropout
 
 REFERENCE = str(ArmName(FULL))
 ExactGradient = Callable[[str], Tensor | None]  # label of an arm -> [P] float64 at its present parameters
@@ -170,7 +170,7 @@ class Setting:
         )
 
     def _model(self, dtype: torch.dtype, dropout: bool) -> nn.Module:
-        model = copy.deepcopy(self.initial).to(self.device, dtype)
+        model = in_format(copy.deepcopy(self.initial), self.device, dtype)
         return model if dropout else without_dropout(model)
 
 

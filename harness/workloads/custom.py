@@ -20,7 +20,7 @@ from torch.utils.data import default_collate
 from harness import targets
 from harness.config import ConfigError, Norm, WorkloadConfig
 from harness.workloads import Batch, Workload, nest
-from harness.workloads.layers import replace_layers
+from harness.workloads.layers import in_format, replace_layers, with_real_parameters
 from harness.workloads.widening import widened
 
 FIELD = "workload.target"
@@ -97,7 +97,9 @@ class CustomWorkload(Workload):
             model = self._task.model(str(self._norm))
         if not isinstance(model, nn.Module):
             raise self.refused(f'model("{self._norm}") that gives a torch.nn.Module, got {_kind(model)}')
-        model = model.to(CPU, torch.float32)
+        model = in_format(model, CPU, torch.float32)
+        with self.told("a model whose complex parameters have one name each"):
+            with_real_parameters(model)
         if self._norm in (Norm.none, Norm.group, Norm.layer):
             if isinstance(model, _BatchNorm):
                 raise self.refused("a model that is more than one BatchNorm layer")

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.utils import parametrize
 
 Old = TypeVar("Old", bound=nn.Module)
 New = TypeVar("New", bound=nn.Module)
@@ -49,3 +51,38 @@ def _probabilities(layer: nn.Module) -> dict[str, float]:
     """Positive probabilities of dropout by attribute: `p` of a dropout layer, else numbers with `dropout` in their names."""
     own = {"p": layer.p} if isinstance(layer, _DropoutNd) else {k: v for k, v in vars(layer).items() if "dropout" in k}
     return {name: value for name, value in own.items() if isinstance(value, float) and value > 0}
+
+
+def in_format(model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """The model, moved in place, its real numbers in `dtype` and its complex ones in pairs of it."""
+    of_pairs = torch.complex128 if dtype == torch.float64 else torch.complex64
+
+    def placed(tensor: Tensor) -> Tensor:
+        own = dtype if tensor.is_floating_point() else of_pairs if tensor.is_complex() else tensor.dtype
+        return tensor.to(device, own)
+
+    model._apply(placed)  # `Module.to` would cut imaginary parts off
+    return model
+
+
+class AsComplex(nn.Module):
+    """A complex parameter, kept as its real and imaginary parts: what PyTorch's optimizers make of it inside a step."""
+
+    def forward(self, real: Tensor, imaginary: Tensor) -> Tensor:
+        """The complex value of two parts."""
+        return torch.complex(real, imaginary)
+
+    def right_inverse(self, value: Tensor) -> tuple[Tensor, Tensor]:
+        """The parts of a complex value, in memory of their own."""
+        return value.real.clone(), value.imag.clone()
+
+
+def with_real_parameters(model: nn.Module) -> None:
+    """Keep each complex parameter as real ones, in place; ValueError where one has several names."""
+    places = [
+        (layer, name) for layer in model.modules() for name, own in layer.named_parameters(recurse=False) if own.is_complex()
+    ]
+    if len(places) > sum(own.is_complex() for own in model.parameters()):
+        raise ValueError("a complex parameter has several names")
+    for layer, name in places:
+        parametrize.register_parametrization(layer, name, AsComplex(), unsafe=True)

@@ -175,6 +175,23 @@ class Narrow(Images):
         return -outputs.float().gather(1, batch[1][:, None])[:, 0].clamp(min=torch.finfo(torch.float32).tiny).log()
 
 
+class Waves(nn.Module):
+    """Complex weights, and complex numbers that are not trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(50, 3, dtype=torch.complex64) / 7)
+        self.register_buffer("turns", torch.polar(torch.ones(50), torch.linspace(0, 3, 50)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ((x.flatten(1) * self.turns) @ self.weight).abs()
+
+
+class Complex(Images):
+    def model(self, norm: str) -> nn.Module:
+        return nn.Sequential(Waves(), nn.Linear(3, 3))
+
+
 class Doubled(torch.autograd.Function):
     """A kernel for float32 alone."""
 

@@ -51,6 +51,7 @@ def verdicts(config: TrialConfig) -> list[dict[str, Any]]:
         own("Images", norm=Norm.none, precision=Precision.bfloat16),
         own("Images", norm=Norm.layer, precision=Precision.float16),
         own("Frozen", clip_norm=0.1),
+        own("Complex", accumulation_steps=(4,)),
         own("Ragged"),
         own("Ragged", precision=Precision.float64, ema_decay=0.9),
     ],
