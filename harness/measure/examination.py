@@ -68,6 +68,7 @@ def examine(workload: CustomWorkload, initial: nn.Module, ids: Tensor, device: t
     if not _near(_tried(workload, calm, state, window, 1)[1], losses):
         raise workload.refused("a model that draws random numbers in dropout layers alone; with these off two forwards differ")
     workload.smallest_micro_batch = _smallest(workload, calm, state, window)
+    workload.is_stateful = _is_stateful(workload, calm, state, window, outputs)
     if len(window) < 4:
         return
     sizes = [len(window) // 2, len(window) - len(window) // 2]
@@ -79,6 +80,12 @@ def examine(workload: CustomWorkload, initial: nn.Module, ids: Tensor, device: t
     again = nest.joined([_tried(workload, calm, state, half, 0)[0] for half in halves])
     together = _tried(workload, ghost_model(calm, sizes), state, window, 0)[0] if has_batch_norm(calm) else outputs
     workload.mixes_rows = not _same_numbers(again, together)
+
+
+def _is_stateful(workload: CustomWorkload, model: nn.Module, state: State, window: Batch, outputs: Any) -> bool:
+    """Whether a second forward, with the buffers that a first one has left, gives other outputs."""
+    _tried(workload, model, state, window, 0)
+    return not _same_numbers(_tried(workload, model, snapshot(model), window, 0)[0], outputs)
 
 
 def _smallest(workload: CustomWorkload, model: nn.Module, state: State, window: Batch) -> int:

@@ -270,6 +270,46 @@ class Mixed(Images):
         return Centred()
 
 
+class Spectral(Images):
+    """Spectral normalisation, whose power iteration goes on with each forward."""
+
+    def model(self, norm: str) -> nn.Module:
+        first = nn.utils.parametrizations.spectral_norm(nn.Linear(50, 8))
+        return nn.Sequential(nn.Flatten(), first, nn.Tanh(), nn.Linear(8, 3))
+
+
+class OldSpectral(Images):
+    def model(self, norm: str) -> nn.Module:
+        first = nn.utils.spectral_norm(nn.Linear(50, 8))
+        return nn.Sequential(nn.Flatten(), first, nn.Tanh(), nn.Linear(8, 3))
+
+
+class SpectralAndBatchNorm(Images):
+    def model(self, norm: str) -> nn.Module:
+        first = nn.utils.parametrizations.spectral_norm(nn.Linear(50, 8))
+        return nn.Sequential(nn.BatchNorm2d(2), nn.Flatten(), first, nn.Tanh(), nn.Linear(8, 3))
+
+
+class Codebook(nn.Module):
+    """Prototypes that follow their inputs: those of this forward are used by the next one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("prototype", torch.zeros(50))
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.flatten(1)
+        shifted = flat - self.prototype
+        with torch.no_grad():
+            self.prototype.lerp_(flat.mean(0), 0.5)
+        return shifted
+
+
+class FollowsInputs(Images):
+    def model(self, norm: str) -> nn.Module:
+        return nn.Sequential(Codebook(), nn.Linear(50, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
 class MixedBesideBatchNorm(Images):
     def model(self, norm: str) -> nn.Module:
         return nn.Sequential(nn.BatchNorm2d(2), Centred())

@@ -72,13 +72,46 @@ def test_an_accumulated_task_is_the_large_batch(config: TrialConfig) -> None:
         ("MixedBesideBatchNorm", Cause.batch_statistics),
         ("Contrast", Cause.non_separable_loss),
         ("Drops", Cause.stochastic_layers),
+        ("Spectral", Cause.stateful_forward),
+        pytest.param("OldSpectral", Cause.stateful_forward, marks=pytest.mark.slow),
+        ("FollowsInputs", Cause.stateful_forward),
+        pytest.param("SpectralAndBatchNorm", "batch_statistics+stateful_forward", marks=pytest.mark.slow),
     ],
 )
-def test_what_couples_rows_is_named_and_reproduced(name: str, cause: Cause) -> None:
+def test_what_couples_rows_is_named_and_reproduced(name: str, cause: str) -> None:
     *accumulated, permuted = verdicts(own(name))
     for arm in accumulated:
         assert (arm["verdict"], arm["cause"], arm["explained"]) == (Outcome.different, str(cause), True), arm["reasons"]
     assert permuted["verdict"] == (Outcome.different if cause == Cause.stochastic_layers else Outcome.equivalent)
+
+
+def test_a_fault_beside_a_stateful_forward_is_named() -> None:
+    arms = planted(own("Spectral", **SHORT), "loss_not_divided")
+    assert arms["loss_not_divided"]["cause"] == "stateful_forward+loss_not_divided" and arms["loss_not_divided"]["explained"]
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_spectral_norm_whose_iteration_rests_after_the_first_micro_batch_is_the_large_batch(frozen: bool) -> None:
+    """What the remedy says, written out; without it the gradients differ."""
+    task = tasks.Spectral()
+    torch.manual_seed(0)
+    model = task.model("as_is").double()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    images, labels = task.images[:8].double(), task.labels[:8]
+
+    def gradients(num: int) -> torch.Tensor:
+        model.load_state_dict(state)
+        model.train()
+        model.zero_grad()
+        for image, label in zip(images.chunk(num), labels.chunk(num), strict=True):
+            (task.losses(model(image), (image, label)).sum() / 8).backward()
+            for layer in model.modules():
+                if frozen and nn.utils.parametrize.is_parametrized(layer):
+                    layer.parametrizations.eval()
+        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+    error = torch.linalg.vector_norm(gradients(4) - gradients(1)) / torch.linalg.vector_norm(gradients(1))
+    assert error <= 1e-14 if frozen else error > 1e-4
 
 
 def test_a_planted_fault_is_named_in_a_task() -> None:
