@@ -181,7 +181,7 @@ def step_of_a_subclass_divided_twice(batch_size: int, accumulation_steps: int) -
 
 
 def _spectral() -> nn.Sequential:
-    return data.model(torch.float32, parametrizations.spectral_norm(nn.Linear(16, 16)))
+    return data.model(torch.float32, parametrizations.spectral_norm(nn.Linear(16, 24)), nn.Linear(24, 16))
 
 
 def spectral_norm(batch_size: int, accumulation_steps: int) -> None:
