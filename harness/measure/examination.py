@@ -14,6 +14,7 @@ from harness.recipes.determinism import fixed_randomness
 from harness.referee.oracle import State, ghost_model, restore, snapshot
 from harness.targets import said
 from harness.workloads import Batch, nest
+from harness.workloads.calm import CONSTANTS, mark_draws
 from harness.workloads.custom import CustomWorkload
 from harness.workloads.layers import has_batch_norm, in_format, without_dropout
 from harness.workloads.widening import Narrow
@@ -65,8 +66,17 @@ def examine(workload: CustomWorkload, initial: nn.Module, ids: Tensor, device: t
     _check_gradient(workload, model, losses)
     calm = without_dropout(model)
     outputs, losses = _tried(workload, calm, state, window, 0)
-    if not _near(_tried(workload, calm, state, window, 1)[1], losses):
-        raise workload.refused("a model that draws random numbers in dropout layers alone; with these off two forwards differ")
+    if not _same_numbers(_tried(workload, calm, state, window, 0), (outputs, losses)):
+        raise workload.refused("forwards that repeat from the same weights, buffers and seed of torch; two of them differ")
+    if not _same_numbers(_tried(workload, calm, state, window, 1), (outputs, losses)):
+        for one in (initial, calm):
+            mark_draws(one, one is initial)
+        outputs, losses = _tried(workload, calm, state, window, 0)
+        if not _same_numbers(_tried(workload, calm, state, window, 1), (outputs, losses)):
+            known = ", ".join(name for name in CONSTANTS if not name.endswith("_"))
+            raise workload.refused(
+                f"random numbers of the model's forward alone, by {known} or dropout; without these two differ"
+            )
     workload.smallest_micro_batch = _smallest(workload, calm, state, window)
     workload.is_stateful = _is_stateful(workload, calm, state, window, outputs)
     if len(window) < 4:

@@ -47,6 +47,7 @@ from harness.referee.oracle import Referee
 from harness.results.arm_name import FULL, ArmName
 from harness.workloads import Batch, Workload, nest
 from harness.workloads.build import make_workload
+from harness.workloads.calm import has_draws
 from harness.workloads.custom import CustomWorkload
 from harness.workloads.layers import draws, has_batch_norm, in_format, without_dropout
 
@@ -79,9 +80,6 @@ class Setting:
             self.initial = self.exact.make_model().train()
         self.shelf = choose_shelf(config, self.initial, device)
         self.has_batch_norm = has_batch_norm(self.initial)
-        self.draws = draws(self.initial)  # random numbers, in a training forward
-        # A GPU draws as many numbers at once as fit into 16 bytes, so that dropout's masks depend on the format there.
-        self.masks_are_shared = not self.draws or device.type == "cpu" or config.precision == Precision.float64
         if isinstance(self.exact, CustomWorkload):
             ids = next(self.windows(1))
             self.not_float64 = why_not_float64(self.exact, self.initial, ids, device)
@@ -89,6 +87,11 @@ class Setting:
                 expected = f"float32 or a 16-bit format: the task does not compute in float64 ({self.not_float64})"
                 raise ConfigError("precision", config.precision, expected)
             examine(self.exact, self.initial, ids, device, self.exact_dtype)
+        self.draws = draws(self.initial)  # random numbers, in a training forward
+        # A GPU draws as many numbers at once as fit into 16 bytes, so that dropout's masks depend on the format there, as normal
+        # and uniform numbers do everywhere.
+        same = device.type == "cpu" and not has_draws(self.initial)
+        self.masks_are_shared = not self.draws or same or config.precision == Precision.float64
 
     @property
     def exact_dtype(self) -> torch.dtype:

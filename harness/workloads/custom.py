@@ -20,6 +20,7 @@ from torch.utils.data import default_collate
 from harness import targets
 from harness.config import ConfigError, Norm, WorkloadConfig
 from harness.workloads import Batch, Workload, nest
+from harness.workloads.calm import Calm, is_calm
 from harness.workloads.layers import in_format, replace_layers, with_real_parameters
 from harness.workloads.widening import widened
 
@@ -117,7 +118,7 @@ class CustomWorkload(Workload):
     def forward(self, model: nn.Module, batch: Batch) -> Any:
         """`forward(model, batch)` of the task; else `model` gets the first part of a tuple, or a mapping without its labels."""
         inputs = batch.inputs
-        with self._format():
+        with self._format(), Calm() if is_calm(model) else nullcontext():
             if hasattr(self._task, "forward"):
                 return self._task.forward(model, inputs)
             if isinstance(inputs, Mapping):

@@ -11,6 +11,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.utils import parametrize
 
+from harness.workloads import calm
+
 Old = TypeVar("Old", bound=nn.Module)
 New = TypeVar("New", bound=nn.Module)
 
@@ -35,12 +37,14 @@ def has_batch_norm(model: nn.Module) -> bool:
 
 
 def draws(model: nn.Module) -> bool:
-    """Whether a training forward draws random numbers for dropout."""
-    return any(_probabilities(layer) for layer in model.modules())
+    """Whether a training forward draws random numbers, for dropout or as it has been marked."""
+    return calm.has_draws(model) or any(_probabilities(layer) for layer in model.modules())
 
 
 def without_dropout(model: nn.Module) -> nn.Module:
-    """The model, with all its probabilities of dropout at 0."""
+    """The model, with all its probabilities of dropout at 0, and without the draws that it has been marked to make."""
+    if calm.has_draws(model):
+        calm.mark_draws(model, False)
     for layer in model.modules():
         for name in _probabilities(layer):
             setattr(layer, name, 0.0)

@@ -68,6 +68,29 @@ class Drops(Images):
         return nn.Sequential(nn.Flatten(), nn.Linear(50, 8), nn.Dropout(0.2), Dropping(), nn.Linear(8, 3))
 
 
+class Variational(Images):
+    """An autoencoder with noise of its own, and dropout that nothing tells of."""
+
+    def model(self, norm: str) -> nn.Module:
+        return Autoencoder()
+
+    def losses(self, outputs: Any, batch: Any) -> Tensor:
+        image, mean, logarithm = outputs
+        divergence = 0.5 * (mean.square() + logarithm.exp() - logarithm - 1).sum(1)
+        return (image - batch[0].flatten(1)).square().sum(1) + divergence
+
+
+class Autoencoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(50, 6), nn.Linear(3, 50)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        mean, logarithm = self.encoder(F.dropout(x.flatten(1), 0.1)).chunk(2, dim=1)
+        code = mean + (0.5 * logarithm).exp() * torch.randn_like(mean)
+        return self.decoder(code), mean, logarithm
+
+
 class Dropping(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -367,10 +390,17 @@ class ChangingData(Images):
         return Augmented()
 
 
-class Noisy(Images):
+class Foreign(Images):
+    """Random numbers that are not torch's."""
+
     def forward(self, model: nn.Module, batch: Any) -> Tensor:
         outputs: Tensor = model(batch[0])
-        return outputs + torch.randn_like(outputs)
+        return outputs + np.random.default_rng().standard_normal()
+
+
+class DrawnLoss(Images):
+    def losses(self, outputs: Any, batch: Any) -> Tensor:
+        return super().losses(outputs + torch.randn_like(outputs), batch)
 
 
 class Sparse(Images):
