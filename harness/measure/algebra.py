@@ -268,6 +268,7 @@ def _run(
         if t == 0:
             for label, run in runs.items():
                 run.state_error = _state_error(lock, probe, label, run.signature)
+                setting.shelf.settle(())
     for label, run in runs.items():
         flags = [bool(flag) for flag in lock.arms[label].clipped]
         run.clipped_share = sum(flags) / max(1, len(flags))

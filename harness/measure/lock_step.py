@@ -87,6 +87,7 @@ class Setting:
                 expected = f"float32 or a 16-bit format: the task does not compute in float64 ({self.not_float64})"
                 raise ConfigError("precision", config.precision, expected)
             examine(self.exact, self.initial, ids, device, self.exact_dtype)
+        self.shelf.settle(self.initial.parameters())
         self.draws = draws(self.initial)  # random numbers, in a training forward
         # A GPU draws as many numbers at once as fit into 16 bytes, so that dropout's masks depend on the format there, as normal
         # and uniform numbers do everywhere.
@@ -123,7 +124,9 @@ class Setting:
 
     def referee(self, *, dropout: bool = True) -> Referee:
         """The referee of the trial's model and loss, in `exact_dtype`; without `dropout` its layers of that kind do nothing."""
-        return Referee(self.exact, self._model(self.exact_dtype, dropout), keep=self.shelf.put)
+        model = self._model(self.exact_dtype, dropout)
+        self.shelf.settle(model.parameters())
+        return Referee(self.exact, model, keep=self.shelf.put)
 
     def identity(self, settings: Sequence[str], windows: Sequence[Tensor]) -> dict[str, Any]:
         """What a measurement on `windows` depends on: these settings, the machine, and the very weights and samples."""
@@ -139,8 +142,8 @@ class Setting:
         self, recipes: Mapping[str, Recipe], *, dropout: bool = True, scaler: bool = True, **changes: Unpack[ArmChanges]
     ) -> dict[str, Arm]:
         """A fresh arm for each recipe, by its label: see `arm`."""
-        if self.device.type != "cpu":
-            gc.collect()  # arms of an earlier phase are cycles, and hold memory of the device
+        if self.device.type != "cpu" or type(self.shelf) is not Shelf:
+            gc.collect()  # arms of an earlier phase are cycles, and hold memory of the device, or pages of files
         made = {}
         for label, recipe in recipes.items():
             made[label] = self.arm(recipe, dropout=dropout, scaler=scaler, **changes)
@@ -392,6 +395,7 @@ class LockStep:
                     consumed = watch.consumed
                     watch.moments = None if consumed is None else moments_of(consumed, consumed)
                     watch.consumed = None
+                    self.shelf.settle(() if consumed is None else consumed.tensors)
                 if expected is not None and watch.gradient is not None:
                     errors[label] = relative_distance(watch.gradient, expected)
                 if gradients != "kept":

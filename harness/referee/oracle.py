@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -48,6 +48,15 @@ def no_clipping(max_norm: float | None) -> float | None:
     return None if max_norm is None else math.inf
 
 
+def summed(vectors: Iterable[Tensor]) -> Tensor:
+    """[P] their sum, with one of them in memory beside it."""
+    rest = iter(vectors)
+    total = next(rest).clone()
+    for vector in rest:
+        total += vector
+    return total
+
+
 @dataclass(frozen=True)
 class Parts:
     """The full-batch gradient taken apart by micro-batches: gradient = sum_k terms[k] / sum(terms) * parts[k]."""
@@ -58,13 +67,17 @@ class Parts:
     @property
     def shares(self) -> list[Tensor]:
         """[P] each: what a micro-batch rightly contributes, terms[k] / sum(terms) * parts[k]."""
+        return list(self.shares_of(range(len(self.parts))))
+
+    def shares_of(self, places: Iterable[int]) -> Iterator[Tensor]:
+        """The shares of some micro-batches, each made when it is asked for."""
         total = sum(self.terms)
-        return [part * (n / total) for part, n in zip(self.parts, self.terms, strict=True)]
+        return (self.parts[k] * (self.terms[k] / total) for k in places)
 
     @property
     def gradient(self) -> Tensor:
         """[P] the full batch's gradient."""
-        return torch.stack(self.shares).sum(0)
+        return summed(self.shares_of(range(len(self.parts))))
 
 
 @dataclass(frozen=True)
