@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.config import ConfigError
+from harness.config import ConfigError, OptimizerConfig
 from harness.judge.cause import Cause
 from harness.recipes.determinism import fixed_randomness
+from harness.recipes.recipe import make_optimizer
 from harness.referee.oracle import State, ghost_model, restore, snapshot
-from harness.targets import said
+from harness.targets import said, told
 from harness.workloads import Batch, nest
 from harness.workloads.calm import CONSTANTS, mark_draws
 from harness.workloads.custom import CustomWorkload
@@ -64,6 +65,9 @@ def examine(workload: CustomWorkload, initial: nn.Module, ids: Tensor, device: t
     with workload.told("a model and losses that run on the first window"):
         outputs, losses = _tried(workload, model, state, window, 0)
     _check_gradient(workload, model, losses)
+    for batch in (window, next(workload.held_out_batches(1))):  # what is asked for at the end of a training
+        workload.num_terms(batch)
+    workload.correct(outputs, window)
     calm = without_dropout(model)
     outputs, losses = _tried(workload, calm, state, window, 0)
     if not _same_numbers(_tried(workload, calm, state, window, 0), (outputs, losses)):
@@ -90,6 +94,18 @@ def examine(workload: CustomWorkload, initial: nn.Module, ids: Tensor, device: t
     again = nest.joined([_tried(workload, calm, state, half, 0)[0] for half in halves])
     together = _tried(workload, ghost_model(calm, sizes), state, window, 0)[0] if has_batch_norm(calm) else outputs
     workload.mixes_rows = not _same_numbers(again, together)
+
+
+def try_step(config: OptimizerConfig, initial: nn.Module) -> None:
+    """Raise ConfigError where an optimizer of the user's own cannot take a step on gradients of the model's shapes."""
+    if config.target is None:
+        return
+    model, generator = copy.deepcopy(initial), torch.Generator().manual_seed(0)
+    optimizer = make_optimizer(config, model.parameters())
+    for p in model.parameters():
+        p.grad = torch.randn(p.shape, generator=generator, dtype=p.dtype) if p.requires_grad else None
+    with fixed_randomness(0, torch.device("cpu")), told("optimizer.target", config.target, "an optimizer whose step() runs"):
+        optimizer.step()
 
 
 def _is_stateful(workload: CustomWorkload, model: nn.Module, state: State, window: Batch, outputs: Any) -> bool:

@@ -24,7 +24,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from harness import pace
 from harness.config import ConfigError, LastWindow, OptimizerConfig, Precision, TrialConfig, to_dict
 from harness.judge.counters import Counter, Counts, Differences, differing
-from harness.measure.examination import examine, why_not_float64
+from harness.measure.examination import examine, try_step, why_not_float64
 from harness.measure.optimizer_state import common_state, learning_rates, optimizer_state, state_steps, state_tensors
 from harness.measure.shelf import Shelf, choose_shelf
 from harness.recipes import precision
@@ -87,6 +87,7 @@ class Setting:
                 expected = f"float32 or a 16-bit format: the task does not compute in float64 ({self.not_float64})"
                 raise ConfigError("precision", config.precision, expected)
             examine(self.exact, self.initial, ids, device, self.exact_dtype)
+        try_step(config.optimizer, self.initial)
         self.shelf.settle(self.initial.parameters())
         self.draws = draws(self.initial)  # random numbers, in a training forward
         # A GPU draws as many numbers at once as fit into 16 bytes, so that dropout's masks depend on the format there, as normal

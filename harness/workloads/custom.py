@@ -135,7 +135,9 @@ class CustomWorkload(Workload):
         """[n] int64; ones where the task does not say."""
         if not hasattr(self._task, "terms"):
             return torch.ones(len(batch), dtype=torch.int64, device=self._device)
-        terms = self._rows("terms", self._task.terms(batch.inputs), batch)
+        with self.told("terms(batch) that gives a number for each row"):
+            told = self._task.terms(batch.inputs)
+        terms = self._rows("terms", told, batch)
         if terms.is_floating_point() or bool((terms < 0).any()):
             raise self.refused(
                 f"terms(batch) that gives whole numbers from 0 on, got {terms.dtype} from {float(terms.min()):g} on"
@@ -146,7 +148,9 @@ class CustomWorkload(Workload):
         """[n]; NaN where the task does not say."""
         if not hasattr(self._task, "correct"):
             return torch.full((len(batch),), math.nan)
-        return self._rows("correct", self._task.correct(outputs, batch.inputs), batch)
+        with self.told("correct(outputs, batch) that gives a number for each row"):
+            told = self._task.correct(outputs, batch.inputs)
+        return self._rows("correct", told, batch)
 
     def _format(self) -> AbstractContextManager[None]:
         return widened() if self.widens else nullcontext()

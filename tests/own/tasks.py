@@ -416,6 +416,17 @@ class HalfTerms(Images):
         return torch.full((len(batch[1]),), 0.5)
 
 
+class TermsRaise(Images):
+    def terms(self, batch: Any) -> Tensor:
+        result: Tensor = batch["labels"]
+        return result
+
+
+class CorrectRaises(Images):
+    def correct(self, outputs: Any, batch: Any) -> Tensor:
+        raise RuntimeError("no such luck")
+
+
 class NotAModel(Images):
     def model(self, norm: str) -> Any:
         return lambda x: x

@@ -242,6 +242,8 @@ REFUSED = {
     "DrawnLoss": "random numbers of the model's forward alone, by rand, rand_like, randn",
     "Sparse": "dense gradients, got sparse ones",
     "HalfTerms": "terms(batch) that gives whole numbers from 0 on, got torch.float32 from 0.5 on",
+    "TermsRaise": "terms(batch) that gives a number for each row; it raised TypeError",
+    "CorrectRaises": "correct(outputs, batch) that gives a number for each row; it raised RuntimeError: no such luck",
     "NotAModel": 'model("as_is") that gives a torch.nn.Module, got function',
     "NoTraining": "train() with a sample or more, got none",
     "Stream": "train() that gives something with len() and [i], got list_iterator",
@@ -301,7 +303,8 @@ def test_an_optimizer_of_ones_own_is_judged() -> None:
         ("not_one", {}, "expected a torch.optim.Optimizer, got int"),
         ("raises", {}, "it raised RuntimeError: no such luck (optimizers.py:"),
         ("Lion", {"args": {"gamma": 1}}, "it raised TypeError"),
-        ("Tiger", {}, "a class or function of that name; optimizers.py has Lion, plain, not_one, raises"),
+        ("Stuck", {}, "an optimizer whose step() runs; it raised RuntimeError: no such luck (optimizers.py:"),
+        ("Tiger", {}, "a class or function of that name; optimizers.py has Lion, Stuck, plain, not_one, raises"),
     ],
 )
 def test_what_makes_no_optimizer_is_told_in_one_line(name: str, settings: dict[str, Any], expected: str) -> None:
