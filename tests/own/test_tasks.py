@@ -75,7 +75,7 @@ def test_an_accumulated_task_is_the_large_batch(config: TrialConfig) -> None:
         ("Variational", Cause.stochastic_layers),
         ("Spectral", Cause.stateful_forward),
         pytest.param("OldSpectral", Cause.stateful_forward, marks=pytest.mark.slow),
-        ("FollowsInputs", Cause.stateful_forward),
+        pytest.param("FollowsInputs", Cause.stateful_forward, marks=pytest.mark.slow),
         pytest.param("SpectralAndBatchNorm", "batch_statistics+stateful_forward", marks=pytest.mark.slow),
     ],
 )
