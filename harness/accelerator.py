@@ -57,10 +57,13 @@ def visible_devices() -> list[str]:
 
 def uses_tf32() -> bool:
     """Whether float32 convolutions or matrix products of a CUDA device are rounded to TF32."""
+    if not _PLACES:
+        return bool(torch.backends.cudnn.allow_tf32) or torch.get_float32_matmul_precision() != "highest"
     return any(_precision(*place) == "tf32" for place in _PLACES)
 
 
-_PLACES = (("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn"))
+# Of the newer interface, which there is from torch 2.9 on.
+_PLACES = (("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn")) if hasattr(torch._C, "_get_fp32_precision_getter") else ()
 
 
 @contextmanager

@@ -92,9 +92,13 @@ def told(field: str, target: str, expected: str) -> Iterator[None]:
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
         own = Path(target.rpartition(":")[0]).name
         mine = [frame for frame in frames if Path(frame.filename).name == own] or frames
-        said = " ".join("".join(traceback.format_exception_only(error)).split())
         where = f" ({Path(mine[-1].filename).name}:{mine[-1].lineno})" if mine else ""
-        raise ConfigError(field, target, f"{expected}; it raised {said}{where}") from error
+        raise ConfigError(field, target, f"{expected}; it raised {said(error)}{where}") from error
+
+
+def said(error: BaseException) -> str:
+    """The kind of an error and its message, in one line."""
+    return " ".join("".join(traceback.format_exception_only(error)).split())
 
 
 def _file(field: str, target: str) -> Path:

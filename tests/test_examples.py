@@ -101,3 +101,16 @@ def test_the_sweep_to_copy(folder: Path) -> None:
     code = "\n".join("".join(cell["source"]) for cell in cells) + "\nprint(own['cause'].unique())"
     shown = subprocess.run([sys.executable, "-c", code], cwd=mine, env=environment, check=True, capture_output=True, text=True)
     assert "batch_statistics" in shown.stdout
+
+
+@pytest.mark.slow
+def test_the_sweep_to_copy_as_jobs(folder: Path) -> None:
+    """The recipe for Slurm, its launcher exchanged for submitit's local executor: a job for each trial of the task."""
+    pytest.importorskip("submitit")
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    mine = folder / "examples" / "my_sweep"
+    command = commands((mine / "README.md").read_text())[2]
+    local = [one.replace("submitit_slurm", "submitit_local") for one in command if "partition" not in one and "gres" not in one]
+    trials = run(mine, *local, *SHORT, "seed=0", "precision=float32", "norm=as_is,group", "optimizer=adam")
+    assert causes(trials) == {"MyTask-as_is-adam-float32": {"batch_statistics"}, "MyTask-group-adam-float32": {""}}
+    assert len(list((mine / "jobs").rglob("*_log.out"))) == 2

@@ -41,6 +41,7 @@ class Cause(StrEnum):
     replicas_not_synchronised = "replicas_not_synchronised"
     non_finite_micro_batch = "non_finite_micro_batch"
     batch_statistics = "batch_statistics"
+    stateful_forward = "stateful_forward"
     stochastic_layers = "stochastic_layers"
     non_separable_loss = "non_separable_loss"
     normaliser_depends_on_split = "normaliser_depends_on_split"
@@ -224,8 +225,15 @@ MEANINGS: dict[Cause, Meaning] = {
         sentence="BatchNorm normalises by the micro-batch's statistics, as Ghost BatchNorm in the full batch does",
         remedy="BatchNorm normalises by the micro-batch: no way of accumulating in one pass changes that (two passes do, in "
         "`harness/recipes/two_pass.py`). Use GroupNorm or LayerNorm, freeze the statistics, or normalise fixed chunks of the "
-        "micro-batch's size at every N (Ghost BatchNorm), so that N changes nothing. The same holds for layers of one's own, "
-        "and for any buffer that a forward updates.",
+        "micro-batch's size at every N (Ghost BatchNorm), so that N changes nothing. The same holds for layers of one's own.",
+        of_the_model=True,
+    ),
+    Cause.stateful_forward: Meaning(
+        fault="F34",
+        sentence="a forward changes state that the next forward uses, N times in a window instead of once",
+        remedy="A training forward moves a buffer that the next one reads: the power iteration of spectral_norm, a codebook that "
+        "follows its inputs. Let it move once per window: after the first micro-batch put the module that owns the buffer "
+        "(`layer.parametrizations` of spectral_norm) into evaluation mode, and back after the step.",
         of_the_model=True,
     ),
     Cause.stochastic_layers: Meaning(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 ALGEBRA_GATE = 1e-12  # L0, relative, gradients and optimizer state in float64: correct code is near 1e-15, faults above 1e-3
 RESOLVED = 10.0  # L0, above ALGEBRA_GATE: in units of what the referee's own gradient resolves at the same weights
+COARSE_FACTOR, COARSE_LEAST = 100.0, 1e-4  # L0 in float32, of a task that has no float64: times the shuffled control's error
 TRAJECTORY_GATE = 1e-9  # L0, relative, parameters over the float64 trajectory
 ROUNDING_GATE = 2.0  # L1, upper end of the interval of the error ratio
 SCALE_FACTOR = 10.0  # L1, |alpha - 1| in units of the accumulated gradient's usual error
@@ -11,3 +12,8 @@ SCALE_FACTOR = 10.0  # L1, |alpha - 1| in units of the accumulated gradient's us
 # tell the order of the sum, not a fault. The smallest planted error that L1 must find is 1e-6.
 STORED = 2.0**-23
 RANK_LEVEL = 0.01  # L1, float32: can reject only from K = 99 permutations on
+
+
+def coarse_gate(floor: float) -> float:
+    """What a gradient may differ by in float32, where the shuffled full batch differs by `floor`; infinite of NaN."""
+    return max(COARSE_LEAST, COARSE_FACTOR * floor) if floor == floor else float("inf")

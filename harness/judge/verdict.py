@@ -13,14 +13,19 @@ from enum import StrEnum
 from typing import Any
 
 from harness.config import Precision
-from harness.judge.cause import INHERENT, Causes, joined
+from harness.judge.cause import INHERENT, Cause, Causes, joined
 from harness.judge.counters import Differences, told
 from harness.judge.diagnosis import VANISHED, Found, diagnose, underflow_cause
-from harness.judge.gates import ALGEBRA_GATE, RANK_LEVEL, ROUNDING_GATE, SCALE_FACTOR, STORED, TRAJECTORY_GATE
+from harness.judge.gates import ALGEBRA_GATE, RANK_LEVEL, ROUNDING_GATE, SCALE_FACTOR, STORED, TRAJECTORY_GATE, coarse_gate
 from harness.judge.signature import Signature, worst
 
 CLEARLY_VANISHED = 5e-2  # share of the entries; planted, a division took 9 % and more, a loss with in-batch negatives up to 1.3 %
 CLOSES = 0.5  # of the gap: a factor is named when its removal closes more than that
+
+
+WIDENED = (
+    "the task narrows its numbers inside: in float64 it was run with these casts widened, which in exact arithmetic is the same"
+)
 
 
 class Doubt(StrEnum):
@@ -33,6 +38,7 @@ class Doubt(StrEnum):
     vanished = "the gradient vanishes in float16: a larger loss_scale would tell"
     unmeasured = "not a number in float64"
     not_accumulated = "the loop takes every window in one forward: it does not accumulate, and nothing was compared"
+    no_float64 = "the task does not compute in float64"
     no_gradient = "the gradient of the first window is zero: other data, or another seed, would tell"
 
 
@@ -59,6 +65,8 @@ class Algebra:
     clipped_share: float  # of the windows of the configured run
     short_windows: int  # windows smaller than the effective batch
     unequal_terms: bool  # some micro-batches of a window had different numbers of loss terms
+    not_float64: str = ""  # why the task has no float64, where it has none: the numbers are then those of float32
+    widened: bool = False  # its code narrows numbers inside, and was run with these widened
     parted_at: int | None = (
         None  # window from which on rounding is amplified; each one since was compared at the arm's own weights
     )
@@ -142,6 +150,47 @@ class Verdict:
 
 def judge(evidence: Evidence) -> Verdict:
     """The verdict of one arm: L0 and L2 decide `different`, then L1 decides `degraded`."""
+    if evidence.algebra.not_float64:
+        return judged_in_float32(evidence)
+    verdict = _judged(evidence)
+    return dataclasses.replace(verdict, reasons=(*verdict.reasons, WIDENED)) if evidence.algebra.widened else verdict
+
+
+def judged_in_float32(evidence: Evidence) -> Verdict:
+    """Of an arm whose task does not compute in float64: what differs clearly is `different`, and nothing is equivalent.
+
+    A gradient that no cause reproduces has to differ in every window: in a single one a ReLU may have flipped.
+    """
+    algebra, signature = evidence.algebra, evidence.signature
+    gate = coarse_gate(algebra.floor)
+    unseen = (
+        f"{Doubt.no_float64} ({algebra.not_float64}): not measured were rounding (L1), the reported loss, windows that are not "
+        f"finite, and differences of a gradient below {gate:.0e} (the shuffled full batch differs by {algebra.floor:.1e})"
+    )
+    if not evidence.finite and not evidence.counters:
+        return Verdict(verdict=Outcome.inconclusive, reasons=(Doubt.diverged, unseen))
+    diagnosis = diagnose(signature, evidence.counters)
+    flipped = signature.wrong < max(3, signature.probes) and diagnosis.causes == (Cause.unexplained,)
+    wrong = (*coarse_failures(signature, gate), *told(evidence.counters))
+    if wrong and not (flipped and not evidence.counters):
+        reasons = (*diagnosis.sentences, *wrong, unseen)
+        return Verdict(verdict=Outcome.different, causes=diagnosis.causes, reasons=reasons)
+    seen = f"in float32 gradients differ by at most {algebra.gradient_error:.1e} in {signature.probes} windows; counters agree"
+    return Verdict(verdict=Outcome.inconclusive, reasons=(unseen, seen))
+
+
+def coarse_failures(signature: Signature, gate: float) -> tuple[str, ...]:
+    """What fails of L0 in float32, in words."""
+    measures = (
+        ("gradients", signature.gradient_error),
+        ("updates, given their gradients,", worst(signature.update.magnitude, signature.moved.magnitude)),
+        ("optimizer state after a step", worst(0.0, *signature.state_errors.values())),
+        ("reported loss", signature.loss_error),
+    )
+    return tuple(f"{what} differ by {error:.1e} in float32 (gate {gate:.0e})" for what, error in measures if error > gate)
+
+
+def _judged(evidence: Evidence) -> Verdict:
     doubt = unjudgeable(evidence)
     if doubt:
         return Verdict(verdict=Outcome.inconclusive, reasons=(doubt,))

@@ -91,6 +91,8 @@ def attribute(setting: Setting, recipe: Recipe, windows: Sequence[Tensor]) -> Ma
     of `windows` where it is widest. Empty when no single window shows a gap: the fault then needs several, or is no gradient's.
     """
     config = setting.config
+    if setting.not_float64:
+        return {}
     shared: dict[str, Any] = {"precision": config.precision, "clip_norm": config.clip_norm, "dropout": setting.masks_are_shared}
     runs = [Run(recipe=recipe, ids=ids, **shared) for ids in windows]
     widest = max(runs, key=lambda run: _nan_first(gap(setting, run)))

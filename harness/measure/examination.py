@@ -1,4 +1,4 @@
-"""What a task of the user's own is, found out in float64 before anything is trained."""
+"""What a task of the user's own is, found out before anything is trained: in float64, or in float32 where it has no other."""
 
 from __future__ import annotations
 
@@ -8,35 +8,81 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from harness.config import ConfigError, OptimizerConfig
 from harness.judge.cause import Cause
 from harness.recipes.determinism import fixed_randomness
+from harness.recipes.recipe import make_optimizer
 from harness.referee.oracle import State, ghost_model, restore, snapshot
+from harness.targets import said, told
 from harness.workloads import Batch, nest
+from harness.workloads.calm import CONSTANTS, mark_draws
 from harness.workloads.custom import CustomWorkload
-from harness.workloads.layers import has_batch_norm, without_dropout
+from harness.workloads.layers import has_batch_norm, in_format, without_dropout
+from harness.workloads.widening import Narrow
 
-SAME = 1e-9  # relative: float64 outputs and losses of a row in other company, where it makes no difference
+# Relative: outputs and losses of a row in other company, where it makes no difference, by their format.
+SAME = {torch.float64: 1e-9, torch.complex128: 1e-9}
+SAME_IN_FLOAT32 = 1e-4
 
 
-def examine(workload: CustomWorkload, initial: nn.Module, ids: Tensor, device: torch.device) -> None:
-    """Try the samples `ids` on the float64 workload; note in it whether rows are coupled (`coupling`, `mixes_rows`).
+def why_not_float64(workload: CustomWorkload, initial: nn.Module, ids: Tensor, device: torch.device) -> str:
+    """Why the task does not compute in float64, tried on the samples `ids` of its float64 workload; empty where it does.
+
+    Where it narrows its numbers inside, its code is widened (`workload.widens`).
+    """
+    window, why = workload.batch(ids), ""
+    model = in_format(copy.deepcopy(initial), device, torch.float64)
+    state, trained = snapshot(model), [p for p in model.parameters() if p.requires_grad]
+    for workload.widens in (False, True):
+        narrow = Narrow()
+        try:
+            with narrow:
+                losses = _tried(workload, model, state, window, 0)[1]
+                if losses.requires_grad:
+                    torch.autograd.grad(losses.sum(), trained, allow_unused=True)
+        except ConfigError:
+            raise
+        except Exception as error:  # whatever the task's code raises
+            why = said(error)
+            continue
+        if not narrow.operations:
+            return ""
+        why = f"it computes {', '.join(narrow.operations[:3])} in a narrower format"
+    return why
+
+
+def examine(workload: CustomWorkload, initial: nn.Module, ids: Tensor, device: torch.device, dtype: torch.dtype) -> None:
+    """Try the samples `ids` on the workload of format `dtype`; note in it whether rows are coupled (`coupling`, `mixes_rows`).
 
     Raises ConfigError where the task cannot be judged: data that are not the same when read again, losses that are not [n] or
-    not finite, no gradient, random numbers that are not dropout's, no float64.
+    not finite, no gradient, random numbers that are not dropout's.
     """
     window = workload.batch(ids)
     if not _same(window.inputs, workload.batch(ids).inputs):
         raise workload.refused("train() whose samples are the same whenever they are read; they changed between two reads")
-    model = copy.deepcopy(initial).to(device, torch.float64)
+    model = in_format(copy.deepcopy(initial), device, dtype)
     state = snapshot(model)
-    with workload.told("a model and losses that run in float64 on the first window"):
+    with workload.told("a model and losses that run on the first window"):
         outputs, losses = _tried(workload, model, state, window, 0)
     _check_gradient(workload, model, losses)
+    for batch in (window, next(workload.held_out_batches(1))):  # what is asked for at the end of a training
+        workload.num_terms(batch)
+    workload.correct(outputs, window)
     calm = without_dropout(model)
     outputs, losses = _tried(workload, calm, state, window, 0)
-    if not _near(_tried(workload, calm, state, window, 1)[1], losses):
-        raise workload.refused("a model that draws random numbers in dropout layers alone; with these off two forwards differ")
+    if not _same_numbers(_tried(workload, calm, state, window, 0), (outputs, losses)):
+        raise workload.refused("forwards that repeat from the same weights, buffers and seed of torch; two of them differ")
+    if not _same_numbers(_tried(workload, calm, state, window, 1), (outputs, losses)):
+        for one in (initial, calm):
+            mark_draws(one, one is initial)
+        outputs, losses = _tried(workload, calm, state, window, 0)
+        if not _same_numbers(_tried(workload, calm, state, window, 1), (outputs, losses)):
+            known = ", ".join(name for name in CONSTANTS if not name.endswith("_"))
+            raise workload.refused(
+                f"random numbers of the model's forward alone, by {known} or dropout; without these two differ"
+            )
     workload.smallest_micro_batch = _smallest(workload, calm, state, window)
+    workload.is_stateful = _is_stateful(workload, calm, state, window, outputs)
     if len(window) < 4:
         return
     sizes = [len(window) // 2, len(window) - len(window) // 2]
@@ -48,6 +94,24 @@ def examine(workload: CustomWorkload, initial: nn.Module, ids: Tensor, device: t
     again = nest.joined([_tried(workload, calm, state, half, 0)[0] for half in halves])
     together = _tried(workload, ghost_model(calm, sizes), state, window, 0)[0] if has_batch_norm(calm) else outputs
     workload.mixes_rows = not _same_numbers(again, together)
+
+
+def try_step(config: OptimizerConfig, initial: nn.Module) -> None:
+    """Raise ConfigError where an optimizer of the user's own cannot take a step on gradients of the model's shapes."""
+    if config.target is None:
+        return
+    model, generator = copy.deepcopy(initial), torch.Generator().manual_seed(0)
+    optimizer = make_optimizer(config, model.parameters())
+    for p in model.parameters():
+        p.grad = torch.randn(p.shape, generator=generator, dtype=p.dtype) if p.requires_grad else None
+    with fixed_randomness(0, torch.device("cpu")), told("optimizer.target", config.target, "an optimizer whose step() runs"):
+        optimizer.step()
+
+
+def _is_stateful(workload: CustomWorkload, model: nn.Module, state: State, window: Batch, outputs: Any) -> bool:
+    """Whether a second forward, with the buffers that a first one has left, gives other outputs."""
+    _tried(workload, model, state, window, 0)
+    return not _same_numbers(_tried(workload, model, snapshot(model), window, 0)[0], outputs)
 
 
 def _smallest(workload: CustomWorkload, model: nn.Module, state: State, window: Batch) -> int:
@@ -100,4 +164,4 @@ def _same_numbers(a: Any, b: Any) -> bool:
 
 
 def _near(a: Tensor, b: Tensor) -> bool:
-    return bool(torch.linalg.vector_norm(a - b) <= SAME * torch.linalg.vector_norm(b))
+    return bool(torch.linalg.vector_norm(a - b) <= SAME.get(b.dtype, SAME_IN_FLOAT32) * torch.linalg.vector_norm(b))

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from harness import pace
-from harness.config import LastWindow, OptimizerConfig, Precision, TrialConfig, to_dict
+from harness.config import ConfigError, LastWindow, OptimizerConfig, Precision, TrialConfig, to_dict
 from harness.judge.counters import Counter, Counts, Differences, differing
-from harness.measure.examination import examine
+from harness.measure.examination import examine, try_step, why_not_float64
 from harness.measure.optimizer_state import common_state, learning_rates, optimizer_state, state_steps, state_tensors
 from harness.measure.shelf import Shelf, choose_shelf
 from harness.recipes import precision
@@ -47,8 +47,9 @@ from harness.referee.oracle import Referee
 from harness.results.arm_name import FULL, ArmName
 from harness.workloads import Batch, Workload, nest
 from harness.workloads.build import make_workload
+from harness.workloads.calm import has_draws
 from harness.workloads.custom import CustomWorkload
-from harness.workloads.layers import draws, has_batch_norm, without_dropout
+from harness.workloads.layers import draws, has_batch_norm, in_format, without_dropout
 
 REFERENCE = str(ArmName(FULL))
 ExactGradient = Callable[[str], Tensor | None]  # label of an arm -> [P] float64 at its present parameters
@@ -69,6 +70,7 @@ class Setting:
 
     def __init__(self, config: TrialConfig, device: torch.device) -> None:
         self.config, self.device = config, device
+        self.not_float64 = ""  # why a task of the user's own does not compute in float64, where it does not
         check_available(config.execution, device)
         self.workloads: dict[torch.dtype, Workload] = {
             dtype: make_workload(config, device=device, dtype=dtype)
@@ -78,16 +80,30 @@ class Setting:
             self.initial = self.exact.make_model().train()
         self.shelf = choose_shelf(config, self.initial, device)
         self.has_batch_norm = has_batch_norm(self.initial)
-        self.draws = draws(self.initial)  # random numbers, in a training forward
-        # A GPU draws as many numbers at once as fit into 16 bytes, so that dropout's masks depend on the format there.
-        self.masks_are_shared = not self.draws or device.type == "cpu" or config.precision == Precision.float64
         if isinstance(self.exact, CustomWorkload):
-            examine(self.exact, self.initial, next(self.windows(1)), device)
+            ids = next(self.windows(1))
+            self.not_float64 = why_not_float64(self.exact, self.initial, ids, device)
+            if self.not_float64 and config.precision == Precision.float64:
+                expected = f"float32 or a 16-bit format: the task does not compute in float64 ({self.not_float64})"
+                raise ConfigError("precision", config.precision, expected)
+            examine(self.exact, self.initial, ids, device, self.exact_dtype)
+        try_step(config.optimizer, self.initial)
+        self.shelf.settle(self.initial.parameters())
+        self.draws = draws(self.initial)  # random numbers, in a training forward
+        # A GPU draws as many numbers at once as fit into 16 bytes, so that dropout's masks depend on the format there, as normal
+        # and uniform numbers do everywhere.
+        same = device.type == "cpu" and not has_draws(self.initial)
+        self.masks_are_shared = not self.draws or same or config.precision == Precision.float64
+
+    @property
+    def exact_dtype(self) -> torch.dtype:
+        """The format of exact gradients: float64, or float32 of a task that has no other."""
+        return torch.float32 if self.not_float64 else torch.float64
 
     @property
     def exact(self) -> Workload:
-        """The workload in float64."""
-        return self.workloads[torch.float64]
+        """The workload in `exact_dtype`."""
+        return self.workloads[self.exact_dtype]
 
     def windows(self, num: int | None = None, *, size: int | None = None, last: LastWindow | None = None) -> Iterator[Tensor]:
         """Sample ids ([n] int64) of the trial's first `num` windows, `config.steps` unless told.
@@ -108,8 +124,10 @@ class Setting:
         return torch.Generator().manual_seed(hash_seed(self.config.seed, *stream))
 
     def referee(self, *, dropout: bool = True) -> Referee:
-        """The float64 referee of the trial's model and loss; without `dropout` its layers of that kind do nothing."""
-        return Referee(self.exact, self._model(torch.float64, dropout), keep=self.shelf.put)
+        """The referee of the trial's model and loss, in `exact_dtype`; without `dropout` its layers of that kind do nothing."""
+        model = self._model(self.exact_dtype, dropout)
+        self.shelf.settle(model.parameters())
+        return Referee(self.exact, model, keep=self.shelf.put)
 
     def identity(self, settings: Sequence[str], windows: Sequence[Tensor]) -> dict[str, Any]:
         """What a measurement on `windows` depends on: these settings, the machine, and the very weights and samples."""
@@ -125,8 +143,8 @@ class Setting:
         self, recipes: Mapping[str, Recipe], *, dropout: bool = True, scaler: bool = True, **changes: Unpack[ArmChanges]
     ) -> dict[str, Arm]:
         """A fresh arm for each recipe, by its label: see `arm`."""
-        if self.device.type != "cpu":
-            gc.collect()  # arms of an earlier phase are cycles, and hold memory of the device
+        if self.device.type != "cpu" or type(self.shelf) is not Shelf:
+            gc.collect()  # arms of an earlier phase are cycles, and hold memory of the device, or pages of files
         made = {}
         for label, recipe in recipes.items():
             made[label] = self.arm(recipe, dropout=dropout, scaler=scaler, **changes)
@@ -159,7 +177,7 @@ class Setting:
         )
 
     def _model(self, dtype: torch.dtype, dropout: bool) -> nn.Module:
-        model = copy.deepcopy(self.initial).to(self.device, dtype)
+        model = in_format(copy.deepcopy(self.initial), self.device, dtype)
         return model if dropout else without_dropout(model)
 
 
@@ -378,6 +396,7 @@ class LockStep:
                     consumed = watch.consumed
                     watch.moments = None if consumed is None else moments_of(consumed, consumed)
                     watch.consumed = None
+                    self.shelf.settle(() if consumed is None else consumed.tensors)
                 if expected is not None and watch.gradient is not None:
                     errors[label] = relative_distance(watch.gradient, expected)
                 if gradients != "kept":

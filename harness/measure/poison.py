@@ -20,11 +20,12 @@ from torch import Tensor, nn
 from harness.config import Precision
 from harness.judge import counters
 from harness.judge.counters import Counter, Counts, Differences
-from harness.measure.lock_step import REFERENCE, LockStep, Setting, arm_state
+from harness.measure.lock_step import REFERENCE, LockStep, Setting
+from harness.measure.optimizer_state import STEP, common_state, leaves, state_tensors, with_inner
 from harness.measure.probe import inside_causes
 from harness.recipes.recipe import Arm, Recipe
 from harness.referee.gradients import flatten, relative_distance
-from harness.referee.oracle import WHOLE, Parts, State, no_clipping, snapshot
+from harness.referee.oracle import WHOLE, Parts, State, no_clipping, snapshot, summed
 from harness.results.measurements import Measurement
 from harness.workloads import Batch, nest
 
@@ -71,13 +72,19 @@ def measure(setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[T
 
     Clipping and dropout are off. The scaler is the configured precision's; a power of two, so exact in float64.
     """
+    unseen = PoisonedWindow(steps=0, finite=True, moved=False, scale_before=1, scale_after=1, survivors=math.inf)
+    if setting.not_float64:
+        return dict.fromkeys(recipes, unseen)
     clip_norm = no_clipping(setting.config.clip_norm)
     arms = setting.arms(recipes, dropout=False, precision=Precision.float64, steps=2, clip_norm=clip_norm)
     lock = LockStep(arms, setting.config.seed, shelf=setting.shelf)
     first, ids = windows
     lock.step(first)
-    before = {label: setting.shelf.put(_everything(arm)) for label, arm in arms.items()}
-    states = {label: setting.shelf.put_all(snapshot(arm.model)) for label, arm in arms.items()}
+    before, states, shelf = {}, {}, setting.shelf
+    for label, arm in arms.items():
+        before[label] = [shelf.put(tensor.detach().clone()) for tensor in _everything(arm)]
+        states[label] = shelf.put_all(snapshot(arm.model))
+        shelf.settle(before[label])
     scales = {label: arm.scaler.get_scale() for label, arm in arms.items()}
     window = setting.exact.batch(ids)
     sample = window.rows(slice(len(ids) // 2, len(ids) // 2 + 1))
@@ -86,15 +93,16 @@ def measure(setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[T
             lock.step(ids)
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         # The optimizer decomposes its gradients (Shampoo), which fails where they are not finite.
-        unseen = PoisonedWindow(steps=0, finite=True, moved=False, scale_before=1, scale_after=1, survivors=math.inf)
         return dict.fromkeys(arms, unseen)
     found = {}
     for label, arm in arms.items():
         after = _everything(arm)
+        moved = len(after) != len(before[label]) or not all(map(torch.equal, after, before[label]))
+        shelf.settle(())
         found[label] = PoisonedWindow(
             steps=lock.watches[label].steps_in_window,
             finite=bool(torch.isfinite(flatten(arm.model.parameters())).all()),
-            moved=len(after) != len(before[label]) or not torch.equal(after, before[label]),
+            moved=moved,
             scale_before=scales[label],
             scale_after=arm.scaler.get_scale(),
             survivors=_survivors(setting, arm, states[label], lock.watches[label].gradient, window, sample.ids),
@@ -128,9 +136,10 @@ def _survivors(setting: Setting, arm: Arm, state: State, consumed: Tensor | None
     inside = (WHOLE, *inside_causes(setting).values())
     taken = (referee.parts(state, window.in_order(torch.cat(cut)), sizes, one) for one in inside)
     apart = torch.cat([window.ids[window.ids != poison], sample])
-    others = referee.parts(state, window.in_order(apart), [len(window) - 1, 1]).shares[0]
-    candidates = [kept for parts in taken for kept in without(parts, lost)]
-    return min(relative_distance(consumed, kept) for kept in (*candidates, replaced(consumed, candidates[0], others)))
+    errors = [relative_distance(consumed, kept) for parts in taken for kept in without(parts, lost)]
+    survivors = next(without(referee.parts(state, window.in_order(torch.cat(cut)), sizes), lost))
+    [others] = referee.parts(state, window.in_order(apart), [len(window) - 1, 1]).shares_of([0])
+    return min(*errors, relative_distance(consumed, replaced(consumed, survivors, others)))
 
 
 def replaced(consumed: Tensor, survivors: Tensor, others: Tensor) -> Tensor:
@@ -138,14 +147,18 @@ def replaced(consumed: Tensor, survivors: Tensor, others: Tensor) -> Tensor:
 
     The other entries have what the `others`, all samples but the one, have in them.
     """
-    choices = torch.stack([torch.zeros_like(others), survivors, others])
-    nearest = (choices - consumed).abs().argmin(0, keepdim=True)
-    return choices.gather(0, nearest)[0]
+    nearest, distance = torch.zeros_like(others), consumed.abs()
+    for choice in (survivors, others):
+        own = (choice - consumed).abs()
+        nearest = torch.where(own < distance, choice, nearest)
+        distance = torch.minimum(own, distance)
+    return nearest
 
 
 def without(parts: Parts, lost: int) -> Iterator[Tensor]:
     """The window's gradient when micro-batch `lost` is dropped: the others as they are, weighted up by terms, or by number."""
-    rest = torch.stack([share for k, share in enumerate(parts.shares) if k != lost] or [torch.zeros_like(parts.gradient)]).sum(0)
+    kept = [k for k in range(len(parts.parts)) if k != lost]
+    rest = summed(parts.shares_of(kept)) if kept else torch.zeros_like(parts.parts[lost])
     yield rest
     left = sum(parts.terms) - parts.terms[lost]
     if left:
@@ -194,5 +207,10 @@ def infinite(outputs: Any, mine: Tensor) -> Any:
     return nest.map_leaves(multiplied, outputs)
 
 
-def _everything(arm: Arm) -> Tensor:
-    return flatten([*arm.model.parameters(), *arm_state(arm).values()])
+def _everything(arm: Arm) -> list[Tensor]:
+    """Weights, and what is carried from step to step, but for buffers: as they are where they are tensors."""
+    ema = [] if arm.ema is None else [*arm.ema.module.parameters()]
+    states = [state for one in with_inner(arm.optimizer) for state in one.state.values() if isinstance(state, dict)]
+    numbers = [value for state in states for name, value in state.items() if name != STEP and not isinstance(value, Tensor)]
+    others = [*leaves(numbers, arm.device), *common_state(arm.optimizer).values()]
+    return [*arm.model.parameters(), *ema, *state_tensors(arm.optimizer), *others]

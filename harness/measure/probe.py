@@ -333,13 +333,15 @@ class Probe:
 
 def inside_causes(setting: Setting) -> dict[Causes, Inside]:
     """What this trial's model and loss compute within a micro-batch, by the causes that it has when they are accumulated."""
-    coupling, causes = setting.exact.coupling, dict[Causes, Inside]()
-    if setting.has_batch_norm or setting.exact.mixes_rows:
-        causes[(Cause.batch_statistics,)] = Inside(statistics=True)
-    if coupling:
-        causes[(coupling,)] = Inside(loss=True)
-        if len(causes) == 2:
-            causes[(Cause.batch_statistics, coupling)] = Inside(statistics=True, loss=True)
+    exact, causes = setting.exact, dict[Causes, Inside]()
+    mixes = setting.has_batch_norm or exact.mixes_rows
+    model = (Cause.batch_statistics,) * mixes + (Cause.stateful_forward,) * exact.is_stateful
+    if model:
+        causes[model] = Inside(statistics=True)
+    if exact.coupling:
+        causes[(exact.coupling,)] = Inside(loss=True)
+        if model:
+            causes[(*model, exact.coupling)] = Inside(statistics=True, loss=True)
     return causes
 
 

@@ -20,6 +20,7 @@ from harness.judge.gates import RANK_LEVEL, ROUNDING_GATE
 from harness.judge.resampling import permutation_rank
 from harness.judge.sequential import EARLY_LOOKS, ratio_limits, spent
 from harness.judge.verdict import Rounding, rounding_failures
+from harness.measure.coarse import NO_ROUNDING
 from harness.measure.lock_step import REFERENCE, LockStep, Setting
 from harness.measure.probe import inside_causes
 from harness.recipes.recipe import Recipe
@@ -60,9 +61,12 @@ def measure(
     mean over the window's loss terms.
     """
     config = setting.config
+    if setting.not_float64:  # there is nothing to measure it by
+        return {label: NO_ROUNDING for label in recipes if label != REFERENCE}
     referee, clip_norm = setting.referee(dropout=False), no_clipping(config.clip_norm)
-    state, window = snapshot(referee.model), setting.exact.batch(ids)
-    exact = referee.gradient(state, window)
+    state, window = setting.shelf.put_all(snapshot(referee.model)), setting.exact.batch(ids)
+    exact = setting.shelf.put(referee.gradient(state, window))
+    setting.shelf.settle(referee.model.parameters())
     arms = setting.arms(recipes, dropout=False, steps=1, clip_norm=clip_norm, optimizer=zero_lr(config.optimizer))
     lock = LockStep(arms, config.seed, shelf=setting.shelf)
     lock.step(ids)
@@ -74,10 +78,11 @@ def measure(
         for label, recipe in recipes.items()
     }
     zeros = {label: zero_share(watch.gradient, own[label]) for label, watch in lock.watches.items()}
-    apart = {
-        label: _decomposed(lock, label, referee.parts(state, window, recipe.split(len(window))).parts)
-        for label, recipe in recipes.items()
-    }
+    apart = {}
+    for label, recipe in recipes.items():
+        setting.shelf.settle(())
+        apart[label] = _decomposed(lock, label, referee.parts(state, window, recipe.split(len(window))).parts)
+    setting.shelf.settle(())
     generator = setting.generator(PERMUTATION_STREAM)
     errors: dict[str, list[float]] = {label: [] for label in recipes}
     for done in range(1, config.permutations + 1):

@@ -64,12 +64,14 @@ class FileShelf(Shelf):
         return copy
 
     def settle(self, tensors: Iterable[Tensor]) -> None:
-        """Move what is not in a file yet into one, in place, and give all pages back."""
+        """Move what is not in a file yet into one, in place, and give back the pages of all files there are."""
         for tensor in tensors:
             if self._map(tensor) is None:
                 tensor.data = self.put(tensor.data)
-            else:
-                self._give_back(tensor)
+        self._maps = {address: found for address, found in self._maps.items() if found() is not None}
+        for found in self._maps.values():
+            if (pages := found()) is not None:
+                pages.madvise(mmap.MADV_DONTNEED)
 
     def _map(self, tensor: Tensor) -> mmap.mmap | None:
         found = self._maps.get(tensor.data_ptr())

@@ -70,7 +70,7 @@ def train(
     exact = ExactGradients(setting, lock, frozenset(recipes))
     for t, ids in enumerate(stream):
         is_refereed = t % config.referee_every == 0
-        looks = is_refereed and setting.masks_are_shared
+        looks = is_refereed and setting.masks_are_shared and not setting.not_float64
         records = lock.step(ids, gradients="compared", exact=exact.at(t, ids) if looks else None)
         squares = noise_scale.read(noise)
         rows = []

@@ -116,6 +116,7 @@ class Twin:
     @staticmethod
     def of(optimizer: Optimizer, parameters: Sequence[nn.Parameter], shelf: Shelf) -> Twin:
         """Where an optimizer and its parameters are now."""
+        shelf.settle([*parameters, *state_tensors(optimizer)])
         state = shelf.put_all(optimizer_state(optimizer, parameters))
         return Twin(shelf.put(flatten(parameters)), state, common_state(optimizer))
 

@@ -14,7 +14,7 @@ from torch._utils import _flatten_dense_tensors  # one call where reshape and ca
 # Elements compared at once. On a CPU 0.5 MiB of float64 stays in the cache, and what is freed stays with the process: blocks of
 # 1 MiB went back to the system and were faulted in again: 8 times as long for 370,000 parameters. A GPU wants few kernels.
 BLOCK, BLOCK_ON_DEVICE = 2**16, 2**22
-MOST_AT_ONCE = 2**25  # elements of a matrix that is factorised whole: 256 MiB, and as much again two or three times over
+MOST_AT_ONCE = 2**22  # elements of a matrix that is factorised whole: 32 MiB, and as much again two or three times over
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,11 @@ class Elements:
         is_small = sum(tensor.numel() for tensor in own) <= self._block
         self._vector = flatten(own) if is_small else None
         self._tensors = [] if is_small else own
+
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        """What stays as it is: many elements, tensor by tensor."""
+        return self._tensors
 
     def vector(self) -> Tensor:
         """[P] float64, all of them."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -48,6 +48,15 @@ def no_clipping(max_norm: float | None) -> float | None:
     return None if max_norm is None else math.inf
 
 
+def summed(vectors: Iterable[Tensor]) -> Tensor:
+    """[P] their sum, with one of them in memory beside it."""
+    rest = iter(vectors)
+    total = next(rest).clone()
+    for vector in rest:
+        total += vector
+    return total
+
+
 @dataclass(frozen=True)
 class Parts:
     """The full-batch gradient taken apart by micro-batches: gradient = sum_k terms[k] / sum(terms) * parts[k]."""
@@ -58,13 +67,17 @@ class Parts:
     @property
     def shares(self) -> list[Tensor]:
         """[P] each: what a micro-batch rightly contributes, terms[k] / sum(terms) * parts[k]."""
+        return list(self.shares_of(range(len(self.parts))))
+
+    def shares_of(self, places: Iterable[int]) -> Iterator[Tensor]:
+        """The shares of some micro-batches, each made when it is asked for."""
         total = sum(self.terms)
-        return [part * (n / total) for part, n in zip(self.parts, self.terms, strict=True)]
+        return (self.parts[k] * (self.terms[k] / total) for k in places)
 
     @property
     def gradient(self) -> Tensor:
         """[P] the full batch's gradient."""
-        return torch.stack(self.shares).sum(0)
+        return summed(self.shares_of(range(len(self.parts))))
 
 
 @dataclass(frozen=True)
@@ -83,7 +96,7 @@ class Loss:
 class Inside:
     """What is computed within each micro-batch although the full batch computes it over the window."""
 
-    statistics: bool = False  # of BatchNorm
+    statistics: bool = False  # of BatchNorm, and what else a forward takes from its rows or leaves to the next one
     loss: bool = False  # of a loss whose terms depend on other samples
 
 
@@ -145,16 +158,17 @@ class Referee:
     def _losses(self, state: State, window: Batch, sizes: Sequence[int], inside: Inside) -> tuple[Tensor, nn.Module]:
         """[n] per-sample losses, and the model they came from, its buffers moved on.
 
-        One forward of the whole window, unless its model mixes rows in layers that are not BatchNorm's: then one for each chunk.
+        One forward of the whole window; or one for each chunk, inside which a model mixes rows in layers that are not
+        BatchNorm's, and after which it has moved state that the next forward uses.
         """
-        model = ghost_model(self.model, sizes) if inside.statistics else self.model
+        by_chunk = inside.statistics and (self.workload.mixes_rows or self.workload.is_stateful)
+        model = ghost_model(self.model, sizes) if inside.statistics and not by_chunk else self.model
         restore(model, state)
         edges = list(accumulate(sizes, initial=0))
         chunks = [window.rows(slice(start, end)) for start, end in pairwise(edges)]
-        if inside.statistics and self.workload.mixes_rows:
-            restore(self.model, state)
-            outputs = [self.workload.forward(self.model, chunk) for chunk in chunks]
-            model, whole = self.model, nest.joined(outputs)
+        if by_chunk:
+            outputs = [self.workload.forward(model, chunk) for chunk in chunks]
+            whole = nest.joined(outputs)
         else:
             whole = self.workload.forward(model, window)
             outputs = [nest.rows(whole, slice(*edge)) for edge in pairwise(edges)] if inside.loss else []
@@ -227,6 +241,9 @@ class GhostBatchNorm(nn.Module):
 
 def ghost_model(model: nn.Module, sizes: Sequence[int]) -> nn.Module:
     """A copy of `model` whose BatchNorm layers are `GhostBatchNorm`; names of parameters and buffers stay the same."""
-    ghost = copy.deepcopy(model)
+    computed = (value for layer in model.modules() for value in vars(layer).values() if isinstance(value, Tensor))
+    ghost = copy.deepcopy(
+        model, {id(value): value.detach() for value in computed if not value.is_leaf}
+    )  # by hooks, as weight_norm
     replace_layers(ghost, _BatchNorm, lambda layer: GhostBatchNorm(layer, sizes))
     return ghost

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import time
 
-from harness.config import Study, TrialConfig, validate
+from harness.config import ConfigError, Study, TrialConfig, validate
 from harness.measure.environment import describe
 from harness.measure.lock_step import Setting
 from harness.measure.training import OnStep, Row
@@ -35,6 +35,8 @@ def run(config: TrialConfig, on_step: OnStep, shared: Measurements | None = None
     precision.check_available(config.precision, device)
     with deterministic(config.precision, device) as named:
         setting = Setting(config, device)
+        if setting.not_float64:
+            raise ConfigError("study", config.study, f"verdicts: the task does not compute in float64 ({setting.not_float64})")
         check_splits(setting, standard_candidates(config))
         check_terms(setting, list(setting.windows()))
         rows = list(study.measurements(setting, on_step))

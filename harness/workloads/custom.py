@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any, Protocol
 
@@ -20,7 +20,9 @@ from torch.utils.data import default_collate
 from harness import targets
 from harness.config import ConfigError, Norm, WorkloadConfig
 from harness.workloads import Batch, Workload, nest
-from harness.workloads.layers import replace_layers
+from harness.workloads.calm import Calm, is_calm
+from harness.workloads.layers import in_format, replace_layers, with_real_parameters
+from harness.workloads.widening import widened
 
 FIELD = "workload.target"
 LABELS = ("labels", "label", "targets", "target")  # keys of a mapping that the model does not get
@@ -65,6 +67,8 @@ def open_task(target: str, arguments: str) -> Task:
 class CustomWorkload(Workload):
     """A task's data, model and losses, in one floating format on one device."""
 
+    widens = False  # whether the task's code computes in narrower formats unless it is `widened`: of the float64 workload
+
     def __init__(self, config: WorkloadConfig, norm: Norm, *, device: torch.device, dtype: torch.dtype) -> None:
         assert config.target is not None
         self._target, self._norm, self._device, self._dtype = config.target, norm, device, dtype
@@ -94,7 +98,9 @@ class CustomWorkload(Workload):
             model = self._task.model(str(self._norm))
         if not isinstance(model, nn.Module):
             raise self.refused(f'model("{self._norm}") that gives a torch.nn.Module, got {_kind(model)}')
-        model = model.to(CPU, torch.float32)
+        model = in_format(model, CPU, torch.float32)
+        with self.told("a model whose complex parameters have one name each"):
+            with_real_parameters(model)
         if self._norm in (Norm.none, Norm.group, Norm.layer):
             if isinstance(model, _BatchNorm):
                 raise self.refused("a model that is more than one BatchNorm layer")
@@ -112,22 +118,26 @@ class CustomWorkload(Workload):
     def forward(self, model: nn.Module, batch: Batch) -> Any:
         """`forward(model, batch)` of the task; else `model` gets the first part of a tuple, or a mapping without its labels."""
         inputs = batch.inputs
-        if hasattr(self._task, "forward"):
-            return self._task.forward(model, inputs)
-        if isinstance(inputs, Mapping):
-            return model(**{key: value for key, value in inputs.items() if key not in LABELS})
-        return model(inputs[0] if isinstance(inputs, (list, tuple)) else inputs)
+        with self._format(), Calm() if is_calm(model) else nullcontext():
+            if hasattr(self._task, "forward"):
+                return self._task.forward(model, inputs)
+            if isinstance(inputs, Mapping):
+                return model(**{key: value for key, value in inputs.items() if key not in LABELS})
+            return model(inputs[0] if isinstance(inputs, (list, tuple)) else inputs)
 
     def losses(self, outputs: Any, batch: Batch) -> Tensor:
         """[n] float32 or wider."""
-        losses = self._rows("losses", self._task.losses(outputs, batch.inputs), batch)
+        with self._format():
+            losses = self._rows("losses", self._task.losses(outputs, batch.inputs), batch)
         return losses if losses.dtype == torch.float64 else losses.float()
 
     def num_terms(self, batch: Batch) -> Tensor:
         """[n] int64; ones where the task does not say."""
         if not hasattr(self._task, "terms"):
             return torch.ones(len(batch), dtype=torch.int64, device=self._device)
-        terms = self._rows("terms", self._task.terms(batch.inputs), batch)
+        with self.told("terms(batch) that gives a number for each row"):
+            told = self._task.terms(batch.inputs)
+        terms = self._rows("terms", told, batch)
         if terms.is_floating_point() or bool((terms < 0).any()):
             raise self.refused(
                 f"terms(batch) that gives whole numbers from 0 on, got {terms.dtype} from {float(terms.min()):g} on"
@@ -138,7 +148,12 @@ class CustomWorkload(Workload):
         """[n]; NaN where the task does not say."""
         if not hasattr(self._task, "correct"):
             return torch.full((len(batch),), math.nan)
-        return self._rows("correct", self._task.correct(outputs, batch.inputs), batch)
+        with self.told("correct(outputs, batch) that gives a number for each row"):
+            told = self._task.correct(outputs, batch.inputs)
+        return self._rows("correct", told, batch)
+
+    def _format(self) -> AbstractContextManager[None]:
+        return widened() if self.widens else nullcontext()
 
     def _sequence(self, name: str) -> Sequence[Any]:
         with self.told(f"{name}() that gives a sequence of samples"):

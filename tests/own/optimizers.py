@@ -23,6 +23,11 @@ class Lion(torch.optim.Optimizer):
                 momentum.lerp_(p.grad, 1 - group["beta"])
 
 
+class Stuck(torch.optim.SGD):
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        raise RuntimeError("no such luck")
+
+
 def plain(params: Any, lr: float) -> torch.optim.Optimizer:
     """A function, which takes no weight decay."""
     return torch.optim.SGD(params, lr=lr)

@@ -68,6 +68,29 @@ class Drops(Images):
         return nn.Sequential(nn.Flatten(), nn.Linear(50, 8), nn.Dropout(0.2), Dropping(), nn.Linear(8, 3))
 
 
+class Variational(Images):
+    """An autoencoder with noise of its own, and dropout that nothing tells of."""
+
+    def model(self, norm: str) -> nn.Module:
+        return Autoencoder()
+
+    def losses(self, outputs: Any, batch: Any) -> Tensor:
+        image, mean, logarithm = outputs
+        divergence = 0.5 * (mean.square() + logarithm.exp() - logarithm - 1).sum(1)
+        return (image - batch[0].flatten(1)).square().sum(1) + divergence
+
+
+class Autoencoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(50, 6), nn.Linear(3, 50)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        mean, logarithm = self.encoder(F.dropout(x.flatten(1), 0.1)).chunk(2, dim=1)
+        code = mean + (0.5 * logarithm).exp() * torch.randn_like(mean)
+        return self.decoder(code), mean, logarithm
+
+
 class Dropping(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -147,6 +170,84 @@ class Ragged:
         return (outputs.logits[:, :-1].argmax(2) == batch["labels"][:, 1:]).sum(1)
 
 
+class RootMeanSquare(nn.Module):
+    """As Llama's: in float32, whatever it is given."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        narrow = x.to(torch.float32)
+        return self.weight * (narrow * torch.rsqrt(narrow.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+class Narrow(Images):
+    """Code that is written for float32: casts, a constant, a new tensor, a loss."""
+
+    def model(self, norm: str) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(50, 8), RootMeanSquare(8), nn.Tanh(), RootMeanSquare(8), nn.Linear(8, 3))
+
+    def forward(self, model: nn.Module, batch: Any) -> Tensor:
+        shift = torch.zeros(len(batch[0]), 1, 1, 1)
+        shift[:, 0] = 0.5
+        outputs: Tensor = model(batch[0].float() + shift)
+        return F.softmax(outputs, dim=1, dtype=torch.float32)
+
+    def losses(self, outputs: Tensor, batch: Any) -> Tensor:
+        return -outputs.float().gather(1, batch[1][:, None])[:, 0].clamp(min=torch.finfo(torch.float32).tiny).log()
+
+
+class Waves(nn.Module):
+    """Complex weights, and complex numbers that are not trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(50, 3, dtype=torch.complex64) / 7)
+        self.register_buffer("turns", torch.polar(torch.ones(50), torch.linspace(0, 3, 50)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ((x.flatten(1) * self.turns) @ self.weight).abs()
+
+
+class Complex(Images):
+    def model(self, norm: str) -> nn.Module:
+        return nn.Sequential(Waves(), nn.Linear(3, 3))
+
+
+class Doubled(torch.autograd.Function):
+    """A kernel for float32 alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        assert x.dtype != torch.float64, "this kernel has no float64"
+        return x + x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return 2 * gradients[0]
+
+
+class Kernel(Images):
+    """A part that has no float64."""
+
+    batch_norm = False
+
+    def model(self, norm: str) -> nn.Module:
+        norms = [nn.BatchNorm1d(8)] if self.batch_norm else []
+        return nn.Sequential(nn.Flatten(), nn.Linear(50, 8), *norms, nn.ReLU(), OfKernel(), nn.Linear(8, 3))
+
+
+class OfKernel(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        doubled: Tensor = Doubled.apply(x)
+        return doubled
+
+
+class KernelAndBatchNorm(Kernel):
+    batch_norm = True
+
+
 class Pair(NamedTuple):
     left: np.ndarray
     right: np.ndarray
@@ -190,6 +291,46 @@ class Mixed(Images):
 
     def model(self, norm: str) -> nn.Module:
         return Centred()
+
+
+class Spectral(Images):
+    """Spectral normalisation, whose power iteration goes on with each forward."""
+
+    def model(self, norm: str) -> nn.Module:
+        first = nn.utils.parametrizations.spectral_norm(nn.Linear(50, 8))
+        return nn.Sequential(nn.Flatten(), first, nn.Tanh(), nn.Linear(8, 3))
+
+
+class OldSpectral(Images):
+    def model(self, norm: str) -> nn.Module:
+        first = nn.utils.spectral_norm(nn.Linear(50, 8))
+        return nn.Sequential(nn.Flatten(), first, nn.Tanh(), nn.Linear(8, 3))
+
+
+class SpectralAndBatchNorm(Images):
+    def model(self, norm: str) -> nn.Module:
+        first = nn.utils.parametrizations.spectral_norm(nn.Linear(50, 8))
+        return nn.Sequential(nn.BatchNorm2d(2), nn.Flatten(), first, nn.Tanh(), nn.Linear(8, 3))
+
+
+class Codebook(nn.Module):
+    """Prototypes that follow their inputs: those of this forward are used by the next one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("prototype", torch.zeros(50))
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.flatten(1)
+        shifted = flat - self.prototype
+        with torch.no_grad():
+            self.prototype.lerp_(flat.mean(0), 0.5)
+        return shifted
+
+
+class FollowsInputs(Images):
+    def model(self, norm: str) -> nn.Module:
+        return nn.Sequential(Codebook(), nn.Linear(50, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
 class MixedBesideBatchNorm(Images):
@@ -249,16 +390,17 @@ class ChangingData(Images):
         return Augmented()
 
 
-class Noisy(Images):
+class Foreign(Images):
+    """Random numbers that are not torch's."""
+
     def forward(self, model: nn.Module, batch: Any) -> Tensor:
         outputs: Tensor = model(batch[0])
-        return outputs + torch.randn_like(outputs)
+        return outputs + np.random.default_rng().standard_normal()
 
 
-class Narrow(Images):
-    def forward(self, model: nn.Module, batch: Any) -> Tensor:
-        outputs: Tensor = model(batch[0].float())
-        return outputs
+class DrawnLoss(Images):
+    def losses(self, outputs: Any, batch: Any) -> Tensor:
+        return super().losses(outputs + torch.randn_like(outputs), batch)
 
 
 class Sparse(Images):
@@ -272,6 +414,17 @@ class Sparse(Images):
 class HalfTerms(Images):
     def terms(self, batch: Any) -> Tensor:
         return torch.full((len(batch[1]),), 0.5)
+
+
+class TermsRaise(Images):
+    def terms(self, batch: Any) -> Tensor:
+        result: Tensor = batch["labels"]
+        return result
+
+
+class CorrectRaises(Images):
+    def correct(self, outputs: Any, batch: Any) -> Tensor:
+        raise RuntimeError("no such luck")
 
 
 class NotAModel(Images):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from torch import nn
 
 from harness.config import ConfigError, Data, Norm, OptimizerConfig, OptimizerName, Precision, Split, TrialConfig, WorkloadConfig
 from harness.judge.cause import Cause
-from harness.judge.verdict import Outcome
+from harness.judge.signature import Attribution, Signature, WrongWindow
+from harness.judge.verdict import WIDENED, Algebra, Doubt, Evidence, Outcome, Trajectory, judge
+from harness.measure.coarse import NO_ROUNDING
 from harness.measure.lock_step import Setting
 from harness.recipes.catalogue import named
 from harness.referee.oracle import snapshot
@@ -48,6 +51,7 @@ def verdicts(config: TrialConfig) -> list[dict[str, Any]]:
         own("Images", norm=Norm.none, precision=Precision.bfloat16),
         own("Images", norm=Norm.layer, precision=Precision.float16),
         own("Frozen", clip_norm=0.1),
+        own("Complex", accumulation_steps=(4,)),
         own("Ragged"),
         own("Ragged", precision=Precision.float64, ema_decay=0.9),
     ],
@@ -68,13 +72,47 @@ def test_an_accumulated_task_is_the_large_batch(config: TrialConfig) -> None:
         ("MixedBesideBatchNorm", Cause.batch_statistics),
         ("Contrast", Cause.non_separable_loss),
         ("Drops", Cause.stochastic_layers),
+        ("Variational", Cause.stochastic_layers),
+        ("Spectral", Cause.stateful_forward),
+        pytest.param("OldSpectral", Cause.stateful_forward, marks=pytest.mark.slow),
+        pytest.param("FollowsInputs", Cause.stateful_forward, marks=pytest.mark.slow),
+        pytest.param("SpectralAndBatchNorm", "batch_statistics+stateful_forward", marks=pytest.mark.slow),
     ],
 )
-def test_what_couples_rows_is_named_and_reproduced(name: str, cause: Cause) -> None:
+def test_what_couples_rows_is_named_and_reproduced(name: str, cause: str) -> None:
     *accumulated, permuted = verdicts(own(name))
     for arm in accumulated:
         assert (arm["verdict"], arm["cause"], arm["explained"]) == (Outcome.different, str(cause), True), arm["reasons"]
     assert permuted["verdict"] == (Outcome.different if cause == Cause.stochastic_layers else Outcome.equivalent)
+
+
+def test_a_fault_beside_a_stateful_forward_is_named() -> None:
+    arms = planted(own("Spectral", **SHORT), "loss_not_divided")
+    assert arms["loss_not_divided"]["cause"] == "stateful_forward+loss_not_divided" and arms["loss_not_divided"]["explained"]
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_spectral_norm_whose_iteration_rests_after_the_first_micro_batch_is_the_large_batch(frozen: bool) -> None:
+    """What the remedy says, written out; without it the gradients differ."""
+    task = tasks.Spectral()
+    torch.manual_seed(0)
+    model = task.model("as_is").double()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    images, labels = task.images[:8].double(), task.labels[:8]
+
+    def gradients(num: int) -> torch.Tensor:
+        model.load_state_dict(state)
+        model.train()
+        model.zero_grad()
+        for image, label in zip(images.chunk(num), labels.chunk(num), strict=True):
+            (task.losses(model(image), (image, label)).sum() / 8).backward()
+            for layer in model.modules():
+                if frozen and nn.utils.parametrize.is_parametrized(layer):
+                    layer.parametrizations.eval()
+        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+    error = torch.linalg.vector_norm(gradients(4) - gradients(1)) / torch.linalg.vector_norm(gradients(1))
+    assert error <= 1e-14 if frozen else error > 1e-4
 
 
 def test_a_planted_fault_is_named_in_a_task() -> None:
@@ -131,6 +169,67 @@ def test_batch_norm_is_exchanged(norm: Norm) -> None:
         assert isinstance(layers[1], nn.GroupNorm) and layers[1].num_groups == (6 if norm == Norm.group else 1)
 
 
+SHORT = {"steps": 4, "algebra_steps": 3, "accumulation_steps": (3,), "split": Split.even}
+
+
+def planted(config: TrialConfig, *faults: str) -> dict[str, dict[str, Any]]:
+    """The arms by name: the right ones and those with a fault."""
+    recipes = with_faults(config, {name: named(name, config.precision) for name in faults})
+    return {arm["arm"]: arm for arm in run_trial(config, lambda step, rows: None, recipes).arms}
+
+
+def test_code_that_narrows_its_numbers_is_judged_in_float64() -> None:
+    """Casts to float32 in the model and in the loss, a tensor of the default format."""
+    arms = planted(own("Narrow", **SHORT), "loss_not_divided", "low_precision_accumulator")
+    for name, arm in arms.items():
+        right = name in ("accumulated", "permuted")
+        assert (arm["verdict"], arm["cause"]) == (("equivalent", "") if right else ("different", name)), arm["reasons"]
+        assert arm["reasons"][-1] == WIDENED
+        assert (arm["algebra_error"] < 1e-13) == right
+    assert WIDENED not in planted(own("Frozen", **SHORT))["accumulated"]["reasons"]
+
+
+@pytest.mark.parametrize("precision", [Precision.float32, pytest.param(Precision.float16, marks=pytest.mark.slow)])
+def test_a_task_without_float64_is_judged_by_what_remains(precision: Precision) -> None:
+    faults = ("mean_of_means", "loss_not_divided", "counter_wrong", "optimizer_state_per_micro_batch")
+    config = own("Kernel", **SHORT | {"split": Split.ragged, "precision": precision})
+    for name, arm in planted(config, *faults).items():
+        right = name in ("accumulated", "permuted")
+        assert (arm["verdict"], arm["cause"]) == (("inconclusive", "") if right else ("different", name)), arm["reasons"]
+        assert not arm["explained"] and math.isnan(arm["algebra_error"]) and math.isnan(arm["rounding_ratio"])
+        [told] = [reason for reason in arm["reasons"] if reason.startswith(Doubt.no_float64)]
+        assert "(AssertionError: this kernel has no float64): not measured were rounding (L1)" in told
+
+
+def test_batch_norm_without_float64_is_named() -> None:
+    arms = planted(own("KernelAndBatchNorm", **SHORT | {"accumulation_steps": (2,), "split": Split.ragged}))
+    assert arms["accumulated"]["cause"] == Cause.batch_statistics and arms["permuted"]["verdict"] == Outcome.inconclusive
+
+
+def test_float64_is_refused_where_there_is_none() -> None:
+    with pytest.raises(ConfigError, match="precision=float64: expected float32 or a 16-bit format: the task does not compute"):
+        Setting(own("Kernel", precision=Precision.float64), CPU)
+
+
+def test_a_gradient_that_is_wrong_once_and_without_a_cause_is_not_blamed_in_float32() -> None:
+    """A ReLU may have flipped; in every window it is the loop's."""
+    algebra = Algebra(
+        gradient_error=1e-2, state_error=math.nan, trajectory_error=math.nan, loss_error=0.0, steps=4, floor=1e-7,
+        clipping_active=False, clipped_share=0.0, short_windows=0, unequal_terms=False, not_float64="it cannot",
+    )  # fmt: skip
+    trajectory = Trajectory(ratio=1.0, jump_step=None, final_distance=0.0)
+    of = Attribution(distance=1e-2, scale=1.0, cosine=1.0, weights=(1.0,), residual=1e-2, condition=1.0)
+    window = WrongWindow(step=0, samples=8, micro_batches=2, clip_norm=None, whole=of, groups={}, tensors={})
+    for wrong, verdict in ((1, Outcome.inconclusive), (4, Outcome.different)):
+        signature = Signature(probes=4, gradient_error=1e-2, wrong_windows=({},) * wrong, worst_window=window)
+        evidence = Evidence(
+            precision=Precision.float32, algebra=algebra, rounding=NO_ROUNDING, trajectory=trajectory, counters={},
+            signature=signature,
+        )  # fmt: skip
+        assert judge(evidence).verdict == verdict
+        assert judge(dataclasses.replace(evidence, counters={"steps": (2, 1)})).verdict == Outcome.different
+
+
 REFUSED = {
     "NoLosses": "a task with the methods model, train, held_out and losses; NoLosses has no losses",
     "Raises": "it raised RuntimeError: no such luck (tasks.py:",
@@ -139,10 +238,12 @@ REFUSED = {
     "Detached": "depend on the model's parameters, got values without a gradient",
     "Constant": "losses with a gradient at the initial weights, got zeros",
     "ChangingData": "the same whenever they are read; they changed between two reads",
-    "Noisy": "draws random numbers in dropout layers alone",
-    "Narrow": "a model and losses that run in float64 on the first window; it raised RuntimeError",
+    "Foreign": "forwards that repeat from the same weights, buffers and seed of torch; two of them differ",
+    "DrawnLoss": "random numbers of the model's forward alone, by rand, rand_like, randn",
     "Sparse": "dense gradients, got sparse ones",
     "HalfTerms": "terms(batch) that gives whole numbers from 0 on, got torch.float32 from 0.5 on",
+    "TermsRaise": "terms(batch) that gives a number for each row; it raised TypeError",
+    "CorrectRaises": "correct(outputs, batch) that gives a number for each row; it raised RuntimeError: no such luck",
     "NotAModel": 'model("as_is") that gives a torch.nn.Module, got function',
     "NoTraining": "train() with a sample or more, got none",
     "Stream": "train() that gives something with len() and [i], got list_iterator",
@@ -202,7 +303,8 @@ def test_an_optimizer_of_ones_own_is_judged() -> None:
         ("not_one", {}, "expected a torch.optim.Optimizer, got int"),
         ("raises", {}, "it raised RuntimeError: no such luck (optimizers.py:"),
         ("Lion", {"args": {"gamma": 1}}, "it raised TypeError"),
-        ("Tiger", {}, "a class or function of that name; optimizers.py has Lion, plain, not_one, raises"),
+        ("Stuck", {}, "an optimizer whose step() runs; it raised RuntimeError: no such luck (optimizers.py:"),
+        ("Tiger", {}, "a class or function of that name; optimizers.py has Lion, Stuck, plain, not_one, raises"),
     ],
 )
 def test_what_makes_no_optimizer_is_told_in_one_line(name: str, settings: dict[str, Any], expected: str) -> None:

@@ -212,7 +212,8 @@ def _other_outputs(facts: StepFacts) -> Named | None:
         if facts.probe.mixed
         else f"its forward updates and uses {', '.join(buffers[:4])}, once per micro-batch"
     )
-    return Cause.batch_statistics, {"outputs_apart": rows.outputs, "buffers": buffers}, message
+    cause = Cause.batch_statistics if facts.probe.mixed else Cause.stateful_forward
+    return cause, {"outputs_apart": rows.outputs, "buffers": buffers}, message
 
 
 def _other_factors(facts: StepFacts) -> Named | None:

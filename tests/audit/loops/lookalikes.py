@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils import parametrizations
 
 from experiments.trainers import data
 from tests.audit.loops import frame
@@ -179,6 +180,25 @@ def step_of_a_subclass_divided_twice(batch_size: int, accumulation_steps: int) -
     train(batch_size, accumulation_steps, model, divided(mean_over_window, accumulation_steps), Centralised(model))
 
 
+def _spectral() -> nn.Sequential:
+    return data.model(torch.float32, parametrizations.spectral_norm(nn.Linear(16, 24)), nn.Linear(24, 16))
+
+
+def spectral_norm(batch_size: int, accumulation_steps: int) -> None:
+    """The power iteration goes on with every micro-batch."""
+    train(batch_size, accumulation_steps, _spectral())
+
+
+def _at_rest(model: Any, ids: Tensor, window: Tensor) -> Tensor:
+    model[1].parametrizations.train(bool(ids[0] == window[0]))
+    return mean_over_window(model, ids, window)
+
+
+def spectral_norm_at_rest(batch_size: int, accumulation_steps: int) -> None:
+    """The power iteration goes on with the first micro-batch of each window alone."""
+    train(batch_size, accumulation_steps, _spectral(), _at_rest)
+
+
 KEPT: list[Any] = []
 
 
@@ -193,7 +213,8 @@ WRONG: dict[frame.Loop, set[str]] = {
     divided_by_one_more: {"counter_wrong"},
     micro_batches_without_gradient_not_divided: {"loss_not_divided"},
     standardised_over_the_micro_batch: {"batch_statistics"},
-    centred_by_a_running_mean: {"batch_statistics"},
+    centred_by_a_running_mean: {"stateful_forward"},
+    spectral_norm: {"stateful_forward"},
     instance_statistics_tracked: {"batch_statistics"},
     noise_per_micro_batch: {"stochastic_layers"},
     scale_grows_by_hand: {"scaler_updated_in_window"},

@@ -116,6 +116,15 @@ STEPS: list[tuple[str, dict[str, Any], Cause]] = [  # of a step whose gradient d
     ("frozen", {"probe": {"agrees_when_frozen": True}, "parts": {"residual": 0.3}}, Cause.cached_weights_stale),
     ("factors of rows", {"probe": {"by_row": ROWS}, "parts": {"residual": 0.3}}, Cause.normaliser_depends_on_split),
     (
+        "buffers that a forward uses",
+        {
+            "probe": {"by_row": replace(ROWS, outputs=0.1), "made": True},
+            "layers": {"buffers": ("u",)},
+            "parts": {"residual": 0.3},
+        },
+        Cause.stateful_forward,
+    ),
+    (
         "rows chosen",
         {"probe": {"by_row": replace(ROWS, factors=((1.0, 0.0), (2.0, 2.0)))}, "parts": {"residual": 0.3}},
         Cause.non_separable_loss,

@@ -123,11 +123,11 @@ def test_a_scale_that_grows_is_told_from_unequal_terms() -> None:
         assert said == ["mean_of_means"]
 
 
-def test_other_outputs_for_the_same_rows_are_batch_statistics() -> None:
+def test_other_outputs_for_the_same_rows_are_batch_statistics_or_state_of_the_forward() -> None:
     rows = RowFacts(outputs=0.1, residual=0.1, factors=((1.0,), (1.0,)))
     facts = changed(OFF, parts={"residual": 0.3}, probe={"by_row": rows, "mixed": True, "made": True})
     assert causes(facts) == ["batch_statistics"]
-    assert causes(changed(facts, probe={"mixed": False}, layers={"buffers": ("mean",)})) == ["batch_statistics"]
+    assert causes(changed(facts, probe={"mixed": False}, layers={"buffers": ("mean",)})) == ["stateful_forward"]
     other: list[dict[str, Any]] = [
         {"probe": {"mixed": False}},
         {"probe": {"by_row": replace(rows, outputs=0.0)}},

@@ -1,0 +1,97 @@
+"""L0 of a task that does not compute in float64: in float32, beside the shuffled full batch, for what differs clearly.
+
+Right code and the referee part by rounding here, and a ReLU may flip. So an error below the gate (`judge.gates.coarse_gate`)
+counts as none, one above it as a difference only where a cause reproduces it, or in every window. What is left unseen is not
+judged: no arm is equivalent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from functools import reduce
+
+from torch import Tensor
+
+from harness.config import Precision
+from harness.judge.cause import Causes
+from harness.judge.gates import coarse_gate
+from harness.judge.signature import Movement, Signature, worst
+from harness.judge.verdict import Algebra, Rounding
+from harness.measure.lock_step import LockStep, Setting
+from harness.measure.probe import Probe
+from harness.recipes.recipe import Recipe
+
+NO_ROUNDING = Rounding(
+    ratio=math.nan, low=math.nan, high=math.nan, full_error=math.nan, arm_error=math.nan, rank_p=math.nan, permutations=0,
+    scale=math.nan, cosine=math.nan, residual=math.nan, weights=(), condition=math.nan, skipped=0,
+)  # fmt: skip
+
+
+def measure(
+    setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[Tensor], floor_arm: str
+) -> dict[str, tuple[Algebra, Signature]]:
+    """Each arm over `windows` (sample ids), all probed, in float32 without dropout; `floor_arm`: the shuffled full batch."""
+    config = setting.config
+    changed = setting.arms(recipes, dropout=False, precision=Precision.float32, steps=len(windows), clip_norm=config.clip_norm)
+    lock = LockStep(changed, config.seed, shelf=setting.shelf)
+    probe = Probe(setting, lock, setting.referee(dropout=False))
+    seen: dict[str, list[Signature]] = {label: [] for label in recipes}
+    for t, ids in enumerate(windows):
+        probe.remember()
+        probe.before()
+        records = lock.step(ids)
+        for label, own in seen.items():
+            own.append(probe.after(label, ids, t, records[label].loss))
+    floor = worst(*(one.gradient_error for one in seen[floor_arm]))
+    return {label: _result(setting, own, floor, _clipped_share(lock, label)) for label, own in seen.items()}
+
+
+def _clipped_share(lock: LockStep, label: str) -> float:
+    flags = [bool(flag) for flag in lock.arms[label].clipped]
+    return sum(flags) / max(1, len(flags))
+
+
+def _result(setting: Setting, windows: Sequence[Signature], floor: float, clipped_share: float) -> tuple[Algebra, Signature]:
+    signature = reduce(Signature.merged, (above(one, coarse_gate(floor)) for one in windows))
+    algebra = Algebra(
+        gradient_error=worst(*(one.gradient_error for one in windows)),
+        state_error=math.nan,
+        trajectory_error=math.nan,
+        loss_error=worst(*(one.loss_error for one in windows)),
+        steps=len(windows),
+        floor=floor,
+        clipping_active=clipped_share > 0,
+        clipped_share=clipped_share,
+        short_windows=0,
+        unequal_terms=signature.unequal_terms,
+        not_float64=setting.not_float64,
+    )
+    return algebra, signature
+
+
+def above(one: Signature, gate: float) -> Signature:
+    """What was seen of a window, its errors up to the gate as zeros."""
+
+    def snapped(error: float) -> float:
+        return 0.0 if error <= gate else error
+
+    def moved(movement: Movement) -> Movement:
+        return movement if movement.magnitude > gate else Movement()
+
+    errors: list[dict[Causes, float]] = [{causes: snapped(error) for causes, error in own.items()} for own in one.wrong_windows]
+    is_wrong = not one.gradient_error <= gate
+    return dataclasses.replace(
+        one,
+        gradient_error=snapped(one.gradient_error),
+        wrong_windows=tuple(errors) if is_wrong else (),
+        worst_window=one.worst_window if is_wrong else None,
+        other_samples=tuple({causes: snapped(error) for causes, error in own.items()} for own in one.other_samples),
+        moved=moved(one.moved),
+        update=moved(one.update),
+        state_errors={name: snapped(error) for name, error in one.state_errors.items()},
+        advanced_error=snapped(one.advanced_error),
+        average_error=snapped(one.average_error),
+        loss_error=snapped(one.loss_error),
+    )

@@ -1,0 +1,82 @@
+"""Code that narrows its numbers inside, run in float64 all the same: what it asks for in a narrower format it gets in float64.
+
+A model may compute a softmax, a norm or its losses in float32 whatever it is given (`x.float()`, `torch.zeros(n)`). In exact
+arithmetic such a cast changes nothing: widened, the code is the same function without that rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+WIDE = {
+    torch.float32: torch.float64,
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.complex64: torch.complex128,
+    torch.complex32: torch.complex128,
+}
+CASTS = {  # methods of a tensor that are casts
+    "float": torch.float64,
+    "half": torch.float64,
+    "bfloat16": torch.float64,
+    "cfloat": torch.complex128,
+    "chalf": torch.complex128,
+}
+
+
+@contextmanager
+def widened() -> Iterator[None]:
+    """Inside, casts to narrower floating formats and new tensors in them are float64, and so is each function's narrow input."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _Wider():
+            yield
+    finally:
+        torch.set_default_dtype(default)
+
+
+class _Wider(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in ("__get__", "__set__", "view"):  # of an attribute; of bits
+            return func(*args, **(kwargs or {}))
+        # what is written in place stays the tensor that it is
+        kept = args[:1] if name.endswith("_") and (name == "__setitem__" or not name.startswith("__")) else ()
+        wide = (*kept, *tree_map(_wide, args[len(kept) :]))
+        if name in CASTS:
+            return wide[0].to(CASTS[name])
+        return func(*wide, **tree_map(_wide, dict(kwargs or {})))
+
+
+def _wide(value: Any) -> Any:
+    if isinstance(value, torch.dtype):
+        return WIDE.get(value, value)
+    return value.to(WIDE[value.dtype]) if isinstance(value, Tensor) and value.dtype in WIDE else value
+
+
+class Narrow(TorchDispatchMode):
+    """Notes the operations, of forwards and backwards inside it, whose results are in a narrower format than float64."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operations: list[str] = []  # each once
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if any(isinstance(one, Tensor) and one.dtype in WIDE for one in tree_leaves(made)):
+            name = func.overloadpacket.__name__
+            self.operations += [name] if name not in self.operations else []
+        return made
