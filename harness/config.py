@@ -166,6 +166,7 @@ class Study(StrEnum):
     convergence = "convergence"  # training alone, for many seeds
     learning_curves = "learning_curves"  # training to a plateau, and small batches beside it, at equal samples
     balance_loss = "balance_loss"  # of a mixture of experts, per micro-batch and per window
+    muon = "muon"  # its orthogonalised update of a window, accumulated and per micro-batch
     model_bytes = "model_bytes"
     memory_and_time = "memory_and_time"  # of a window, over N
     remedies = "remedies"  # for BatchNorm, trained beside plain accumulation
@@ -437,6 +438,11 @@ NEEDS: dict[Study, tuple[Need, ...]] = {
         _EQUAL_SPLIT,
         Need("workload.data", lambda c: c.workload.data in (Data.digits, Data.mnist1d), "digits or mnist1d, images"),
         Need("data.last_window", lambda c: c.data.last_window == LastWindow.drop, "drop: every micro-batch weighs the same"),
+    ),
+    Study.muon: (
+        _EQUAL_SPLIT,
+        Need("optimizer.label", lambda c: c.optimizer.label == "MuonAndAdam", "target=harness.recipes.muon:MuonAndAdam"),
+        Need("precision", lambda c: c.precision != Precision.float16, "one without a loss scale"),
     ),
     Study.remedies: (
         Need("norm", lambda c: c.norm in (Norm.batch, Norm.as_is), "batch: the remedies are BatchNorm's"),
