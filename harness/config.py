@@ -173,6 +173,7 @@ class Study(StrEnum):
     batch_statistics = "batch_statistics"  # of BatchNorm over one window, exactly
     optimizer_states = "optimizer_states"  # optimizer state in float64: accumulated, reordered, small steps
     batch_sizes = "batch_sizes"  # training alone at B and at every B / N, at equal samples and at equal steps
+    batch_order = "batch_order"  # large batches first and small ones then, and the reverse, at equal samples
     optimizer_memory = "optimizer_memory"  # with which weight past samples are in an optimizer's state
     epoch_tail = "epoch_tail"  # the loop over a loader, at the end of an epoch
     update_size = "update_size"  # how far one step moves, over N
@@ -438,6 +439,11 @@ NEEDS: dict[Study, tuple[Need, ...]] = {
         _EQUAL_SPLIT,
         Need("workload.data", lambda c: c.workload.data in (Data.digits, Data.mnist1d), "digits or mnist1d, images"),
         Need("data.last_window", lambda c: c.data.last_window == LastWindow.drop, "drop: every micro-batch weighs the same"),
+    ),
+    Study.batch_order: (
+        _EQUAL_SPLIT,
+        Need("schedule.name", lambda c: c.schedule.name == ScheduleName.constant, "constant: each half has its own"),
+        Need("optimizer.name", lambda c: c.optimizer.name != OptimizerName.custom, "one of ours, whose rate for B / N is known"),
     ),
     Study.muon: (
         _EQUAL_SPLIT,
