@@ -78,7 +78,8 @@ def against_full(rows: pd.DataFrame, margin: float) -> pd.DataFrame:
     """Error of the arm - error of its full batch, in percentage points, paired by seed; one row per cell.
 
     Columns: those of `tables.paired_comparison`, `p` of the t test, and `p_holm` over all rows. `apart` compares the held-out
-    loss with the permuted full batch's: accuracy takes too few values for it.
+    loss with the permuted full batch's: accuracy takes too few values for it. `weights`: the same differences with statistics of
+    the training set in both (precise BatchNorm), what is lost in the weights alone; empty where that was not measured.
     """
     found = []
     full = rows[rows["arm"] == "full"].set_index(["trial"])
@@ -87,12 +88,16 @@ def against_full(rows: pd.DataFrame, margin: float) -> pd.DataFrame:
         more=others["error"] - others["trial"].map(full["error"]),
         loss=others["held_out_loss"] - others["trial"].map(full["held_out_loss"]),
     )
+    again = others.get("recalibrated_held_out_accuracy", pd.Series(index=others.index, dtype=float)).astype(float)
+    full_again = full.get("recalibrated_held_out_accuracy", pd.Series(index=full.index, dtype=float)).astype(float)
+    paired = paired.assign(weights=100 * (others["trial"].map(full_again) - again))
     null = paired[paired["arm"] == "permuted"].groupby("trial")["loss"].apply(list)
     for key, own in paired[paired["arm"] == "accumulated"].groupby(CELL, sort=True):
         compared = tables.paired_comparison(own["more"].tolist(), margin)
         apart, apart_p = statistics.stands_apart(own["loss"].tolist(), [null.get(trial, []) for trial in own["trial"]])
         p = statistics.t_test(own["more"].tolist())
-        found.append({**dict(zip(CELL, key, strict=True)), **compared, "apart": apart, "apart_p": apart_p, "p": p})
+        found.append({**dict(zip(CELL, key, strict=True)), **compared, "apart": apart, "apart_p": apart_p, "p": p,
+                      "weights": own["weights"].dropna().tolist()})  # fmt: skip
     frame = pd.DataFrame(found)
     return frame if frame.empty else frame.assign(p_holm=statistics.holm(frame["p"].fillna(1.0).tolist()))
 

@@ -57,3 +57,8 @@ def percent(value: float) -> str:
     if 0.99 < value < 1:
         return f"{100 - Decimal(f'{100 * (1 - value):.2g}'):f}%"
     return f"{100 * value:.3g}%"
+
+
+def of_trials(flags: pd.Series[bool], trials: pd.Series[str]) -> Rate:
+    """The share of trials in which every flag is true: arms of a trial share its data and weights, and are no separate draws."""
+    return rate(flags.astype(bool).groupby(trials).all())

@@ -12,12 +12,13 @@ from analysis import faults, tables
 from analysis.content import Picture, Section, Table, Text, share
 from analysis.figures import faults as fault_figures
 from analysis.question import Answer, Experiment, Material
-from analysis.rates import Rate, percent, rate
+from analysis.rates import Rate, of_trials, percent, rate
 from harness.judge.cause import INHERENT, MEANINGS, ON_RANKS
 
 NAMED = 0.97  # of the detected, at least
 CONFIDENTLY_WRONG = 0.01  # of the detected, at most
-ENOUGH = 368  # arms: with fewer, the interval of none wrong reaches beyond 1% (0.025 ** (1 / 367) < 0.99)
+IN_TRIALS = 0.10  # share of trials with a failure that has to be excluded where none failed
+ENOUGH = 36  # trials: with fewer, the interval of none failed reaches beyond (0.025 ** (1 / 35) < 0.90)
 MAX_LISTED = 40
 SETTING = ["norm", "precision", "clipping", "lengths"]
 
@@ -29,29 +30,37 @@ def active(arms: pd.DataFrame) -> pd.DataFrame:
 
 
 def answer(arms: pd.DataFrame) -> Answer:
-    """Decided by the measured shares; the intervals beside them say what so many arms can show."""
+    """Decided by the measured shares of arms; the intervals are over trials, since arms of one trial are no separate draws."""
     rows = active(arms)
     if rows.empty:
         return Answer(("No arm of these trials has a fault that changes its computation.",), None)
     found = rows[rows["detected"]]
     detected, named, wrong = rate(rows["detected"]), rate(found["named"]), rate(found["confidently_wrong"])
+    num = rows["trial"].nunique()
     sentences = (
-        f"{rows['arm'].nunique()} faults in {rows['trial'].nunique()} trials: {detected} arms whose computation a fault changes "
-        "are detected.",
-        f"Of the detected, {named} are called by the right name, {wrong} by a wrong one with confidence.",
+        f"{rows['arm'].nunique()} faults in {num} trials: {_arms(detected)} arms whose computation a fault changes are detected; "
+        f"every one in {of_trials(rows['detected'], rows['trial'])} trials.",
+        f"Of the detected, {_arms(named)} are called by the right name, every one in {of_trials(found['named'], found['trial'])} "
+        f"trials; {_arms(wrong)} by a wrong one with confidence, none in "
+        f"{of_trials(~found['confidently_wrong'], found['trial'])} trials.",
         *_hidden(rows),
         *_at_rest(arms),
     )
     if detected.k < detected.n or named.share < NAMED or wrong.share > CONFIDENTLY_WRONG:
         return Answer(sentences, False)
-    return Answer(sentences, True if detected.n >= ENOUGH else None)
+    return Answer(sentences, True if num >= ENOUGH else None)
 
 
 def _hidden(rows: pd.DataFrame) -> list[str]:
     shown = rows["visible_at"].notna()
     never = sorted(set(rows["arm"]) - set(rows.loc[shown, "arm"]))
-    text = f"The loss curve shows {rate(shown)} of the same arms within the run"
+    text = f"The loss curve shows {_arms(rate(shown))} of the same arms within the run"
     return [text + (f"; it shows {len(never)} of the faults in no trial." if never else ".")]
+
+
+def _arms(one: Rate) -> str:
+    """A share of arms, without an interval: that would take them for separate draws."""
+    return f"{share(one.k, one.n)} ({percent(one.share)})" if one.n else share(0, 0)
 
 
 def _at_rest(arms: pd.DataFrame) -> list[str]:
@@ -169,16 +178,17 @@ def settings(material: Material) -> Section | None:
     for names, own in tables.in_order(rows).groupby(SETTING, sort=False):
         found = own[own["detected"]]
         detected, named, wrong = rate(own["detected"]), rate(found["named"]), int(found["confidently_wrong"].sum())
-        counts = (str(own["trial"].nunique()), _together(detected), percent(detected.low))
+        counts = (str(own["trial"].nunique()), _together(detected), percent(of_trials(own["detected"], own["trial"]).low))
         listed.append((*map(str, names), *counts, _together(named), str(wrong), percent(rate(own["visible_at"].notna()).share)))
-    head = (*SETTING, "trials", "detected", "at least (95%)", "named", "wrong name", "shown by the loss")
+    head = (*SETTING, "trials", "detected", "of trials, at least (95%)", "named", "wrong name", "shown by the loss")
     return Section(
         "By setting",
         (
             Table(
                 head,
                 tuple(listed),
-                "Arms whose computation the fault changes. At least: lower end of the exact 95% interval of the share detected.",
+                "Arms whose computation the fault changes. At least: lower end of the exact 95% interval of the share of "
+                "trials in which every fault is detected.",
             ),
         ),
     )
@@ -207,7 +217,8 @@ EXPERIMENT = Experiment(
     rule="Detected: the arm is judged different or degraded, and otherwise than the correct arm of the same trial and N, in "
     "its verdict or its causes. Confidently wrong: a cause is named that is neither the fault's nor the correct arm's, "
     "without “unexplained” beside it. The measured shares decide: one missed arm refutes the prediction, and fewer than "
-    f"{ENOUGH} arms leave it open.",
+    f"{ENOUGH} trials leave it open: without any failure, the exact 95% interval of the share of trials that have one then "
+    f"reaches beyond {percent(IN_TRIALS)}. Intervals are over trials, whose arms share data and weights.",
     answer=answer,
     sections=(matrix, misses, settings, elsewhere),
 )

@@ -166,12 +166,14 @@ class Study(StrEnum):
     convergence = "convergence"  # training alone, for many seeds
     learning_curves = "learning_curves"  # training to a plateau, and small batches beside it, at equal samples
     balance_loss = "balance_loss"  # of a mixture of experts, per micro-batch and per window
+    muon = "muon"  # its orthogonalised update of a window, accumulated and per micro-batch
     model_bytes = "model_bytes"
     memory_and_time = "memory_and_time"  # of a window, over N
     remedies = "remedies"  # for BatchNorm, trained beside plain accumulation
     batch_statistics = "batch_statistics"  # of BatchNorm over one window, exactly
     optimizer_states = "optimizer_states"  # optimizer state in float64: accumulated, reordered, small steps
     batch_sizes = "batch_sizes"  # training alone at B and at every B / N, at equal samples and at equal steps
+    batch_order = "batch_order"  # large batches first and small ones then, and the reverse, at equal samples
     optimizer_memory = "optimizer_memory"  # with which weight past samples are in an optimizer's state
     epoch_tail = "epoch_tail"  # the loop over a loader, at the end of an epoch
     update_size = "update_size"  # how far one step moves, over N
@@ -437,6 +439,16 @@ NEEDS: dict[Study, tuple[Need, ...]] = {
         _EQUAL_SPLIT,
         Need("workload.data", lambda c: c.workload.data in (Data.digits, Data.mnist1d), "digits or mnist1d, images"),
         Need("data.last_window", lambda c: c.data.last_window == LastWindow.drop, "drop: every micro-batch weighs the same"),
+    ),
+    Study.batch_order: (
+        _EQUAL_SPLIT,
+        Need("schedule.name", lambda c: c.schedule.name == ScheduleName.constant, "constant: each half has its own"),
+        Need("optimizer.name", lambda c: c.optimizer.name != OptimizerName.custom, "one of ours, whose rate for B / N is known"),
+    ),
+    Study.muon: (
+        _EQUAL_SPLIT,
+        Need("optimizer.label", lambda c: c.optimizer.label == "MuonAndAdam", "target=harness.recipes.muon:MuonAndAdam"),
+        Need("precision", lambda c: c.precision != Precision.float16, "one without a loss scale"),
     ),
     Study.remedies: (
         Need("norm", lambda c: c.norm in (Norm.batch, Norm.as_is), "batch: the remedies are BatchNorm's"),

@@ -45,6 +45,7 @@ class Cause(StrEnum):
     stochastic_layers = "stochastic_layers"
     non_separable_loss = "non_separable_loss"
     normaliser_depends_on_split = "normaliser_depends_on_split"
+    memory_bank = "memory_bank"
     counter_wrong = "counter_wrong"
     loss_report_differs = "loss_report_differs"
     unexplained = "unexplained"
@@ -257,6 +258,13 @@ MEANINGS: dict[Cause, Meaning] = {
         remedy="The weight of a row depends on which rows share its micro-batch (advantages or ratios normalised over "
         "the micro-batch). Compute the statistics over the whole window before it is cut.",
     ),
+    Cause.memory_bank: Meaning(
+        fault="F34",
+        sentence="by design, negatives come from a bank of past representations as well",
+        remedy="Rows are compared with representations of earlier micro-batches, which carry no gradient (ContAccum, MoCo): this "
+        "is another loss than any batch's, chosen on purpose, and no fault. Where the large batch is wanted, compute "
+        "representations of the whole window first, then pass their gradients back in parts.",
+    ),
     Cause.counter_wrong: Meaning(
         fault="F29",
         sentence="steps, samples or loss terms are miscounted",
@@ -282,6 +290,7 @@ MEANINGS: dict[Cause, Meaning] = {
 INHERENT = frozenset(cause for cause, meaning in MEANINGS.items() if meaning.of_the_model)
 # By its gradient alone this is a loss scale that changes inside the window; only an audit sees gradients being scaled.
 IN_AUDITS = (Cause.sum_rescaled_in_window,)
+BY_DESIGN = (Cause.memory_bank,)  # methods that are another computation on purpose: trials alone have them
 ON_RANKS = (Cause.replica_scale, Cause.replicas_not_synchronised)  # they take several processes
 PRIORITY = {cause: place for place, cause in enumerate(Cause)}
 

@@ -5,14 +5,18 @@ L4 of docs/equivalence.md alone: it costs the bare training, so that many seeds 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import torch
 
 from harness.measure import noise_scale
 from harness.measure.lock_step import Setting
 from harness.measure.training import OnStep, Row, outcome
 from harness.recipes import catalogue
 from harness.recipes.recipe import Arm, take_step
+from harness.recipes.remedies import calibrate
 from harness.results.arm_name import ACCUMULATED, FULL
 from harness.trial import Candidate, full_batch, with_faults
 
@@ -20,7 +24,8 @@ from harness.trial import Candidate, full_batch, with_faults
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     """One row per arm: the full batch, every N, the permuted full batch (the null), and the faults that are asked for.
 
-    All train together for the configured steps; a row has the `outcome` at the end, per loss term and in nats.
+    All train together for the configured steps; a row has the `outcome` at the end, per loss term and in nats, and under
+    BatchNorm (`recalibrated_*`) the same weights with the training set's statistics.
     """
     config = setting.config
     wrong = {name: catalogue.named(name, config.precision) for name in catalogue.names(config)}
@@ -31,9 +36,19 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
             "micro_batch": max(end.candidate.recipe.split(config.effective_batch)),
             "samples": end.samples,
             **vars(outcome(end.arm, end.losses)),
+            **(recalibrated(setting, end.arm) if setting.has_batch_norm else {}),
         }
         for end in ends
     ]
+
+
+def recalibrated(setting: Setting, arm: Arm) -> Row:
+    """Held-out loss and accuracy of an arm's weights with running statistics of the training set (precise BatchNorm)."""
+    plain = setting.arm(full_batch(setting.config))
+    plain.model.load_state_dict(arm.model.state_dict())
+    calibrate(plain, torch.arange(plain.workload.num_samples))
+    again = vars(outcome(plain, [math.nan]))
+    return {f"recalibrated_{name}": value for name, value in again.items() if name.startswith("held_out")}
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,23 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     return rows
 
 
+def bank_error(setting: Setting, one: Candidate, num: int) -> float:
+    """Largest relative distance of a bank's gradients to the exact oracle over `num` windows of a float64 training.
+
+    NaN where there is no oracle: entries by a momentum encoder, dropout, a penalty, pairs that come without towers.
+    """
+    if not isinstance(setting.exact, DocstringWorkload) or setting.draws or setting.exact.penalty:
+        return math.nan
+    reference, arm = setting.arm(full_batch(setting.config)), setting.arm(reading(one.recipe), clip_norm=None)
+    errors = []
+    for t, ids in enumerate(setting.windows(num)):
+        window, kept = setting.exact.batch(ids), arm.memory.get("bank")
+        own = _taken(setting, arm, reference, window, t)
+        errors.append(_oracle(reference.model, one, window, own, kept, setting).get("oracle_error", math.nan))
+        take_step(reference, window)
+    return math.nan if any(map(math.isnan, errors)) else max(errors)
+
+
 @dataclasses.dataclass(frozen=True)
 class WindowStep:
     """A window taken by a method, without a step of the optimizer."""

@@ -6,13 +6,11 @@ What differs between the two is the running statistics' doing; what is left, the
 
 from __future__ import annotations
 
-import torch
-
 from harness.measure.lock_step import Setting
 from harness.measure.training import OnStep, Row, outcome
-from harness.recipes.remedies import REMEDIES, calibrate
+from harness.recipes.remedies import REMEDIES
 from harness.results.arm_name import FULL
-from harness.studies.convergence import End, train
+from harness.studies.convergence import End, recalibrated, train
 from harness.trial import Candidate, full_batch, split_plan, with_faults
 
 
@@ -28,14 +26,11 @@ def _row(setting: Setting, end: End) -> Row:
     config, recipe = setting.config, end.candidate.recipe
     plain = setting.arm(full_batch(config))
     plain.model.load_state_dict(end.arm.model.state_dict())
-    kept = vars(outcome(plain, end.losses))
-    calibrate(plain, torch.arange(plain.workload.num_samples))
-    again = vars(outcome(plain, end.losses))
     return {
         "arm": end.candidate.arm,
         "accumulation_steps": recipe.accumulation_steps,
         "micro_batch": max(split_plan(config, recipe.accumulation_steps)(config.effective_batch)),
         "samples": end.samples,
-        **kept,
-        **{f"recalibrated_{name}": value for name, value in again.items() if name.startswith("held_out")},
+        **vars(outcome(plain, end.losses)),
+        **recalibrated(setting, end.arm),
     }

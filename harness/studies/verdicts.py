@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from harness.config import TrialConfig
+import dataclasses
+
+from harness.config import Precision, TrialConfig
+from harness.judge.cause import MEANINGS, Cause
+from harness.judge.gates import ALGEBRA_GATE
 from harness.judge.verdict import Outcome
+from harness.measure.lock_step import Setting
 from harness.measure.training import OnStep, Row
 from harness.recipes import catalogue, contrastive
+from harness.recipes.determinism import choose_device, deterministic
 from harness.results.measurements import Measurements
-from harness.trial import run_trial, with_faults
+from harness.studies.negatives import bank_error
+from harness.trial import Candidate, run_trial, with_faults
 
-BY_DESIGN = "by design: negatives come from a bank of past representations, another computation than any batch's"
+BANK_WINDOWS = 4  # in which a bank's gradient is held against its oracle
 
 
 def run(config: TrialConfig, on_step: OnStep, shared: Measurements | None = None) -> Row:
@@ -17,7 +24,22 @@ def run(config: TrialConfig, on_step: OnStep, shared: Measurements | None = None
     wrong = {name: catalogue.named(name, config.precision) for name in catalogue.names(config)}
     candidates = with_faults(config, wrong | {name: contrastive.named(name) for name in config.methods})
     result = run_trial(config, on_step, candidates, shared)
-    for arm in result.arms:
-        if arm["arm"].partition("@")[0] in contrastive.BANKS and arm["verdict"] == Outcome.different:
-            arm["reasons"] = [BY_DESIGN, *arm["reasons"]]
+    for candidate, arm in zip(candidates, result.arms, strict=True):
+        is_nameless = arm["verdict"] == Outcome.different and arm["cause"] == Cause.unexplained
+        if is_nameless and candidate.arm.partition("@")[0] in contrastive.BANKS:
+            arm |= by_design(config, candidate, arm["reasons"])
     return {**result.summary, "arms": result.arms, "faults": catalogue.expected(config)}
+
+
+def by_design(config: TrialConfig, candidate: Candidate, reasons: list[str]) -> Row:
+    """Cause and reasons of an arm with a bank: explained where an oracle reproduces its gradients, nameless where that fails."""
+    device, exact = choose_device(config.device), dataclasses.replace(config, precision=Precision.float64)
+    with deterministic(exact.precision, device):
+        error = bank_error(Setting(exact, device), candidate, BANK_WINDOWS)
+    if error > ALGEBRA_GATE:
+        wrong = f"with a bank, and {error:.0e} from the loss beside past representations that it should have"
+        return {"reasons": [wrong, *reasons]}
+    fits = error <= ALGEBRA_GATE  # not where there is no oracle
+    shown = f"reproduced to {error:.0e} in {BANK_WINDOWS} windows" if fits else "no oracle reproduces this kind"
+    sentence = f"{MEANINGS[Cause.memory_bank].sentence} ({shown})"
+    return {"cause": str(Cause.memory_bank), "explained": fits, "reasons": [sentence, *reasons]}

@@ -31,6 +31,15 @@ def test_costs_are_paired_with_the_full_batch_of_the_same_trial() -> None:
     assert len(table) == 8 and len(error_cells(rows)) == 10
 
 
+def test_what_is_lost_in_the_weights_alone() -> None:
+    """Planted: with the training set's statistics b = 4 loses two points and all else nothing."""
+    rows = trained(two_batches(BATCH, LARGE))
+    assert against_full(rows, 1.0)["weights"].map(len).sum() == 0, "not measured"
+    again = rows.assign(recalibrated_held_out_accuracy=np.where(rows["b"] == 4, 0.95, 0.97))
+    for row in against_full(again, 1.0).itertuples():
+        assert row.weights == pytest.approx([2.0 if row.b == 4 else 0.0] * 6)
+
+
 def test_gains_are_paired_by_seed() -> None:
     gains = between_norms(fixed_batch(trained(results()))).set_index("b")
     assert gains.loc[2, "gain"] == pytest.approx(26, abs=0.5) and gains.loc[32, "gain"] == pytest.approx(-1, abs=0.5)

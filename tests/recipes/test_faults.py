@@ -21,7 +21,7 @@ from harness.config import (
     TrialConfig,
     WorkloadConfig,
 )  # fmt: skip
-from harness.judge.cause import IN_AUDITS, INHERENT, ON_RANKS, Cause
+from harness.judge.cause import BY_DESIGN, IN_AUDITS, INHERENT, ON_RANKS, Cause
 from harness.measure.ranks import SCALED, UNSYNCHRONISED
 from harness.recipes.catalogue import FAULTS
 from harness.recipes.recipe import Recipe
@@ -120,8 +120,8 @@ def test_two_faults_give_two_causes_or_unexplained() -> None:
 
 
 def test_the_catalogue_is_complete_and_honest() -> None:
-    """Every cause is planted here, is a setting of a trial, is planted on ranks or told by audits; in one of these ways alone."""
+    """Every cause is planted here, is a setting of a trial, on ranks, told by audits, or a method; in one way alone."""
     planted = [fault.cause for fault in FAULTS]
-    assert sorted([*planted, *INHERENT, *ON_RANKS, *IN_AUDITS]) == sorted(set(Cause) - {Cause.unexplained})
+    assert sorted([*planted, *INHERENT, *ON_RANKS, *IN_AUDITS, *BY_DESIGN]) == sorted(set(Cause) - {Cause.unexplained})
     assert all(fault.summary and "#" in (fault.apply.__doc__ or "") for fault in FAULTS), "each cites a thread"
     assert set(ON_RANKS) == {replicas.expected(name, True) for name in {**SCALED, **UNSYNCHRONISED}}

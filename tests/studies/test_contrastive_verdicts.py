@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from harness.config import Precision, TrialConfig
+from harness.recipes import contrastive
 from harness.studies import verdicts
+from harness.trial import Candidate, accumulated
 from tests.small_corpus import config, corpus
 
 __all__ = ["corpus"]
@@ -35,4 +37,20 @@ def test_grad_cache_is_equivalent_and_the_others_are_not(changes: dict[str, obje
     assert repeated["verdict"] == bank["verdict"] == "different"
     # Where clipping is active, a temperature that is too large shrinks the towers too, and is no more alone.
     assert ("in log_scale of the" in str(repeated["reasons"])) == ("clip_norm" not in changes)
-    assert "by design: " in str(bank["reasons"])
+    # The oracle is of the loss alone: with a penalty the bank has its name, and no proof.
+    assert (bank["cause"], bank["explained"]) == ("memory_bank", "penalty" not in changes)
+    assert "by design, " in str(bank["reasons"])
+
+
+def test_a_bank_that_is_not_what_it_says_has_no_name(corpus: str) -> None:
+    """One bank under the name of two is not what the oracle says, and keeps its `unexplained`."""
+    trial = config(corpus, methods=("dual_bank@12",), algebra_steps=3)
+    candidate = Candidate("dual_bank@12", contrastive.named("dual_bank@12")(accumulated(trial, 4)))
+    right = verdicts.by_design(trial, candidate, ["seen"])
+    assert right["cause"] == "memory_bank" and right["explained"] and right["reasons"][1:] == ["seen"]
+    other = Candidate("dual_bank@12", contrastive.named("passage_bank@12")(accumulated(trial, 4)))
+    wrong = verdicts.by_design(trial, other, ["seen"])
+    assert "cause" not in wrong and "from the loss beside past representations" in wrong["reasons"][0]
+    momentum = Candidate("momentum_bank@12", contrastive.named("momentum_bank@12")(accumulated(trial, 4)))
+    named = verdicts.by_design(trial, momentum, [])
+    assert (named["cause"], named["explained"]) == ("memory_bank", False)

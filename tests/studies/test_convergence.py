@@ -14,6 +14,8 @@ from harness.measure.lock_step import Setting
 from harness.recipes.determinism import choose_device
 from harness.recipes.micro_batch import windows
 from harness.results.arm_name import ArmName
+from harness.studies import convergence
+from harness.trial import Candidate, full_batch
 
 # 33 steps of 47: an epoch of 1,500 ends in a short window of 43, which 4 micro-batches of 12 cut unevenly.
 CONFIG = TrialConfig(
@@ -72,3 +74,26 @@ def test_batch_norm_ends_elsewhere() -> None:
 def test_faults_are_arms_too() -> None:
     arms, _ = run(dataclasses.replace(CONFIG, faults=("loss_not_divided",), steps=3))
     assert arms["loss_not_divided-4"]["final_loss"] != arms["accumulated-4"]["final_loss"]
+
+
+def test_recalibrated_statistics_against_those_taken_by_hand() -> None:
+    """Those of the training set are of no batch, and do not move the weights."""
+    config = dataclasses.replace(CONFIG, norm=Norm.batch, steps=3)
+    arms, _ = run(config)
+    assert "recalibrated_held_out_loss" not in run(dataclasses.replace(CONFIG, steps=2))[0]["full-1"]
+    setting = Setting(config, choose_device(config.device))
+    (end,) = convergence.train(setting, [Candidate("full", full_batch(config))], lambda *_: None)
+    model, data = end.arm.model, setting.exact
+    layers = [layer for layer in model.modules() if isinstance(layer, torch.nn.BatchNorm2d)]
+    seen: dict[torch.nn.Module, torch.Tensor] = {}
+    for layer in layers:
+        layer.register_forward_pre_hook(lambda layer, inputs: seen.__setitem__(layer, inputs[0].detach()))
+    before = [p.clone() for p in model.parameters()]
+    with torch.no_grad():
+        model.train()(data.batch(torch.arange(data.num_samples)).inputs)
+        for layer in layers:
+            layer.running_mean, layer.running_var = seen[layer].mean((0, 2, 3)), seen[layer].var((0, 2, 3))
+        loss = float(F.cross_entropy(model.eval()(data.held_out.inputs), data.held_out.targets))
+    assert all(map(torch.equal, before, model.parameters()))
+    assert arms["full-1"]["recalibrated_held_out_loss"] == pytest.approx(loss, rel=1e-10)
+    assert arms["full-1"]["held_out_loss"] != pytest.approx(loss, rel=1e-3), "after three steps the running ones lag behind"

@@ -1,0 +1,95 @@
+"""C7 by trainings that change their batch: planted effects of either side, none, and too few seeds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis import load, report
+from analysis.question import Ruling
+from experiments.batch_order import _advice, contrasts, early_large_late_small, judged
+from harness.config import (
+    HarnessConfig,
+    Model,
+    OptimizerConfig,
+    OptimizerName,
+    Study,
+    TrackingConfig,
+    TrackingMode,
+    WorkloadConfig,
+)
+from harness.sweep.experiment import run_one
+
+
+def rows(
+    effect: float, *, seeds: int = 8, noise: float = 0.005, optimizer: str = "adam", best: float = 0.02
+) -> list[dict[str, Any]]:
+    """Large-then-small ends `effect` nats below small-then-large; validation is best at the rate `best` of three."""
+    rng = np.random.default_rng(0)
+    return [
+        {"trial": f"{optimizer}-{seed}-{lr}", "study": "batch_order", "workload": "digits", "norm": "none",
+         "optimizer": optimizer,
+         "effective_batch": 128, "accumulation_steps": 16, "arm": arm, "lr": lr, "seed": seed, "micro_batch": 8, "samples": 1000,
+         "switch_loss": 1.0, "validation_loss": abs(np.log(lr / best)),
+         "test_loss": 0.5 - (effect if arm == "large_then_small" else 0) + abs(np.log(lr / best)) + noise * rng.standard_normal()}
+        for seed in (*range(seeds), 100, 101) for lr in (0.01, 0.02, 0.04)
+        for arm in ("large", "small", "large_then_small", "small_then_large")
+    ]  # fmt: skip
+
+
+def decided(measurements: list[dict[str, Any]]) -> Any:
+    empty = pd.DataFrame(columns=["experiment", "trial"])
+    return early_large_late_small(load.Results(empty, pd.DataFrame(measurements), empty, ()))
+
+
+@pytest.mark.parametrize(
+    ("measurements", "verdict"),
+    [
+        (rows(0.1), Ruling.confirmed),
+        (rows(-0.1), Ruling.refuted),
+        (rows(0.0), Ruling.refuted),
+        (rows(0.0, noise=0.2), Ruling.undecided),
+        ([*rows(0.1), *rows(-0.1, optimizer="sgd")], Ruling.conditional),
+        (rows(0.1, seeds=4), Ruling.needs_full_grid),
+        (rows(0.1, best=0.04), Ruling.needs_full_grid),
+    ],
+    ids=["planted", "the reverse", "nothing", "noise", "by optimizer", "four seeds", "a rate at an end"],
+)
+def test_c7(measurements: list[dict[str, Any]], verdict: Ruling) -> None:
+    found = decided(measurements)
+    assert found.verdict == verdict
+    assert ("adam" in found.condition) is (verdict == Ruling.conditional)
+
+
+def test_advice_follows_the_numbers() -> None:
+    def told(effect: float, **more: Any) -> str:
+        empty = pd.DataFrame(columns=["experiment", "trial"])
+        return _advice(contrasts(judged(load.Results(empty, pd.DataFrame(rows(effect, **more)), empty, ()))))
+
+    assert "begin small" in told(-0.1) and "begin with the large" in told(0.1)
+    assert "none follows" in told(0.0, noise=0.1) and "none follows" in told(-0.1, seeds=4)
+
+
+def test_rates_are_chosen_on_other_seeds() -> None:
+    frame = pd.DataFrame(rows(0.1))
+    frame.loc[frame["seed"] < 100, "validation_loss"] = -frame["lr"]  # what the judging seeds would choose
+    empty = pd.DataFrame(columns=["experiment", "trial"])
+    assert set(judged(load.Results(empty, frame, empty, ()))["lr"]) == {0.02}
+
+
+@pytest.mark.slow
+def test_the_page_of_a_tiny_run(tmp_path: Path) -> None:
+    for seed in (0, 1, 100):
+        run_one(HarnessConfig(
+            results=str(tmp_path / "results"), tracking=TrackingConfig(mode=TrackingMode.disabled), experiment="batch_order",
+            study=Study.batch_order, workload=WorkloadConfig(model=Model.mlp, width=1), effective_batch=32,
+            accumulation_steps=(4,), optimizer=OptimizerConfig(name=OptimizerName.adam, lr=0.01), steps=6, seed=seed,
+        ))  # fmt: skip
+    assert report.main(["--results", str(tmp_path / "results"), "--out", str(tmp_path / "out")]) == 0
+    page = (tmp_path / "out" / "pages" / "batch_order.html").read_text()
+    assert "Do large batches pay early or late?" in page and "It takes 5 judging seeds" in page
+    assert (tmp_path / "out" / "figures" / "batch_order-orders.svg").exists()

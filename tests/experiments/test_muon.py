@@ -1,0 +1,63 @@
+"""The finding on Muon follows the numbers, and the page of a tiny run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from analysis import report
+from experiments.muon import EXPERIMENT, finding
+from harness.config import (
+    DataConfig,
+    HarnessConfig,
+    LastWindow,
+    Model,
+    OptimizerConfig,
+    OptimizerName,
+    Study,
+    TrackingConfig,
+    TrackingMode,
+    WorkloadConfig,
+)
+from harness.sweep.experiment import run_one
+
+ERRORS = {"permuted": (1e-7, 3e-3), "accumulated": (1e-7, 3e-3), "bfloat16_sum": (2e-3, 0.1), "per_micro_batch": (1e-7, 0.8)}
+
+
+def rows(**changes: tuple[float, float]) -> pd.DataFrame:
+    """Three seeds in both formats; `changes` of the errors of gradient and update, by arm, in float32."""
+    return pd.DataFrame([
+        {"trial": f"{precision}-{seed}", "precision": precision, "arm": arm, "windows": 30, "length": 0.5,
+         "same": 30 if precision == "float64" else 0, "orthogonalisations": 4 if arm == "per_micro_batch" else 1,
+         "gradient_error": gradient, "update_error": update * (1 + 0.1 * seed), "lift": update / gradient}
+        for precision in ("float32", "float64") for seed in range(3)
+        for arm, (gradient, update) in (ERRORS | changes).items()
+    ])  # fmt: skip
+
+
+def test_the_finding_follows_the_numbers() -> None:
+    right = finding(rows())
+    assert "to the bit in 90 of 90 windows" in right and "no more than rounding: yes" in right
+    assert "another update: yes" in right and "10-fold or more: yes" in right and "at every N: yes" in right
+    assert "no more than rounding: no" in finding(rows(accumulated=(1e-7, 1e-2)))
+    assert "another update: no" in finding(rows(per_micro_batch=(1e-7, 1e-2)))
+    assert "10-fold or more: no" in finding(rows(bfloat16_sum=(2e-3, 3e-3)))
+    assert "at every N: no" in finding(rows().assign(orthogonalisations=4))
+    assert "rounding: undecided" in finding(rows()[lambda table: table["trial"] == "float32-0"]), "one trial has no interval"
+
+
+@pytest.mark.slow
+def test_the_page_of_a_tiny_run(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        run_one(HarnessConfig(
+            results=str(tmp_path / "results"), tracking=TrackingConfig(mode=TrackingMode.disabled), experiment="muon",
+            study=Study.muon, workload=WorkloadConfig(model=Model.mlp, width=1), data=DataConfig(last_window=LastWindow.drop),
+            optimizer=OptimizerConfig(name=OptimizerName.custom, target="harness.recipes.muon:MuonAndAdam", lr=0.02),
+            effective_batch=32, accumulation_steps=(4,), steps=5, seed=seed,
+        ))  # fmt: skip
+    assert report.main(["--results", str(tmp_path / "results"), "--out", str(tmp_path / "out")]) == 0
+    page = (tmp_path / "out" / "pages" / "muon.html").read_text()
+    assert EXPERIMENT.title.partition("'")[0] in page and "One orthogonalisation a window at every N: yes" in page
+    assert (tmp_path / "out" / "figures" / "muon-update-errors.svg").exists()

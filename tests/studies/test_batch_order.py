@@ -1,0 +1,80 @@
+"""Trainings that change their batch at half their samples: what is handed over, and what the halves are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from harness.config import (
+    ConfigError,
+    DataConfig,
+    LastWindow,
+    Model,
+    OptimizerConfig,
+    OptimizerName,
+    ScheduleConfig,
+    ScheduleName,
+    Study,
+    TrialConfig,
+    WorkloadConfig,
+    validate,
+)
+from harness.measure.lock_step import Setting
+from harness.recipes.recipe import take_step
+from harness.studies import batch_order
+from harness.trial import full_batch
+
+CONFIG = TrialConfig(
+    study=Study.batch_order, effective_batch=32, accumulation_steps=(4,), steps=4,
+    workload=WorkloadConfig(model=Model.mlp, width=1), data=DataConfig(last_window=LastWindow.drop),
+    optimizer=OptimizerConfig(name=OptimizerName.adam, lr=0.01),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def setting() -> Setting:
+    return Setting(CONFIG, torch.device("cpu"))
+
+
+def test_the_halves_of_every_order(setting: Setting) -> None:
+    """Before the switch the orders that begin alike are alike to the bit; after it none is another."""
+    found: list[dict[str, float]] = []
+    rows = batch_order.measurements(setting, lambda t, own: found.append({row["arm"]: row["loss"] for row in own}))
+    for t, losses in enumerate(found):
+        assert (losses["large"] == losses["large_then_small"]) is (t < 2)
+        assert (losses["small"] == losses["small_then_large"]) is (t < 2)
+        assert t == 0 or losses["large"] != losses["small"]
+    ends = {row["arm"]: row for row in rows}
+    assert ends["large"]["switch_loss"] == ends["large_then_small"]["switch_loss"] != ends["small"]["switch_loss"]
+    assert len({row["test_loss"] for row in rows}) == 4 and {row["samples"] for row in rows} == {128}
+
+
+def test_to_switch_to_the_same_batch_changes_nothing(setting: Setting) -> None:
+    windows = [setting.exact.batch(ids) for ids in setting.windows()]
+    plain, first, second = (setting.arm(full_batch(CONFIG)) for _ in range(3))
+    for window in windows:
+        take_step(plain, plain.workload.batch(window.ids))
+    for window in windows[:2]:
+        take_step(first, first.workload.batch(window.ids))
+    batch_order.continue_from(second, first)
+    for window in windows[2:]:
+        take_step(second, second.workload.batch(window.ids))
+    for a, b, c in zip(plain.model.parameters(), second.model.parameters(), first.model.parameters(), strict=True):
+        assert torch.equal(a, b) and not torch.equal(b, c)
+
+
+def test_the_small_batch_has_a_rate_of_its_own_after_the_switch(setting: Setting) -> None:
+    large, small = (batch_order._arm(setting, size, 4) for size in (batch_order.LARGE, batch_order.SMALL))
+    window = small.workload.batch(next(setting.windows()))
+    take_step(large, window)
+    batch_order.continue_from(small, large)
+    assert {group["lr"] for group in small.optimizer.param_groups} == {0.005}
+    take_step(small, window)
+    assert {group["lr"] for group in small.optimizer.param_groups} == {0.005}
+    assert {int(state["step"]) for state in small.optimizer.state.values()} == {5}, "one step, and four of a quarter"
+
+
+def test_what_cannot_be_continued_is_refused() -> None:
+    validate(CONFIG)
+    with pytest.raises(ConfigError, match=r"schedule.name=cosine: expected constant"):
+        validate(TrialConfig(study=Study.batch_order, schedule=ScheduleConfig(name=ScheduleName.cosine)))
