@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from harness.watch.evidence import MicroBatch, Ranks, Sketch, Window
 from harness.watch.sketch import WIDTH, Sketches, local_part
-from harness.watch.slopes import Slope, concluded, is_transformed
+from harness.watch.slopes import Slope, concluded, is_transformed, reported
 
 Sketched = list[Tensor | None]  # [T] of [WIDTH], on the device of the gradients
 NARROW = (torch.bfloat16, torch.float16)
@@ -23,11 +23,12 @@ FEWEST = 64  # that must not be zero
 
 @dataclass(kw_only=True)
 class Head:
-    """One tensor of logits in a backward: numbers that are still on its device."""
+    """One loss in a backward: numbers that are still on their device."""
 
     numbers: Mapping[str, Tensor]
     rows: int
     dtype: torch.dtype
+    kind: str = ""  # of the loss function that was called; empty: one of logits
 
 
 @dataclass(kw_only=True)
@@ -115,8 +116,7 @@ class Track:
         """A gradient on its way to `.grad`."""
         if not self._in_backward or is_transformed(gradient):
             return
-        with torch.no_grad():
-            found = self.sketches.signs[place].of(gradient.detach())
+        found = self.sketches.signs[place].of(gradient.detach())
         known = self._sums[place]
         self._sums[place] = found if known is None else known + found
 
@@ -315,16 +315,14 @@ class Host:
 def _part(host: Host, backward: Backward) -> Any:
     sketches = [host.sketch(s) for s in (backward.contribution, backward.before, backward.after)]
     scale, loss = host.number(backward.scale), host.number(backward.loss)
-    heads = [
-        ({key: host.number(value) for key, value in head.numbers.items()}, head.rows, head.dtype) for head in backward.heads or ()
-    ]
+    heads = [(head, {key: host.number(value) for key, value in head.numbers.items()}) for head in backward.heads or ()]
 
     def made() -> MicroBatch:
         contribution, before, after = (s() for s in sketches)
         factor = 1.0 if backward.scale is None else scale()
         slopes: list[Slope] | None = None
         if backward.heads is not None:
-            slopes = [concluded({k: v() for k, v in numbers.items()}, rows, dtype) for numbers, rows, dtype in heads]
+            slopes = [_slope(head, {key: number() for key, number in numbers.items()}) for head, numbers in heads]
         return MicroBatch(
             contribution=None if contribution is None else contribution / factor,
             before=None if before is None else before / factor,
@@ -339,6 +337,10 @@ def _part(host: Host, backward: Backward) -> Any:
         )
 
     return made
+
+
+def _slope(head: Head, numbers: Mapping[str, float]) -> Slope:
+    return reported(numbers, head.kind, head.rows) if head.kind else concluded(numbers, head.rows, head.dtype)
 
 
 def versions(tensors: Sequence[Tensor]) -> int:
