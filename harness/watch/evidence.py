@@ -53,7 +53,7 @@ class Window:
     resumed: bool = False  # the optimizer had a state when the watch began, and this is its first window
     alone: bool = True  # one process
     ranks: Ranks | None = None  # looked at in a sample of windows
-    ema_updates: int = 0
+    averaged: float | None = None  # the rate at which an average of the weights moves inside the window
     forwards: int = 0  # of the model, in training
     still: bool = False  # the step moved no weights
     buffers_moved: bool = False  # since the step before

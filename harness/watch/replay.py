@@ -17,7 +17,6 @@ from harness.judge.cause import Cause
 from harness.watch.batches import Batches
 from harness.watch.evidence import Finding, Sketch
 from harness.watch.heads import Heads
-from harness.watch.properties import properties
 from harness.watch.track import Sketched, Track
 from harness.watch.weights import alike, near
 
@@ -56,8 +55,8 @@ class Replay:
     def __init__(self, model: nn.Module, loss: Loss) -> None:
         self.model, self.loss = model, loss
 
-    def run(self, track: Track, gradients: Sketched, batches: Batches, heads: Heads) -> Replayed:
-        """Compare the gradient at the step, of these sketches; leaves no trace in the run."""
+    def run(self, track: Track, gradients: Sketched, batches: Batches, heads: Heads, told: Mapping[Cause, str]) -> Replayed:
+        """Compare the gradient at the step, of these sketches; leaves no trace in the run. `told`: properties of the model."""
         replayed = Replayed(window=track.num_windows)
         num = len(track.window.backwards)
         if _in_a_group():
@@ -85,7 +84,7 @@ class Replay:
         except Exception as error:
             replayed.refused = f"the loss handed over failed: {type(error).__name__}: {error}".splitlines()[0][:200]
             return replayed
-        _compare(replayed, track, gradients, whole, again, autocast, properties(self.model))
+        _compare(replayed, track, gradients, whole, again, autocast, told)
         return replayed
 
     def _pieces(self, window: Sequence[Any]) -> tuple[str, list[Any]]:
@@ -134,7 +133,9 @@ def _compare(
     narrow = autocast or next((p.dtype for p in track.parameters if p.dtype in LEAST), None)
     replayed.gate = max(ROUNDING * replayed.floor, LEAST.get(narrow, LEAST_WIDE) if narrow else LEAST_WIDE)
     if Cause.stochastic_layers in told:
-        replayed.refused = "dropout: the replay draws nothing, the run did, so that they cannot be compared"
+        replayed.refused = (
+            "dropout, or other random draws: the replay does not draw what the run drew, so that they cannot be compared"
+        )
         return
     if replayed.floor > 0.1:
         replayed.refused = (

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -14,15 +15,18 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DataLoader
 
 from harness.audit.observe.patches import Patches
 from harness.watch.batches import Batches
+from harness.watch.calls import laid_out
 from harness.watch.conclusion import concluded
 from harness.watch.heads import Heads
 from harness.watch.judge import Judge
 from harness.watch.properties import properties
 from harness.watch.replay import Loss, Replay
 from harness.watch.report import Report
+from harness.watch.slopes import is_transforming
 from harness.watch.track import Sketched, Track, versions
 
 FIRST = 4  # windows that are looked at closely when a watch begins, and after something was seen
@@ -88,6 +92,9 @@ class Watch:
         self._scale: Tensor | None = None
         self._stepping: Track | None = None
         self._closed: Counter[int] = Counter()
+        self._loaders: WeakSet[DataLoader[Any]] = WeakSet()  # that have begun before
+        self._state: list[Any] | None = None  # of the generators, before the forward under way
+        self._draws = False  # whether a forward has drawn random numbers
         self._held: dict[int, tuple[Sketched, Sketched | None]] = {}
 
     # -- the outside -------------------------------------------------------------------------------------------------
@@ -114,12 +121,14 @@ class Watch:
             (GradScaler, "step", self._scaler_step),
             (GradScaler, "update", self._scaler_update),
             (AveragedModel, "update_parameters", self._averaged),
+            (DataLoader, "__iter__", self._epoch),
         ):
             patches.method(owner, name, wrap)
         for track in self.tracks:
             track.refresh()
             patches.removing(track.optimizer.register_step_pre_hook(StepHook(self, "before")))
             patches.removing(track.optimizer.register_step_post_hook(StepHook(self, "after")))
+        patches.removing(self.model.register_forward_pre_hook(ForwardHook(self)))
         patches.removing(self.model.register_forward_hook(ForwardHook(self), with_kwargs=True))
         return self
 
@@ -228,6 +237,8 @@ class Watch:
         for track in self.tracks:
             if getattr(scheduler, "optimizer", None) is track.optimizer:
                 track.window.calls.append("schedule")
+                if (steps := laid_out(scheduler)) is not None:
+                    self.judge.laid_out.add(steps)
         return original(scheduler, *args, **kwargs)
 
     def _averaged(self, original: Callable[..., Any], averaged: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -236,6 +247,25 @@ class Watch:
             if any(id(p) in members for p in track.parameters):
                 track.window.calls.append("average")
         return original(averaged, model, *args, **kwargs)
+
+    def _epoch(self, original: Callable[..., Any], loader: Any) -> Any:
+        if self.model.training and torch.is_grad_enabled():  # not an evaluation
+            for track in self.tracks:
+                if track.window.backwards and loader in self._loaders:
+                    track.window.calls.append("epoch")
+            self._loaders.add(loader)
+        return original(loader)
+
+    def before_forward(self) -> None:
+        """A forward begins."""
+        self._state = _generators() if self.heads.detail and not self._draws and not self._paused else None
+
+    def after_forward(self, args: Any, kwargs: Any, output: Any) -> None:
+        """A forward in training has ended."""
+        if self._state is not None:
+            self._draws, self._state = self._state != _generators(), None
+        self.heads.see(args, kwargs, output)
+        self.batches.see(args, kwargs)
 
     # -- the loss scaler ---------------------------------------------------------------------------------------------
 
@@ -318,7 +348,7 @@ class Watch:
         if window is None:
             return
         if track.detail:
-            self.judge.properties = {**self.judge.properties, **properties(self.model)}
+            self.judge.properties = {**self.judge.properties, **properties(self.model, draws=self._draws)}
         suspicious = self.judge.see(window)
         if suspicious and not _in_a_group():
             self._close_until = window.index + FIRST
@@ -345,7 +375,8 @@ class Watch:
         self._paused = self.heads.paused = self.batches.paused = True
         try:
             given = track.window.unclipped if track.window.unclipped is not None else gradients
-            self.judge.replayed(self.replay.run(track, given, self.batches, self.heads))
+            told = properties(self.model, draws=self._draws)
+            self.judge.replayed(self.replay.run(track, given, self.batches, self.heads, told))
         finally:
             self._paused = self.heads.paused = self.batches.paused = False
 
@@ -372,18 +403,19 @@ class StepHook:
 
 
 class ForwardHook:
-    """A forward hook that is left behind by a copied or pickled model."""
+    """A hook before or after forwards that is left behind by a copied or pickled model."""
 
     def __init__(self, watch: Watch | None) -> None:
         self.watch = watch
 
-    def __call__(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:
-        """After a forward; inside a compiled one, outputs have no numbers yet."""
-        if torch.compiler.is_compiling() or self.watch is None:
+    def __call__(self, module: Any, args: Any, *after: Any) -> None:
+        """Before a forward, or after one, with its keywords and output; inside a compiled one, outputs have no numbers yet."""
+        if torch.compiler.is_compiling() or self.watch is None or not module.training or not torch.is_grad_enabled():
             return
-        if torch.is_grad_enabled() and module.training:
-            self.watch.heads.see(args, kwargs, output)
-            self.watch.batches.see(args, kwargs)
+        if after:
+            self.watch.after_forward(args, *after)
+        elif not is_transforming():
+            self.watch.before_forward()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ForwardHook, (None,)
@@ -405,6 +437,14 @@ def _optimizers(given: Any) -> list[Optimizer]:
         found.append(inner)
     if not found:
         raise ValueError("optimizer: expected at least one, got none")
+    return found
+
+
+def _generators() -> list[Any]:
+    """What shows whether PyTorch's generators have been drawn from, without waiting for a device."""
+    found = [torch.default_generator.get_state().numpy().tobytes()]
+    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+        found += [generator.get_offset() for generator in torch.cuda.default_generators]
     return found
 
 

@@ -181,3 +181,8 @@ def concluded(found: Mapping[str, float], rows: int, dtype: torch.dtype) -> Slop
 def is_transformed(tensor: Tensor) -> bool:
     """Whether it is inside `torch.func`'s transformations, where numbers cannot be taken out."""
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def is_transforming() -> bool:
+    """Whether one of `torch.func`'s transformations is under way."""
+    return torch._C._functorch.peek_interpreter_stack() is not None

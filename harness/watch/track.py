@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from harness.watch.averages import Averages
 from harness.watch.evidence import MicroBatch, Ranks, Sketch, Window
 from harness.watch.sketch import WIDTH, Sketches, local_part
 from harness.watch.slopes import Slope, concluded, is_transformed, reported
@@ -19,6 +20,7 @@ Sketched = list[Tensor | None]  # [T] of [WIDTH], on the device of the gradients
 NARROW = (torch.bfloat16, torch.float16)
 LOOKED_AT = 512  # entries of each gradient whose format is looked at
 FEWEST = 64  # that must not be zero
+AVERAGED = 1  # index of the window in which averages of the weights are looked for
 
 
 @dataclass(kw_only=True)
@@ -61,7 +63,8 @@ class Open:
     state_moved: bool = False
     closure: bool = False
     rounded: str = ""
-    ema_updates: int = 0
+    averages: Averages | None = None  # since the first backward
+    averaged: float | None = None  # the rate at which they move inside the window
     inside: int = 0  # backwards inside the optimizer's step
     first: Sketched | None = None  # of the weights at the first backward
     clipped: Sketched | None = None  # `.grad` after the last clip
@@ -137,6 +140,8 @@ class Track:
         window = self.window
         if window.backwards:
             window.moved = window.moved or window.weights != versions(self.parameters)
+            if window.averages is not None:
+                window.averaged, window.averages = None if window.moved else window.averages.rate(), None
             window.state_moved = window.state_moved or window.state != versions(_state(self.optimizer))
         else:
             if not self.num_windows:
@@ -172,6 +177,9 @@ class Track:
         )  # fmt: skip
         self.window.calls.clear()
         self._sums, self._before = [None] * len(self.parameters), None
+        if self.num_windows == AVERAGED and len(self.window.backwards) == 1 and not self.sharded:
+            grads = [p.grad for p in self.parameters if p.grad is not None]
+            self.window.averages = Averages(self.parameters, [*grads, *_state(self.optimizer)])
         self.window.unclipped = self.window.clipped = None
         return True
 
@@ -236,7 +244,7 @@ class Track:
             resumed=self.resumed and self.num_windows == 1,
             alone=alone,
             ranks=None if alone or skipped or not self.detail else gathered(micro_batches, gradient, sharded=self.sharded),
-            ema_updates=opened.ema_updates,
+            averaged=opened.averaged,
             forwards=opened.forwards + sum(b.forwards for b in opened.backwards),
             still=opened.still,
             buffers_moved=opened.buffers_moved,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
 
 from harness.judge.cause import Cause
 from harness.watch import watch
@@ -449,3 +450,87 @@ def test_a_total_that_nothing_explains_is_not_equivalent() -> None:
     assert Loop(loss=lambda m, x, y, rows: 0.8 * right(m, x, y, rows)).watched().verdict == "inconclusive"
     summed = Loop(loss=lambda m, x, y, rows: right(m, x, y, 1), windows=[(5, 3, 4, 4), (5, 3, 4, 6)]).watched()
     assert summed.verdict == "equivalent" and any("which rows" in line for line in summed.unseen)
+
+
+# -- what a right window does not have --------------------------------------------------------------------------------
+
+
+class Average:
+    """Of the weights, kept by hand."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate, self.kept = rate, [p.detach().clone() for p in network().parameters()]
+
+    def update(self, loop: Loop) -> None:
+        for kept, p in zip(self.kept, loop.model.parameters(), strict=True):
+            kept.lerp_(p.detach(), self.rate)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.001])
+def test_an_average_by_hand_moves_inside_a_window(rate: float) -> None:
+    wrong = Loop(after_backward=Average(rate).update).watched()
+    assert wrong.causes == (Cause.ema_per_micro_batch,), str(wrong)
+    once = Average(rate)
+    step = lambda loop: (loop.optimizer.zero_grad(), once.update(loop))  # noqa: E731
+    assert Loop(after_step=step).watched().verdict == "equivalent"
+
+
+def _same_labels(model: nn.Module, x: Tensor, y: Tensor, rows: int) -> Tensor:
+    return functional.cross_entropy(model(x), torch.arange(len(x)) % 5, reduction="sum") / rows
+
+
+def test_the_same_rows_or_labels_in_all_micro_batches_are_doubtful() -> None:
+    x, y = torch.randn(4, FEATURES), torch.arange(4)
+    repeated = Loop(loss=lambda m, *_: functional.cross_entropy(m(x), y) / N).watched()
+    assert repeated.verdict == "inconclusive" and any("samples_repeated" in line for line in repeated.reasons)
+    labelled = Loop(loss=_same_labels, sizes=(6, 6, 6)).watched()
+    assert labelled.verdict == "inconclusive" and any("same labels" in line for line in labelled.reasons)
+    assert Loop(sizes=(6, 6, 6)).watched().verdict == "equivalent"
+
+
+@pytest.mark.parametrize(("rows", "said"), [(24, "inconclusive"), (32, "equivalent")])
+def test_a_window_that_goes_on_over_the_end_of_a_loader(rows: int, said: str) -> None:
+    torch.manual_seed(0)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(torch.randn(rows, FEATURES), torch.randint(0, 5, (rows,))), batch_size=4)
+    with watch(model, optimizer, tell=None) as seen:
+        count = 0
+        for _ in range(4):
+            for x, y in loader:
+                (functional.cross_entropy(model(x), y) / N).backward()
+                count += 1
+                if count % N == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
+    report = seen.report()
+    assert report.verdict == said and report.causes == (), str(report)
+    assert any("window_misplaced" in line for line in report.reasons) == (said == "inconclusive")
+
+
+@pytest.mark.parametrize(("steps", "said"), [(24, "inconclusive"), (6, "equivalent"), (100, "equivalent")])
+def test_a_schedule_that_is_laid_out_for_micro_batches(steps: int, said: str) -> None:
+    loop = Loop()
+    schedule = torch.optim.lr_scheduler.LinearLR(loop.optimizer, 1.0, 0.5, total_iters=steps)
+    loop.after_step = lambda loop: (loop.optimizer.zero_grad(), schedule.step())
+    assert loop.watched().verdict == said
+
+
+class Noisy(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 0.1 * torch.randn_like(x)
+
+
+def test_draws_of_a_forward_are_told_as_those_of_dropout_are() -> None:
+    report = Loop(model=network(Noisy())).watched()
+    assert (report.verdict, report.causes) == ("equivalent", ()) and "draws random numbers" in report.properties[0]
+    assert Loop().watched().properties == ()
+
+
+def test_losses_that_a_mask_takes_terms_from_are_not_judged() -> None:
+    def masked(model: nn.Module, x: Tensor, y: Tensor, rows: int) -> Tensor:
+        return (functional.cross_entropy(model(x), y, reduction="none") * (y > 0)).sum() / rows
+
+    assert Loop(loss=masked).watched().verdict == "inconclusive"
+    whole = Loop(loss=lambda m, x, y, rows: functional.cross_entropy(m(x), y, reduction="none").sum() / rows).watched()
+    assert whole.verdict == "equivalent"
