@@ -39,6 +39,8 @@ class Window:
     track: int  # which optimizer
     micro_batches: list[MicroBatch]
     gradient: Sketch  # `.grad` before the last clip, or as the step began
+    norm: float = float("nan")  # of the gradient
+    whole: bool = True  # all tensors were looked at; of the others, sketches are zero
     at_step: Sketch | None  # as the step began; None: not looked at
     parameters: Sketch | None  # of the weights as the step began
     first: Sketch | None = None  # and at the first backward

@@ -156,13 +156,13 @@ class Judge:
 
     def _measure(self, window: Window, total: Sum) -> None:
         known = [m.contribution for m in window.micro_batches if m.contribution is not None]
-        norm = float(np.sqrt(np.square(window.gradient).mean(axis=1).sum()))
         self._metrics |= {
             "accumulation/micro_batches": float(len(window.micro_batches)),
-            "accumulation/gradient_norm": norm,
+            "accumulation/gradient_norm": window.norm,
             "accumulation/sketch_error": total.error,
         }
-        if total.right and len(known) > 1:
+        self._metrics.pop("accumulation/noise_scale", None)
+        if total.right and len(known) > 1 and window.whole:
             self._metrics["accumulation/noise_scale"] = noise_scale(known)
 
     def replayed(self, replayed: Replayed) -> None:

@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO, runtime_checkable
 from weakref import WeakSet
 
 import torch
@@ -34,6 +34,17 @@ EVERY = 16  # and how often then
 REPLAYED_FIRST = 1  # index of the first window that is replayed
 
 
+@runtime_checkable
+class Writer(Protocol):
+    """What TensorBoard's `SummaryWriter` offers."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int, /) -> Any:
+        """Add one number."""
+
+
+Log = Callable[[Mapping[str, float]], Any] | Writer
+
+
 def watch(
     model: nn.Module,
     optimizer: Optimizer | Iterable[Any],
@@ -41,7 +52,7 @@ def watch(
     every: int = 500,
     loss: Loss | None = None,
     accumulation_steps: int | None = None,
-    log: Callable[[Mapping[str, float]], Any] | None = None,
+    log: Log | None = None,
     tell: TextIO | None = sys.stderr,
 ) -> Watch:
     """Watch the windows of a run, as a context manager or between `attach` and `detach`.
@@ -53,7 +64,8 @@ def watch(
         loss: `loss(model, batch)`: the loss of a batch as training on it alone would take it, not divided by the number of
             micro-batches; or its sum and its number of terms, with which a window is replayed in halves of its micro-batches.
         accumulation_steps: What the run is set to; otherwise its most frequent number of micro-batches.
-        log: Called after each window with `accumulation/*` metrics, as `wandb.log` takes them.
+        log: Called after each window with `accumulation/*` metrics, as `wandb.log` takes them; or a TensorBoard writer, whose
+            `add_scalar` is called with each of them and the number of the window.
         tell: Where a line goes as soon as something is wrong.
 
     Raises ValueError for arguments that cannot be watched.
@@ -75,7 +87,7 @@ class Watch:
         every: int,
         loss: Loss | None,
         accumulation_steps: int | None,
-        log: Callable[[Mapping[str, float]], Any] | None,
+        log: Log | None,
         tell: TextIO | None,
     ) -> None:
         self.model, self.every, self.log = model, every, log
@@ -315,7 +327,7 @@ class Watch:
             gradients = [None if g is None else g / factor.to(g.device) for g in gradients]
         parameters = track.sketches.of(track.parameters) if track.detail else None
         self._held[track.index] = (gradients, parameters)
-        if self.replay is not None and self._is_replayed(track):
+        if self.replay is not None and track.window.backwards and self._is_replayed(track):
             self._replay(track, gradients)
 
     def closure_ran(self, optimizer: Optimizer) -> None:
@@ -354,21 +366,25 @@ class Watch:
             self._close_until = window.index + FIRST
         nearest = window.index + 1
         track.detail = nearest < FIRST or nearest <= self._close_until or nearest % EVERY == 0
+        track.whole = track.detail or (self.replay is not None and self._is_replayed(track))
         self.heads.detail = any(t.detail for t in self.tracks)
-        if self.log is not None:
-            self.log(self.judge.metrics())
+        self._write()
 
     _close_until = -1
+
+    def _write(self) -> None:
+        """Log the metrics of the last window."""
+        if isinstance(self.log, Writer):
+            for name, value in self.judge.metrics().items():
+                self.log.add_scalar(name, value, self.judge.windows)
+        elif self.log is not None:
+            self.log(self.judge.metrics())
 
     # -- the replay --------------------------------------------------------------------------------------------------
 
     def _is_replayed(self, track: Track) -> bool:
         index = track.num_windows
-        return (
-            track.index == 0
-            and len(track.window.backwards) > 0
-            and (index == REPLAYED_FIRST or index % self.every == self.every - 1)
-        )
+        return track.index == 0 and (index == REPLAYED_FIRST or index % self.every == self.every - 1)
 
     def _replay(self, track: Track, gradients: Sketched) -> None:
         assert self.replay is not None

@@ -20,6 +20,8 @@ Sketched = list[Tensor | None]  # [T] of [WIDTH], on the device of the gradients
 NARROW = (torch.bfloat16, torch.float16)
 LOOKED_AT = 512  # entries of each gradient whose format is looked at
 FEWEST = 64  # that must not be zero
+MANY = 32  # tensors, of which every window looks at a share of
+SHARE = 5  # one in so many, in turn
 AVERAGED = 1  # index of the window in which averages of the weights are looked for
 
 
@@ -85,9 +87,9 @@ class Track:
         self.window = Open()
         self.num_windows = 0
         self.resumed = False
-        self.detail = True
+        self.detail = self.whole = True  # whether `.grad` is looked at around every backward; whether all tensors are
         self._before: Sketched | None = None
-        self._empty = False
+        self._empty = self._reached = False
         self._in_backward = False
         self.stepped_inside = False  # the backward under way
         self._marks: list[tuple[int, int]] = []
@@ -119,9 +121,16 @@ class Track:
         """A gradient on its way to `.grad`."""
         if not self._in_backward or is_transformed(gradient):
             return
+        self._reached = True
+        if not self.is_sketched(place):
+            return
         found = self.sketches.signs[place].of(gradient.detach())
         known = self._sums[place]
         self._sums[place] = found if known is None else known + found
+
+    def is_sketched(self, place: int) -> bool:
+        """Whether the open window looks at what micro-batches give to this tensor."""
+        return self.whole or len(self.parameters) < MANY or (place + self.num_windows) % SHARE == 0
 
     def gradients(self) -> Sketched:
         """Sketches of `.grad` now."""
@@ -153,14 +162,14 @@ class Track:
         self._before = self.gradients() if self.detail and not self._empty else None
         self._sums = [None] * len(self.parameters)
         self._marks = [_mark(p.grad) for p in self.parameters] if self.sharded else []
-        self._in_backward = True
+        self._in_backward, self._reached = True, False
 
     def after_backward(
         self, heads: Sequence[Head] | None, scale: Tensor | None, loss: Tensor | None, *, fed: bool, forwards: int
     ) -> bool:
         """Whether it reached this optimizer."""
         self._in_backward = False
-        reached = any(s is not None for s in self._sums)
+        reached = self._reached
         changed = bool(self._marks) and self._marks != [_mark(p.grad) for p in self.parameters]
         stepped, self.stepped_inside = self.stepped_inside, False
         if stepped or (not reached and not self._marks):
@@ -214,6 +223,7 @@ class Track:
         opened, self.window = self.window, Open()
         if not opened.backwards:
             return None
+        sketched = np.array([self.is_sketched(place) for place in range(len(self.parameters))])
         self.num_windows += 1
         before_clip = opened.unclipped if opened.unclipped is not None else gradients
         assert before_clip is not None
@@ -225,11 +235,17 @@ class Track:
         micro_batches = [part() for part in parts]
         gradient, at_step, weights, first, clipped = (end() for end in ends)
         assert gradient is not None
+        norm = float(np.sqrt(np.square(gradient).mean(axis=1).sum()))
+        for end in (gradient, at_step, clipped):
+            if end is not None:
+                end[~sketched] = 0
         return Window(
             index=self.num_windows - 1,
             track=self.index,
             micro_batches=micro_batches,
             gradient=gradient,
+            norm=norm,
+            whole=bool(sketched.all()),
             at_step=at_step if opened.unclipped is not None else None,
             parameters=weights,
             first=first,

@@ -534,3 +534,56 @@ def test_losses_that_a_mask_takes_terms_from_are_not_judged() -> None:
     assert Loop(loss=masked).watched().verdict == "inconclusive"
     whole = Loop(loss=lambda m, x, y, rows: functional.cross_entropy(m(x), y, reduction="none").sum() / rows).watched()
     assert whole.verdict == "equivalent"
+
+
+def deep(*, cleared: int | None = None) -> Loop:
+    """44 tensors, of which one may be cleared after the first micro-batch of every window from the sixth on."""
+    torch.manual_seed(0)
+    layers = [layer for _ in range(20) for layer in (nn.Linear(16, 16), nn.Tanh())]
+    model = nn.Sequential(nn.Linear(FEATURES, 16), *layers, nn.Linear(16, 5))
+
+    def clear(loop: Loop) -> None:
+        if cleared is not None and loop.k == 1 and loop.window > 5:
+            list(loop.model.parameters())[cleared].grad = None
+
+    return Loop(model=model, before_backward=clear, sizes=(2, 2), windows=[(2, 2)] * 14)
+
+
+@pytest.mark.parametrize("cleared", [21, 43])
+def test_of_many_tensors_every_window_looks_at_some_in_turn(cleared: int) -> None:
+    right_one = deep().watched()
+    assert right_one.verdict == "equivalent" and right_one.checked["sums"] == 14
+    wrong = deep(cleared=cleared).watched()
+    assert wrong.verdict != "equivalent", str(wrong)
+
+
+class Scalars:
+    """The interface of TensorBoard's writer."""
+
+    def __init__(self) -> None:
+        self.added: list[tuple[str, float, int]] = []
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
+        self.added.append((tag, scalar_value, global_step))
+
+
+def test_metrics_go_to_a_tensorboard_writer() -> None:
+    scalars = Scalars()
+    loop = Loop()
+    loop.watched(log=scalars)
+    assert [step for tag, _, step in scalars.added if tag == "accumulation/loss_terms"] == [2, 3, 4, 5, 6]
+    assert {value for tag, value, _ in scalars.added if tag == "accumulation/micro_batches"} == {4.0}
+
+
+def test_metrics_in_an_event_file_of_tensorboard(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(tmp_path)) as writer:
+        Loop(loss=mean).watched(log=writer)
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    spread = events.Scalars("accumulation/weight_spread")
+    assert [event.step for event in spread] == [2, 3, 4, 5, 6]
+    assert spread[-1].value == pytest.approx(5 / 3, rel=1e-4)
