@@ -311,8 +311,8 @@ class Watch:
 
     # -- the step ----------------------------------------------------------------------------------------------------
 
-    def before_step(self, optimizer: Optimizer) -> None:
-        """An optimizer is about to step."""
+    def before_step(self, optimizer: Optimizer, *, closure: bool = False) -> None:
+        """An optimizer is about to step; a `closure` may have a backward to come."""
         track = self._track(optimizer)
         if track is None or self._paused:
             return
@@ -327,15 +327,20 @@ class Watch:
             gradients = [None if g is None else g / factor.to(g.device) for g in gradients]
         parameters = track.sketches.of(track.parameters) if track.detail else None
         self._held[track.index] = (gradients, parameters)
-        if self.replay is not None and track.window.backwards and self._is_replayed(track):
+        if not closure:
             self._replay(track, gradients)
 
     def closure_ran(self, optimizer: Optimizer) -> None:
         """A trainer says that the closure of the step under way has differentiated: `.grad` is complete."""
         track = self._track(optimizer)
-        if track is not None and self._stepping is track and track.window.inside == 1:
+        if track is None or self._stepping is not track:
+            return
+        gradients, parameters = self._held[track.index]
+        if track.window.inside == 1:
             track.window.closure = False
-            self._held[track.index] = (track.gradients(), self._held[track.index][1])
+            gradients = track.gradients()
+            self._held[track.index] = (gradients, parameters)
+        self._replay(track, gradients)
 
     def after_step(self, optimizer: Optimizer) -> None:
         """It has stepped."""
@@ -387,7 +392,8 @@ class Watch:
         return track.index == 0 and (index == REPLAYED_FIRST or index % self.every == self.every - 1)
 
     def _replay(self, track: Track, gradients: Sketched) -> None:
-        assert self.replay is not None
+        if self.replay is None or not track.window.backwards or not self._is_replayed(track):
+            return
         self._paused = self.heads.paused = self.batches.paused = True
         try:
             given = track.window.unclipped if track.window.unclipped is not None else gradients
@@ -409,7 +415,10 @@ class StepHook:
     def __call__(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Before, or after, a step."""
         if self.watch is not None:
-            (self.watch.before_step if self.when == "before" else self.watch.after_step)(optimizer)
+            if self.when == "before":
+                self.watch.before_step(optimizer, closure=any(map(callable, (*args, *kwargs.values()))))
+            else:
+                self.watch.after_step(optimizer)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return StepHook, (None, self.when)
@@ -458,7 +467,7 @@ def _optimizers(given: Any) -> list[Optimizer]:
 
 def _generators() -> list[Any]:
     """What shows whether PyTorch's generators have been drawn from, without waiting for a device."""
-    found = [torch.default_generator.get_state().numpy().tobytes()]
+    found: list[Any] = [torch.default_generator.get_state().numpy().tobytes()]
     if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
         found += [generator.get_offset() for generator in torch.cuda.default_generators]
     return found
