@@ -587,3 +587,73 @@ def test_metrics_in_an_event_file_of_tensorboard(tmp_path: Path) -> None:
     spread = events.Scalars("accumulation/weight_spread")
     assert [event.step for event in spread] == [2, 3, 4, 5, 6]
     assert spread[-1].value == pytest.approx(5 / 3, rel=1e-4)
+
+
+# -- bit by bit --------------------------------------------------------------------------------------------------------
+
+
+class Tied(nn.Module):
+    """The same weights at the beginning and at the end, with a step between them that is checkpointed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.two = nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, FEATURES)
+        self.two.weight = self.one.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = checkpoint(self.two, self.one(x).tanh(), use_reentrant=False)
+        return out
+
+
+class Adapted(nn.Module):
+    """A frozen layer with a low-rank adapter, dropout and running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.frozen = nn.Linear(FEATURES, 16).requires_grad_(False)
+        self.down, self.up = nn.Linear(FEATURES, 2, bias=False), nn.Linear(2, 16, bias=False)
+        self.norm, self.drop, self.head = nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.drop(self.norm(self.frozen(x) + self.up(self.down(x)))))
+        return out
+
+
+def averaged(model: nn.Module) -> Loop:
+    average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+    loop = Loop(model=model, optimizer=torch.optim.AdamW, before_step=clip)
+    loop.after_step = lambda loop: (loop.optimizer.zero_grad(), average.update_parameters(loop.model))
+    loop.model.average = average  # its state is compared as well
+    return loop
+
+
+ODD: dict[str, Callable[[], Loop]] = {
+    "tied and checkpointed": lambda: Loop(model=Tied(), optimizer=torch.optim.AdamW),
+    "adapters, BatchNorm and dropout": lambda: Loop(model=Adapted(), optimizer=lambda p, lr: torch.optim.Adam(p, lr, fused=True)),
+    "averaged by moments": lambda: averaged(network()),
+    "float16 with a scaler": lambda: Loop(scaler=scaler(), before_step=unscaled, loss=autocast(right)),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_runs_are_those_that_nobody_watched(name: str) -> None:
+    ended = []
+    for kind in ("watched", "alone", "other"):
+        loop = ODD[name]()
+        torch.manual_seed(2 if kind == "other" else 1)
+        if kind == "other":  # and a difference would show
+            loop.optimizer.param_groups[0]["lr"] *= 1.001
+        if kind == "watched":
+            report = loop.watched(loss=objective, every=2)
+            assert report.verdict != "different" or set(report.causes) <= {Cause.batch_statistics}, str(report)
+        else:
+            loop.run()
+        states = [
+            *loop.model.state_dict().values(),
+            *(t for s in loop.optimizer.state.values() for t in s.values() if t is not None),
+        ]
+        ended.append([*states, torch.rand(4)])
+    assert all(torch.equal(a, b) for a, b in zip(ended[0], ended[1], strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(ended[0][:-1], ended[2][:-1], strict=True))
