@@ -76,14 +76,15 @@ class Heads:
         if not isinstance(z, Tensor) or not isinstance(target, Tensor) or z.dim() < 2:
             return loss
         ignore, detail = given.get("ignore_index", -100), self.detail
+        classes, num = z.shape[1], z.numel() // z.shape[1]  # the hook must not keep the logits
 
         def numbers(u: Tensor, of: Tensor, reduction: str) -> Mapping[str, Tensor]:
             if target.is_floating_point():  # probabilities
-                return received(u, of, reduction, z.numel() // z.shape[1])
+                return received(u, of, reduction, num)
             y = target.reshape(-1)
             counted = y != ignore
             own = counted.float() if weight is None else weight.detach().float()[y.where(counted, 0)] * counted
-            return {**received(u, of, reduction, own), **(labelled(y, z.shape[1]) if detail else {})}
+            return {**received(u, of, reduction, own), **(labelled(y, classes) if detail else {})}
 
         self._follow(loss, given, "cross-entropy", z.shape[0], numbers)
         return loss

@@ -75,7 +75,7 @@ class Replay:
         if track.sharded:
             replayed.refused = "windows of sharded parameters are not replayed"
             return replayed
-        parts = [_part(b.contribution, b.scale) for b in track.window.backwards]
+        parts: Sequence[Sketch | None] = [_part(b.contribution, b.scale) for b in track.window.backwards]
         found = self._taken_again(replayed, track, batches.window, heads.autocast)
         if _in_a_group():
             found, parts = _over_ranks(replayed, found, parts)
