@@ -1,11 +1,16 @@
 """(i) A watched training step beside an unwatched one: in one process, windows in turn.
 
 Both sides train the same language model; a window of either follows one of the other, so that both meet the same load. The first
-windows, which are looked at closely, are measured apart from the later ones.
+windows, which are looked at closely, are measured apart from the later ones. The peak of memory is that of a fresh process over a
+few windows, less what it takes before the first one.
 """
 
 from __future__ import annotations
 
+import json
+import resource
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
@@ -22,6 +27,7 @@ SIZES = (10**6, 10**7)
 ROUNDS = 12
 TARGET = 1.03
 N, BATCH, LENGTH, TOKENS = 4, 8, 128, 256
+PEAKS = 3  # fresh processes of either kind
 CLOSE = 5  # windows at the beginning, of which all are looked at closely
 
 
@@ -33,6 +39,13 @@ def measurements(rounds: int = ROUNDS) -> Iterator[Measurement]:
         for what, found, target in (("a watched", later, TARGET), ("a watched and closely looked at", close, None)):
             wall, cpu = (Spread.of([pair[i] for pair in found]) for i in (0, 1))
             yield Measurement(part=PART, name=f"{what} {of}", unit="x", wall=wall, cpu=cpu, target=target)
+    for size in SIZES:
+        pairs = [(peak("watched", size), peak("plain", size)) for _ in range(PEAKS)]
+        name = f"peak of memory of watched windows over unwatched ones, {size:.0e} parameters"
+        note = f"{Spread.of([(watched - plain) / 2**20 for watched, plain in pairs]).median:.1f} MB more"
+        yield Measurement(
+            part=PART, name=name, unit="x", wall=Spread.of([watched / plain for watched, plain in pairs]), note=note
+        )
 
 
 def ratios(size: int, rounds: int) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
@@ -76,3 +89,27 @@ class Side:
             (functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()) / N).backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
+
+
+def peak(kind: str, size: int) -> int:
+    """Bytes by which a fresh process grows over `CLOSE` windows."""
+    command = [sys.executable, "-m", "harness.bench.watch", kind, str(size)]
+    return int(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+
+
+def main(kind: str, size: int) -> None:
+    """Take the windows, `watched` or `plain`, and print the bytes by which the process grew."""
+    torch.set_num_threads(1)
+    side = Side(size)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    seen = watch(side.model, side.optimizer, tell=None)
+    if kind == "watched":
+        seen.attach()
+    for _ in range(CLOSE):
+        side.window()
+    seen.detach()
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

@@ -23,7 +23,7 @@ def concluded(judge: Judge) -> Report:
     ledger = judge.weighed > 0 or any(replayed.right for replayed in judge.replays)
     sums = judge.summed > 0 or any(replayed.right for replayed in judge.replays)
     normalised = Cause.batch_statistics in judge.properties and any(size > 1 for size in judge.sizes)
-    doubted = normalised or bool(judge.doubts) or _of_unknown_total(judge.constants)
+    doubted = normalised or bool(judge.doubts) or _of_unknown_total(judge.constants) or any(_doubts_of_all(judge))
     verdict: Verdict = "different" if findings else "equivalent" if ledger and sums and not doubted else "inconclusive"
     return Report(
         verdict=verdict,
@@ -48,6 +48,19 @@ def _unseen(judge: Judge) -> Iterator[str]:
     yield BY_HAND
     if not any(replayed.right for replayed in judge.replays):
         yield NEIGHBOURS
+
+
+def _doubts_of_all(judge: Judge) -> Iterator[str]:
+    """What shows in all windows together only."""
+    if judge.labels[True] > 1 and not judge.labels[False]:
+        yield "all micro-batches of a window have the same labels in the same order, in every window that was looked at"
+    steps = sum(judge.sizes.values())
+    micro_batches = sum(size * many for size, many in judge.sizes.items())
+    if micro_batches > steps and micro_batches in judge.laid_out:
+        yield (
+            f"a schedule is laid out for {micro_batches} steps, which is the number of micro-batches, and the run took {steps} "
+            "(schedule_per_micro_batch)"
+        )
 
 
 def _kept(judge: Judge) -> Iterator[Finding]:
@@ -90,6 +103,7 @@ def _reasons(judge: Judge, findings: Sequence[Finding]) -> Iterator[str]:
         yield f"{judge.skipped} windows were left out by the loss scaler: a property of float16"
     if judge.left_over:
         yield f"{judge.left_over} micro-batches came after the last step and were not used in one"
+    yield from _doubts_of_all(judge)
     for note, times in (judge.doubts + judge.notes).most_common(MOST_NOTES):
         yield f"{note} ({times} windows)"
     for refused in dict.fromkeys(replayed.refused for replayed in judge.replays if replayed.refused):

@@ -39,6 +39,8 @@ class Window:
     track: int  # which optimizer
     micro_batches: list[MicroBatch]
     gradient: Sketch  # `.grad` before the last clip, or as the step began
+    norm: float = float("nan")  # of the gradient
+    whole: bool = True  # all tensors were looked at; of the others, sketches are zero
     at_step: Sketch | None  # as the step began; None: not looked at
     parameters: Sketch | None  # of the weights as the step began
     first: Sketch | None = None  # and at the first backward
@@ -53,7 +55,7 @@ class Window:
     resumed: bool = False  # the optimizer had a state when the watch began, and this is its first window
     alone: bool = True  # one process
     ranks: Ranks | None = None  # looked at in a sample of windows
-    ema_updates: int = 0
+    averaged: float | None = None  # the rate at which an average of the weights moves inside the window
     forwards: int = 0  # of the model, in training
     still: bool = False  # the step moved no weights
     buffers_moved: bool = False  # since the step before

@@ -163,14 +163,16 @@ def _is_of_weights(window: Window, parts: list[Sketch]) -> bool:
 
 def _by_weights(window: Window, parts: list[Sketch], gate: float, size: float, error: float) -> list[Finding]:
     """The weight of each part in the gradient at the step, by least squares, and what such weights mean."""
-    columns = np.stack([part.ravel() for part in parts], axis=1)
+    seen = np.any([part.any(axis=1) for part in (window.gradient, *parts)], axis=0)
+    gradient = window.gradient[seen].ravel()
+    columns = np.stack([part[seen].ravel() for part in parts], axis=1)
     num = columns.shape[1]
     norms = np.linalg.norm(columns, axis=0)
     if len(columns) < 2 * num + 4 or num < 2 or not norms.all():
         return []
-    weights, _, rank, values = np.linalg.lstsq(columns / norms, window.gradient.ravel(), rcond=None)
+    weights, _, rank, values = np.linalg.lstsq(columns / norms, gradient, rcond=None)
     weights = weights / norms
-    residual = float(np.linalg.norm(columns @ weights - window.gradient.ravel()))
+    residual = float(np.linalg.norm(columns @ weights - gradient))
     largest = float(np.abs(weights).max())
     if rank < num or values[-1] < 1e-3 * values[0] or residual > gate * size * largest or not largest:
         return []
@@ -195,7 +197,8 @@ def _by_weights(window: Window, parts: list[Sketch], gate: float, size: float, e
 def _carried(window: Window, last: Window | None, carried: Sketch, size: float) -> Finding:
     known = [] if last is None else [s for s in (last.gradient, last.at_step) if s is not None]
     for before in known:
-        factor, off = proportion(carried, before)
+        seen = before.any(axis=1)  # not all tensors are looked at in every window
+        factor, off = proportion(carried[seen], before[seen])
         if off <= ALIKE:
             message = f"`.grad` begins with {factor:.3g} times the gradient of the window before"
             return _finding(Cause.gradients_not_cleared, window, message, float(np.linalg.norm(carried)) / size)

@@ -1,4 +1,4 @@
-"""Where the slope of the loss is looked at: the inputs of PyTorch's loss functions, else the outputs of the watched model."""
+"""Where the loss is looked at: the results of PyTorch's loss functions, else the slope at the outputs of the watched model."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from harness.watch.slopes import class_weighted, is_transformed, log_probabilities, measured
+from harness.watch.slopes import is_transformed, labelled, measured, received
 from harness.watch.track import Head
 
 LARGE = 1 << 20  # logits that are looked at in a sample of windows only
 MOST = 4  # outputs of a model that may be logits
+CLASSES = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction")
+BINARY = ("input", "target", "weight", "size_average", "reduce", "reduction")
+SQUARED = ("input", "target", "size_average", "reduce", "reduction", "weight")
 KEPT_OUT = ("hidden_states", "attentions", "past_key_values", "last_hidden_state")
 
 
@@ -54,46 +57,75 @@ class Heads:
         self.autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         self._fed = self._fed or any(isinstance(t, Tensor) and t.requires_grad for t in (*args, *kwargs.values()))
         for z in list(_logits(output))[:MOST]:
-            self._hook(z, self._outputs, lambda z, g: measured(z, g))
+            self._look_at(z)
 
     def functions(self) -> Mapping[tuple[Any, str], Callable[..., Any]]:
         """The loss functions, and their wrappers."""
         return {
-            (functional, "cross_entropy"): self._cross_entropy,
-            (functional, "nll_loss"): self._nll_loss,
-            (functional, "mse_loss"): self._mse_loss,
+            (functional, "cross_entropy"): self._of_classes,
+            (functional, "nll_loss"): self._of_classes,
+            (functional, "mse_loss"): self._elementwise("squared error", SQUARED),
+            (functional, "binary_cross_entropy"): self._elementwise("binary cross-entropy", BINARY),
+            (functional, "binary_cross_entropy_with_logits"): self._elementwise("binary cross-entropy", BINARY),
         }
 
-    def _cross_entropy(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_compiling() and not self.paused:
-            names = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")
+    def _of_classes(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        given = {**dict(zip(CLASSES, args, strict=False)), **kwargs}
+        loss = original(*args, **kwargs)
+        z, target, weight = given.get("input"), given.get("target"), given.get("weight")
+        if not isinstance(z, Tensor) or not isinstance(target, Tensor) or z.dim() < 2:
+            return loss
+        ignore, detail = given.get("ignore_index", -100), self.detail
+        classes, num = z.shape[1], z.numel() // z.shape[1]  # the hook must not keep the logits
+
+        def numbers(u: Tensor, of: Tensor, reduction: str) -> Mapping[str, Tensor]:
+            if target.is_floating_point():  # probabilities
+                return received(u, of, reduction, num)
+            y = target.reshape(-1)
+            counted = y != ignore
+            own = counted.float() if weight is None else weight.detach().float()[y.where(counted, 0)] * counted
+            return {**received(u, of, reduction, own), **(labelled(y, classes) if detail else {})}
+
+        self._follow(loss, given, "cross-entropy", z.shape[0], numbers)
+        return loss
+
+    def _elementwise(self, kind: str, names: Sequence[str]) -> Callable[..., Any]:
+        def wrap(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             given = {**dict(zip(names, args, strict=False)), **kwargs}
-            target, weight = given.get("target"), given.get("weight")
-            ignore, smoothing = given.get("ignore_index", -100), given.get("label_smoothing", 0.0)
-            z = given.get("input")
-            if isinstance(target, Tensor) and not target.is_floating_point() and isinstance(z, Tensor) and z.dim() > 1:
-                self._hook(z, self._losses, lambda z, g: class_weighted(z, g, target, weight, ignore, smoothing))
-        return original(*args, **kwargs)
-
-    def _nll_loss(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_compiling() and not self.paused:
-            given = {**dict(zip(("input", "target", "weight"), args, strict=False)), **kwargs}
+            loss = original(*args, **kwargs)
             z, target = given.get("input"), given.get("target")
-            ignore = given.get("ignore_index", args[4] if len(args) > 4 else -100)
-            if isinstance(z, Tensor) and isinstance(target, Tensor) and z.dim() == 2 and given.get("weight") is None:
-                self._hook(z, self._losses, lambda z, g: log_probabilities(z, g, target, ignore))
-        return original(*args, **kwargs)
+            weighted = names is SQUARED and given.get("weight") is not None  # a mean over its weights
+            if isinstance(z, Tensor) and isinstance(target, Tensor) and not target.requires_grad and not weighted:
+                num = torch.broadcast_shapes(z.shape, target.shape).numel()
+                rows = z.shape[0] if z.dim() else 1
+                self._follow(loss, given, kind, rows, lambda u, of, reduction: received(u, of, reduction, num))
+            return loss
 
-    def _mse_loss(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_compiling() and not self.paused:
-            given = {**dict(zip(("input", "target"), args, strict=False)), **kwargs}
-            z, target = given.get("input"), given.get("target")
-            if isinstance(z, Tensor) and isinstance(target, Tensor) and not target.requires_grad:
-                self._hook(z, self._losses, lambda z, g: measured(z, g, target))
-        return original(*args, **kwargs)
+        return wrap
 
-    def _hook(self, z: Tensor, kept: list[Head], measure: Callable[[Tensor, Tensor], Mapping[str, Tensor]]) -> None:
-        if not z.requires_grad or not torch.is_grad_enabled() or z.is_leaf or is_transformed(z):
+    def _follow(
+        self,
+        loss: Any,
+        given: Mapping[str, Any],
+        kind: str,
+        rows: int,
+        numbers: Callable[[Tensor, Tensor, str], Mapping[str, Tensor]],
+    ) -> None:
+        """Look at the gradient that a loss function's result receives."""
+        old = given.get("size_average") is not None or given.get("reduce") is not None
+        if old or torch.compiler.is_compiling() or self.paused or not _is_followed(loss):
+            return
+        value, reduction = loss.detach().clone(), given.get("reduction", "mean")
+
+        def look(u: Tensor) -> None:
+            if not self.paused:
+                self._losses.append(Head(numbers=numbers(u, value, reduction), rows=rows, dtype=u.dtype, kind=kind))
+
+        loss.register_hook(look)
+
+    def _look_at(self, z: Tensor) -> None:
+        """Look at the slope of the loss at logits, if no loss function has told what it is."""
+        if not _is_followed(z) or z.is_leaf:
             return
         if z.numel() > LARGE and not self.detail:
             self._passed_over = True
@@ -101,12 +133,16 @@ class Heads:
         logits, rows = z.detach(), z.shape[0] if z.dim() else 1
 
         def look(g: Tensor) -> None:
-            if not self.paused and (numbers := measure(logits, g.detach())):
-                kept_now = self._losses if kept_is_loss else self._outputs
-                kept_now.append(Head(numbers=numbers, rows=rows, dtype=_narrower(g.dtype, logits.dtype)))
+            if not self.paused and not self._losses:
+                self._outputs.append(
+                    Head(numbers=measured(logits, g.detach()), rows=rows, dtype=_narrower(g.dtype, logits.dtype))
+                )
 
-        kept_is_loss = kept is self._losses
         z.register_hook(look)
+
+
+def _is_followed(tensor: Any) -> bool:
+    return isinstance(tensor, Tensor) and tensor.requires_grad and torch.is_grad_enabled() and not is_transformed(tensor)
 
 
 def _logits(output: Any) -> Iterator[Tensor]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from harness.audit.report.remedies import remedy
 from harness.judge.cause import Cause
-from harness.watch.calls import is_moved, misplaced
+from harness.watch.calls import doubtful, is_moved, misplaced, same_labels
 from harness.watch.evidence import Finding, Window
 from harness.watch.gradients import ALIKE, Sum, proportion, summed
 from harness.watch.replay import Replayed
@@ -38,6 +38,8 @@ class Judge:
         self.still = 0  # windows whose step moved no weights
         self.clean = self.carried = 0  # windows of one micro-batch that began without, and with, an older gradient
         self.constants: list[tuple[float, float]] = []  # of windows: what a term weighs, and all of them
+        self.laid_out: set[int] = set()  # steps that the schedules are laid out for
+        self.labels: Counter[bool] = Counter()  # windows whose micro-batches have the same labels, and others
         self._waiting: dict[int, Window] = {}
         self._last: dict[int, Window] = {}
         self._told: set[Cause] = set()
@@ -77,6 +79,9 @@ class Judge:
             self.doubts["the weights at the step are not those of the first backward"] += 1
         if len({m.fed for m in window.micro_batches}) > 1:
             self.doubts["another model's losses pass through this one inside a window"] += 1
+        self.doubts.update(doubtful(window))
+        if (same := same_labels(window)) is not None:
+            self.labels[same] += 1
         self.still += window.still
         if window.buffers_moved and len(window.micro_batches) > 1:
             self.doubts["buffers of the model move with its forwards (running statistics): a large batch has fewer forwards"] += 1
@@ -151,13 +156,13 @@ class Judge:
 
     def _measure(self, window: Window, total: Sum) -> None:
         known = [m.contribution for m in window.micro_batches if m.contribution is not None]
-        norm = float(np.sqrt(np.square(window.gradient).mean(axis=1).sum()))
         self._metrics |= {
             "accumulation/micro_batches": float(len(window.micro_batches)),
-            "accumulation/gradient_norm": norm,
+            "accumulation/gradient_norm": window.norm,
             "accumulation/sketch_error": total.error,
         }
-        if total.right and len(known) > 1:
+        self._metrics.pop("accumulation/noise_scale", None)
+        if total.right and len(known) > 1 and window.whole:
             self._metrics["accumulation/noise_scale"] = noise_scale(known)
 
     def replayed(self, replayed: Replayed) -> None:

@@ -9,10 +9,11 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from harness.judge.cause import MEANINGS, Cause
 
 
-def properties(model: nn.Module) -> dict[Cause, str]:
-    """Cause -> a sentence with the layers that have it."""
+def properties(model: nn.Module, *, draws: bool = False) -> dict[Cause, str]:
+    """Cause -> a sentence with the layers that have it; `draws`: whether a forward has drawn random numbers."""
     norms = [name for name, layer in model.named_modules() if _normalises(layer) and layer.training]
     drops = [name for name, layer in model.named_modules() if _drops(layer)]
+    drops = drops or ["its forward draws random numbers"] * draws
     found = {}
     for cause, names in ((Cause.batch_statistics, norms), (Cause.stochastic_layers, drops)):
         if names:

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
 
 from harness.judge.cause import Cause
 from harness.watch.batches import Batches
 from harness.watch.evidence import Finding, Sketch
 from harness.watch.heads import Heads
-from harness.watch.properties import properties
 from harness.watch.track import Sketched, Track
 from harness.watch.weights import alike, near
 
@@ -46,6 +46,19 @@ class Replayed:
         return not self.refused and not self.findings and self.error <= self.gate
 
 
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """A window that was taken again: its gradient, and that of its rows reversed."""
+
+    whole: Sketch
+    again: Sketch
+    terms: float  # by which both are to be divided; 0: they are means
+
+    def of(self, gradient: Sketch) -> Sketch:
+        """One of both, as a mean over its terms."""
+        return gradient / self.terms if self.terms else gradient
+
+
 class Unequal(ValueError):
     """Batches that cannot be put together, or cut."""
 
@@ -54,39 +67,44 @@ class Replay:
     """Replays windows of one model through the loss that it was given."""
 
     def __init__(self, model: nn.Module, loss: Loss) -> None:
-        self.model, self.loss = model, loss
+        self.model, self.loss = getattr(model, "module", model) if isinstance(model, DistributedDataParallel) else model, loss
 
-    def run(self, track: Track, gradients: Sketched, batches: Batches, heads: Heads) -> Replayed:
-        """Compare the gradient at the step, of these sketches; leaves no trace in the run."""
+    def run(self, track: Track, gradients: Sketched, batches: Batches, heads: Heads, told: Mapping[Cause, str]) -> Replayed:
+        """Compare the gradient at the step, of these sketches; leaves no trace in the run. `told`: properties of the model."""
         replayed = Replayed(window=track.num_windows)
-        num = len(track.window.backwards)
-        if _in_a_group():
-            replayed.refused = "windows of several ranks are not replayed"
-        elif len(batches.window) != num:
-            replayed.refused = (
-                f"{len(batches.window)} batches were seen for {num} micro-batches: hand each over with `seen.batch(batch)`"
-            )
-        if replayed.refused:
+        if track.sharded:
+            replayed.refused = "windows of sharded parameters are not replayed"
             return replayed
-        autocast = heads.autocast
+        parts: Sequence[Sketch | None] = [_part(b.contribution, b.scale) for b in track.window.backwards]
+        found = self._taken_again(replayed, track, batches.window, heads.autocast)
+        if _in_a_group():
+            found, parts = _over_ranks(replayed, found, parts)
+        if found is not None and not replayed.refused:
+            whole, again = found.of(found.whole), found.of(found.again)
+            _compare(replayed, track, gradients, whole, again, parts, heads.autocast, told)
+        return replayed
+
+    def _taken_again(self, replayed: Replayed, track: Track, window: Sequence[Any], autocast: torch.dtype | None) -> Taken | None:
+        """The window of this rank, as large pieces and reversed; None where `replayed.refused` says why."""
+        num = len(track.window.backwards)
+        if len(window) != num:
+            replayed.refused = f"{len(window)} batches were seen for {num} micro-batches: hand each over with `seen.batch(batch)`"
+            return None
         try:
             with untouched(self.model, track.parameters), _without_dropout(self.model), _cast(autocast):
-                replayed.pieces, pieces = self._pieces(batches.window)
-                whole = self._gradient(track, pieces)
-                again = self._gradient(track, [_reversed(piece) for piece in reversed(pieces)])
+                replayed.pieces, pieces = self._pieces(window)
+                whole, terms = self._gradient(track, pieces)
+                again, _ = self._gradient(track, [_reversed(piece) for piece in reversed(pieces)])
+            return Taken(whole=whole, again=again, terms=terms)
         except Unequal as error:
             replayed.refused = str(error)
-            return replayed
         except torch.OutOfMemoryError:
             replayed.refused = (
                 "the window does not fit into memory as one batch: let `loss` return its sum and its number of terms"
             )
-            return replayed
         except Exception as error:
             replayed.refused = f"the loss handed over failed: {type(error).__name__}: {error}".splitlines()[0][:200]
-            return replayed
-        _compare(replayed, track, gradients, whole, again, autocast, properties(self.model))
-        return replayed
+        return None
 
     def _pieces(self, window: Sequence[Any]) -> tuple[str, list[Any]]:
         """Halves of the micro-batches where the loss gives its sum and its terms; else the whole window as one batch."""
@@ -97,7 +115,8 @@ class Replay:
             return f"{len(halves)} halves of micro-batches", halves
         return f"one batch of {sum(map(num_rows, window))} rows", [_joined(window)]
 
-    def _gradient(self, track: Track, pieces: Sequence[Any]) -> Sketch:
+    def _gradient(self, track: Track, pieces: Sequence[Any]) -> tuple[Sketch, float]:
+        """The gradient's sketch, of a sum over so many terms; 0 terms: of a mean."""
         for p in track.parameters:
             p.grad = None
         terms = 0.0
@@ -110,8 +129,28 @@ class Replay:
                 raise ValueError(f"expected one number, got {type(loss).__name__}")
             loss.backward()
         sketched = track.gradients()
-        found = np.stack([np.zeros(8) if s is None else s.double().cpu().numpy() for s in sketched])
-        return found / terms if terms else found
+        return np.stack([np.zeros(8) if s is None else s.double().cpu().numpy() for s in sketched]), terms
+
+
+def _over_ranks(
+    replayed: Replayed, own: Taken | None, parts: Sequence[Sketch | None]
+) -> tuple[Taken | None, Sequence[Sketch | None]]:
+    """The window of all ranks; and their micro-batches, as gradients that are averaged over ranks weigh them. A collective."""
+    world = torch.distributed.get_world_size()
+    gathered: list[Any] = [None] * world
+    torch.distributed.all_gather_object(gathered, (own, list(parts), replayed.refused))
+    refused = [reason for _, _, reason in gathered if reason]
+    taken: list[Taken] = [one for one, _, _ in gathered if one is not None]
+    if refused or len(taken) < world:
+        replayed.refused = refused[0] if refused else "a rank has no window to replay"
+    elif not all(one.terms for one in taken):
+        replayed.refused = "over ranks, a window is replayed where `loss` returns its sum and its number of terms"
+    if replayed.refused:
+        return None, parts
+    whole: Sketch = np.sum([one.whole for one in taken], axis=0)
+    again: Sketch = np.sum([one.again for one in taken], axis=0)
+    shares = [None if part is None else part / world for _, ranked, _ in gathered for part in ranked]
+    return Taken(whole=whole, again=again, terms=sum(one.terms for one in taken)), shares
 
 
 def _compare(
@@ -120,10 +159,10 @@ def _compare(
     gradients: Sketched,
     whole: Sketch,
     again: Sketch,
+    parts: Sequence[Sketch | None],
     autocast: torch.dtype | None,
     told: Mapping[Cause, str],
 ) -> None:
-    num = len(track.window.backwards)
     size = float(np.linalg.norm(whole))
     own = np.stack([np.zeros(8) if s is None else s.double().cpu().numpy() for s in gradients])
     if not np.isfinite(own).all() or not size or not np.isfinite(size):
@@ -134,7 +173,9 @@ def _compare(
     narrow = autocast or next((p.dtype for p in track.parameters if p.dtype in LEAST), None)
     replayed.gate = max(ROUNDING * replayed.floor, LEAST.get(narrow, LEAST_WIDE) if narrow else LEAST_WIDE)
     if Cause.stochastic_layers in told:
-        replayed.refused = "dropout: the replay draws nothing, the run did, so that they cannot be compared"
+        replayed.refused = (
+            "dropout, or other random draws: the replay does not draw what the run drew, so that they cannot be compared"
+        )
         return
     if replayed.floor > 0.1:
         replayed.refused = (
@@ -143,9 +184,8 @@ def _compare(
         return
     if replayed.error <= replayed.gate:
         return
-    parts = [_part(b.contribution, b.scale) for b in track.window.backwards]
     replayed.factors = _factors(parts, whole, replayed.gate) if all(p is not None for p in parts) else ()
-    cause, message = _named(replayed, own, whole, num, told, track)
+    cause, message = _named(replayed, own, whole, len(track.window.backwards), told, track)
     evidence = {"distance": replayed.error, "floor": replayed.floor, "gate": replayed.gate, "replayed as": replayed.pieces}
     if replayed.factors:
         evidence["weights of micro-batches, of what they should be"] = [float(f"{f:.4g}") for f in replayed.factors[:16]]

@@ -6,7 +6,8 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO, runtime_checkable
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -14,20 +15,34 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DataLoader
 
 from harness.audit.observe.patches import Patches
 from harness.watch.batches import Batches
+from harness.watch.calls import laid_out
 from harness.watch.conclusion import concluded
 from harness.watch.heads import Heads
 from harness.watch.judge import Judge
 from harness.watch.properties import properties
 from harness.watch.replay import Loss, Replay
 from harness.watch.report import Report
+from harness.watch.slopes import is_transforming
 from harness.watch.track import Sketched, Track, versions
 
 FIRST = 4  # windows that are looked at closely when a watch begins, and after something was seen
 EVERY = 16  # and how often then
 REPLAYED_FIRST = 1  # index of the first window that is replayed
+
+
+@runtime_checkable
+class Writer(Protocol):
+    """What TensorBoard's `SummaryWriter` offers."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int, /) -> Any:
+        """Add one number."""
+
+
+Log = Callable[[Mapping[str, float]], Any] | Writer
 
 
 def watch(
@@ -37,7 +52,7 @@ def watch(
     every: int = 500,
     loss: Loss | None = None,
     accumulation_steps: int | None = None,
-    log: Callable[[Mapping[str, float]], Any] | None = None,
+    log: Log | None = None,
     tell: TextIO | None = sys.stderr,
 ) -> Watch:
     """Watch the windows of a run, as a context manager or between `attach` and `detach`.
@@ -49,7 +64,8 @@ def watch(
         loss: `loss(model, batch)`: the loss of a batch as training on it alone would take it, not divided by the number of
             micro-batches; or its sum and its number of terms, with which a window is replayed in halves of its micro-batches.
         accumulation_steps: What the run is set to; otherwise its most frequent number of micro-batches.
-        log: Called after each window with `accumulation/*` metrics, as `wandb.log` takes them.
+        log: Called after each window with `accumulation/*` metrics, as `wandb.log` takes them; or a TensorBoard writer, whose
+            `add_scalar` is called with each of them and the number of the window.
         tell: Where a line goes as soon as something is wrong.
 
     Raises ValueError for arguments that cannot be watched.
@@ -71,7 +87,7 @@ class Watch:
         every: int,
         loss: Loss | None,
         accumulation_steps: int | None,
-        log: Callable[[Mapping[str, float]], Any] | None,
+        log: Log | None,
         tell: TextIO | None,
     ) -> None:
         self.model, self.every, self.log = model, every, log
@@ -88,6 +104,9 @@ class Watch:
         self._scale: Tensor | None = None
         self._stepping: Track | None = None
         self._closed: Counter[int] = Counter()
+        self._loaders: WeakSet[DataLoader[Any]] = WeakSet()  # that have begun before
+        self._state: list[Any] | None = None  # of the generators, before the forward under way
+        self._draws = False  # whether a forward has drawn random numbers
         self._held: dict[int, tuple[Sketched, Sketched | None]] = {}
 
     # -- the outside -------------------------------------------------------------------------------------------------
@@ -114,12 +133,14 @@ class Watch:
             (GradScaler, "step", self._scaler_step),
             (GradScaler, "update", self._scaler_update),
             (AveragedModel, "update_parameters", self._averaged),
+            (DataLoader, "__iter__", self._epoch),
         ):
             patches.method(owner, name, wrap)
         for track in self.tracks:
             track.refresh()
             patches.removing(track.optimizer.register_step_pre_hook(StepHook(self, "before")))
             patches.removing(track.optimizer.register_step_post_hook(StepHook(self, "after")))
+        patches.removing(self.model.register_forward_pre_hook(ForwardHook(self)))
         patches.removing(self.model.register_forward_hook(ForwardHook(self), with_kwargs=True))
         return self
 
@@ -228,6 +249,8 @@ class Watch:
         for track in self.tracks:
             if getattr(scheduler, "optimizer", None) is track.optimizer:
                 track.window.calls.append("schedule")
+                if (steps := laid_out(scheduler)) is not None:
+                    self.judge.laid_out.add(steps)
         return original(scheduler, *args, **kwargs)
 
     def _averaged(self, original: Callable[..., Any], averaged: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -236,6 +259,25 @@ class Watch:
             if any(id(p) in members for p in track.parameters):
                 track.window.calls.append("average")
         return original(averaged, model, *args, **kwargs)
+
+    def _epoch(self, original: Callable[..., Any], loader: Any) -> Any:
+        if self.model.training and torch.is_grad_enabled():  # not an evaluation
+            for track in self.tracks:
+                if track.window.backwards and loader in self._loaders:
+                    track.window.calls.append("epoch")
+            self._loaders.add(loader)
+        return original(loader)
+
+    def before_forward(self) -> None:
+        """A forward begins."""
+        self._state = _generators() if self.heads.detail and not self._draws and not self._paused else None
+
+    def after_forward(self, args: Any, kwargs: Any, output: Any) -> None:
+        """A forward in training has ended."""
+        if self._state is not None:
+            self._draws, self._state = self._state != _generators(), None
+        self.heads.see(args, kwargs, output)
+        self.batches.see(args, kwargs)
 
     # -- the loss scaler ---------------------------------------------------------------------------------------------
 
@@ -269,8 +311,8 @@ class Watch:
 
     # -- the step ----------------------------------------------------------------------------------------------------
 
-    def before_step(self, optimizer: Optimizer) -> None:
-        """An optimizer is about to step."""
+    def before_step(self, optimizer: Optimizer, *, closure: bool = False) -> None:
+        """An optimizer is about to step; a `closure` may have a backward to come."""
         track = self._track(optimizer)
         if track is None or self._paused:
             return
@@ -285,15 +327,20 @@ class Watch:
             gradients = [None if g is None else g / factor.to(g.device) for g in gradients]
         parameters = track.sketches.of(track.parameters) if track.detail else None
         self._held[track.index] = (gradients, parameters)
-        if self.replay is not None and self._is_replayed(track):
+        if not closure:
             self._replay(track, gradients)
 
     def closure_ran(self, optimizer: Optimizer) -> None:
         """A trainer says that the closure of the step under way has differentiated: `.grad` is complete."""
         track = self._track(optimizer)
-        if track is not None and self._stepping is track and track.window.inside == 1:
+        if track is None or self._stepping is not track:
+            return
+        gradients, parameters = self._held[track.index]
+        if track.window.inside == 1:
             track.window.closure = False
-            self._held[track.index] = (track.gradients(), self._held[track.index][1])
+            gradients = track.gradients()
+            self._held[track.index] = (gradients, parameters)
+        self._replay(track, gradients)
 
     def after_step(self, optimizer: Optimizer) -> None:
         """It has stepped."""
@@ -318,34 +365,40 @@ class Watch:
         if window is None:
             return
         if track.detail:
-            self.judge.properties = {**self.judge.properties, **properties(self.model)}
+            self.judge.properties = {**self.judge.properties, **properties(self.model, draws=self._draws)}
         suspicious = self.judge.see(window)
         if suspicious and not _in_a_group():
             self._close_until = window.index + FIRST
         nearest = window.index + 1
         track.detail = nearest < FIRST or nearest <= self._close_until or nearest % EVERY == 0
+        track.whole = track.detail or (self.replay is not None and self._is_replayed(track))
         self.heads.detail = any(t.detail for t in self.tracks)
-        if self.log is not None:
-            self.log(self.judge.metrics())
+        self._write()
 
     _close_until = -1
+
+    def _write(self) -> None:
+        """Log the metrics of the last window."""
+        if isinstance(self.log, Writer):
+            for name, value in self.judge.metrics().items():
+                self.log.add_scalar(name, value, self.judge.windows)
+        elif self.log is not None:
+            self.log(self.judge.metrics())
 
     # -- the replay --------------------------------------------------------------------------------------------------
 
     def _is_replayed(self, track: Track) -> bool:
         index = track.num_windows
-        return (
-            track.index == 0
-            and len(track.window.backwards) > 0
-            and (index == REPLAYED_FIRST or index % self.every == self.every - 1)
-        )
+        return track.index == 0 and (index == REPLAYED_FIRST or index % self.every == self.every - 1)
 
     def _replay(self, track: Track, gradients: Sketched) -> None:
-        assert self.replay is not None
+        if self.replay is None or not track.window.backwards or not self._is_replayed(track):
+            return
         self._paused = self.heads.paused = self.batches.paused = True
         try:
             given = track.window.unclipped if track.window.unclipped is not None else gradients
-            self.judge.replayed(self.replay.run(track, given, self.batches, self.heads))
+            told = properties(self.model, draws=self._draws)
+            self.judge.replayed(self.replay.run(track, given, self.batches, self.heads, told))
         finally:
             self._paused = self.heads.paused = self.batches.paused = False
 
@@ -362,7 +415,10 @@ class StepHook:
     def __call__(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Before, or after, a step."""
         if self.watch is not None:
-            (self.watch.before_step if self.when == "before" else self.watch.after_step)(optimizer)
+            if self.when == "before":
+                self.watch.before_step(optimizer, closure=any(map(callable, (*args, *kwargs.values()))))
+            else:
+                self.watch.after_step(optimizer)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return StepHook, (None, self.when)
@@ -372,18 +428,19 @@ class StepHook:
 
 
 class ForwardHook:
-    """A forward hook that is left behind by a copied or pickled model."""
+    """A hook before or after forwards that is left behind by a copied or pickled model."""
 
     def __init__(self, watch: Watch | None) -> None:
         self.watch = watch
 
-    def __call__(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:
-        """After a forward; inside a compiled one, outputs have no numbers yet."""
-        if torch.compiler.is_compiling() or self.watch is None:
+    def __call__(self, module: Any, args: Any, *after: Any) -> None:
+        """Before a forward, or after one, with its keywords and output; inside a compiled one, outputs have no numbers yet."""
+        if torch.compiler.is_compiling() or self.watch is None or not module.training or not torch.is_grad_enabled():
             return
-        if torch.is_grad_enabled() and module.training:
-            self.watch.heads.see(args, kwargs, output)
-            self.watch.batches.see(args, kwargs)
+        if after:
+            self.watch.after_forward(args, *after)
+        elif not is_transforming():
+            self.watch.before_forward()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ForwardHook, (None,)
@@ -405,6 +462,14 @@ def _optimizers(given: Any) -> list[Optimizer]:
         found.append(inner)
     if not found:
         raise ValueError("optimizer: expected at least one, got none")
+    return found
+
+
+def _generators() -> list[Any]:
+    """What shows whether PyTorch's generators have been drawn from, without waiting for a device."""
+    found: list[Any] = [torch.default_generator.get_state().numpy().tobytes()]
+    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+        found += [generator.get_offset() for generator in torch.cuda.default_generators]
     return found
 
 

@@ -24,7 +24,7 @@ class Signs:
 
     def __init__(self, name: str, parameter: Tensor) -> None:
         whole = int(parameter.numel())  # of a DTensor: of all its shards
-        self.length = max(1, min(BLOCK, whole // (2 * WIDTH)))
+        self.length = _length(whole)
         self.blocks = -(-whole // self.length)
         own = torch.Generator().manual_seed(zlib.crc32(name.encode()) + SEED)
         self.rows = torch.randint(0, 2, (WIDTH, self.blocks), generator=own, dtype=torch.int8).mul_(2).sub_(1)  # [WIDTH, blocks]
@@ -37,21 +37,23 @@ class Signs:
         rows, base = self._on(local.device)
         flat = local.reshape(-1)
         first, offset = divmod(start, self.length)
-        whole = 0 if offset else flat.numel() // self.length * self.length  # without a copy, where blocks begin with the shard
-        rest = flat[whole:]
-        sums = [_product(flat[:whole].view(-1, self.length), base)] if whole else []
-        if rest.numel():
-            padded = torch.nn.functional.pad(rest, (offset, -(offset + rest.numel()) % self.length))
-            sums.append(_product(padded.view(-1, self.length), base))
-        if not sums:
+        if offset or flat.numel() % self.length:
+            flat = torch.nn.functional.pad(flat, (offset, -(offset + flat.numel()) % self.length))
+        num = flat.numel() // self.length
+        if not num:
             return torch.zeros(WIDTH, device=local.device)
-        found = torch.cat(sums)
-        return torch.mv(rows[:, first : first + found.numel()], found)
+        return torch.mv(rows if num == self.blocks else rows[:, first : first + num], _product(flat.view(num, -1), base))
 
     def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         if device not in self._at:
             self._at[device] = (self.rows.to(device, torch.float32), self.base.to(device))
         return self._at[device]
+
+
+def _length(numel: int) -> int:
+    """Elements of a block: a divisor of a parameter's where there is a long one, so that nothing is padded."""
+    most = max(1, min(BLOCK, numel // (2 * WIDTH)))
+    return next((n for n in range(most, most // 4, -1) if numel % n == 0), most)
 
 
 class Sketches:

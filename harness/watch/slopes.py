@@ -2,8 +2,9 @@
 
 For cross-entropy the slope of row i is g_i = c_i (softmax(z_i) - e_y), with y = argmin g_i. Where all rows of a micro-batch weigh
 alike, c = <g, p> / ||p||^2 with p_i = softmax(z_i) - e_y, and the residual ||g - c p|| / ||g|| says whether it was such a loss.
-Likewise for label smoothing (which adds one unknown), binary cross-entropy (g = c (sigmoid(z) - y), y from the sign of g) and,
-where the targets are known, the squared error (g = 2 c (z - y)).
+Likewise for label smoothing (which adds one unknown) and binary cross-entropy (g = c (sigmoid(z) - y), y from the sign of g).
+Where one of PyTorch's loss functions was called, the gradient that its result receives says the same, at no cost: c = u / n of a
+mean over n terms, c = u of a sum.
 """
 
 from __future__ import annotations
@@ -34,16 +35,15 @@ class Slope:
     value: float = 0.0  # of the sum of the terms
     diagonal: bool = False  # row i has the class i, of as many as there are rows
     ragged: bool = False  # a known loss, whose terms weigh unequally within the micro-batch
+    labels: float = math.nan  # a number that other labels, or another order of them, change; nan: not known, or one class alone
 
 
 Numbers = Mapping[str, Tensor]
 
 
-def measured(z: Tensor, g: Tensor, target: Tensor | None = None) -> dict[str, Tensor]:
-    """Numbers on the device of the logits; `concluded` reads them on the host. `target`: of a squared error, if it is known."""
+def measured(z: Tensor, g: Tensor) -> dict[str, Tensor]:
+    """Numbers on the device of the logits; `concluded` reads them on the host."""
     with torch.no_grad():
-        if target is not None and target.shape == z.shape and target.is_floating_point():
-            return _squared(z.double(), g.double(), target.double())
         wide = (z.shape[-1] if z.dim() > 1 else 1) > 2
         if not wide:  # two classes: a binary loss and a cross-entropy cannot both be told from few rows, so try both
             return {**_binary(z.float(), g.float()), **(_classes(z, g) if z.dim() > 1 and z.shape[-1] == 2 else {})}
@@ -93,13 +93,6 @@ def _binary(z: Tensor, g: Tensor) -> dict[str, Tensor]:
     }  # fmt: skip
 
 
-def _squared(z: Tensor, g: Tensor, target: Tensor) -> dict[str, Tensor]:
-    weight, residual = _fitted(2 * (z - target), g)
-    num = torch.tensor(z.numel())
-    return {"se": weight, "se_residual": residual, "se_terms": num, "se_freedom": torch.tensor(FEWEST), "se_positions": num,
-            "se_value": (z - target).square().sum()}  # fmt: skip
-
-
 def _diagonal(y: Tensor, classes: int) -> Tensor:
     if len(y) not in (classes, classes // 2) or classes < 3:
         return torch.tensor(0.0)
@@ -112,31 +105,49 @@ def _fitted(p: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     return c, (g - c.to(g.dtype) * p).norm().double() / g.norm().double()
 
 
-def class_weighted(z: Tensor, g: Tensor, target: Tensor, weight: Tensor | None, ignore: int, smoothing: float) -> Numbers:
-    """The same for `functional.cross_entropy`, whose targets (class indices) and class weights are known; [n, C, ...]."""
+def received(u: Tensor, loss: Tensor, reduction: str, own: Tensor | int) -> dict[str, Tensor]:
+    """What the gradient `u` of a loss function's result says of its terms; `own`: what each counts [n], or their number.
+
+    Unreduced losses of which a mask takes some have a residual: whether that is padding or a choice of rows is not known.
+    """
     with torch.no_grad():
-        if z.dim() > 2:
-            z, g = z.movedim(1, -1), g.movedim(1, -1)
-        classes = z.shape[-1]
-        z, g, y = z.reshape(-1, classes).float(), g.reshape(-1, classes).float(), target.reshape(-1)
-        valid = y != ignore
-        hot = functional.one_hot(y.where(valid, 0), classes).float()
-        logs = torch.log_softmax(z, -1)
-        wanted = (1 - smoothing) * hot + smoothing / classes
-        p = logs.exp() - wanted
-        own = valid.float() if weight is None else weight.float()[y.where(valid, 0)] * valid
-        if weight is not None and smoothing:  # the smoothed part is weighted class by class
-            return {}
-        c, residual = _fitted(p * own[:, None], g)
-        return {"ce": c, "ce_residual": residual, "ce_terms": own.sum(), "ce_positions": torch.tensor(len(y)),
-                "ce_freedom": torch.tensor(FEWEST), "diagonal": _diagonal(y, classes),
-                "ce_value": -((wanted * logs).sum(-1) * own).sum()}  # fmt: skip
+        u, loss = u.detach().reshape(-1).double(), loss.reshape(-1).double()
+        residual = torch.zeros((), dtype=torch.float64, device=u.device)
+        total = own.sum(dtype=torch.float64) if isinstance(own, Tensor) else torch.tensor(float(own), device=u.device)
+        if reduction == "none":
+            counted = own if isinstance(own, Tensor) else torch.ones_like(u)
+            weight, value = (u * counted).sum() / total, loss.sum()
+            residual = ((u - weight) * counted).norm() / (u * counted).norm()
+        else:
+            weight, value = (u / total, loss * total) if reduction == "mean" else (u, loss)
+        positions = torch.tensor(len(own) if isinstance(own, Tensor) else own)
+        return {"weight": weight, "residual": residual, "terms": total, "positions": positions, "value": value}
+
+
+def labelled(target: Tensor, classes: int) -> dict[str, Tensor]:
+    """Of class indices: whether row i has the class i, and a number that stands for all of them in their order."""
+    with torch.no_grad():
+        y = target.reshape(-1)
+        marks = torch.cos(12.9898 * torch.arange(1, len(y) + 1, device=y.device, dtype=torch.float64))
+        varied = len(y) >= FEWEST and classes > 2 and y.amin() != y.amax()
+        labels = (y * marks).sum().where(torch.as_tensor(varied, device=y.device), math.nan)
+        return {"diagonal": _diagonal(y, classes), "labels": labels}
+
+
+def reported(found: Mapping[str, float], kind: str, rows: int) -> Slope:
+    """The terms of a loss function that was called."""
+    ragged = not found["residual"] <= FITS[torch.float32]
+    return Slope(
+        kind="" if ragged else kind, weight=found["weight"], terms=found["terms"], positions=int(found["positions"]), rows=rows,
+        residual=found["residual"], wide=FITS[torch.float32], value=found["value"], diagonal=found.get("diagonal", 0) == 1,
+        ragged=ragged, labels=found.get("labels", math.nan),
+    )  # fmt: skip
 
 
 def concluded(found: Mapping[str, float], rows: int, dtype: torch.dtype) -> Slope:
     """Which loss it was: the form with the smallest residual, if that is what the dtype explains."""
     wide = FITS.get(dtype, 1e-3)
-    names = {"ce": "cross-entropy", "ls": "cross-entropy, label smoothing", "bce": "binary cross-entropy", "se": "squared error"}
+    names = {"ce": "cross-entropy", "ls": "cross-entropy, label smoothing", "bce": "binary cross-entropy"}
     fits = []
     for key in names:
         base = "ce" if key == "ls" else key
@@ -144,7 +155,7 @@ def concluded(found: Mapping[str, float], rows: int, dtype: torch.dtype) -> Slop
             continue
         if (residual := found[f"{key}_residual"]) <= wide:
             fits.append((key != "ce" and found.get("ce_residual", math.inf) <= wide, residual, key))
-    positions = int(found.get("ce_positions", found.get("bce_positions", found.get("se_positions", 0))))
+    positions = int(found.get("ce_positions", found.get("bce_positions", 0)))
     if not fits:
         apart = found.get("ce_apart", math.inf)
         terms = found.get("ce_terms", found.get("bce_terms", math.nan))
@@ -167,17 +178,11 @@ def concluded(found: Mapping[str, float], rows: int, dtype: torch.dtype) -> Slop
     )
 
 
-def log_probabilities(z: Tensor, g: Tensor, target: Tensor, ignore: int) -> Numbers:
-    """The same for `functional.nll_loss`, where g_i = -c_i e_y."""
-    with torch.no_grad():
-        valid = target != ignore
-        hot = functional.one_hot(target.where(valid, 0), z.shape[-1]).float() * valid[:, None]
-        c, residual = _fitted(-hot, g.float())
-        return {"ce": c, "ce_residual": residual, "ce_terms": valid.sum(), "ce_positions": torch.tensor(len(target)),
-                "ce_freedom": torch.tensor(FEWEST), "diagonal": _diagonal(target, z.shape[-1]),
-                "ce_value": -(hot * z).sum()}  # fmt: skip
-
-
 def is_transformed(tensor: Tensor) -> bool:
     """Whether it is inside `torch.func`'s transformations, where numbers cannot be taken out."""
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def is_transforming() -> bool:
+    """Whether one of `torch.func`'s transformations is under way."""
+    return torch._C._functorch.peek_interpreter_stack() is not None

@@ -11,23 +11,28 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from harness.watch.averages import Averages
 from harness.watch.evidence import MicroBatch, Ranks, Sketch, Window
 from harness.watch.sketch import WIDTH, Sketches, local_part
-from harness.watch.slopes import Slope, concluded, is_transformed
+from harness.watch.slopes import Slope, concluded, is_transformed, reported
 
 Sketched = list[Tensor | None]  # [T] of [WIDTH], on the device of the gradients
 NARROW = (torch.bfloat16, torch.float16)
 LOOKED_AT = 512  # entries of each gradient whose format is looked at
 FEWEST = 64  # that must not be zero
+MANY = 32  # tensors, of which every window looks at a share of
+SHARE = 5  # one in so many, in turn
+AVERAGED = 1  # index of the window in which averages of the weights are looked for
 
 
 @dataclass(kw_only=True)
 class Head:
-    """One tensor of logits in a backward: numbers that are still on its device."""
+    """One loss in a backward: numbers that are still on their device."""
 
     numbers: Mapping[str, Tensor]
     rows: int
     dtype: torch.dtype
+    kind: str = ""  # of the loss function that was called; empty: one of logits
 
 
 @dataclass(kw_only=True)
@@ -60,7 +65,8 @@ class Open:
     state_moved: bool = False
     closure: bool = False
     rounded: str = ""
-    ema_updates: int = 0
+    averages: Averages | None = None  # since the first backward
+    averaged: float | None = None  # the rate at which they move inside the window
     inside: int = 0  # backwards inside the optimizer's step
     first: Sketched | None = None  # of the weights at the first backward
     clipped: Sketched | None = None  # `.grad` after the last clip
@@ -81,9 +87,9 @@ class Track:
         self.window = Open()
         self.num_windows = 0
         self.resumed = False
-        self.detail = True
+        self.detail = self.whole = True  # whether `.grad` is looked at around every backward; whether all tensors are
         self._before: Sketched | None = None
-        self._empty = False
+        self._empty = self._reached = False
         self._in_backward = False
         self.stepped_inside = False  # the backward under way
         self._marks: list[tuple[int, int]] = []
@@ -115,10 +121,16 @@ class Track:
         """A gradient on its way to `.grad`."""
         if not self._in_backward or is_transformed(gradient):
             return
-        with torch.no_grad():
-            found = self.sketches.signs[place].of(gradient.detach())
+        self._reached = True
+        if not self.is_sketched(place):
+            return
+        found = self.sketches.signs[place].of(gradient.detach())
         known = self._sums[place]
         self._sums[place] = found if known is None else known + found
+
+    def is_sketched(self, place: int) -> bool:
+        """Whether the open window looks at what micro-batches give to this tensor."""
+        return self.whole or len(self.parameters) < MANY or (place + self.num_windows) % SHARE == 0
 
     def gradients(self) -> Sketched:
         """Sketches of `.grad` now."""
@@ -137,6 +149,8 @@ class Track:
         window = self.window
         if window.backwards:
             window.moved = window.moved or window.weights != versions(self.parameters)
+            if window.averages is not None:
+                window.averaged, window.averages = None if window.moved else window.averages.rate(), None
             window.state_moved = window.state_moved or window.state != versions(_state(self.optimizer))
         else:
             if not self.num_windows:
@@ -148,14 +162,14 @@ class Track:
         self._before = self.gradients() if self.detail and not self._empty else None
         self._sums = [None] * len(self.parameters)
         self._marks = [_mark(p.grad) for p in self.parameters] if self.sharded else []
-        self._in_backward = True
+        self._in_backward, self._reached = True, False
 
     def after_backward(
         self, heads: Sequence[Head] | None, scale: Tensor | None, loss: Tensor | None, *, fed: bool, forwards: int
     ) -> bool:
         """Whether it reached this optimizer."""
         self._in_backward = False
-        reached = any(s is not None for s in self._sums)
+        reached = self._reached
         changed = bool(self._marks) and self._marks != [_mark(p.grad) for p in self.parameters]
         stepped, self.stepped_inside = self.stepped_inside, False
         if stepped or (not reached and not self._marks):
@@ -172,6 +186,9 @@ class Track:
         )  # fmt: skip
         self.window.calls.clear()
         self._sums, self._before = [None] * len(self.parameters), None
+        if self.num_windows == AVERAGED and len(self.window.backwards) == 1 and not self.sharded:
+            grads = [p.grad for p in self.parameters if p.grad is not None]
+            self.window.averages = Averages(self.parameters, [*grads, *_state(self.optimizer)])
         self.window.unclipped = self.window.clipped = None
         return True
 
@@ -206,6 +223,7 @@ class Track:
         opened, self.window = self.window, Open()
         if not opened.backwards:
             return None
+        sketched = np.array([self.is_sketched(place) for place in range(len(self.parameters))])
         self.num_windows += 1
         before_clip = opened.unclipped if opened.unclipped is not None else gradients
         assert before_clip is not None
@@ -217,11 +235,17 @@ class Track:
         micro_batches = [part() for part in parts]
         gradient, at_step, weights, first, clipped = (end() for end in ends)
         assert gradient is not None
+        norm = float(np.sqrt(np.square(gradient).mean(axis=1).sum()))
+        for end in (gradient, at_step, clipped):
+            if end is not None:
+                end[~sketched] = 0
         return Window(
             index=self.num_windows - 1,
             track=self.index,
             micro_batches=micro_batches,
             gradient=gradient,
+            norm=norm,
+            whole=bool(sketched.all()),
             at_step=at_step if opened.unclipped is not None else None,
             parameters=weights,
             first=first,
@@ -236,7 +260,7 @@ class Track:
             resumed=self.resumed and self.num_windows == 1,
             alone=alone,
             ranks=None if alone or skipped or not self.detail else gathered(micro_batches, gradient, sharded=self.sharded),
-            ema_updates=opened.ema_updates,
+            averaged=opened.averaged,
             forwards=opened.forwards + sum(b.forwards for b in opened.backwards),
             still=opened.still,
             buffers_moved=opened.buffers_moved,
@@ -315,16 +339,14 @@ class Host:
 def _part(host: Host, backward: Backward) -> Any:
     sketches = [host.sketch(s) for s in (backward.contribution, backward.before, backward.after)]
     scale, loss = host.number(backward.scale), host.number(backward.loss)
-    heads = [
-        ({key: host.number(value) for key, value in head.numbers.items()}, head.rows, head.dtype) for head in backward.heads or ()
-    ]
+    heads = [(head, {key: host.number(value) for key, value in head.numbers.items()}) for head in backward.heads or ()]
 
     def made() -> MicroBatch:
         contribution, before, after = (s() for s in sketches)
         factor = 1.0 if backward.scale is None else scale()
         slopes: list[Slope] | None = None
         if backward.heads is not None:
-            slopes = [concluded({k: v() for k, v in numbers.items()}, rows, dtype) for numbers, rows, dtype in heads]
+            slopes = [_slope(head, {key: number() for key, number in numbers.items()}) for head, numbers in heads]
         return MicroBatch(
             contribution=None if contribution is None else contribution / factor,
             before=None if before is None else before / factor,
@@ -339,6 +361,10 @@ def _part(host: Host, backward: Backward) -> Any:
         )
 
     return made
+
+
+def _slope(head: Head, numbers: Mapping[str, float]) -> Slope:
+    return reported(numbers, head.kind, head.rows) if head.kind else concluded(numbers, head.rows, head.dtype)
 
 
 def versions(tensors: Sequence[Tensor]) -> int:

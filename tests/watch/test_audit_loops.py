@@ -1,7 +1,7 @@
 """The loops of the audit's own tests under `watch`, without a replay: what it says of them, and what it cannot see.
 
-Measured: of 68 right loops 44 are equivalent, 24 inconclusive and none different. Of 111 wrong ones 43 have their causes and no
-other, 2 a part of them, 1 another; 49 are inconclusive and 16 equivalent, all of which are listed below.
+Measured: of 68 right loops 44 are equivalent, 24 inconclusive and none different. Of 111 wrong ones 47 have their causes and no
+other, 2 a part of them, 1 another; 51 are inconclusive and 10 equivalent, all of which are listed below.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from tests.audit.test_loops import RIGHT, WRONG
 from tests.watch.foreign import watched
 
 UNSEEN = {  # wrong, and equivalent in what was seen -> words of the line that says so
-    "which rows": ("window_straddles", "repeated", "wrong_labels", "epoch_leftovers", "counts_too_many"),
+    "which rows": ("window_straddles", "counts_too_many"),
     "by hand": (
-        "schedule_by_hand", "schedule_too_long", "ema_inside", "average_inside_beside_old_ones", "report_wrong",
-        "overflow_at_one_split", "cache_not_refreshed",
+        "schedule_by_hand", "report_wrong", "overflow_at_one_split", "cache_not_refreshed",
     ),
-    "act on each other": ("noise_in_the_model", "drawn_rows", "standardised_over_the_micro_batch"),
-    "random draws": ("dropout",),
+    "act on each other": ("drawn_rows", "standardised_over_the_micro_batch"),
+    "random draws": ("dropout", "noise_in_the_model"),
 }  # fmt: skip
 NAMED_OTHERWISE = (
     "hooks_spent_other_divisor",
@@ -59,4 +58,4 @@ def test_no_wrong_loop_is_misnamed_and_what_is_missed_was_said_to_be_unseen() ->
     assert sorted(missed) == sorted(name for names in UNSEEN.values() for name in names)
     for words, names in UNSEEN.items():
         assert all(words in missed[name] for name in names), words
-    assert counts == {"named": 43, "part": 2, "other": 1, "inconclusive": 49, "equivalent": 16}
+    assert counts == {"named": 47, "part": 2, "other": 1, "inconclusive": 51, "equivalent": 10}

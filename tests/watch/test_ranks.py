@@ -22,10 +22,25 @@ CASES = {
     ("replicas", "summed"): "replica_scale",
     ("replicas", "unequal terms"): "mean_of_means",
     ("replicas", "not divided"): "loss_not_divided",
+    ("replicas", "replayed"): "equivalent",
+    ("replicas", "replayed, unequal terms"): "mean_of_means",
     ("shards", "right"): "inconclusive",
     ("shards", "always synchronised"): "equivalent",
     ("shards", "not divided"): "loss_not_divided",
 }
+
+
+def penalty(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return 0.1 * model(x).square().sum(-1).mean()
+
+
+def summed(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, int]:
+    return functional.cross_entropy(model(batch[0]), batch[1], reduction="sum"), len(batch[1])
+
+
+def penalised(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, int]:
+    loss, num = summed(model, batch)
+    return loss + num * penalty(model, batch[0]), num
 
 
 def train(rank: int, kind: str, case: str, port: int, folder: str) -> None:
@@ -38,20 +53,28 @@ def train(rank: int, kind: str, case: str, port: int, folder: str) -> None:
         wrapped = _wrapped(model, kind)
         optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
         rows = torch.Generator().manual_seed(rank)
-        with watch(wrapped, optimizer, tell=None) if watched else nullcontext() as seen:
+        replayed = {"loss": penalised if "unequal" not in case else summed} if "replayed" in case else {}
+        with watch(wrapped, optimizer, tell=None, **replayed) if watched else nullcontext() as seen:
             for _ in range(WINDOWS):
                 for k in range(N):
-                    size = 6 if case == "unequal terms" and rank else 4
+                    size = 6 if "unequal terms" in case and rank else 4
                     x, y = torch.randn(size, 10, generator=rows), torch.randint(0, 5, (size,), generator=rows)
                     with _synchronised(
                         wrapped, kind, (k == N - 1 or case == "always synchronised") and case != "never synchronised"
                     ):
+                        if watched:
+                            seen.batch((x, y))
                         loss = functional.cross_entropy(wrapped(x), y) * (2 if case == "summed" else 1)
+                        if case == "replayed":  # a loss of which the ledger knows a part only
+                            loss = loss + penalty(wrapped, x)
                         (loss / (1 if case == "not divided" else N)).backward()
                 optimizer.step()
                 optimizer.zero_grad()
         if watched:
             report = seen.report()
+            assert report.checked["replays"] == (case == "replayed"), str(report)
+            replays = [str(finding.cause) for one in seen.judge.replays for finding in one.findings]
+            assert replays == (["mean_of_means"] if case == "replayed, unequal terms" else [])
         weights.append([p.detach().to_local() if hasattr(p, "to_local") else p.detach() for p in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
     Path(folder, str(rank)).write_text(" ".join(report.causes) or report.verdict)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
 
 from harness.judge.cause import Cause
 from harness.watch import watch
@@ -449,3 +450,210 @@ def test_a_total_that_nothing_explains_is_not_equivalent() -> None:
     assert Loop(loss=lambda m, x, y, rows: 0.8 * right(m, x, y, rows)).watched().verdict == "inconclusive"
     summed = Loop(loss=lambda m, x, y, rows: right(m, x, y, 1), windows=[(5, 3, 4, 4), (5, 3, 4, 6)]).watched()
     assert summed.verdict == "equivalent" and any("which rows" in line for line in summed.unseen)
+
+
+# -- what a right window does not have --------------------------------------------------------------------------------
+
+
+class Average:
+    """Of the weights, kept by hand."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate, self.kept = rate, [p.detach().clone() for p in network().parameters()]
+
+    def update(self, loop: Loop) -> None:
+        for kept, p in zip(self.kept, loop.model.parameters(), strict=True):
+            kept.lerp_(p.detach(), self.rate)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.001])
+def test_an_average_by_hand_moves_inside_a_window(rate: float) -> None:
+    wrong = Loop(after_backward=Average(rate).update).watched()
+    assert wrong.causes == (Cause.ema_per_micro_batch,), str(wrong)
+    once = Average(rate)
+    step = lambda loop: (loop.optimizer.zero_grad(), once.update(loop))  # noqa: E731
+    assert Loop(after_step=step).watched().verdict == "equivalent"
+
+
+def _same_labels(model: nn.Module, x: Tensor, y: Tensor, rows: int) -> Tensor:
+    return functional.cross_entropy(model(x), torch.arange(len(x)) % 5, reduction="sum") / rows
+
+
+def test_the_same_rows_or_labels_in_all_micro_batches_are_doubtful() -> None:
+    x, y = torch.randn(4, FEATURES), torch.arange(4)
+    repeated = Loop(loss=lambda m, *_: functional.cross_entropy(m(x), y) / N).watched()
+    assert repeated.verdict == "inconclusive" and any("samples_repeated" in line for line in repeated.reasons)
+    labelled = Loop(loss=_same_labels, sizes=(6, 6, 6)).watched()
+    assert labelled.verdict == "inconclusive" and any("same labels" in line for line in labelled.reasons)
+    assert Loop(sizes=(6, 6, 6)).watched().verdict == "equivalent"
+
+
+@pytest.mark.parametrize(("rows", "said"), [(24, "inconclusive"), (32, "equivalent")])
+def test_a_window_that_goes_on_over_the_end_of_a_loader(rows: int, said: str) -> None:
+    torch.manual_seed(0)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(torch.randn(rows, FEATURES), torch.randint(0, 5, (rows,))), batch_size=4)
+    with watch(model, optimizer, tell=None) as seen:
+        count = 0
+        for _ in range(4):
+            for x, y in loader:
+                (functional.cross_entropy(model(x), y) / N).backward()
+                count += 1
+                if count % N == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
+    report = seen.report()
+    assert report.verdict == said and report.causes == (), str(report)
+    assert any("window_misplaced" in line for line in report.reasons) == (said == "inconclusive")
+
+
+@pytest.mark.parametrize(("steps", "said"), [(24, "inconclusive"), (6, "equivalent"), (100, "equivalent")])
+def test_a_schedule_that_is_laid_out_for_micro_batches(steps: int, said: str) -> None:
+    loop = Loop()
+    schedule = torch.optim.lr_scheduler.LinearLR(loop.optimizer, 1.0, 0.5, total_iters=steps)
+    loop.after_step = lambda loop: (loop.optimizer.zero_grad(), schedule.step())
+    assert loop.watched().verdict == said
+
+
+class Noisy(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 0.1 * torch.randn_like(x)
+
+
+def test_draws_of_a_forward_are_told_as_those_of_dropout_are() -> None:
+    report = Loop(model=network(Noisy())).watched()
+    assert (report.verdict, report.causes) == ("equivalent", ()) and "draws random numbers" in report.properties[0]
+    assert Loop().watched().properties == ()
+
+
+def test_losses_that_a_mask_takes_terms_from_are_not_judged() -> None:
+    def masked(model: nn.Module, x: Tensor, y: Tensor, rows: int) -> Tensor:
+        return (functional.cross_entropy(model(x), y, reduction="none") * (y > 0)).sum() / rows
+
+    assert Loop(loss=masked).watched().verdict == "inconclusive"
+    whole = Loop(loss=lambda m, x, y, rows: functional.cross_entropy(m(x), y, reduction="none").sum() / rows).watched()
+    assert whole.verdict == "equivalent"
+
+
+def deep(*, cleared: int | None = None) -> Loop:
+    """44 tensors, of which one may be cleared after the first micro-batch of every window from the sixth on."""
+    torch.manual_seed(0)
+    layers = [layer for _ in range(20) for layer in (nn.Linear(16, 16), nn.Tanh())]
+    model = nn.Sequential(nn.Linear(FEATURES, 16), *layers, nn.Linear(16, 5))
+
+    def clear(loop: Loop) -> None:
+        if cleared is not None and loop.k == 1 and loop.window > 5:
+            list(loop.model.parameters())[cleared].grad = None
+
+    return Loop(model=model, before_backward=clear, sizes=(2, 2), windows=[(2, 2)] * 14)
+
+
+@pytest.mark.parametrize("cleared", [21, 43])
+def test_of_many_tensors_every_window_looks_at_some_in_turn(cleared: int) -> None:
+    right_one = deep().watched()
+    assert right_one.verdict == "equivalent" and right_one.checked["sums"] == 14
+    wrong = deep(cleared=cleared).watched()
+    assert wrong.verdict != "equivalent", str(wrong)
+
+
+class Scalars:
+    """The interface of TensorBoard's writer."""
+
+    def __init__(self) -> None:
+        self.added: list[tuple[str, float, int]] = []
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
+        self.added.append((tag, scalar_value, global_step))
+
+
+def test_metrics_go_to_a_tensorboard_writer() -> None:
+    scalars = Scalars()
+    loop = Loop()
+    loop.watched(log=scalars)
+    assert [step for tag, _, step in scalars.added if tag == "accumulation/loss_terms"] == [2, 3, 4, 5, 6]
+    assert {value for tag, value, _ in scalars.added if tag == "accumulation/micro_batches"} == {4.0}
+
+
+def test_metrics_in_an_event_file_of_tensorboard(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(tmp_path)) as writer:
+        Loop(loss=mean).watched(log=writer)
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    spread = events.Scalars("accumulation/weight_spread")
+    assert [event.step for event in spread] == [2, 3, 4, 5, 6]
+    assert spread[-1].value == pytest.approx(5 / 3, rel=1e-4)
+
+
+# -- bit by bit --------------------------------------------------------------------------------------------------------
+
+
+class Tied(nn.Module):
+    """The same weights at the beginning and at the end, with a step between them that is checkpointed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.two = nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, FEATURES)
+        self.two.weight = self.one.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = checkpoint(self.two, self.one(x).tanh(), use_reentrant=False)
+        return out
+
+
+class Adapted(nn.Module):
+    """A frozen layer with a low-rank adapter, dropout and running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.frozen = nn.Linear(FEATURES, 16).requires_grad_(False)
+        self.down, self.up = nn.Linear(FEATURES, 2, bias=False), nn.Linear(2, 16, bias=False)
+        self.norm, self.drop, self.head = nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.drop(self.norm(self.frozen(x) + self.up(self.down(x)))))
+        return out
+
+
+def averaged(model: nn.Module) -> Loop:
+    average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+    loop = Loop(model=model, optimizer=torch.optim.AdamW, before_step=clip)
+    loop.after_step = lambda loop: (loop.optimizer.zero_grad(), average.update_parameters(loop.model))
+    loop.average = average  # type: ignore[attr-defined]
+    return loop
+
+
+ODD: dict[str, Callable[[], Loop]] = {
+    "tied and checkpointed": lambda: Loop(model=Tied(), optimizer=torch.optim.AdamW),
+    "adapters, BatchNorm and dropout": lambda: Loop(model=Adapted(), optimizer=lambda p, lr: torch.optim.Adam(p, lr, fused=True)),
+    "averaged by moments": lambda: averaged(network()),
+    "float16 with a scaler": lambda: Loop(scaler=scaler(), before_step=unscaled, loss=autocast(right)),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_runs_are_those_that_nobody_watched(name: str) -> None:
+    ended = []
+    for kind in ("watched", "alone", "other"):
+        loop = ODD[name]()
+        torch.manual_seed(2 if kind == "other" else 1)
+        if kind == "other":  # and a difference would show
+            loop.optimizer.param_groups[0]["lr"] *= 1.001
+        if kind == "watched":
+            report = loop.watched(loss=objective, every=2)
+            assert report.verdict != "different" or set(report.causes) <= {Cause.batch_statistics}, str(report)
+        else:
+            loop.run()
+        states = [
+            *getattr(loop, "average", loop.model).state_dict().values(),
+            *(t for s in loop.optimizer.state.values() for t in s.values() if t is not None),
+        ]
+        ended.append([*states, torch.rand(4)])
+    assert all(torch.equal(a, b) for a, b in zip(ended[0], ended[1], strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(ended[0][:-1], ended[2][:-1], strict=True))

@@ -25,6 +25,11 @@ class WatchCallback(KeptWatch, Callback):
         """Begin to watch."""
         self.begin(pl_module, trainer.optimizers, trainer.accumulate_grad_batches)
 
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Hand the batch over, for a replay: with `loss=lambda module, batch: ...`."""
+        if self.seen is not None:
+            self.seen.batch(batch)
+
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Lightning runs the last backward of a window inside the optimizer's step."""
         if self.seen is not None:

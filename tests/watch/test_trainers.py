@@ -1,0 +1,91 @@
+"""Trainers of other packages, where they are installed: watched right and wrong, and bit by bit beside unwatched ones."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),  # of the trainers' own
+]
+
+
+def _equal(a: nn.Module, b: nn.Module) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+
+
+def test_the_example_of_a_trainer_of_transformers(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    path = Path(__file__).parents[2] / "examples" / "watched_trainer.py"
+    spec = importlib.util.spec_from_file_location("watched_trainer", path)
+    assert spec is not None and spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    report, model = example.watched("right")
+    assert report.verdict == "equivalent" and report.checked["replays"] == 1, str(report)
+    assert _equal(model, example.train(example.Trainer, [], str(tmp_path)))
+    wrong, model = example.watched("mean")
+    assert set(wrong.causes) == {"loss_not_divided", "mean_of_means"}, str(wrong)
+    assert _equal(model, example.train(example.Mean, [], str(tmp_path)))
+
+
+def _lightning(watched: dict[str, Any] | None, *, factor: float = 1.0, manual: bool = False) -> tuple[Any, nn.Module]:
+    import lightning
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from harness.watch.callbacks.lightning import WatchCallback
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+            self.automatic_optimization = not manual
+
+        def loss(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+            return functional.cross_entropy(self.head(self.body(batch[0]).tanh()), batch[1])
+
+        def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor | None:
+            if not manual:
+                return factor * self.loss(batch)
+            self.manual_backward(factor * self.loss(batch) / 4)
+            if index % 4 == 3:
+                for optimizer in self.optimizers():
+                    optimizer.step()
+                    optimizer.zero_grad()
+            return None
+
+        def configure_optimizers(self) -> Any:
+            one = torch.optim.AdamW(self.body.parameters() if manual else self.parameters(), lr=1e-2)
+            return [one, torch.optim.SGD(self.head.parameters(), lr=1e-2)] if manual else one
+
+    torch.manual_seed(0)
+    module = Module()
+    data = DataLoader(TensorDataset(torch.randn(64, 6), torch.randint(0, 3, (64,))), batch_size=4)
+    callback = None if watched is None else WatchCallback(tell=None, **watched)
+    lightning.Trainer(
+        max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, callbacks=[callback] if callback else [], accumulate_grad_batches=1 if manual else 4,
+    ).fit(module, data)  # fmt: skip
+    return callback, module
+
+
+@pytest.mark.parametrize("manual", [False, True])
+def test_lightning_with_a_replay_and_with_several_optimizers(manual: bool) -> None:
+    pytest.importorskip("lightning")
+    replayed = {} if manual else {"loss": lambda module, batch: module.loss(batch)}
+    options = {**replayed, **({"accumulation_steps": 4} if manual else {})}
+    callback, module = _lightning(options, manual=manual)
+    report = callback.report()
+    assert report.verdict == "equivalent" and report.checked["replays"] == (not manual), str(report)
+    assert report.micro_batches == {4: 16 if manual else 8}
+    assert _equal(module, _lightning(None, manual=manual)[1])
+    wrong, module = _lightning(options, factor=4.0, manual=manual)
+    assert wrong.report().causes == ("loss_not_divided",), str(wrong.report())
+    assert _equal(module, _lightning(None, factor=4.0, manual=manual)[1])
