@@ -237,7 +237,12 @@ def test_a_rejection_counts_when_every_window_confirms_it(
                 p.grad.mul_(1 + 1e-4)
 
     spoilt = dataclasses.replace(ARM, at_boundary=(spoil, *ARM.at_boundary))
-    found = rounding.confirmed(setting, {REFERENCE: FULL, "arm": spoilt, "aside": spoilt}, stream, ["arm"])
+    recipes = {REFERENCE: FULL, "arm": spoilt, "aside": spoilt}
+    measured_in = [
+        lambda labels, ids=ids: rounding.measure(setting, {k: v for k, v in recipes.items() if k in {REFERENCE, *labels}}, ids)
+        for ids in stream
+    ]
+    found = rounding.confirmed(measured_in[0](recipes), ["arm"], Precision.float32, measured_in[1:])
     assert (found["arm"].windows, found["aside"].windows) == (tried, 1)
     assert bool(rounding_failures(Precision.float32, found["arm"])) == rejected
     assert bool(rounding_failures(Precision.float32, found["aside"])) == (0 in wrong)
