@@ -259,7 +259,7 @@ MEANINGS: dict[Cause, Meaning] = {
         "the micro-batch). Compute the statistics over the whole window before it is cut.",
     ),
     Cause.memory_bank: Meaning(
-        fault="F34",
+        fault="F35",
         sentence="by design, negatives come from a bank of past representations as well",
         remedy="Rows are compared with representations of earlier micro-batches, which carry no gradient (ContAccum, MoCo): this "
         "is another loss than any batch's, chosen on purpose, and no fault. Where the large batch is wanted, compute "
