@@ -108,6 +108,13 @@ def median_reach(found: Sequence[Reach]) -> float:
 # Of many trials ----------------------------------------------------------------------------------------------------------------
 
 
+def best_rate(rows: pd.DataFrame) -> tuple[float, bool]:
+    """The `lr` with the lowest mean validation loss, where NaN is the worst, and whether it lies inside the grid."""
+    means = rows.groupby("lr")["validation_loss"].mean().fillna(math.inf)
+    best = float(means.index[int(means.argmin())])
+    return best, bool(means.index.min() < best < means.index.max())
+
+
 def tuned(rows: pd.DataFrame) -> pd.DataFrame:
     """One row per setting and arm: `lr` with the lowest mean validation loss over the tuning seeds, and whether it is `interior`.
 
@@ -115,10 +122,7 @@ def tuned(rows: pd.DataFrame) -> pd.DataFrame:
     """
     found = []
     for key, own in rows[(rows["seed"] >= TUNING_SEEDS)].groupby([*SETTING, *ARM]):
-        means = own.groupby("lr")["validation_loss"].mean()
-        best = float(means.index[int(means.argmin())])
-        interior = bool(means.index.min() < best < means.index.max())
-        found.append((*key, best, interior, own["seed"].nunique()))
+        found.append((*key, *best_rate(own), own["seed"].nunique()))
     table = pd.DataFrame(found, columns=[*SETTING, *ARM, "lr", "interior", "n"])
     full = table[table["arm"] == "full"].set_index(list(SETTING))
     shared = ~table["arm"].isin(OWN_RATE)

@@ -6,7 +6,7 @@ import math
 
 import pandas as pd
 
-from analysis.content import Picture, Section, Table, Text, number
+from analysis.content import Picture, Section, Table, Text, number, yes_or_no
 from analysis.figures.balance import LABELS, figure_balance
 from analysis.load import Results
 from analysis.optimizers import interval
@@ -35,15 +35,11 @@ def finding(rows: pd.DataFrame) -> str:
     nearer = (middle["buffered_counts"] < middle["per_micro_batch"]).tolist()
     buffer = "at every N" if all(nearer) else "at no N" if not any(nearer) else "at some N"
     return (
-        f"Another loss per micro-batch: {_word(bool(another))} (formula to {number(identity)}, gradient off by "
+        f"Another loss per micro-batch: {yes_or_no(bool(another))} (formula to {number(identity)}, gradient off by "
         f"{number(own.min())} to {number(own.max())}). "
-        f"Two passes exact: {_word(bool(exact))} (to {number(passes.max())}). "
+        f"Two passes exact: {yes_or_no(bool(exact))} (to {number(passes.max())}). "
         f"Buffered counts nearer than none, in the median over seeds: {buffer}."
     )
-
-
-def _word(holds: bool) -> str:
-    return "yes" if holds else "no"
 
 
 def losses(material: Material) -> Section | None:

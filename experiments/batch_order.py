@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import cast
 
 import pandas as pd
 
 from analysis.content import Picture, Section, Table, Text, number
-from analysis.convergence import LEVEL, TUNING_SEEDS
+from analysis.convergence import LEVEL, TUNING_SEEDS, best_rate
 from analysis.figures.batch_order import LABELS, figure_orders
 from analysis.load import Results
 from analysis.optimizers import interval
@@ -52,11 +50,7 @@ def judged(results: Results) -> pd.DataFrame:
     """The rows of the judging seeds, each order at the rate with its lowest validation loss over the tuning seeds."""
     rows = results.study("batch_order", COLUMNS)
     tuning = rows[rows["seed"] >= TUNING_SEEDS]
-    found = []
-    for key, own in tuning.groupby([*SETTING, "arm"]):
-        means = own.groupby("lr")["validation_loss"].mean().fillna(math.inf)
-        best = float(cast(float, means.idxmin()))
-        found.append((*key, best, bool(means.index.min() < best < means.index.max())))
+    found = [(*key, *best_rate(own)) for key, own in tuning.groupby([*SETTING, "arm"])]
     chosen = pd.DataFrame(found, columns=[*SETTING, "arm", "lr", "interior"])
     return rows[rows["seed"] < TUNING_SEEDS].merge(chosen, on=[*SETTING, "arm", "lr"], how="inner")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.content import Picture, Section, Table, Text, number
+from analysis.content import Picture, Section, Table, Text, number, yes_or_no
 from analysis.figures.muon import LABELS, figure_muon
 from analysis.load import Results
 from analysis.optimizers import interval
@@ -46,17 +46,13 @@ def finding(rows: pd.DataFrame) -> str:
         )
     calls, errors = of["accumulated"]["orthogonalisations"], of["per_micro_batch"]["update_error"]
     words.append(
-        f"One orthogonalisation a window at every N: {_word(bool((calls == 1).all()))}. Per micro-batch, another update: "
-        f"{_word(bool(errors.min() >= ANOTHER))} (off by {number(errors.min())} to {number(errors.max())}, with "
+        f"One orthogonalisation a window at every N: {yes_or_no(bool((calls == 1).all()))}. Per micro-batch, another update: "
+        f"{yes_or_no(bool(errors.min() >= ANOTHER))} (off by {number(errors.min())} to {number(errors.max())}, with "
         f"{number(of['per_micro_batch']['length'].min())} to {number(of['per_micro_batch']['length'].max())} of the length). "
-        f"A sum in bfloat16 is lifted {LIFT:g}-fold or more: {_word(bool(of['bfloat16_sum']['lift'].min() >= LIFT))} "
+        f"A sum in bfloat16 is lifted {LIFT:g}-fold or more: {yes_or_no(bool(of['bfloat16_sum']['lift'].min() >= LIFT))} "
         f"({number(of['bfloat16_sum']['lift'].min())} to {number(of['bfloat16_sum']['lift'].max())} times the gradient's error)."
     )
     return "".join(words)
-
-
-def _word(holds: bool) -> str:
-    return "yes" if holds else "no"
 
 
 def updates(material: Material) -> Section | None:

@@ -171,15 +171,15 @@ def run_trial(
         check_terms(setting, [*stream, *probed])
         pace.expect(num_steps(config, len(recipes), len(probed)))
         levels = Levels(setting, chosen, recipes, stream, probed, on_step, shared or Measurements())
-        levels.measure()
+        exact, rounded = levels.measured()
         lock, distances = levels.training
         short = [ids for ids in (*stream, *probed) if len(ids) < config.effective_batch]
         arms = [
             _arm_row(
                 setting,
                 candidate,
-                levels.exact[candidate.label],
-                levels.rounded[candidate.label],
+                exact[candidate.label],
+                rounded[candidate.label],
                 lock,
                 distances,
                 [stream[0], *short[:1]],
@@ -251,8 +251,6 @@ class Levels:
         self.on_step, self.shared, self.clock = on_step, shared, Clock()
         self.is_ours = list(chosen) == standard_candidates(setting.config)
         self.floor_arm = next(candidate.label for candidate in chosen if candidate.arm == PERMUTED)
-        self.exact: dict[str, AlgebraResult] = {}
-        self.rounded: dict[str, Rounding] = {}
 
     @functools.cached_property
     def training(self) -> tuple[LockStep, Distances]:
@@ -263,8 +261,8 @@ class Levels:
         self.clock.lap("training")
         return trained
 
-    def measure(self) -> None:
-        """Fill `exact` and `rounded`, by label."""
+    def measured(self) -> tuple[dict[str, AlgebraResult], dict[str, Rounding]]:
+        """L0, with what was done with the poisoned window, and L1, by label."""
         level0 = algebra.measurement(self.setting, self.recipes, self.probed, self.floor_arm, ours=self.is_ours)
         level1 = self._rounding(self.recipes, self.stream[0])
         self._train_meanwhile(level0)
@@ -274,11 +272,11 @@ class Levels:
         first = self.shared.of(level1)
         right = [label for label, own in exact.items() if not (algebra_failures(own.algebra) or own.counters)]
         others = [partial(self._rounding_of, ids) for ids in self.stream[1:WINDOWS]]
-        self.rounded = rounding.confirmed(first, right, self.setting.config.precision, others)
+        rounded = rounding.confirmed(first, right, self.setting.config.precision, others)
         self.clock.lap("rounding")
         windows = self.shared.of(poison.measurement(self.setting, self.recipes, self.stream[:2], ours=self.is_ours))
-        self.exact = {label: _beside_poison(result, windows, label) for label, result in exact.items()}
         self.clock.lap("poison")
+        return {label: _beside_poison(result, windows, label) for label, result in exact.items()}, rounded
 
     def _train_meanwhile(self, measurement: Measurement[Any]) -> None:
         """While another trial makes the measurement there is something else to do."""

@@ -17,7 +17,7 @@ from functools import partial, reduce
 import torch
 from torch import Tensor
 
-from harness.config import LastWindow, Precision, TrialConfig
+from harness.config import LastWindow, Precision
 from harness.judge.cause import INHERENT, Cause, Causes
 from harness.judge.counters import Differences
 from harness.judge.gates import ALGEBRA_GATE, TRAJECTORY_GATE
@@ -38,13 +38,8 @@ DEPENDS_ON = (
     "workload", "data", "norm", "optimizer", "schedule", "clip_norm", "ema_decay", "device", "effective_batch",
     "accumulation_steps", "split", "algebra_steps", "probe_every", "seed",
 )  # fmt: skip
-OTHERS_DEPEND_ON = (
-    "faults",
-    "methods",
-    "precision",
-    "loss_scale",
-    "execution",
-)  # of other arms than ours, which may ask for them
+# Arms that are not ours may look at them.
+OTHERS_DEPEND_ON = ("faults", "methods", "precision", "loss_scale", "execution")
 MOST_WARMUP = 50  # steps of a warm-up that are taken, with two beyond it
 
 
@@ -102,15 +97,11 @@ def measurement(
     `ours`: all arms are our right ones, which do the same in float64 whatever the precision under test. Any other arm may look
     for that precision's loss scaler, which they then all have.
     """
-    depends_on = setting.identity(DEPENDS_ON + (() if ours else OTHERS_DEPEND_ON), windows)
+    settings = DEPENDS_ON + (() if ours else OTHERS_DEPEND_ON)
     if setting.config.precision == Precision.float64:
-        depends_on["execution"] = setting.config.execution  # here alone L0 is run as the precision under test
-    return Measurement(
-        "algebra",
-        dict[str, AlgebraResult],
-        depends_on,
-        partial(measure, setting, recipes, windows, floor_arm, scaler=not ours),
-    )
+        settings += ("execution",)  # here alone L0 is run as the precision under test
+    make = partial(measure, setting, recipes, windows, floor_arm, scaler=not ours)
+    return Measurement("algebra", dict[str, AlgebraResult], partial(setting.identity, settings, windows), make)
 
 
 def measure(
@@ -125,15 +116,15 @@ def measure(
     if setting.not_float64:
         found = coarse.measure(setting, recipes, _few(windows, first=4), floor_arm)
         return {label: AlgebraResult(*own, counters={}) for label, own in found.items() if label != REFERENCE}
-    run = partial(_run, setting, scaler=scaler)
-    lock, runs = run(recipes, windows, clip_norm=config.clip_norm)
-    _follow(run, config, recipes, windows, lock, runs)
-    has_clipped = any(bool(flag) for flag in lock.arms[REFERENCE].clipped)
+    take = partial(_run, setting, scaler=scaler)
+    lock, runs = take(recipes, windows, clip_norm=config.clip_norm)
+    _follow(take, config.clip_norm, recipes, windows, lock, runs)
+    has_clipped = lock.clipped_share(REFERENCE) > 0
     # A loop written by hand need not know of a clipping that its trial does not ask for.
     unasked = config.clip_norm is None and any(recipe.loop is not None for recipe in recipes.values())
     off = has_clipped or unasked
     other_clip = no_clipping(config.clip_norm) if off else ACTIVE * _first_norm(setting, windows[0])
-    _, plain = run(recipes, _few(windows), clip_norm=other_clip, dropout=False)
+    _, plain = take(recipes, _few(windows), clip_norm=other_clip, dropout=False)
     return {
         label: _result(setting, run, plain[label], plain[floor_arm], lock.differing_counters(label), windows[: lock.steps])
         for label, run in runs.items()
@@ -179,7 +170,7 @@ def _result(
         clipped_share=run.clipped_share,
         short_windows=sum(len(ids) < setting.config.effective_batch for ids in windows),
         unequal_terms=run.signature.unequal_terms,
-        widened=getattr(setting.exact, "widens", False),
+        widened=setting.exact.widens,
     )
     return AlgebraResult(algebra, signature, counters)
 
@@ -193,8 +184,8 @@ def _gaps(plain: Run) -> dict[Causes, float]:
 
 
 def _follow(
-    run: Callable[..., tuple[LockStep, dict[str, Run]]],
-    config: TrialConfig,
+    take: Callable[..., tuple[LockStep, dict[str, Run]]],
+    clip_norm: float | None,
     recipes: Mapping[str, Recipe],
     windows: Sequence[Tensor],
     lock: LockStep,
@@ -202,15 +193,15 @@ def _follow(
 ) -> None:
     """Repeat the run of the arms that parted although every probe was right, with a probe of each window since, in place."""
     parted = {
-        label: next(t for t, distance in enumerate(own.distances) if not distance <= TRAJECTORY_GATE)
-        for label, own in runs.items()
-        if not own.trajectory_error <= TRAJECTORY_GATE and own.is_right and not lock.differing_counters(label)
+        label: next(t for t, distance in enumerate(run.distances) if not distance <= TRAJECTORY_GATE)
+        for label, run in runs.items()
+        if not run.trajectory_error <= TRAJECTORY_GATE and run.is_right and not lock.differing_counters(label)
     }
     if not parted:
         return
     again = {label: recipe for label, recipe in recipes.items() if label in parted or label == REFERENCE}
     first = min(parted.values())
-    _, followed = run(again, windows, clip_norm=config.clip_norm, every_from=first)
+    _, followed = take(again, windows, clip_norm=clip_norm, every_from=first)
     for label, parted_at in parted.items():
         runs[label].signature = followed[label].signature
         if followed[label].is_right and all(map(math.isfinite, followed[label].distances)):
@@ -268,8 +259,7 @@ def _run(
         if t == 0:
             for label, run in runs.items():
                 run.state_error = _state_error(lock, probe, label, run.signature)
-                setting.shelf.settle(())
+                setting.shelf.release()
     for label, run in runs.items():
-        flags = [bool(flag) for flag in lock.arms[label].clipped]
-        run.clipped_share = sum(flags) / max(1, len(flags))
+        run.clipped_share = lock.clipped_share(label)
     return lock, runs

@@ -45,12 +45,7 @@ def measure(
         for label, own in seen.items():
             own.append(probe.after(label, ids, t, records[label].loss))
     floor = worst(*(one.gradient_error for one in seen[floor_arm]))
-    return {label: _result(setting, own, floor, _clipped_share(lock, label)) for label, own in seen.items()}
-
-
-def _clipped_share(lock: LockStep, label: str) -> float:
-    flags = [bool(flag) for flag in lock.arms[label].clipped]
-    return sum(flags) / max(1, len(flags))
+    return {label: _result(setting, own, floor, lock.clipped_share(label)) for label, own in seen.items()}
 
 
 def _result(setting: Setting, windows: Sequence[Signature], floor: float, clipped_share: float) -> tuple[Algebra, Signature]:

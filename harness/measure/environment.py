@@ -28,13 +28,18 @@ def describe(device: torch.device, not_deterministic: Sequence[str] = ()) -> dic
         "python": platform.python_version(),
         "system": platform.system(),
         "machine": platform.machine(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "device": name_of(device),
         **(card(device) if device.type == "cuda" else {}),
         **({"not_deterministic": list(not_deterministic)} if not_deterministic else {}),
         "threads": torch.get_num_threads(),
         "packages": {name: version(name) or "absent" for name in PACKAGES},
         **commit(),
     }
+
+
+def name_of(device: torch.device) -> str:
+    """The card's name, or the kind of device."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def card(device: torch.device) -> dict[str, Any]:

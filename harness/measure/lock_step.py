@@ -10,10 +10,10 @@ import dataclasses
 import gc
 import hashlib
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any, Literal, TypedDict, Unpack
 
@@ -24,6 +24,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from harness import pace
 from harness.config import ConfigError, LastWindow, OptimizerConfig, Precision, TrialConfig, to_dict
 from harness.judge.counters import Counter, Counts, Differences, differing
+from harness.measure.environment import name_of
 from harness.measure.examination import examine, try_step, why_not_float64
 from harness.measure.optimizer_state import common_state, learning_rates, optimizer_state, state_steps, state_tensors
 from harness.measure.shelf import Shelf, choose_shelf
@@ -129,15 +130,16 @@ class Setting:
         self.shelf.settle(model.parameters())
         return Referee(self.exact, model, keep=self.shelf.put)
 
-    def identity(self, settings: Sequence[str], windows: Sequence[Tensor]) -> dict[str, Any]:
-        """What a measurement on `windows` depends on: these settings, the machine, and the very weights and samples."""
-        plain, digest = to_dict(self.config), hashlib.sha256()
-        samples = nest.tensors([self.exact.batch(ids).inputs for ids in windows])
-        for tensor in (*self.initial.parameters(), *self.initial.buffers(), *samples, *windows):
-            digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    def identity(self, settings: Sequence[str], windows: Sequence[Tensor], **more: Any) -> dict[str, Any]:
+        """What a measurement on `windows` depends on: these settings, the machine, the very weights and samples, and `more`."""
+        plain, samples = to_dict(self.config), nest.tensors([self.exact.batch(ids).inputs for ids in windows])
+        values = [self._initial_digest, digest_of([*samples, *windows])]
         machine = [torch.__version__, torch.backends.cpu.get_cpu_capability(), torch.get_num_threads(), name_of(self.device)]
-        return {"settings": {name: plain[name] for name in settings}, "machine": machine, "values": digest.hexdigest()}
+        return {"settings": {name: plain[name] for name in settings}, "machine": machine, "values": values, **more}
+
+    @cached_property
+    def _initial_digest(self) -> str:
+        return digest_of([*self.initial.parameters(), *self.initial.buffers()])
 
     def arms(
         self, recipes: Mapping[str, Recipe], *, dropout: bool = True, scaler: bool = True, **changes: Unpack[ArmChanges]
@@ -190,9 +192,13 @@ class Taken:
     randomness: RandomState | None = None  # from which it drew, if it drew; where forwards are watched
 
 
-def name_of(device: torch.device) -> str:
-    """The card's name, or the kind of device."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+def digest_of(tensors: Iterable[Tensor]) -> str:
+    """Hex digits of the SHA-256 of their formats, shapes and bytes."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def tensors_of(arm: Arm) -> Iterator[Tensor]:
@@ -483,6 +489,11 @@ class LockStep:
             Counter.windows_begun_with_gradients: self.dirty_starts[label],
             Counter.windows_at_another_rate: self.foreign_rates[label],
         }
+
+    def clipped_share(self, label: str) -> float:
+        """Of the arm's windows so far, those whose gradient was clipped."""
+        flags = [bool(flag) for flag in self.arms[label].clipped]
+        return sum(flags) / max(1, len(flags))
 
     def differing_counters(self, label: str) -> Differences:
         """The arm's counters that are not the reference's."""

@@ -61,9 +61,10 @@ def measurement(
     """`measure`, as trials share it; `ours`: all arms are our right ones, and nothing but the scaler is the precision's."""
     config = setting.config
     is_scaled = config.precision == Precision.float16
-    depends_on = setting.identity(DEPENDS_ON + (("loss_scale",) if is_scaled else ()), windows) | {"is_scaled": is_scaled}
+    settings = DEPENDS_ON + (("loss_scale",) if is_scaled else ())
     if not ours or config.precision == Precision.float64:
-        depends_on |= {"precision": config.precision, "execution": config.execution}
+        settings += ("precision", "execution")
+    depends_on = partial(setting.identity, settings, windows, is_scaled=is_scaled)
     return Measurement("poison", dict[str, PoisonedWindow], depends_on, partial(measure, setting, recipes, windows))
 
 
@@ -98,7 +99,7 @@ def measure(setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[T
     for label, arm in arms.items():
         after = _everything(arm)
         moved = len(after) != len(before[label]) or not all(map(torch.equal, after, before[label]))
-        shelf.settle(())
+        shelf.release()
         found[label] = PoisonedWindow(
             steps=lock.watches[label].steps_in_window,
             finite=bool(torch.isfinite(flatten(arm.model.parameters())).all()),

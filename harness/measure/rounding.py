@@ -33,14 +33,8 @@ DEPENDS_ON = (
     "workload", "norm", "precision", "device", "execution", "effective_batch", "accumulation_steps", "split",
     "permutations", "seed",
 )  # fmt: skip
-OTHERS_DEPEND_ON = (
-    "faults",
-    "methods",
-    "optimizer",
-    "schedule",
-    "clip_norm",
-    "ema_decay",
-)  # arms that are not ours may look at them
+# Arms that are not ours may look at them.
+OTHERS_DEPEND_ON = ("faults", "methods", "optimizer", "schedule", "clip_norm", "ema_decay")
 
 
 def zero_lr(optimizer: OptimizerConfig) -> OptimizerConfig:
@@ -80,9 +74,9 @@ def measure(
     zeros = {label: zero_share(watch.gradient, own[label]) for label, watch in lock.watches.items()}
     apart = {}
     for label, recipe in recipes.items():
-        setting.shelf.settle(())
+        setting.shelf.release()
         apart[label] = _decomposed(lock, label, referee.parts(state, window, recipe.split(len(window))).parts)
-    setting.shelf.settle(())
+    setting.shelf.release()
     generator = setting.generator(PERMUTATION_STREAM)
     errors: dict[str, list[float]] = {label: [] for label in recipes}
     for done in range(1, config.permutations + 1):
@@ -119,7 +113,8 @@ def _is_decided(own: Rounding, config: TrialConfig) -> bool:
 def measurement(setting: Setting, recipes: Mapping[str, Recipe], ids: Tensor, *, ours: bool) -> Measurement[dict[str, Rounding]]:
     """`measure`, as trials share it; `ours`: all arms are our right ones, whose first gradient no optimizer changes."""
     is_scaled = ("loss_scale",) if setting.config.precision == Precision.float16 else ()
-    depends_on = setting.identity((*DEPENDS_ON, *is_scaled, *(() if ours else OTHERS_DEPEND_ON)), [ids]) | {"arms": [*recipes]}
+    settings = (*DEPENDS_ON, *is_scaled, *(() if ours else OTHERS_DEPEND_ON))
+    depends_on = partial(setting.identity, settings, [ids], arms=[*recipes])
     return Measurement("rounding", dict[str, Rounding], depends_on, partial(measure, setting, recipes, ids))
 
 

@@ -40,6 +40,9 @@ class Shelf:
     def settle(self, tensors: Iterable[Tensor]) -> None:
         """Nobody computes with these tensors for a while; they stay the same objects."""
 
+    def release(self) -> None:
+        """Nobody computes with anything that was put here for a while."""
+
 
 class FileShelf(Shelf):
     """In files of a folder; CPU tensors alone. Every value stays the same to the bit."""
@@ -68,6 +71,10 @@ class FileShelf(Shelf):
         for tensor in tensors:
             if self._map(tensor) is None:
                 tensor.data = self.put(tensor.data)
+        self.release()
+
+    def release(self) -> None:
+        """Give back the pages of all files there are."""
         self._maps = {address: found for address, found in self._maps.items() if found() is not None}
         for found in self._maps.values():
             if (pages := found()) is not None:

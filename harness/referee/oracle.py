@@ -242,8 +242,7 @@ class GhostBatchNorm(nn.Module):
 def ghost_model(model: nn.Module, sizes: Sequence[int]) -> nn.Module:
     """A copy of `model` whose BatchNorm layers are `GhostBatchNorm`; names of parameters and buffers stay the same."""
     computed = (value for layer in model.modules() for value in vars(layer).values() if isinstance(value, Tensor))
-    ghost = copy.deepcopy(
-        model, {id(value): value.detach() for value in computed if not value.is_leaf}
-    )  # by hooks, as weight_norm
+    made_by_hooks = {id(value): value.detach() for value in computed if not value.is_leaf}  # as weight_norm's, which has no copy
+    ghost = copy.deepcopy(model, made_by_hooks)
     replace_layers(ghost, _BatchNorm, lambda layer: GhostBatchNorm(layer, sizes))
     return ghost

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -34,13 +34,18 @@ class Measurement(Generic[Value]):
 
     name: str
     kind: Any  # the type of the result, which `plain` can store
-    depends_on: Mapping[str, Any]  # plain JSON types
+    depends_on: Callable[[], Mapping[str, Any]]  # plain JSON types; asked for only where results are shared
     make: Callable[[], Value]
 
-    @property
+    @cached_property
+    def dependence(self) -> Mapping[str, Any]:
+        """All that the result depends on, found once."""
+        return self.depends_on()
+
+    @cached_property
     def identity(self) -> str:
         """Its name and 16 hex digits of the SHA-256 of what it depends on and of the code."""
-        depends = json.dumps([code(), self.depends_on], sort_keys=True)
+        depends = json.dumps([code(), self.dependence], sort_keys=True)
         return f"{self.name}-{hashlib.sha256(depends.encode()).hexdigest()[:16]}"
 
 
@@ -122,7 +127,7 @@ class Measurements:
 
     def _write(self, measurement: Measurement[Value], found: Value) -> None:
         assert self._folder is not None
-        record = {"made_by": self._made_by, "depends_on": measurement.depends_on, "result": to_plain(found)}
+        record = {"made_by": self._made_by, "depends_on": measurement.dependence, "result": to_plain(found)}
         with suppress(OSError):  # a full disk: the trial itself will say so
             write_checked(self._folder / f"{measurement.identity}.json", record)
 

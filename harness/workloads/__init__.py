@@ -58,6 +58,7 @@ class Workload(Protocol):
     penalty: float = 0.0  # coefficient of `auxiliary`
     coupling: Cause | None = None  # of computing the loss within micro-batches; None: each term depends on its own sample alone
     smallest_micro_batch: int = 1  # samples; a task's model may need two, for its BatchNorm
+    widens: bool = False  # whether a task's code computes in narrower formats unless it is widened: of the float64 workload
     is_stateful: bool = False  # whether a training forward moves buffers that the next one's outputs depend on
     mixes_rows: bool = False  # whether the model's outputs for a sample depend on the others, beside by BatchNorm layers
 

@@ -67,8 +67,6 @@ def open_task(target: str, arguments: str) -> Task:
 class CustomWorkload(Workload):
     """A task's data, model and losses, in one floating format on one device."""
 
-    widens = False  # whether the task's code computes in narrower formats unless it is `widened`: of the float64 workload
-
     def __init__(self, config: WorkloadConfig, norm: Norm, *, device: torch.device, dtype: torch.dtype) -> None:
         assert config.target is not None
         self._target, self._norm, self._device, self._dtype = config.target, norm, device, dtype

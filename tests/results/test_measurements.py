@@ -20,7 +20,7 @@ Asked = Callable[[], dict[str, float]]
 
 
 def measurement(make: Asked, seed: int = 0) -> Measurement[dict[str, float]]:
-    return Measurement("toy", dict[str, float], {"seed": seed}, make)
+    return Measurement("toy", dict[str, float], lambda: {"seed": seed}, make)
 
 
 def never() -> dict[str, float]:
