@@ -252,6 +252,7 @@ class Intervention:
     seek: bool = True  # look for averaged copies of the weights, which takes a look at every object
     averages: bool = False  # with `follow`: averaged copies as well, which then stay where they are while a window lasts
     freeze_weights: bool = False  # put the starting parameters back after every step: a cached forward then has the right ones
+    hold_buffers: bool = False  # every micro-batch starts with the buffers that the first one of its window found
     keep: frozenset[int] = frozenset()  # windows whose contributions are kept, besides the usual ones
     terms: int | None = None  # window whose loss is taken apart into its addends, each differentiated alone
     probe: int | None = None  # window whose outputs and slopes are kept by row, and whose loss is asked whether it couples rows

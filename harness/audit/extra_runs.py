@@ -80,6 +80,8 @@ class ExtraRuns:
             judged = self._followed(keep=later) or judged
         if judged.open and judged.averages_differ and self._follows_averages(judged):
             return judged.compared, [f for f in judged.found if not f.unreproduced]
+        if judged.open and any(step.layers.buffers for item in judged.compared for step in item.steps):
+            judged = self._held(judged)
         if judged.open and not (judged.run.dropout_calls or judged.run.norm_calls):
             judged = self._probed(judged)
         if judged.open and not judged.averages_differ:
@@ -87,14 +89,17 @@ class ExtraRuns:
         return judged.compared, self._without_layers(judged) or judged.found
 
     def _followed(
-        self, *, disable: frozenset[Layer] = frozenset(), keep: frozenset[int] = frozenset(), averages: bool = False
+        self, *, disable: frozenset[Layer] = frozenset(), keep: frozenset[int] = frozenset(), **change: bool
     ) -> Judged | None:
-        """Candidate and nulls that follow the reference's parameters step by step; None when they cannot."""
+        """Candidate and nulls that follow the reference's parameters step by step; None when they cannot.
+
+        `change`: what else the candidate's `Intervention` does.
+        """
         options = self.family.options
         reference = self.runs.baseline(options, Intervention(disable=disable, leads=True)) if disable else self.family.reference
         follow = Intervention(follow=reference, disable=disable, seek=reference.has_averages)
         null = self.runs.baseline(options, replace(follow, perturb=reference.roundoff))
-        run = self.runs.candidate(self.n, options, replace(follow, keep=keep, averages=averages))
+        run = self.runs.candidate(self.n, options, replace(follow, keep=keep, **change))
         if run.error is not None or reference.error is not None or not run.num_steps:
             return None
         nulls = [null] if null.error is None else []
@@ -115,6 +120,18 @@ class ExtraRuns:
             return False
         known = [(a, b) for a, b in _pairs(judged, same) if b.step >= SHADOW_SEARCH]
         return all(b.gradients_agree for _, b in known) and not all(a.gradients_agree for a, _ in known)
+
+    def _held(self, judged: Judged) -> Judged:
+        """Gradients that agree only while buffers move once per window come from a forward that moves and uses them."""
+        held = self._followed(hold_buffers=True)
+        if held is None:
+            return judged
+        agreeing = {(step.track, step.step) for item in held.compared for step in item.steps if step.gradients_agree}
+
+        def learnt(step: StepFacts) -> StepFacts:
+            return replace(step, probe=replace(step.probe, agrees_when_held=(step.track, step.step) in agreeing))
+
+        return replace(judged, compared=[replace(item, steps=tuple(map(learnt, item.steps))) for item in judged.compared])
 
     def _probed(self, judged: Judged, disable: frozenset[Layer] = frozenset()) -> Judged:
         """Rows and terms of the full window that differs most; and whether the reference's loss couples rows."""

@@ -206,6 +206,7 @@ class Probe:
     coupled: bool = False  # at N=1, a row's loss depends on the outputs of a row that is in another micro-batch here
     elementwise: bool = False  # at N=1, the slope by an element of an output depends on that element alone
     agrees_when_frozen: bool = False  # the difference is gone when the parameters stay where they are
+    agrees_when_held: bool = False  # the difference is gone when a forward's buffers move once per window
     same_at_one: bool = False  # the comparison is with an independent function, and N=1 differs from it as well
 
 

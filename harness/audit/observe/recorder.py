@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from harness.audit.evidence import WATCH, Intervention, Run
 from harness.audit.observe import shadows
@@ -54,6 +55,7 @@ class Recorder:
         self._patches = Patches()
         self._calls = Calls(self.observed, self._find_optimizers)
         self._layers = Layers(run, intervention.disable)
+        self._found: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # buffers as the window's first micro-batch found them
         self._keras = KerasAdapter(self.observed, self._patches.method)
         self._fastai = FastaiAdapter(self.observed, self._patches.method)
 
@@ -107,6 +109,8 @@ class Recorder:
             leading = observed.leading
             forwards.micro_batch = len(leading.window.backwards) if leading else 0
             forwards.probing = intervention.probe == (len(leading.track.steps) if leading else 0)
+            if intervention.hold_buffers:
+                self._hold(module, first=forwards.micro_batch == 0)
         forwards.enter(module, args)
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -123,6 +127,15 @@ class Recorder:
         for index, live in enumerate(observed.live.values()):
             live.refresh()
             intervene(live, observed.intervention, index, -1)
+
+    @torch.no_grad()
+    def _hold(self, module: nn.Module, *, first: bool) -> None:
+        """Keep the buffers that the first micro-batch of a window finds, and put them back before the others."""
+        for buffer in module.buffers():
+            if first:
+                self._found[buffer] = buffer.clone()
+            elif buffer in self._found:
+                buffer.copy_(self._found[buffer])
 
     def _find_optimizers(self) -> None:
         """Optimizers made before the function was called (once: it looks at every object)."""

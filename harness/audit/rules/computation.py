@@ -157,6 +157,13 @@ def _outside(facts: StepFacts) -> bool:
     return facts.parts.residual > facts.gate
 
 
+def _moved_state(facts: StepFacts) -> Named | None:
+    if not (facts.probe.agrees_when_held and facts.layers.buffers and _undisturbed(facts)):
+        return None
+    message = f"the difference is gone where {', '.join(facts.layers.buffers[:4])} move once per window: a forward moves and uses them"
+    return Cause.stateful_forward, {"buffers": facts.layers.buffers}, message
+
+
 def _cached_weights(facts: StepFacts) -> Named | None:
     rows = facts.probe.by_row
     if not facts.probe.agrees_when_frozen or (rows is not None and rows.outputs <= same_row(facts)):
@@ -205,9 +212,7 @@ def _undisturbed(facts: StepFacts) -> bool:
 
 def _other_outputs(facts: StepFacts) -> Named | None:
     rows, buffers = facts.probe.by_row, facts.layers.buffers
-    # A buffer that moved beyond rounding is evidence of its own: outputs then need not be far apart (a late power iteration).
-    least = same_row(facts) if facts.probe.mixed else min(same_row(facts), CLEAR * facts.gate)
-    if rows is None or rows.outputs <= least or not _undisturbed(facts) or not (facts.probe.mixed or buffers):
+    if rows is None or rows.outputs <= same_row(facts) or not _undisturbed(facts) or not (facts.probe.mixed or buffers):
         return None
     message = "the model gives the same rows other outputs: " + (
         "each depends on the other rows of its micro-batch"
@@ -244,4 +249,13 @@ def _some_tensors(facts: StepFacts) -> Named | None:
     return Cause.auxiliary_loss_scale, {"tensors": facts.partly}, message
 
 
-RULES = (_cached_weights, _random_draws, _changed_before_step, _coupled_rows, _other_outputs, _other_factors, _some_tensors)
+RULES = (
+    _moved_state,
+    _cached_weights,
+    _random_draws,
+    _changed_before_step,
+    _coupled_rows,
+    _other_outputs,
+    _other_factors,
+    _some_tensors,
+)

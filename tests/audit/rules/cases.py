@@ -114,6 +114,16 @@ STEPS: list[tuple[str, dict[str, Any], Cause]] = [  # of a step whose gradient d
     ("penalty", {"fits": {"along_weights": 1e-8}}, Cause.auxiliary_loss_scale),
     ("penalty of absolute values", {"fits": {"along_signs": 1e-8}}, Cause.auxiliary_loss_scale),
     ("frozen", {"probe": {"agrees_when_frozen": True}, "parts": {"residual": 0.3}}, Cause.cached_weights_stale),
+    (
+        "buffers that move once per window",
+        {"probe": {"agrees_when_held": True}, "layers": {"buffers": ("u",)}, "parts": {"residual": 0.3}},
+        Cause.stateful_forward,
+    ),
+    (
+        "buffers that move and are not what differs",
+        {"probe": {"coupled": True}, "layers": {"buffers": ("u",)}, "parts": {"residual": 0.3}},
+        Cause.non_separable_loss,
+    ),
     ("factors of rows", {"probe": {"by_row": ROWS}, "parts": {"residual": 0.3}}, Cause.normaliser_depends_on_split),
     (
         "buffers that a forward uses",
