@@ -113,14 +113,15 @@ def convergence(arms: pd.DataFrame, margin: float) -> pd.DataFrame:
     permutation test (`statistics.stands_apart`); `apart_holm`: its p after Holm over the accumulated arms of the measure.
     """
     arms = arms[arms["arm"].isin(["accumulated", "permuted"])].reset_index(drop=True)
+    trials = arms["trial"].tolist()
     places = cast(dict[tuple[str, str, int], Places], arms.groupby(["group", "arm", "accumulation_steps"]).indices)
     rows: list[dict[str, Any]] = []
     for measure in MEASURES:
         paired = (arms[measure] - arms[f"full_{measure}"]).to_numpy(dtype=np.float64)
         for (group, arm, _), own in places.items():
-            null = _of_trials(arms, places.get((group, "permuted", 1), own[:0]), paired)
+            null = _of_trials(trials, places.get((group, "permuted", 1), own[:0]), paired)
             finite = [at for at in own if np.isfinite(paired[at])]
-            nulls = [null.get(str(arms.at[at, "trial"]), []) if arm == "accumulated" else [] for at in finite]
+            nulls = [null.get(trials[at], []) if arm == "accumulated" else [] for at in finite]
             differences = [float(paired[at]) for at in finite]
             apart, apart_p = statistics.stands_apart(differences, nulls)
             rows.append(
@@ -142,12 +143,12 @@ def convergence(arms: pd.DataFrame, margin: float) -> pd.DataFrame:
 L4_COLUMNS = ["measure", "n", "mean", "low", "high", "tost_p", "provable", "detectable", "apart", "apart_p", "apart_holm"]
 
 
-def _of_trials(arms: pd.DataFrame, places: Places, paired: NDArray[np.float64]) -> dict[str, list[float]]:
+def _of_trials(trials: Sequence[str], places: Places, paired: NDArray[np.float64]) -> dict[str, list[float]]:
     """The finite differences at `places`, by their trial."""
     found: dict[str, list[float]] = {}
     for at in places:
         if np.isfinite(paired[at]):
-            found.setdefault(str(arms.at[at, "trial"]), []).append(float(paired[at]))
+            found.setdefault(trials[at], []).append(float(paired[at]))
     return found
 
 

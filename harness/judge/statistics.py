@@ -80,7 +80,9 @@ def stands_apart(differences: Sequence[float], null: Sequence[Sequence[float]], 
         rng = np.random.default_rng(seed)
 
         def drawn_p(number: int) -> float:
-            sums = sum(rng.choice(one, number) for one in scores)
+            sums = np.zeros(number)
+            for one in scores:
+                sums += one[rng.integers(len(one), size=number)]
             return float((1 + np.sum(sums >= observed - ROUNDING)) / (number + 1))
 
         p = drawn_p(FEW_DRAWN)
