@@ -160,7 +160,8 @@ def _outside(facts: StepFacts) -> bool:
 def _moved_state(facts: StepFacts) -> Named | None:
     if not (facts.probe.agrees_when_held and facts.layers.buffers and _undisturbed(facts)):
         return None
-    message = f"the difference is gone where {', '.join(facts.layers.buffers[:4])} move once per window: a forward moves and uses them"
+    moved = ", ".join(facts.layers.buffers[:4])
+    message = f"the difference is gone where {moved} move once per window: a forward moves and uses them"
     return Cause.stateful_forward, {"buffers": facts.layers.buffers}, message
 
 
