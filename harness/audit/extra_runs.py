@@ -89,17 +89,19 @@ class ExtraRuns:
         return judged.compared, self._without_layers(judged) or judged.found
 
     def _followed(
-        self, *, disable: frozenset[Layer] = frozenset(), keep: frozenset[int] = frozenset(), **change: bool
+        self,
+        *,
+        disable: frozenset[Layer] = frozenset(),
+        keep: frozenset[int] = frozenset(),
+        averages: bool = False,
+        hold_buffers: bool = False,
     ) -> Judged | None:
-        """Candidate and nulls that follow the reference's parameters step by step; None when they cannot.
-
-        `change`: what else the candidate's `Intervention` does.
-        """
+        """Candidate and nulls that follow the reference's parameters step by step; None when they cannot."""
         options = self.family.options
         reference = self.runs.baseline(options, Intervention(disable=disable, leads=True)) if disable else self.family.reference
         follow = Intervention(follow=reference, disable=disable, seek=reference.has_averages)
         null = self.runs.baseline(options, replace(follow, perturb=reference.roundoff))
-        run = self.runs.candidate(self.n, options, replace(follow, keep=keep, **change))
+        run = self.runs.candidate(self.n, options, replace(follow, keep=keep, averages=averages, hold_buffers=hold_buffers))
         if run.error is not None or reference.error is not None or not run.num_steps:
             return None
         nulls = [null] if null.error is None else []
