@@ -21,6 +21,12 @@ SQUARED = ("input", "target", "size_average", "reduce", "reduction", "weight")
 KEPT_OUT = ("hidden_states", "attentions", "past_key_values", "last_hidden_state")
 
 
+def _arithmetic() -> torch.dtype | None:
+    """What autocast computes in here; None where it is off."""
+    kind = "cuda" if torch.is_autocast_enabled("cuda") else "cpu"
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+
 class Heads:
     """The logits of the micro-batch under way."""
 
@@ -33,6 +39,7 @@ class Heads:
         self._forwards = 0  # since the last backward
         self._passed_over = False
         self.autocast: torch.dtype | None = None  # of the last forward
+        self._inside = False  # whether a layer of the forward under way has told
 
     def taken(self) -> tuple[Sequence[Head] | None, bool, int]:
         """Of the backward that ends: heads, None where none was looked at; whether inputs asked for gradients; forwards."""
@@ -53,11 +60,17 @@ class Heads:
         if self.paused:
             return
         self._forwards += 1
-        kind = "cuda" if torch.is_autocast_enabled("cuda") else "cpu"
-        self.autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        if not self._inside:
+            self.autocast = _arithmetic()
+        self._inside = False
         self._fed = self._fed or any(isinstance(t, Tensor) and t.requires_grad for t in (*args, *kwargs.values()))
         for z in list(_logits(output))[:MOST]:
             self._look_at(z)
+
+    def inside(self) -> None:
+        """A layer's forward begins: trainers put the arithmetic of autocast inside the model's own forward."""
+        if not self.paused:
+            self.autocast, self._inside = _arithmetic(), True
 
     def functions(self) -> Mapping[tuple[Any, str], Callable[..., Any]]:
         """The loss functions, and their wrappers."""

@@ -142,6 +142,8 @@ class Watch:
             patches.removing(track.optimizer.register_step_post_hook(StepHook(self, "after")))
         patches.removing(self.model.register_forward_pre_hook(ForwardHook(self)))
         patches.removing(self.model.register_forward_hook(ForwardHook(self), with_kwargs=True))
+        if (layer := _first_layer(self.model)) is not None:
+            patches.removing(layer.register_forward_pre_hook(ForwardHook(self, inside=True)))
         return self
 
     def detach(self) -> None:
@@ -430,14 +432,17 @@ class StepHook:
 class ForwardHook:
     """A hook before or after forwards that is left behind by a copied or pickled model."""
 
-    def __init__(self, watch: Watch | None) -> None:
-        self.watch = watch
+    def __init__(self, watch: Watch | None, *, inside: bool = False) -> None:
+        """`inside`: of a layer."""
+        self.watch, self.is_inside = watch, inside
 
     def __call__(self, module: Any, args: Any, *after: Any) -> None:
         """Before a forward, or after one, with its keywords and output; inside a compiled one, outputs have no numbers yet."""
         if torch.compiler.is_compiling() or self.watch is None or not module.training or not torch.is_grad_enabled():
             return
-        if after:
+        if self.is_inside:
+            self.watch.heads.inside()
+        elif after:
             self.watch.after_forward(args, *after)
         elif not is_transforming():
             self.watch.before_forward()
@@ -447,6 +452,13 @@ class ForwardHook:
 
     def __deepcopy__(self, memo: Any) -> ForwardHook:
         return ForwardHook(None)
+
+
+def _first_layer(model: nn.Module) -> nn.Module | None:
+    """A layer with weights of its own; None in a compiled model, which another hook would compile again."""
+    if hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None:
+        return None
+    return next((m for m in model.modules() if m is not model and next(m.parameters(recurse=False), None) is not None), None)
 
 
 def _optimizers(given: Any) -> list[Optimizer]:

@@ -89,3 +89,46 @@ def test_lightning_with_a_replay_and_with_several_optimizers(manual: bool) -> No
     wrong, module = _lightning(options, factor=4.0, manual=manual)
     assert wrong.report().causes == ("loss_not_divided",), str(wrong.report())
     assert _equal(module, _lightning(None, factor=4.0, manual=manual)[1])
+
+
+@pytest.mark.parametrize("kind", ["right", "bfloat16", "mean"])
+def test_the_trainer_of_trl(kind: str, tmp_path: Path) -> None:
+    """Its loss is computed in pieces, where no head is seen: the ledger does not judge it, and the replay does."""
+    pytest.importorskip("trl")
+    import datasets
+    import transformers
+    from trl import SFTConfig
+
+    from experiments.trainers import plain_run, text, trl_trainer
+    from harness.watch.callbacks.hf import WatchCallback
+
+    class Mean(trl_trainer.Ordered):
+        def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *_: Any, **__: Any) -> Tensor:
+            return model(**inputs).loss
+
+    def loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, :-1]
+        summed = functional.cross_entropy(logits.flatten(0, 1), batch["labels"][:, 1:].flatten(), reduction="sum")
+        return summed, (batch["labels"] != -100).sum()  # as the trainer counts, with the first token, which nothing predicts
+
+    def train(callbacks: list[Any]) -> nn.Module:
+        settings = plain_run.settings(str(tmp_path), 4, 4, bf16=kind == "bfloat16")
+        trainer = (Mean if kind == "mean" else trl_trainer.Ordered)(
+            model=trl_trainer._gpt2(),
+            args=SFTConfig(**settings, gradient_checkpointing=False),
+            train_dataset=datasets.Dataset.from_list([{"input_ids": row.tolist()} for row in text.rows()]),
+            processing_class=trl_trainer._tokenizer(),
+            callbacks=callbacks,
+        )
+        trainer.remove_callback(transformers.PrinterCallback)
+        trainer.train()
+        return trainer.model
+
+    callback = WatchCallback(loss=loss, tell=None)
+    model = train([callback])
+    report = callback.report()
+    if kind == "mean":
+        assert report.verdict == "different" and "mean_of_means" in report.causes, str(report)
+    else:
+        assert report.verdict == "equivalent" and report.checked["replays"] == 1, str(report)
+    assert _equal(model, train([]))
