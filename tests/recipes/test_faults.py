@@ -70,6 +70,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "sgd, divisible": {"optimizer": OptimizerConfig(weight_decay=0.1), "data": DataConfig(last_window=LastWindow.drop)},
 }
 
+LONG = {"momentum, pairs with BatchNorm", "sgd, BatchNorm"}  # half a minute each; another setting has BatchNorm, too
+CASES = [pytest.param(settings, id=name, marks=[pytest.mark.slow] if name in LONG else []) for name, settings in SETTINGS.items()]
+
 
 def judged(settings: dict[str, Any], accumulation_steps: int = 4) -> tuple[TrialConfig, dict[str, Row]]:
     """All faults as arms of one trial, beside the correct ones."""
@@ -82,7 +85,7 @@ def judged(settings: dict[str, Any], accumulation_steps: int = 4) -> tuple[Trial
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=list(SETTINGS))
+@pytest.mark.parametrize("settings", CASES)
 def test_every_fault_is_named_and_nothing_else_is(settings: dict[str, Any]) -> None:
     config, rows = judged(settings)
     inherent: set[str] = {Cause.batch_statistics} if config.norm == Norm.batch else set()
