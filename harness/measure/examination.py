@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -68,6 +69,11 @@ def examine(workload: CustomWorkload, initial: nn.Module, ids: Tensor, device: t
     for batch in (window, next(workload.held_out_batches(1))):  # what is asked for at the end of a training
         workload.num_terms(batch)
     workload.correct(outputs, window)
+    expected = (
+        "a forward that runs under torch.no_grad() as well, as on held-out samples (torch.enable_grad() around what needs it)"
+    )
+    with workload.told(expected), torch.no_grad():
+        _tried(workload, model, state, window, 0)
     calm = without_dropout(model)
     outputs, losses = _tried(workload, calm, state, window, 0)
     if not _same_numbers(_tried(workload, calm, state, window, 0), (outputs, losses)):
@@ -83,17 +89,39 @@ def examine(workload: CustomWorkload, initial: nn.Module, ids: Tensor, device: t
             )
     workload.smallest_micro_batch = _smallest(workload, calm, state, window)
     workload.is_stateful = _is_stateful(workload, calm, state, window, outputs)
-    if len(window) < 4:
-        return
+    if len(window) >= 4:
+        _note_couplings(workload, calm, state, window)
+
+
+def _note_couplings(workload: CustomWorkload, model: nn.Module, state: State, window: Batch) -> None:
+    """Note what the outputs and the losses of two halves are otherwise than those of the whole, beside BatchNorm's doing."""
     sizes = [len(window) // 2, len(window) - len(window) // 2]
     halves = [window.rows(slice(0, sizes[0])), window.rows(slice(sizes[0], None))]
-    if all(nest.num_rows(leaf) in (None, len(window)) for leaf in nest.leaves(outputs)):
-        apart = [nest.rows(outputs, slice(0, sizes[0])), nest.rows(outputs, slice(sizes[0], None))]
-        alone = torch.cat([workload.losses(own, half) for own, half in zip(apart, halves, strict=True)])
-        workload.coupling = None if _near(alone, losses) else Cause.non_separable_loss
-    again = nest.joined([_tried(workload, calm, state, half, 0)[0] for half in halves])
-    together = _tried(workload, ghost_model(calm, sizes), state, window, 0)[0] if has_batch_norm(calm) else outputs
-    workload.mixes_rows = not _same_numbers(again, together)
+    alone = [_tried(workload, model, state, half, 0) for half in halves]
+    whole = ghost_model(model, sizes) if has_batch_norm(model) else model
+    outputs, losses = _tried(workload, whole, state, window, 0)
+    workload.pools_rows = not all(_is_of_rows(leaf, [len(window), *sizes]) for leaf in _together(outputs, alone))
+    if workload.pools_rows:
+        apart = torch.cat([own for _, own in alone])
+    else:
+        cut = [nest.rows(outputs, slice(0, sizes[0])), nest.rows(outputs, slice(sizes[0], None))]
+        apart = torch.cat([workload.losses(own, half) for own, half in zip(cut, halves, strict=True)])
+    workload.coupling = None if _near(apart, losses) else Cause.non_separable_loss
+    rows = [[leaf for leaf in nest.tensors(of) if leaf.dim()] for of in (nest.joined([own for own, _ in alone]), outputs)]
+    workload.mixes_rows = not _same_numbers(*rows)
+
+
+def _together(outputs: Any, alone: Sequence[tuple[Any, Tensor]]) -> Iterator[tuple[Any, ...]]:
+    """Each leaf of the outputs with those of its halves."""
+    return zip(nest.leaves(outputs), *(nest.leaves(own) for own, _ in alone), strict=True)
+
+
+def _is_of_rows(leaf: Sequence[Any], sizes: Sequence[int]) -> bool:
+    """Whether leaves, of the whole and of its halves, have a row for each sample, or are the same in all three."""
+    if all(nest.num_rows(one) == size for one, size in zip(leaf, sizes, strict=True)):
+        return True
+    first, *others = leaf
+    return all(first.shape == one.shape and _near(first, one) for one in others) if isinstance(first, Tensor) else True
 
 
 def try_step(config: OptimizerConfig, initial: nn.Module) -> None:
@@ -131,7 +159,8 @@ def _check_gradient(workload: CustomWorkload, model: nn.Module, losses: Tensor) 
     if not losses.requires_grad:
         raise workload.refused("losses(outputs, batch) that depend on the model's parameters, got values without a gradient")
     trained = [p for p in model.parameters() if p.requires_grad]
-    found = [one for one in torch.autograd.grad(losses.sum(), trained, allow_unused=True) if one is not None]
+    with workload.told("a model that torch.autograd.grad differentiates"):
+        found = [one for one in torch.autograd.grad(losses.sum(), trained, allow_unused=True) if one is not None]
     if any(one.is_sparse for one in found):
         raise workload.refused("dense gradients, got sparse ones (of an embedding with sparse=True), which cannot be clipped")
     if not any(bool(one.any()) for one in found):

@@ -177,9 +177,7 @@ def check_update(
     the state is wrong. Of the state tensors and numbers are compared; what is neither is copied for the twin, and not compared.
     """
 
-    def twin(
-        weights: Tensor, first: Sequence[Tensor] = (), *, decays: bool = True, advances: Kinds = EVERYTHING
-    ) -> Twin:
+    def twin(weights: Tensor, first: Sequence[Tensor] = (), *, decays: bool = True, advances: Kinds = EVERYTHING) -> Twin:
         return Twin.stepped(before, taken, weights, consumed, first, decays=decays, advances=advances, shelf=setting.shelf)
 
     def others() -> Iterator[Mapping[str, float]]:
