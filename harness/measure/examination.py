@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from harness.config import ConfigError, OptimizerConfig
 from harness.judge.cause import Cause
+from harness.measure.optimizer_state import with_inner
 from harness.recipes.determinism import fixed_randomness
 from harness.recipes.recipe import make_optimizer
 from harness.referee.oracle import State, ghost_model, restore, snapshot
@@ -65,15 +66,12 @@ def examine(workload: CustomWorkload, initial: nn.Module, ids: Tensor, device: t
     state = snapshot(model)
     with workload.told("a model and losses that run on the first window"):
         outputs, losses = _tried(workload, model, state, window, 0)
+    if not _same(window.inputs, workload.batch(ids).inputs):
+        raise workload.refused("a forward and losses that leave the batch as it is; they changed it in place")
     _check_gradient(workload, model, losses)
-    for batch in (window, next(workload.held_out_batches(1))):  # what is asked for at the end of a training
-        workload.num_terms(batch)
+    workload.num_terms(window)
     workload.correct(outputs, window)
-    expected = (
-        "a forward that runs under torch.no_grad() as well, as on held-out samples (torch.enable_grad() around what needs it)"
-    )
-    with workload.told(expected), torch.no_grad():
-        _tried(workload, model, state, window, 0)
+    _try_held_out(workload, model, state, len(window))
     calm = without_dropout(model)
     outputs, losses = _tried(workload, calm, state, window, 0)
     if not _same_numbers(_tried(workload, calm, state, window, 0), (outputs, losses)):
@@ -91,6 +89,17 @@ def examine(workload: CustomWorkload, initial: nn.Module, ids: Tensor, device: t
     workload.is_stateful = _is_stateful(workload, calm, state, window, outputs)
     if len(window) >= 4:
         _note_couplings(workload, calm, state, window)
+
+
+def _try_held_out(workload: CustomWorkload, model: nn.Module, state: State, size: int) -> None:
+    """What is asked for at the end of a training."""
+    expected = "a forward of held_out() under torch.no_grad() (torch.enable_grad() around what needs gradients)"
+    with workload.told(expected), torch.no_grad():
+        model.eval()
+        batch = next(workload.held_out_batches(size))
+        _tried(workload, model, state, batch, 0)
+        workload.num_terms(batch)
+        model.train()
 
 
 def _note_couplings(workload: CustomWorkload, model: nn.Module, state: State, window: Batch) -> None:
@@ -128,12 +137,32 @@ def try_step(config: OptimizerConfig, initial: nn.Module) -> None:
     """Raise ConfigError where an optimizer of the user's own cannot take a step on gradients of the model's shapes."""
     if config.target is None:
         return
+    first, second = (_stepped(config, config.target, initial) for _ in range(2))
+    if not all(map(torch.equal, first, second)):
+        raise ConfigError(
+            "optimizer.target", config.target, "a step() that repeats from the same seed of torch; two of them differ"
+        )
+
+
+def _stepped(config: OptimizerConfig, target: str, initial: nn.Module) -> list[Tensor]:
+    """The parameters after a step."""
     model, generator = copy.deepcopy(initial), torch.Generator().manual_seed(0)
     optimizer = make_optimizer(config, model.parameters())
+    held = {id(p) for one in with_inner(optimizer) for group in one.param_groups for p in group["params"]}
+    left = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in held]
+    if left:
+        expected = f"an optimizer of all parameters that require gradients; its groups lack {', '.join(left[:3])}"
+        raise ConfigError("optimizer.target", target, expected)
     for p in model.parameters():
         p.grad = torch.randn(p.shape, generator=generator, dtype=p.dtype) if p.requires_grad else None
-    with fixed_randomness(0, torch.device("cpu")), told("optimizer.target", config.target, "an optimizer whose step() runs"):
+    with fixed_randomness(0, torch.device("cpu")), told("optimizer.target", target, "an optimizer whose step() runs"):
         optimizer.step()
+    own = list(model.parameters())
+    if not all(bool(p.isfinite().all()) for p in own):
+        raise ConfigError("optimizer.target", target, "an optimizer whose step() gives finite weights, got NaN or infinity")
+    if all(map(torch.equal, own, initial.parameters())) and not any(one.state for one in with_inner(optimizer)):
+        raise ConfigError("optimizer.target", target, "an optimizer whose step() moves weights or keeps state; it did nothing")
+    return own
 
 
 def _is_stateful(workload: CustomWorkload, model: nn.Module, state: State, window: Batch, outputs: Any) -> bool:
@@ -181,9 +210,13 @@ def _same(a: Any, b: Any) -> bool:
     """Whether two nests hold the same, bit by bit."""
     mine, others = nest.leaves(a), nest.leaves(b)
     return len(mine) == len(others) and all(
-        torch.equal(x, y) if isinstance(x, Tensor) and isinstance(y, Tensor) else bool(x == y)
+        _equal(x, y) if isinstance(x, Tensor) and isinstance(y, Tensor) else bool(x == y)
         for x, y in zip(mine, others, strict=True)
     )
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())  # NaN is the same as NaN
 
 
 def _same_numbers(a: Any, b: Any) -> bool:

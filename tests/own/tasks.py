@@ -508,6 +508,40 @@ class ForcesSwitchedOn(Forces):
         return torch.enable_grad()
 
 
+class HeldOutOfOtherShape(Images):
+    def held_out(self) -> list[Any]:
+        return [(image[:, :4], label) for image, label in super().held_out()]
+
+
+class NotANumberInData(Images):
+    def train(self) -> list[Any]:
+        return [(image * float("nan"), label) for image, label in super().train()]
+
+
+class InPlace(Images):
+    def forward(self, model: nn.Module, batch: Any) -> Any:
+        return model(batch[0].mul_(2))
+
+
+class Lazy(Images):
+    def model(self, norm: str) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.LazyLinear(3))
+
+
+class Meta(Images):
+    def model(self, norm: str) -> nn.Module:
+        return super().model(norm).to("meta")
+
+
+class NoDisk(Images):
+    def train(self) -> Any:
+        class Files(list[Any]):
+            def __getitem__(self, i: Any) -> Any:
+                raise OSError("no such disk")
+
+        return Files(super().train())
+
+
 class HalfTerms(Images):
     def terms(self, batch: Any) -> Tensor:
         return torch.full((len(batch[1]),), 0.5)
