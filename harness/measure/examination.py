@@ -157,7 +157,7 @@ def _stepped(config: OptimizerConfig, target: str, initial: nn.Module) -> list[T
         p.grad = torch.randn(p.shape, generator=generator, dtype=p.dtype) if p.requires_grad else None
     with fixed_randomness(0, torch.device("cpu")), told("optimizer.target", target, "an optimizer whose step() runs"):
         optimizer.step()
-    own = list(model.parameters())
+    own: list[Tensor] = list(model.parameters())
     if not all(bool(p.isfinite().all()) for p in own):
         raise ConfigError("optimizer.target", target, "an optimizer whose step() gives finite weights, got NaN or infinity")
     if all(map(torch.equal, own, initial.parameters())) and not any(one.state for one in with_inner(optimizer)):
