@@ -1,4 +1,4 @@
-"""ResNet-50 as torchvision builds it (He et al., arXiv:1512.03385; the stride in the 3x3 convolution), on images of 32 x 32."""
+"""ResNet-50 as torchvision builds it (He et al., arXiv:1512.03385; the stride in the 3x3 convolution), on images of 64 x 64."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Photographs:
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(0)
-        self.images = torch.randn(SAMPLES + 8, 3, 32, 32, generator=generator)
+        self.images = torch.randn(SAMPLES + 8, 3, 64, 64, generator=generator)
         self.labels = torch.randint(1000, (SAMPLES + 8,), generator=generator)
 
     def model(self, norm: str) -> nn.Module:

@@ -20,7 +20,7 @@ from harness.measure.lock_step import Setting
 from harness.recipes.catalogue import named
 from harness.referee.oracle import snapshot
 from harness.trial import run_trial, with_faults
-from tests.own import optimizers, tasks
+from tests.own import optimizers, resnet50, tasks
 from tests.toy import CPU
 
 FILE = Path(tasks.__file__)
@@ -343,3 +343,15 @@ def test_what_makes_no_optimizer_is_told_in_one_line(name: str, settings: dict[s
     with pytest.raises(ConfigError) as caught:
         verdicts(with_optimizer(name, **settings))
     assert expected in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_resnet_50_is_judged() -> None:
+    """Its BatchNorm is named and reproduced; 25,557,032 parameters, as torchvision's."""
+    assert sum(p.numel() for p in resnet50.Photographs().model("as_is").parameters()) == 25_557_032
+    workload = WorkloadConfig(data=Data.custom, target=f"{resnet50.__file__}:Photographs")
+    momentum = OptimizerConfig(name=OptimizerName.momentum, lr=0.01)
+    short = {"effective_batch": 4, "accumulation_steps": (2,), "steps": 2, "algebra_steps": 2, "nulls": 1, "split": Split.even}
+    accumulated, permuted = verdicts(dataclasses.replace(CONFIG, workload=workload, optimizer=momentum, **short))
+    assert (accumulated["cause"], accumulated["explained"]) == (Cause.batch_statistics, True), accumulated["reasons"]
+    assert permuted["verdict"] == Outcome.equivalent, permuted["reasons"]
