@@ -47,13 +47,14 @@ def resnet(blocks: tuple[int, ...], width: int, classes: int) -> nn.Sequential:
 class Photographs:
     """Random images of 1,000 classes."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 64) -> None:
+        self.width = width
         generator = torch.Generator().manual_seed(0)
         self.images = torch.randn(SAMPLES + 8, 3, 64, 64, generator=generator)
         self.labels = torch.randint(1000, (SAMPLES + 8,), generator=generator)
 
     def model(self, norm: str) -> nn.Module:
-        return resnet((3, 4, 6, 3), 64, 1000)
+        return resnet((3, 4, 6, 3), self.width, 1000)
 
     def train(self) -> list[Any]:
         return [(self.images[i], int(self.labels[i])) for i in range(SAMPLES)]
