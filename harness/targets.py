@@ -19,6 +19,8 @@ from typing import Any
 from harness.config import ConfigError
 
 EXPECTED = "FILE.py:NAME or package.module:NAME"
+SAYS = "the data's fingerprint: "  # before it, whatever the task's code prints
+SHOWN = 8  # names of a file that are told
 
 
 def fingerprint(field: str, target: str) -> str:
@@ -42,7 +44,7 @@ def defines(field: str, target: str, method: str) -> bool:
 
 
 def data_fingerprint(field: str, target: str, arguments: str) -> str:
-    """16 hex digits of what `fingerprint()` of the task says of its data, asked in a process of its own.
+    """16 hex digits of what `fingerprint()` of the task says of its data, asked in a process of its own; empty without one.
 
     `arguments`: the task's keyword arguments as a JSON object. ConfigError where it cannot be asked.
     """
@@ -51,15 +53,17 @@ def data_fingerprint(field: str, target: str, arguments: str) -> str:
     asked = subprocess.run(
         [sys.executable, "-P", "-c", code, field, target, arguments], env=environment, capture_output=True, text=True, check=False
     )
-    told_last = (asked.stdout if asked.returncode == 0 else asked.stderr).strip().splitlines()
-    if asked.returncode or not told_last:
-        raise ConfigError(field, target, f"fingerprint() that gives a text; {told_last[-1] if told_last else 'it said nothing'}")
-    return told_last[-1]
+    if asked.returncode == 0:
+        return asked.stdout.rpartition(SAYS)[2].strip()
+    last = (asked.stderr.strip().splitlines() or ["it said nothing"])[-1]
+    own = last.partition(": expected ")[2] if last.startswith(f"{ConfigError.__module__}.ConfigError: ") else ""
+    raise ConfigError(field, target, own or f"fingerprint() that gives a text; {last}")
 
 
 def tell_data(field: str, target: str, arguments: str) -> None:
-    """Print the fingerprint of a task's data."""
-    print(digest_of(load(field, target)(**json.loads(arguments)).fingerprint()))
+    """Print the fingerprint of a task's data, where it has one: the method may be another class's of the same file."""
+    task = load(field, target)(**json.loads(arguments))
+    print(SAYS + (digest_of(task.fingerprint()) if hasattr(task, "fingerprint") else ""))
 
 
 def digest_of(value: object) -> str:
@@ -77,7 +81,8 @@ def load(field: str, target: str) -> Callable[..., Any]:
     if not callable(found):
         own = {one: value for one, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__}
         near = [one for one, value in own.items() if callable(value)]
-        raise ConfigError(field, target, f"a class or function of that name; {file.name} has {', '.join(near) or 'none'}")
+        shown = ", ".join(near[:SHOWN] + [f"{len(near) - SHOWN} more"] * (len(near) > SHOWN))
+        raise ConfigError(field, target, f"a class or function of that name; {file.name} has {shown or 'none'}")
     return found  # type: ignore[no-any-return]
 
 

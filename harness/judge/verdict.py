@@ -26,6 +26,11 @@ CLOSES = 0.5  # of the gap: a factor is named when its removal closes more than 
 WIDENED = (
     "the task narrows its numbers inside: in float64 it was run with these casts widened, which in exact arithmetic is the same"
 )
+SHARED_DRAWS = (
+    "the model draws random numbers, and every row had the draws that it has in the full batch: by design where they are drawn "
+    "by sample, else because a single draw a forward, taken from one stream on a CPU, comes out so, which other shapes, another "
+    "row order or a GPU change"
+)
 
 
 class Doubt(StrEnum):
@@ -66,6 +71,7 @@ class Algebra:
     short_windows: int  # windows smaller than the effective batch
     unequal_terms: bool  # some micro-batches of a window had different numbers of loss terms
     not_float64: str = ""  # why the task has no float64, where it has none: the numbers are then those of float32
+    draws: bool = False  # the model draws random numbers in training: dropout, or noise
     widened: bool = False  # its code narrows numbers inside, and was run with these widened
     parted_at: int | None = (
         None  # window from which on rounding is amplified; each one since was compared at the arm's own weights
@@ -153,7 +159,9 @@ def judge(evidence: Evidence) -> Verdict:
     if evidence.algebra.not_float64:
         return judged_in_float32(evidence)
     verdict = _judged(evidence)
-    return dataclasses.replace(verdict, reasons=(*verdict.reasons, WIDENED)) if evidence.algebra.widened else verdict
+    judged_right = verdict.verdict in (Outcome.equivalent, Outcome.degraded)
+    notes = (SHARED_DRAWS,) * (evidence.algebra.draws and judged_right) + (WIDENED,) * evidence.algebra.widened
+    return dataclasses.replace(verdict, reasons=verdict.reasons + notes)
 
 
 def judged_in_float32(evidence: Evidence) -> Verdict:

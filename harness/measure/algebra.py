@@ -170,6 +170,7 @@ def _result(
         clipped_share=run.clipped_share,
         short_windows=sum(len(ids) < setting.config.effective_batch for ids in windows),
         unequal_terms=run.signature.unequal_terms,
+        draws=stochastic,
         widened=setting.exact.widens,
     )
     return AlgebraResult(algebra, signature, counters)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from harness.config import ConfigError, OptimizerConfig
 from harness.judge.cause import Cause
+from harness.measure.optimizer_state import with_inner
 from harness.recipes.determinism import fixed_randomness
 from harness.recipes.recipe import make_optimizer
 from harness.referee.oracle import State, ghost_model, restore, snapshot
@@ -64,10 +66,12 @@ def examine(workload: CustomWorkload, initial: nn.Module, ids: Tensor, device: t
     state = snapshot(model)
     with workload.told("a model and losses that run on the first window"):
         outputs, losses = _tried(workload, model, state, window, 0)
+    if not _same(window.inputs, workload.batch(ids).inputs):
+        raise workload.refused("a forward and losses that leave the batch as it is; they changed it in place")
     _check_gradient(workload, model, losses)
-    for batch in (window, next(workload.held_out_batches(1))):  # what is asked for at the end of a training
-        workload.num_terms(batch)
+    workload.num_terms(window)
     workload.correct(outputs, window)
+    _try_held_out(workload, model, state, len(window))
     calm = without_dropout(model)
     outputs, losses = _tried(workload, calm, state, window, 0)
     if not _same_numbers(_tried(workload, calm, state, window, 0), (outputs, losses)):
@@ -83,29 +87,82 @@ def examine(workload: CustomWorkload, initial: nn.Module, ids: Tensor, device: t
             )
     workload.smallest_micro_batch = _smallest(workload, calm, state, window)
     workload.is_stateful = _is_stateful(workload, calm, state, window, outputs)
-    if len(window) < 4:
-        return
+    if len(window) >= 4:
+        _note_couplings(workload, calm, state, window)
+
+
+def _try_held_out(workload: CustomWorkload, model: nn.Module, state: State, size: int) -> None:
+    """What is asked for at the end of a training."""
+    expected = "a forward of held_out() under torch.no_grad() (torch.enable_grad() around what needs gradients)"
+    with workload.told(expected), torch.no_grad():
+        model.eval()
+        batch = next(workload.held_out_batches(size))
+        _tried(workload, model, state, batch, 0)
+        workload.num_terms(batch)
+        model.train()
+
+
+def _note_couplings(workload: CustomWorkload, model: nn.Module, state: State, window: Batch) -> None:
+    """Note what the outputs and the losses of two halves are otherwise than those of the whole, beside BatchNorm's doing."""
     sizes = [len(window) // 2, len(window) - len(window) // 2]
     halves = [window.rows(slice(0, sizes[0])), window.rows(slice(sizes[0], None))]
-    if all(nest.num_rows(leaf) in (None, len(window)) for leaf in nest.leaves(outputs)):
-        apart = [nest.rows(outputs, slice(0, sizes[0])), nest.rows(outputs, slice(sizes[0], None))]
-        alone = torch.cat([workload.losses(own, half) for own, half in zip(apart, halves, strict=True)])
-        workload.coupling = None if _near(alone, losses) else Cause.non_separable_loss
-    again = nest.joined([_tried(workload, calm, state, half, 0)[0] for half in halves])
-    together = _tried(workload, ghost_model(calm, sizes), state, window, 0)[0] if has_batch_norm(calm) else outputs
-    workload.mixes_rows = not _same_numbers(again, together)
+    alone = [_tried(workload, model, state, half, 0) for half in halves]
+    whole = ghost_model(model, sizes) if has_batch_norm(model) else model
+    outputs, losses = _tried(workload, whole, state, window, 0)
+    workload.pools_rows = not all(_is_of_rows(leaf, [len(window), *sizes]) for leaf in _together(outputs, alone))
+    if workload.pools_rows:
+        apart = torch.cat([own for _, own in alone])
+    else:
+        cut = [nest.rows(outputs, slice(0, sizes[0])), nest.rows(outputs, slice(sizes[0], None))]
+        apart = torch.cat([workload.losses(own, half) for own, half in zip(cut, halves, strict=True)])
+    workload.coupling = None if _near(apart, losses) else Cause.non_separable_loss
+    rows = [[leaf for leaf in nest.tensors(of) if leaf.dim()] for of in (nest.joined([own for own, _ in alone]), outputs)]
+    workload.mixes_rows = not _same_numbers(*rows)
+
+
+def _together(outputs: Any, alone: Sequence[tuple[Any, Tensor]]) -> Iterator[tuple[Any, ...]]:
+    """Each leaf of the outputs with those of its halves."""
+    return zip(nest.leaves(outputs), *(nest.leaves(own) for own, _ in alone), strict=True)
+
+
+def _is_of_rows(leaf: Sequence[Any], sizes: Sequence[int]) -> bool:
+    """Whether leaves, of the whole and of its halves, have a row for each sample, or are the same in all three."""
+    if all(nest.num_rows(one) == size for one, size in zip(leaf, sizes, strict=True)):
+        return True
+    first, *others = leaf
+    return all(first.shape == one.shape and _near(first, one) for one in others) if isinstance(first, Tensor) else True
 
 
 def try_step(config: OptimizerConfig, initial: nn.Module) -> None:
     """Raise ConfigError where an optimizer of the user's own cannot take a step on gradients of the model's shapes."""
     if config.target is None:
         return
+    first, second = (_stepped(config, config.target, initial) for _ in range(2))
+    if not all(map(torch.equal, first, second)):
+        raise ConfigError(
+            "optimizer.target", config.target, "a step() that repeats from the same seed of torch; two of them differ"
+        )
+
+
+def _stepped(config: OptimizerConfig, target: str, initial: nn.Module) -> list[Tensor]:
+    """The parameters after a step."""
     model, generator = copy.deepcopy(initial), torch.Generator().manual_seed(0)
     optimizer = make_optimizer(config, model.parameters())
+    held = {id(p) for one in with_inner(optimizer) for group in one.param_groups for p in group["params"]}
+    left = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in held]
+    if left:
+        expected = f"an optimizer of all parameters that require gradients; its groups lack {', '.join(left[:3])}"
+        raise ConfigError("optimizer.target", target, expected)
     for p in model.parameters():
         p.grad = torch.randn(p.shape, generator=generator, dtype=p.dtype) if p.requires_grad else None
-    with fixed_randomness(0, torch.device("cpu")), told("optimizer.target", config.target, "an optimizer whose step() runs"):
+    with fixed_randomness(0, torch.device("cpu")), told("optimizer.target", target, "an optimizer whose step() runs"):
         optimizer.step()
+    own: list[Tensor] = list(model.parameters())
+    if not all(bool(p.isfinite().all()) for p in own):
+        raise ConfigError("optimizer.target", target, "an optimizer whose step() gives finite weights, got NaN or infinity")
+    if all(map(torch.equal, own, initial.parameters())) and not any(one.state for one in with_inner(optimizer)):
+        raise ConfigError("optimizer.target", target, "an optimizer whose step() moves weights or keeps state; it did nothing")
+    return own
 
 
 def _is_stateful(workload: CustomWorkload, model: nn.Module, state: State, window: Batch, outputs: Any) -> bool:
@@ -131,7 +188,8 @@ def _check_gradient(workload: CustomWorkload, model: nn.Module, losses: Tensor) 
     if not losses.requires_grad:
         raise workload.refused("losses(outputs, batch) that depend on the model's parameters, got values without a gradient")
     trained = [p for p in model.parameters() if p.requires_grad]
-    found = [one for one in torch.autograd.grad(losses.sum(), trained, allow_unused=True) if one is not None]
+    with workload.told("a model that torch.autograd.grad differentiates"):
+        found = [one for one in torch.autograd.grad(losses.sum(), trained, allow_unused=True) if one is not None]
     if any(one.is_sparse for one in found):
         raise workload.refused("dense gradients, got sparse ones (of an embedding with sparse=True), which cannot be clipped")
     if not any(bool(one.any()) for one in found):
@@ -152,9 +210,13 @@ def _same(a: Any, b: Any) -> bool:
     """Whether two nests hold the same, bit by bit."""
     mine, others = nest.leaves(a), nest.leaves(b)
     return len(mine) == len(others) and all(
-        torch.equal(x, y) if isinstance(x, Tensor) and isinstance(y, Tensor) else bool(x == y)
+        _equal(x, y) if isinstance(x, Tensor) and isinstance(y, Tensor) else bool(x == y)
         for x, y in zip(mine, others, strict=True)
     )
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())  # NaN is the same as NaN
 
 
 def _same_numbers(a: Any, b: Any) -> bool:

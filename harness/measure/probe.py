@@ -339,7 +339,8 @@ def inside_causes(setting: Setting) -> dict[Causes, Inside]:
     if model:
         causes[model] = Inside(statistics=True)
     if exact.coupling:
-        causes[(exact.coupling,)] = Inside(loss=True)
+        if not (model and exact.pools_rows):  # such a loss is computed with the forward of the micro-batch
+            causes[(exact.coupling,)] = Inside(loss=True)
         if model:
             causes[(*model, exact.coupling)] = Inside(statistics=True, loss=True)
     return causes

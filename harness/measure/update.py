@@ -16,12 +16,14 @@ from harness.judge.gates import ALGEBRA_GATE
 from harness.judge.signature import Movement, Signature
 from harness.measure.lock_step import Setting, Taken, tensors_of
 from harness.measure.optimizer_state import (
+    STEP,
     common_state,
     copied,
     learning_rates,
     optimizer_state,
     set_learning_rates,
     state_tensors,
+    with_inner,
 )
 from harness.measure.shelf import Shelf
 from harness.recipes.determinism import kept_randomness, set_random_state
@@ -32,6 +34,11 @@ from harness.referee.oracle import Parts
 DECAY_TOLERANCE = 0.02  # relative: the weights may be those before or after the step
 DECAYED_FIRST = 1e-6  # relative to the whole step: Adam turns a decay before the step into another step, by a few per cent
 WEIGHT_ROUNDING = 2.0**-50  # a few roundings of float64, relative
+Kinds = frozenset[str]  # of an optimizer's state
+COUNTS, MOMENTS = frozenset({"counts"}), frozenset({"moments"})
+# What code that advances state by hand reaches: counters called `step`, tensors with a shape, or both, and no other numbers.
+BY_HAND = (COUNTS, MOMENTS, COUNTS | MOMENTS)
+EVERYTHING = COUNTS | MOMENTS | {"numbers"}
 
 
 @dataclass(frozen=True)
@@ -87,11 +94,13 @@ class Twin:
         first: Sequence[Tensor] = (),
         *,
         decays: bool = True,
+        advances: Kinds = EVERYTHING,
         shelf: Shelf,
     ) -> Twin:
         """One plain step from `before`, at the weights `start` [P], of the gradient `consumed` [P], taken as the arm took it.
 
-        `first`: gradients that its state alone has taken in, at rates of zero; `decays`: with the configured weight decay.
+        `first`: gradients that its state alone has taken in, at rates of zero; `decays`: with the configured weight decay;
+        `advances`: the kinds of state that these have changed, the others being as before.
         """
         optimizer, parameters = copied(before.optimizer, before.parameters)
         shelf.settle([*before.parameters, *state_tensors(before.optimizer)])
@@ -102,6 +111,8 @@ class Twin:
                     group["weight_decay"] = 0.0
                 _give(parameters, start, gradient, taken.idle)
                 optimizer.step()
+            if advances != EVERYTHING:
+                optimizer, parameters = _partly_advanced(before, optimizer, parameters, advances)
             for group, own in zip(optimizer.param_groups, before.optimizer.param_groups, strict=True):
                 if "weight_decay" in group:
                     group["weight_decay"] = own.get("weight_decay")
@@ -135,6 +146,27 @@ def _give(parameters: Sequence[nn.Parameter], weights: Tensor, gradient: Tensor,
         p.grad = None if is_idle else torch.empty_like(p).copy_(own.view_as(p))
 
 
+def _partly_advanced(
+    before: Before, advanced: Optimizer, theirs: Sequence[Tensor], kinds: Kinds
+) -> tuple[Optimizer, list[nn.Parameter]]:
+    """A copy of the optimizer `before`, with those kinds of state that the `advanced` one keeps for its parameters `theirs`."""
+    optimizer, parameters = copied(before.optimizer, before.parameters)
+    for own, other in zip(with_inner(optimizer), with_inner(advanced), strict=True):
+        for p, q in zip(parameters, theirs, strict=True):
+            for name, value in other.state.get(q, {}).items():
+                if _kind(name, value) in kinds:
+                    own.state[p][name] = value
+        for group, reached in zip(own.param_groups, other.param_groups, strict=True):
+            group |= {name: reached[name] for name in {STEP} & reached.keys() if "counts" in kinds}
+    return optimizer, parameters
+
+
+def _kind(name: str, value: object) -> str:
+    if name == STEP:
+        return "counts"
+    return "moments" if isinstance(value, Tensor) and value.dim() else "numbers"
+
+
 def check_update(
     setting: Setting, arm: Arm, consumed: Tensor, taken: Taken, start: Tensor, before: Before, parts: Callable[[], Parts | None]
 ) -> Signature:
@@ -145,15 +177,16 @@ def check_update(
     the state is wrong. Of the state tensors and numbers are compared; what is neither is copied for the twin, and not compared.
     """
 
-    def twin(weights: Tensor, first: Sequence[Tensor] = (), *, decays: bool = True) -> Twin:
-        return Twin.stepped(before, taken, weights, consumed, first, decays=decays, shelf=setting.shelf)
+    def twin(weights: Tensor, first: Sequence[Tensor] = (), *, decays: bool = True, advances: Kinds = EVERYTHING) -> Twin:
+        return Twin.stepped(before, taken, weights, consumed, first, decays=decays, advances=advances, shelf=setting.shelf)
 
     def others() -> Iterator[Mapping[str, float]]:
         """The state's errors beside twins that have advanced for every micro-batch; one entry alone may have done so."""
         zeros = [torch.zeros_like(consumed)] * (len(arm.seen) - 1)
-        for first, decays in ((zeros, False), *((each, True) for each in partial_gradients(parts()))):
+        hypotheses = [(zeros, False, EVERYTHING), *((each, True, EVERYTHING) for each in partial_gradients(parts()))]
+        for first, decays, advances in (*hypotheses, *((zeros, False, kinds) for kinds in BY_HAND)):
             with contextlib.suppress(Exception):  # a class of the user's own may know no rate of zero: then this says nothing
-                yield own.state_errors(twin(start, first, decays=decays))
+                yield own.state_errors(twin(start, first, decays=decays, advances=advances))
 
     right, own = twin(start), Twin.of(arm.optimizer, list(arm.model.parameters()), setting.shelf)
     setting.shelf.settle(tensors_of(arm))

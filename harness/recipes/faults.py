@@ -204,7 +204,7 @@ def optimizer_state_per_micro_batch(recipe: Recipe) -> Recipe:
 
     def advance(arm: Arm) -> None:
         group = arm.optimizer.param_groups[0]
-        beta1, beta2 = group.get("betas", (group.get("momentum", 0.0), 1.0))
+        beta1, beta2 = group.get("betas", (group.get("momentum", 0.0), 1.0))[:2]
         decays = {"momentum_buffer": beta1, "exp_avg": beta1, "exp_avg_sq": beta2}
         for state in arm.optimizer.state.values() if arm.position > 0 else ():
             for name, decay in decays.items():

@@ -159,9 +159,11 @@ class Referee:
         """[n] per-sample losses, and the model they came from, its buffers moved on.
 
         One forward of the whole window; or one for each chunk, inside which a model mixes rows in layers that are not
-        BatchNorm's, and after which it has moved state that the next forward uses.
+        BatchNorm's, and after which it has moved state that the next forward uses; or for which its outputs have a part of
+        their own that the loss takes.
         """
-        by_chunk = inside.statistics and (self.workload.mixes_rows or self.workload.is_stateful)
+        workload = self.workload
+        by_chunk = (inside.statistics and (workload.mixes_rows or workload.is_stateful)) or (inside.loss and workload.pools_rows)
         model = ghost_model(self.model, sizes) if inside.statistics and not by_chunk else self.model
         restore(model, state)
         edges = list(accumulate(sizes, initial=0))

@@ -228,7 +228,7 @@ def _source_of(name: str, target: str, arguments: str | None) -> str:
     code = targets.fingerprint(field, target)
     if arguments is None or name != "workload" or not targets.defines(field, target, "fingerprint"):
         return code
-    return f"{code}-{targets.data_fingerprint(field, target, arguments)}"
+    return "-".join(filter(None, (code, targets.data_fingerprint(field, target, arguments))))
 
 
 def _name(store: Store, trial: TrialConfig) -> str:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 from torch.utils.data import default_collate
 
 from harness import targets
@@ -96,6 +97,8 @@ class CustomWorkload(Workload):
             model = self._task.model(str(self._norm))
         if not isinstance(model, nn.Module):
             raise self.refused(f'model("{self._norm}") that gives a torch.nn.Module, got {_kind(model)}')
+        if any(is_lazy(p) or p.is_meta for p in model.parameters()):
+            raise self.refused("a model whose parameters have their values, got some of a lazy layer or on the device meta")
         model = in_format(model, CPU, torch.float32)
         with self.told("a model whose complex parameters have one name each"):
             with_real_parameters(model)

@@ -24,7 +24,12 @@ from harness.measure.algebra import AlgebraResult, measure
 from harness.measure.lock_step import REFERENCE, LockStep, Setting
 from harness.measure.optimizer_state import common_state, copied, optimizer_state
 from harness.measure.training import outcome
-from harness.recipes.faults import loss_not_divided, non_finite_micro_batch, step_every_micro_batch
+from harness.recipes.faults import (
+    loss_not_divided,
+    non_finite_micro_batch,
+    optimizer_state_per_micro_batch,
+    step_every_micro_batch,
+)
 from harness.recipes.recipe import Arm, Recipe, evaluated, set_mode, take_step
 from harness.referee.gradients import flatten
 from harness.trial import accumulated, permuted, reference
@@ -240,6 +245,27 @@ def test_state_that_decays_for_every_micro_batch_is_named(
     assert_exact(found["right"])
     assert causes(found["own"]) == ("optimizer_state_per_micro_batch",) and found["own"].signature.advanced_error <= ALGEBRA_GATE
     assert causes(found["other"]) == ("unexplained",) and found["other"].signature.advanced_error > 1e-3
+
+
+@pytest.mark.parametrize("name", ["Adafactor", "NAdam", "schedule-free AdamW"])
+def test_state_that_is_advanced_by_hand_in_part_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The catalogue's fault reaches only the count (Adafactor), count and moments (NAdam), or only moments (schedule-free)."""
+
+    def otherwise(arm: Arm) -> None:
+        for state in arm.optimizer.state.values() if arm.position else ():
+            for entry in state.values():
+                entry.add_(1 if entry.dim() == 0 else 1e-3)
+
+    changes = {RIGHT: CHANGES[RIGHT], "fault": optimizer_state_per_micro_batch, "other": after_each(otherwise)}
+    found = judged(setting_of(monkeypatch, {**MAKERS, **MORE}[name]), changes)
+    assert_exact(found[RIGHT])
+    assert causes(found["fault"]) == ("optimizer_state_per_micro_batch",)
+    assert causes(found["other"]) == ("unexplained",) and found["other"].signature.advanced_error > 1e-6
+
+
+def test_a_planted_advance_takes_the_first_two_of_several_betas(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = judged(setting_of(monkeypatch, MORE["AdEMAMix"]), {"fault": optimizer_state_per_micro_batch})
+    assert causes(found["fault"]) == ("optimizer_state_per_micro_batch",)
 
 
 def test_each_group_decays_and_steps_by_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

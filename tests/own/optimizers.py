@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import torch
@@ -39,3 +40,28 @@ def not_one(params: Any, lr: float) -> int:
 
 def raises(params: Any, lr: float) -> torch.optim.Optimizer:
     raise RuntimeError("no such luck")
+
+
+def partial(params: Any, lr: float) -> torch.optim.Optimizer:
+    """A function that forgets all parameters but the first."""
+    return torch.optim.SGD(next(iter(params))["params"][:1], lr=lr)
+
+
+class Dice(torch.optim.SGD):
+    """Random numbers that are not torch's."""
+
+    factor = staticmethod(random.random)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.mul_(self.factor())
+
+
+class Idle(Dice):
+    factor = staticmethod(lambda: 1.0)
+
+
+class Wild(Dice):
+    factor = staticmethod(lambda: float("inf"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -98,6 +99,23 @@ class Dropping(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.attention_dropout, self.training)
+
+
+class OneDraw(Variational):
+    """A code of four numbers, and a single draw in a forward."""
+
+    def model(self, norm: str) -> nn.Module:
+        return NoisyCode()
+
+
+class NoisyCode(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(50, 8), nn.Linear(4, 50)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        mean, logarithm = self.encoder(x.flatten(1)).chunk(2, dim=1)
+        return self.decoder(mean + (0.5 * logarithm).exp() * torch.randn_like(mean)), mean, logarithm
 
 
 class Encoding(Mapping[str, Tensor]):
@@ -338,6 +356,47 @@ class MixedBesideBatchNorm(Images):
         return nn.Sequential(nn.BatchNorm2d(2), Centred())
 
 
+@dataclass
+class Routed:
+    logits: Tensor
+    balance: Tensor  # 0-dim, of the whole batch
+
+
+class Experts(nn.Module):
+    """Three experts, each row by the best of them; a loss that balances their loads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.experts = nn.Linear(50, 3), nn.Linear(50, 9)
+
+    def forward(self, x: Tensor) -> Routed:
+        shares = self.gate(x.flatten(1)).softmax(1)
+        chosen = F.one_hot(shares.argmax(1), 3).to(shares)
+        logits = (self.experts(x.flatten(1)).unflatten(1, (3, 3)) * (chosen * shares)[..., None]).sum(1)
+        return Routed(logits, 3 * chosen.mean(0) @ shares.mean(0))
+
+
+class Balanced(Images):
+    share = 0.5
+
+    def model(self, norm: str) -> nn.Module:
+        return Experts()
+
+    def losses(self, outputs: Routed, batch: Any) -> Tensor:
+        return F.cross_entropy(outputs.logits, batch[1], reduction="none") + self.share * outputs.balance
+
+
+class Unbalanced(Balanced):
+    """The same model; its balance takes no part in the loss."""
+
+    share = 0.0
+
+
+class BalancedAfterBatchNorm(Balanced):
+    def model(self, norm: str) -> nn.Module:
+        return nn.Sequential(nn.BatchNorm2d(2), Experts())
+
+
 # -- tasks that cannot be judged ------------------------------------------------------------------------------------------
 
 
@@ -409,6 +468,78 @@ class Sparse(Images):
 
     def forward(self, model: nn.Module, batch: Any) -> Any:
         return model(batch[1][:, None])
+
+
+class Checkpointed(nn.Module):
+    """Recomputed in the backward by the older of PyTorch's two ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(50, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x.flatten(1))
+        return torch.utils.checkpoint.checkpoint(self.second, hidden, use_reentrant=True)
+
+
+class Reentrant(Images):
+    def model(self, norm: str) -> nn.Module:
+        return Checkpointed()
+
+
+class Forces(Frozen):
+    """Gradients with respect to the inputs, in a forward that does not switch them on."""
+
+    def forward(self, model: nn.Module, batch: Any) -> Any:
+        images = batch[0].clone().requires_grad_()
+        with self.gradients():
+            outputs = model(images)
+            return outputs, torch.autograd.grad(outputs.sum(), images, create_graph=True)[0]
+
+    def gradients(self) -> Any:
+        return nullcontext()
+
+    def losses(self, outputs: Any, batch: Any) -> Tensor:
+        return super().losses(outputs[0], batch) + outputs[1].square().sum((1, 2, 3))
+
+
+class ForcesSwitchedOn(Forces):
+    def gradients(self) -> Any:
+        return torch.enable_grad()
+
+
+class HeldOutOfOtherShape(Images):
+    def held_out(self) -> list[Any]:
+        return [(image[:, :4], label) for image, label in super().held_out()]
+
+
+class NotANumberInData(Images):
+    def train(self) -> list[Any]:
+        return [(image * float("nan"), label) for image, label in super().train()]
+
+
+class InPlace(Images):
+    def forward(self, model: nn.Module, batch: Any) -> Any:
+        return model(batch[0].mul_(2))
+
+
+class Lazy(Images):
+    def model(self, norm: str) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.LazyLinear(3))
+
+
+class Meta(Images):
+    def model(self, norm: str) -> nn.Module:
+        return super().model(norm).to("meta")
+
+
+class NoDisk(Images):
+    def train(self) -> Any:
+        class Files(list[Any]):
+            def __getitem__(self, i: Any) -> Any:
+                raise OSError("no such disk")
+
+        return Files(super().train())
 
 
 class HalfTerms(Images):

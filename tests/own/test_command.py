@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from harness.config import ConfigError
+from harness.targets import data_fingerprint, digest_of
 from tests.own import tasks
 
 ROOT = Path(__file__).parents[2]
@@ -94,6 +96,21 @@ def test_changed_data_are_another_trial_where_the_task_tells_of_them(folder: Pat
     assert source.partition("-")[0] == other.partition("-")[0] and source != other
     (folder / "data.txt").write_text("two")
     assert "fingerprint() that gives a text; ValueError: invalid literal" in harness(folder, *one).stderr
+
+
+def test_a_fingerprint_is_asked_of_the_task_that_has_one(tmp_path: Path) -> None:
+    """Not of another task of the same file; what the file prints is none."""
+    file = tmp_path / "both.py"
+    file.write_text(
+        "print('hello')\n\n\nclass Told:\n    def __init__(self, data=0):\n        self.data = data\n\n"
+        "    def fingerprint(self):\n        return self.data\n\n\nclass Untold:\n    pass\n"
+    )
+    first, other = (data_fingerprint("workload.target", f"{file}:Told", f'{{"data": {data}}}') for data in (1, 2))
+    assert first == digest_of(1) and other == digest_of(2) != first
+    assert data_fingerprint("workload.target", f"{file}:Untold", "{}") == ""
+    expected = f"^workload.target={file}:None: expected a class or function of that name; both.py has Told, Untold$"
+    with pytest.raises(ConfigError, match=expected):
+        data_fingerprint("workload.target", f"{file}:None", "{}")
 
 
 def test_a_package_and_yaml_of_ones_own(folder: Path) -> None:

@@ -14,13 +14,13 @@ from torch import nn
 from harness.config import ConfigError, Data, Norm, OptimizerConfig, OptimizerName, Precision, Split, TrialConfig, WorkloadConfig
 from harness.judge.cause import Cause
 from harness.judge.signature import Attribution, Signature, WrongWindow
-from harness.judge.verdict import WIDENED, Algebra, Doubt, Evidence, Outcome, Trajectory, judge
+from harness.judge.verdict import SHARED_DRAWS, WIDENED, Algebra, Doubt, Evidence, Outcome, Trajectory, judge
 from harness.measure.coarse import NO_ROUNDING
 from harness.measure.lock_step import Setting
 from harness.recipes.catalogue import named
 from harness.referee.oracle import snapshot
 from harness.trial import run_trial, with_faults
-from tests.own import optimizers, tasks
+from tests.own import optimizers, resnet50, tasks
 from tests.toy import CPU
 
 FILE = Path(tasks.__file__)
@@ -53,6 +53,8 @@ def verdicts(config: TrialConfig) -> list[dict[str, Any]]:
         own("Frozen", clip_norm=0.1),
         own("Complex", accumulation_steps=(4,)),
         own("Ragged"),
+        own("Unbalanced"),
+        own("ForcesSwitchedOn", accumulation_steps=(4,)),
         own("Ragged", precision=Precision.float64, ema_decay=0.9),
     ],
     ids=str,
@@ -71,6 +73,8 @@ def test_an_accumulated_task_is_the_large_batch(config: TrialConfig) -> None:
         ("Mixed", Cause.batch_statistics),
         ("MixedBesideBatchNorm", Cause.batch_statistics),
         ("Contrast", Cause.non_separable_loss),
+        ("Balanced", Cause.non_separable_loss),
+        ("BalancedAfterBatchNorm", "batch_statistics+non_separable_loss"),
         ("Drops", Cause.stochastic_layers),
         ("Variational", Cause.stochastic_layers),
         ("Spectral", Cause.stateful_forward),
@@ -84,6 +88,22 @@ def test_what_couples_rows_is_named_and_reproduced(name: str, cause: str) -> Non
     for arm in accumulated:
         assert (arm["verdict"], arm["cause"], arm["explained"]) == (Outcome.different, str(cause), True), arm["reasons"]
     assert permuted["verdict"] == (Outcome.different if cause == Cause.stochastic_layers else Outcome.equivalent)
+
+
+def test_draws_that_happen_to_be_the_full_batchs_are_equivalent_and_told() -> None:
+    """A draw of 8 x 4 numbers is two of 4 x 4 in a row, since the CPU's stream comes in sixteens; not four of 2 x 4."""
+    two, four, permuted = verdicts(own("OneDraw", effective_batch=8, split=Split.even, steps=3, algebra_steps=3))
+    assert (two["verdict"], two["reasons"]) == (Outcome.equivalent, [SHARED_DRAWS]) and two["algebra_error"] < 1e-13
+    for arm in (four, permuted):
+        assert arm["cause"] == Cause.stochastic_layers and SHARED_DRAWS not in arm["reasons"]
+    assert all(SHARED_DRAWS not in arm["reasons"] for arm in verdicts(own("Frozen", **SHORT)))
+
+
+def test_a_fault_beside_a_balance_loss_is_named() -> None:
+    assert (
+        planted(own("Balanced", **SHORT), "loss_not_divided")["loss_not_divided"]["cause"]
+        == "non_separable_loss+loss_not_divided"
+    )
 
 
 def test_a_fault_beside_a_stateful_forward_is_named() -> None:
@@ -241,6 +261,14 @@ REFUSED = {
     "Foreign": "forwards that repeat from the same weights, buffers and seed of torch; two of them differ",
     "DrawnLoss": "random numbers of the model's forward alone, by rand, rand_like, randn",
     "Sparse": "dense gradients, got sparse ones",
+    "Reentrant": "a model that torch.autograd.grad differentiates; it raised RuntimeError: When use_reentrant=True",
+    "Forces": "a forward of held_out() under torch.no_grad() (torch.enable_grad() around what needs gradients)",
+    "HeldOutOfOtherShape": "around what needs gradients); it raised RuntimeError: mat1 and mat2 shapes cannot be multiplied",
+    "NotANumberInData": "finite losses at the initial weights, got nan",
+    "InPlace": "a forward and losses that leave the batch as it is; they changed it in place",
+    "Lazy": "parameters have their values, got some of a lazy layer or on the device meta",
+    "Meta": "parameters have their values, got some of a lazy layer or on the device meta",
+    "NoDisk": "train() and collate() that give a batch of the samples ",
     "HalfTerms": "terms(batch) that gives whole numbers from 0 on, got torch.float32 from 0.5 on",
     "TermsRaise": "terms(batch) that gives a number for each row; it raised TypeError",
     "CorrectRaises": "correct(outputs, batch) that gives a number for each row; it raised RuntimeError: no such luck",
@@ -305,9 +333,25 @@ def test_an_optimizer_of_ones_own_is_judged() -> None:
         ("Lion", {"args": {"gamma": 1}}, "it raised TypeError"),
         ("Stuck", {}, "an optimizer whose step() runs; it raised RuntimeError: no such luck (optimizers.py:"),
         ("Tiger", {}, "a class or function of that name; optimizers.py has Lion, Stuck, plain, not_one, raises"),
+        ("partial", {}, "an optimizer of all parameters that require gradients; its groups lack norm.weight"),
+        ("Dice", {}, "a step() that repeats from the same seed of torch; two of them differ"),
+        ("Idle", {}, "an optimizer whose step() moves weights or keeps state; it did nothing"),
+        ("Wild", {}, "an optimizer whose step() gives finite weights, got NaN or infinity"),
     ],
 )
 def test_what_makes_no_optimizer_is_told_in_one_line(name: str, settings: dict[str, Any], expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
         verdicts(with_optimizer(name, **settings))
     assert expected in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_resnet_50_is_judged() -> None:
+    """Its 53 BatchNorm layers are named and reproduced, in an eighth of its width; at its own it has torchvision's parameters."""
+    assert sum(p.numel() for p in resnet50.Photographs().model("as_is").parameters()) == 25_557_032
+    workload = WorkloadConfig(data=Data.custom, target=f"{resnet50.__file__}:Photographs", args={"width": 8})
+    momentum = OptimizerConfig(name=OptimizerName.momentum, lr=0.01)
+    short = {"effective_batch": 4, "accumulation_steps": (2,), "steps": 2, "algebra_steps": 2, "nulls": 1, "split": Split.even}
+    accumulated, permuted = verdicts(dataclasses.replace(CONFIG, workload=workload, optimizer=momentum, **short))
+    assert (accumulated["cause"], accumulated["explained"]) == (Cause.batch_statistics, True), accumulated["reasons"]
+    assert permuted["verdict"] == Outcome.equivalent, permuted["reasons"]
