@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ def critical_batch(losses: Sequence[tuple[float, float]], tolerance: float = TOL
     the largest batch where all are within, which is then a lower bound.
     """
     _, base = losses[0]
-    for (batch, loss), (above, worse) in zip(losses, losses[1:], strict=False):
+    for (batch, loss), (above, worse) in itertools.pairwise(losses):
         if not worse / base - 1 <= tolerance:  # also where it diverged to NaN
             inside, outside = loss / base - 1, worse / base - 1
             share = (tolerance - inside) / (outside - inside) if math.isfinite(outside) else 0.0
@@ -102,9 +103,10 @@ def growths(table: pd.DataFrame) -> list[Growth]:
         wide, censored = (
             own.pivot_table(index="seed", columns="point", values=name, aggfunc="first") for name in ("critical", "censored")
         )
-        first, last = min(wide), max(wide)
+        first, last = int(own["point"].min()), int(own["point"].max())
         known = ~censored[first].astype(bool)
-        octaves = [math.log2(b / a) for a, b in zip(wide.loc[known, first], wide.loc[known, last], strict=True)]
+        pairs = zip(wide[first][known], wide[last][known], strict=True)
+        octaves = [math.log2(b / a) for a, b in pairs]
         bounded = bool((~known).any() or censored[last].any())
         found.append(Growth(key, octaves if first != last else [], bool(own["interior"].all()), bounded))
     return found
@@ -123,21 +125,22 @@ def along(material: Material) -> Section | None:
     head = ("setting", "samples before", "loss there", "n", "critical batch (median)", "at the largest batch tried", "rate",
             "inside the grid")  # fmt: skip
     cells = [
-        (Growth(key[:4], [], True, False).name, number(float(own["samples"].iloc[0])), number(own["start_loss"].mean()), str(len(own)),
+        (Growth(key[:4], [], True, False).name, number(float(own["samples"].iloc[0])), number(own["start_loss"].mean()),
+         str(len(own)),
          number(own["critical"].median()), f"{int(own['censored'].sum())} of {len(own)}", number(float(own["lr"].iloc[0])),
          "yes" if own["interior"].all() else "no: an end")
         for key, own in table.groupby([*SETTING, "point"])
     ]  # fmt: skip
     text = Text(
-        f"{words} {advice(found)} The rate of a branch is that of the largest batch over N, under Adam over sqrt(N): another rule "
-        "gives another critical batch. These tasks are small; arXiv 2505.23971 measures language models."
+        f"{words} {advice(found)} The rate of a branch is that of the largest batch over N, under Adam over sqrt(N): another "
+        "rule gives another critical batch. These tasks are small; arXiv 2505.23971 measures language models."
     )
     picture = Picture(
         "critical",
         figure_critical(table),
         "Critical batch size over the samples trained on before, by seed.",
-        f"Largest batch whose branch ends within {TOLERANCE:.0%} of the smallest batch's loss; a line is a judging seed; a triangle "
-        "is a lower bound.",
+        f"Largest batch whose branch ends within {TOLERANCE:.0%} of the smallest batch's loss; a line is a judging seed; a "
+        "triangle is a lower bound.",
     )
     return Section("Along a training", (text, picture, Table(head, tuple(cells), "Over the judging seeds; nats per loss term.")))
 
@@ -155,11 +158,11 @@ def advice(found: Sequence[Growth]) -> str:
 EXPERIMENT = Experiment(
     name="critical_batch",
     title="Does the critical batch size grow along a training?",
-    question="From the same weights and over the same samples, up to which batch does nothing get lost, and is it larger late in a "
-    "training than early (arXiv 2505.23971)?",
+    question="From the same weights and over the same samples, up to which batch does nothing get lost, and is it larger late "
+    "in a training than early (arXiv 2505.23971)?",
     prediction="It grows: early the gradient is large beside its noise, and steps are what is short.",
-    rule=f"A branch loses nothing when its validation loss is within {TOLERANCE:.0%} of the smallest batch's. It grows when the paired "
-    "95% interval of log2 of last over first lies above 0; it does not when TOST puts the change within "
+    rule=f"A branch loses nothing when its validation loss is within {TOLERANCE:.0%} of the smallest batch's. It grows when the "
+    "paired 95% interval of log2 of last over first lies above 0; it does not when TOST puts the change within "
     f"±{SAME:g} octaves at {LEVEL:g} and no value is a bound; else undecided, as below {FEWEST_SEEDS} judging seeds or at a rate "
     "at an end of the grid. The rate is the one at which the training itself ends lowest on the tuning seeds.",
     sections=(along,),

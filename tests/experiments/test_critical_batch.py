@@ -1,4 +1,4 @@
-"""The critical batch size of noisy quadratics in closed form: one in which it grows as the loss falls, one in which it does not."""
+"""The critical batch size of noisy quadratics in closed form: one grows as the loss falls, one does not."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ def results(octaves: float, *, seeds: int = 6, spread: float = 0.1, best: float 
             for point in (0, 1):
                 middle = 4 + octaves * point + spread * rng.standard_normal()
                 rows += [
-                    {"trial": f"{seed}-{lr}", "study": "critical_batch", "workload": "digits", "norm": "none", "optimizer": "adam",
+                    {"trial": f"{seed}-{lr}", "study": "critical_batch", "workload": "digits", "norm": "none",
+                     "optimizer": "adam",
                      "effective_batch": 256, "lr": lr, "seed": seed, "batch": batch, "point": point, "samples": 1000 * point,
                      "branch_samples": 1000, "start_loss": 1.0, "trunk_end": abs(math.log(lr / best)),
                      "validation_loss": 1 + 0.02 * (math.log2(batch) - 2) / max(0.3, middle - 2)}
