@@ -106,7 +106,8 @@ CLAIMS = (
         rule="Confirmed when large-then-small ends with a lower test loss than small-then-large in every setting (paired t test, "
         f"Holm over settings, {LEVEL:g}); refuted when in every setting the one-sided 95% interval excludes that it is lower by "
         f"{MARGIN:g} nats; conditional when each setting is one of both; else undecided. Both at equal samples, each at the rate "
-        f"tuned on other seeds, inside the grid, with {FEWEST_SEEDS} judging seeds or more.",
+        f"tuned on other seeds, inside the grid, with {FEWEST_SEEDS} judging seeds or more. It measures which order ends better, "
+        "not which batch pays at a point: that is what `critical_batch` measures.",
         decide=early_large_late_small,
     ),
 )

@@ -174,6 +174,7 @@ class Study(StrEnum):
     optimizer_states = "optimizer_states"  # optimizer state in float64: accumulated, reordered, small steps
     batch_sizes = "batch_sizes"  # training alone at B and at every B / N, at equal samples and at equal steps
     batch_order = "batch_order"  # large batches first and small ones then, and the reverse, at equal samples
+    critical_batch = "critical_batch"  # one training, branched at several points into copies with batches of their own
     optimizer_memory = "optimizer_memory"  # with which weight past samples are in an optimizer's state
     epoch_tail = "epoch_tail"  # the loop over a loader, at the end of an epoch
     update_size = "update_size"  # how far one step moves, over N
@@ -443,6 +444,14 @@ NEEDS: dict[Study, tuple[Need, ...]] = {
     Study.batch_order: (
         _EQUAL_SPLIT,
         Need("schedule.name", lambda c: c.schedule.name == ScheduleName.constant, "constant: each half has its own"),
+        Need("optimizer.name", lambda c: c.optimizer.name != OptimizerName.custom, "one of ours, whose rate for B / N is known"),
+    ),
+    Study.critical_batch: (
+        _EQUAL_SPLIT,
+        Need("steps", lambda c: c.steps >= 8, "8 or more: a branch is an eighth of the training"),
+        Need("accumulation_steps", lambda c: max(c.accumulation_steps) > 1, "some N above 1: a smaller batch"),
+        Need("schedule.name", lambda c: c.schedule.name == ScheduleName.constant, "constant: branches begin at all points"),
+        Need("schedule.warmup_steps", lambda c: c.schedule.warmup_steps == 0, "0: every branch would warm up again"),
         Need("optimizer.name", lambda c: c.optimizer.name != OptimizerName.custom, "one of ours, whose rate for B / N is known"),
     ),
     Study.muon: (

@@ -1,0 +1,53 @@
+"""Branches of a training: the smallest batch's is the training itself, and the others are not."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from harness.config import (
+    ConfigError,
+    DataConfig,
+    LastWindow,
+    Model,
+    OptimizerConfig,
+    OptimizerName,
+    ScheduleConfig,
+    Study,
+    TrialConfig,
+    WorkloadConfig,
+    validate,
+)
+from harness.measure.lock_step import Setting
+from harness.studies import critical_batch
+
+CONFIG = TrialConfig(
+    study=Study.critical_batch, effective_batch=32, accumulation_steps=(1, 2, 4), steps=8,
+    workload=WorkloadConfig(model=Model.mlp, width=1), data=DataConfig(last_window=LastWindow.drop),
+    optimizer=OptimizerConfig(name=OptimizerName.adam, lr=0.01),
+)  # fmt: skip
+
+
+def test_the_smallest_batch_s_branch_is_the_training_going_on() -> None:
+    rows = critical_batch.measurements(Setting(CONFIG, torch.device("cpu")), lambda t, own: None)
+    found = {(row["point"], row["batch"]): row for row in rows}
+    assert len(found) == len(rows) == 4 * 3
+    assert [found[point, 8]["samples"] for point in range(4)] == [0, 32, 96, 224]
+    assert found[0, 8]["validation_loss"] == found[1, 8]["start_loss"]
+    assert found[3, 8]["validation_loss"] == found[3, 8]["trunk_end"]
+    for point in range(4):
+        assert len({found[point, batch]["start_loss"] for batch in (8, 16, 32)}) == 1
+        assert len({found[point, batch]["validation_loss"] for batch in (8, 16, 32)}) == 3
+
+
+def test_what_has_no_branches_is_refused() -> None:
+    validate(CONFIG)
+    for change, told in (
+        ({"steps": 7}, "steps=7"),
+        ({"accumulation_steps": (1,)}, "accumulation_steps="),
+        ({"schedule": ScheduleConfig(warmup_steps=3)}, "schedule.warmup_steps=3"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            validate(dataclasses.replace(CONFIG, **change))
