@@ -69,7 +69,7 @@ def _table(queries: Tensor, passages: Tensor, log_scale: Tensor, bias: Tensor | 
 
 
 def _mean_loss(table: Tensor, sees: Tensor, contrast: Contrast) -> Tensor:
-    own = torch.arange(len(table))
+    own, sees = torch.arange(len(table), device=table.device), sees.to(table.device)
     right = table[own, own]
     if contrast == Contrast.sigmoid:
         signs = torch.full_like(table, -1.0)

@@ -55,7 +55,7 @@ class Mixture:
         generator = setting.generator(20)
 
         def normal(*shape: int) -> Tensor:
-            return torch.randn(*shape, generator=generator, dtype=torch.float64) / math.sqrt(features)
+            return (torch.randn(*shape, generator=generator, dtype=torch.float64) / math.sqrt(features)).to(setting.device)
 
         return cls(
             normal(NUM_EXPERTS, features).requires_grad_(), normal(NUM_EXPERTS, NUM_CLASSES, features + 1).requires_grad_()

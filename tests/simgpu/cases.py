@@ -23,6 +23,8 @@ from harness import plan, studies
 from harness.audit.session import audit
 from harness.config import (
     Data,
+    DataConfig,
+    LastWindow,
     Model,
     Norm,
     NotReproducible,
@@ -48,8 +50,10 @@ from tests.simgpu import device
 
 MLP = WorkloadConfig(model=Model.mlp, width=2)
 TEXT = WorkloadConfig(data=Data.text, model=Model.transformer, depth=1, width=8)
+TOWERS = WorkloadConfig(data=Data.docstrings, model=Model.towers, width=4)
 ADAM, ADAMW = OptimizerConfig(name=OptimizerName.adam, lr=1e-3), OptimizerConfig(name=OptimizerName.adamw, weight_decay=0.1)
 MOMENTUM = OptimizerConfig(name=OptimizerName.momentum)
+MUON = OptimizerConfig(name=OptimizerName.custom, target="harness.recipes.muon:MuonAndAdam")
 F16, F64 = {"precision": Precision.float16}, {"precision": Precision.float64}
 SHORT = {"steps": 2, "algebra_steps": 2}
 BASE: dict[str, Any] = {
@@ -95,6 +99,13 @@ OF_STUDIES: dict[Study, dict[str, Any]] = {
     Study.accumulators: {},
     Study.randomness: {**F64, "workload": WorkloadConfig(model=Model.mlp, width=2, dropout=0.5)},
     Study.loss_scaling: F16,
+    Study.learning_curves: {"steps": 8},
+    Study.batch_order: {"steps": 8},
+    Study.critical_batch: {"steps": 8},
+    Study.muon: {"optimizer": MUON},
+    Study.balance_loss: {"data": DataConfig(last_window=LastWindow.drop)},
+    Study.negatives: {**F64, "workload": TOWERS},
+    Study.retrieval: {"workload": TOWERS},
 }
 TRIALS |= {str(study): {"study": study, **changes} for study, changes in OF_STUDIES.items()}
 

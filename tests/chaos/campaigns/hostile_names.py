@@ -75,7 +75,8 @@ def poisoned(rng: Random, value: Any, share: float, spared: Collection[str]) -> 
 
 def check(said: Said) -> None:
     """Raise Broken where a payload became more than text."""
-    Page().feed(said.page)
+    for path in said.out.rglob("*.html"):
+        Page(path, said.out).feed(path.read_text(encoding="utf-8"))
     for path in sorted((said.out / "figures").glob("*")):
         if any(one.tag.rpartition("}")[2] in FORBIDDEN for one in ElementTree.parse(path).iter()):
             raise Broken(f"markup in {path.name}")
@@ -98,8 +99,9 @@ def is_number(cell: str) -> bool:
 class Page(HTMLParser):
     """Raises Broken about what our template never writes."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path, out: Path) -> None:
         super().__init__()
+        self.path, self.out = path, out
         self.ids: set[str] = set()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -108,8 +110,15 @@ class Page(HTMLParser):
             raise Broken(f"markup on the page: <{tag}>")
         for name, value in attrs:
             text = value or ""
-            if name.startswith("on") or (name in ("href", "src", "xlink:href") and not text.startswith(("#", "data:,"))):
+            if name.startswith("on") or (name in ("href", "src", "xlink:href") and not self.leads_to_ours(text)):
                 raise Broken(f"an attribute on the page: {name}={text!r}")
             if name == "id" and (not text or text.split() != [text] or text in self.ids):
                 raise Broken(f"an id that is none, or twice: {text!r}")
             self.ids |= {text} if name == "id" else set()
+
+    def leads_to_ours(self, link: str) -> bool:
+        """Whether a link stays on the page, or leads to a file of the report."""
+        if link.startswith(("#", "data:,")):
+            return True
+        target = (self.path.parent / link.partition("#")[0]).resolve()
+        return target.is_relative_to(self.out.resolve()) and target.is_file()
