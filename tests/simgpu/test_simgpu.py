@@ -14,6 +14,9 @@ from typing import Any
 
 import pytest
 
+from harness.config import Study
+from tests.simgpu.trials import OF_STUDIES
+
 FAULTS = ("loss_not_divided", "cached_weights_stale", "samples_repeated", "resume_in_window")
 WAITS_OF_SCALER = 2
 ROOT = Path(__file__).parents[2]
