@@ -52,6 +52,7 @@ MEANT = {
     **dict.fromkeys(("dtype", "amp", "fp16", "bf16"), "precision"),
     **dict.fromkeys(("epochs", "max_steps", "num_steps"), "steps, the number of optimizer steps"),
     **dict.fromkeys(("clip", "max_grad_norm", "grad_clip"), "clip_norm"),
+    **dict.fromkeys(("plan", "memory"), "python -m harness.plan memory=24GB, which finds the N that a memory needs"),
     **dict.fromkeys(("out", "output", "output_dir"), "results"),
     **dict.fromkeys(("wandb", "project"), "tracking=offline, online or disabled, and tracking.project"),
     **dict.fromkeys(("warmup", "warmup_steps", "lr_scheduler"), "schedule=NAME and schedule.warmup_steps"),
