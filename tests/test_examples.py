@@ -73,6 +73,7 @@ def test_a_language_model_with_token_counts(folder: Path) -> None:
     assert causes(trials, "mean_of_means") == {"Lines-as_is-adamw-float32": {"mean_of_means"}}
 
 
+@pytest.mark.slow
 def test_a_loss_that_couples_rows(folder: Path) -> None:
     coupled, apart = commands((EXAMPLES / "coupled_loss.py").read_text())
     size = ("effective_batch=48", "accumulation_steps=[4]")

@@ -47,7 +47,12 @@ def run(notebook: Path, cwd: Path, **variables: str) -> subprocess.CompletedProc
     return subprocess.run([sys.executable, notebook], env=environment, cwd=cwd, capture_output=True, text=True)
 
 
-LONG = ("momentum_and_adam", "precision", "batch_norm")  # 10 to 20 s each; what they share with the others is tested there
+LONG = (
+    "momentum_and_adam",
+    "precision",
+    "batch_norm",
+    "my_own_sweep",
+)  # 10 to 20 s each; what they share with the others is tested there
 OF_ALL = [pytest.param(path, marks=[pytest.mark.slow] if path.stem in LONG else []) for path in NOTEBOOKS]
 
 

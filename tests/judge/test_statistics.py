@@ -40,6 +40,7 @@ def test_mean_interval_against_scipy() -> None:
     assert (found.low, found.high) == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_median_interval_holds_the_median_as_often_as_it_says() -> None:
     """Of a skewed distribution, against its exact coverage: 1 - 2 P(Binomial(n, 1/2) < k) for the k-th smallest and largest."""
     rng, trials = np.random.default_rng(1), 2000

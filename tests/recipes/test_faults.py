@@ -70,7 +70,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "sgd, divisible": {"optimizer": OptimizerConfig(weight_decay=0.1), "data": DataConfig(last_window=LastWindow.drop)},
 }
 
-LONG = {"momentum, pairs with BatchNorm", "sgd, BatchNorm"}  # half a minute each; another setting has BatchNorm, too
+# Ten to thirty seconds each; what they have (BatchNorm, clipping, Adam, equal and unequal lengths) one of the others has, too.
+LONG = {"momentum, pairs with BatchNorm", "sgd, BatchNorm", "adamw with moving average and a penalty", "adamw, always clipped",
+        "sgd, clipping configured and never active", "sgd, divisible", "sgd, policy gradient, ragged"}  # fmt: skip
 CASES = [pytest.param(settings, id=name, marks=[pytest.mark.slow] if name in LONG else []) for name, settings in SETTINGS.items()]
 
 

@@ -21,6 +21,7 @@ def config(split: Split) -> TrialConfig:
     return TrialConfig(split=split, accumulation_steps=(1, 13) if split == Split.even else (1, 3), steps=2, **SIZES)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_every_way_on_two_processes_and_the_page(tmp_path: Path) -> None:
     for split in Split:
         with Store(tmp_path / "results").open_trial("replicas", identity(config(split)), to_dict(config(split))) as writer:
