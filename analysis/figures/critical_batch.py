@@ -22,5 +22,6 @@ def figure_critical(table: pd.DataFrame) -> Figure:
                     part = one[one["censored"] == bounded]
                     axes.plot(part["samples"], part["critical"], marker, color=BLUE, markersize=4, alpha=0.6)
             axes.set_yscale("log", base=2)
+            axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
             axes.set(title=f"{workload} ({norm}), {optimizer}", xlabel="samples before the branch", ylabel="critical batch")
     return figure
