@@ -32,7 +32,11 @@ def why_unavailable() -> str | None:
         return f"CUDA_VISIBLE_DEVICES={visible!r} hides every device"
     if told:
         return told
-    return "the driver shows no device" if driver.is_there() else "there is no driver (no nvidia-smi, no /dev/nvidiactl)"
+    if not driver.is_there():
+        return "there is no driver (no nvidia-smi, no /dev/nvidiactl)"
+    shown = driver.answer()
+    reason = f"CUDA_VISIBLE_DEVICES={visible!r} leaves no device" if visible is not None else "the driver shows no device"
+    return f"{reason} ({shown.problem or f'nvidia-smi shows {len(shown.cards)}'})"
 
 
 def _asked() -> tuple[bool, str]:

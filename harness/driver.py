@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
+from dataclasses import dataclass
 from functools import cache
 
 FILES = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/dxg", "/dev/kfd")  # of NVIDIA, Jetson (two), WSL, AMD
+FIELDS = ("driver_version", "name", "memory.total", "mig.mode.current", "compute_mode")
+PATIENCE_SECONDS = 20.0  # eight cold cards take some of them; a card that has fallen off the bus takes for ever
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What `nvidia-smi` says: FIELDS of each card, and what is wrong with its answer. Without it there are no cards."""
+
+    cards: tuple[tuple[str, ...], ...] = ()
+    problem: str | None = None
 
 
 def is_there() -> bool:
@@ -15,19 +27,31 @@ def is_there() -> bool:
     return any(os.path.exists(path) for path in FILES)
 
 
-@cache
 def version() -> str | None:
     """The version of NVIDIA's driver, where its own tool tells."""
-    lines = query("driver_version")
-    return lines[0].strip() if lines else None
+    return next((card[0] for card in answer().cards), None)
 
 
-def query(fields: str) -> list[str]:
-    """What `nvidia-smi --query-gpu` says, a line for each GPU; nothing where it is absent or fails."""
-    if shutil.which("nvidia-smi") is None:
-        return []
-    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
+@cache
+def answer() -> Answer:
+    """What `nvidia-smi` says of all cards, whichever CUDA_VISIBLE_DEVICES shows; asked once, for it may take its time or hang."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return Answer()
+    command = [tool, f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader"]
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()
-    except (OSError, subprocess.SubprocessError):
-        return []
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=PATIENCE_SECONDS, text=True, errors="replace"
+        )
+    except subprocess.TimeoutExpired:
+        return Answer(problem=f"nvidia-smi did not answer within {PATIENCE_SECONDS:.0f} s")
+    except OSError as error:
+        return Answer(problem=f"nvidia-smi cannot be started ({error.strerror})")
+    first = next(iter(done.stdout.split("\n")), "").strip()
+    if done.returncode:
+        return Answer(problem=f"nvidia-smi ended with code {done.returncode}: {first!r}")
+    rows = [tuple(part.strip() for part in line.split(",")) for line in done.stdout.split("\n") if line.strip()]
+    cards = tuple(row for row in rows if len(row) == len(FIELDS) and re.fullmatch(r"\d+(\.\d+)+", row[0]))
+    return Answer(
+        cards, None if cards == tuple(rows) else f"nvidia-smi did not answer with {len(FIELDS)} fields a card: {first!r}"
+    )

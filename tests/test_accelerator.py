@@ -41,6 +41,7 @@ from harness.recipes.recipe import Recipe, take_step
 from harness.referee import gradients
 from harness.results.store import Store
 from harness.sweep import child, experiment
+from tests import test_gpu
 
 ROOT = Path(__file__).parents[1]
 STYLES = {
@@ -280,6 +281,26 @@ def test_a_tall_matrix_is_factorised_by_rows(monkeypatch: pytest.MonkeyPatch) ->
         patch.setattr(torch.linalg, "qr", lambda m, mode="reduced": calls.append(len(m)) or qr(m, mode=mode))
         gradients.decompose(a, parts)
     assert len(calls) > 10 and max(calls) < 100
+
+
+def test_warnings_of_torch_fail_no_gpu_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Warnings are errors in all tests but these: the first call of the debug mode warns, and must not leave it on."""
+    modes = []
+
+    def set_mode(mode: str) -> None:
+        modes.append(mode)
+        if mode == "warn":
+            warnings.warn("a prototype", stacklevel=1)
+
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", set_mode)
+    with pytest.raises(UserWarning, match="a prototype"), test_gpu.waits_told():
+        pass
+    assert modes == ["warn", "default"]
+    (filters,) = [mark for mark in test_gpu.pytestmark if mark.name == "filterwarnings"]
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter(filters.args[0])
+        with test_gpu.waits_told():
+            pass
 
 
 def test_no_test_sees_a_gpu_that_does_not_ask_for_one() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -36,6 +38,18 @@ pytestmark = [
 ADAM = OptimizerConfig(name=OptimizerName.adam, lr=3e-3)
 TEXT = WorkloadConfig(data=Data.text, model=Model.transformer)
 RESNET = WorkloadConfig(model=Model.resnet18)
+
+
+@contextmanager
+def waits_told() -> Iterator[list[warnings.WarningMessage]]:
+    """What torch warns of inside, waits for the device among it; no later test is warned, whatever is raised inside."""
+    try:
+        torch.cuda.set_sync_debug_mode("warn")  # warns that it is a prototype
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield caught
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("precision", list(Precision))
@@ -91,13 +105,8 @@ def test_a_step_waits_for_the_device_once(changes: dict[str, Any], execution: Ex
             lock.step(ids, gradients="compared")
         for _ in range(2):
             torch.cuda.synchronize()
-            try:
-                torch.cuda.set_sync_debug_mode("warn")  # warns that it is a prototype
-                with warnings.catch_warnings(record=True) as caught:
-                    warnings.simplefilter("always")
-                    lock.step(ids, gradients="compared")
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
+            with waits_told() as caught:
+                lock.step(ids, gradients="compared")
             waits = [str(warning.message) for warning in caught if "synchroniz" in str(warning.message)]
             assert len(waits) == 1, waits
 

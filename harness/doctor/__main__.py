@@ -11,6 +11,7 @@ from typing import Any
 
 from harness.config import Device
 from harness.doctor import machine, operations, stages
+from harness.processes import run_command
 from harness.recipes.determinism import choose_device
 
 
@@ -23,16 +24,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     if asked.what == "operations":
         return _operations(asked.json)
+    if asked.what == "gpu":
+        return _gpu(asked.out)
     facts = machine.describe()
     print("\n".join(told(facts)))
     if asked.json:
         _write(asked.json, facts)
-    if asked.what == "machine":
-        return 0
-    if facts["why_no_gpu"] is not None:
+    return 0
+
+
+def _gpu(out: Path) -> int:
+    """The doctor first, as a stage as well: what stops it is in the archive, and nothing is known then of the machine."""
+    work = stages.Work(out)
+    work.run(stages.doctor(out))
+    print((out / "doctor.log").read_text(errors="replace"), end="")
+    facts = stages.found_by_doctor(out)
+    if facts.get("why_no_gpu") is not None:
         print(f"device=cuda: expected a CUDA device: {facts['why_no_gpu']}", file=sys.stderr)
         return 2
-    return stages.run_all(asked.out, stages.stages(asked.out, facts))
+    for stage in stages.on_a_gpu(out, facts):
+        work.run(stage)
+    print(f"everything is in {work.archive}: please send it, whatever failed")
+    return work.code
 
 
 def told(facts: dict[str, Any]) -> list[str]:
@@ -43,16 +56,19 @@ def told(facts: dict[str, Any]) -> list[str]:
         f"python {facts['python']} on {facts['system']}, {facts['cores']} cores",
         ", ".join(f"{name} {found}" for name, found in facts["packages"].items()),
         f"{built}; driver {facts['driver'] or 'none'}; cuDNN {facts['cudnn'] or 'none'}",
-        *(
-            f"GPU {k}: {card['name']}, capability {card['capability']}, "
-            f"{card['free_bytes'] / 1e9:.1f} of {card['total_bytes'] / 1e9:.1f} GB free"
-            for k, card in enumerate(facts["devices"])
-        ),
+        *(f"GPU {k}: {_told(card)}" for k, card in enumerate(facts["devices"])),
         *(f"nvidia-smi shows: {card}" for card in facts["cards_of_driver"]),
         f"matrix products, TFLOP/s: {', '.join(rates)}",
         *machine.advice(facts),
         *(f"{name}: {guess}" for name, guess in machine.estimates(facts).items()),
     ]
+
+
+def _told(card: dict[str, Any]) -> str:
+    if "problem" in card:
+        return f"it does not answer ({card['problem']})"
+    free, total = card["free_bytes"] / 1e9, card["total_bytes"] / 1e9
+    return f"{card['name']}, capability {card['capability']}, {free:.1f} of {total:.1f} GB free"
 
 
 def _operations(file: Path | None) -> int:
@@ -71,4 +87,4 @@ def _write(file: Path, content: object) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -32,22 +33,40 @@ def describe() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "packages": {name: found for name in PACKAGES if (found := version(name))},
         "torch_cuda": torch.version.cuda or torch.version.hip,
-        "cudnn": torch.backends.cudnn.version() if reason is None else None,
+        "cudnn": _cudnn() if reason is None else None,
         "driver": driver.version(),
         "why_no_gpu": reason,
         "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "devices": [] if reason else [_card(k) for k in range(torch.cuda.device_count())],
-        "cards_of_driver": driver.query("name,memory.total,mig.mode.current,compute_mode"),
+        "cards_of_driver": [", ".join(card[1:]) for card in driver.answer().cards],
+        "driver_problem": driver.answer().problem,
         "tf32": accelerator.uses_tf32(),
         "tflops": {str(dtype).removeprefix("torch."): tflops(device, dtype) for dtype in FORMATS},
     }
 
 
+def _cudnn() -> int | str | None:
+    """Its version, or why torch cannot use the one that it has found."""
+    try:
+        found: int | None = torch.backends.cudnn.version()
+    except RuntimeError as error:
+        return _first_line(error)
+    return found
+
+
 def _card(index: int) -> dict[str, Any]:
-    properties = torch.cuda.get_device_properties(index)
-    free, total = torch.cuda.mem_get_info(index)
+    """Name, capability and memory; `problem` where a card that is counted does not answer: another process has all of it."""
+    try:
+        properties = torch.cuda.get_device_properties(index)
+        free, total = torch.cuda.mem_get_info(index)
+    except RuntimeError as error:
+        return {"problem": _first_line(error)}
     capability = f"{properties.major}.{properties.minor}"
     return {"name": properties.name, "capability": capability, "free_bytes": free, "total_bytes": total}
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def tflops(device: torch.device, dtype: torch.dtype) -> float | None:
@@ -67,9 +86,9 @@ def tflops(device: torch.device, dtype: torch.dtype) -> float | None:
     return float(2 * size**3 * count / elapsed / 1e12)
 
 
-def is_slow(facts: dict[str, Any]) -> bool:
-    """Whether float64 is so slow on the GPU that `make gpu` does less of it."""
-    return (facts["tflops"]["float64"] or 0.0) < SLOW_FLOAT64
+def is_slow(facts: Mapping[str, Any]) -> bool:
+    """Whether float64 is so slow on the GPU, or so little known of it, that `make gpu` does less of it."""
+    return (facts.get("tflops", {}).get("float64") or 0.0) < SLOW_FLOAT64
 
 
 def advice(facts: dict[str, Any]) -> list[str]:
@@ -79,6 +98,8 @@ def advice(facts: dict[str, Any]) -> list[str]:
         lines.append(f"{len(facts['devices'])} GPU(s) can be used: a sweep runs workers= trials on each, one unless told.")
     else:
         lines.append(f"No GPU can be used: {reason}.")
+    if facts["driver_problem"]:
+        lines.append(f"The driver cannot be asked: {facts['driver_problem']}.")
     if reason and facts["cards_of_driver"] and not facts["torch_cuda"]:
         lines.append(
             "nvidia-smi shows a card that this build of torch cannot use: install a CUDA build (make clean, then make gpu)."

@@ -1,22 +1,27 @@
 """`make gpu`: all that a CUDA machine can show, stage by stage; each runs whatever became of the one before.
 
-What a stage prints is written as it comes; `summary.json` is written anew after each, and one archive holds it all.
+What a stage prints is written as it comes; `summary.json` and the archive that holds it all are written anew after each.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import tarfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from harness.doctor import machine
 
+MACHINE = "machine.json"
+PATIENCE_SECONDS = 5.0
 TAIL = 20  # lines of a failed stage's output that are in the summary
 
 
@@ -30,22 +35,36 @@ class Stage:
     seconds: float = 600.0
 
 
-def stages(out: Path, facts: Mapping[str, Any]) -> list[Stage]:
-    """Those of this machine: where float64 is slow, a narrower ResNet and fewer float64 steps; together less than half an hour.
+def doctor(out: Path) -> Stage:
+    """The first stage, which needs to know nothing of the machine; it writes what it finds to `machine.json`."""
+    command = [sys.executable, "-m", "harness.doctor", "--json", f"{out / MACHINE}"]
+    return Stage(name="doctor", command=command, seconds=90)
+
+
+def found_by_doctor(out: Path) -> dict[str, Any]:
+    """What the first stage has written; empty where it did not come to that."""
+    try:
+        found: dict[str, Any] = json.loads((out / MACHINE).read_text())
+    except (OSError, ValueError):
+        return {}
+    return found
+
+
+def on_a_gpu(out: Path, facts: Mapping[str, Any]) -> list[Stage]:
+    """The other stages: where float64 is slow, a narrower ResNet and fewer float64 steps; all together less than half an hour.
 
     What a stage that is stopped has found until then is in its log, and the sweep's finished trials are stored.
     """
     python, trials = [sys.executable, "-m"], trials_of(out)
-    smaller = ["algebra_steps=5", "workload.width=2"] if machine.is_slow(dict(facts)) else []
+    smaller = ["algebra_steps=5", "workload.width=2"] if machine.is_slow(facts) else []
     operations = [*python, "harness.doctor", "operations", "--json", f"{out / 'operations.json'}"]
     tests = [*python, "pytest", "-v", "-m", "gpu", "tests", f"--junitxml={out / 'tests.xml'}"]
     sweep = [*python, "harness", "+experiment=gpu", f"results={trials}", *smaller]
     bench = [*python, "harness.bench", "overhead", "by_hand", "--out", f"{out / 'bench.json'}"]
     return [
-        Stage(name="doctor", command=[*python, "harness.doctor", "--json", f"{out / 'machine.json'}"], seconds=60),
         Stage(name="operations", command=operations, seconds=90),
         Stage(name="tests", command=tests, seconds=480),
-        Stage(name="sweep", command=sweep, seconds=660),
+        Stage(name="sweep", command=sweep, seconds=640),
         Stage(name="summary", command=[*python, "analysis.summary", "--results", f"{trials}", "--out", f"{out}"], seconds=60),
         Stage(name="bench", command=bench, seconds=420),
     ]
@@ -56,28 +75,49 @@ def trials_of(out: Path) -> Path:
     return out.parent / f"{out.name}-trials"
 
 
-def run_all(out: Path, chosen: Sequence[Stage]) -> int:
-    """Run every stage, write what became of each, and pack all of it; 1 where one failed, else 0."""
-    out.mkdir(parents=True, exist_ok=True)
-    rows: list[dict[str, Any]] = []
-    for stage in chosen:
+class Work:
+    """Stages, one after the other, whatever becomes of them; after each the summary and the archive are written anew."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.archive = out.parent / f"{out.name}.tar.gz"
+        self.rows: list[dict[str, Any]] = []
+        out.mkdir(parents=True, exist_ok=True)
+        (out / MACHINE).unlink(missing_ok=True)  # of an earlier run, perhaps of another machine
+
+    @property
+    def code(self) -> int:
+        """1 where a stage failed, else 0."""
+        return 0 if all(row["ok"] for row in self.rows) else 1
+
+    def run(self, stage: Stage) -> None:
+        """Run one; what it prints is in its log as it comes."""
         print(f"{stage.name}: {' '.join(stage.command)}", flush=True)
-        rows.append(run(stage, out / f"{stage.name}.log"))
-        print(f"{stage.name}: {'ok' if rows[-1]['ok'] else 'FAILED'} after {rows[-1]['seconds']:.0f} s", flush=True)
-        summary = {"stages": rows, "failed_trials": failed_trials(trials_of(out))}
-        (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
-    print(f"everything is in {pack(out)}: please send it, whatever failed")
-    return 0 if all(row["ok"] for row in rows) else 1
+        self.rows.append(run(stage, self.out / f"{stage.name}.log"))
+        print(f"{stage.name}: {'ok' if self.rows[-1]['ok'] else 'FAILED'} after {self.rows[-1]['seconds']:.0f} s", flush=True)
+        summary = {"stages": self.rows, "failed_trials": failed_trials(trials_of(self.out))}
+        (self.out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+        unfinished = self.archive.with_suffix(".part")
+        with tarfile.open(unfinished, "w:gz") as file:
+            file.add(self.out, arcname=self.out.name)
+        unfinished.replace(self.archive)  # whole, whenever this process is killed
 
 
 def run(stage: Stage, log: Path) -> dict[str, Any]:
-    """One stage, its output in `log`; a command that cannot be started or takes too long has failed."""
+    """One stage, its output in `log`; a command that cannot be started or takes too long has failed, and what it started ends."""
     started, code = time.monotonic(), None
     with log.open("w") as file:
         try:
-            code = subprocess.run(stage.command, stdout=file, stderr=subprocess.STDOUT, timeout=stage.seconds).returncode
-        except subprocess.TimeoutExpired:
-            file.write(f"\nstopped after {stage.seconds:.0f} s\n")
+            process = subprocess.Popen(stage.command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+            try:
+                code = process.wait(stage.seconds)
+            except subprocess.TimeoutExpired:
+                file.write(f"\nstopped after {stage.seconds:.0f} s\n")
+            finally:
+                with suppress(ProcessLookupError):  # nobody of its group is left, as usual
+                    os.killpg(process.pid, signal.SIGKILL)
+                with suppress(subprocess.TimeoutExpired):  # a process that hangs in a driver cannot be killed
+                    process.wait(PATIENCE_SECONDS)
         except OSError as error:
             file.write(f"\nnot started: {error}\n")
     ok = code in stage.accepted
@@ -95,11 +135,3 @@ def failed_trials(trials: Path) -> dict[str, str]:
             told = f"failed.json cannot be read: {error}"
         found[f"{path.parent.relative_to(trials)}"] = next(reversed(told.strip().splitlines()), "")
     return found
-
-
-def pack(out: Path) -> Path:
-    """All files of the folder in one archive beside it."""
-    archive = out.parent / f"{out.name}.tar.gz"
-    with tarfile.open(archive, "w:gz") as file:
-        file.add(out, arcname=out.name)
-    return archive
