@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -76,8 +77,11 @@ def start() -> Iterator[Start]:
             return started[-1]
 
         yield make
-        for one in alive(Path(folder)):
-            os.kill(one.pid, signal.SIGKILL)
+        while left := list(alive(Path(folder))):  # more than one look: a process in its exec is not seen
+            for one in left:
+                with suppress(ProcessLookupError):
+                    os.kill(one.pid, signal.SIGKILL)
+            time.sleep(0.05)
         for command in started:
             command.process.communicate()
 
