@@ -144,11 +144,16 @@ def _unregistered(name: str) -> Experiment:
         right, wrong = arms[~arms["fault"]], faults.judged(arms)
         runs, controls = (right[right["arm"].eq(name)] for name in ("accumulated", "permuted"))
         counts = ", ".join(f"{number} {verdict}" for verdict, number in tables.verdict_counts(runs).items())
+        why = [
+            f"{share(int(own['explained'].sum()), len(own))} that differ by {cause} are what an exact simulation of it gives."
+            for cause, own in runs[runs["cause"].ne("") & runs["verdict"].eq("different")].groupby("cause")
+            if own["explained"].any()
+        ]
         found = f"Of {len(wrong)} runs that are wrong on purpose, {int(wrong['detected'].sum())} are found." if len(wrong) else ""
         same = int(controls["verdict"].eq("equivalent").sum())
         told = f"The control, a large batch with its rows shuffled, is equivalent {share(same, len(controls))} times."
         accumulated = f"{len(runs)} accumulated runs: {counts}." if len(runs) else ""
-        return Answer(tuple(filter(None, [accumulated, told if len(controls) else "", found])), None)
+        return Answer(tuple(filter(None, [accumulated, *why, told if len(controls) else "", found])), None)
 
     return Experiment(
         name=name,

@@ -11,7 +11,7 @@ from analysis.batch_norm import DEFAULT_MOMENTUM, corrected
 from analysis.content import Section, Table, Text, number
 from analysis.question import Material
 from harness.judge.cause import Cause, parsed
-from harness.results.cells import ArmCell, by_cell, caveats, spread
+from harness.results.cells import ArmCell, Caveat, by_cell, caveats, spread
 from harness.results.judged_arm import VERDICT_COLUMNS, VerdictRow
 
 # What is inherent in a normalisation, an optimizer, a format: in a sentence or two, and in the words of a table's cell.
@@ -56,6 +56,7 @@ FORMATS = {
         "keep .grad in float32",
     ),
 }
+NAMES = {"none": "no normalisation", "group": "GroupNorm", "layer": "LayerNorm", "batch": "BatchNorm"}
 HEAD = ("normalisation", "optimizer", "precision", "what was found", "what to do")
 
 
@@ -69,14 +70,16 @@ def caveats_that_occur(material: Material) -> Section | None:
     arms = material.arms[material.arms["arm"] == "accumulated"]
     if arms.empty:
         return None
-    told = [str(caveat) for caveat in caveats(by_cell(rows(arms)))]
-    told = told or ["Every run is equivalent to its large batch: nothing in this sweep has to be avoided."]
+    told = [
+        Text(f"{one.finding[:1].upper()}{one.finding[1:]} {one.advice}", lead=_whose(one)) for one in caveats(by_cell(rows(arms)))
+    ]
+    told = told or [Text("Every run is equivalent to its large batch: nothing in this sweep has to be avoided.")]
     for column, inherent in (("norm", NORMS), ("optimizer", STATES), ("precision", FORMATS)):
-        told += dict.fromkeys(inherent[name][0] for name in sorted(arms[column].unique()) if name in inherent)
+        told += [Text(words) for words in dict.fromkeys(inherent[n][0] for n in sorted(arms[column].unique()) if n in inherent)]
     if (bound := arms[arms["norm"] == "batch"])["trial"].any():
-        told.append(_momenta(bound))
+        told.append(Text(_momenta(bound)))
     if len(clipped := arms[arms["clip_norm"].notna()]):
-        told.append(_clipping(clipped))
+        told.append(Text(_clipping(clipped)))
     table = [
         (norm, optimizer, precision, _found(own, material.l4), _advice(own))
         for (norm, optimizer, precision), own in tables.in_order(arms).groupby(["norm", "optimizer", "precision"], sort=False)
@@ -85,7 +88,12 @@ def caveats_that_occur(material: Material) -> Section | None:
         "One row for each combination that was swept. Gradient difference: relative, in double precision, largest over the "
         "steps. Rounding: error over that of the large batch, median; below 1 accumulation is the more accurate."
     )
-    return Section("Caveats", (*map(Text, told), Table(HEAD, tuple(tuple(map(str, row)) for row in table), caption)))
+    return Section("Caveats", (*told, Table(HEAD, tuple(tuple(map(str, row)) for row in table), caption)))
+
+
+def _whose(caveat: Caveat) -> str:
+    """The settings of a caveat, as a reader says them: BatchNorm; sgd, adam; float32."""
+    return "; ".join(", ".join(NAMES.get(value, value) for value in values) for values in caveat.settings.values())
 
 
 def _found(arms: pd.DataFrame, l4: pd.DataFrame) -> str:
@@ -102,7 +110,8 @@ def _found(arms: pd.DataFrame, l4: pd.DataFrame) -> str:
     if len(cells):
         worst = cells.iloc[int(cells["mean"].abs().to_numpy().argmax())]
         told.append(
-            f"held-out loss {number(worst['mean'])} off the large batch's at N = {worst['accumulation_steps']} "
+            f"held-out loss {number(abs(worst['mean']))} {'below' if worst['mean'] < 0 else 'above'} the large batch's "
+            f"at N = {worst['accumulation_steps']} "
             f"(95% {number(worst['low'])} to {number(worst['high'])}, {worst['n']} seeds)"
         )
     return "; ".join(told)

@@ -1,4 +1,4 @@
-"""What a section of the page is made of. How each of these looks is in `report.html.j2`."""
+"""What a section of the page is made of. How each of these looks is in `blocks.html.j2`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from itertools import accumulate
 
+from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
 TAKEN = ("claims", "reading", "provenance")  # ids of the page's own parts
@@ -15,9 +16,10 @@ TAKEN = ("claims", "reading", "provenance")  # ids of the page's own parts
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph."""
+    """A paragraph; `lead` says in a few words what it is about."""
 
     text: str
+    lead: str = ""
     kind = "text"
 
 
@@ -113,6 +115,15 @@ def worded(text: str) -> str:
     'medians of 1 trial, 4 times; 21 trials, 1.5 to 1.56'
     """
     return _SAME_ENDS.sub(r"\1", _ONE.sub(r"1 \1", text))
+
+
+def marked(text: str) -> Markup:
+    """Text of a page, in which `backticks` stand around code.
+
+    >>> marked("two passes do, in `recipes/two_pass.py`, if n < 2")
+    Markup('two passes do, in <code>recipes/two_pass.py</code>, if n &lt; 2')
+    """
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def share(part: int, whole: int) -> str:

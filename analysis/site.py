@@ -13,7 +13,7 @@ import pandas as pd
 
 from analysis import advice, ledger, load, sections, tables
 from analysis.article import Article
-from analysis.content import number, worded
+from analysis.content import marked, number, worded
 from analysis.question import FOLDER, Ruling
 from harness.judge.gates import ALGEBRA_GATE, RANK_LEVEL, ROUNDING_GATE, TRAJECTORY_GATE
 
@@ -31,7 +31,7 @@ def pages(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["worded"] = worded
+    environment.filters |= {"worded": worded, "marked": marked}
     rows = advice.advice(loaded)
     gates = {"algebra": ALGEBRA_GATE, "trajectory": TRAJECTORY_GATE, "rounding": ROUNDING_GATE, "rank": RANK_LEVEL}
     shared: dict[str, Any] = {

@@ -75,12 +75,13 @@ def _cell(rows: Sequence[VerdictRow]) -> ArmCell:
 class Caveat:
     """What has to be known about some of the cells: where, what was found with its numbers, and what to do."""
 
-    where: str
+    settings: dict[str, tuple[str, ...]]  # those of the cells, by name
     finding: str
     advice: str
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.finding} {self.advice}"
+        where = ", ".join(f"{name}={'|'.join(values)}" for name, values in self.settings.items())
+        return f"{where}: {self.finding} {self.advice}"
 
 
 def caveats(cells: Sequence[ArmCell]) -> list[Caveat]:
@@ -94,9 +95,10 @@ def caveats(cells: Sequence[ArmCell]) -> list[Caveat]:
 
 
 def _caveat(verdict: str, cause: str, cells: Sequence[ArmCell]) -> Caveat:
-    where = ", ".join(f"{name}={_some(getattr(cell, name) for cell in cells)}" for name in ("norm", "optimizer", "precision"))
-    if len({cell.workload for cell in cells}) > 1:
-        where = f"{_some(cell.workload for cell in cells)}, {where}"
+    names = ("workload", "norm", "optimizer", "precision")
+    where = {name: tuple(dict.fromkeys(getattr(cell, name) for cell in cells)) for name in names}
+    if len(where["workload"]) == 1:
+        del where["workload"]
     size = spread([cell.gradient_error for cell in cells])
     ratio = spread([cell.rounding_ratio for cell in cells])
     if verdict == Outcome.degraded:
@@ -105,12 +107,12 @@ def _caveat(verdict: str, cause: str, cells: Sequence[ArmCell]) -> Caveat:
         return Caveat(where, found, known or "Keep the accumulator in float32, or accumulate fewer micro-batches.")
     if verdict == Outcome.inconclusive:
         return Caveat(where, "it could not be judged.", "The reason stands in the column `reasons` of the trial and on the page.")
-    names = parsed(cause) or (Cause.unexplained,)
-    whose = " This is a property of the model, not a fault of the loop." if INHERENT.issuperset(names) else ""
+    causes = parsed(cause) or (Cause.unexplained,)
+    whose = " This is a property of the model, not a fault of the loop." if INHERENT.issuperset(causes) else ""
     found = (
-        f"accumulation is another computation: its gradient differs by {size} of the large batch's ({', '.join(names)}).{whose}"
+        f"accumulation is another computation: its gradient differs by {size} of the large batch's ({', '.join(causes)}).{whose}"
     )
-    return Caveat(where, found, " ".join(MEANINGS[one].remedy for one in names))
+    return Caveat(where, found, " ".join(MEANINGS[one].remedy for one in causes))
 
 
 def control_failed(cells: Sequence[ArmCell]) -> list[ArmCell]:
@@ -133,7 +135,3 @@ def spread(values: Iterable[float]) -> str:
         return "an unknown part"
     low, high = f"{min(known):.2g}", f"{max(known):.2g}"
     return low if low == high else f"{low} to {high}"
-
-
-def _some(names: Iterable[str]) -> str:
-    return "|".join(dict.fromkeys(names))

@@ -266,6 +266,8 @@ def test_a_sweep_of_ones_own_carries_its_caveats(results: Path, out: Path, make_
     text = Page((out / "index.html").read_text()).text if write(results, out) else ""
     assert "Your sweep “mine”" in text
     assert "This is a property of the model, not a fault of the loop." in text  # BatchNorm
+    assert "4 of 4 that differ by batch_statistics are what an exact simulation of it gives." in text
+    assert "BatchNorm; adam; float16, float32. Accumulation is another computation" in text
     assert "0.0513 at N = 2, 0.026 at N = 4" in text  # 1 - 0.9^(1/2), 1 - 0.9^(1/4)
     assert "Adam: the state is updated once per window" in text and "In float16, unscale once per window" in text
     table = (out / "tables/mine.csv").read_text().splitlines()
@@ -276,7 +278,11 @@ def test_a_sweep_of_ones_own_carries_its_caveats(results: Path, out: Path, make_
 def test_a_sweep_without_a_difference_says_that_nothing_has_to_be_avoided(results: Path, out: Path, make_trial) -> None:
     make_trial(experiment="mine")
     page = make(results, out, "mine")
-    assert "nothing in this sweep has to be avoided" in page.text and "not a fault of the loop" not in page.text
+    assert (
+        "nothing in this sweep has to be avoided" in page.text
+        and "simulation of it" not in page.text
+        and "not a fault of the loop" not in page.text
+    )
 
 
 def test_clipping_has_a_caveat_where_it_is_set(results: Path, out: Path, make_trial) -> None:

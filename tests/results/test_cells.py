@@ -50,7 +50,7 @@ def test_there_is_a_caveat_for_what_is_wrong_and_none_for_what_is_right() -> Non
     right = by_cell([row(), row(arm="permuted", accumulation_steps=1), row(arm="mean_of_means", verdict="different")])
     assert caveats(right) == []
     [caveat] = caveats([*right, *by_cell([wrong(), wrong(optimizer="adam", algebra_error=0.1, precision="float16")])])
-    assert caveat.where == "norm=batch, optimizer=sgd|adam, precision=float32|float16"
+    assert str(caveat).startswith("norm=batch, optimizer=sgd|adam, precision=float32|float16: ")
     assert "0.1 to 0.5" in caveat.finding and "batch_statistics" in caveat.finding and "not a fault of the loop" in caveat.finding
     assert "GroupNorm" in caveat.advice
 
@@ -67,7 +67,7 @@ def test_degraded_and_inconclusive_say_what_they_are() -> None:
     ]
     degraded, inconclusive = caveats(by_cell(rows))
     assert "7 times" in degraded.finding and "GradScaler" in degraded.advice
-    assert inconclusive.where.startswith("norm=group")
+    assert inconclusive.settings["norm"] == ("group",)
 
 
 def test_a_control_that_differs_is_told_unless_layers_are_random() -> None:
