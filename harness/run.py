@@ -304,7 +304,11 @@ def explain(error: BaseException) -> str:
             return str(error)
         case MissingConfigException(missing_cfg_file=str(path), options=[*options]) if "/" in path:
             group, _, option = path.rpartition("/")
-            return f"{group}={option}: expected one of {', '.join(str(name) for name in options)}"
+            known = ", ".join(str(name) for name in options)
+            is_absent = option.startswith("submitit") and "submitit" not in known
+            return f"{group}={option}: expected one of {known}" + (
+                " (pip install 'accumulation-harness[slurm]')" if is_absent else ""
+            )
         case OverrideParseException():
             return f"{error.override}: expected key=value ({_first_line(error)})"
         case ConfigCompositionException():

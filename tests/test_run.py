@@ -14,6 +14,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from hydra.errors import MissingConfigException
 
 from analysis.question import registered
 from harness import run
@@ -171,6 +172,13 @@ def test_bad_input_is_one_clear_line(command: Command, capfd: pytest.CaptureFixt
     assert errors.startswith(BAD_INPUT[arguments]) and errors.count("\n") == 1, errors
 
 
+def test_where_the_launchers_of_a_cluster_come_from() -> None:
+    path = "hydra/launcher/submitit_slurm"
+    told = [run.explain(MissingConfigException("", path, options)) for options in (["basic"], ["basic", "submitit_local"])]
+    assert told[0] == "hydra/launcher=submitit_slurm: expected one of basic (pip install 'accumulation-harness[slurm]')"
+    assert told[1] == "hydra/launcher=submitit_slurm: expected one of basic, submitit_local"
+
+
 def test_a_traceback_on_request(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     with pytest.raises(ValueError, match="workers"):
@@ -326,7 +334,8 @@ def test_submitit_runs_a_job_per_trial(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "harness", *cells, *tiny, f"results={tmp_path}/results"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == run.BAD_INPUT, done.stderr
-    assert "effective_batch=2000: expected at most the 1500 training samples" in done.stdout
+    assert "effective_batch=2000: expected at most the 1500 training samples" in done.stderr
     finished = [trial.config["effective_batch"] for trial in Store(tmp_path / "results").trials()]
     assert finished == [16]
     assert list((tmp_path / "jobs").rglob("*_log.out"))
+    assert "2 trials handed to the launcher; meanwhile: " in done.stdout and "1 trial done, 1 failed." in done.stdout

@@ -157,10 +157,19 @@ def run_many(configs: Sequence[HarnessConfig], run: TrialFunction | None = None)
     return outcome
 
 
+def announce_elsewhere(configs: Sequence[HarnessConfig]) -> None:
+    """Before a sweep whose trials other processes run: how to see, while it lasts, where they stand."""
+    root = configs[0].results
+    command = "python -m harness.status" if processes.in_source_tree() else "accumulation-harness status"
+    print(f"{_trials(len(configs))} handed to the launcher; meanwhile: {command} --results {root}", flush=True)
+
+
 def conclude(configs: Sequence[HarnessConfig], failures: Sequence[Failure]) -> Outcome:
     """The end of a sweep whose trials ran in other processes than ours, on this machine or another."""
-    outcome = Outcome(done=len(configs) - len(failures), skipped=0, failures=tuple(failures))
-    print_ending(_distinct(configs), failures)
+    cells = _distinct(configs)
+    outcome = Outcome(done=len(cells) - len(failures), skipped=0, failures=tuple(failures))
+    print(f"{_trials(outcome.done)} done, {len(failures)} failed.")
+    print_ending(cells, failures)
     return outcome
 
 

@@ -68,6 +68,7 @@ class GridsSweeper(BasicSweeper):
     def sweep(self, arguments: list[str]) -> Any:
         """Launch every cell of the grids under the command line's overrides; ConfigCompositionException where none is left."""
         from harness.run import Composer
+        from harness.sweep.experiment import announce_elsewhere
         from hydra_plugins.harness_launcher import ForkserverLauncher
 
         assert self.config is not None and self.launcher is not None and self.hydra_context is not None
@@ -88,6 +89,7 @@ class GridsSweeper(BasicSweeper):
         if isinstance(self.launcher, ForkserverLauncher):
             return self.launcher.launch(cells, initial_job_idx=0)
         configs = Composer(loader, self.config).cells(cells)  # the others compose one by one, or on another machine
+        announce_elsewhere(configs)
         return collected(configs, self.launcher.launch(cells, initial_job_idx=0))
 
     def restricted(self, given: Grid, parser: OverridesParser) -> list[Grid]:
