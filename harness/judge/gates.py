@@ -5,6 +5,8 @@ from __future__ import annotations
 ALGEBRA_GATE = 1e-12  # L0, relative, gradients and optimizer state in float64: correct code is near 1e-15, faults above 1e-3
 RESOLVED = 10.0  # L0, above ALGEBRA_GATE: in units of what the referee's own gradient resolves at the same weights
 COARSE_FACTOR, COARSE_LEAST = 100.0, 1e-4  # L0 in float32, of a task that has no float64: times the shuffled control's error
+# L0, of a model that resolves less than ALGEBRA_GATE: what is a difference all the same; the largest is where faults begin.
+CLEAR_FACTOR, CLEAR_LEAST, CLEAR_MOST = 1e4, 1e-6, 1e-3
 TRAJECTORY_GATE = 1e-9  # L0, relative, parameters over the float64 trajectory
 ROUNDING_GATE = 2.0  # L1, upper end of the interval of the error ratio
 SCALE_FACTOR = 10.0  # L1, |alpha - 1| in units of the accumulated gradient's usual error
@@ -12,6 +14,12 @@ SCALE_FACTOR = 10.0  # L1, |alpha - 1| in units of the accumulated gradient's us
 # tell the order of the sum, not a fault. The smallest planted error that L1 must find is 1e-6.
 STORED = 2.0**-23
 RANK_LEVEL = 0.01  # L1, float32: can reject only from K = 99 permutations on
+
+
+def clear_gate(floor: float) -> float:
+    """Above what a float64 error is a difference where the shuffled full batch differs by `floor`; infinite where nothing is."""
+    gate = max(CLEAR_LEAST, CLEAR_FACTOR * floor)
+    return gate if gate <= CLEAR_MOST else float("inf")
 
 
 def coarse_gate(floor: float) -> float:

@@ -157,6 +157,35 @@ class Signature:
         rules = {f.name: f.metadata["rule"] for f in dataclasses.fields(self)}
         return Signature(**{name: rule(getattr(self, name), getattr(other, name)) for name, rule in rules.items()})
 
+    def above(self, gate: float) -> Signature:
+        """What was seen, with errors up to the gate as zeros: they count as none. A NaN stays one."""
+
+        def snapped(error: float) -> float:
+            return 0.0 if error <= gate else error
+
+        def moved(movement: Movement) -> Movement:
+            return movement if movement.magnitude > gate else Movement()
+
+        def each(errors: Errors) -> Errors:
+            return {causes: snapped(error) for causes, error in errors.items()}
+
+        is_wrong = not self.gradient_error <= gate
+        return dataclasses.replace(
+            self,
+            gradient_error=snapped(self.gradient_error),
+            wrong_windows=tuple(map(each, self.wrong_windows)) if is_wrong else (),
+            worst_window=self.worst_window if is_wrong else None,
+            gap_without_factor=each(self.gap_without_factor),
+            other_samples=tuple(map(each, self.other_samples)),
+            moved=moved(self.moved),
+            update=moved(self.update),
+            state_errors={name: snapped(error) for name, error in self.state_errors.items()},
+            advanced_error=snapped(self.advanced_error),
+            average_error=snapped(self.average_error),
+            loss_error=snapped(self.loss_error),
+            survivors_error=snapped(self.survivors_error),
+        )
+
     def stored(self) -> dict[str, Any]:
         """As in the store: plain JSON types, and what the wrong windows say together in place of each of them."""
         row = dataclasses.asdict(self) | {

@@ -16,7 +16,16 @@ from harness.config import Precision
 from harness.judge.cause import INHERENT, Cause, Causes, joined
 from harness.judge.counters import Differences, told
 from harness.judge.diagnosis import VANISHED, Found, diagnose, underflow_cause
-from harness.judge.gates import ALGEBRA_GATE, RANK_LEVEL, ROUNDING_GATE, SCALE_FACTOR, STORED, TRAJECTORY_GATE, coarse_gate
+from harness.judge.gates import (
+    ALGEBRA_GATE,
+    RANK_LEVEL,
+    ROUNDING_GATE,
+    SCALE_FACTOR,
+    STORED,
+    TRAJECTORY_GATE,
+    clear_gate,
+    coarse_gate,
+)
 from harness.judge.signature import Signature, worst
 
 CLEARLY_VANISHED = (
@@ -204,6 +213,8 @@ def _judged(evidence: Evidence) -> Verdict:
     doubt = unjudgeable(evidence)
     if doubt:
         return Verdict(verdict=Outcome.inconclusive, reasons=(doubt,))
+    if evidence.algebra.floor > ALGEBRA_GATE:
+        return _judged_above(evidence)
     vanished: Found = {}
     if evidence.precision == Precision.float16:  # the other formats have float32's range
         vanished = underflow_cause(evidence.rounding.zeros, evidence.rounding.full_zeros)
@@ -227,6 +238,23 @@ def _judged(evidence: Evidence) -> Verdict:
         reasons = (*vanished.values(), *rough, *attribution(evidence.ablation), *aside)
         return Verdict(verdict=Outcome.degraded, causes=tuple(vanished), reasons=reasons)
     return Verdict(verdict=Outcome.equivalent, reasons=aside)
+
+
+def _judged_above(evidence: Evidence) -> Verdict:
+    """Of an arm whose model resolves less in float64 than L0 asks for: what differs clearly is `different`, nothing is right."""
+    floor, gate = evidence.algebra.floor, clear_gate(evidence.algebra.floor)
+    doubt = f"{Doubt.unresolved}: at its first weights a shuffled full batch differs by {floor:.1e}"
+    measures = algebra_measures(evidence.algebra)[:-1]  # trajectories part by what rounding becomes
+    failures = [f"{what} differ by {error:.1e} in float64 (gate {gate:.0e})" for what, error, _ in measures if error > gate]
+    if not evidence.finite or not (failures or evidence.counters):
+        return Verdict(verdict=Outcome.inconclusive, reasons=(doubt,))
+    diagnosis = diagnose(evidence.signature.above(gate), evidence.counters)
+    return Verdict(
+        verdict=Outcome.different,
+        causes=diagnosis.causes,
+        explained=diagnosis.explained,
+        reasons=(*diagnosis.sentences, *failures, *told(evidence.counters), f"{doubt}: smaller differences are not judged"),
+    )
 
 
 def _clearly_vanished(own: Rounding) -> bool:
@@ -258,12 +286,7 @@ def unjudgeable(evidence: Evidence) -> str:
     own = (evidence.algebra.gradient_error, evidence.algebra.state_error)
     if not evidence.finite and not any(ALGEBRA_GATE < error < math.inf for error in own):
         return Doubt.diverged
-    algebra = evidence.algebra
-    if algebra.steps < 1:
-        return Doubt.diverged_at_once
-    if algebra.floor > ALGEBRA_GATE:
-        return f"{Doubt.unresolved}: at its first weights a shuffled full batch differs by {algebra.floor:.1e}"
-    return ""
+    return Doubt.diverged_at_once if evidence.algebra.steps < 1 else ""
 
 
 def unmeasured(precision: str, algebra: Algebra, own: Rounding) -> str:

@@ -7,7 +7,6 @@ judged: no arm is equivalent.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from functools import reduce
@@ -15,9 +14,8 @@ from functools import reduce
 from torch import Tensor
 
 from harness.config import Precision
-from harness.judge.cause import Causes
 from harness.judge.gates import coarse_gate
-from harness.judge.signature import Movement, Signature, worst
+from harness.judge.signature import Signature, worst
 from harness.judge.verdict import Algebra, Rounding
 from harness.measure.lock_step import LockStep, Setting
 from harness.measure.probe import Probe
@@ -49,7 +47,7 @@ def measure(
 
 
 def _result(setting: Setting, windows: Sequence[Signature], floor: float, clipped_share: float) -> tuple[Algebra, Signature]:
-    signature = reduce(Signature.merged, (above(one, coarse_gate(floor)) for one in windows))
+    signature = reduce(Signature.merged, (one.above(coarse_gate(floor)) for one in windows))
     algebra = Algebra(
         gradient_error=worst(*(one.gradient_error for one in windows)),
         state_error=math.nan,
@@ -64,29 +62,3 @@ def _result(setting: Setting, windows: Sequence[Signature], floor: float, clippe
         not_float64=setting.not_float64,
     )
     return algebra, signature
-
-
-def above(one: Signature, gate: float) -> Signature:
-    """What was seen of a window, its errors up to the gate as zeros."""
-
-    def snapped(error: float) -> float:
-        return 0.0 if error <= gate else error
-
-    def moved(movement: Movement) -> Movement:
-        return movement if movement.magnitude > gate else Movement()
-
-    errors: list[dict[Causes, float]] = [{causes: snapped(error) for causes, error in own.items()} for own in one.wrong_windows]
-    is_wrong = not one.gradient_error <= gate
-    return dataclasses.replace(
-        one,
-        gradient_error=snapped(one.gradient_error),
-        wrong_windows=tuple(errors) if is_wrong else (),
-        worst_window=one.worst_window if is_wrong else None,
-        other_samples=tuple({causes: snapped(error) for causes, error in own.items()} for own in one.other_samples),
-        moved=moved(one.moved),
-        update=moved(one.update),
-        state_errors={name: snapped(error) for name, error in one.state_errors.items()},
-        advanced_error=snapped(one.advanced_error),
-        average_error=snapped(one.average_error),
-        loss_error=snapped(one.loss_error),
-    )

@@ -247,6 +247,7 @@ class Probe:
         With it the error of the reported `loss`, where the model's own computation explains the gradient; else 0.
         """
         smallest: dict[Causes, float] = {}
+        resolved: dict[Causes, float] = {}  # what float64 resolves of what is computed within the micro-batches
         if not bool(torch.isfinite(taken.consumed).all()):
             return smallest, 0.0
         arm = taken.arm
@@ -260,16 +261,29 @@ class Probe:
 
             smallest[causes] = relative_distance(taken.consumed, clipped(gradient, arm.clip_norm))
             own = own_loss, gradient
-            if ALGEBRA_GATE < smallest[causes] <= RESOLVED * self._resolution(taken, own, within)[1]:
-                smallest[causes] = 0.0  # as near as float64 resolves what is computed within the micro-batches
+            if smallest[causes] > ALGEBRA_GATE:
+                resolved[causes] = RESOLVED * self._resolution(taken, own, within)[1]
+                smallest[causes] = 0.0 if smallest[causes] <= resolved[causes] else smallest[causes]
             if inside.statistics:
-                moved = relative_distance(running_statistics(snapshot(arm.model)), running_statistics(after))
-                smallest[causes] = worst(smallest[causes], moved)
+                statistics = own_loss, running_statistics(after)
+
+                def moved(state: State, inside: Inside = inside) -> tuple[Loss, Tensor]:
+                    loss, _, then = self.referee.within(state, taken.window, taken.sizes, inside)
+                    return loss, running_statistics(then)
+
+                error = relative_distance(running_statistics(snapshot(arm.model)), statistics[1])
+                if ALGEBRA_GATE < error <= RESOLVED * self._resolution(taken, statistics, moved)[1]:
+                    error = 0.0  # in deep layers they are as ill-conditioned as what they normalise
+                smallest[causes] = worst(smallest[causes], error)
             if smallest[causes] <= ALGEBRA_GATE:
                 return smallest, self._loss_error(taken, loss, own, within)
         for tell in (hypotheses, stale):
             for context, inside in ({(): WHOLE} | contexts).items():
-                keep_smallest(smallest, taken.consumed, tell(self._facts(label, taken, inside)), context)
+                found: dict[Causes, float] = {}
+                keep_smallest(found, taken.consumed, tell(self._facts(label, taken, inside)), context)
+                near = resolved.get(context, 0.0)
+                for causes, error in found.items():
+                    smallest[causes] = min(smallest.get(causes, math.inf), 0.0 if error <= near else error)
             if min(smallest.values()) <= ALGEBRA_GATE:
                 return smallest, 0.0  # weights of earlier windows cost a forward each: only for what nothing else explains
         keep_smallest(smallest, taken.consumed, partly(self._facts(label, taken, WHOLE), taken.consumed))

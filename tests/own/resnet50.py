@@ -1,4 +1,4 @@
-"""ResNet-50 as torchvision builds it (He et al., arXiv:1512.03385; the stride in the 3x3 convolution), on images of 64 x 64."""
+"""ResNet-50 as torchvision builds it (He et al., arXiv:1512.03385; the stride in the 3x3 convolution), on small images."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def resnet(blocks: tuple[int, ...], width: int, classes: int) -> nn.Sequential:
 class Photographs:
     """Random images of 1,000 classes."""
 
-    def __init__(self, width: int = 64) -> None:
+    def __init__(self, width: int = 64, size: int = 64) -> None:
         self.width = width
         generator = torch.Generator().manual_seed(0)
-        self.images = torch.randn(SAMPLES + 8, 3, 64, 64, generator=generator)
+        self.images = torch.randn(SAMPLES + 8, 3, size, size, generator=generator)
         self.labels = torch.randint(1000, (SAMPLES + 8,), generator=generator)
 
     def model(self, norm: str) -> nn.Module:
