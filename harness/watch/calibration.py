@@ -1,30 +1,45 @@
-"""How often a watch is right: `python -m harness.watch.calibration --loops 250 --seeds 3`.
+"""How often a watch is right: `python -m harness.watch.calibration --loops 250 --seeds 3 --out watch.csv`.
 
-Right loops are drawn at random (model, loss, sizes of micro-batches, optimizer, precision, clipping, short windows), and faults
-are planted into the same loops. Every loop has 4 windows. Printed: false alarms, and by fault what was seen and named.
+Right loops are drawn at random (model, loss, sizes of micro-batches, optimizer, precision, clipping, short windows, with a replay
+or without), and faults are planted into the same loops. Every loop has 4 windows. Printed: false alarms, and by fault what was seen
+and named. The file has the counts by fault, precision, size and replay; it is written anew after every seed.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+import io
 import math
 import random
 import sys
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from harness.judge.cause import Cause
+from harness.measure.environment import commit
+from harness.results.record import write_atomically
+from harness.watch.report import Report
 from harness.watch.session import watch
 
 WINDOWS, FEATURES, CLASSES = 4, 12, 7
-WIDTHS = (64, 256, 1024)  # about 10 thousand to 2 million parameters; `--large` adds 25 million
-LARGE = 4096
+WIDTHS = (64, 256, 1024)  # 5 thousand, 71 thousand and 1.1 million parameters
+LARGE = 5000  # 25 million
+RIGHT = "none"  # the fault of a right loop
+RUNGS = ("ledger", "sketch", "replay")
+VERDICTS = ("equivalent", "different", "inconclusive")
+GROUP = ("fault", "precision", "parameters", "replayed")
+COUNTS = ("loops", "windows", *VERDICTS, "named", *RUNGS)
+COLUMNS = (*GROUP, *COUNTS, "commit", "torch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +54,12 @@ class Drawn:
     optimizer: str
     clipped: bool
     short: bool
+    replayed: bool
+
+    @property
+    def parameters(self) -> int:
+        """Of the model: three linear layers with biases."""
+        return (FEATURES + 1) * self.width + (self.width + 1) * self.width + (self.width + 1) * CLASSES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,11 +99,12 @@ def drawn(seed: int, widths: Sequence[int]) -> Drawn:
         optimizer=draw.choice(("SGD", "AdamW", "Adam", "RMSprop")),
         clipped=draw.random() < 0.5,
         short=n > 2 and draw.random() < 0.3,
+        replayed=draw.random() < 0.5,
     )
 
 
-def causes(setting: Drawn, fault: Cause | None) -> tuple[str, tuple[Cause, ...]]:
-    """Verdict and causes of one watched loop."""
+def watched(setting: Drawn, fault: Cause | None) -> Report:
+    """The report of one watched loop."""
     torch.manual_seed(setting.seed)
     model = nn.Sequential(
         nn.Linear(FEATURES, setting.width), nn.Tanh(), nn.Linear(setting.width, setting.width), nn.GELU(),
@@ -90,14 +112,17 @@ def causes(setting: Drawn, fault: Cause | None) -> tuple[str, tuple[Cause, ...]]
     )  # fmt: skip
     optimizer: torch.optim.Optimizer = getattr(torch.optim, setting.optimizer)(model.parameters(), lr=1e-3)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=setting.precision == "float16")
-    with watch(model, optimizer, tell=None) as seen:
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, int]:
+        return _loss(setting, model(batch[0]), batch[1]), _terms(batch[1])
+
+    with watch(model, optimizer, tell=None, loss=loss if setting.replayed else None) as seen:
         for window in range(WINDOWS):
             sizes = setting.sizes[: len(setting.sizes) // 2 + 1] if setting.short and window == WINDOWS - 1 else setting.sizes
-            _window(setting, model, optimizer, scaler, sizes, fault)
+            _window(setting, model, optimizer, scaler, sizes, fault, seen.batch)
             if fault is not Cause.gradients_not_cleared:
                 optimizer.zero_grad(set_to_none=setting.seed % 2 == 0)
-    report = seen.report()
-    return report.verdict, report.causes
+    return seen.report()
 
 
 def _window(
@@ -107,10 +132,11 @@ def _window(
     scaler: torch.amp.GradScaler,
     sizes: Sequence[int],
     fault: Cause | None,
+    hand_over: Callable[[Any], Any],
 ) -> None:
     parts = [(torch.randn(size, FEATURES), _targets(setting, size)) for size in sizes]
     terms = sum(_terms(y) for _, y in parts)
-    for k, (x, y) in enumerate(parts):
+    for k, (x, y) in enumerate(map(hand_over, parts) if setting.replayed else parts):
         if fault is Cause.gradients_cleared_in_window:
             optimizer.zero_grad()
         own = _terms(y) * len(parts) if fault is Cause.mean_of_means else terms
@@ -179,40 +205,77 @@ def interval(hits: int, n: int) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
+def counted(setting: Drawn, fault: Cause | None) -> dict[str, Any]:
+    """One loop as a row of counts."""
+    report = watched(setting, fault)
+    rungs = {finding.rung for finding in report.findings}
+    return {
+        **dict(zip(GROUP, (str(fault or RIGHT), setting.precision, setting.parameters, int(setting.replayed)), strict=True)),
+        **{"loops": 1, "windows": report.windows, "named": int(fault is not None and report.causes == (fault,))},
+        **{verdict: int(report.verdict == verdict) for verdict in VERDICTS},
+        **{rung: int(rung in rungs) for rung in RUNGS},
+    }
+
+
+def loops(number: int, faults: int, seed: int, widths: Sequence[int]) -> Iterator[tuple[Drawn, Cause | None]]:
+    """So many right loops, and so many with each fault that does something in them."""
+    yield from ((drawn(10**6 * seed + k, widths), None) for k in range(number))
+    for fault in FAULTS:
+        settings = (drawn(10**6 * seed + 10**5 + k, widths) for k in range(10 * faults))
+        yield from ((setting, fault.cause) for setting in [one for one in settings if fault.in_loop(one)][:faults])
+
+
+def summed(rows: Iterable[dict[str, Any]], by: Sequence[str]) -> list[dict[str, Any]]:
+    """The counts of rows that agree in `by`, in the order in which they first come."""
+    totals: dict[tuple[Any, ...], Counter[str]] = {}
+    for row in rows:
+        totals.setdefault(tuple(row[name] for name in by), Counter()).update({name: row[name] for name in COUNTS})
+    return [{**dict(zip(by, key, strict=True)), **{name: own[name] for name in COUNTS}} for key, own in totals.items()]
+
+
+def to_csv(rows: Sequence[dict[str, Any]]) -> str:
+    """The counts as a file, with the commit that they were made at."""
+    text, shared = io.StringIO(), {"commit": commit()["commit"] or "unknown", "torch": torch.__version__}
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({**row, **shared} for row in summed(rows, GROUP))
+    return text.getvalue()
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table; 1 where a right loop was called different."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--loops", type=int, default=100, help="right loops for each seed, of 4 windows each")
     parser.add_argument("--faults", type=int, default=20, help="loops with each fault, for each seed")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--large", action="store_true", help="also models of 17 million parameters")
+    parser.add_argument("--large", type=int, default=0, help="right loops with 25 million parameters, and a sixth for each fault")
+    parser.add_argument("--out", type=Path, help="write the counts to this file, as CSV")
     given = parser.parse_args(arguments)
-    widths = (*WIDTHS, LARGE) if given.large else WIDTHS
-    verdicts: Counter[str] = Counter()
-    alarms = []
-    for seed in range(given.seeds):
-        for k in range(given.loops):
-            setting = drawn(10**6 * seed + k, widths)
-            verdict, named = causes(setting, None)
-            verdicts[verdict] += 1
-            alarms += [(setting, named)] if verdict == "different" else []
-    total = sum(verdicts.values())
-    low, high = interval(len(alarms), total)
-    print(
-        f"right: {total} loops, {total * WINDOWS} windows: {dict(verdicts)}; false alarms {len(alarms)} ({low:.2%} to {high:.2%})"
-    )
-    for setting, named in alarms:
-        print(f"    {', '.join(named)}: {setting}")
-    for fault in FAULTS:
-        seen, right, n = 0, 0, 0
-        for seed in range(given.seeds):
-            settings = (drawn(10**6 * seed + 10**5 + k, widths) for k in range(10 * given.faults))
-            for setting in [s for s in settings if fault.in_loop(s)][: given.faults]:
-                verdict, named = causes(setting, fault.cause)
-                n, seen, right = n + 1, seen + (verdict == "different"), right + (named == (fault.cause,))
-        low, high = interval(right, n)
-        print(f"{fault.cause}: {n} loops, seen {seen}, named alone {right} ({low:.0%} to {high:.0%})")
-    return int(bool(alarms))
+    batches = [loops(given.loops, given.faults, seed, WIDTHS) for seed in range(given.seeds)]
+    batches += [loops(given.large, -(-given.large // 6), given.seeds, (LARGE,))] if given.large else []
+    torch.set_num_threads(1)
+    rows: list[dict[str, Any]] = []
+    told = time.monotonic()
+    for batch in batches:
+        for setting, fault in batch:
+            rows.append(counted(setting, fault))
+            if fault is None and rows[-1]["different"]:
+                print(f"    false alarm: {setting}")
+            if time.monotonic() > told + 10:
+                told = time.monotonic()
+                print(f"{len(rows)} loops, the last with {fault or 'no fault'}", file=sys.stderr)
+        if given.out:
+            write_atomically(given.out, to_csv(rows).encode())
+    for row in summed(rows, ("fault",)):
+        rungs = ", ".join(f"{rung} {row[rung]}" for rung in RUNGS)
+        low, high = interval(row["different" if row["fault"] == RIGHT else "named"], row["loops"])
+        if row["fault"] == RIGHT:
+            print(f"right: {row['loops']} loops, {row['windows']} windows: {row['equivalent']} equivalent, {row['inconclusive']} "
+                  f"inconclusive; false alarms {row['different']} ({low:.2%} to {high:.2%}; {rungs})")  # fmt: skip
+        else:
+            print(f"{row['fault']}: {row['loops']} loops, seen {row['different']} ({rungs}), named alone {row['named']} "
+                  f"({low:.0%} to {high:.0%})")  # fmt: skip
+    return int(any(row["different"] for row in rows if row["fault"] == RIGHT))
 
 
 if __name__ == "__main__":
