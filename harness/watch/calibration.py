@@ -1,8 +1,8 @@
 """How often a watch is right: `python -m harness.watch.calibration --loops 250 --seeds 3 --out watch.csv`.
 
 Right loops are drawn at random (model, loss, sizes of micro-batches, optimizer, precision, clipping, short windows, with a replay
-or without), and faults are planted into the same loops. Every loop has 4 windows. Printed: false alarms, and by fault what was seen
-and named. The file has the counts by fault, precision, size and replay; it is written anew after every seed.
+or without), and faults are planted into the same loops. Every loop has 4 windows. Printed: false alarms, and by fault what was
+seen and named. The file has the counts by fault, precision, size and replay; it is written anew after every seed.
 """
 
 from __future__ import annotations

@@ -16,6 +16,10 @@ BY_HAND = "averages of the weights, schedules and reported losses that the loop 
 NEIGHBOURS = "whether the rows of a micro-batch act on each other (statistics by hand, random draws outside of dropout layers)"
 
 
+# What a replay says of a gradient that is not the batch's, whatever has become of it: no news where the sum itself is wrong.
+OF_ANY_GRADIENT = (Cause.unexplained, Cause.auxiliary_loss_scale)
+
+
 def concluded(judge: Judge) -> Report:
     """What all windows so far say together."""
     findings = tuple(_kept(judge))
@@ -67,7 +71,10 @@ def _kept(judge: Judge) -> Iterator[Finding]:
     """The findings; an optimizer that steps at every micro-batch leaves gradients behind for that reason."""
     every = judge.carried and judge.clean and set(judge.sizes) == {1}
     shrinks = Cause.clip_per_micro_batch in judge.findings  # in a short window by one factor, which could be any
+    summed_wrongly = any(finding.rung == "sketch" for finding in judge.findings.values())
     for cause, finding in judge.findings.items():
+        if summed_wrongly and finding.rung == "replay" and cause in OF_ANY_GRADIENT:
+            continue
         if cause is Cause.sum_rescaled_in_window and shrinks:
             continue
         if cause is Cause.gradients_not_cleared and every and 0 < judge.still < judge.windows:
