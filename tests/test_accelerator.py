@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from harness import accelerator, driver
 from harness.audit.evidence import Run
@@ -229,6 +229,57 @@ def test_draws_of_a_gpu_are_seen_by_the_audit(monkeypatch: pytest.MonkeyPatch) -
     assert torch.equal(before, forwards.generators())
     state[8] = 4  # Philox' offset
     assert not torch.equal(before, forwards.generators())
+
+
+def test_draws_of_a_gpu_inside_the_model_are_none_outside_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the audit notes at the end of a backward has both generators too; and a draw between two backwards is seen."""
+    state = torch.zeros(16, dtype=torch.uint8)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: [state.clone()])
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+
+    class Draws(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            state[8] += 4
+            return x
+
+    def run(between: int) -> list[bool]:
+        def train(batch_size: int, accumulation_steps: int) -> None:
+            model = nn.Sequential(nn.Linear(3, 2), Draws())
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for _ in range(2):
+                for _ in range(accumulation_steps):
+                    state[8] += between
+                    model(torch.ones(batch_size, 3)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+        seen = watch(train, Job(batch_size=2, accumulation_steps=3))
+        assert seen.error is None
+        return [backward.outside for track in seen.tracks for step in track.steps for backward in step.backwards]
+
+    assert run(0) == [False] * 6
+    assert run(1) == [False] + [True] * 5  # before the first nothing is known
+
+
+def test_every_watched_run_starts_from_the_same_draws_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first run starts CUDA, whose generator then stands at the CPU's seed; the second has to start from there too."""
+    seeds: list[int] = []
+    started = [False]
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: started[0])
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: [torch.zeros(16, dtype=torch.uint8)])
+
+    def train(batch_size: int, accumulation_steps: int) -> None:
+        started[0] = True
+
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(7)
+        watch(train, Job(batch_size=1, accumulation_steps=1))
+        assert seeds == [7]
+        watch(train, Job(batch_size=1, accumulation_steps=1))  # whose states `fork_rng` puts back
+    assert seeds == [7]
 
 
 class OnCuda(torch.Tensor):
