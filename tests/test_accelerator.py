@@ -41,6 +41,7 @@ from harness.recipes.recipe import Recipe, take_step
 from harness.referee import gradients
 from harness.results.store import Store
 from harness.sweep import child, experiment
+from harness.watch import replay
 from tests import test_gpu
 
 ROOT = Path(__file__).parents[1]
@@ -375,3 +376,26 @@ def test_the_makefile_beside_a_driver(tmp_path: Path) -> None:
     index = "https://download.pytorch.org/whl/cu126"
     assert index in make("report", f"TORCH_INDEX={index}") and index not in without
     assert "harness.doctor gpu --out results/gpu" in make("gpu")
+
+
+@pytest.mark.parametrize("available", [True, False])
+def test_a_watched_loop_on_the_cpu_is_replayed_there(monkeypatch: pytest.MonkeyPatch, available: bool) -> None:
+    """On a machine with several GPUs too: with autocast of the CPU, and without torch's warning of generators that nobody named."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2 * available)
+    seen: list[tuple[bool, bool]] = []
+
+    def casts() -> tuple[bool, bool]:
+        return torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
+
+    weights = [nn.Parameter(torch.ones(3, 2))]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with replay.untouched(nn.Linear(3, 2), weights), replay._cast(torch.bfloat16, weights):
+            seen.append(casts())
+            drawn = torch.rand(3)
+        again = torch.rand(3)
+        with replay.untouched(nn.Linear(3, 2), weights), replay._cast(None, weights):
+            seen.append(casts())
+    assert seen == [(True, False), (False, False)]
+    assert torch.equal(drawn, again)  # the generator was put back
