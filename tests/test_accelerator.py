@@ -380,7 +380,7 @@ def test_the_makefile_beside_a_driver(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("available", [True, False])
 def test_a_watched_loop_on_the_cpu_is_replayed_there(monkeypatch: pytest.MonkeyPatch, available: bool) -> None:
-    """On a machine with several GPUs too: with autocast of the CPU, and without torch's warning of generators that nobody named."""
+    """On a machine with several GPUs too: with autocast of the CPU, and without torch's warning of generators."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2 * available)
     seen: list[tuple[bool, bool]] = []
