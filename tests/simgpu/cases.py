@@ -88,7 +88,9 @@ def planner() -> dict[str, Any]:
             "step": [taken.step, kept + temporaries * max(sizes)],
         }
     with device.entered():
+        before = device.MEMORY.peak = device.MEMORY.now
         found["fit"] = plan.fit_memory(TrialConfig(**{**BASE, "optimizer": ADAM}))
+        found["fit_took"] = device.MEMORY.peak - before
     return found
 
 

@@ -87,7 +87,7 @@ WAITS_IN_STEPS: dict[str, dict[str, int]] = {
     "loss_scaling": {"_local_scalar_dense in recipe.step": 12},
     "every_fault": {"_local_scalar_dense in recipe.step": 2},
     "by_hand": {"_to_copy in hand_written.sample_ids": 64},
-    "by_hand_undivided": {"_to_copy in hand_written.sample_ids": 96},
+    "by_hand_undivided": {"_to_copy in hand_written.sample_ids": 92},
     "example_language_model": {"_local_scalar_dense in custom.num_terms": 96, "_local_scalar_dense in custom.forward": 161},
     "batch_sizes": {
         "tolist in batch_sizes.note": 6,
