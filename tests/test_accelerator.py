@@ -8,7 +8,7 @@ import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -269,18 +269,26 @@ def test_every_watched_run_starts_from_the_same_draws_of_a_gpu(monkeypatch: pyte
     started = [False]
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: started[0])
     monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    kept: list[list[int]] = []
+    fork = torch.random.fork_rng
+
+    def fork_rng(devices: Iterable[int]) -> Any:
+        kept.append(list(devices))
+        return fork(devices=[])
+
+    monkeypatch.setattr(torch.random, "fork_rng", fork_rng)
     monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: [torch.zeros(16, dtype=torch.uint8)])
 
     def train(batch_size: int, accumulation_steps: int) -> None:
         started[0] = True
 
-    with torch.random.fork_rng(devices=[]):
+    with fork(devices=[]):
         torch.default_generator.manual_seed(7)
         watch(train, Job(batch_size=1, accumulation_steps=1))
         assert seeds == [7]
         watch(train, Job(batch_size=1, accumulation_steps=1))  # whose states `fork_rng` puts back
-    assert seeds == [7]
+    assert seeds == [7] and kept == [[], [0, 1]]
 
 
 class OnCuda(torch.Tensor):
