@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from harness import plan, studies
+from harness.audit.observe.stored import Store
 from harness.audit.session import audit
 from harness.config import (
     Data,
@@ -167,15 +168,19 @@ def every_fault() -> dict[str, Any]:
 
 
 def placed() -> dict[str, Any]:
-    """Devices of the numbers of an optimizer's state, which may be no tensors, and of the indices of its parameter groups."""
+    """Devices of the numbers of an optimizer's state, of the indices of its parameter groups, and of what a file has kept."""
     with device.entered():
         arm = setting_of().arm(Recipe(accumulation_steps=1, split=Even(16)), steps=1)
         numbers = list(leaves([1.5, {"lr": 2, "step": torch.tensor(3.0)}], device.DEVICE))
         indices = by_group(arm.model, arm.optimizer)
         whole = torch.cat(list(indices.values())).sort().values
+        weights = [p.detach() for p in arm.model.parameters()]
+        back = [torch.zeros_like(one) for one in weights]
+        Store().add(weights).put(back)
         return {
             "numbers": [float(torch.stack(numbers)[k]) for k in range(3)],
             "devices": sorted({str(one.device) for one in (*numbers, *indices.values())}),
+            "stored": all(torch.equal(own, one) for own, one in zip(back, weights, strict=True)),
             "indices": whole.tolist() == list(range(sum(p.numel() for p in arm.model.parameters()))),
         }
 
@@ -465,6 +470,9 @@ def example(file: str, name: str, args: dict[str, Any] | None = None, **changes:
     return {"arms": [(row["arm"], row["verdict"], row["cause"], row["explained"]) for row in record["arms"]]}
 
 
+LION = OptimizerConfig(
+    name=OptimizerName.custom, target=str(Path(__file__).parents[2] / "examples" / "images.py") + ":Lion", lr=3e-4
+)
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "planner": planner,
     "masks": masks,
@@ -493,7 +501,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "example_language_model": partial(
         example, "language_model", "Lines", {"width": 8, "layers": 1, "samples": 96}, effective_batch=8
     ),
-    "example_images": partial(example, "images", "Digits", norm=Norm.group),
+    "example_images": partial(example, "images", "Digits", norm=Norm.group, optimizer=LION),
     "example_coupled_loss": partial(example, "coupled_loss", "Embeddings"),
     "example_my_sweep": partial(example, "my_sweep/task", "MyTask", norm=Norm.group),
     **{name: partial(trial, name) for name in TRIALS},
@@ -514,7 +522,8 @@ def main(names: list[str]) -> None:
         except Exception as error:
             told = traceback.format_exc().strip().splitlines()
             found = {"error": f"{type(error).__name__}: {error}", "trace": told[-14:]}
-        found |= {"reads": sum(device.READS.values()), "in_steps": dict(device.IN_STEPS)}
+        found |= {"reads": sum(device.READS.values()), "moved": device.READS["_to_copy"] + device.READS["copy_"]}
+        found |= {"in_steps": dict(device.IN_STEPS)}
         found |= {"case": name, "seconds": round(time.monotonic() - started, 2)}
         print(json.dumps(found, default=str), flush=True)
 

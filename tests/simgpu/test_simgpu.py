@@ -137,9 +137,10 @@ def test_a_loop_on_the_device_is_watched(name: str, verdict: str, causes: list[s
     assert found["late_reads"] == [1] * 4
 
 
-def test_numbers_of_a_state_and_indices_of_its_groups_are_on_the_device() -> None:
+def test_numbers_of_a_state_indices_of_its_groups_and_stored_weights_are_on_the_device() -> None:
     found = case("placed", QUICK)
-    assert found["devices"] == ["simgpu:0"] and found["numbers"] == [1.5, 2.0, 3.0] and found["indices"]
+    assert found["devices"] == ["simgpu:0"] and found["numbers"] == [1.5, 2.0, 3.0]
+    assert found["indices"] and found["stored"]
 
 
 def test_capturing_puts_the_devices_generator_back() -> None:
