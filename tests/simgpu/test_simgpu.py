@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from harness.config import Study
-from tests.simgpu.trials import OF_STUDIES, READS, WAITS_IN_STEPS
+from tests.simgpu.trials import BASE, OF_STUDIES, READS, TRIALS, WAITS_IN_STEPS
 
 FAULTS = ("loss_not_divided", "cached_weights_stale", "samples_repeated", "resume_in_window")
 WAITS_OF_SCALER = 2
@@ -226,6 +226,7 @@ def test_every_study_runs(name: str) -> None:
     found = case(name, STUDIES)
     assert found["measurements"] and found["generators_kept"]
     assert found["reads"] <= READS[Study(name)]
+    assert found["moved"] <= TRIALS[name].get("steps", BASE["steps"])  # tensors as a whole: the numbers of terms of each window
 
 
 @pytest.mark.slow

@@ -105,7 +105,7 @@ READS: dict[Study, int] = {
     Study.optimizer_states: 199,
     Study.batch_sizes: 38,
     Study.optimizer_memory: 61,
-    Study.epoch_tail: 0,
+    Study.epoch_tail: 2996,
     Study.update_size: 16,
     Study.clipping_threshold: 55,
     Study.adaptive_windows: 64,
