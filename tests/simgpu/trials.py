@@ -112,7 +112,7 @@ READS: dict[Study, int] = {
     Study.tensor_norms: 34,
     Study.gradient_noise: 406,
     Study.adam_scale: 25,
-    Study.second_moment: 0,
+    Study.second_moment: 10,
     Study.accumulators: 337,
     Study.randomness: 382,
     Study.loss_scaling: 88,
