@@ -8,14 +8,14 @@ import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from harness import accelerator, driver
 from harness.audit.evidence import Run
@@ -41,6 +41,7 @@ from harness.recipes.recipe import Recipe, take_step
 from harness.referee import gradients
 from harness.results.store import Store
 from harness.sweep import child, experiment
+from harness.watch import replay
 from tests import test_gpu
 
 ROOT = Path(__file__).parents[1]
@@ -231,6 +232,65 @@ def test_draws_of_a_gpu_are_seen_by_the_audit(monkeypatch: pytest.MonkeyPatch) -
     assert not torch.equal(before, forwards.generators())
 
 
+def test_draws_of_a_gpu_inside_the_model_are_none_outside_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the audit notes at the end of a backward has both generators too; and a draw between two backwards is seen."""
+    state = torch.zeros(16, dtype=torch.uint8)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: [state.clone()])
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+
+    class Draws(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            state[8] += 4
+            return x
+
+    def run(between: int) -> list[bool]:
+        def train(batch_size: int, accumulation_steps: int) -> None:
+            model = nn.Sequential(nn.Linear(3, 2), Draws())
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for _ in range(2):
+                for _ in range(accumulation_steps):
+                    state[8] += between
+                    model(torch.ones(batch_size, 3)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+        seen = watch(train, Job(batch_size=2, accumulation_steps=3))
+        assert seen.error is None
+        return [backward.outside for track in seen.tracks for step in track.steps for backward in step.backwards]
+
+    assert run(0) == [False] * 6
+    assert run(1) == [False] + [True] * 5  # before the first nothing is known
+
+
+def test_every_watched_run_starts_from_the_same_draws_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first run starts CUDA, whose generator then stands at the CPU's seed; the second has to start from there too."""
+    seeds: list[int] = []
+    started = [False]
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: started[0])
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    kept: list[list[int]] = []
+    fork = torch.random.fork_rng
+
+    def fork_rng(devices: Iterable[int]) -> Any:
+        kept.append(list(devices))
+        return fork(devices=[])
+
+    monkeypatch.setattr(torch.random, "fork_rng", fork_rng)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: [torch.zeros(16, dtype=torch.uint8)])
+
+    def train(batch_size: int, accumulation_steps: int) -> None:
+        started[0] = True
+
+    with fork(devices=[]):
+        torch.default_generator.manual_seed(7)
+        watch(train, Job(batch_size=1, accumulation_steps=1))
+        assert seeds == [7]
+        watch(train, Job(batch_size=1, accumulation_steps=1))  # whose states `fork_rng` puts back
+    assert seeds == [7] and kept == [[], [0, 1]]
+
+
 class OnCuda(torch.Tensor):
     is_cuda = True  # type: ignore[assignment]
 
@@ -324,3 +384,26 @@ def test_the_makefile_beside_a_driver(tmp_path: Path) -> None:
     index = "https://download.pytorch.org/whl/cu126"
     assert index in make("report", f"TORCH_INDEX={index}") and index not in without
     assert "harness.doctor gpu --out results/gpu" in make("gpu")
+
+
+@pytest.mark.parametrize("available", [True, False])
+def test_a_watched_loop_on_the_cpu_is_replayed_there(monkeypatch: pytest.MonkeyPatch, available: bool) -> None:
+    """On a machine with several GPUs too: with autocast of the CPU, and without torch's warning of generators."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2 * available)
+    seen: list[tuple[bool, bool]] = []
+
+    def casts() -> tuple[bool, bool]:
+        return torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
+
+    weights = [nn.Parameter(torch.ones(3, 2))]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with replay.untouched(nn.Linear(3, 2), weights), replay._cast(torch.bfloat16, weights):
+            seen.append(casts())
+            drawn = torch.rand(3)
+        again = torch.rand(3)
+        with replay.untouched(nn.Linear(3, 2), weights), replay._cast(None, weights):
+            seen.append(casts())
+    assert seen == [(True, False), (False, False)]
+    assert torch.equal(drawn, again)  # the generator was put back

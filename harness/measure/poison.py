@@ -203,7 +203,8 @@ def infinite(outputs: Any, mine: Tensor) -> Any:
     def multiplied(leaf: Any) -> Any:
         if not (isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.dim() and len(leaf) == len(mine)):
             return leaf
-        return leaf * torch.where(mine.to(leaf.device), math.inf, 1.0).to(leaf).view(-1, *[1] * (leaf.dim() - 1))
+        factors = torch.where(mine.to(leaf.device, non_blocking=True), math.inf, 1.0).to(leaf)
+        return leaf * factors.view(-1, *[1] * (leaf.dim() - 1))
 
     return nest.map_leaves(multiplied, outputs)
 

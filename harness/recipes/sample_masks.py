@@ -27,7 +27,7 @@ class SampleDropout(nn.Module):
         if not self.training or self.p == 0:
             return x
         kept = torch.stack([self._draw(int(sample), x.shape[1:]) for sample in self.ids]) >= self.p
-        return x * kept.to(x) / (1 - self.p)
+        return x * kept.to(x, non_blocking=True) / (1 - self.p)
 
     def _draw(self, sample: int, shape: torch.Size) -> Tensor:
         generator = torch.Generator().manual_seed(hash_seed(self.key, self.layer, sample))

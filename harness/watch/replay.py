@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -25,6 +25,7 @@ Loss = Callable[[nn.Module, Any], Any]
 ROUNDING = 16.0  # floors that a distance may be
 LEAST = {torch.bfloat16: 3e-2, torch.float16: 1e-2}  # of the gate, in 16-bit arithmetic: whole batches round otherwise than parts
 LEAST_WIDE = 1e-5
+WITHOUT_STATE = ("cpu", "meta", "mps")  # the CPU's is kept in any case; the others' is not a device's
 
 
 @dataclass(kw_only=True)
@@ -91,7 +92,7 @@ class Replay:
             replayed.refused = f"{len(window)} batches were seen for {num} micro-batches: hand each over with `seen.batch(batch)`"
             return None
         try:
-            with untouched(self.model, track.parameters), _without_dropout(self.model), _cast(autocast):
+            with untouched(self.model, track.parameters), _without_dropout(self.model), _cast(autocast, track.parameters):
                 replayed.pieces, pieces = self._pieces(window)
                 whole, terms = self._gradient(track, pieces)
                 again, _ = self._gradient(track, [_reversed(piece) for piece in reversed(pieces)])
@@ -267,7 +268,7 @@ def untouched(model: nn.Module, parameters: Sequence[Tensor]) -> Iterator[None]:
     modes = [(m, m.training) for m in model.modules()]
     python, numpy = random.getstate(), np.random.get_state()
     try:
-        with torch.random.fork_rng():
+        with _generators_kept(own):
             for p in own:
                 p.grad = None
             yield
@@ -284,6 +285,12 @@ def untouched(model: nn.Module, parameters: Sequence[Tensor]) -> Iterator[None]:
             p.grad = grad
 
 
+def _generators_kept(tensors: Sequence[Tensor]) -> AbstractContextManager[None]:
+    """The CPU's and those of the tensors' own devices: of all that there are torch would warn, where there are several."""
+    devices = {t.device for t in tensors if t.device.type not in WITHOUT_STATE}
+    return torch.random.fork_rng(devices=devices, device_type=next((device.type for device in devices), "cuda"))
+
+
 @contextmanager
 def _without_dropout(model: nn.Module) -> Iterator[None]:
     """Layers that draw are in evaluation mode; `untouched` puts them back."""
@@ -294,11 +301,12 @@ def _without_dropout(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _cast(dtype: torch.dtype | None) -> Iterator[None]:
+def _cast(dtype: torch.dtype | None, parameters: Sequence[Tensor]) -> Iterator[None]:
+    """Autocast of the device that the model is on: a loop on the CPU of a machine with GPUs is cast on the CPU."""
     if dtype is None:
         yield
         return
-    with torch.autocast("cuda" if torch.cuda.is_available() else "cpu", dtype=dtype):
+    with torch.autocast(parameters[0].device.type, dtype=dtype):
         yield
 
 

@@ -173,7 +173,7 @@ class DocstringWorkload(Workload):
         return (ranks(outputs) == 1).long()
 
     def _placed(self, ids: Tensor, texts: Tensor) -> Batch:
-        return Batch(ids=ids, inputs=texts.to(self._device), targets=ids.to(self._device))
+        return Batch(ids=ids, inputs=texts.to(self._device, non_blocking=True), targets=ids.to(self._device, non_blocking=True))
 
 
 def texts_of(pairs: Sequence[Pair], hard_negatives: int) -> Tensor:

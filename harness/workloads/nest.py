@@ -92,7 +92,8 @@ def placed(nest: Any, device: torch.device, dtype: torch.dtype) -> Any:
             leaf = torch.from_numpy(np.ascontiguousarray(leaf))
         if not isinstance(leaf, Tensor):
             return leaf
-        return leaf.to(device).float().to(dtype) if leaf.is_floating_point() else leaf.to(device)
+        there = leaf.to(device, non_blocking=device.type != "cpu")  # a copy to the host has to be waited for
+        return there.float().to(dtype) if there.is_floating_point() else there
 
     return map_leaves(moved, nest)
 

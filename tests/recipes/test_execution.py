@@ -13,8 +13,11 @@ from torch.func import functional_call
 
 from harness.config import ConfigError, Execution, Model, Norm, Precision, Split, TrialConfig, WorkloadConfig
 from harness.measure import lock_step
+from harness.measure.lock_step import Setting
 from harness.recipes import execution
 from harness.recipes.execution import exchange_forward
+from harness.recipes.micro_batch import Even
+from harness.recipes.recipe import Recipe, take_step
 from harness.trial import run_trial
 
 SMALL: dict[str, Any] = {
@@ -93,6 +96,18 @@ def test_a_gradient_that_stays_the_graphs_memory_would_be_overwritten(graphs: No
     eager, captured = make_model(), make_model()
     exchange_forward(captured, Execution.cuda_graph)
     assert not torch.allclose(accumulate(captured, BATCHES), accumulate(eager, BATCHES))
+
+
+def test_the_reported_loss_is_that_of_eager_steps(graphs: None) -> None:
+    """Outputs of a graph are overwritten by its next replay: what a step keeps of a micro-batch must not be them."""
+    setting = Setting(TrialConfig(workload=WorkloadConfig(model=Model.mlp, width=2), effective_batch=16), CPU)
+    window = setting.workloads[torch.float32].batch(torch.arange(16))
+    losses = []
+    for way, arrange in ((Execution.eager, None), (Execution.cuda_graph, None), (Execution.eager, lambda b, _: b.rows(slice(4)))):
+        arm = setting.arm(Recipe(accumulation_steps=4, split=Even(4), execution=way, arrange=arrange))
+        losses.append([float(take_step(arm, window)) for _ in range(2)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    assert losses[0] != pytest.approx(losses[2], rel=1e-3)  # and other samples have another loss
 
 
 def test_captured_models_run_op_by_op_where_no_gradient_is_wanted(graphs: None) -> None:

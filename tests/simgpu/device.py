@@ -1,19 +1,24 @@
 """A second device in a build for CPUs: its tensors hold CPU data, say that they are on simgpu:0, and refuse to meet CPU tensors.
 
 Import it in a process of its own, before the first backward: autograd counts devices once. Beside CUDA's rules of who may meet it
-has a generator of its own, counts reads back to the host (`READS`), copies for which the host waits (`WAITED`) and live bytes
-(`MEMORY`), and has no deterministic kernel for the operations in `NOT_DETERMINISTIC`. `unsteady()` makes products differ from
-run to run. Autocast casts nothing. `entered()` switches it on.
+has a generator of its own, counts reads back to the host (`READS`), copies for which the host waits (`WAITED`), both of them
+within the optimizer steps of recipes (`IN_STEPS`, with the function that is to blame) and live bytes (`MEMORY`), and has no
+deterministic kernel for the operations in `NOT_DETERMINISTIC`. `unsteady()` makes products differ from run to run. Autocast casts
+nothing. `entered()` switches it on.
 """
 
 from __future__ import annotations
 
+import sys
+import threading
 import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
 from typing import Any
 from unittest import mock
 
@@ -24,14 +29,21 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
 NAME = "simgpu"
+ROOT = Path(__file__).parents[2]
+PLACES = (str(ROOT / "harness"), str(ROOT / "examples"))
+STEP = "recipes/recipe.py"  # whose `take_step` is an optimizer step
 NOT_DETERMINISTIC = {"kthvalue", "histc", "put_", "_adaptive_avg_pool2d_backward"}
 COPIES = {"copy_", "_to_copy", "_copy_from"}
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
 SCALARS = {"_local_scalar_dense", "equal", "is_nonzero"}
+SIZES = {"nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount"}  # how many, the host asks
+# Beside elementwise operations, these take a number of the CPU.
+NUMBERS = {"masked_fill", "masked_fill_", "fill_", "fill", "index_put", "index_put_"}
 TWO_DEVICES = "Expected all tensors to be on the same device, but found at least two devices, simgpu:0 and cpu!"
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
 READS: Counter[str] = Counter()  # operations that brought numbers back to the host
 WAITED: Counter[str] = Counter()  # blocking copies from the host, by shape, and calls of `synchronize`
+IN_STEPS: Counter[str] = Counter()  # of both kinds, by operation and function
 NOISE = {"relative": 0.0}  # of matrix products: see `unsteady`
 GENERATOR = torch.Generator().manual_seed(0)
 ATOMICS = torch.Generator().manual_seed(0)  # of the noise of products, which no seed of the caller repeats
@@ -124,7 +136,7 @@ class Sim(torch.Tensor):
         return f"Sim({self.raw})"
 
     def tolist(self) -> Any:
-        READS["tolist"] += 1
+        noted(READS, "tolist")
         return self.raw.tolist()
 
     def numpy(self, *_: Any, **__: Any) -> Any:
@@ -156,16 +168,21 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     target = None if asked is None else torch.device(asked).type
     on_device = target == NAME or (target is None and bool(own))
     if own and name not in COPIES:
-        _check_same_device(name, args, leaves)
+        _check_same_device(func, args, leaves)
     if on_device and any(isinstance(leaf, torch.Generator) for leaf in leaves):
         raise RuntimeError("Expected a 'simgpu' device type for generator but found 'cpu'")
     if on_device and name in NOT_DETERMINISTIC:
         _alert(name)
     reads = name in SCALARS or (name == "_to_copy" and target == "cpu") or (name == "copy_" and not isinstance(args[0], Sim))
-    if own and reads:
-        READS[name] += 1
+    if own and (reads or name in SIZES or _masks(name, args)):
+        noted(READS, name)
     if name == "_to_copy" and target == NAME and not own and not kwargs.get("non_blocking"):
-        WAITED[f"copy of {list(args[0].shape)}"] += 1
+        noted(WAITED, f"copy of {list(args[0].shape)}")
+    if name == "copy_" and isinstance(args[0], Sim) and len(own) == 1 and not (len(args) > 2 and args[2]):
+        noted(WAITED, f"copy of {list(args[1].shape)}")
+    for index in tree_leaves(args[1]) if own and name in INDEXING else ():
+        if isinstance(index, Tensor) and not isinstance(index, Sim):
+            noted(WAITED, f"index of {list(index.shape)}")
     raw_args, raw_kwargs = tree_map(_raw, args), tree_map(_raw, kwargs)
     if asked is not None:
         raw_kwargs["device"] = torch.device("cpu")
@@ -191,15 +208,44 @@ def _raw(leaf: Any) -> Any:
     return leaf.raw if isinstance(leaf, Sim) else leaf
 
 
-def _check_same_device(name: str, args: Any, leaves: list[Any]) -> None:
-    """CPU tensors of no dimension are numbers, and indices may be the host's; nothing else may meet."""
-    strangers = [leaf for leaf in leaves if isinstance(leaf, Tensor) and not isinstance(leaf, Sim) and leaf.dim() > 0]
+def noted(what: Counter[str], name: str) -> None:
+    """Count it, and where it happens within an optimizer step the function of the repository that it comes from."""
+    what[name] += 1
+    frames = list(_frames(sys._getframe(1)))
+    main = threading.main_thread()
+    if threading.current_thread() is not main:  # a hook: the backward of a device has a thread of its own
+        frames += _frames(sys._current_frames()[main.ident or 0])
+    codes = [frame.f_code for frame in frames]
+    if any(code.co_name == "take_step" and code.co_filename.endswith(STEP) for code in codes):
+        own = next(code for code in codes if code.co_filename.startswith(PLACES))
+        IN_STEPS[f"{name} in {Path(own.co_filename).stem}.{own.co_name}"] += 1
+
+
+def _frames(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _masks(name: str, args: Any) -> bool:
+    """Whether the rows that it takes are chosen by a mask on the device: their number is read, unless one number is put there."""
+    if name not in INDEXING or not any(isinstance(i, Sim) and i.dtype in (torch.bool, torch.uint8) for i in tree_leaves(args[1])):
+        return False
+    return not (len(args) > 2 and isinstance(args[2], Tensor) and args[2].numel() == 1)
+
+
+def _check_same_device(func: Any, args: Any, leaves: list[Any]) -> None:
+    """Elementwise, CPU tensors of no dimension are numbers, unless they are to hold the result; indices may be the host's."""
+    name = func._schema.name.split("::")[1]
+    numbers = torch.Tag.pointwise in func.tags or name in NUMBERS or name.startswith("_foreach")
+    strangers = [leaf for leaf in leaves if isinstance(leaf, Tensor) and not isinstance(leaf, Sim)]
     if name in INDEXING:
         if not isinstance(args[0], Sim):
             raise RuntimeError("indices should be either on cpu or on the same device as the indexed tensor (cpu)")
         indices = {id(leaf) for leaf in tree_leaves(args[1])}
         strangers = [leaf for leaf in strangers if id(leaf) not in indices]
-    if strangers:
+    in_place = name.endswith("_") and isinstance(args[0], Tensor) and not isinstance(args[0], Sim)
+    if in_place or [leaf for leaf in strangers if leaf.dim() > 0 or not numbers]:
         raise RuntimeError(f"{TWO_DEVICES} ({name})")
 
 
@@ -250,8 +296,6 @@ def _as_tensor(data: Any, dtype: torch.dtype | None = None, device: Any = None) 
 @contextmanager
 def entered() -> Iterator[torch.device]:
     """Inside, tensors can be made on the device, and it is what the harness chooses."""
-    import sys
-
     import harness.plan
     import harness.studies.verdicts  # noqa: F401 (with all that chooses a device)
     from harness.recipes import determinism

@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -15,15 +16,19 @@ from typing import Any
 import pytest
 
 from harness.config import Study
-from tests.simgpu.trials import OF_STUDIES
+from tests.simgpu.trials import BASE, OF_STUDIES, READS, TRIALS, WAITS_IN_STEPS
 
 FAULTS = ("loss_not_divided", "cached_weights_stale", "samples_repeated", "resume_in_window")
 WAITS_OF_SCALER = 2
+LOOKED_AT = ("non_finite_micro_batch", "gradients_not_cleared", "foreign_gradients")
 ROOT = Path(__file__).parents[2]
-QUICK = ("masks", "no_kernel", "two_devices", "collected", "adaptive_windows")
-SLOW = ("planner", "waits", "adam_scale", "dropout", "copies", "unsteady", "steady")
-AUDITS = ("audit_right", "audit_undivided", "audit_dropout")
+QUICK = ("masks", "no_kernel", "two_devices", "collected", "adaptive_windows", "weighed", "every_fault", "watched_right")
+QUICK += ("watched_undivided", "captured", "placed")
+SLOW = ("planner", "waits", "adam_scale", "dropout", "copies", "unsteady", "steady", "training", "cached")
+CAUSES: tuple[list[str], ...] = ([], ["loss_not_divided"], ["stochastic_layers"], ["stochastic_layers"])  # of these
+AUDITS = ("audit_right", "audit_undivided", "audit_dropout", "audit_masks")
 RIGHT = ("verdicts", "verdicts_float16", "verdicts_text", "verdicts_policy", "verdicts_ignored", "verdicts_weights")
+EXAMPLES = ("example_images", "example_coupled_loss", "example_language_model", "example_my_sweep")
 STUDIES = tuple(str(study) for study in OF_STUDIES if study not in (*QUICK, *SLOW))
 ELSEWHERE = {Study.verdicts, Study.replicas, Study.resumption}  # cases of their own; refused; not loadable
 
@@ -42,12 +47,24 @@ def run(*names: str) -> dict[str, Any]:
 def case(name: str, among: Sequence[str]) -> dict[str, Any]:
     found: dict[str, Any] = run(*among)[name]
     assert "error" not in found, "\n".join([found["error"], *found["trace"]])
+    assert Counter(found["in_steps"]) <= Counter(WAITS_IN_STEPS.get(name, {}))
     return found
 
 
 def test_a_tensor_of_the_cpu_is_refused() -> None:
+    """CPU tensors of no dimension are numbers, but not to hold a sum of the device's, and not in a list with them."""
     found = case("two_devices", QUICK)
-    assert found["refused"].startswith("Expected all tensors to be on the same device") and found["number"] == 4.0
+    for name in ("refused", "sum_on_the_host", "listed"):
+        assert found[name].startswith("Expected all tensors to be on the same device"), name
+    assert found["number"] == 4.0
+
+
+def test_waits_are_counted() -> None:
+    """A read, a mask on the device, an index and a copy from the host; not what is copied without waiting, nor a number put."""
+    found = case("two_devices", QUICK)
+    assert found["read"] == [["_local_scalar_dense"], ["index"], [], []]
+    assert found["waited"] == [["index of [2]"], ["copy of [2]"], ["copy of [3]"], []]
+    assert found["in_a_step"] == {"_local_scalar_dense in recipe.take_step": 1}
 
 
 @pytest.mark.parametrize(
@@ -56,6 +73,7 @@ def test_a_tensor_of_the_cpu_is_refused() -> None:
 def test_studies_that_use_the_initial_weights_find_them_on_the_device(name: str, among: Sequence[str]) -> None:
     found = case(name, among)
     assert found["measurements"] and found["device"] == "simgpu" and found["generators_kept"]
+    assert found["reads"] <= READS[Study(name)]
 
 
 @pytest.mark.slow
@@ -69,8 +87,11 @@ def test_the_planner_measures_what_a_ledger_says(optimizer: str, phase: str) -> 
 
 @pytest.mark.slow
 def test_the_plan_grows_with_the_micro_batch() -> None:
-    static, per_sample, step = case("planner", SLOW)["fit"]
+    """And is measured on the device, whose memory has held as much."""
+    found = case("planner", SLOW)
+    static, per_sample, step = found["fit"]
     assert per_sample > 0 and step > 0 and static > 0
+    assert found["fit_took"] > static
 
 
 def test_repeated_masks_are_repeated_on_the_device() -> None:
@@ -89,6 +110,56 @@ def test_arms_of_an_earlier_phase_are_collected_before_others_are_made() -> None
     assert (found["before"], found["after"]) == (False, True)
 
 
+def test_what_an_earlier_phase_left_behind_is_collected_before_a_step_is_weighed() -> None:
+    found = case("weighed", QUICK)
+    assert (found["before"], found["after"]) == (False, True)
+
+
+def test_the_steps_of_faults_wait_no_more_than_right_ones() -> None:
+    """But for the one that looks at each gradient, two that move the scale or use it more often, and what counts leftovers."""
+    found = case("every_fault", QUICK)
+    assert found["usual"] == {"float32": {}, "float16": {"_local_scalar_dense in recipe.step": 2}}
+    assert found["more"].keys() == {
+        *(f"{fault} {precision}" for fault in LOOKED_AT for precision in ("float32", "float16")),
+        "step_every_micro_batch float16",
+        "scaler_updated_in_window float16",
+    }
+
+
+@pytest.mark.parametrize(("name", "verdict", "causes"), [
+    ("watched_right", "equivalent", []), ("watched_undivided", "different", ["loss_not_divided"])
+])  # fmt: skip
+def test_a_loop_on_the_device_is_watched(name: str, verdict: str, causes: list[str]) -> None:
+    """The replay leaves no trace in its generator; a window that is not looked at closely is read once, at its end."""
+    found = case(name, QUICK)
+    assert (found["verdict"], found["causes"]) == (verdict, causes)
+    assert found["replayed"] == (verdict == "equivalent") and found["generators_kept"]
+    assert found["late_reads"] == [1] * 4
+
+
+def test_numbers_of_a_state_indices_of_its_groups_and_stored_weights_are_on_the_device() -> None:
+    found = case("placed", QUICK)
+    assert found["devices"] == ["simgpu:0"] and found["numbers"] == [1.5, 2.0, 3.0]
+    assert found["indices"] and found["stored"]
+
+
+def test_capturing_puts_the_devices_generator_back() -> None:
+    found = case("captured", QUICK)
+    assert found["draws"] and found["kept"]
+
+
+@pytest.mark.slow
+def test_a_step_of_a_training_reads_the_device_once_and_its_noise_scale_once() -> None:
+    assert case("training", SLOW)["a_step"] == 2
+
+
+@pytest.mark.slow
+def test_cached_representations_are_computed_again_with_the_devices_draws() -> None:
+    found = case("cached", SLOW)
+    assert found["grad_cache"] == {"different": 4, "again": True}
+    assert found["grad_cache_other_draws"] == {"different": 4, "again": False}
+
+
 @pytest.mark.slow
 def test_where_float64_draws_other_masks_there_is_no_error_beside_it() -> None:
     found = case("dropout", SLOW)
@@ -100,7 +171,8 @@ def test_where_float64_draws_other_masks_there_is_no_error_beside_it() -> None:
 def test_no_copy_from_the_host_is_waited_for_and_a_clock_starts_after_what_is_under_way() -> None:
     """memory_and_time: three windows of the full batch and of four micro-batches."""
     found = case("copies", SLOW)
-    assert found["digits"] == found["ignored_labels"] == found["policy"] == {}
+    for data in ("digits", "ignored_labels", "policy", "pairs", "text", "python_bytes", "docstrings"):
+        assert found[data] == {} and found[f"{data} reads"] == 0, data
     assert found["synchronised"] == 3 * 2
 
 
@@ -113,7 +185,9 @@ def test_nothing_is_concluded_where_the_floor_is_above_the_gate() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "causes"), list(zip(AUDITS, ([], ["loss_not_divided"], ["stochastic_layers"]), strict=True)))
+@pytest.mark.parametrize(
+    ("name", "causes"), list(zip(AUDITS, ([], ["loss_not_divided"], *[["stochastic_layers"]] * 2), strict=True))
+)
 def test_loops_on_the_device_are_audited(name: str, causes: list[str]) -> None:
     found = case(name, AUDITS)
     assert found["causes"] == causes and found["equivalent"] == (not causes)
@@ -143,7 +217,7 @@ def test_right_trials_are_equivalent(name: str) -> None:
 
 
 def test_every_study_has_a_case() -> None:
-    assert OF_STUDIES.keys() | ELSEWHERE == set(Study)
+    assert OF_STUDIES.keys() | ELSEWHERE == set(Study) and READS.keys() == OF_STUDIES.keys()
 
 
 @pytest.mark.slow
@@ -151,6 +225,8 @@ def test_every_study_has_a_case() -> None:
 def test_every_study_runs(name: str) -> None:
     found = case(name, STUDIES)
     assert found["measurements"] and found["generators_kept"]
+    assert found["reads"] <= READS[Study(name)]
+    assert found["moved"] <= TRIALS[name].get("steps", BASE["steps"])  # tensors as a whole: the numbers of terms of each window
 
 
 @pytest.mark.slow
@@ -170,8 +246,8 @@ def test_what_differs_is_named(name: str, causes: dict[str, str]) -> None:
 
 @pytest.mark.slow
 def test_loops_by_hand_and_tasks_of_ones_own() -> None:
-    names = ("by_hand", "by_hand_undivided", "example_images", "example_coupled_loss", "example_language_model")
+    names = ("by_hand", "by_hand_undivided", *EXAMPLES)
     assert case(names[0], names)["verdict"] == "equivalent"
     assert case(names[1], names)["cause"] == "loss_not_divided"
     causes = [[cause for _, _, cause, _ in case(name, names)["arms"]] for name in names[2:]]
-    assert causes == [["", ""], ["non_separable_loss", ""], ["", ""]]
+    assert causes == [["", ""], ["non_separable_loss", ""], ["", ""], ["", ""]]

@@ -77,4 +77,51 @@ OF_STUDIES: dict[Study, dict[str, Any]] = {
     Study.negatives: {**F64, "workload": TOWERS},
     Study.retrieval: {"workload": TOWERS},
 }
+# What a recipe's steps wait for, at most: float16's scaler; a count that torch's moving average copies; the rows of a loop by
+# hand; a study that notes every loss; transformers' masks, and the terms of a task's own.
+WAITS_IN_STEPS: dict[str, dict[str, int]] = {
+    "waits": {"_local_scalar_dense in recipe.step": 6},
+    "training": {"copy of [] in recipe.update_ema": 30},
+    "verdicts": {"copy of [] in recipe.update_ema": 39},
+    "verdicts_float16": {"_local_scalar_dense in recipe.step": 45},
+    "loss_scaling": {"_local_scalar_dense in recipe.step": 12},
+    "every_fault": {"_local_scalar_dense in recipe.step": 2},
+    "by_hand": {"_to_copy in hand_written.sample_ids": 64},
+    "by_hand_undivided": {"_to_copy in hand_written.sample_ids": 92},
+    "example_language_model": {"_local_scalar_dense in custom.num_terms": 96, "_local_scalar_dense in custom.forward": 161},
+    "batch_sizes": {
+        "tolist in batch_sizes.note": 6,
+        "_local_scalar_dense in batch_sizes.note": 6,
+        "_local_scalar_dense in training.outcome": 6,
+    },
+}
+# Of a study, evaluations and conclusions with them.
+READS: dict[Study, int] = {
+    Study.convergence: 24,
+    Study.model_bytes: 4,
+    Study.memory_and_time: 12,
+    Study.remedies: 87,
+    Study.batch_statistics: 496,
+    Study.optimizer_states: 199,
+    Study.batch_sizes: 38,
+    Study.optimizer_memory: 61,
+    Study.epoch_tail: 2996,
+    Study.update_size: 16,
+    Study.clipping_threshold: 55,
+    Study.adaptive_windows: 64,
+    Study.tensor_norms: 34,
+    Study.gradient_noise: 406,
+    Study.adam_scale: 25,
+    Study.second_moment: 10,
+    Study.accumulators: 337,
+    Study.randomness: 382,
+    Study.loss_scaling: 88,
+    Study.learning_curves: 470,
+    Study.batch_order: 78,
+    Study.critical_batch: 86,
+    Study.muon: 1834,
+    Study.balance_loss: 108,
+    Study.negatives: 64,
+    Study.retrieval: 134,
+}
 TRIALS |= {str(study): {"study": study, **changes} for study, changes in OF_STUDIES.items()}

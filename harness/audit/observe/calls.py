@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from harness.audit.evidence import Call
+from harness.audit.observe.forwards import generators
 from harness.audit.observe.loss_graph import (
     coupled_copies,
     couplings,
@@ -186,7 +187,7 @@ class Calls:
     def _end_of_backward(self) -> None:
         forwards = self.observed.forwards
         forwards.reset()
-        forwards.last = torch.get_rng_state()
+        forwards.last = generators()
 
     # -- between backward and step -----------------------------------------------------------------------------------
 

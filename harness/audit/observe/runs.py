@@ -78,7 +78,7 @@ def watch(train: Train, job: Job, *, collect: bool = True) -> Run:
     run = Run(batch_size=job.batch_size, accumulation_steps=job.accumulation_steps)
     namespaces = [train.__globals__] if hasattr(train, "__globals__") else []
     numpy_state = np.random.get_state()
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
+    with _same_draws():
         try:
             with this_process_goes_on(), _repeatable(), Recorder(run, job.intervention, namespaces, job.max_steps) as recorder:
                 result = _call(train, job, recorder)
@@ -92,6 +92,18 @@ def watch(train: Train, job: Job, *, collect: bool = True) -> Run:
         finally:
             np.random.set_state(numpy_state)
     return run
+
+
+@contextmanager
+def _same_draws() -> Iterator[None]:
+    """The generators are put back: the CPU's and CUDA's, those also that the function was the first to use."""
+    seed, known = torch.initial_seed(), torch.cuda.is_initialized()
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if known else []):
+        try:
+            yield
+        finally:
+            if not known and torch.cuda.is_initialized():
+                torch.cuda.manual_seed_all(seed)  # with which CUDA begins: torch seeds both alike
 
 
 @contextmanager
