@@ -22,9 +22,9 @@ FAULTS = ("loss_not_divided", "cached_weights_stale", "samples_repeated", "resum
 WAITS_OF_SCALER = 2
 LOOKED_AT = ("non_finite_micro_batch", "gradients_not_cleared", "foreign_gradients")
 ROOT = Path(__file__).parents[2]
-QUICK = ("masks", "no_kernel", "two_devices", "collected", "adaptive_windows", "weighed", "every_fault", "watched_right")
+QUICK = ("masks", "no_kernel", "two_devices", "collected", "adaptive_windows", "weighed", "watched_right")
 QUICK += ("watched_undivided", "captured", "placed")
-SLOW = ("planner", "waits", "adam_scale", "dropout", "copies", "unsteady", "steady", "training", "cached")
+SLOW = ("planner", "waits", "adam_scale", "dropout", "copies", "unsteady", "steady", "training", "cached", "every_fault")
 CAUSES: tuple[list[str], ...] = ([], ["loss_not_divided"], ["stochastic_layers"], ["stochastic_layers"])  # of these
 AUDITS = ("audit_right", "audit_undivided", "audit_dropout", "audit_masks")
 RIGHT = ("verdicts", "verdicts_float16", "verdicts_text", "verdicts_policy", "verdicts_ignored", "verdicts_weights")
@@ -115,9 +115,10 @@ def test_what_an_earlier_phase_left_behind_is_collected_before_a_step_is_weighed
     assert (found["before"], found["after"]) == (False, True)
 
 
+@pytest.mark.slow
 def test_the_steps_of_faults_wait_no_more_than_right_ones() -> None:
     """But for the one that looks at each gradient, two that move the scale or use it more often, and what counts leftovers."""
-    found = case("every_fault", QUICK)
+    found = case("every_fault", SLOW)
     assert found["usual"] == {"float32": {}, "float16": {"_local_scalar_dense in recipe.step": 2}}
     assert found["more"].keys() == {
         *(f"{fault} {precision}" for fault in LOOKED_AT for precision in ("float32", "float16")),
