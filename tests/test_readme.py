@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.doctor import machine
 from harness.run import compose_trial
 
 ROOT = Path(__file__).parents[1]
@@ -20,6 +21,10 @@ def test_it_is_read_in_a_few_minutes() -> None:
     assert len(README.split()) <= MOST_WORDS
     first_screen = "\n".join(README.splitlines()[:30])
     assert "make report" in first_screen and "make test" in first_screen and "![" in first_screen
+
+
+def test_its_durations_are_the_doctors() -> None:
+    assert f"On 2 cores the report takes about {machine.REPORT_MINUTES} minutes" in README.replace("\n", " ")
 
 
 def test_every_link_leads_to_a_file() -> None:

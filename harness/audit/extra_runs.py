@@ -23,6 +23,8 @@ from harness.judge.cause import Cause
 
 CAUSE_OF: dict[Layer, Cause] = {"dropout": Cause.stochastic_layers, "batch_norm": Cause.batch_statistics}
 NAME_OF: dict[Layer, str] = {"dropout": "dropout", "batch_norm": "batch statistics"}
+FURTHER = 4.0  # roundings that a further null moves the weights by, where a distance is at most so many gates
+AMPLIFIED = 1e3  # roundings; a gate above it is one of a run that makes more of them
 COUPLED = (Cause.unexplained, Cause.stochastic_layers, Cause.non_separable_loss)  # what a layer of `CAUSE_OF` may look like
 
 
@@ -64,6 +66,16 @@ def explained(compared: Sequence[Facts]) -> list[Finding]:
     if any(f.cause is Cause.step_every_micro_batch for f in found):  # gradients of other optimizers then see other weights
         found = [f for f in found if not f.unreproduced]
     return first_of_each(found)
+
+
+def _is_marginal(compared: Sequence[Facts], roundoff: float) -> bool:
+    """Whether gradients differ by not much more than rounding explains, where the run has amplified it: a line search does.
+
+    One unit of rounding is then too little of a null: a sum of micro-batches rounds several times.
+    """
+    off = [step for item in compared for step in item.steps if not step.gradients_agree]
+    distances = [max(step.consumed.distance, step.raw.distance) / step.gate for step in off if step.gate > AMPLIFIED * roundoff]
+    return bool(off) and len(distances) == len(off) and max(distances) <= FURTHER
 
 
 class ExtraRuns:
@@ -108,6 +120,10 @@ class ExtraRuns:
         nulls += [run for run in self.runs.permuted(options, follow) if self._is_null(run, reference, nulls)]
         try:
             compared = facts(run, reference, Floor(nulls, drift=False))
+            if nulls and _is_marginal(compared, reference.roundoff):
+                further = self.runs.baseline(options, replace(follow, perturb=FURTHER * reference.roundoff))
+                nulls += [further] if further.error is None else []
+                compared = facts(run, reference, Floor(nulls, drift=False))
         except ShapeError:
             return None
         return Judged(compared, run).learning(lambda probe: replace(probe, same_at_one=self.same_at_one))
