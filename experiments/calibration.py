@@ -8,6 +8,7 @@ from analysis import faults, tables
 from analysis.content import Section, Table, Text
 from analysis.question import Answer, Experiment, Material
 from analysis.rates import percent, rate
+from analysis.watched import watched_runs
 from harness.config import Precision
 from harness.judge.cause import INHERENT
 from harness.judge.verdict import Doubt, Outcome
@@ -145,5 +146,5 @@ EXPERIMENT = Experiment(
     "more than 2% of the trials inconclusive for another reason than those named. "
     f"Fewer than {ENOUGH} trials leave it open.",
     answer=answer,
-    sections=(levels, vacuity),
+    sections=(levels, vacuity, watched_runs),
 )

@@ -10,6 +10,7 @@ from analysis.audits import released_trainers
 from analysis.content import Section
 from analysis.load import Results
 from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from analysis.watched import watched_runs
 
 
 def of(results: Results, *frameworks: str) -> pd.DataFrame:
@@ -147,5 +148,5 @@ EXPERIMENT = Experiment(
     rule="The audit's verdict decides, per release and setting: the same training function at N = 1, 4 and 16 (docs/audit.md). "
     "It holds for that release and setting. Run an audit with make audit-<name>: each has an environment of its own.",
     claims=CLAIMS,
-    sections=(table,),
+    sections=(table, watched_runs),
 )
