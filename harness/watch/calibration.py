@@ -254,6 +254,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     batches = [loops(given.loops, given.faults, seed, WIDTHS) for seed in range(given.seeds)]
     batches += [loops(given.large, -(-given.large // 6), given.seeds, (LARGE,))] if given.large else []
     torch.set_num_threads(1)
+    commit()  # of the code that runs; asked later, it would be that of the source tree by then
     rows: list[dict[str, Any]] = []
     told = time.monotonic()
     for batch in batches:
