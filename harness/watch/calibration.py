@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.optim.swa_utils import AveragedModel
 
 from harness.judge.cause import Cause
 from harness.measure.environment import commit
@@ -81,6 +82,10 @@ FAULTS = (
     Fault(cause=Cause.weight_decay_per_micro_batch),
     Fault(cause=Cause.schedule_per_micro_batch),
     Fault(cause=Cause.clip_before_unscale, in_loop=lambda drawn: drawn.precision == "float16"),
+    Fault(cause=Cause.short_window_divided_by_n, in_loop=lambda drawn: drawn.short),
+    Fault(cause=Cause.foreign_gradients),
+    Fault(cause=Cause.low_precision_accumulator),
+    Fault(cause=Cause.ema_per_micro_batch),
 )
 
 
@@ -116,10 +121,13 @@ def watched(setting: Drawn, fault: Cause | None) -> Report:
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, int]:
         return _loss(setting, model(batch[0]), batch[1]), _terms(batch[1])
 
+    average = (
+        AveragedModel(model, avg_fn=lambda mean, new, _: 0.9 * mean + 0.1 * new) if fault is Cause.ema_per_micro_batch else None
+    )
     with watch(model, optimizer, tell=None, loss=loss if setting.replayed else None) as seen:
         for window in range(WINDOWS):
             sizes = setting.sizes[: len(setting.sizes) // 2 + 1] if setting.short and window == WINDOWS - 1 else setting.sizes
-            _window(setting, model, optimizer, scaler, sizes, fault, seen.batch)
+            _window(setting, model, optimizer, scaler, sizes, fault, seen.batch, average)
             if fault is not Cause.gradients_not_cleared:
                 optimizer.zero_grad(set_to_none=setting.seed % 2 == 0)
     return seen.report()
@@ -133,9 +141,12 @@ def _window(
     sizes: Sequence[int],
     fault: Cause | None,
     hand_over: Callable[[Any], Any],
+    average: AveragedModel | None,
 ) -> None:
     parts = [(torch.randn(size, FEATURES), _targets(setting, size)) for size in sizes]
     terms = sum(_terms(y) for _, y in parts)
+    for p in model.parameters() if fault is Cause.foreign_gradients else ():
+        p.grad = torch.randn_like(p)
     for k, (x, y) in enumerate(map(hand_over, parts) if setting.replayed else parts):
         if fault is Cause.gradients_cleared_in_window:
             optimizer.zero_grad()
@@ -143,8 +154,18 @@ def _window(
         dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(setting.precision)
         with torch.autocast("cpu", dtype=dtype) if dtype else nullcontext():
             loss = _loss(setting, model(x), y) / max(own, 1)
-        factor = {Cause.loss_not_divided: float(len(parts)), Cause.loss_divided_twice: 1 / len(parts)}
+        factor = {
+            Cause.loss_not_divided: float(len(parts)),
+            Cause.loss_divided_twice: 1 / len(parts),
+            Cause.short_window_divided_by_n: len(parts) / len(setting.sizes),
+        }
         scaler.scale(loss * factor.get(fault, 1.0) if fault else loss).backward()
+        if fault is Cause.low_precision_accumulator:
+            for p in model.parameters():
+                assert p.grad is not None
+                p.grad.copy_(p.grad.bfloat16())
+        if average is not None:
+            average.update_parameters(model)
         if k < len(parts) - 1:
             _inside(model, optimizer, fault)
     if fault is not Cause.clip_before_unscale:
