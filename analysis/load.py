@@ -116,6 +116,9 @@ class Results:
     torn: tuple[Missing, ...] = ()  # finished trials whose verdicts stand, and whose step rows are damaged
     foreign: tuple[str, ...] = ()  # what is in the store and not of it, a line each
     audits: pd.DataFrame = field(default_factory=audits.no_audits)  # of released trainers
+    counts: frozenset[str] = (
+        frozenset()
+    )  # columns of `measurements` that hold whole numbers, which beside a gap pandas makes floats
 
     def of(self, experiment: str) -> Results:
         """The part that belongs to one experiment."""
@@ -127,6 +130,7 @@ class Results:
             tuple(one for one in self.torn if one.experiment == experiment),
             self.foreign,
             self.audits if experiment == AUDITED else self.audits.iloc[:0],
+            self.counts,
         )
 
     @property
@@ -139,6 +143,7 @@ class Results:
         rows = self.measurements
         own = rows[rows["study"] == name] if "study" in rows else rows.iloc[:0]
         own = own if own.empty else own.dropna(axis=1, how="all")
+        own = own.astype({name: "int64" for name in own.columns if name in self.counts and own[name].notna().all()})
         return own.reindex(columns=[*own.columns, *(name for name in columns if name not in own)]).reset_index(drop=True)
 
     @property
@@ -175,6 +180,7 @@ def read(results: Path | str, experiment: str | None = None) -> Results:
         tuple(torn),
         tuple(Store(results).foreign()),
         audited,
+        measurements.counts,
     )
 
 
@@ -268,6 +274,13 @@ class Columns:
             for name, values in self._values.items():
                 values.append(row.get(name))
             self._length += 1
+
+    @property
+    def counts(self) -> frozenset[str]:
+        """The columns in which every value is a whole number, where there is one."""
+        return frozenset(
+            name for name, values in self._values.items() if {type(value) for value in values if value is not None} == {int}
+        )
 
     def frame(self, columns: Sequence[str], order: list[str]) -> pd.DataFrame:
         """Sorted; `columns` come first, and exist also when there are no rows."""

@@ -19,7 +19,7 @@ SECONDS = 0.3  # of products of a format
 FORMATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 SLOW_FLOAT64 = 2.0  # TFLOP/s; data-centre cards do ten and more, consumer cards about a half
 GPU_WORK = 12 * 25e12  # FLOP in float64 of `make gpu`: 12 trials of ResNet-18, 20 windows of 6 arms each (estimated)
-REPORT_MINUTES = 25  # of `make report` on two cores: 17 that were seen with other work beside, and what it then said was left
+REPORT_MINUTES = 16  # of `make report` on two cores, without its set-up of two minutes: 15.6 in one run
 SMALLER = 0.05  # of that work, with a quarter of the width and of the windows
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from analysis import load
-from harness.config import ConfigError
+from harness.config import ConfigError, TrialConfig, identity, to_dict
 from harness.results.judged_arm import OUTCOMES, VERDICT_COLUMNS
 from harness.results.record import read_trial, write_record
 from harness.results.store import Store
@@ -251,3 +251,23 @@ def test_a_folder_that_is_not_there_is_no_project(source: str, tmp_path: Path, m
     monkeypatch.chdir(tmp_path)  # where one works there may well be `results`
     with pytest.raises(ConfigError, match=f"source={source}: expected a folder with offline runs, or a project"):
         load.from_wandb(source)
+
+
+def test_whole_numbers_stay_whole_beside_a_study_without_them(results: Path) -> None:
+    """One store holds all studies: a column that one of them lacks is no reason for 8.0 micro-batches in another."""
+    for study, rows in {
+        "counted": [{"accumulation_steps": 8, "share": 1.0}, {"accumulation_steps": 2, "share": 2.0}],
+        "without": [{"share": 0.5}],
+        "gaps": [{"accumulation_steps": 4}, {"accumulation_steps": None}],
+    }.items():
+        config = TrialConfig(experiment=study)
+        with Store(results).open_trial(study, identity(config), to_dict(config)) as writer:
+            measurements = [{"study": study, **row} for row in rows]
+            environment = {"python": "3.11.7", "device": "cpu", "packages": {}}
+            writer.finish({"environment": environment, "seconds": 1.0, "arms": [], "faults": {}, "measurements": measurements})
+    found = load.read(results)
+    assert not found.missing
+    counted = found.study("counted")
+    assert [str(n) for n in counted["accumulation_steps"]] == ["8", "2"] and counted["share"].dtype == float
+    assert found.of("counted").study("counted")["accumulation_steps"].dtype == int
+    assert "accumulation_steps" not in found.study("without") and found.study("gaps")["accumulation_steps"].isna().sum() == 1
