@@ -2,7 +2,8 @@
 
 The rules below were fixed before the first run. A row is a rescaling and a measure; its values are paired differences to the
 large batch with everything copied, over seeds, in natural logarithms of a loss: of the distance of the training's curve to the
-small batch's, and of the test loss at equal samples. The averaged weights are what the row `ema` looks at.
+small batch's, and of the validation loss at equal samples. The averaged weights are what the row `ema` looks at.
+The validation set is set aside by the seed and chooses nothing: in some tasks the test set is the same for all seeds.
 """
 
 from __future__ import annotations
@@ -21,21 +22,24 @@ from analysis.load import Results
 from analysis.optimizers import interval
 from analysis.question import Experiment, Material
 from harness.judge import statistics
-from harness.recipes.rescaling import Rescaling
 
 MARGIN = 0.02  # in logarithms of a loss: 2 % of it
 FEWEST_SEEDS = 8  # fewer have no exact sign-flip p value below 0.05 after Holm over six rescalings
 MOST_ENUMERATED = 16  # seeds; beyond, sign flips are drawn
 CURVE, FINAL = "curve", "final"
-MEASURES = {CURVE: "distance to the small batch's curve", FINAL: "test loss at the end"}
+MEASURES = {CURVE: "distance to the small batch's curve", FINAL: "validation loss at the end"}
 SETTING = ["workload", "norm", "effective_batch", "accumulation_steps", "steps", "lr"]
-LOSSES = tuple(f"{prefix}{name}" for prefix in ("", "ema_") for name in ("test_loss", "probe_loss", "curve_distance"))
+LOSSES = tuple(f"{prefix}{name}" for prefix in ("", "ema_") for name in ("validation_loss", "probe_loss", "curve_distance"))
 COLUMNS = ("trial", "seed", "arm", *SETTING, *LOSSES)
-WORDS = {
-    Rescaling.rate: "learning rate times sqrt(k)", Rescaling.beta2: "beta2 to the power k",
-    Rescaling.weight_decay: "weight decay per sample",
-    Rescaling.warmup: "warm-up in samples", Rescaling.ema: "decay of the average to the power k", Rescaling.all: "all of them",
-}  # fmt: skip
+COPIED = "copied"
+WORDS = {  # by the arm's name
+    "rate": "learning rate times sqrt(k)",
+    "beta2": "beta2 to the power k",
+    "weight_decay": "weight decay per sample",
+    "warmup": "warm-up in samples",
+    "ema": "decay of the average to the power k",
+    "all": "all of them",
+}
 
 
 def sign_flip_p(differences: Sequence[float], *, seed: int = 0) -> float:
@@ -58,7 +62,7 @@ class Effect:
     """A rescaling's paired differences to the copied setting: below 0 it is better."""
 
     setting: tuple[Hashable, ...]
-    what: Rescaling
+    what: str
     measure: str
     differences: tuple[float, ...]
     adjusted_p: float = float("nan")  # by Holm, over the rescalings of a setting and measure
@@ -90,15 +94,15 @@ def effects(results: Results) -> list[Effect]:
     return found
 
 
-def differences(rows: pd.DataFrame, what: Rescaling, measure: str) -> tuple[float, ...]:
+def differences(rows: pd.DataFrame, what: str, measure: str) -> tuple[float, ...]:
     """By seed: the rescaled run less the copied one, of one setting."""
-    prefix = "ema_" if what == Rescaling.ema else ""
-    column = f"{prefix}curve_distance" if measure == CURVE else f"{prefix}test_loss"
+    prefix = "ema_" if what == "ema" else ""
+    column = f"{prefix}curve_distance" if measure == CURVE else f"{prefix}validation_loss"
     table = rows.pivot_table(index="seed", columns="arm", values=column, aggfunc="first", dropna=False)
-    if not {str(what), str(Rescaling.copied)} <= set(table.columns):
+    if not {what, COPIED} <= set(table.columns):
         return ()
     values = table if measure == CURVE else np.log(table)
-    return tuple(float(value) for value in values[str(what)] - values[str(Rescaling.copied)])
+    return tuple(float(value) for value in values[what] - values[COPIED])
 
 
 def rescaled_alone(material: Material) -> Section | None:
@@ -124,8 +128,9 @@ def rescaled_alone(material: Material) -> Section | None:
         for one in found
     )  # fmt: skip
     text = Text(
-        f"{advice(found)} {floors(material.results)} The base settings were not tuned; beta1 and eps are copied in every run, "
-        "and another task, k or base rate may answer otherwise."
+        f"{advice(found)} {floors(material.results)} Each is rescaled alone beside copied settings: what it adds to the others "
+        "is not measured. In short trainings a large batch lacks steps, and all that speeds it up helps. The base settings were "
+        "not tuned; beta1 and eps are copied in every run, and another task, k or base rate may answer otherwise."
     )
     picture = Picture(
         "rescaling",
@@ -160,7 +165,7 @@ def floors(results: Results) -> str:
 def advice(found: Sequence[Effect]) -> str:
     """What every setting decides alike; nothing else is advised."""
     sentences = []
-    for measure, aim in ((CURVE, "To train as the small batch did"), (FINAL, "For the lowest test loss at equal samples")):
+    for measure, aim in ((CURVE, "To train as the small batch did"), (FINAL, "For the lowest validation loss at equal samples")):
         verdicts = {what: {one.verdict for one in found if one.what == what and one.measure == measure} for what in WORDS}
         parts = [
             f"{verb} {', '.join(WORDS[what] for what, own in verdicts.items() if own == {verdict})}"
@@ -181,7 +186,7 @@ EXPERIMENT = Experiment(
     rule=f"Over at least {FEWEST_SEEDS} seeds, which draw weights, order and split together: helps or hurts when the paired 95% "
     f"interval lies on one side of 0 and the exact sign-flip p value is below {LEVEL:g} after Holm over the rescalings of a "
     f"setting and measure; no difference when TOST puts the mean within ±{MARGIN:g} at {LEVEL:g}; else undecided. Curves are "
-    "compared by the mean absolute difference of log probe loss at equal samples, ends by the log of the test loss; the "
+    "compared by the mean absolute difference of log probe loss at equal samples, ends by the log of the validation loss; the "
     "average's decay by the losses of the averaged weights.",
     sections=(rescaled_alone,),
 )

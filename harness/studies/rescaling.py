@@ -27,13 +27,14 @@ REORDERED = "small_reordered"  # the same with each window's steps in another or
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     """One row per arm: where it ended, and how far its curve was from the small batch's.
 
-    `test_loss` and `probe_loss` are nats per loss term at the end; `curve_distance` is the mean over the points of
-    |log probe loss - log probe loss of the small batch|. `ema_*` are the same of the averaged weights.
+    `validation_loss` (on samples that the seed sets aside), `test_loss` and `probe_loss` are nats per loss term at the end;
+    `curve_distance` is the mean over the points of |log probe loss - log probe loss of the small batch|.
+    `ema_*` are the same of the averaged weights.
     """
     config, chosen = setting.config, Samples.drawn(setting)
     (k,) = config.accumulation_steps
     arms, num_samples = _arms(setting, k), 0
-    probe = arms[SMALL].workload.batch(chosen.probe)
+    probe, validation = (arms[SMALL].workload.batch(ids) for ids in (chosen.probe, chosen.validation))
     points = {round(config.steps * (i + 1) / POINTS) - 1 for i in range(POINTS)}
     curves: dict[str, list[float]] = {f"{prefix}{name}": [] for name in arms for prefix in ("", "ema_")}
     samples: list[int] = []
@@ -57,6 +58,7 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
         for prefix, one in (("", arm), ("ema_", averaged(arm))):
             curve = curves[f"{prefix}{name}"]
             row |= {
+                f"{prefix}validation_loss": evaluation(one, [validation])[0],
                 f"{prefix}test_loss": evaluation(one, [one.workload.held_out])[0],
                 f"{prefix}probe_loss": curve[-1],
                 f"{prefix}curve_distance": curve_distance(curve, curves[f"{prefix}{SMALL}"]),

@@ -12,7 +12,7 @@ import pytest
 
 from analysis import load
 from analysis.figures.rescaling import figure_rescaling
-from experiments.rescaling import CURVE, FINAL, MARGIN, Effect, advice, effects, named, sign_flip_p
+from experiments.rescaling import COPIED, CURVE, FINAL, MARGIN, WORDS, Effect, advice, effects, named, sign_flip_p
 from harness.recipes.rescaling import Rescaling
 
 
@@ -27,8 +27,9 @@ def results(effect: float, *, what: str = "rate", seeds: int = 8, spread: float 
             rows.append({
                 "trial": str(seed), "study": "rescaling", "workload": "digits", "norm": "none", "effective_batch": 128,
                 "accumulation_steps": 4, "steps": 96, "lr": 0.01, "seed": seed, "arm": str(arm),
-                "test_loss": math.exp(task + own), "curve_distance": 1 + task + own, "probe_loss": 1.0, "ema_probe_loss": 1.0,
-                "ema_test_loss": math.exp(task + averaged), "ema_curve_distance": 1 + task + averaged,
+                "validation_loss": math.exp(task + own), "curve_distance": 1 + task + own,
+                "probe_loss": 1.0, "ema_probe_loss": 1.0,
+                "ema_validation_loss": math.exp(task + averaged), "ema_curve_distance": 1 + task + averaged,
             })  # fmt: skip
     empty = pd.DataFrame(columns=["experiment", "trial"])
     return load.Results(empty, pd.DataFrame(rows), empty, ())
@@ -89,3 +90,7 @@ def test_the_figure_has_a_panel_per_setting_and_measure() -> None:
     assert [axes.get_title() for axes in figure.axes] == [CURVE, FINAL]
     (labels,) = {tuple(text.get_text() for text in figure.axes[0].get_yticklabels())}
     assert labels == tuple(str(one) for one in Rescaling if one != Rescaling.copied)
+
+
+def test_the_rows_are_the_study_s_rescalings() -> None:
+    assert [COPIED, *WORDS] == list(Rescaling)
