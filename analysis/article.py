@@ -17,7 +17,7 @@ from analysis.question import Answer, Experiment, Material, made_of, registered
 # The order of the page: the main question, then special cases, then how far the answers can be trusted.
 FIRST = (
     "equivalence", "normalisation_of_loss", "batchnorm", "groupnorm", "contrastive", "randomness", "momentum", "adam",
-    "learning_rate", "convergence", "batch_order", "critical_batch", "balance_loss", "muon", "gradient_noise",
+    "learning_rate", "convergence", "batch_order", "critical_batch", "rescaling", "balance_loss", "muon", "gradient_noise",
     "order_of_operations", "adaptive_windows", "precision",
     "replicas", "memory_and_time", "accounting", "released_trainers", "fault_matrix", "calibration", "sensitivity",
 )  # fmt: skip

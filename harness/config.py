@@ -175,6 +175,7 @@ class Study(StrEnum):
     batch_sizes = "batch_sizes"  # training alone at B and at every B / N, at equal samples and at equal steps
     batch_order = "batch_order"  # large batches first and small ones then, and the reverse, at equal samples
     critical_batch = "critical_batch"  # one training, branched at several points into copies with batches of their own
+    rescaling = "rescaling"  # a batch k times as large: what has to be rescaled to train as the small one did
     optimizer_memory = "optimizer_memory"  # with which weight past samples are in an optimizer's state
     epoch_tail = "epoch_tail"  # the loop over a loader, at the end of an epoch
     update_size = "update_size"  # how far one step moves, over N
@@ -453,6 +454,20 @@ NEEDS: dict[Study, tuple[Need, ...]] = {
         Need("schedule.name", lambda c: c.schedule.name == ScheduleName.constant, "constant: branches begin at all points"),
         Need("schedule.warmup_steps", lambda c: c.schedule.warmup_steps == 0, "0: every branch would warm up again"),
         Need("optimizer.name", lambda c: c.optimizer.name != OptimizerName.custom, "one of ours, whose rate for B / N is known"),
+    ),
+    Study.rescaling: (
+        _EQUAL_SPLIT,
+        Need("accumulation_steps", lambda c: len(c.accumulation_steps) == 1 and c.accumulation_steps[0] > 1, "one k above 1"),
+        Need("steps", lambda c: c.steps >= 16, "16 or more: a curve has so many points"),
+        Need("optimizer.name", lambda c: c.optimizer.name == OptimizerName.adamw, "adamw: what is rescaled are its settings"),
+        Need("ema_decay", lambda c: c.ema_decay is not None, "a decay: the averaged weights are looked at"),
+        Need("schedule.name", lambda c: c.schedule.name == ScheduleName.constant, "constant: after the warm-up"),
+        Need(
+            "schedule.warmup_steps",
+            lambda c: (c.schedule.warmup_steps + 1) % c.accumulation_steps[0] == 0,
+            "one less than a multiple of k: the large batch warms up over the same samples",
+        ),
+        Need("data.last_window", lambda c: c.data.last_window == LastWindow.drop, "drop: all windows are of one size"),
     ),
     Study.muon: (
         _EQUAL_SPLIT,

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from harness import pace
-from harness.config import ConfigError, LastWindow, OptimizerConfig, Precision, TrialConfig, to_dict
+from harness.config import ConfigError, LastWindow, OptimizerConfig, Precision, ScheduleConfig, TrialConfig, to_dict
 from harness.judge.counters import Counter, Counts, Differences, differing
 from harness.measure.environment import name_of
 from harness.measure.examination import examine, try_step, why_not_float64
@@ -64,6 +64,8 @@ class ArmChanges(TypedDict, total=False):
     steps: int  # of the learning-rate schedule
     clip_norm: float | None
     optimizer: OptimizerConfig
+    schedule: ScheduleConfig
+    ema_decay: float | None
 
 
 class Setting:

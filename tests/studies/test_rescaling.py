@@ -1,0 +1,192 @@
+"""What is rescaled is the same in samples, by independent float64 loops; and the study's arms are what they say."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from harness.config import (
+    ConfigError,
+    DataConfig,
+    LastWindow,
+    Model,
+    OptimizerConfig,
+    OptimizerName,
+    ScheduleConfig,
+    Study,
+    TrialConfig,
+    WorkloadConfig,
+    validate,
+)
+from harness.measure.lock_step import Setting
+from harness.recipes.recipe import make_optimizer, make_schedule
+from harness.recipes.rescaling import Rescaling, exact_weight_decay, rescaled
+from harness.studies import rescaling
+
+K, LARGE_STEPS = 4, 10
+CONFIG = TrialConfig(
+    study=Study.rescaling, effective_batch=32, accumulation_steps=(K,), steps=16, ema_decay=0.9,
+    workload=WorkloadConfig(model=Model.mlp, width=1), data=DataConfig(last_window=LastWindow.drop),
+    schedule=ScheduleConfig(warmup_steps=7),
+    optimizer=OptimizerConfig(name=OptimizerName.adamw, lr=0.01, beta2=0.99, weight_decay=0.1),
+)  # fmt: skip
+
+
+def shrunk(config: OptimizerConfig, steps: int) -> float:
+    """What AdamW leaves of a weight of 1 after so many steps without gradient."""
+    weight = nn.Parameter(torch.ones(1, dtype=torch.float64))
+    optimizer = make_optimizer(config, [weight])
+    for _ in range(steps):
+        weight.grad = torch.zeros_like(weight)
+        optimizer.step()
+    return float(weight.detach())
+
+
+@pytest.mark.parametrize("what", [Rescaling.weight_decay, Rescaling.all])
+def test_weights_decay_per_sample_alike_to_first_order(what: Rescaling) -> None:
+    large, product = rescaled(CONFIG, what, K).optimizer, 0.01 * 0.1
+    assert shrunk(CONFIG.optimizer, K * LARGE_STEPS) == pytest.approx((1 - product) ** (K * LARGE_STEPS), rel=1e-13)
+    assert shrunk(large, LARGE_STEPS) == pytest.approx((1 - K * product) ** LARGE_STEPS, rel=1e-13)
+    first_order = LARGE_STEPS * K * (K - 1) / 2 * product**2
+    apart = 1 - shrunk(large, LARGE_STEPS) / shrunk(CONFIG.optimizer, K * LARGE_STEPS)
+    assert apart == pytest.approx(first_order, rel=0.02) and apart > 1e-5, "not exact, and known how far off"
+    assert shrunk(CONFIG.optimizer, LARGE_STEPS) / shrunk(CONFIG.optimizer, K * LARGE_STEPS) > 1.03, "copied, it decays less"
+
+
+def test_the_exact_weight_decay_leaves_the_same() -> None:
+    exact = exact_weight_decay(0.01, 0.1, K)
+    large = dataclasses.replace(CONFIG.optimizer, weight_decay=exact)
+    assert shrunk(large, LARGE_STEPS) == pytest.approx(shrunk(CONFIG.optimizer, K * LARGE_STEPS), rel=1e-13)
+    assert exact < 0.1 * K
+
+
+def averaged_weight(decay: float, values: list[float]) -> float:
+    """The moving average of a weight that takes these values after its steps, by PyTorch's own class."""
+    model = nn.Linear(1, 1, bias=False, dtype=torch.float64)
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
+    for value in values:
+        nn.init.constant_(model.weight, value)
+        average.update_parameters(model)
+    return float(average.module.weight.detach())
+
+
+def test_the_average_remembers_samples_alike() -> None:
+    decay = rescaled(CONFIG, Rescaling.ema, K).ema_decay
+    assert decay is not None
+    values = [math.sin(i) for i in range(LARGE_STEPS)]
+    small = averaged_weight(0.9, [values[0]] + [value for value in values[1:] for _ in range(K)])
+    assert averaged_weight(decay, values) == pytest.approx(small, rel=1e-13)
+    assert abs(averaged_weight(0.9, values) - small) > 0.05, "copied, it remembers k times as many samples"
+
+
+def test_the_second_moment_s_half_life_in_samples() -> None:
+    large = rescaled(CONFIG, Rescaling.beta2, K).optimizer.beta2
+    half_life, batch = math.log(0.5) / math.log(0.99), 8
+    assert math.log(0.5) / math.log(large) * batch * K == pytest.approx(half_life * batch, rel=1e-13)
+    weight = {beta2: second_moment(beta2, steps) for beta2, steps in ((0.99, K * LARGE_STEPS), (large, LARGE_STEPS))}
+    assert weight[large] == pytest.approx(weight[0.99], rel=1e-12)
+    assert second_moment(0.99, LARGE_STEPS) < 0.3 * weight[0.99]
+
+
+def second_moment(beta2: float, steps: int) -> float:
+    """AdamW's second moment after so many steps with a gradient of 1."""
+    weight = nn.Parameter(torch.ones(1, dtype=torch.float64))
+    optimizer = make_optimizer(dataclasses.replace(CONFIG.optimizer, beta2=beta2), [weight])
+    for _ in range(steps):
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+    return float(optimizer.state[weight]["exp_avg_sq"])
+
+
+def rates(schedule: ScheduleConfig, steps: int) -> list[float]:
+    """The rates of so many steps, of which the full one is 1."""
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    own, found = make_schedule(schedule, optimizer, steps), []
+    for _ in range(steps):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        own.step()
+    return found
+
+
+def test_the_warm_up_in_samples() -> None:
+    small = rates(CONFIG.schedule, K * LARGE_STEPS)
+    large = rates(rescaled(CONFIG, Rescaling.warmup, K).schedule, LARGE_STEPS)
+    assert large == pytest.approx(small[K - 1 :: K], rel=1e-15), "the rate of the last small step of each window"
+    assert rates(CONFIG.schedule, LARGE_STEPS)[:3] == pytest.approx([1 / 8, 2 / 8, 3 / 8])
+    assert large[:3] == pytest.approx([4 / 8, 1, 1])
+
+
+def test_one_thing_is_rescaled_at_a_time() -> None:
+    def changed(what: Rescaling) -> dict[str, Any]:
+        large = rescaled(CONFIG, what, K)
+        now = {"lr": large.optimizer.lr / 0.01, "beta2": large.optimizer.beta2, "decay": large.optimizer.weight_decay,
+               "warmup": large.schedule.warmup_steps, "ema": large.ema_decay}  # fmt: skip
+        usual = {"lr": 1.0, "beta2": 0.99, "decay": 0.1, "warmup": 7, "ema": 0.9}
+        return {name: value for name, value in now.items() if value != usual[name]}
+
+    assert changed(Rescaling.copied) == {}
+    assert [set(changed(what)) for what in Rescaling][1:-1] == [{"lr"}, {"beta2"}, {"decay"}, {"warmup"}, {"ema"}]
+    assert changed(Rescaling.all) == pytest.approx({"lr": 2, "beta2": 0.99**4, "decay": 0.2, "warmup": 1, "ema": 0.9**4})
+
+
+def test_what_the_arms_are() -> None:
+    rows = rescaling.measurements(Setting(CONFIG, torch.device("cpu")), lambda t, own: None)
+    found = {row["arm"]: row for row in rows}
+    assert list(found) == ["small", "small_reordered", "copied", "rate", "beta2", "weight_decay", "warmup", "ema", "all"]
+    assert found["small"]["curve_distance"] == 0 < found["small_reordered"]["curve_distance"]
+    raw = {name: row["probe_loss"] for name, row in found.items()}
+    assert raw["ema"] == raw["copied"], "the average is no part of the training"
+    assert len(set(raw.values())) == len(raw) - 1
+    assert found["ema"]["ema_probe_loss"] != found["copied"]["ema_probe_loss"]
+    curves = zip(found["all"]["curve_probe_loss"], found["small"]["curve_probe_loss"], strict=True)
+    assert found["all"]["curve_distance"] == pytest.approx(sum(abs(math.log(a / b)) for a, b in curves) / 16)
+
+
+def test_the_small_batch_is_a_loop_of_its_own() -> None:
+    setting = Setting(CONFIG, torch.device("cpu"))
+    chosen = rescaling.Samples.drawn(setting)
+    workload = setting.workloads[torch.float32]
+    model = copy.deepcopy(setting.initial).float()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, betas=(0.9, 0.99), weight_decay=0.1)
+    average = {name: p.detach().clone() for name, p in model.named_parameters()}
+    steps = 0
+    for ids in chosen.windows(setting):
+        for part in ids.split(32 // K):
+            batch = workload.batch(part)
+            optimizer.param_groups[0]["lr"] = 0.01 * min(1.0, (steps + 1) / 8)
+            optimizer.zero_grad()
+            workload.losses(workload.forward(model, batch), batch).mean().backward()
+            optimizer.step()
+            for name, p in model.named_parameters():
+                average[name] = p.detach().clone() if steps == 0 else 0.9 * average[name] + 0.1 * p.detach()
+            steps += 1
+    probe = workload.batch(chosen.probe)
+    (row,) = (r for r in rescaling.measurements(setting, lambda t, own: None) if r["arm"] == "small")
+    with torch.no_grad():
+        own = float(workload.losses(workload.forward(model, probe), probe).double().mean())
+        model.load_state_dict(average)
+        smooth = float(workload.losses(workload.forward(model, probe), probe).double().mean())
+    assert row["probe_loss"] == pytest.approx(own, rel=1e-4)
+    assert row["ema_probe_loss"] == pytest.approx(smooth, rel=1e-4)
+    assert abs(own / smooth - 1) > 1e-3
+
+
+def test_what_cannot_be_rescaled_is_refused() -> None:
+    validate(CONFIG)
+    for change, told in (
+        ({"accumulation_steps": (2, 4)}, "accumulation_steps="),
+        ({"steps": 15}, "steps=15"),
+        ({"ema_decay": None}, "ema_decay="),
+        ({"schedule": ScheduleConfig(warmup_steps=8)}, "schedule.warmup_steps=8"),
+        ({"optimizer": OptimizerConfig(name=OptimizerName.sgd)}, "optimizer.name="),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            validate(dataclasses.replace(CONFIG, **change))
