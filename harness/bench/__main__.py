@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _standing(path: Path) -> list[Measurement]:
     """What an earlier bench has measured of the code as it is: at the same commit, with nothing changed since."""
-    from harness.measure.environment import commit
+    from harness.source import commit
 
     try:
         content = json.loads(path.read_text())

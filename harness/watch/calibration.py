@@ -27,8 +27,8 @@ from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel
 
 from harness.judge.cause import Cause
-from harness.measure.environment import commit
 from harness.results.record import write_atomically
+from harness.source import commit
 from harness.watch.report import Report
 from harness.watch.session import watch
 

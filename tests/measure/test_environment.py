@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from harness import source
 from harness.measure import environment
 
 UNKNOWN = {"commit": None, "clean": None}
@@ -22,28 +23,28 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     who = ["-c", "user.name=a", "-c", "user.email=a@b"]
     for arguments in (["init", "-q"], ["add", "code.py"], [*who, "commit", "-q", "-m", "first"]):
         subprocess.run(["git", *arguments], cwd=tmp_path, check=True)
-    monkeypatch.setattr(environment, "SOURCE", tmp_path)
-    environment.commit.cache_clear()
+    monkeypatch.setattr(source, "SOURCE", tmp_path)
+    source.commit.cache_clear()
     yield tmp_path
-    environment.commit.cache_clear()
+    source.commit.cache_clear()
 
 
 def test_the_commit_and_whether_the_tree_is_clean(checkout: Path) -> None:
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=checkout, capture_output=True, text=True, check=True).stdout.strip()
-    assert environment.commit() == {"commit": head, "clean": True}
+    assert source.commit() == {"commit": head, "clean": True}
     (checkout / "code.py").write_text("x = 2\n")
-    assert environment.commit()["clean"], "of the time when the process first asked"
-    environment.commit.cache_clear()
+    assert source.commit()["clean"], "of the time when the process first asked"
+    source.commit.cache_clear()
     assert environment.describe(torch.device("cpu")).items() >= {"commit": head, "clean": False}.items()
 
 
 def test_no_commit_is_no_error(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "SOURCE", checkout / "inside")
-    assert environment.commit() == UNKNOWN, "installed inside another project's repository"
-    environment.commit.cache_clear()
-    monkeypatch.setattr(environment, "SOURCE", checkout / "nowhere")
-    assert environment.commit() == UNKNOWN
-    environment.commit.cache_clear()
-    monkeypatch.setattr(environment, "SOURCE", checkout)
+    monkeypatch.setattr(source, "SOURCE", checkout / "inside")
+    assert source.commit() == UNKNOWN, "installed inside another project's repository"
+    source.commit.cache_clear()
+    monkeypatch.setattr(source, "SOURCE", checkout / "nowhere")
+    assert source.commit() == UNKNOWN
+    source.commit.cache_clear()
+    monkeypatch.setattr(source, "SOURCE", checkout)
     monkeypatch.setenv("PATH", "")
-    assert environment.commit() == UNKNOWN, "without git"
+    assert source.commit() == UNKNOWN, "without git"
