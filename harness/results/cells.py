@@ -127,11 +127,11 @@ def control_failed(cells: Sequence[ArmCell]) -> list[ArmCell]:
 def spread(values: Iterable[float]) -> str:
     """The range of some numbers with two digits, as one number where both ends read the same.
 
-    >>> spread([0.121, 0.6]), spread([4.0, 4.0]), spread([])
-    ('0.12 to 0.6', '4', 'an unknown part')
+    >>> spread([0.121, 0.6]), spread([4.0, 4.0]), spread([2.5, 168.2]), spread([])
+    ('0.12 to 0.6', '4', '2.5 to 168', 'an unknown part')
     """
     known = [value for value in values if not math.isnan(value)]
     if not known:
         return "an unknown part"
-    low, high = f"{min(known):.2g}", f"{max(known):.2g}"
+    low, high = (f"{value:.0f}" if 100 <= abs(value) < 1e4 else f"{value:.2g}" for value in (min(known), max(known)))
     return low if low == high else f"{low} to {high}"
