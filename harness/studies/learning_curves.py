@@ -130,7 +130,8 @@ def _courses(setting: Setting) -> Iterator[Course]:
         recipe = small_batch(accumulated(config, num))
         for name, change in ((SMALL, slower), (SMALL_MEMORY, same_memory)):
             optimizer = with_small_rate(change(config.optimizer, num), config.optimizer.lr, num)
-            yield Course(name, num, optimizer, setting.arm(recipe, optimizer=optimizer, steps=config.steps * num), True)
+            # its schedule moves once per window, as everyone's: equal samples, equal share of the schedule
+            yield Course(name, num, optimizer, setting.arm(recipe, optimizer=optimizer), True)
 
 
 def with_small_rate(optimizer: OptimizerConfig, lr: float, num: int) -> OptimizerConfig:

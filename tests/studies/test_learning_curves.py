@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
 import numpy as np
 import pytest
 
-from harness.config import OptimizerConfig, OptimizerName, Precision, TrialConfig
+from harness.config import OptimizerConfig, OptimizerName, Precision, ScheduleConfig, ScheduleName, TrialConfig
 from harness.studies import learning_curves
 from harness.studies.learning_curves import SMALL, SMALL_MEMORY, Samples, with_small_rate
 from harness.studies.optimizer_states import same_memory
@@ -18,9 +19,13 @@ CONFIG = TrialConfig(
 )
 
 
-def test_every_arm_against_numpy(toy_setting, make_numpy) -> None:
-    """22 of 24 samples in windows of 10, 10, 2: the short one is one micro-batch at b = 5, and one at b = 2."""
-    setting = toy_setting(CONFIG)
+@pytest.mark.parametrize("schedule", [ScheduleName.constant, ScheduleName.cosine])
+def test_every_arm_against_numpy(toy_setting, make_numpy, schedule: ScheduleName) -> None:
+    """22 of 24 samples in windows of 10, 10, 2: the short one is one micro-batch at b = 5, and one at b = 2.
+
+    A cosine ends at the same samples for all, small batches too.
+    """
+    setting = toy_setting(dataclasses.replace(CONFIG, schedule=ScheduleConfig(name=schedule)))
     seen: list[Any] = []
     rows = {
         (row["arm"], row["accumulation_steps"]): row for row in learning_curves.measurements(setting, lambda t, r: seen.append(r))
@@ -40,8 +45,9 @@ def test_every_arm_against_numpy(toy_setting, make_numpy) -> None:
             if t >= 0:
                 parts = np.split(windows[t], range(size, len(windows[t]), size))
                 steps.append(steps[-1] + len(parts))
+                share = 0.5 * (1 + math.cos(math.pi * t / CONFIG.steps)) if schedule == ScheduleName.cosine else 1.0
                 for part in parts:
-                    theta = theta - lr * oracle.gradient(theta, part)
+                    theta = theta - share * lr * oracle.gradient(theta, part)
             probe.append(oracle.loss(theta, chosen.probe.numpy()))
             validation.append(oracle.loss(theta, chosen.validation.numpy()))
         assert row["curve_probe_loss"] == pytest.approx(probe, rel=1e-9)
