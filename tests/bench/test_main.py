@@ -9,12 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from harness import source
 from harness.bench import __main__ as bench
 from harness.bench import startup
 from harness.bench.__main__ import main
 from harness.bench.cost import Spread
 from harness.bench.measurement import Measurement
-from harness.measure import environment
 
 
 def measured(part: str, name: str, value: float) -> Measurement:
@@ -71,7 +71,7 @@ def test_a_bench_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
         return SimpleNamespace(measurements=measurements)
 
     commits = {"commit": "abc", "clean": True}
-    monkeypatch.setattr(environment, "commit", lambda: dict(commits))
+    monkeypatch.setattr(source, "commit", lambda: dict(commits))
     monkeypatch.setattr(bench, "PARTS", {"startup": "", "memory": ""})
     monkeypatch.setattr(bench.importlib, "import_module", lambda name: part(name.rpartition(".")[2]))
     with pytest.raises(KeyboardInterrupt):
