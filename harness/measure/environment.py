@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 
-from harness import accelerator, driver
+from harness import accelerator, driver, source
 from harness.packages import version
-from harness.source import commit
 
 PACKAGES = ("torch", "numpy", "hydra-core", "wandb", "pandas", "scikit-learn", "scipy")
 
@@ -31,7 +30,7 @@ def describe(device: torch.device, not_deterministic: Sequence[str] = ()) -> dic
         **({"not_deterministic": list(not_deterministic)} if not_deterministic else {}),
         "threads": torch.get_num_threads(),
         "packages": {name: version(name) or "absent" for name in PACKAGES},
-        **commit(),
+        **source.commit(),
     }
 
 
