@@ -37,7 +37,7 @@ for name in MODULES:
     with suppress(ImportError):  # a trial that needs it says so
         import_module(name)
 with suppress(ImportError):  # of the code that has just been imported; children find it answered
-    import_module("harness.measure.environment").commit()
+    import_module("harness.source").commit()
     import_module("harness.results.measurements").code()
 gc.freeze()
 gc.enable()
