@@ -116,9 +116,7 @@ class Results:
     torn: tuple[Missing, ...] = ()  # finished trials whose verdicts stand, and whose step rows are damaged
     foreign: tuple[str, ...] = ()  # what is in the store and not of it, a line each
     audits: pd.DataFrame = field(default_factory=audits.no_audits)  # of released trainers
-    counts: frozenset[str] = (
-        frozenset()
-    )  # columns of `measurements` that hold whole numbers, which beside a gap pandas makes floats
+    counts: frozenset[str] = frozenset()  # columns of `measurements` of whole numbers, of which pandas makes floats beside a gap
 
     def of(self, experiment: str) -> Results:
         """The part that belongs to one experiment."""

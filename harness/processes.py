@@ -34,6 +34,11 @@ def in_source_tree() -> bool:
     return Path.cwd() == Path(__file__).resolve().parents[1]
 
 
+def typed(module: str, command: str) -> str:
+    """How a user types one of our commands here: its module in the source tree, anywhere else the installed command."""
+    return f"python -m {module}" if in_source_tree() else f"accumulation-harness {command}"
+
+
 class Command:
     """This process as a command that leaves nothing behind: no process, no temporary file, however it ends.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -245,7 +245,7 @@ def _judged_above(evidence: Evidence) -> Verdict:
     floor, gate = evidence.algebra.floor, clear_gate(evidence.algebra.floor)
     doubt = f"{Doubt.unresolved}: at its first weights a shuffled full batch differs by {floor:.1e}"
     measures = algebra_measures(evidence.algebra)[:-1]  # trajectories part by what rounding becomes
-    failures = [f"{what} differ by {error:.1e} in float64 (gate {gate:.0e})" for what, error, _ in measures if error > gate]
+    failures = _above((what, error, gate) for what, error, _ in measures)
     if not evidence.finite or not (failures or evidence.counters):
         return Verdict(verdict=Outcome.inconclusive, reasons=(doubt,))
     diagnosis = diagnose(evidence.signature.above(gate), evidence.counters)
@@ -319,11 +319,11 @@ def algebra_measures(algebra: Algebra) -> tuple[tuple[str, float, float], ...]:
 
 def algebra_failures(algebra: Algebra) -> tuple[str, ...]:
     """What fails of L0, in words. A NaN is a measure that failed, no difference: see `unmeasured`."""
-    return tuple(
-        f"{what} differ by {error:.1e} in float64 (gate {gate:.0e})"
-        for what, error, gate in algebra_measures(algebra)
-        if error > gate
-    )
+    return _above(algebra_measures(algebra))
+
+
+def _above(measures: Iterable[tuple[str, float, float]]) -> tuple[str, ...]:
+    return tuple(f"{what} differ by {error:.1e} in float64 (gate {gate:.0e})" for what, error, gate in measures if error > gate)
 
 
 def rounding_failures(precision: str, own: Rounding) -> tuple[str, ...]:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from harness.measure.lock_step import Setting
 from harness.measure.training import OnStep, Row
 from harness.recipes.recipe import Arm, take_step
-from harness.studies.learning_curves import Samples, evaluation, with_small_rate
-from harness.studies.optimizer_states import slower, small_batch
-from harness.trial import accumulated, full_batch
+from harness.studies.learning_curves import Samples, evaluation, small_arm, with_small_rate
+from harness.studies.optimizer_states import slower
+from harness.trial import full_batch
 
 LARGE, SMALL = "large", "small"  # a window of B samples, and B / N of them
 ORDERS = {
@@ -80,7 +80,7 @@ def _arm(setting: Setting, size: str, num: int) -> Arm:
     if size == LARGE:
         return setting.arm(full_batch(config))
     optimizer = with_small_rate(slower(config.optimizer, num), config.optimizer.lr, num)
-    return setting.arm(small_batch(accumulated(config, num)), optimizer=optimizer, steps=config.steps * num)
+    return small_arm(setting, num, optimizer)
 
 
 def continue_from(arm: Arm, before: Arm) -> None:

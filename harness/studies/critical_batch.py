@@ -14,9 +14,9 @@ from harness.measure.lock_step import Setting
 from harness.measure.training import OnStep, Row
 from harness.recipes.recipe import Arm, take_step
 from harness.studies.batch_order import continue_from
-from harness.studies.learning_curves import Samples, evaluation, with_small_rate
-from harness.studies.optimizer_states import slower, small_batch
-from harness.trial import accumulated, full_batch
+from harness.studies.learning_curves import Samples, evaluation, small_arm, with_small_rate
+from harness.studies.optimizer_states import slower
+from harness.trial import full_batch
 
 PARTS = 8  # a branch is an eighth of the training
 STARTS = (0, 1, 3, 7)  # in branches: at the beginning, and then ever later
@@ -60,4 +60,4 @@ def arm_at(setting: Setting, num: int) -> Arm:
     if num == 1:
         return setting.arm(full_batch(config))
     optimizer = with_small_rate(slower(config.optimizer, num), config.optimizer.lr, num)
-    return setting.arm(small_batch(accumulated(config, num)), optimizer=optimizer, steps=config.steps * num)
+    return small_arm(setting, num, optimizer)

@@ -127,11 +127,14 @@ def _courses(setting: Setting) -> Iterator[Course]:
     for candidate in standard_candidates(config):
         yield Course(candidate.arm, candidate.recipe.accumulation_steps, config.optimizer, setting.arm(candidate.recipe), False)
     for num in (num for num in config.accumulation_steps if num > 1):
-        recipe = small_batch(accumulated(config, num))
         for name, change in ((SMALL, slower), (SMALL_MEMORY, same_memory)):
             optimizer = with_small_rate(change(config.optimizer, num), config.optimizer.lr, num)
-            # its schedule moves once per window, as everyone's: equal samples, equal share of the schedule
-            yield Course(name, num, optimizer, setting.arm(recipe, optimizer=optimizer), True)
+            yield Course(name, num, optimizer, small_arm(setting, num, optimizer), True)
+
+
+def small_arm(setting: Setting, num: int, optimizer: OptimizerConfig) -> Arm:
+    """An arm that steps after B / N samples. Its schedule moves once per window, as everyone's: equal samples, equal rate."""
+    return setting.arm(small_batch(accumulated(setting.config, num)), optimizer=optimizer)
 
 
 def with_small_rate(optimizer: OptimizerConfig, lr: float, num: int) -> OptimizerConfig:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from harness.judge.verdict import Outcome
-from harness.processes import in_source_tree
+from harness.processes import typed
 from harness.results.arm_name import ACCUMULATED, PERMUTED
 from harness.results.cells import ArmCell, by_cell, caveats, control_failed, spread
 from harness.results.judged_arm import VERDICT_COLUMNS, FieldError, VerdictRow, restored
@@ -40,7 +40,7 @@ def lines(cells: Sequence[Cell]) -> Iterator[str]:
     if len(cells) > MOST_TRIALS:
         yield f"The first {MOST_TRIALS} trials are shown; the report has all."
     root = cells[0].store.root
-    command = "python -m analysis.report" if in_source_tree() else "accumulation-harness report"
+    command = typed("analysis.report", "report")
     yield f"Results: {root}. Next: {command}" + ("" if str(root) == "results" else f" --results {root}")
 
 

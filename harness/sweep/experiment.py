@@ -160,7 +160,7 @@ def run_many(configs: Sequence[HarnessConfig], run: TrialFunction | None = None)
 def announce_elsewhere(configs: Sequence[HarnessConfig]) -> None:
     """Before a sweep whose trials other processes run: how to see, while it lasts, where they stand."""
     root = configs[0].results
-    command = "python -m harness.status" if processes.in_source_tree() else "accumulation-harness status"
+    command = processes.typed("harness.status", "status")
     print(f"{_trials(len(configs))} handed to the launcher; meanwhile: {command} --results {root}", flush=True)
 
 
