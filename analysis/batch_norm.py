@@ -79,7 +79,8 @@ def against_full(rows: pd.DataFrame, margin: float) -> pd.DataFrame:
 
     Columns: those of `tables.paired_comparison`, `p` of the t test, and `p_holm` over all rows. `apart` compares the held-out
     loss with the permuted full batch's: accuracy takes too few values for it. `weights`: the same differences with statistics of
-    the training set in both (precise BatchNorm), what is lost in the weights alone; empty where that was not measured.
+    the training set in both (precise BatchNorm), what is lost in the weights alone; empty where that was not measured. `values`:
+    how many values of a channel the statistics of a micro-batch are taken over, b H W, in the layer that has the fewest; or NaN.
     """
     found = []
     full = rows[rows["arm"] == "full"].set_index(["trial"])
@@ -90,14 +91,15 @@ def against_full(rows: pd.DataFrame, margin: float) -> pd.DataFrame:
     )
     again = others.get("recalibrated_held_out_accuracy", pd.Series(index=others.index, dtype=float)).astype(float)
     full_again = full.get("recalibrated_held_out_accuracy", pd.Series(index=full.index, dtype=float)).astype(float)
-    paired = paired.assign(weights=100 * (others["trial"].map(full_again) - again))
+    values = others.get("values_per_channel", pd.Series(index=others.index, dtype=float)).astype(float)
+    paired = paired.assign(weights=100 * (others["trial"].map(full_again) - again), values=values)
     null = paired[paired["arm"] == "permuted"].groupby("trial")["loss"].apply(list)
     for key, own in paired[paired["arm"] == "accumulated"].groupby(CELL, sort=True):
         compared = tables.paired_comparison(own["more"].tolist(), margin)
         apart, apart_p = statistics.stands_apart(own["loss"].tolist(), [null.get(trial, []) for trial in own["trial"]])
         p = statistics.t_test(own["more"].tolist())
         found.append({**dict(zip(CELL, key, strict=True)), **compared, "apart": apart, "apart_p": apart_p, "p": p,
-                      "weights": own["weights"].dropna().tolist()})  # fmt: skip
+                      "weights": own["weights"].dropna().tolist(), "values": float(own["values"].min())})  # fmt: skip
     frame = pd.DataFrame(found)
     return frame if frame.empty else frame.assign(p_holm=statistics.holm(frame["p"].fillna(1.0).tolist()))
 

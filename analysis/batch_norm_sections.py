@@ -184,6 +184,7 @@ def accuracy_over_b(material: Material) -> Section | None:
         "B",
         "N",
         "b",
+        "b H W",
         "n",
         "points lost",
         "95% interval",
@@ -196,16 +197,32 @@ def accuracy_over_b(material: Material) -> Section | None:
     table = Table(
         head,
         tuple(_cost_row(row) for row in costs.to_dict("records")),
-        "Held-out error above the full batch's. In the "
-        "weights alone: with statistics of the whole training set in both (precise BatchNorm).",
+        "Held-out error above the full batch's. b H W: "
+        "values of a channel in a micro-batch, in the BatchNorm layer that has the fewest. In the weights alone: with statistics "
+        "of the whole training set in both (precise BatchNorm).",
     )
-    return Section("Accuracy: b, not N", (Text(text), picture, table, Text(reach)))
+    measured = costs[costs["values"].notna()]
+    over_values = (_over_values(measured),) if len(measured) else ()
+    return Section("Accuracy over b", (Text(text), picture, *over_values, table, Text(reach)))
+
+
+def _over_values(costs: pd.DataFrame) -> Picture:
+    """The costs of all models over one axis: what a channel's statistics are taken over."""
+    return Picture(
+        "cost-over-values",
+        figures.figure_cost_over_values(costs),
+        "Points of held-out error above the full batch's over the number of values per channel, b H W, for every model.",
+        "Paired by seed; means and 95% t intervals. The axis counts the values of a channel in a micro-batch, in the layer that "
+        "has the fewest. Models that lay on one curve would be parted by b H W alone; depth and data part them as well.",
+    )
 
 
 def _cost_row(row: Mapping[Any, Any]) -> tuple[str, ...]:
     place = (
         named(row["model"]),
-        *(str(row[name]) for name in ("effective_batch", "accumulation_steps", "b", "n")),
+        *(str(row[name]) for name in ("effective_batch", "accumulation_steps", "b")),
+        number(row["values"]),
+        str(row["n"]),
     )
     interval = f"{number(row['low'])} to {number(row['high'])}"
     weights = _mean_and_interval(row["weights"]) if row["weights"] else "-"

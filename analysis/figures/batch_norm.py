@@ -112,3 +112,22 @@ def figure_accuracy(panels: Sequence[tuple[str, pd.DataFrame]]) -> Figure:
         handles = [Line2D([], [], color=looks[norm][0], marker=looks[norm][1], label=f"{norm} norm") for norm in present]
         figure.legend(handles=handles, loc="outside upper left", ncols=3)
     return figure
+
+
+def figure_cost_over_values(costs: pd.DataFrame) -> Figure:
+    """Points of held-out error above the full batch's over the values per channel, b H W: a line per model and B."""
+    with style():
+        figure = new_figure(WIDTH, 3.0)
+        axes = figure.subplots()
+        steps_axis(axes, [int(value) for value in costs["values"]])
+        axes.axhline(0, color=INK, linewidth=1)
+        lines = costs.sort_values("values").groupby(["model", "effective_batch"])
+        for ((model, batch), own), colour in zip(lines, SERIES, strict=False):
+            reach = [(own["mean"] - own["low"]).fillna(0), (own["high"] - own["mean"]).fillna(0)]
+            label = f"{NAMES.get(str(model), str(model))}, B = {batch}"
+            axes.errorbar(
+                own["values"], own["mean"], yerr=reach, color=colour, marker="o", markersize=4.5, linewidth=1.2, label=label
+            )
+        axes.set(xlabel="values per channel in a micro-batch, b H W", ylabel="points lost")
+        figure.legend(loc="outside upper left", ncols=3)
+    return figure

@@ -15,8 +15,8 @@ from harness.measure import noise_scale
 from harness.measure.lock_step import Setting
 from harness.measure.training import OnStep, Row, outcome
 from harness.recipes import catalogue
-from harness.recipes.recipe import Arm, take_step
-from harness.recipes.remedies import calibrate
+from harness.recipes.recipe import Arm, evaluated, take_step
+from harness.recipes.remedies import batch_norms, calibrate
 from harness.results.arm_name import ACCUMULATED, FULL
 from harness.trial import Candidate, full_batch, with_faults
 
@@ -25,7 +25,7 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     """One row per arm: the full batch, every N, the permuted full batch (the null), and the faults that are asked for.
 
     All train together for the configured steps; a row has the `outcome` at the end, per loss term and in nats, and under
-    BatchNorm (`recalibrated_*`) the same weights with the training set's statistics.
+    BatchNorm (`recalibrated_*`) the same weights with the training set's statistics, and `values_per_channel`.
     """
     config = setting.config
     wrong = {name: catalogue.named(name, config.precision) for name in catalogue.names(config)}
@@ -36,10 +36,26 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
             "micro_batch": max(end.candidate.recipe.split(config.effective_batch)),
             "samples": end.samples,
             **vars(outcome(end.arm, end.losses)),
-            **(recalibrated(setting, end.arm) if setting.has_batch_norm else {}),
+            **(_under_batch_norm(setting, end) if setting.has_batch_norm else {}),
         }
         for end in ends
     ]
+
+
+def _under_batch_norm(setting: Setting, end: End) -> Row:
+    fewest = values_per_channel(setting, max(end.candidate.recipe.split(setting.config.effective_batch)))
+    return {**recalibrated(setting, end.arm), "values_per_channel": fewest}
+
+
+def values_per_channel(setting: Setting, micro_batch: int) -> int:
+    """b H W: how many values of a channel a micro-batch of b samples has, in the BatchNorm layer that has the fewest."""
+    arm = setting.arm(full_batch(setting.config))
+    seen: list[int] = []
+    for layer in batch_norms(arm.model):
+        layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].numel() // inputs[0].shape[1]))
+    with evaluated(arm), torch.no_grad():
+        arm.workload.forward(arm.model, arm.workload.batch(torch.arange(micro_batch)))
+    return min(seen)
 
 
 def recalibrated(setting: Setting, arm: Arm) -> Row:

@@ -40,6 +40,12 @@ def test_what_is_lost_in_the_weights_alone() -> None:
         assert row.weights == pytest.approx([2.0 if row.b == 4 else 0.0] * 6)
 
 
+def test_values_per_channel_are_kept_where_they_were_measured() -> None:
+    rows = trained(two_batches(BATCH, LARGE))
+    assert (against_full(rows, 1.0)["values"] == against_full(rows, 1.0)["b"]).all(), "a perceptron has one value a sample"
+    assert against_full(rows.drop(columns="values_per_channel"), 1.0)["values"].isna().all()
+
+
 def test_gains_are_paired_by_seed() -> None:
     gains = between_norms(fixed_batch(trained(results()))).set_index("b")
     assert gains.loc[2, "gain"] == pytest.approx(26, abs=0.5) and gains.loc[32, "gain"] == pytest.approx(-1, abs=0.5)

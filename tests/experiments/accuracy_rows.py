@@ -13,6 +13,7 @@ from analysis.load import Results
 SEEDS = range(6)
 JITTER = 0.1  # points, of the errors made here
 BATCH = {32: 3.0, 16: 3.0, 8: 3.5, 4: 5.0, 2: 30.0}  # b: held-out error, %, as the theory has it
+VALUES = {"mlp": 1, "conv": 16}  # H W of the layer with the fewest
 GROUP = dict.fromkeys(BATCH, 4.0)
 LARGE = {128: 3.0} | {b: error for b, error in BATCH.items() if b < 32}
 
@@ -27,7 +28,8 @@ def run_of(
         arm = "full" if b == max(errors) else "accumulated"
         own = error + jitter * float(rng.standard_normal())
         rows.append({"arm": arm, "accumulation_steps": size // b if arm == "accumulated" else 1,
-                     "micro_batch": size if arm == "full" else b, "held_out_accuracy": 1 - own / 100,
+                     "micro_batch": size if arm == "full" else b, "values_per_channel": VALUES[model] * b,
+                     "held_out_accuracy": 1 - own / 100,
                      "held_out_loss": own / 30 + 1e-3 * float(rng.standard_normal())})  # fmt: skip
     rows.append(rows[0] | {"arm": "permuted", "held_out_loss": rows[0]["held_out_loss"] + 1e-6 * float(rng.standard_normal())})
     shared = {"experiment": "groupnorm", "trial": f"{model}-{norm}-{size}-{seed}", "study": "convergence", "model": model,

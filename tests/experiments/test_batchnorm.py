@@ -139,7 +139,7 @@ def test_real_trials_on_the_page(tmp_path: Path) -> None:
         "Which remedy at my b?",
         "The gradient: batch statistics",
         "effective momentum",
-        "Accuracy: b, not N",
+        "Accuracy over b",
         "side by side",
         "Remedies, trained",
     ):

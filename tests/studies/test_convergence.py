@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from harness import studies
-from harness.config import Norm, OptimizerConfig, OptimizerName, Precision, Study, TrialConfig
+from harness.config import Model, Norm, OptimizerConfig, OptimizerName, Precision, Study, TrialConfig, WorkloadConfig
 from harness.measure.lock_step import Setting
 from harness.recipes.determinism import choose_device
 from harness.recipes.micro_batch import windows
@@ -97,3 +97,14 @@ def test_recalibrated_statistics_against_those_taken_by_hand() -> None:
     assert all(map(torch.equal, before, model.parameters()))
     assert arms["full-1"]["recalibrated_held_out_loss"] == pytest.approx(loss, rel=1e-10)
     assert arms["full-1"]["held_out_loss"] != pytest.approx(loss, rel=1e-3), "after three steps the running ones lag behind"
+
+
+@pytest.mark.parametrize("model, of_a_sample", [(Model.conv, 16), (Model.mlp, 1)])
+def test_values_per_channel_are_those_of_the_layer_that_has_the_fewest(model: Model, of_a_sample: int) -> None:
+    """Convolutions of 8 x 8 pixels, then of 4 x 4; of a perceptron one value of a sample for each unit."""
+    config = dataclasses.replace(CONFIG, norm=Norm.batch, steps=2, workload=WorkloadConfig(model=model))
+    arms, _ = run(config)
+    assert {name: arm["values_per_channel"] for name, arm in arms.items()} == {
+        name: of_a_sample * arm["micro_batch"] for name, arm in arms.items()
+    }
+    assert arms["accumulated-4"]["values_per_channel"] == of_a_sample * 12
