@@ -8,13 +8,13 @@ from typing import Any
 import pandas as pd
 
 from analysis.content import Picture, Section, Table, Text, number
-from analysis.figures.contrastive import figure_bytes, figure_gradients
+from analysis.figures.contrastive import figure_bytes, figure_gradients, figure_peaks
 from analysis.question import Material
 from harness.judge import statistics
 from harness.judge.gates import ALGEBRA_GATE
 from harness.judge.resampling import Interval
 
-EXACT, TRAINED = "negatives", "retrieval"
+EXACT, TRAINED, WEIGHED = "negatives", "retrieval", "method_memory"
 TUNING = 100  # seeds from here on choose learning rates, those below decide
 POINTS = 100.0
 WORDS = {
@@ -159,6 +159,46 @@ def _advice(rows: pd.DataFrame) -> str:
         f"it takes {number(memory)} times the memory and {number(cost)} times the seconds. Accumulate plainly where b pairs "
         "hold negatives enough; use GradCache where the full batch's negatives are wanted and a second forward can be paid; a "
         "bank where neither can, and only after measuring how far its representations lag behind the weights."
+    )
+
+
+def largest_windows(rows: pd.DataFrame, budget: float) -> dict[str, int]:
+    """Of each method the largest window B measured whose step stays within `budget` bytes; 0 where none does."""
+    fits = rows["window"].where(rows["peak_bytes"] <= budget, 0)
+    return {str(arm): int(size) for arm, size in fits.groupby(rows["arm"]).max().items()}
+
+
+def memory_section(material: Material) -> Section | None:
+    """The bytes that live in a step of each method over B, and the window at which each leaves a given memory."""
+    rows = material.results.study(WEIGHED)
+    if rows.empty:
+        return None
+    rows, b = rows[rows["arm"] != "permuted"], int(rows["micro_batch"].max())
+    full = rows[rows["arm"] == "full"].groupby("window")["peak_bytes"].median()
+    sizes = sorted(full.index)
+    middle = sizes[len(sizes) // 2]
+    fits = largest_windows(rows, full[middle])
+
+    def reach(size: int) -> str:
+        if not size:
+            return "at no B measured"
+        return f"to B = {size}, the largest measured" if size == sizes[-1] else f"to B = {size}"
+
+    told = "; ".join(f"{words(arm)} {reach(size)}" for arm, size in sorted(fits.items(), key=lambda one: -one[1]))
+    picture = Picture(
+        "contrastive-peaks",
+        figure_peaks(rows, words),
+        "Bytes that live at the peak of a step over the window B, a line for each method",
+        f"Micro-batches of b = {b} pairs; weights, gradients, optimizer, banks and everything that operations make are counted, "
+        "temporaries inside an operation are not. In less memory than its line a method cannot take the window.",
+    )
+    table = rows.pivot_table(index="arm", columns="window", values="peak_bytes", aggfunc="median")
+    cells = tuple((words(str(arm)), *(number(size / 1e3) for size in own)) for arm, own in table.iterrows())
+    caption = f"kB that live at the peak of a step at each window B, b = {b}."
+    answer = f"In the memory that the full batch takes at B = {middle} ({number(full[middle] / 1e6)} MB), b = {b}: {told}."
+    return Section(
+        "The memory at which each method stops",
+        (Text(answer), picture, Table(("method", *(f"B = {size}" for size in sizes)), cells, caption)),
     )
 
 

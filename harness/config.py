@@ -192,6 +192,7 @@ class Study(StrEnum):
     replicas = "replicas"  # two processes, each with its share of the window
     negatives = "negatives"  # in-batch negatives: each method's gradient of one window beside the full batch's, exactly
     retrieval = "retrieval"  # each of these methods trained: recall, bytes, seconds
+    method_memory = "method_memory"  # the bytes that live in a step of each of these methods, over B
 
 
 class TrackingMode(StrEnum):
@@ -512,6 +513,10 @@ NEEDS: dict[Study, tuple[Need, ...]] = {
         Need("workload.data", lambda c: c.workload.data == Data.docstrings, "docstrings: pairs of queries and passages"),
     ),
     Study.retrieval: (
+        Need("workload.data", lambda c: c.workload.data == Data.docstrings, "docstrings: pairs of queries and passages"),
+    ),
+    Study.method_memory: (
+        _EQUAL_SPLIT,
         Need("workload.data", lambda c: c.workload.data == Data.docstrings, "docstrings: pairs of queries and passages"),
     ),
     Study.replicas: (

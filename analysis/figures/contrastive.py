@@ -75,3 +75,21 @@ def _point(axes: Axes, place: float, seeds: list[float], arm: str, num: str, lab
     axes.errorbar(place, interval.estimate, yerr=half if half == half else None, color=COLOURS.get(kind, GREY), label=label,
                   marker=mark(arm), markersize=5, linestyle="none", capsize=2)  # fmt: skip
     axes.annotate(f"N={num}", (place, interval.estimate), xytext=(4, 4), textcoords="offset points", fontsize=7, color=INK)
+
+
+def figure_peaks(rows: pd.DataFrame, words: Callable[[str], str]) -> Figure:
+    """The bytes that live in a step over the window's size B at one b; a line per method."""
+    with style():
+        figure = new_figure(WIDTH, 3.8)
+        axes = figure.subplots()
+        for arm, own in rows[rows["arm"] != "permuted"].groupby("arm"):
+            peaks = own.groupby("window")["peak_bytes"].median()
+            kind = str(arm).partition("@")[0]
+            axes.plot(
+                peaks.index, peaks / MB, color=COLOURS.get(kind, GREY), marker=mark(str(arm)), markersize=4, label=words(str(arm))
+            )
+        steps_axis(axes, sorted(set(rows["window"])))
+        log_axis(axes, "y")
+        axes.set(xlabel="window B", ylabel="bytes at the peak of a step, MB")
+        figure.legend(loc="outside lower center", ncols=2)
+    return figure

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from harness import accelerator
 from harness.recipes.recipe import Arm, take_step
@@ -142,6 +145,37 @@ def of_step(arm: Arm, window: Batch) -> Memory:
         peak=peaks[0] - foreign if peaks else None,
         step_peak=peaks[-1] - foreign if peaks else None,
     )
+
+
+class Live(TorchDispatchMode):
+    """The bytes of the tensors that live at a time, those between operations included: `most`, the largest sum so far.
+
+    `held`: what is there before. Each storage counts once, from the operation that makes it until its last tensor is gone.
+    MemoryError after the operation that brings the sum above `budget`. Temporaries inside an operation are not seen.
+    """
+
+    def __init__(self, held: Iterable[Tensor] = (), budget: int | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.budget = budget
+        self.most = 0
+        self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._add(held)
+
+    def __torch_dispatch__(self, func: Callable[..., object], types: object, args: tuple[object, ...] = (),
+                           kwargs: dict[str, object] | None = None) -> object:  # fmt: skip
+        made = func(*args, **(kwargs or {}))
+        self._add(leaf for leaf in tree_leaves(made) if isinstance(leaf, Tensor))
+        return made
+
+    def _add(self, tensors: Iterable[Tensor]) -> None:
+        for storage in (tensor.untyped_storage() for tensor in tensors):
+            self._storages.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes()))
+        # A weak reference keeps the address of a storage from being given to another.
+        self._storages = {key: one for key, one in self._storages.items() if not one[0].expired()}
+        live = sum(size for _, size in self._storages.values())
+        self.most = max(self.most, live)
+        if self.budget is not None and live > self.budget:
+            raise MemoryError(f"{live:,} bytes live, of {self.budget:,} that are allowed")
 
 
 def fit(micro_batches: Sequence[int], totals: Sequence[int]) -> tuple[float, float]:

@@ -176,9 +176,8 @@ def banked(bank: Bank) -> Transform:
     """Accumulation whose micro-batches find their negatives in a bank as well; the bank outlives windows."""
 
     def loop(arm: Arm, window: Batch) -> Tensor:
-        parts, _ = _parts(arm, window)
         losses = []
-        for position, part in enumerate(parts):
+        for position, (part, _) in enumerate(arm.micro_batches(window)):
             own = _forward(arm, part, position)
             if not isinstance(own, Representations):
                 raise ConfigError("methods", "a memory bank", f"outputs that are Representations, got {type(own).__name__}")

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from analysis import load, report
-from analysis.contrastive import decided, difference
+from analysis.contrastive import decided, difference, largest_windows
 from analysis.question import ClaimResult, Ruling
 from experiments.contrastive import CLAIMS, EXPERIMENT
 from harness import studies
@@ -166,17 +166,33 @@ def test_learning_rates_are_chosen_on_seeds_that_do_not_decide() -> None:
 
 
 @pytest.mark.slow
+def test_the_largest_window_in_a_budget() -> None:
+    lines = (("full", 0, 10), ("flat", 100, 1), ("heavy", 1000, 0))
+    rows = pd.DataFrame(
+        [{"arm": arm, "window": size, "peak_bytes": fixed + slope * size} for arm, fixed, slope in lines for size in (8, 16, 32)]
+    )
+    assert largest_windows(rows, 160) == {"flat": 32, "full": 16, "heavy": 0}
+    assert largest_windows(rows, 159) == {"flat": 32, "full": 8, "heavy": 0}
+
+
 def test_the_page_of_a_real_run(tmp_path: Path, corpus: str) -> None:
     methods = ("grad_cache", "dual_bank@12", "passage_bank@12")
     store = Store(tmp_path / "results")
-    for study, precision in ((Study.negatives, Precision.float64), (Study.retrieval, Precision.float32)):
+    sizes: dict[str, Any] = {"effective_batch": 32, "accumulation_steps": (8,)}  # b = 4, B = 8, 16, 32
+    for study, precision, own in (
+        (Study.negatives, Precision.float64, {}),
+        (Study.retrieval, Precision.float32, {}),
+        (Study.method_memory, Precision.float32, sizes),
+    ):
         trial: TrialConfig = config(
-            corpus, experiment="contrastive", study=study, precision=precision, methods=methods, steps=4, probe_every=2
+            corpus, experiment="contrastive", study=study, precision=precision, methods=methods, steps=4, probe_every=2, **own
         )
         with store.open_trial(trial.experiment, identity(trial), to_dict(trial)) as writer:
             writer.finish(studies.run(trial, lambda step, rows: None))
     report.write(tmp_path / "results", tmp_path / "out")
     page = (tmp_path / "out/pages/contrastive.html").read_text()
     assert EXPERIMENT.title in page and "two banks (ContAccum), 12 pairs" in page and "The published order" in page
+    assert "In the memory that the full batch takes at B = 16" in page and "full batch to B = 16;" in page
+    assert "accumulated to B = 32, the largest measured" in page
     claims = pd.read_csv(tmp_path / "out" / "claims.csv").set_index("id")["verdict"]
     assert claims["F1c"] == claims["F3c"] == "refuted" and claims["F2c"] == "needs the full grid"

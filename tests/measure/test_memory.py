@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from itertools import accumulate
+from pathlib import Path
+
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from harness.config import OptimizerConfig, OptimizerName
 from harness.measure import memory
@@ -60,3 +66,56 @@ def test_gradients_and_activations_live_together_from_the_second_micro_batch_on(
         assert max(found.activations, found.gradients) <= found.alive <= found.activations + found.gradients
     assert alive[1] < alive[2] == alive[6]
     assert alive[2] == found.activations + found.gradients
+
+
+NUMBERS = 100_000  # of a tensor, so that what the allocator rounds up to does not count
+AT_ONCE = 4 * (3 * NUMBERS - 10)  # bytes of `chain`
+
+
+def chain() -> None:
+    """Three tensors of float32 at a time, the last without ten numbers, and views of one of them."""
+    x = torch.zeros(NUMBERS)
+    y = x * 2
+    z = y.view(-1, 10)[1:] + 1
+    del x, y
+    w = z * 3
+    del z, w
+
+
+def perceptron() -> None:
+    torch.manual_seed(0)
+    x, weights = torch.randn(64, 1000), torch.randn(1000, 1000, requires_grad=True)
+    (x @ weights).relu().square().sum().backward()
+
+
+def of_profiler(call: Callable[[], None], folder: Path) -> int:
+    """The largest sum of what the allocator gave and took back, as torch's profiler tells it."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        call()
+    seen.export_chrome_trace(str(folder / "trace.json"))
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    given = [one for one in events if one.get("name") == "[memory]"]
+    return max(accumulate(one["args"]["Bytes"] for one in sorted(given, key=lambda one: one["ts"])))
+
+
+@pytest.mark.parametrize("call", [chain, perceptron])
+def test_what_lives_is_what_the_allocator_has_given(call: Callable[[], None], tmp_path: Path) -> None:
+    with memory.Live() as live:
+        call()
+    assert live.most == pytest.approx(of_profiler(call, tmp_path), rel=0.03), "temporaries inside an operation are not counted"
+
+
+def test_what_is_held_counts_until_it_is_gone_and_each_storage_once() -> None:
+    held = [torch.zeros(NUMBERS), torch.zeros(NUMBERS)]
+    with memory.Live([*held, held[0].view(-1, 10)]) as live:
+        assert live.most == 8 * NUMBERS
+        held.pop()
+        chain()
+    assert live.most == 4 * NUMBERS + AT_ONCE
+
+
+def test_a_budget_ends_what_exceeds_it_by_a_byte() -> None:
+    with memory.Live(budget=AT_ONCE):
+        chain()
+    with pytest.raises(MemoryError, match="1,199,960 bytes live, of 1,199,959"), memory.Live(budget=AT_ONCE - 1):
+        chain()

@@ -84,6 +84,7 @@ OF_STUDIES: dict[Study, dict[str, Any]] = {
     Study.balance_loss: {"data": DataConfig(last_window=LastWindow.drop)},
     Study.negatives: {**F64, "workload": TOWERS},
     Study.retrieval: {"workload": TOWERS},
+    Study.method_memory: {"workload": TOWERS},
 }
 # What a recipe's steps wait for, at most: float16's scaler; a count that torch's moving average copies; the rows of a loop by
 # hand; a study that notes every loss; transformers' masks, and the terms of a task's own.
@@ -133,5 +134,6 @@ READS: dict[Study, int] = {
     Study.balance_loss: 108,
     Study.negatives: 64,
     Study.retrieval: 134,
+    Study.method_memory: 28,
 }
 TRIALS |= {str(study): {"study": study, **changes} for study, changes in OF_STUDIES.items()}

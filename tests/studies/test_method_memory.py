@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from harness import studies
+from harness.config import Study, TrialConfig
+from harness.measure.lock_step import Setting
+from harness.studies.method_memory import of_sizes, peak
+from harness.studies.retrieval import make_methods
+from tests.small_corpus import config, corpus
+
+__all__ = ["corpus"]
+METHODS = ("grad_cache", "dual_bank@8", "momentum_bank@8")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def trial(corpus: str) -> TrialConfig:
+    return config(corpus, study=Study.method_memory, methods=METHODS, steps=2, effective_batch=16, accumulation_steps=(8,))
+
+
+@pytest.fixture(scope="module")
+def peaks(trial: TrialConfig) -> dict[tuple[str, int], int]:
+    rows = studies.run(trial, lambda step, rows: None)["measurements"]
+    assert {row["micro_batch"] for row in rows} == {2} and all(row["window"] == 2 * row["accumulation_steps"] for row in rows)
+    return {(row["arm"], row["window"]): row["peak_bytes"] for row in rows}
+
+
+def test_a_method_works_within_its_peak_and_stops_a_byte_below(trial: TrialConfig, peaks: dict[tuple[str, int], int]) -> None:
+    """In fresh arms, so that what is counted is the method's own and not its neighbours'."""
+    largest = list(of_sizes(trial))[-1]
+    for place in range(len(make_methods(Setting(largest, CPU)))):
+        setting = Setting(largest, CPU)
+        method = make_methods(setting)[place]
+        workload = method.arm.workload
+        first, second, third = setting.windows(3)
+        method.take(workload.batch(first))
+        most = peaks[method.candidate.arm, 16]
+        assert peak(method, workload.batch(second), budget=most) == most
+        with pytest.raises(MemoryError):
+            peak(method, workload.batch(third), budget=most - 1)
+
+
+def test_what_grows_with_the_window_and_what_does_not(peaks: dict[tuple[str, int], int]) -> None:
+    def grown(arm: str) -> int:
+        return peaks[arm, 16] - peaks[arm, 4]
+
+    window = peaks["accumulated", 16] - peaks["accumulated", 4]  # its pairs themselves, which every method is given
+    for flat in ("small", "dual_bank@8", "momentum_bank@8"):
+        assert grown(flat) == pytest.approx(window, abs=100), "12 more pairs; numbers of samples take a few bytes"
+    assert grown("full") > 4 * window
+    assert window < grown("grad_cache") < grown("full"), "the representations of the window, and their gradients"
+    assert peaks["momentum_bank@8", 16] > peaks["dual_bank@8", 16] > peaks["accumulated", 16]
