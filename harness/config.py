@@ -11,11 +11,11 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import cache
 from typing import Any
 
 from harness.bounds import BOUNDS, MOST_ARMS, MOST_WINDOW_SAMPLES
+from harness.enums import StrEnum
 
 
 class ConfigError(ValueError):

@@ -29,9 +29,17 @@ FEWEST_DESCRIPTORS = 32  # that a command can work with
 def in_source_tree() -> bool:
     """Whether the working directory is where our own modules come from: then a Python started here has to look for them here.
 
-    Anywhere else a `harness.py` of that folder is none of ours, and must not be found (`-P`, PYTHONSAFEPATH).
+    Anywhere else a `harness.py` of that folder is none of ours, and must not be found.
     """
     return Path.cwd() == Path(__file__).resolve().parents[1]
+
+
+def module_command(module: str) -> list[str]:
+    """Python that runs one of our modules, whatever the files of the working directory are called (Python 3.10 has no `-P`)."""
+    if in_source_tree():
+        return [sys.executable, "-m", module]
+    code = "import runpy, sys; sys.path[:] = filter(None, sys.path); runpy.run_module(sys.argv.pop(1), None, '__main__', True)"
+    return [sys.executable, "-c", code, module]
 
 
 def typed(module: str, command: str) -> str:

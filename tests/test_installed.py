@@ -104,7 +104,7 @@ def test_a_wheel_takes_no_name_but_its_own(wheel: zipfile.ZipFile) -> None:
     assert "accumulation-harness = harness.commands:main" in points
     (about,) = (wheel.read(name).decode() for name in wheel.namelist() if name.endswith("METADATA"))
     needed = [line for line in about.splitlines() if line.startswith("Requires-Dist") and "extra" not in line]
-    assert sorted(line.split()[1].partition(">")[0] for line in needed) == ["numpy", "torch"]
+    assert sorted(line.split()[1].partition(">")[0] for line in needed) == ["numpy", "torch", "typing-extensions"]
 
 
 def test_commands_are_listed_and_a_wrong_one_is_told(command: Path, hostile: Path) -> None:

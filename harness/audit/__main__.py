@@ -20,7 +20,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
 from harness.audit.command import parsed, refused, subject_of
-from harness.processes import in_source_tree, run_command
+from harness.processes import module_command, run_command
 
 GRACE_SECONDS = 5.0  # for what the audited code does at its end, after everything has been judged
 LOOK_SECONDS = 0.2  # how often it is looked whether the process is still there
@@ -50,14 +50,7 @@ def answer(arguments: Sequence[str]) -> tuple[int, str, str]:
     Raises Ended where it hands over nothing.
     """
     link, theirs = Pipe()
-    command = [
-        sys.executable,
-        *([] if in_source_tree() else ["-P"]),
-        "-m",
-        "harness.audit.command",
-        str(theirs.fileno()),
-        *arguments,
-    ]
+    command = [*module_command("harness.audit.command"), str(theirs.fileno()), *arguments]
     with link, subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True) as process:
         theirs.close()
         try:

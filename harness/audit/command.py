@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.audit.formats import ENDINGS, TO_STDOUT, Format, format_of
 from harness.audit.request import MAX_STEPS, causes_of
+from harness.processes import in_source_tree
 from harness.terminal import BAD_INPUT, one_line
 
 if TYPE_CHECKING:
@@ -301,7 +302,7 @@ def _lines(texts: Sequence[str]) -> str:
 
 def main(descriptor: int, arguments: Sequence[str]) -> None:
     """Judge, and hand over the answer; what the audited code has left to be done at its end comes after that."""
-    if sys.flags.safe_path and "PYTHONSAFEPATH" not in os.environ:  # -P kept the folder's modules from being taken for ours
+    if not in_source_tree() and "PYTHONSAFEPATH" not in os.environ:  # our modules were to be found before the folder's
         sys.path.insert(0, os.getcwd())
     answer = json.dumps(judge(parsed(arguments))).encode()
     with suppress(OSError):  # the audited code has closed it: then there is no answer

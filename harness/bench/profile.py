@@ -15,7 +15,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from types import FrameType
-from typing import Any, Self
+from typing import Any
+
+from typing_extensions import Self
 
 from harness.bench.cost import Spread
 from harness.bench.measurement import Measurement

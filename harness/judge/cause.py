@@ -7,7 +7,8 @@ this table.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
+
+from harness.enums import StrEnum
 
 
 class Cause(StrEnum):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
+
+from harness.enums import StrEnum
 
 Counts = Mapping[str, float]  # by `Counter`, or by a counter of one part (`Counter.of`)
 Differences = Mapping[str, tuple[float, float]]  # those that differ: (arm, full batch)

@@ -9,10 +9,10 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 from harness.config import Precision
+from harness.enums import StrEnum
 from harness.judge.cause import INHERENT, Cause, Causes, joined
 from harness.judge.counters import Differences, told
 from harness.judge.diagnosis import VANISHED, Found, diagnose, underflow_cause

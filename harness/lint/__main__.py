@@ -13,8 +13,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-if sys.version_info < (3, 11):  # noqa: UP036 (a hook takes the `python3` that is there)
-    sys.exit("accumulation-lint: expected Python 3.11 or newer, got " + sys.version.split()[0])
+if sys.version_info < (3, 10):  # noqa: UP036 (a hook takes the `python3` that is there)
+    sys.exit("accumulation-lint: expected Python 3.10 or newer, got " + sys.version.split()[0])
 if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 

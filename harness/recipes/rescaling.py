@@ -8,9 +8,9 @@ counts in steps is another thing in samples unless it is rescaled. The learning 
 from __future__ import annotations
 
 import dataclasses
-from enum import StrEnum
 
 from harness.config import TrialConfig
+from harness.enums import StrEnum
 
 
 class Rescaling(StrEnum):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Self
+
+from typing_extensions import Self
 
 FULL, ACCUMULATED, PERMUTED = "full", "accumulated", "permuted"  # the reference, the right recipe, and the control
 NULL = "null"  # permuted full batches of the null band

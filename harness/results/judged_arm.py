@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
+
+from typing_extensions import Self
 
 from harness.config import Precision, TrialConfig, identity
 from harness.judge.verdict import Algebra, Evidence, Outcome, Rounding, Trajectory, Verdict

@@ -10,7 +10,9 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
+
+from typing_extensions import Self
 
 from harness.config import TrackingConfig, TrialConfig, to_dict
 from harness.results import tracking

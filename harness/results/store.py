@@ -37,12 +37,14 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import Self
 
 from harness.config import ConfigError
+from harness.enums import StrEnum
 from harness.results import locks, measurements, sweeps
 from harness.results.record import (
     FILE_MODE,

@@ -58,7 +58,7 @@ def _table(cells: Sequence[ArmCell]) -> Iterator[str]:
     for cell in cells:
         if cell.arm != PERMUTED:
             share = "" if cell.trials == 1 else f" ({cell.agreeing} of {cell.trials})"
-            alike[*cell.name, cell.arm, cell.verdict + share, cell.cause or "-"].append(cell)
+            alike[(*cell.name, cell.arm, cell.verdict + share, cell.cause or "-")].append(cell)
     shown = list(alike)
     if len(shown) > MOST_ROWS:
         shown.sort(key=lambda key: alike[key][0].verdict == Outcome.equivalent)

@@ -53,7 +53,7 @@ def test_matrix_counts_what_the_trials_say(results: Path, make_trial) -> None:
     assert len(cells) == 6
     for key, row in cells.items():
         assert row.n == sum(count for (*other, _), count in counts.items() if tuple(other) == key)
-        assert row.agreeing == counts[*key, row.verdict]
+        assert row.agreeing == counts[(*key, row.verdict)]
     odd = cells["group", "accumulated", 4]
     assert (odd.verdict, odd.agreeing, odd.n, odd.explained, odd.cause) == ("different", 1, 3, False, "unexplained")
     assert cells["group", "accumulated", 2].verdict == "equivalent"

@@ -14,10 +14,11 @@ from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.multiprocessing as mp
+from typing_extensions import Self
 
 from harness import processes
 from harness.audit.evidence import Run
