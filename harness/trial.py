@@ -22,6 +22,7 @@ from harness.measure.ablation import attribute
 from harness.measure.algebra import AlgebraResult
 from harness.measure.environment import describe
 from harness.measure.lock_step import REFERENCE, LockStep, Setting
+from harness.measure.memory import num_bytes
 from harness.measure.poison import PoisonedWindow
 from harness.measure.training import Distances, OnStep, Row, outcome, train
 from harness.recipes import precision
@@ -36,6 +37,7 @@ from harness.workloads import Batch
 from harness.workloads.build import smallest_micro_batch
 
 WINDOWS = 3  # in each of which L1 has to reject an arm: a false alarm in one window of 1,000 is one in 10^9 of three
+LARGE = 4 * 2**20  # bytes of a model's parameters from which on several threads are faster
 USUAL_PERMUTATIONS = 10  # after which L1 is decided, for most arms
 
 
@@ -161,9 +163,10 @@ def run_trial(
     if device.type == "cuda":
         config = dataclasses.replace(config, device=Device.cuda)  # of the identity: a trial on a CPU is another one
     chosen = standard_candidates(config) if candidates is None else list(candidates)
-    # As in a sweep: a small model is slower on several threads, many times so beside other work.
-    with threads(None if config.workload.model == Model.resnet18 else 1), deterministic(config.precision, device) as named:
+    available = torch.get_num_threads()
+    with threads(1), deterministic(config.precision, device) as named:
         setting = Setting(config, device)
+        torch.set_num_threads(_num_threads(setting, available))
         check_splits(setting, chosen)
         recipes = {REFERENCE: reference(config)} | {candidate.label: candidate.recipe for candidate in chosen}
         assert len(recipes) == len(chosen) + 1, "candidates need distinct names"
@@ -194,6 +197,12 @@ def run_trial(
             "measured_by": levels.shared.used,
         }
     return TrialResult(arms, summary)
+
+
+def _num_threads(setting: Setting, available: int) -> int:
+    """One for a small model, which is slower on several, many times so beside other work; all that there are for a large one."""
+    is_large = setting.config.workload.model == Model.resnet18 or num_bytes(setting.initial.parameters()) >= LARGE
+    return available if is_large else 1
 
 
 def num_steps(config: TrialConfig, arms: int, algebra_steps: int) -> int:
