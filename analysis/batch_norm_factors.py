@@ -12,13 +12,12 @@ from typing import Any
 import pandas as pd
 
 from analysis.batch_norm import MARGIN, remedied
-from analysis.batch_norm_sections import named
+from analysis.batch_norm_sections import LEVEL, named, points
 from analysis.content import Section, Table, Text, number
 from analysis.load import Results
 from analysis.question import Material
 from harness.judge import statistics
 
-LEVEL = 0.05
 BOTH, GROUPS, PARTS = "accumulated", "ghost_full_batch", "two_pass_statistics"  # what moves: b and N, b alone, N alone
 CORNERS = [BOTH, GROUPS, PARTS]
 
@@ -55,6 +54,8 @@ def factors(results: Results) -> pd.DataFrame:
 
 def in_words(cells: pd.DataFrame) -> str:
     """In how many cells b costs accuracy, and in how many N is shown to cost none."""
+    if cells.empty:
+        return "b and N were not moved apart."
     costly = cells[(cells["b_holm"] < LEVEL) & (cells["b_mean"] > 0)]
     same = int((cells["n_tost"] < LEVEL).sum())
     sizes = ", ".join(f"{named(model)} at b = {', '.join(map(str, own['b']))}" for model, own in costly.groupby("model"))
@@ -85,7 +86,7 @@ def b_and_n(material: Material) -> Section | None:
 
 def _row(row: Mapping[Any, Any]) -> tuple[str, ...]:
     effects = {
-        name: f"{_points(row[f'{name}_mean'])} ({_points(row[f'{name}_low'])} to {_points(row[f'{name}_high'])})" for name in "bn"
+        name: f"{points(row[f'{name}_mean'])} ({points(row[f'{name}_low'])} to {points(row[f'{name}_high'])})" for name in "bn"
     }
     place = (
         named(row["model"]),
@@ -95,7 +96,3 @@ def _row(row: Mapping[Any, Any]) -> tuple[str, ...]:
         str(row["n"]),
     )
     return (*place, effects["b"], number(row["b_holm"]), effects["n"], number(row["n_tost"]))
-
-
-def _points(value: float) -> str:
-    return number(round(value, 2) + 0.0)  # no 4e-15

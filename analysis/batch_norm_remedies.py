@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.batch_norm import WU_HE, corrected, forwards_of, remedied
-from analysis.batch_norm_sections import named
+from analysis.batch_norm_sections import named, points
 from analysis.content import Section, Table, Text, number
 from analysis.question import Material
 from harness.judge import statistics
@@ -84,8 +84,7 @@ def _cell(rows: pd.DataFrame) -> str:
 
 def _points(values: list[Any]) -> str:
     interval = statistics.mean_interval(values)
-    rounded = (round(value, 2) + 0.0 for value in (interval.estimate, interval.low, interval.high))  # points: no 4e-15
-    mean, low, high = (number(value) for value in rounded)
+    mean, low, high = map(points, (interval.estimate, interval.low, interval.high))
     return f"{mean} ({low} to {high}; n = {len(values)})"
 
 

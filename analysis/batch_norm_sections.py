@@ -270,6 +270,11 @@ def remedies_trained(material: Material) -> Section | None:
     return Section("Remedies, trained", (Text(text), Table(head, tuple(cells), caption)))
 
 
+def points(value: float) -> str:
+    """A number of points to a hundredth: no 4e-15."""
+    return number(round(value, 2) + 0.0)
+
+
 def _mean_and_interval(values: list[float]) -> str:
     interval = statistics.mean_interval(values)
     return f"{number(interval.estimate)} ({number(interval.low)} to {number(interval.high)})"

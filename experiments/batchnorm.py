@@ -124,7 +124,7 @@ def costs_accuracy(results: Results) -> ClaimResult:
         threshold=f"points of held-out error above 0 (Holm) in every cell: confirmed; within {MARGIN:g} (TOST) in every: refuted",
         n=n,
         explanation=f"Points of held-out error above the full batch's at fixed B, mean over seeds: {_by_b(cells)}.{rest} "
-        f"{_b_or_n(results)} Small nets, 297 images, rates not tuned per cell; every cell is on the page of BatchNorm.",
+        f"{in_words(factors(results))} Small nets, 297 images, rates not tuned per cell; every cell is on the page of BatchNorm.",
     )
 
 
@@ -157,12 +157,6 @@ def _cells(cells: pd.DataFrame) -> str:
 def _by_b(cells: pd.DataFrame) -> str:
     """The costs of each model at each b, over its N."""
     return "; ".join(f"{model} b = {b}: {spread(own['mean'])}" for (model, b), own in cells.groupby(["model", "b"]))
-
-
-def _b_or_n(results: Results) -> str:
-    """What moves the accuracy, b or N, where remedies that move one alone were trained."""
-    cells = factors(results)
-    return "b and N were not moved apart." if cells.empty else in_words(cells)
 
 
 CLAIMS = (

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.figures.common import WIDTH
+from analysis.figures.common import WIDTH, to_the_ends
 from analysis.figures.style import (
     BLUE,
     GREEN,
@@ -103,7 +103,7 @@ def figure_accuracy(panels: Sequence[tuple[str, pd.DataFrame]]) -> Figure:
             for norm, (colour, mark) in looks.items():
                 own = shown[shown["norm"] == norm].sort_values("b")
                 if len(own):
-                    reach = [(own["mean"] - own["low"]).fillna(0), (own["high"] - own["mean"]).fillna(0)]
+                    reach = to_the_ends(own)
                     axes.errorbar(own["b"], own["mean"], yerr=reach, color=colour, marker=mark, markersize=4.5, linewidth=1.2)
             axes.set(title=title, xlabel="micro-batch b")
             axes.set_ylim(bottom=0)
@@ -123,7 +123,7 @@ def figure_cost_over_values(costs: pd.DataFrame) -> Figure:
         axes.axhline(0, color=INK, linewidth=1)
         lines = costs.sort_values("values").groupby(["model", "effective_batch"])
         for ((model, batch), own), colour in zip(lines, SERIES, strict=False):
-            reach = [(own["mean"] - own["low"]).fillna(0), (own["high"] - own["mean"]).fillna(0)]
+            reach = to_the_ends(own)
             label = f"{NAMES.get(str(model), str(model))}, B = {batch}"
             axes.errorbar(
                 own["values"], own["mean"], yerr=reach, color=colour, marker="o", markersize=4.5, linewidth=1.2, label=label

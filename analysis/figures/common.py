@@ -200,7 +200,7 @@ def _loss_differences(axes: Axes, l4: pd.DataFrame, steps: Sequence[int]) -> Non
     for number, (names, rows) in enumerate(series):
         offset = (number - (len(series) - 1) / 2) * min(0.12, 0.7 / len(series))
         at = rows["accumulation_steps"].where(rows["arm"] == "accumulated", 1).map(places) + offset
-        reach = [(rows["mean"] - rows["low"]).fillna(0), (rows["high"] - rows["mean"]).fillna(0)]
+        reach = to_the_ends(rows)
         label = f"{' '.join(map(str, names))} (n = {rows['n'].max()})"
         mark, colour = "oDsv^P"[number % len(SERIES)], SERIES[number % len(SERIES)]
         axes.errorbar(at, rows["mean"], yerr=reach, fmt=mark, markersize=4, linewidth=0.9, color=colour, label=label)
@@ -247,7 +247,7 @@ def figure_convergence(l4: pd.DataFrame, margin: float) -> Figure:
 def _forest(axes: Axes, arm: pd.DataFrame, rows: list[tuple[str, str, str]], offset: float, colour: str) -> None:
     keys = zip(arm["workload"], arm["norm"], arm["optimizer"], strict=True)
     at = [rows.index(key) + 0.8 * offset for key in keys]
-    reach = [(arm["mean"] - arm["low"]).fillna(0), (arm["high"] - arm["mean"]).fillna(0)]
+    reach = to_the_ends(arm)
     mark = "d" if colour == GREY else "o"
     axes.errorbar(arm["mean"], at, xerr=reach, fmt=mark, markersize=3, linewidth=0.9, color=colour)
 
@@ -313,3 +313,8 @@ def _legend_of_steps(figure: Figure, colours: dict[int, str], *, full: bool, ban
     if band == "margin":
         handles.append(Line2D([], [], color=GREY, marker="d", linestyle="", label="permuted full batch"))
     figure.legend(handles=handles, loc="outside upper left", ncols=len(handles), columnspacing=1.4, handlelength=1.4)
+
+
+def to_the_ends(cells: pd.DataFrame) -> list[pd.Series[float]]:
+    """From the mean of each cell to both ends of its interval; 0 where a single seed has none."""
+    return [(cells["mean"] - cells["low"]).fillna(0), (cells["high"] - cells["mean"]).fillna(0)]

@@ -27,7 +27,7 @@ def figure_gradients(rows: pd.DataFrame, words: Callable[[str], str]) -> Figure:
         for arm, own in rows.groupby("arm"):
             middle = own.groupby("accumulation_steps")[["gradient_error", "loss", "full_loss"]].median()
             look = {
-                "color": COLOURS.get(str(arm).partition("@")[0], GREY),
+                "color": colour(str(arm)),
                 "marker": mark(str(arm)),
                 "markersize": 4,
             }
@@ -43,6 +43,11 @@ def figure_gradients(rows: pd.DataFrame, words: Callable[[str], str]) -> Figure:
         right.set_ylabel("reported loss, nats")
         figure.legend(loc="outside lower center", ncols=2)
     return figure
+
+
+def colour(arm: str) -> str:
+    """The colour of a method, whatever the size of its bank."""
+    return COLOURS.get(arm.partition("@")[0], GREY)
 
 
 def mark(arm: str) -> str:
@@ -71,8 +76,7 @@ def figure_bytes(rows: pd.DataFrame, words: Callable[[str], str]) -> Figure:
 def _point(axes: Axes, place: float, seeds: list[float], arm: str, num: str, label: str | None) -> None:
     interval = statistics.mean_interval(seeds)
     half = interval.high - interval.estimate
-    kind = arm.partition("@")[0]
-    axes.errorbar(place, interval.estimate, yerr=half if half == half else None, color=COLOURS.get(kind, GREY), label=label,
+    axes.errorbar(place, interval.estimate, yerr=half if half == half else None, color=colour(arm), label=label,
                   marker=mark(arm), markersize=5, linestyle="none", capsize=2)  # fmt: skip
     axes.annotate(f"N={num}", (place, interval.estimate), xytext=(4, 4), textcoords="offset points", fontsize=7, color=INK)
 
@@ -82,12 +86,9 @@ def figure_peaks(rows: pd.DataFrame, words: Callable[[str], str]) -> Figure:
     with style():
         figure = new_figure(WIDTH, 3.8)
         axes = figure.subplots()
-        for arm, own in rows[rows["arm"] != "permuted"].groupby("arm"):
+        for arm, own in rows.groupby("arm"):
             peaks = own.groupby("window")["peak_bytes"].median()
-            kind = str(arm).partition("@")[0]
-            axes.plot(
-                peaks.index, peaks / MB, color=COLOURS.get(kind, GREY), marker=mark(str(arm)), markersize=4, label=words(str(arm))
-            )
+            axes.plot(peaks.index, peaks / MB, color=colour(str(arm)), marker=mark(str(arm)), markersize=4, label=words(str(arm)))
         steps_axis(axes, sorted(set(rows["window"])))
         log_axis(axes, "y")
         axes.set(xlabel="window B", ylabel="bytes at the peak of a step, MB")

@@ -7,7 +7,6 @@ over K permutations and the outcomes; a fixed cost per trial, so its ratio falls
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import itertools
 import tempfile
@@ -115,8 +114,7 @@ class Sides:
     def training(self, probe_every: int) -> dict[str, float]:
         """The training phase of a trial, into a store and an offline W&B run; the last losses by label."""
         number, config = next(self.count), dataclasses.replace(self.setting.config, probe_every=probe_every)
-        setting = copy.copy(self.setting)
-        setting.config = config
+        setting = self.setting.under(config)
         with (
             Store(self.folder).open_trial("bench", f"{number}", to_dict(config)) as writer,
             Mirror(HarnessConfig().tracking, config, name=f"{number}", folder=writer.folder) as mirror,

@@ -20,7 +20,7 @@ from typing import Any, Literal, TypedDict
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from typing_extensions import Unpack
+from typing_extensions import Self, Unpack
 
 from harness import pace
 from harness.config import ConfigError, LastWindow, OptimizerConfig, Precision, ScheduleConfig, TrialConfig, to_dict
@@ -98,6 +98,12 @@ class Setting:
         # and uniform numbers do everywhere.
         same = device.type == "cpu" and not has_draws(self.initial)
         self.masks_are_shared = not self.draws or same or config.precision == Precision.float64
+
+    def under(self, config: TrialConfig) -> Self:
+        """The same data, model and weights under another configuration, which has other windows, recipes or probes."""
+        other = copy.copy(self)
+        other.config = config
+        return other
 
     @property
     def exact_dtype(self) -> torch.dtype:

@@ -125,7 +125,7 @@ def of_step(arm: Arm, window: Batch) -> Memory:
     peaks: list[int] = []
     foreign = 0
     if device is not None:
-        foreign = device.memory_allocated(arm.device) - num_bytes(_kept(arm))
+        foreign = device.memory_allocated(arm.device) - num_bytes(kept(arm))
         device.reset_peak_memory_stats(arm.device)
     try:
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda held: held.tensor):
@@ -186,11 +186,11 @@ def fit(micro_batches: Sequence[int], totals: Sequence[int]) -> tuple[float, flo
     return float(static), float(slope)
 
 
-def _kept(arm: Arm) -> Iterator[Tensor]:
+def kept(arm: Arm) -> Iterator[Tensor]:
     """What the arm holds on its device between two steps."""
     model = arm.model
     yield from (*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters() if p.grad is not None))
-    yield from (one for one in state_tensors(arm) if one.device.type != "cpu")
+    yield from (one for one in state_tensors(arm) if one.device.type == arm.device.type)
     if arm.ema is not None:
         yield from (*arm.ema.parameters(), *arm.ema.buffers())
 

@@ -30,21 +30,18 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     config = setting.config
     wrong = {name: catalogue.named(name, config.precision) for name in catalogue.names(config)}
     ends = train(setting, [Candidate(FULL, full_batch(config)), *with_faults(config, wrong)], on_step)
+    sizes = [max(end.candidate.recipe.split(config.effective_batch)) for end in ends]
+    values = {size: values_per_channel(setting, size) for size in set(sizes)} if setting.has_batch_norm else {}
     return [
         {
             **_name(end.candidate),
-            "micro_batch": max(end.candidate.recipe.split(config.effective_batch)),
+            "micro_batch": size,
             "samples": end.samples,
             **vars(outcome(end.arm, end.losses)),
-            **(_under_batch_norm(setting, end) if setting.has_batch_norm else {}),
+            **({**recalibrated(setting, end.arm), "values_per_channel": values[size]} if values else {}),
         }
-        for end in ends
+        for end, size in zip(ends, sizes, strict=True)
     ]
-
-
-def _under_batch_norm(setting: Setting, end: End) -> Row:
-    fewest = values_per_channel(setting, max(end.candidate.recipe.split(setting.config.effective_batch)))
-    return {**recalibrated(setting, end.arm), "values_per_channel": fewest}
 
 
 def values_per_channel(setting: Setting, micro_batch: int) -> int:

@@ -6,24 +6,22 @@ All windows are cut into micro-batches of one size, b = `effective_batch` / N; B
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator
-
-from torch import Tensor
 
 from harness.config import LastWindow, TrialConfig
 from harness.measure import memory
 from harness.measure.lock_step import Setting
 from harness.measure.training import OnStep, Row
-from harness.recipes.recipe import Arm
-from harness.studies.negatives import corpus_of
-from harness.studies.retrieval import KEPT, Method, make_methods
+from harness.studies.negatives import bank_of, corpus_of
+from harness.studies.retrieval import Method, kept_beside, make_methods
 from harness.workloads import Batch, nest
 
 
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     """One row per method, N and B: `peak_bytes` of a window, after others that made the state and filled the banks."""
-    return [row for config in of_sizes(setting.config) for row in _rows(Setting(config, setting.device))]
+    return [row for config in of_sizes(setting.config) for row in _rows(setting.under(config))]
 
 
 def of_sizes(config: TrialConfig) -> Iterator[TrialConfig]:
@@ -36,7 +34,7 @@ def of_sizes(config: TrialConfig) -> Iterator[TrialConfig]:
 
 def _rows(setting: Setting) -> Iterator[Row]:
     [num], size = setting.config.accumulation_steps, setting.config.effective_batch
-    pairs = max((size, *(int(name.partition("@")[2] or 0) for name in setting.config.methods)))
+    pairs = max((size, *(bank.size for bank in map(bank_of, setting.config.methods) if bank is not None)))
     *earlier, last = setting.windows(1 + math.ceil(pairs / size), last=LastWindow.drop)
     for method in make_methods(setting):
         workload = method.arm.workload
@@ -54,16 +52,9 @@ def _rows(setting: Setting) -> Iterator[Row]:
 
 def peak(method: Method, window: Batch, budget: int | None = None) -> int:
     """The most bytes that live while the method takes `window`, which counts too; MemoryError where they exceed `budget`."""
-    live = memory.Live((*_kept(method.arm), *nest.tensors((window.inputs, window.targets))), budget)
+    data = nest.tensors((window.inputs, window.targets))
+    # Not through a list, which would keep a bank alive that the step replaces.
+    live = memory.Live(itertools.chain(memory.kept(method.arm), kept_beside(method.arm), data), budget)
     with live:
         method.take(window)
     return live.most
-
-
-def _kept(arm: Arm) -> Iterator[Tensor]:
-    """What the arm holds between two windows: weights, gradients, the optimizer's state, and what its method keeps."""
-    models = [arm.model, *([arm.memory["average"]] if "average" in arm.memory else [])]
-    for model in models:
-        yield from (*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters() if p.grad is not None))
-    yield from memory.state_tensors(arm)
-    yield from (one for name in KEPT if name != "average" for one in nest.tensors(arm.memory.get(name, ())))

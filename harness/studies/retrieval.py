@@ -10,6 +10,7 @@ import dataclasses
 import math
 import statistics
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -30,7 +31,6 @@ from harness.workloads.contrastive import ranks
 SMALL = "small"  # an optimizer step for each micro-batch: no accumulation at all
 LOOKS = (0.5, 0.75, 1.0)  # shares of the training after which the held-out pairs are ranked
 CUTS = (1, 5, 20)  # of recall
-KEPT = ("held", "bank", "average")  # what the methods of `recipes/contrastive.py` keep in an arm's memory
 
 
 @dataclass
@@ -161,14 +161,19 @@ def _row(setting: Setting, method: Method, window: Batch) -> Row:
     }
 
 
+def kept_beside(arm: Arm) -> Iterator[Tensor]:
+    """What the methods of `recipes/contrastive.py` keep beside the graph: representations, a bank, an average of the towers."""
+    yield from nest.tensors([arm.memory.get(name, ()) for name in ("held", "bank")])
+    if "average" in arm.memory:
+        yield from arm.memory["average"].parameters()
+
+
 def _weighed(method: Method, window: Batch) -> tuple[memory.Memory, int]:
     """The bytes of one more step, and of what the method keeps beside the graph, at its largest."""
     arm, most = method.arm, [0]
 
     def see(arm: Arm) -> None:
-        kept = [tensor for name in KEPT if name != "average" for tensor in nest.tensors(arm.memory.get(name, ()))]
-        average = arm.memory.get("average")
-        most[0] = max(most[0], memory.num_bytes([*kept, *(average.parameters() if average is not None else ())]))
+        most[0] = max(most[0], memory.num_bytes(kept_beside(arm)))
 
     recipe = arm.recipe
     arm.recipe = dataclasses.replace(recipe, after_backward=(see, *recipe.after_backward))
