@@ -17,8 +17,7 @@ from torch import Tensor
 from harness import pace
 from harness.config import ConfigError, Data, Device, Execution, Model, Split, TrialConfig, validate
 from harness.judge.verdict import Doubt, Evidence, Outcome, Rounding, algebra_failures, judge
-from harness.measure import algebra, poison, rounding
-from harness.measure.ablation import attribute
+from harness.measure import ablation, algebra, poison, rounding
 from harness.measure.algebra import AlgebraResult
 from harness.measure.environment import describe
 from harness.measure.lock_step import REFERENCE, LockStep, Setting
@@ -38,7 +37,6 @@ from harness.workloads.build import smallest_micro_batch
 
 WINDOWS = 3  # in each of which L1 has to reject an arm: a false alarm in one window of 1,000 is one in 10^9 of three
 LARGE = 4 * 2**20  # bytes of a model's parameters from which on several threads are faster
-USUAL_PERMUTATIONS = 10  # after which L1 is decided, for most arms
 
 
 @dataclass(frozen=True)
@@ -172,7 +170,7 @@ def run_trial(
         assert len(recipes) == len(chosen) + 1, "candidates need distinct names"
         stream, probed = list(setting.windows(max(WINDOWS, config.steps))), algebra.windows_of(setting)
         check_terms(setting, [*stream, *probed])
-        pace.expect(num_steps(config, len(recipes), len(probed)))
+        pace.plan(planned_work(setting, len(recipes), probed))
         levels = Levels(setting, chosen, recipes, stream, probed, on_step, shared or Measurements())
         exact, rounded = levels.measured()
         lock, distances = levels.training
@@ -205,9 +203,14 @@ def _num_threads(setting: Setting, available: int) -> int:
     return available if is_large else 1
 
 
-def num_steps(config: TrialConfig, arms: int, algebra_steps: int) -> int:
-    """Optimizer steps of single arms that a trial takes, at about: float64, rounding, the poisoned window, the training."""
-    return arms * (algebra_steps + 2 + 1 + USUAL_PERMUTATIONS + 2 + config.steps) + config.steps * (config.nulls + 1)
+def planned_work(setting: Setting, arms: int, probed: Sequence[Tensor]) -> dict[str, float]:
+    """What the phases of a trial of so many arms take, the reference among them, as `pace` counts it."""
+    config = setting.config
+    training = {"training": config.steps * (arms + config.nulls + 1.0)}
+    if setting.not_float64:
+        return training
+    exact = {"algebra": algebra.work(setting, probed), "rounding": rounding.WORK, "poison": poison.WORK}
+    return {phase: arms * work for phase, work in exact.items()} | training
 
 
 def check_splits(setting: Setting, candidates: Sequence[Candidate]) -> None:
@@ -280,6 +283,7 @@ class Levels:
         self._train_meanwhile(level1)
         first = self.shared.of(level1)
         right = [label for label, own in exact.items() if not (algebra_failures(own.algebra) or own.counters)]
+        pace.plan({"attribution": ablation.WORK * (len(exact) - len(right))})
         others = [partial(self._rounding_of, ids) for ids in self.stream[1:WINDOWS]]
         rounded = rounding.confirmed(first, right, self.setting.config.precision, others)
         self.clock.lap("rounding")
@@ -313,6 +317,7 @@ class Clock:
         now = time.perf_counter()
         self.laps[name] += now - self._last
         self._last = now
+        pace.end(name)
 
 
 def _beside_poison(result: AlgebraResult, windows: Mapping[str, PoisonedWindow], label: str) -> AlgebraResult:
@@ -348,7 +353,7 @@ def _arm_row(
     )
     verdict = judge(evidence)
     if finite and verdict.verdict in (Outcome.different, Outcome.degraded):
-        evidence = dataclasses.replace(evidence, ablation=attribute(setting, candidate.recipe, attribution_windows))
+        evidence = dataclasses.replace(evidence, ablation=ablation.attribute(setting, candidate.recipe, attribution_windows))
         verdict = judge(evidence)
     row = VerdictRow.of(config, candidate.name, max(candidate.recipe.split(config.effective_batch)), evidence, verdict)
     return to_stored(row, verdict.reasons, evidence, outcome(lock.arms[label], distances.losses[label]))

@@ -154,3 +154,14 @@ def test_torch_and_numpy_are_enough_for_an_audit(wheel: zipfile.ZipFile, tmp_pat
 def test_an_audit_in_such_a_folder(command: Path, hostile: Path, loop: str, code: int, said: str) -> None:
     done = run(command, hostile, "audit", f"{loop}.py:train", "--batch-size", "16", "--accumulation-steps", "4")
     assert done.returncode == code and said in done.stdout, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("loop", "code", "said"), [("right", 0, "equivalent"), ("wrong", 1, "loss_not_divided")])
+def test_ranks_of_an_audit_in_such_a_folder(command: Path, hostile: Path, loop: str, code: int, said: str) -> None:
+    """Each is a process of its own, which imports the command and the function's file."""
+    (hostile / "beside.py").write_text("DIVIDES = True\n")
+    path = hostile / f"{loop}.py"
+    path.write_text("import beside\nassert beside.DIVIDES\n" + path.read_text())
+    done = run(command, hostile, "audit", path.name + ":train", "--batch-size=16", "--accumulation-steps=4", "--processes=2")
+    assert done.returncode == code and said in done.stdout, done.stdout + done.stderr

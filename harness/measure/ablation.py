@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from harness import pace
 from harness.config import Precision
 from harness.measure.lock_step import ArmChanges, Setting, Watch
 from harness.measure.rounding import zero_lr
@@ -81,6 +82,8 @@ REMOVALS: dict[str, Removal] = {
     "low precision": float64,
     "unequal lengths": equal_lengths,
 }
+GAP = 3.0  # work of one gap, in optimizer steps
+WORK = GAP * (len(REMOVALS) + 2)  # of an attribution, as `pace` counts it
 ON_CUDA: dict[str, Removal] = {"cuDNN": cudnn_off}
 
 
@@ -114,6 +117,7 @@ def gap(setting: Setting, run: Run) -> float:
     watch = Watch(arm)
     with setting.randomness(), _convolutions(run.cudnn):
         take_step(arm, arm.workload.batch(run.ids))
+    pace.advance(GAP)
     if watch.gradient is None:
         return math.nan
     with setting.randomness():

@@ -17,6 +17,7 @@ from functools import partial, reduce
 import torch
 from torch import Tensor
 
+from harness import pace
 from harness.config import LastWindow, Precision
 from harness.judge.cause import INHERENT, Cause, Causes
 from harness.judge.counters import Differences
@@ -40,6 +41,7 @@ DEPENDS_ON = (
 )  # fmt: skip
 # Arms that are not ours may look at them.
 OTHERS_DEPEND_ON = ("faults", "methods", "precision", "loss_scale", "execution")
+STEP, PROBE = 2.0, 3.0  # work of an arm, in optimizer steps in the precision under test
 MOST_WARMUP = 50  # steps of a warm-up that are taken, with two beyond it
 
 
@@ -135,6 +137,14 @@ def measure(
 def is_probe(step: int, ids: Tensor, probe_every: int, effective_batch: int) -> bool:
     """The first two steps, every `probe_every` steps, and every short window: a divisible data set would hide its faults."""
     return step == 1 or step % probe_every == 0 or len(ids) < effective_batch
+
+
+def work(setting: Setting, windows: Sequence[Tensor]) -> float:
+    """What `measure` takes for one arm, as `pace` counts it, where none has to be followed."""
+    config, few = setting.config, _few(windows)
+    taken = [(t, ids) for run in (windows, few) for t, ids in enumerate(run)]
+    probes = sum(is_probe(t, ids, config.probe_every, config.effective_batch) for t, ids in taken)
+    return STEP * len(taken) + PROBE * probes
 
 
 def _few(windows: Sequence[Tensor], first: int = 2) -> list[Tensor]:
@@ -249,6 +259,7 @@ def _run(
         if watched:
             probe.before()
         records = lock.step(ids)
+        pace.advance(STEP * len(runs))
         if not (lock.movement <= RAN_AWAY and math.isfinite(records[REFERENCE].loss)):
             break
         for label, run in runs.items():
@@ -257,6 +268,7 @@ def _run(
             run.distances.append(math.nan if is_gone else distance)
             if watched and not is_gone:
                 run.signature = run.signature.merged(probe.after(label, ids, t, records[label].loss))
+                pace.advance(PROBE)
         if t == 0:
             for label, run in runs.items():
                 run.state_error = _state_error(lock, probe, label, run.signature)

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from typing_extensions import Self, Unpack
 
-from harness import pace
 from harness.config import ConfigError, LastWindow, OptimizerConfig, Precision, ScheduleConfig, TrialConfig, to_dict
 from harness.judge.counters import Counter, Counts, Differences, differing
 from harness.measure.environment import name_of
@@ -422,7 +421,6 @@ class LockStep:
                     watch.last_forward = self.shelf.put(watch.last_forward)
                 self.shelf.settle(tensors_of(arm))
         self.steps += 1
-        pace.advance(len(arms))
         weights = [watch.parameters for watch in self.watches.values()]
         distances = self._distances(weights)
         moments = {label: watch.moments for label, watch in self.watches.items() if watch.moments is not None}

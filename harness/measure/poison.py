@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from harness import pace
 from harness.config import Precision
 from harness.judge import counters
 from harness.judge.counters import Counter, Counts, Differences
@@ -33,6 +34,7 @@ DEPENDS_ON = (
     "workload", "norm", "optimizer", "schedule", "clip_norm", "ema_decay", "device", "effective_batch",
     "accumulation_steps", "split", "seed", "faults", "methods",
 )  # fmt: skip
+WORK = 6.0  # for one arm, as `pace` counts it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +99,7 @@ def measure(setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[T
         return dict.fromkeys(arms, unseen)
     found = {}
     for label, arm in arms.items():
+        pace.advance(WORK)
         after = _everything(arm)
         moved = len(after) != len(before[label]) or not all(map(torch.equal, after, before[label]))
         shelf.release()

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from harness import pace
 from harness.config import Precision
 from harness.judge.verdict import Trajectory
 from harness.measure import noise_scale
@@ -89,6 +90,7 @@ def train(
                 row["gradient_error"] = record.gradient_error
             rows.append(row | squares.get(label, {}))
         on_step(t, rows)
+        pace.advance(len(records))
     return lock, distances
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import time
 
+from harness import pace
 from harness.config import ConfigError, Study, TrialConfig, validate
 from harness.measure.environment import describe
 from harness.measure.lock_step import Setting
@@ -39,6 +40,12 @@ def run(config: TrialConfig, on_step: OnStep, shared: Measurements | None = None
             raise ConfigError("study", config.study, f"verdicts: the task does not compute in float64 ({setting.not_float64})")
         check_splits(setting, standard_candidates(config))
         check_terms(setting, list(setting.windows()))
-        rows = list(study.measurements(setting, on_step))
+        pace.plan({str(config.study): config.steps})
+
+        def told(step: int, rows: list[Row]) -> None:
+            on_step(step, rows)
+            pace.advance(1)
+
+        rows = list(study.measurements(setting, told))
     seconds = {str(config.study): time.perf_counter() - started}
     return {"arms": [], "measurements": rows, "environment": describe(device, named), "seconds": seconds}

@@ -9,9 +9,10 @@ import socket
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
+from importlib.machinery import PathFinder
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import torch
 import torch.multiprocessing as mp
 from typing_extensions import Self
 
+import harness
 from harness import processes
 from harness.audit.evidence import Run
 from harness.audit.observe.runs import Job, Train, accepts, load_module, watch
@@ -88,7 +90,7 @@ class Ranks:
             store = str(Path(self.folder.name) / "store")
             arguments = (rank, self.processes, store, port, self.address, list(sys.path), torch.get_num_threads(), theirs)
             worker = context.Process(target=serve, args=arguments, daemon=True)
-            with processes.interrupts_blocked():
+            with processes.interrupts_blocked(), _our_modules_found():
                 worker.start()
             theirs.close()
             self.connections.append(mine)
@@ -131,6 +133,22 @@ def serve(
         guard.join()
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+
+
+@contextmanager
+def _our_modules_found() -> Iterator[None]:
+    """A process that is started inside finds our modules before those of a folder that holds a `harness.py`.
+
+    It imports the main module and `serve` before it is told `path`, from where this process would find them now.
+    """
+    path, ours = list(sys.path), Path(harness.__path__[0])
+    found = PathFinder.find_spec(harness.__name__)
+    if found is None or found.origin is None or Path(found.origin).parent != ours:
+        sys.path.insert(0, str(ours.parent))
+    try:
+        yield
+    finally:
+        sys.path[:] = path
 
 
 def _address(train: Callable[..., Any]) -> tuple[str, str]:
