@@ -30,7 +30,7 @@ PART = "overhead"
 SPARSE, DENSE = 10, 1  # probe_every
 TARGETS = {SPARSE: 1.08, DENSE: 1.5}
 ROUNDS = 5
-SECONDS = 90.0  # a short training is repeated that long: on a shared machine single ratios scatter by 0.1 and more
+SECONDS = 40.0  # a short training is repeated that long: on a shared machine single ratios scatter by 0.1 and more
 NAMES = ("digits", "language model", "ResNet-18")
 
 

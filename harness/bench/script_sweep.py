@@ -3,7 +3,7 @@
 The harness has its default settings: it also trains a permuted full batch and a null band, measures L0 and L1, and judges; the
 script's cells share nothing. Processor time is compared with the script as one runs it, one cell after the other; time on the
 clock with the same script in as many processes as the harness uses (harness/bench/sweep_in_processes.py). The script computes
-with PyTorch's own number of threads or with one: the cheaper of the two in a first round counts.
+with PyTorch's own number of threads or with one: the cheaper of the two in a short sweep counts.
 On a GPU the harness captures its micro-steps (`execution=cuda_graph`); the script is eager there too.
 """
 
@@ -37,6 +37,7 @@ GRID: Mapping[str, str] = {  # 48 cells
     "effective_batch": "64",
     "seed": "0",
 }
+FEW_STEPS = "10"  # enough to tell which number of threads is cheaper
 NAMED = ("norm", "optimizer", "precision")  # axes whose values are names
 IN_PROCESSES = "harness.bench.sweep_in_processes"
 
@@ -52,7 +53,8 @@ def measurements(rounds: int = ROUNDS, overrides: Sequence[str] = ()) -> Iterato
         def folder() -> Path:
             return Path(root, f"{next(count)}")
 
-        first = {threads: script_sweep(grid, folder(), threads=threads) for threads in (0, 1)}
+        short = grid | {"steps": FEW_STEPS}
+        first = {threads: script_sweep(short, folder(), threads=threads) for threads in (0, 1)}
         cheaper = min(first, key=lambda threads: first[threads].cpu)
         sides = {
             "by hand, " + ("one thread" if cheaper == 1 else "PyTorch's threads"): lambda: script_sweep(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from harness import pace
 from harness.config import Precision
-from harness.measure.lock_step import ArmChanges, Setting, Watch
+from harness.measure.lock_step import ArmChanges, Setting, Watch, tensors_of
 from harness.measure.rounding import zero_lr
 from harness.recipes.micro_batch import Even
 from harness.recipes.recipe import Recipe, take_step
@@ -110,16 +110,18 @@ def gap(setting: Setting, run: Run) -> float:
     """||a - g|| / ||g|| of one window; NaN when the step was skipped."""
     changes = ArmChanges(precision=run.precision, steps=1, clip_norm=run.clip_norm, optimizer=zero_lr(setting.config.optimizer))
     arm = setting.arm(run.recipe, dropout=run.dropout, **changes)
-    referee = setting.referee(dropout=run.dropout)
     if run.frozen_statistics:
         freeze(arm.model)
-        freeze(referee.model)
     watch = Watch(arm)
     with setting.randomness(), _convolutions(run.cudnn):
         take_step(arm, arm.workload.batch(run.ids))
     pace.advance(GAP)
     if watch.gradient is None:
         return math.nan
+    setting.shelf.settle([*tensors_of(arm), watch.gradient])
+    referee = setting.referee(dropout=run.dropout)
+    if run.frozen_statistics:
+        freeze(referee.model)
     with setting.randomness():
         exact = referee.gradient(snapshot(referee.model), setting.exact.batch(run.ids))
     return relative_distance(watch.gradient, clipped(exact, run.clip_norm))

@@ -41,7 +41,7 @@ DEPENDS_ON = (
 )  # fmt: skip
 # Arms that are not ours may look at them.
 OTHERS_DEPEND_ON = ("faults", "methods", "precision", "loss_scale", "execution")
-STEP, PROBE = 2.0, 3.0  # work of an arm, in optimizer steps in the precision under test
+STEP, PROBE = 2.0, 5.0  # work of an arm, in optimizer steps in the precision under test
 MOST_WARMUP = 50  # steps of a warm-up that are taken, with two beyond it
 
 

@@ -184,15 +184,14 @@ class Probe:
             signs = 2 * torch.rand(weights.shape, generator=generator, dtype=torch.float64).to(weights.device) - 1
             return weights + FEW_ULPS * signs * (weights.abs() + weights.abs().mean())
 
-        def computed(state: State) -> tuple[Loss, Tensor]:
+        def errors() -> tuple[float, float]:
+            state = {**seen.state, **{name: moved(seen.state[name]) for name in self.referee.names}}
             with self.lock.randomness(seen.step):
-                return compute(state)
+                loss, gradient = compute(state)
+            return exact[0].error(loss.value), relative_distance(gradient, exact[1])
 
-        loss, gradient = exact
-        others = [{**seen.state, **{name: moved(seen.state[name]) for name in self.referee.names}} for _ in range(3)]
-        found = [computed(other) for other in others]
-        of_gradient = max(relative_distance(own, gradient) for _, own in found)
-        return max(loss.error(own.value) for own, _ in found), of_gradient
+        of_losses, of_gradients = zip(*(errors() for _ in range(3)), strict=True)
+        return max(of_losses), max(of_gradients)
 
     def _unequal_terms(self, arm: Arm, window: Batch) -> bool:
         """Whether the micro-batches, as the data has them or as the window does, have different numbers of loss terms."""
@@ -214,13 +213,18 @@ class Probe:
         return smallest
 
     def _wrong_window(self, taken: ConsumedWindow, exact: Tensor) -> WrongWindow:
+        self.setting.shelf.release()
         with self.lock.randomness(taken.step):
             parts = self.referee.parts(taken.state, taken.window, taken.sizes)
         arm, right = taken.arm, [n * len(taken.sizes) / max(1, sum(parts.terms)) for n in parts.terms]
 
-        def attributed(index: slice | Tensor) -> Attribution:
-            a, g = taken.consumed[index], exact[index]
-            near, apart = compare(a, g), decompose(a, [part[index] for part in parts.parts])
+        def attributed(*places: slice) -> Attribution:
+            def own(vector: Tensor) -> Tensor:
+                pieces = [vector[place] for place in places]
+                return pieces[0] if len(pieces) == 1 else self.setting.shelf.put(torch.cat(pieces))
+
+            a = own(taken.consumed)
+            near, apart = compare(a, own(exact)), decompose(a, [own(part) for part in parts.parts])
             weights = tuple(w / r if r else math.nan for w, r in zip(apart.weights, right, strict=True))
             return Attribution(
                 distance=near.distance,
@@ -237,8 +241,8 @@ class Probe:
             micro_batches=len(taken.sizes),
             clip_norm=arm.clip_norm,
             whole=attributed(slice(None)),
-            groups={name: attributed(index) for name, index in by_group(arm.model, arm.optimizer).items()},
-            tensors={name: attributed(index) for name, index in by_tensor(arm.model).items()},
+            groups={name: attributed(*places) for name, places in by_group(arm.model, arm.optimizer).items()},
+            tensors={name: attributed(place) for name, place in by_tensor(arm.model).items()},
         )
 
     def _errors(self, label: str, taken: ConsumedWindow, loss: float) -> tuple[Errors, float]:
@@ -255,23 +259,23 @@ class Probe:
         for causes, inside in contexts.items():
             with self.lock.randomness(taken.step):
                 own_loss, gradient, after = self.referee.within(taken.state, taken.window, taken.sizes, inside)
+            own, statistics = (own_loss, self.setting.shelf.put(gradient)), (own_loss, running_statistics(after))
+            del gradient, after  # each as large as the model
 
             def within(state: State, inside: Inside = inside) -> tuple[Loss, Tensor]:
                 return self.referee.within(state, taken.window, taken.sizes, inside)[:2]
 
-            smallest[causes] = relative_distance(taken.consumed, clipped(gradient, arm.clip_norm))
-            own = own_loss, gradient
+            smallest[causes] = relative_distance(taken.consumed, clipped(own[1], arm.clip_norm))
             if smallest[causes] > ALGEBRA_GATE:
                 resolved[causes] = RESOLVED * self._resolution(taken, own, within)[1]
                 smallest[causes] = 0.0 if smallest[causes] <= resolved[causes] else smallest[causes]
             if inside.statistics:
-                statistics = own_loss, running_statistics(after)
 
                 def moved(state: State, inside: Inside = inside) -> tuple[Loss, Tensor]:
                     loss, _, then = self.referee.within(state, taken.window, taken.sizes, inside)
                     return loss, running_statistics(then)
 
-                error = relative_distance(running_statistics(snapshot(arm.model)), statistics[1])
+                error = relative_distance(running_statistics(dict(arm.model.named_buffers())), statistics[1])
                 if ALGEBRA_GATE < error <= RESOLVED * self._resolution(taken, statistics, moved)[1]:
                     error = 0.0  # in deep layers they are as ill-conditioned as what they normalise
                 smallest[causes] = worst(smallest[causes], error)

@@ -71,7 +71,9 @@ def measure(
     # Beside what its micro-batches compute in exact arithmetic: under BatchNorm a small one has other dead units than the window.
     inside = [WHOLE, *inside_causes(setting).values()][-1]
     own = {  # without such parts the window's gradient is every arm's
-        label: exact if inside == WHOLE else referee.within(state, window, recipe.split(len(window)), inside)[1]
+        label: exact
+        if inside == WHOLE
+        else setting.shelf.put(referee.within(state, window, recipe.split(len(window)), inside)[1])
         for label, recipe in recipes.items()
     }
     zeros = {label: zero_share(watch.gradient, own[label]) for label, watch in lock.watches.items()}

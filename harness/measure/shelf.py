@@ -53,7 +53,7 @@ class FileShelf(Shelf):
         self._maps: dict[int, weakref.ref[mmap.mmap]] = {}  # by address; of a tensor that is gone the reference is dead
 
     def put(self, tensor: Tensor) -> Tensor:
-        """A copy in a file, its pages given back."""
+        """A copy in a file; the pages of all files there are, are given back."""
         if tensor.nbytes < LEAST_BYTES or tensor.device.type != "cpu" or tensor.layout != torch.strided or self._map(tensor):
             self._give_back(tensor)
             return tensor
@@ -63,7 +63,7 @@ class FileShelf(Shelf):
         copy = torch.frombuffer(pages, dtype=tensor.dtype).view(tensor.shape)
         copy.copy_(tensor.detach())
         self._maps[copy.data_ptr()] = weakref.ref(pages)
-        self._give_back(copy)
+        self.release()
         return copy
 
     def settle(self, tensors: Iterable[Tensor]) -> None:

@@ -237,11 +237,11 @@ def group_names(optimizer: torch.optim.Optimizer) -> list[str]:
     return [str(k) if name is None or names.count(name) > 1 else str(name) for k, name in enumerate(names)]
 
 
-def by_group(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Indices of each parameter group in the model's flat gradient, by its name (`group_names`)."""
+def by_group(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, list[slice]]:
+    """Where the parameters of each group are in the model's flat gradient, by the group's name (`group_names`)."""
     where = dict(zip(model.parameters(), by_tensor(model).values(), strict=True))
     return {
-        name: torch.cat([torch.arange(where[p].start, where[p].stop, device=p.device) for p in group["params"]])
+        name: [where[p] for p in group["params"]]
         for name, group in zip(group_names(optimizer), optimizer.param_groups, strict=True)
         if group["params"]
     }

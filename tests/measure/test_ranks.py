@@ -195,10 +195,11 @@ def test_ranks_die_with_a_killed_parent(tmp_path: Path) -> None:
 def alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except ProcessLookupError:  # also where it ends between the two looks
         return False
-    stat = Path(f"/proc/{pid}/stat")
-    return not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:  # there is no /proc, or no longer a process
+        return not Path("/proc/self").exists()
 
 
 # Shares -----------------------------------------------------------------------------------------------------------------------
