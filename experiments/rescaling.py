@@ -8,7 +8,6 @@ The validation set is set aside by the seed and chooses nothing: in some tasks t
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
@@ -25,7 +24,6 @@ from harness.judge import statistics
 
 MARGIN = 0.02  # in logarithms of a loss: 2 % of it
 FEWEST_SEEDS = 8  # fewer have no exact sign-flip p value below 0.05 after Holm over six rescalings
-MOST_ENUMERATED = 16  # seeds; beyond, sign flips are drawn
 CURVE, FINAL = "curve", "final"
 MEASURES = {CURVE: "distance to the small batch's curve", FINAL: "validation loss at the end"}
 SETTING = ["workload", "norm", "effective_batch", "accumulation_steps", "steps", "lr"]
@@ -42,21 +40,6 @@ WORDS = {  # by the arm's name
 }
 
 
-def sign_flip_p(differences: Sequence[float], *, seed: int = 0) -> float:
-    """Two-sided permutation p value of a mean paired difference: the labels of each pair are exchangeable under no difference."""
-    values = np.asarray(differences, dtype=np.float64)
-    if not np.isfinite(values).all():
-        return 1.0  # a run that diverged is no evidence
-    if len(values) <= MOST_ENUMERATED:
-        signs = np.array(list(itertools.product((1.0, -1.0), repeat=len(values))))
-        extra = 0
-    else:
-        signs = np.random.default_rng(seed).choice((1.0, -1.0), size=(20_000, len(values)))
-        extra = 1  # the observed labels count as a draw
-    means, observed = np.abs(signs @ values), abs(values.sum())
-    return float((np.sum(means >= observed * (1 - 1e-12)) + extra) / (len(signs) + extra))
-
-
 @dataclass(frozen=True)
 class Effect:
     """A rescaling's paired differences to the copied setting: below 0 it is better."""
@@ -70,17 +53,19 @@ class Effect:
     @property
     def p(self) -> float:
         """Unadjusted."""
-        return sign_flip_p(self.differences)
+        return statistics.sign_flip_p(self.differences)
 
     @property
     def verdict(self) -> str:
-        """`helps`, `hurts`, `no difference (TOST)` or `undecided`."""
+        """`no difference (TOST)`, however significant a difference within the margin is; `helps`, `hurts` or `undecided`."""
         if len(self.differences) < FEWEST_SEEDS or not np.isfinite(self.differences).all():
             return "undecided"
+        if statistics.equivalence_p(self.differences, MARGIN) < LEVEL:
+            return "no difference (TOST)"
         found = statistics.mean_interval(self.differences)
         if self.adjusted_p < LEVEL and (found.high < 0 or found.low > 0):
             return "helps" if found.high < 0 else "hurts"
-        return "no difference (TOST)" if statistics.equivalence_p(self.differences, MARGIN) < LEVEL else "undecided"
+        return "undecided"
 
 
 def effects(results: Results) -> list[Effect]:
@@ -183,9 +168,9 @@ EXPERIMENT = Experiment(
     "to train as the small batch did over the same samples?",
     prediction="The learning rate matters most, then the warm-up; the average's decay is algebra; beta2 and the weight decay "
     "hardly show in trainings so short.",
-    rule=f"Over at least {FEWEST_SEEDS} seeds, which draw weights, order and split together: helps or hurts when the paired 95% "
-    f"interval lies on one side of 0 and the exact sign-flip p value is below {LEVEL:g} after Holm over the rescalings of a "
-    f"setting and measure; no difference when TOST puts the mean within ±{MARGIN:g} at {LEVEL:g}; else undecided. Curves are "
+    rule=f"Over at least {FEWEST_SEEDS} seeds, which draw weights, order and split together: no difference when TOST puts the "
+    f"mean within ±{MARGIN:g} at {LEVEL:g}; else helps or hurts when the paired 95% interval lies on one side of 0 and the "
+    f"exact sign-flip p value is below {LEVEL:g} after Holm over the rescalings of a setting and measure. Curves are "
     "compared by the mean absolute difference of log probe loss at equal samples, ends by the log of the validation loss; the "
     "average's decay by the losses of the averaged weights.",
     sections=(rescaled_alone,),
