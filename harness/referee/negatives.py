@@ -5,6 +5,7 @@ Written from the formulas, in one forward of the whole window; nothing here runs
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 
 import torch
@@ -37,22 +38,53 @@ def within_blocks(sizes: Sequence[int], contrast: Contrast) -> Objective:
     return objective
 
 
-def beside_bank(sizes: Sequence[int], contrast: Contrast, kept: Pairs | None, size: int, *, has_queries: bool) -> Objective:
-    """The mean over blocks of the mean loss of their rows, where a block sees itself and the `size` pairs before it.
+class Past:
+    """What a bank of `size` pairs holds by right: pairs of windows, each by the encoder of its time, without gradient.
 
-    `kept`: the pairs that were there before the window, oldest first. Past pairs are constants, those of this window too; with
-    `has_queries` they are rows as well.
+    The encoder is the model, or with `decay` d the moving average of its weights: phi = d phi + (1 - d) theta at each window,
+    from the first window's theta on.
+    """
+
+    def __init__(self, size: int, *, has_queries: bool = True, decay: float | None = None) -> None:
+        """With `has_queries` past queries are rows of the table too."""
+        self.size, self.has_queries, self.decay = size, has_queries, decay
+        self.before: Pairs | None = None  # of earlier windows, oldest first; at most `size`
+        self.own: Pairs | None = None  # of the window that was seen last
+        self._average: nn.Module | None = None
+
+    def see(self, model: nn.Module, inputs: Tensor) -> None:
+        """Begin the window of these inputs, at the model's present weights."""
+        if self.own is not None:
+            earlier = self.own if self.before is None else [torch.cat(both) for both in zip(self.before, self.own, strict=True)]
+            self.before = earlier[0][-self.size :], earlier[1][-self.size :]
+        with torch.no_grad():
+            queries, passages, *_ = self._encoder(model)(inputs)
+        self.own = queries, passages
+
+    def _encoder(self, model: nn.Module) -> nn.Module:
+        if self.decay is None:
+            return model
+        if self._average is None:
+            self._average = copy.deepcopy(model)
+        for phi, theta in zip(self._average.parameters(), model.parameters(), strict=True):
+            phi.copy_(self.decay * phi + (1 - self.decay) * theta)
+        return self._average
+
+
+def beside_bank(sizes: Sequence[int], contrast: Contrast, past: Past) -> Objective:
+    """The mean over blocks of the mean loss of their rows, where a block sees itself and the `past.size` pairs before it.
+
+    The pairs of `past` are constants, those of this window, which it has seen, too.
     """
 
     def objective(queries: Tensor, passages: Tensor, log_scale: Tensor, bias: Tensor | None) -> Tensor:
-        before = 0 if kept is None else len(kept[1])
-        old_q = queries.detach() if kept is None or not has_queries else torch.cat([kept[0], queries.detach()])
-        old_p = passages.detach() if kept is None else torch.cat([kept[1], passages.detach()])
-        total, start = torch.zeros_like(log_scale), 0
+        assert past.own is not None
+        old_q, old_p = past.own if past.before is None else map(torch.cat, zip(past.before, past.own, strict=True))
+        total, start, before = torch.zeros_like(log_scale), 0, len(old_p) - len(passages)
         for length in sizes:
-            own, past = slice(start, start + length), slice(max(0, before + start - size), before + start)
-            rows = torch.cat([queries[own], old_q[past]]) if has_queries else queries[own]
-            columns = torch.cat([passages[own], old_p[past]])
+            own, seen = slice(start, start + length), slice(max(0, before + start - past.size), before + start)
+            rows = torch.cat([queries[own], old_q[seen]]) if past.has_queries else queries[own]
+            columns = torch.cat([passages[own], old_p[seen]])
             table = _table(rows, columns, log_scale, bias)
             total = total + length / len(queries) * _mean_loss(table, torch.ones_like(table, dtype=torch.bool), contrast)
             start += length

@@ -38,20 +38,23 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     methods = {name: contrastive.named(name) for name in config.methods}
     chosen = [one for one in with_faults(config, methods) if one.arm != PERMUTED]
     arms = [setting.arm(reading(one.recipe), clip_norm=None) for one in chosen]
+    pasts = [past_of(one.arm) for one in chosen]
     full = setting.arm(reading(full_batch(config)), clip_norm=None)
     rows = []
     for t, ids in enumerate(setting.windows(config.steps, last=LastWindow.drop)):
         window, is_probed = setting.exact.batch(ids), t % config.probe_every == 0 or t == config.steps - 1
         exact = _taken(setting, full, reference, window, t) if is_probed else None
-        for one, arm in zip(chosen, arms, strict=True):
-            kept = arm.memory.get("bank")
+        for one, arm, past in zip(chosen, arms, pasts, strict=True):
+            held = _what_is_held(arm) if past else {}
+            if past is not None:
+                past.see(reference.model, window.inputs)
             if exact is not None:
                 own = _taken(setting, arm, reference, window, t)
-                oracle = {} if setting.draws else _oracle(reference.model, one, window, own, kept, setting)
+                oracle = {} if setting.draws else _oracle(reference.model, one, window, own, past, setting) | held
                 rows.append(
                     {"corpus": corpus_of(setting), "after_steps": t, **_row(one, reference.model, own, exact, window), **oracle}
                 )
-            elif bank_of(one.arm):  # which has to see every window
+            elif past is not None:  # the bank has to see every window
                 _taken(setting, arm, reference, window, t)
         with setting.randomness(t):
             take_step(reference, window)
@@ -61,18 +64,20 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
 def bank_error(setting: Setting, one: Candidate, num: int) -> float:
     """Largest relative distance of a bank's gradients to the exact oracle over `num` windows of a float64 training.
 
-    NaN where there is no oracle: entries by a momentum encoder, dropout, a penalty, pairs that come without towers.
+    NaN where there is no oracle: dropout, a penalty, pairs that come without towers.
     """
     if not isinstance(setting.exact, DocstringWorkload) or setting.draws or setting.exact.penalty:
         return math.nan
     reference, arm = setting.arm(full_batch(setting.config)), setting.arm(reading(one.recipe), clip_norm=None)
-    errors = []
+    errors, past = [], past_of(one.arm)
+    assert past is not None
     for t, ids in enumerate(setting.windows(num)):
-        window, kept = setting.exact.batch(ids), arm.memory.get("bank")
+        window = setting.exact.batch(ids)
+        past.see(reference.model, window.inputs)
         own = _taken(setting, arm, reference, window, t)
-        errors.append(_oracle(reference.model, one, window, own, kept, setting).get("oracle_error", math.nan))
+        errors.append(_oracle(reference.model, one, window, own, past, setting)["oracle_error"])
         take_step(reference, window)
-    return math.nan if any(map(math.isnan, errors)) else max(errors)
+    return float(max(errors))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,26 +160,29 @@ def tower_ratio(model: nn.Module, gradient: Tensor) -> float:
     return float((query / passage) ** 0.5) if passage else math.inf
 
 
-def _oracle(model: nn.Module, one: Candidate, window: Batch, own: WindowStep, kept: Any, setting: Setting) -> Row:
-    """The distance to the exact oracle of what the method computes, where there is one, and what its bank holds."""
+def _oracle(
+    model: nn.Module, one: Candidate, window: Batch, own: WindowStep, past: negatives.Past | None, setting: Setting
+) -> Row:
+    """The distance to the exact oracle of what the method computes, where there is one."""
     contrast, sizes = setting.config.workload.contrast, one.recipe.split(len(window))
-    bank = bank_of(one.arm)
-    held = {"bank_entries": 0 if kept is None else len(kept.passages), **_what_is_held(kept)} if bank else {}
-    if one.arm == ACCUMULATED:
+    if past is not None:
+        objective = negatives.beside_bank(sizes, contrast, past)
+    elif one.arm == ACCUMULATED:
         objective = negatives.within_blocks(sizes, contrast)
     elif one.arm in contrastive.EXACT:
         objective = negatives.within_blocks([len(window)], contrast)
-    elif bank and not bank.has_momentum:
-        pairs = None if kept is None else (kept.queries, kept.passages)
-        objective = negatives.beside_bank(sizes, contrast, pairs, bank.size, has_queries=bank.has_queries)
     else:
-        return held
+        return {}
     loss, gradient = negatives.gradient_of(model, window.inputs, objective)
-    return {
-        "oracle_error": relative_distance(own.gradient, gradient),
-        "oracle_loss_error": abs(own.loss - loss) / abs(loss),
-        **held,
-    }
+    return {"oracle_error": relative_distance(own.gradient, gradient), "oracle_loss_error": abs(own.loss - loss) / abs(loss)}
+
+
+def past_of(method: str) -> negatives.Past | None:
+    """What the bank of a method of that name is to hold; None where it has none."""
+    bank = bank_of(method)
+    if bank is None:
+        return None
+    return negatives.Past(bank.size, has_queries=bank.has_queries, decay=contrastive.DECAY if bank.has_momentum else None)
 
 
 def bank_of(method: str) -> Bank | None:
@@ -183,10 +191,12 @@ def bank_of(method: str) -> Bank | None:
     return contrastive.BANKS[kind](int(size)) if kind in contrastive.BANKS else None
 
 
-def _what_is_held(kept: Any) -> Row:
+def _what_is_held(arm: Arm) -> Row:
     """Of the tensors in a bank: how many require a gradient or have one, and whether any has the shape of the gradient's."""
+    kept: Any = arm.memory.get("bank")
     tensors: Sequence[Tensor] = [] if kept is None else [one for one in kept if isinstance(one, Tensor)]
     return {
+        "bank_entries": 0 if kept is None else len(kept.passages),
         "held_with_gradient": sum(one.requires_grad or one.grad is not None for one in tensors),
         "held_numbers_per_pair": sum(one[0].numel() for one in tensors if one.dim() and len(one)),
     }

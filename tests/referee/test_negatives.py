@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from harness.config import Contrast
-from harness.referee.negatives import beside_bank, gradient_of, within_blocks
+from harness.referee.negatives import Past, beside_bank, gradient_of, within_blocks
 
 SIZES = [3, 1, 4]
 
@@ -72,13 +72,35 @@ def test_within_blocks(contrast: Contrast, texts: int) -> None:
 @pytest.mark.parametrize("has_queries", [True, False])
 def test_an_empty_bank_of_no_size_is_no_bank(has_queries: bool) -> None:
     model, x = Linear(), inputs()
-    nothing = torch.zeros(0, 3, dtype=torch.float64), torch.zeros(0, 1, 3, dtype=torch.float64)
-    bank = beside_bank([8], Contrast.one_sided, nothing, 4, has_queries=has_queries)
+    past = Past(4, has_queries=has_queries)
+    past.see(model, x)
+    bank = beside_bank([8], Contrast.one_sided, past)
     loss, gradient = gradient_of(model, x, bank)
     whole, other = gradient_of(model, x, within_blocks([8], Contrast.one_sided))
     assert loss == pytest.approx(whole, rel=1e-14) and torch.allclose(gradient, other, atol=1e-14)
-    parts, _ = gradient_of(model, x, beside_bank([4, 4], Contrast.one_sided, nothing, 4, has_queries=has_queries))
+    parts, _ = gradient_of(model, x, beside_bank([4, 4], Contrast.one_sided, past))
     assert parts != pytest.approx(gradient_of(model, x, within_blocks([4, 4], Contrast.one_sided))[0], rel=1e-3)
+
+
+def test_a_bank_holds_what_the_encoders_of_the_past_gave() -> None:
+    """Five of two windows of eight, each by the weights of its time or their moving average; must differ from today's."""
+    model, windows = Linear(), [inputs() * factor for factor in (1.0, 1.5, -0.7)]
+    plain, averaged = Past(5), Past(5, decay=0.9)
+    thetas, given = [], []
+    for x in windows:
+        thetas.append({name: value.clone() for name, value in model.state_dict().items()})
+        plain.see(model, x)
+        averaged.see(model, x)
+        given.append(model(x)[0].detach())
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.1).add_(0.05)
+    assert plain.before is not None and torch.equal(plain.before[0], given[1][-5:]), "those before the last window"
+    second = Linear()  # phi_1 = 0.9 theta_0 + 0.1 theta_1
+    second.load_state_dict({name: 0.9 * thetas[0][name] + 0.1 * thetas[1][name] for name in thetas[0]})
+    assert averaged.before is not None
+    assert torch.allclose(averaged.before[0], second(windows[1])[0].detach()[-5:], rtol=0, atol=1e-14)
+    assert float((averaged.before[0] - plain.before[0]).abs().max()) > 1e-3
 
 
 def test_the_temperatures_slope_by_hand() -> None:

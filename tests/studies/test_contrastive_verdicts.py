@@ -53,4 +53,6 @@ def test_a_bank_that_is_not_what_it_says_has_no_name(corpus: str) -> None:
     assert "cause" not in wrong and "from the loss beside past representations" in wrong["reasons"][0]
     momentum = Candidate("momentum_bank@12", contrastive.named("momentum_bank@12")(accumulated(trial, 4)))
     named = verdicts.by_design(trial, momentum, [])
-    assert (named["cause"], named["explained"]) == ("memory_bank", False)
+    assert (named["cause"], named["explained"]) == ("memory_bank", True)
+    without = verdicts.by_design(trial, Candidate("dual_bank@12", momentum.recipe), [])
+    assert "cause" not in without, "the average of the towers is another encoder"

@@ -28,10 +28,10 @@ def test_each_method_beside_the_full_batch_and_its_oracle(contrast: Contrast, co
         assert cached["gradient_error"] <= EXACT and cached["oracle_error"] <= EXACT and cached["forwards"] == 2.0
         assert plain["gradient_error"] > APART and plain["oracle_error"] <= EXACT and plain["forwards"] == 1.0
         assert repeated["temperature_ratio"] == pytest.approx(4) and repeated["towers_error"] <= EXACT
-        for bank in METHODS[2:4]:
+        for bank in METHODS[2:]:
             own = found[bank, step]
             assert own["oracle_error"] <= EXACT and own["gradient_error"] > APART and own["held_with_gradient"] == 0
-        assert found["momentum_bank@12", step]["forwards"] == 2.0 and "oracle_error" not in found["momentum_bank@12", step]
+        assert found["momentum_bank@12", step]["forwards"] == 2.0
     assert found["dual_bank@12", 0]["bank_entries"] == 0 and found["dual_bank@12", 2]["bank_entries"] == 12
     assert found["dual_bank@12", 2]["held_numbers_per_pair"] == 128, "two representations of 64"
 
