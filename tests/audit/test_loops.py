@@ -56,15 +56,10 @@ def test_a_right_loop_is_equivalent(train: Loop) -> None:
     assert (gradients.distance <= gradients.gate).all() and (gradients.gate < 0.2).all()
 
 
-# Named `unexplained` twice in the whole fast suite, behind other tests; alone, in this file and from 65 states of the generator
-# it was always `stateful_forward`. Why is not known.
-OPEN = {lookalikes.spectral_norm: [pytest.mark.slow]}
-
-
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 @pytest.mark.parametrize(
     ("train", "causes"),
-    [pytest.param(train, causes, id=name(train), marks=OPEN.get(train, [])) for train, causes in WRONG.items()],
+    [pytest.param(train, causes, id=name(train)) for train, causes in WRONG.items()],
 )
 def test_a_wrong_loop_has_its_cause_and_no_other(train: Loop, causes: set[str]) -> None:
     report = audit(train, batch_size=16, accumulation_steps=(4,))

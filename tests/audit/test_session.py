@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import sys
 from typing import Any
@@ -18,9 +19,17 @@ from harness.audit.observe.layers import Layers
 from harness.audit.observe.observed import Observed
 from harness.audit.observe.recorder import Recorder
 from harness.audit.observe.runs import Job, watch
-from tests.audit.loops.frame import X, mean_over_window, train
+from tests.audit.loops import lookalikes
+from tests.audit.loops.frame import X, divided, mean_over_window, train
 from tests.audit.loops.right_loops import RIGHT, adamw_clipped, grad_scaler, sgd_mean_over_window, tokens_weighted
 from tests.audit.loops.wrong_loops import bfloat16_buffer, dropout, non_finite, not_divided
+
+
+def shown_first(batch_size: int, accumulation_steps: int) -> None:
+    """A model that is called for its shapes before there is an optimizer; the loss is not divided."""
+    model = data.model()
+    model(X[:2])
+    train(batch_size, accumulation_steps, model, divided(mean_over_window, 1 / accumulation_steps))
 
 
 def hooks() -> list[Any]:
@@ -338,3 +347,34 @@ def test_evidence_of_a_run() -> None:
     buffer = watch(bfloat16_buffer, Job(batch_size=4, accumulation_steps=4))
     assert [b.start for b in buffer.tracks[0].steps[0].backwards] == ["empty", *["cleared"] * 3]
     gc.collect()
+
+
+@pytest.mark.parametrize(
+    ("train", "causes"), [(lookalikes.spectral_norm, {"stateful_forward"}), (shown_first, {"loss_not_divided"})]
+)
+def test_another_program_s_optimizer_is_no_part_of_it(train: Any, causes: set[str]) -> None:
+    """The function runs a forward before it makes its own; the other one's model has the same shapes."""
+    model = lookalikes._spectral() if train is lookalikes.spectral_norm else data.model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = [p.detach().clone() for p in model.parameters()]
+    report = audit(train, batch_size=16, accumulation_steps=(4,))
+    assert {finding.cause for finding in report.findings} == causes, str(report)
+    assert all(torch.equal(p, own) for p, own in zip(model.parameters(), before, strict=True)) and optimizer.state == {}
+
+
+@pytest.mark.parametrize("is_divided", [True, False])
+def test_an_optimizer_of_before_the_call_is_the_function_s_own_where_it_uses_it(is_divided: bool) -> None:
+    """Beside somebody else's, which is older and has the same shapes."""
+    other, model = data.model(), data.model()
+    kept = torch.optim.SGD(other.parameters(), lr=0.1), torch.optim.SGD(model.parameters(), lr=0.1)
+    start = copy.deepcopy(model.state_dict())
+
+    def trained(batch_size: int, accumulation_steps: int) -> None:
+        model.load_state_dict(start)
+        kept[1].zero_grad()
+        loss = divided(mean_over_window, 1 if is_divided else 1 / accumulation_steps)
+        train(batch_size, accumulation_steps, model, loss, kept[1])
+
+    report = audit(trained, batch_size=16, accumulation_steps=(4,))
+    assert {finding.cause for finding in report.findings} == (set() if is_divided else {"loss_not_divided"}), str(report)
+    assert all(torch.equal(p, start[name]) for name, p in other.named_parameters())

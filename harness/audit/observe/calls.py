@@ -112,7 +112,7 @@ class Calls:
             live.before_backward(unowned)
         with observed.differentiating():
             result = original(*args, **kwargs)
-        loss, lives = _total(root), list(observed.live.values())
+        loss, lives = _total(root), observed.lives
         reached = frozenset(i for i, live in enumerate(lives) if live.after_backward(loss, observed.loss_scale))
         for i in reached:
             lives[i].reached_with(reached)

@@ -20,15 +20,29 @@ class Observed:
     def __init__(self, run: Run, intervention: Intervention) -> None:
         self.run, self.intervention = run, intervention
         self.forwards = Forwards(run)
-        self.live: dict[int, LiveTrack] = {}  # by the optimizer's identity, in the order in which they were made
+        self.live: dict[int, LiveTrack] = {}  # by the optimizer's identity
+        self.found: set[int] = set()  # of these, those that were there before the function was called
         self.loss_scale = 1.0  # of a GradScaler
         self.backward_depth = 0  # differentiations under way; those inside another one are none of the loop's
-        self.prepared = False  # whether the intervention has put its starting weights
+        self.prepared: set[int] = set()  # optimizers whose starting weights the intervention has put
+
+    @property
+    def lives(self) -> list[LiveTrack]:
+        """The tracks in the order in which their optimizers were made; last those that may be none of the function's."""
+        return sorted(self.live.values(), key=self.is_found)
 
     @property
     def leading(self) -> LiveTrack | None:
-        """The track of the optimizer that was made first; None before there is one."""
-        return next(iter(self.live.values()), None)
+        """The track of the function's first optimizer; None before there is one.
+
+        One that was there before the function was called is the function's own once a backward has reached it.
+        """
+        lives = self.lives
+        return next((live for live in lives if not self.is_found(live) or live.track.first_backward), lives[0] if lives else None)
+
+    def is_found(self, live: LiveTrack) -> bool:
+        """Whether its optimizer was there before the function was called; it may be another program's, and is left alone then."""
+        return id(live.optimizer) in self.found
 
     @contextmanager
     def differentiating(self) -> Iterator[None]:
@@ -51,7 +65,7 @@ class Observed:
         begun = self.run.backwards or any(live.window.backwards or live.track.steps for live in self.live.values())
         if id(optimizer) not in self.live and not begun:
             self.forwards.begin()
-            self.prepared = False
+            self.prepared.clear()
         self.add(optimizer)
 
     def note(self, call: Call) -> None:
@@ -63,5 +77,4 @@ class Observed:
         """After a step of this optimizer: its window is over; put the weights that the intervention asks for."""
         if live is self.leading and not self.backward_depth:
             self.forwards.end_window()
-        index = [*self.live].index(id(live.optimizer))
-        intervene(live, self.intervention, index, live.num_effective - 1)
+        intervene(live, self.intervention, self.lives.index(live), live.num_effective - 1)

@@ -79,14 +79,14 @@ class Recorder:
     def __exit__(self, *_: object) -> None:
         self._patches.restore()
         observed = self.observed
-        for place, live in enumerate(observed.live.values()):
+        for place, live in enumerate(observed.lives):
             live.finish()
             live.track.place = place
-        tracks = [live.track for live in observed.live.values() if live.track.steps]
+        tracks = [live.track for live in observed.lives if live.track.steps]
         if self._handed.track.steps:
             tracks.append(self._handed.track)
         observed.run.probed = observed.forwards.probed(observed.loss_scale)
-        observed.run.tracks = tracks or [live.track for live in observed.live.values() if live.track.pending]
+        observed.run.tracks = tracks or [live.track for live in observed.lives if live.track.pending]
         observed.live.clear()
         observed.forwards.forget_models()
 
@@ -102,10 +102,10 @@ class Recorder:
         observed = self.observed
         forwards, intervention = observed.forwards, observed.intervention
         if forwards.depth == 0 and intervention.averages:
-            for index, live in enumerate(observed.live.values()):
+            for index, live in enumerate(observed.lives):
                 intervene_on_averages(live, intervention, index)
         if forwards.depth == 0 and torch.is_grad_enabled():
-            self._prepare()
+            self._prepare(module)
             observed.note("forward")
             leading = observed.leading
             forwards.micro_batch = len(leading.window.backwards) if leading else 0
@@ -118,15 +118,23 @@ class Recorder:
         if not transforming():
             self.observed.forwards.leave(module, args, kwargs, output)
 
-    def _prepare(self) -> None:
-        """Before the first forward: put the starting weights that the intervention asks for."""
+    def _prepare(self, module: nn.Module) -> None:
+        """Before the first backward: put the starting weights that the intervention asks for.
+
+        Into what was there before the function was called only once the function uses it: the rest is somebody else's.
+        """
         observed = self.observed
-        if observed.prepared:
+        if observed.run.backwards or (observed.live and observed.prepared.issuperset(observed.live)):
             return
-        observed.prepared = True
         self._find_optimizers()
-        for index, live in enumerate(observed.live.values()):
+        used = {id(p) for p in module.parameters()}
+        for index, live in enumerate(observed.lives):
+            if id(live.optimizer) in observed.prepared:
+                continue
             live.refresh()
+            if observed.is_found(live) and used.isdisjoint(map(id, live.parameters)):
+                continue
+            observed.prepared.add(id(live.optimizer))
             intervene(live, observed.intervention, index, -1)
 
     @torch.no_grad()
@@ -149,6 +157,7 @@ class Recorder:
         if not self.observed.live:
             for item in alive():
                 if issubclass(type(item), Optimizer) and getattr(item, "param_groups", None):
+                    self.observed.found.add(id(item))
                     self.observed.add(item)
 
     def _before_step(self, optimizer: Optimizer, *_: object) -> None:
