@@ -25,7 +25,7 @@ NORMS = {
     "layer": ("LayerNorm normalises each sample by itself: N changes nothing.", ""),
     "batch": (
         "BatchNorm normalises each micro-batch by its own statistics, and moves its running statistics N times per step.",
-        "Use GroupNorm or frozen statistics",
+        "Use GroupNorm, or a trained model with its statistics frozen",
     ),
 }
 STATES = {
