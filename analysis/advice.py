@@ -75,7 +75,7 @@ def and_with_batch_norm(results: Results) -> Advice | None:
         "And with BatchNorm, at my b?",
         "It is another computation, however small the loss of accuracy",
         "Held-out error above the large batch's, where it is largest: " + "; ".join(cells),
-        f"Up to b = {costly.max()} exchange BatchNorm for GroupNorm; freeze its statistics only in a trained model."
+        f"Up to b = {costly.max()} try norm=as_is,group on your model. Of a trained one the statistics can be frozen."
         if len(costly)
         else "No loss was shown at these b; GroupNorm avoids the question.",
         "batchnorm" if "batchnorm" in results.experiments else "groupnorm",
