@@ -76,8 +76,9 @@ def models_become_larger(results: Results) -> ClaimResult:
     best = found.groupby("family")["larger"].max()
     reached = best >= LARGER
     verdict = Ruling.confirmed if reached.all() else Ruling.conditional if reached.any() else Ruling.refuted
+    found["told"] = [f"{times:.1f}" if times else "none" for times in found["larger"]]
     words = "; ".join(
-        f"{family}: {', '.join(f'{row.larger:.1f} times at N = {row.accumulation_steps}' for row in own.itertuples())}"
+        f"{family}: {', '.join(f'{row.told} at N = {row.accumulation_steps:g}' for row in own.itertuples())}"
         for family, own in found.groupby("family")
     )
     return ClaimResult(
@@ -86,8 +87,8 @@ def models_become_larger(results: Results) -> ClaimResult:
         measured=float(best.max()),
         threshold=f"largest model state within the full batch's memory, over the smallest model's: {LARGER:g} or more",
         n=len(rows),
-        explanation="Within the memory that the smallest model takes at N = 1, the largest of the measured models has a model "
-        f"state of {words}. The model state itself is the same at every N: what pays for it are activations.",
+        explanation="Within the memory that the smallest model takes at N = 1, the largest measured model that fits has so many "
+        f"times its model state: {words}. The model state itself is the same at every N: what pays for it are activations.",
     )
 
 
