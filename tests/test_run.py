@@ -235,6 +235,7 @@ def test_the_equivalence_grid(command: Command) -> None:
     assert Counter(config.accumulation_steps for config in configs) == {(2, 4, 8, 16): 68, (2, 4): 10}
 
 
+@pytest.mark.slow
 def test_all_experiments_at_once(command: Command) -> None:
     folder = Path(__file__).parents[1] / "conf" / "experiment"
     names = {path.stem for path in folder.glob("*.yaml")} - {"all", "gpu"}
