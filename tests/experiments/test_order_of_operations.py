@@ -63,9 +63,10 @@ SCALED = arm("clip_before_unscale", "different", "b")
 @pytest.mark.parametrize(
     ("arms", "verdict"),
     [
-        ([*RIGHT, *INSIDE, SCALED], "confirmed"),
+        ([*RIGHT, *INSIDE, *[SCALED] * 20], "confirmed"),
+        ([*RIGHT, *INSIDE, SCALED], "needs the full grid"),  # two arms are not all
         ([*RIGHT, INSIDE[0], INSIDE[1] | {"trajectory_error": 1e-7}, SCALED], "conditional"),  # different, and hardly
-        ([*RIGHT, INSIDE[0], INSIDE[1] | {"trajectory_error": 1e-7}, SCALED | {"trajectory_error": 1e-7}], "refuted"),
+        ([*RIGHT, INSIDE[0], INSIDE[1] | {"trajectory_error": 1e-7}, *[SCALED | {"trajectory_error": 1e-7}] * 20], "refuted"),
         ([*RIGHT, INSIDE[0], arm("clip_per_micro_batch", trial="b"), SCALED], "conditional"),
         ([*RIGHT, arm("clip_per_micro_batch"), arm("clip_before_unscale", trial="b")], "refuted"),
         ([*RIGHT, *INSIDE], "needs the full grid"),  # no loss scaler
