@@ -191,7 +191,7 @@ CLAIMS = (
         "A13",
         "The correct arms have to be equivalent with clipping off and active. Of the arms that clip inside the window or before "
         f"unscaling where clipping is active: confirmed when all end more than {NOTICEABLE:g} of the way off, conditional when "
-        "some do, refuted when none does.",
+        f"some do, refuted when none does; of fewer than {FEWEST_ARMS} neither all nor none says anything.",
         clip_afterwards,
         Ruling.conditional,
     ),
