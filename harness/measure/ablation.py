@@ -83,7 +83,7 @@ REMOVALS: dict[str, Removal] = {
     "unequal lengths": equal_lengths,
 }
 GAP = 3.0  # work of one gap, in optimizer steps
-WORK = GAP * (len(REMOVALS) + 2)  # of an attribution, as `pace` counts it
+WORK = GAP * (1 + len(REMOVALS))  # of an attribution in one window, as `pace` counts it
 ON_CUDA: dict[str, Removal] = {"cuDNN": cudnn_off}
 
 
@@ -98,8 +98,8 @@ def attribute(setting: Setting, recipe: Recipe, windows: Sequence[Tensor]) -> Ma
         return {}
     shared: dict[str, Any] = {"precision": config.precision, "clip_norm": config.clip_norm, "dropout": setting.masks_are_shared}
     runs = [Run(recipe=recipe, ids=ids, **shared) for ids in windows]
-    widest = max(runs, key=lambda run: _nan_first(gap(setting, run)))
-    whole = gap(setting, widest)
+    gaps = [gap(setting, run) for run in runs]
+    widest, whole = max(zip(runs, gaps, strict=True), key=lambda pair: _nan_first(pair[1]))
     if not whole > 0 or not math.isfinite(whole):
         return {}
     removals = REMOVALS | (ON_CUDA if setting.device.type == "cuda" else {})

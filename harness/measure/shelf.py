@@ -53,7 +53,26 @@ class FileShelf(Shelf):
         self._maps: dict[int, weakref.ref[mmap.mmap]] = {}  # by address; of a tensor that is gone the reference is dead
 
     def put(self, tensor: Tensor) -> Tensor:
-        """A copy in a file; the pages of all files there are, are given back."""
+        """A copy in a file; no file keeps pages in memory."""
+        copy = self._in_file(tensor)
+        self.release()
+        return copy
+
+    def put_all(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """`put`, by name."""
+        copies = {name: self._in_file(tensor) for name, tensor in named.items()}
+        self.release()
+        return copies
+
+    def settle(self, tensors: Iterable[Tensor]) -> None:
+        """Move what is not in a file yet into one, in place; no file keeps pages in memory."""
+        for tensor in tensors:
+            if self._map(tensor) is None:
+                tensor.data = self._in_file(tensor.data)
+        self.release()
+
+    def _in_file(self, tensor: Tensor) -> Tensor:
+        """A copy in a file, its pages given back; the tensor itself where it is small or in a file already."""
         if tensor.nbytes < LEAST_BYTES or tensor.device.type != "cpu" or tensor.layout != torch.strided or self._map(tensor):
             self._give_back(tensor)
             return tensor
@@ -63,15 +82,8 @@ class FileShelf(Shelf):
         copy = torch.frombuffer(pages, dtype=tensor.dtype).view(tensor.shape)
         copy.copy_(tensor.detach())
         self._maps[copy.data_ptr()] = weakref.ref(pages)
-        self.release()
+        self._give_back(copy)
         return copy
-
-    def settle(self, tensors: Iterable[Tensor]) -> None:
-        """Move what is not in a file yet into one, in place, and give back the pages of all files there are."""
-        for tensor in tensors:
-            if self._map(tensor) is None:
-                tensor.data = self.put(tensor.data)
-        self.release()
 
     def release(self) -> None:
         """Give back the pages of all files there are."""

@@ -45,7 +45,7 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
         window, is_probed = setting.exact.batch(ids), t % config.probe_every == 0 or t == config.steps - 1
         exact = _taken(setting, full, reference, window, t) if is_probed else None
         for one, arm, past in zip(chosen, arms, pasts, strict=True):
-            held = _what_is_held(arm) if past else {}
+            held = {} if past is None else _what_is_held(arm)
             if past is not None:
                 past.see(reference.model, window.inputs)
             if exact is not None:

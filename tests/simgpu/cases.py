@@ -45,6 +45,7 @@ from harness.recipes.execution import Captured
 from harness.recipes.micro_batch import Even
 from harness.recipes.recipe import Arm, Recipe, take_step
 from harness.recipes.sample_masks import masks_repeated
+from harness.referee.gradients import by_group
 from harness.studies import memory_and_time
 from harness.trial import full_batch, judge_loop, null_recipes, run_trial, standard_candidates
 from harness.watch import watch
@@ -167,10 +168,12 @@ def every_fault() -> dict[str, Any]:
 
 
 def placed() -> dict[str, Any]:
-    """Devices of the numbers of an optimizer's state, and of what a file has kept."""
+    """Devices of the numbers of an optimizer's state, indices of its parameter groups, and what a file has kept."""
     with device.entered():
         arm = setting_of().arm(Recipe(accumulation_steps=1, split=Even(16)), steps=1)
         numbers = list(leaves([1.5, {"lr": 2, "step": torch.tensor(3.0)}], device.DEVICE))
+        slices = [own for places in by_group(arm.model, arm.optimizer).values() for own in places]
+        indices = [k for own in slices for k in range(own.start, own.stop)]
         weights = [p.detach() for p in arm.model.parameters()]
         back = [torch.zeros_like(one) for one in weights]
         Store().add(weights).put(back)
@@ -178,6 +181,7 @@ def placed() -> dict[str, Any]:
             "numbers": [float(torch.stack(numbers)[k]) for k in range(3)],
             "devices": sorted({str(one.device) for one in numbers}),
             "stored": all(torch.equal(own, one) for own, one in zip(back, weights, strict=True)),
+            "indices": sorted(indices) == list(range(sum(p.numel() for p in arm.model.parameters()))),
         }
 
 

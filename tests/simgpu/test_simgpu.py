@@ -141,7 +141,7 @@ def test_a_loop_on_the_device_is_watched(name: str, verdict: str, causes: list[s
 def test_numbers_of_a_state_indices_of_its_groups_and_stored_weights_are_on_the_device() -> None:
     found = case("placed", QUICK)
     assert found["devices"] == ["simgpu:0"] and found["numbers"] == [1.5, 2.0, 3.0]
-    assert found["stored"]
+    assert found["indices"] and found["stored"]
 
 
 def test_capturing_puts_the_devices_generator_back() -> None:
