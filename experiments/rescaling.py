@@ -170,8 +170,8 @@ EXPERIMENT = Experiment(
     "hardly show in trainings so short.",
     rule=f"Over at least {FEWEST_SEEDS} seeds, which draw weights, order and split together: no difference when TOST puts the "
     f"mean within ±{MARGIN:g} at {LEVEL:g}; else helps or hurts when the paired 95% interval lies on one side of 0 and the "
-    f"exact sign-flip p value is below {LEVEL:g} after Holm over the rescalings of a setting and measure; else undecided. Curves are "
-    "compared by the mean absolute difference of log probe loss at equal samples, ends by the log of the validation loss; the "
-    "average's decay by the losses of the averaged weights.",
+    f"exact sign-flip p value is below {LEVEL:g} after Holm over the rescalings of a setting and measure; else undecided. "
+    "Curves are compared by the mean absolute difference of log probe loss at equal samples, ends by the log of the validation "
+    "loss; the average's decay by the losses of the averaged weights.",
     sections=(rescaled_alone,),
 )
