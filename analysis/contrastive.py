@@ -10,12 +10,12 @@ import pandas as pd
 from analysis.content import Picture, Section, Table, Text, number
 from analysis.figures.contrastive import figure_bytes, figure_gradients, figure_peaks
 from analysis.question import Material
+from harness.config import TUNING_SEEDS
 from harness.judge import statistics
 from harness.judge.gates import ALGEBRA_GATE
 from harness.judge.resampling import Interval
 
 EXACT, TRAINED, WEIGHED = "negatives", "retrieval", "method_memory"
-TUNING = 100  # seeds from here on choose learning rates, those below decide
 POINTS = 100.0
 WORDS = {
     "full": "full batch",
@@ -45,13 +45,13 @@ def decided(rows: pd.DataFrame) -> pd.DataFrame:
     Where there is one learning rate alone, nothing is to be chosen; where there are several and no tuning seeds, nothing is left.
     """
     if rows.empty or rows["lr"].nunique() == 1:
-        return rows[rows["seed"] < TUNING] if len(rows) else rows
-    tuning = rows[rows["seed"] >= TUNING]
+        return rows[rows["seed"] < TUNING_SEEDS] if len(rows) else rows
+    tuning = rows[rows["seed"] >= TUNING_SEEDS]
     means = tuning.groupby(["arm", "accumulation_steps", "lr"])["reciprocal_rank"].mean()
     best = {key[:2]: key[2] for key in means.groupby(level=[0, 1]).idxmax()} if len(means) else {}
     keys = zip(rows["arm"], rows["accumulation_steps"], strict=True)
     is_best = rows["lr"].eq(pd.Series([best.get(key, math.nan) for key in keys], index=rows.index))
-    own = rows[is_best & (rows["seed"] < TUNING)]
+    own = rows[is_best & (rows["seed"] < TUNING_SEEDS)]
     # The full batch is in the trials of every N, and is the same there.
     return own.drop_duplicates(["arm", "accumulation_steps", "seed", "group"])
 

@@ -14,10 +14,10 @@ import numpy as np
 import pandas as pd
 
 from analysis.load import Results
+from harness.config import TUNING_SEEDS
 from harness.judge import statistics
 
 STUDY = "learning_curves"
-TUNING_SEEDS = 100  # and above
 FRACTIONS = (0.5, 0.8, 0.95)  # of the way from the loss at the start to where the full batch ends on the tuning seeds
 FLAT = 0.01  # relative change of the probe loss over the last fifth, of a training at its plateau
 LEVEL = 0.05

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import pandas as pd
 
 from analysis.content import Picture, Section, Table, Text, number
-from analysis.convergence import LEVEL, TUNING_SEEDS, best_rate
+from analysis.convergence import LEVEL, best_rate
 from analysis.figures.batch_order import LABELS, figure_orders
 from analysis.load import Results
 from analysis.optimizers import interval
 from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from harness.config import TUNING_SEEDS
 from harness.judge import statistics
 
 MARGIN = 0.02  # nats of test loss that a benefit has to have

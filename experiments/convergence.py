@@ -9,10 +9,11 @@ import pandas as pd
 
 from analysis import convergence
 from analysis.content import Block, Picture, Section, Table, Text, number, plain
-from analysis.convergence import ARM, FLAT, FRACTIONS, LEVEL, NAMES, OWN_RATE, SETTING, TUNING_SEEDS
+from analysis.convergence import ARM, FLAT, FRACTIONS, LEVEL, NAMES, OWN_RATE, SETTING
 from analysis.figures import convergence as figures
 from analysis.optimizers import interval
 from analysis.question import Experiment, Material
+from harness.config import TUNING_SEEDS
 
 FEWEST_SEEDS = 5  # that judge: fewer are shown, and compared without a verdict
 

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 import pandas as pd
 
 from analysis.content import Picture, Section, Table, Text, number
-from analysis.convergence import LEVEL, TUNING_SEEDS
+from analysis.convergence import LEVEL
 from analysis.figures.critical_batch import figure_critical
 from analysis.load import Results
 from analysis.optimizers import interval
 from analysis.question import Experiment, Material
+from harness.config import TUNING_SEEDS
 from harness.judge import statistics
 
 TOLERANCE = 0.02  # of the smallest batch's loss after the branch

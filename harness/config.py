@@ -56,6 +56,7 @@ EMBEDDED = (*EMBEDDED_DIGITS, Data.mnist1d, Data.python_bytes)
 TEXTS = (Data.text, Data.python_bytes)
 
 
+TUNING_SEEDS = 100  # and above: of trials that choose learning rates; the others judge
 COUPLED = (Data.pairs, Data.policy, Data.docstrings)  # whose losses take something from the other samples
 
 

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from harness import driver, processes, targets
 from harness.config import (
+    TUNING_SEEDS,
     ConfigError,
     Device,
     HarnessConfig,
@@ -38,7 +39,7 @@ from harness.results.measurements import Measurements
 from harness.results.mirror import Mirror
 from harness.results.record import in_one_line, read_trial, told
 from harness.results.store import State, Store, TrialWriter
-from harness.sweep import ending
+from harness.sweep import ending, tuning
 from harness.sweep.child import LINE_LENGTH, Cell, Child, Done, Failure, RunsElsewhere, TrialFunction, start_forkserver
 from harness.sweep.progress import Progress, open_progress
 
@@ -58,6 +59,10 @@ class Outcome:
     done: int  # run to their end now
     skipped: int  # were finished before, or by another process meanwhile
     failures: tuple[Failure, ...] = ()
+
+    def and_then(self, later: Outcome) -> Outcome:
+        """Of both together."""
+        return Outcome(done=self.done + later.done, skipped=self.skipped + later.skipped, failures=self.failures + later.failures)
 
     @property
     def is_bad_input(self) -> bool:
@@ -123,19 +128,31 @@ def recorder(writer: TrialWriter, mirror: Mirror) -> Callable[[int, list[dict[st
 def run_many(configs: Sequence[HarnessConfig], run: TrialFunction | None = None) -> Outcome:
     """Run each distinct trial that is not finished, `run` (a module-level function) in a child process each.
 
+    Trials that choose a learning rate come first; of those that judge, only the ones at a chosen rate are run (`tuning`).
     Returns when all have ended, also those that another process on the same store runs. ConfigError before the first starts when
     the results cannot be written or W&B is not reachable; Interrupted on SIGINT, SIGTERM and SIGHUP, with the children stopped.
     """
-    cells = _distinct(configs)
+    asked = _distinct(configs)
+    cells, waiting = tuning.split(asked)
+    outcome = _run(cells, run)
+    if waiting:
+        judging = tuning.worth_judging(asked)
+        chosen = f"{len(judging)} of {_trials(len(waiting))} on the other seeds are at a chosen rate"
+        print(f"Learning rates were chosen on seeds from {TUNING_SEEDS} on; {chosen}.", flush=True)
+        outcome, cells = outcome.and_then(_run(judging, run)), cells + judging
+    print_ending(cells, outcome.failures)
+    return outcome
+
+
+def _run(cells: Sequence[Cell], run: TrialFunction | None) -> Outcome:
     todo = [cell for cell in cells if not cell.is_finished()]
     skipped = len(cells) - len(todo)
     if not todo:
         print(f"Nothing to do: {_trials(len(cells))} finished already.")
-        print_ending(cells, ())
         return Outcome(done=0, skipped=skipped)
     for tracking_config in dict.fromkeys(cell.config.tracking for cell in todo):
         tracking.check(tracking_config)
-    places = _places(configs[0])
+    places = _places(cells[0].config)
     for store in {cell.store.root: cell.store for cell in cells}.values():
         sweeps.announce(store.root, [f"{cell.config.experiment}/{cell.trial}" for cell in cells if cell.store.root == store.root])
     threads = _num_threads(cells, len(places))
@@ -153,7 +170,6 @@ def run_many(configs: Sequence[HarnessConfig], run: TrialFunction | None = None)
         raise Interrupted(caught.signals[0], pool.skipped + pool.done, len(cells))
     outcome = Outcome(done=pool.done, skipped=pool.skipped, failures=tuple(pool.failures))
     print(f"{_trials(outcome.done)} done, {outcome.skipped} finished already, {len(outcome.failures)} failed.")
-    print_ending(cells, outcome.failures)
     return outcome
 
 

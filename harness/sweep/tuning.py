@@ -1,0 +1,87 @@
+"""Learning rates are chosen on seeds of their own, and what judges is run at the chosen ones alone.
+
+In a study that has a loss to choose by, trials with seeds from `TUNING_SEEDS` on choose and the others judge. Nobody looks at a
+judging trial whose rate is no arm's best: it need not be run, and most are of that kind.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from harness.config import TUNING_SEEDS, Study, identity
+from harness.results.arm_name import ACCUMULATED, PERMUTED
+from harness.results.record import read_trial
+from harness.sweep.child import Cell
+
+Row = Mapping[str, Any]
+Choice = tuple[str, int]  # an arm and its N, which has one learning rate
+
+
+def _of_learning_curves(row: Row) -> tuple[Choice, float] | None:
+    """Arms that compute what the full batch does have its rate, and choose none."""
+    if row["arm"] in (ACCUMULATED, PERMUTED):
+        return None
+    return _arm(row), row["curve_validation_loss"][-1]
+
+
+def _arm(row: Row) -> Choice:
+    return row["arm"], row["accumulation_steps"]
+
+
+# Of a row of measurements: who chooses by it, and the loss, of which the lowest is the best.
+LOSSES: Mapping[str, Callable[[Row], tuple[Choice, float] | None]] = {
+    Study.learning_curves: _of_learning_curves,
+    Study.batch_order: lambda row: (_arm(row), row["validation_loss"]),
+    Study.critical_batch: lambda row: (("trunk", 1), row["trunk_end"]),
+    Study.retrieval: lambda row: (_arm(row), -row["reciprocal_rank"]),
+}
+
+
+def split(cells: Sequence[Cell]) -> tuple[list[Cell], list[Cell]]:
+    """The cells to run first, and those that wait for a rate to be chosen: the same settings are there with tuning seeds."""
+    groups = [judging for tuning, judging in _groups(cells) if len(set(map(_rate, tuning))) > 1]
+    waiting = {cell.folder for judging in groups for cell in judging}
+    return [cell for cell in cells if cell.folder not in waiting], [cell for cell in cells if cell.folder in waiting]
+
+
+def worth_judging(cells: Iterable[Cell]) -> list[Cell]:
+    """The judging cells among `cells` at a rate that some arm has its lowest mean loss at, over the tuning seeds.
+
+    All of them where a tuning trial has not finished: what it would have chosen is not known.
+    """
+    found: list[Cell] = []
+    for tuning, judging in _groups(cells):
+        is_known = all(cell.is_finished() for cell in tuning)
+        chosen = best_rates(tuning) if is_known else set(map(_rate, judging))
+        found += [cell for cell in judging if _rate(cell) in chosen]
+    return found
+
+
+def best_rates(tuning: Sequence[Cell]) -> set[float]:
+    """The rate with the lowest mean loss of each arm of these finished trials; a loss that is no number is the worst."""
+    losses: dict[Choice, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for cell in tuning:
+        for row in read_trial(cell.folder).record["measurements"]:
+            if (found := LOSSES[cell.config.study](row)) is not None:
+                who, loss = found
+                losses[who][_rate(cell)].append(math.inf if loss is None or math.isnan(loss) else loss)
+    return {min(rates, key=lambda lr: math.fsum(rates[lr]) / len(rates[lr])) for rates in losses.values()}
+
+
+def _groups(cells: Iterable[Cell]) -> list[tuple[list[Cell], list[Cell]]]:
+    """The cells of tuned studies that differ in seed and learning rate alone: those that tune, and those that judge."""
+    groups: dict[str, tuple[list[Cell], list[Cell]]] = defaultdict(lambda: ([], []))
+    for cell in cells:
+        if cell.config.study in LOSSES:
+            trial = cell.config.trial
+            alike = dataclasses.replace(trial, seed=0, optimizer=dataclasses.replace(trial.optimizer, lr=0.0))
+            groups[f"{cell.store.root} {identity(alike)}"][cell.config.seed < TUNING_SEEDS].append(cell)
+    return list(groups.values())
+
+
+def _rate(cell: Cell) -> float:
+    return cell.config.optimizer.lr

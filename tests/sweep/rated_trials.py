@@ -1,0 +1,42 @@
+"""Trials that take no time, and whose losses a formula tells: one learning rate is the best of each arm."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+from harness.config import HarnessConfig, Study, identity, to_dict
+from harness.results.store import Store
+
+BEST = {"full": 0.1, "small_batch": 0.4, "small": 0.4, "large": 0.1, "large_then_small": 0.2, "small_then_large": 0.1}
+CURVES = ("samples", "optimizer_steps", "seconds", "probe_loss", "validation_loss")
+ARMS = {
+    Study.learning_curves: ("full", "accumulated", "permuted", "small_batch"),
+    Study.batch_order: ("large", "small", "large_then_small", "small_then_large"),
+    Study.critical_batch: ("branch",),
+    Study.retrieval: ("full", "small", "grad_cache"),
+}
+
+
+def rated_trial(config: HarnessConfig) -> None:
+    """Store measurements of every arm; at the largest rate a training diverges."""
+    with Store(config.results).open_trial(config.experiment, identity(config.trial), to_dict(config.trial)) as writer:
+        rows = [row for name in ARMS[config.study] for row in _rows(config, name)]
+        writer.finish({"arms": [], "measurements": rows, "environment": {}, "seconds": 0.0})
+
+
+def _rows(config: HarnessConfig, name: str) -> list[dict[str, Any]]:
+    lr, noise = config.optimizer.lr, random.Random(f"{config.seed} {config.optimizer.lr} {name}").gauss(0, 0.01)
+    loss = abs(math.log2(lr / BEST.get(name, 0.2))) + 0.5 + noise if lr < 1 else math.nan
+    row = {"arm": name, "accumulation_steps": 1 if name == "full" else 4, "micro_batch": 8, "samples": 64,
+           "validation_loss": loss, "test_loss": loss, "switch_loss": 1.0, "reciprocal_rank": 1 / (1 + loss),
+           "test_accuracy": 0.5, "gap": 0.0, "rate": lr, "step_samples": 8}  # fmt: skip
+    if config.study == Study.learning_curves:
+        row |= {
+            f"curve_{what}": [2.0, loss] for what in ("samples", "optimizer_steps", "seconds", "probe_loss", "validation_loss")
+        }
+    if config.study == Study.critical_batch:
+        return [row | {"point": p, "batch": b, "branch_samples": 8, "start_loss": 2.0, "trunk_end": loss,
+                       "validation_loss": loss * (1 + b / 100)} for p in range(4) for b in (8, 32)]  # fmt: skip
+    return [row]

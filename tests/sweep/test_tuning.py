@@ -1,0 +1,89 @@
+"""A sweep that chooses its learning rates first, against the same sweep run in full."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from analysis import contrastive, convergence, load
+from experiments import batch_order, critical_batch
+from harness.config import HarnessConfig, OptimizerConfig, Study, TrackingConfig, TrackingMode
+from harness.results.store import Store
+from harness.sweep import experiment, tuning
+from tests.sweep.rated_trials import rated_trial
+
+RATES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+JUDGING, TUNING = (0, 1, 2), (100, 101)
+LOOKED_AT: dict[Study, Callable[[load.Results], pd.DataFrame]] = {  # what the page makes of the trials
+    Study.learning_curves: lambda results: convergence.judged(convergence.trainings(results)),
+    Study.batch_order: batch_order.judged,
+    Study.critical_batch: critical_batch.critical_batches,
+    Study.retrieval: lambda results: contrastive.decided(results.study("retrieval")),
+}
+
+
+def configs(results: Path, study: Study, seeds: tuple[int, ...] = (*JUDGING, *TUNING)) -> list[HarnessConfig]:
+    """Judging seeds first, as a careless grid has them."""
+    return [
+        HarnessConfig(
+            study=study, results=results, seed=seed, optimizer=OptimizerConfig(lr=lr), accumulation_steps=(4,), workers=2,
+            tracking=TrackingConfig(mode=TrackingMode.disabled),
+        )
+        for seed in seeds for lr in RATES
+    ]  # fmt: skip
+
+
+def finished(results: Path) -> set[tuple[int, float]]:
+    """Seed and rate of every trial."""
+    trials = load.read(results).measurements
+    return set(zip(trials["seed"], trials["lr"], strict=True))
+
+
+@pytest.mark.parametrize("study", LOOKED_AT)
+def test_the_page_sees_what_it_would_see_of_all_trials(study: Study, tmp_path: Path) -> None:
+    outcome = experiment.run_many(configs(tmp_path / "tuned", study), rated_trial)
+    for config in configs(tmp_path / "whole", study):
+        rated_trial(config)
+    seen, expected = (LOOKED_AT[study](load.read(tmp_path / name)) for name in ("tuned", "whole"))
+    order = [name for name in ("arm", "seed", "point") if name in expected]
+    expected = expected.sort_values(order, ignore_index=True)
+    assert len(expected), "a page without rows would agree with anything"
+    pd.testing.assert_frame_equal(seen.sort_values(order, ignore_index=True)[list(expected)], expected)
+    assert outcome.done == len(finished(tmp_path / "tuned")) < len(finished(tmp_path / "whole")) * 3 / 4
+    assert set(tuning.LOSSES) == set(LOOKED_AT)
+
+
+def test_the_same_command_resumes_and_says_how_many_trials_it_spared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    every = configs(tmp_path, Study.learning_curves)
+    first = experiment.run_many(every, rated_trial)
+    chosen = {0.1, 0.4}
+    assert finished(tmp_path) == {(s, lr) for s in TUNING for lr in RATES} | {(s, lr) for s in JUDGING for lr in chosen}
+    assert "6 of 18 trials" in capsys.readouterr().out
+    again = experiment.run_many(every, rated_trial)
+    assert (again.done, again.skipped) == (0, first.done)
+
+
+def test_nothing_waits_where_nothing_chooses(tmp_path: Path) -> None:
+    def split(*seeds: int, study: Study = Study.learning_curves, rates: int = len(RATES)) -> list[int]:
+        given = [config for config in configs(tmp_path, study, seeds) if config.optimizer.lr in RATES[:rates]]
+        return [len(part) for part in tuning.split(experiment._distinct(given))]
+
+    assert split(0, 100) == [6, 6]
+    assert split(0, 1) == [12, 0]
+    assert split(100, 101) == [12, 0]
+    assert split(0, 100, rates=1) == [2, 0]
+    assert split(0, 100, study=Study.gradient_noise) == [12, 0]
+
+
+def test_every_rate_is_judged_where_a_tuning_trial_did_not_finish(tmp_path: Path) -> None:
+    cells = experiment._distinct(configs(tmp_path, Study.batch_order))
+    for cell in cells:
+        if cell.config.seed in TUNING:
+            rated_trial(cell.config)
+    assert len(tuning.worth_judging(cells)) == 9  # rates 0.1, 0.2 and 0.4
+    lost = next(cell for cell in cells if cell.config.seed == 101)
+    Store(tmp_path).root.joinpath(lost.config.experiment, lost.trial, "trial.json").unlink()
+    assert len(tuning.worth_judging(cells)) == len(RATES) * len(JUDGING)
