@@ -6,7 +6,7 @@ Seeds from 100 on choose the learning rates, by validation loss; the others judg
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -89,6 +89,15 @@ def drift(loss: Sequence[float]) -> float:
     fifth = np.asarray(loss[-max(2, len(loss) // 5) :], dtype=float)
     half = len(fifth) // 2
     return float(fifth[-half:].mean() / fifth[:half].mean() - 1)
+
+
+def roughness(loss: Sequence[float]) -> float:
+    """sqrt(mean of squared second differences of log loss / 6), from a tenth of the training on: blind to any steady decay.
+
+    Of white noise it is the standard deviation.
+    """
+    bends = np.diff(np.log(loss[len(loss) // 10 :]), 2)
+    return float(np.sqrt(np.mean(bends**2) / 6))
 
 
 def median_reach(found: Sequence[Reach]) -> float:
@@ -200,6 +209,37 @@ def beside_full(rows: pd.DataFrame, measure: str = "test_loss") -> list[Beside]:
     tested = [one for one in found if not math.isnan(one.difference_p)]
     corrected = dict(zip((one.key for one in tested), statistics.holm([one.difference_p for one in tested]), strict=True))
     return [Beside(**{**vars(one), "difference_p": corrected.get(one.key, math.nan)}) for one in found]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """The full batch beside the smallest small batch of a setting, at equal samples, each at its own rate; judging seeds."""
+
+    key: tuple[object, ...]  # the setting
+    batch: float  # samples of a step of the small one
+    full: pd.DataFrame  # by seed
+    small: pd.DataFrame
+
+    def differences(self, of: Callable[[pd.DataFrame], pd.Series[float]]) -> list[float]:
+        """Of the full batch less the small batch, paired by seed."""
+        return [float(one) for one in (of(self.full) - of(self.small)).dropna()]
+
+    @property
+    def change(self) -> float:
+        """Relative change of the validation loss in the last fifth: of the two arms' medians over seeds the larger."""
+        return max(abs(float(np.median([drift(c) for c in arm["curve_validation_loss"]]))) for arm in (self.full, self.small))
+
+
+def pairs(rows: pd.DataFrame) -> list[Pair]:
+    """One of each setting whose two rates lie inside the grid; of rows from `judged`."""
+    found = []
+    for key, own in rows[rows["interior"].astype(bool)].groupby(list(SETTING)):
+        full, small = (own[own["arm"] == arm] for arm in ("full", "small_batch"))
+        small = small[small["accumulation_steps"] == small["accumulation_steps"].max()]
+        if len(full) and len(small):
+            found.append(Pair(key=key, batch=float(small["step_samples"].iloc[0]), full=full.set_index("seed"),
+                              small=small.set_index("seed")))  # fmt: skip
+    return found
 
 
 def _differences(arm: pd.DataFrame, full: pd.Series[float], measure: str) -> list[float]:

@@ -16,7 +16,7 @@ RULES = {"no": 0.0, "square root": 0.5, "linear": 1.0}  # scaling of the learnin
 def trained(results: Results) -> pd.DataFrame:
     """Trainings of every batch size at every rate and seed. A loss that is NaN becomes infinite, so that no such rate is best."""
     rows = of_study(results, "batch_sizes")
-    losses = ["tail_loss", "held_out_loss", "early_held_out_loss", "tuning_loss", "judged_loss", "probe_loss"]
+    losses = ["tail_loss", "held_out_loss", "tuning_loss", "judged_loss"]
     return rows.assign(**{name: rows[name].astype(float).fillna(math.inf) for name in losses})
 
 
@@ -69,23 +69,6 @@ def others_choose(rows: pd.DataFrame, measure: str) -> pd.DataFrame:
     return pd.concat(chosen, ignore_index=True) if chosen else rows.iloc[:0]
 
 
-def large_less_small(rows: pd.DataFrame, measure: str, chosen_by: str) -> dict[str, list[float]]:
-    """By optimizer, the differences of `measure` between the largest and the smallest batch, paired by seed.
-
-    Each batch is taken at the rate that the other seeds choose by `chosen_by`.
-    """
-    if rows["batch"].nunique() < 2:
-        return {}
-    large, small = rows["batch"].max(), rows["batch"].min()
-    ends = others_choose(rows[rows["batch"].isin([large, small])], chosen_by)
-    found = {}
-    for name, own in ends.groupby("optimizer"):
-        wide = own.pivot_table(index="seed", columns="batch", values=measure)
-        if {large, small} <= set(wide):
-            found[str(name)] = [float(one) for one in (wide[large] - wide[small]).dropna()]
-    return found
-
-
 def against_true_batch(results: Results) -> pd.DataFrame:
     """Relative `difference` of the held-out loss between accumulation at 1, sqrt N and N times a rate and the full batch at it.
 
@@ -131,35 +114,3 @@ def better_outside(rows: pd.DataFrame, low: int, high: int) -> dict[str, tuple[i
 def batch_ratio(rows: pd.DataFrame) -> float:
     """The largest batch over the smallest."""
     return float(rows["batch"].max() / rows["batch"].min())
-
-
-def comparison(rows: pd.DataFrame) -> pd.DataFrame:
-    """The largest (`_large`) and the smallest batch (`_small`), a row per optimizer; means over seeds, each at its best rate.
-
-    `noise`: of the loss of the same samples along the training; `steps`, `samples`: held-out loss at equal steps, and samples.
-    """
-    sizes = {"large": int(rows["batch"].max()), "small": int(rows["batch"].min())}
-    measures = {"noise": ("tail_loss", "probe_noise"), "steps": ("early_held_out_loss",) * 2, "samples": ("held_out_loss",) * 2}
-    columns: dict[str, pd.Series[float]] = {}
-    for name, (tuned_by, measure) in measures.items():
-        means = best(rows, tuned_by).groupby(["optimizer", "batch"])[measure].mean().unstack()
-        columns |= {f"{name}_{size}": means[batch] for size, batch in sizes.items()}
-    return pd.DataFrame(columns).reset_index()
-
-
-def largest_less_smallest(rows: pd.DataFrame) -> pd.DataFrame:
-    """Differences largest - smallest batch per optimizer and seed, at the best rates for the held-out loss.
-
-    `held_out`: of the held-out loss; `gap`: of held-out - training loss.
-    """
-    chosen = best(rows, "held_out_loss")
-    if chosen.empty or chosen["batch"].nunique() < 2:
-        return pd.DataFrame(columns=["optimizer", "seed", "held_out", "gap"])
-    chosen = chosen.assign(gap=chosen["held_out_loss"] - chosen["tail_loss"])
-    wide = chosen.pivot_table(index=["optimizer", "seed"], columns="batch", values=["held_out_loss", "gap"])
-    large, small = chosen["batch"].max(), chosen["batch"].min()
-    columns = {
-        "held_out": wide["held_out_loss"][large] - wide["held_out_loss"][small],
-        "gap": wide["gap"][large] - wide["gap"][small],
-    }
-    return pd.DataFrame(columns).dropna().reset_index()

@@ -23,7 +23,7 @@ COLUMNS = {
     "optimizer_states": (*ABOUT, "arm", "after_steps", *ERRORS, *(f"{name}_now" for name in ERRORS), "loss", "loss_against"),
     "optimizer_memory": (*ABOUT, "arm", "entry", "window", "position", "age", "weight", "residual"),
     "batch_sizes": (*ABOUT, "momentum", "beta2", "batch", "tail_loss", "held_out_loss", "early_held_out_loss",
-                    "step_noise", "probe_loss", "probe_noise", "plateau_change", "tuning_loss", "judged_loss"),
+                    "tuning_loss", "judged_loss"),
     "convergence": (*ABOUT, "arm", "held_out_loss"),
     "adam_scale": (*ABOUT, "eps", "weight_decay", "clip_norm", "right_error", "fault_error", "as_if_error", "fault_error_first",
                    "predicted_first", "loss", "loss_undivided", "clipped_share"),

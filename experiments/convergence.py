@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+import operator
+from collections.abc import Sequence
 
 import pandas as pd
 
 from analysis import convergence
 from analysis.content import Block, Picture, Section, Table, Text, number, plain
-from analysis.convergence import ARM, FLAT, FRACTIONS, LEVEL, NAMES, OWN_RATE, SETTING
+from analysis.convergence import ARM, FLAT, FRACTIONS, LEVEL, NAMES, OWN_RATE, SETTING, Pair
 from analysis.figures import convergence as figures
+from analysis.load import Results
 from analysis.optimizers import interval
-from analysis.question import Experiment, Material
+from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
 from harness.config import TUNING_SEEDS
+from harness.judge import statistics
+from harness.judge.resampling import Interval
 
+MARGIN = 0.02  # nats of test loss: 2 % in likelihood
 FEWEST_SEEDS = 5  # that judge: fewer are shown, and compared without a verdict
 
 
@@ -23,7 +28,7 @@ def arm_name(arm: object, num: object) -> str:
     return f"{NAMES.get(str(arm), str(arm))}{f', N = {num}' if int(str(num)) > 1 else ''}"
 
 
-def setting_name(key: tuple[Hashable, ...]) -> str:
+def setting_name(key: tuple[object, ...]) -> str:
     """A setting as the page calls it."""
     workload, norm, optimizer, batch = key
     return f"{workload} ({norm}), {optimizer}, B = {batch}"
@@ -111,7 +116,7 @@ def endings(material: Material) -> Section | None:
     return Section("Where trainings end", (text, Table(head, tuple(cells), "Means over the judging seeds; nats per loss term.")))
 
 
-def _is_tuned(judged: pd.DataFrame, key: tuple[Hashable, ...]) -> bool:
+def _is_tuned(judged: pd.DataFrame, key: tuple[object, ...]) -> bool:
     """Whether the rates of an arm and of its full batch both lie inside the grid."""
     here = (judged[list(SETTING)] == list(key[:4])).all(axis=1)
     arm = (judged[list(ARM)] == list(key[4:])).all(axis=1)
@@ -150,6 +155,136 @@ def rates(material: Material) -> Section | None:
     return Section("How the rates were chosen", tuple(blocks))
 
 
+# Rules -------------------------------------------------------------------------------------------------------------------------
+
+
+def smoother_and_better(results: Results) -> ClaimResult:
+    """C8: compares the full batch's curve and test loss with those of the smallest small batch at equal samples."""
+    pairs, level = _pairs(results)
+    if not pairs:
+        return _too_few()
+    rough = [statistics.mean_interval(pair.differences(_log_roughness), level=level) for pair in pairs]
+    loss = [statistics.mean_interval(pair.differences(_test_loss), level=level) for pair in pairs]
+    holds = [r.high < 0 and one.high < 0 for r, one in zip(rough, loss, strict=True)]
+    fails = [r.low > 0 or one.low > -MARGIN for r, one in zip(rough, loss, strict=True)]
+    verdict = (
+        Ruling.confirmed if all(holds)
+        else Ruling.undecided if not all(map(operator.or_, holds, fails))
+        else Ruling.conditional if any(holds)
+        else Ruling.refuted
+    )  # fmt: skip
+    told = "; ".join(
+        f"{_beside_small(pair)}: roughness {math.exp(r.estimate):.2f} times ({math.exp(r.low):.2f} to {math.exp(r.high):.2f}), "
+        f"test loss {_told(one)}"
+        for pair, r, one in zip(pairs, rough, loss, strict=True)
+    )
+    return ClaimResult(
+        verdict=verdict,
+        condition=_under(pairs, holds) if verdict == Ruling.conditional else "",
+        measured=max(one.estimate for one in loss),
+        threshold=f"roughness below 1 and test loss below 0: so; above 1, or a gain of {MARGIN:g} nats excluded: not so",
+        n=_num(pairs),
+        explanation="The full batch against the small batch, at equal samples, each at its own tuned rate: "
+        f"{told}. {_seen(pairs)}",
+    )
+
+
+def generalisation(results: Results) -> ClaimResult:
+    """C9: compares test loss, and its gap to the training loss at the same weights, of full batch and smallest small batch."""
+    pairs, level = _pairs(results)
+    if not pairs:
+        return _too_few()
+    settled = [pair.change <= FLAT for pair in pairs]
+    loss = [statistics.mean_interval(pair.differences(_test_loss), level=level) for pair in pairs]
+    gap = [statistics.mean_interval(pair.differences(_gap), level=level) for pair in pairs]
+    better = [flat and one.high < 0 for flat, one in zip(settled, loss, strict=True)]
+    overfits = [flat and one.low > 0 and g.low > 0 for flat, one, g in zip(settled, loss, gap, strict=True)]
+    same = [statistics.equivalence_p(pair.differences(_test_loss), MARGIN) < 1 - level for pair in pairs]
+    neither = [flat and one for flat, one in zip(settled, same, strict=True)]
+    said = [f"{text} {_under(pairs, who)}" for text, who in (("S4", better), ("S0", overfits)) if any(who)]
+    verdict = Ruling.conditional if said else Ruling.refuted if all(neither) else Ruling.undecided
+    told = "; ".join(
+        f"{_beside_small(pair)}: test loss {_told(one)}, gap at the same weights {_told(g)}"
+        f"{'' if flat else f', validation loss still changing by {pair.change:.0%} in the last fifth: not judged'}"
+        for pair, one, g, flat in zip(pairs, loss, gap, settled, strict=True)
+    )
+    return ClaimResult(
+        verdict=verdict,
+        condition=" and ".join(said) if verdict == Ruling.conditional else "",
+        measured=max(one.estimate for one in loss),
+        threshold=f"at a plateau (≤ {FLAT:.0%}): test loss below 0 (S4), above 0 with a larger gap (S0), or within ±{MARGIN:g} "
+        "nats (TOST: neither)",
+        n=_num(pairs),
+        explanation=f"The full batch less the small batch at equal samples, each at its own tuned rate: {told}. {_seen(pairs)}",
+    )
+
+
+def _pairs(results: Results) -> tuple[list[Pair], float]:
+    """Those with enough seeds, and the level of their intervals: Bonferroni over settings."""
+    found = [pair for pair in convergence.pairs(convergence.judged(convergence.trainings(results)))
+             if len(pair.differences(_test_loss)) >= FEWEST_SEEDS]  # fmt: skip
+    return found, 1 - LEVEL / max(1, len(found))
+
+
+def _too_few() -> ClaimResult:
+    return undecided(f"It takes {FEWEST_SEEDS} judging seeds, and rates of both batches inside the grid.", 0)
+
+
+def _test_loss(rows: pd.DataFrame) -> pd.Series[float]:
+    return rows["test_loss"].astype(float)
+
+
+def _gap(rows: pd.DataFrame) -> pd.Series[float]:
+    return rows["gap"].astype(float)
+
+
+def _log_roughness(rows: pd.DataFrame) -> pd.Series[float]:
+    return rows["curve_probe_loss"].map(lambda curve: math.log(convergence.roughness(curve)))
+
+
+def _beside_small(pair: Pair) -> str:
+    return f"{setting_name(pair.key)} against {pair.batch:g}"
+
+
+def _under(pairs: Sequence[Pair], chosen: Sequence[bool]) -> str:
+    return "under " + ", ".join(setting_name(pair.key) for pair, one in zip(pairs, chosen, strict=True) if one)
+
+
+def _told(one: Interval) -> str:
+    return f"{number(one.estimate)} ({number(one.low)} to {number(one.high)})"
+
+
+def _num(pairs: Sequence[Pair]) -> int:
+    return sum(len(pair.differences(_test_loss)) for pair in pairs)
+
+
+def _seen(pairs: Sequence[Pair]) -> str:
+    least = max(statistics.detectable(pair.differences(_test_loss)) for pair in pairs)
+    return f"With 80% power a difference of {number(least)} nats would have been seen in any setting."
+
+
+CLAIMS = (
+    Claim(
+        id="C8",
+        expects=Ruling.refuted,
+        rule="In settings with both rates inside the grid, at equal samples, paired by seed (Bonferroni over settings): it is so "
+        "where the full batch's curve of the probe loss is smoother than the smallest small batch's and its test loss lower "
+        f"(both intervals below 0), and not so where the curve is rougher or a gain of {MARGIN:g} nats is excluded. Confirmed "
+        "when so in every setting, refuted when not so in every one, conditional when each is one of both; else undecided.",
+        decide=smoother_and_better,
+    ),
+    Claim(
+        id="C9",
+        expects=Ruling.refuted,
+        rule=f"Of settings whose validation loss changes by at most {FLAT:.0%} over the last fifth: conditional when one of the "
+        "two articles is right in some, a lower test loss of the full batch (S4), or a higher one with a larger gap to the "
+        "training loss at the same weights (S0); refuted when all settings lie within "
+        f"±{MARGIN:g} nats (TOST); else undecided. Bonferroni over settings.",
+        decide=generalisation,
+    ),
+)
+
+
 EXPERIMENT = Experiment(
     name="convergence",
     title="Do the large batch, its accumulation and the small batch converge alike?",
@@ -157,9 +292,10 @@ EXPERIMENT = Experiment(
     "the loss that they reach, and in samples, optimizer steps and seconds to get there?",
     prediction="Without BatchNorm the accumulated run is the full batch: its test loss is the same, and differs over seeds "
     "as the permuted full batch does. The small batch needs fewer samples and more optimizer steps to every "
-    "target.",
+    "target, its curve is no rougher on the same samples, and it ends no worse.",
     rule=f"Rates are tuned on seeds from {TUNING_SEEDS} on and a validation split, and judged on other seeds and the test "
     "split. Same means TOST within half the standard deviation of the full batch between seeds; different, a "
     f"Holm-corrected paired test; anything else is undecided, as is all below {FEWEST_SEEDS} judging seeds.",
+    claims=CLAIMS,
     sections=(curves, endings, rates),
 )

@@ -1,14 +1,13 @@
-"""Does accumulation ask for another learning rate? Does a larger batch? And is what it trains better?"""
+"""Does accumulation ask for another learning rate, and does a larger batch?"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping
 
-import numpy as np
 import pandas as pd
 
-from analysis import learning_rates, optimizers
+from analysis import learning_rates
 from analysis.content import Block, Picture, Section, Table, Text, number
 from analysis.figures import optimizers as figures
 from analysis.learning_rates import RULES
@@ -123,91 +122,6 @@ def _said(one: Interval) -> str:
     return f"{number(one.estimate)} ({number(one.low)} to {number(one.high)})"
 
 
-def smoother_and_better(results: Results) -> ClaimResult:
-    """C8: compares the roughness of the loss of the same samples, and final held-out losses, at equal samples and equal steps."""
-    rows = learning_rates.trained(results)
-    rows = rows.assign(log_noise=np.log(rows["probe_noise"].astype(float)))
-    rough = learning_rates.large_less_small(rows, "log_noise", "tail_loss")
-    samples = learning_rates.large_less_small(rows, "judged_loss", "tuning_loss")
-    steps = learning_rates.large_less_small(rows, "early_held_out_loss", "early_held_out_loss")
-    if not rough or min(map(len, rough.values())) < LEAST_SEEDS or not samples:
-        return undecided(
-            f"It takes two batch sizes, {LEAST_SEEDS} seeds, and the loss of the same samples along each.", len(rows)
-        )
-    noise, equal, early = _intervals(rough), _intervals(samples), _intervals(steps)
-    holds = [name for name in noise if noise[name].high < 0 and equal[name].high < 0]
-    fails = [name for name in noise if noise[name].low > 0 or equal[name].low > -MARGIN]
-    at_steps = [name for name in early if early[name].high < 0]
-    if len(holds) == len(noise):
-        verdict = Ruling.confirmed
-    elif len(holds) + len(fails) < len(noise):
-        verdict = Ruling.undecided
-    else:
-        verdict = Ruling.conditional if holds or len(at_steps) == len(noise) else Ruling.refuted
-    where = (
-        f"under {', '.join(holds)}"
-        if holds
-        else "at equal steps, which for the large batch are more samples; not at equal samples"
-    )
-    words = "; ".join(
-        f"{name}: roughness of the loss of the same samples {math.exp(noise[name].estimate):.2f} times the small batch's "
-        f"({math.exp(noise[name].low):.2f} to {math.exp(noise[name].high):.2f}), held-out loss at equal samples "
-        f"{_said(equal[name])}, at equal steps {_said(early[name])}"
-        for name in noise
-    )
-    return ClaimResult(
-        verdict=verdict,
-        condition=where if verdict == Ruling.conditional else "",
-        measured=max(math.exp(one.estimate) for one in noise.values()),
-        threshold=f"roughness below 1 and held-out loss below 0: confirmed; above 1, or a gain of {MARGIN:g} nats excluded: "
-        "not so",
-        n=sum(map(len, rough.values())),
-        explanation="The window's batch against the smallest at equal samples, rates chosen by other seeds, paired by seed: "
-        f"{words}. {_seen(samples)}",
-    )
-
-
-def _seen(differences: Mapping[str, list[float]]) -> str:
-    """What these pairs could have shown."""
-    least = {name: statistics.detectable(own) for name, own in differences.items()}
-    return "With 80% power seen would be " + ", ".join(f"{number(value)} under {name}" for name, value in least.items()) + "."
-
-
-def generalisation(results: Results) -> ClaimResult:
-    """C9: compares held-out loss, and its gap to the training loss at the same weights, of the largest and the smallest batch."""
-    rows = learning_rates.trained(results)
-    rows = rows.assign(gap=rows["judged_loss"] - rows["probe_loss"])
-    losses, gaps = (learning_rates.large_less_small(rows, measure, "tuning_loss") for measure in ("judged_loss", "gap"))
-    seeds = min(map(len, losses.values()), default=0)
-    if seeds < LEAST_SEEDS:
-        return undecided(f"It takes {LEAST_SEEDS} seeds, to tell a difference of held-out losses from noise.", len(rows))
-    ends = learning_rates.others_choose(rows[rows["batch"].isin([rows["batch"].max(), rows["batch"].min()])], "tuning_loss")
-    moving = ends.groupby(["optimizer", "batch"])["plateau_change"].median().groupby("optimizer").max()
-    settled = [str(name) for name, change in moving.items() if change <= PLATEAU]
-    loss, gap = _intervals(losses), _intervals(gaps)
-    better = [name for name in settled if loss[name].high < 0]
-    overfits = [name for name in settled if loss[name].low > 0 and gap[name].low > 0]
-    equal = [name for name in settled if statistics.equivalence_p(losses[name], MARGIN) < LEVEL / len(loss)]
-    neither = Ruling.refuted if len(equal) == len(loss) else Ruling.undecided
-    verdict = Ruling.conditional if better or overfits else neither
-    said = [f"{text} under {', '.join(names)}" for text, names in (("S4", better), ("S0", overfits)) if names]
-    words = "; ".join(
-        f"{name}: held-out loss {_said(loss[name])}, gap at the same weights {_said(gap[name])}"
-        f"{'' if name in settled else f', still changing by {moving[name]:.0%} in the last fifth: undertrained, not judged'}"
-        for name in loss
-    )
-    return ClaimResult(
-        verdict=verdict,
-        condition=" and ".join(said) if verdict == Ruling.conditional else "",
-        measured=max(one.estimate for one in loss.values()),
-        threshold=f"on a plateau (≤ {PLATEAU:.0%}): held-out loss below 0 (S4), above 0 with a larger gap (S0), or within "
-        f"±{MARGIN:g} nats (TOST: neither)",
-        n=sum(map(len, losses.values())),
-        explanation="The largest batch less the smallest at equal samples, rates chosen by other seeds on one half of the "
-        f"held-out images and judged on the other: {words}. {_seen(losses)} This rests on a perceptron and 1,500 digits.",
-    )
-
-
 def best_batches(results: Results) -> ClaimResult:
     """G10: tests whether some batch outside 32 to 512 is better than every one inside that was trained."""
     rows = learning_rates.trained(results)
@@ -252,24 +166,6 @@ CLAIMS = (
         "edge of the grid. Confirmed when all are stable, refuted when all are unstable, conditional when some are each, else "
         "undecided.",
         decide=linear_scaling_is_stable,
-    ),
-    Claim(
-        id="C8",
-        expects=Ruling.conditional,
-        rule="At equal samples, on the same probe samples, paired by seed, for every optimizer: confirmed when the large batch "
-        f"is smoother and ends better (both intervals below 0); not so where it is rougher or a gain of {MARGIN:g} nats is "
-        "excluded. Conditional when it is not so, but better at equal steps, or so under some optimizer; refuted when not even "
-        "that; else undecided.",
-        decide=smoother_and_better,
-    ),
-    Claim(
-        id="C9",
-        expects=Ruling.refuted,
-        rule=f"Of optimizers whose training loss changes by at most {PLATEAU:.0%} over the last fifth, rates chosen by other "
-        "seeds on other images: conditional when one of the two articles is right for some, a lower held-out loss (S4), or a "
-        f"higher one with a larger gap at the same weights (S0); refuted when all lie within ±{MARGIN:g} nats (TOST); else "
-        "undecided.",
-        decide=generalisation,
     ),
     Claim(
         id="G10",
@@ -338,54 +234,16 @@ def _rule_table(results: Results) -> Table:
     return Table(head, cells, "Rules for the learning rate at equal samples; nats per sample, means over seeds. -: NaN.")
 
 
-def curves(material: Material) -> Section | None:
-    """Noise and held-out losses of the largest and the smallest batch."""
-    rows = learning_rates.trained(material.results)
-    if rows.empty or rows["batch"].nunique() < 2:
-        return None
-    head = (
-        "optimizer",
-        "roughness: large",
-        "small",
-        "loss at equal steps: large",
-        "small",
-        "at equal samples: large",
-        "small",
-    )
-    cells = tuple(
-        (
-            str(row["optimizer"]),
-            *(number(row[f"{name}_{size}"]) for name in ("noise", "steps", "samples") for size in ("large", "small")),
-        )
-        for row in learning_rates.comparison(rows).to_dict("records")
-    )
-    differences = learning_rates.largest_less_smallest(rows)
-    words = [
-        f"{name}: {optimizers.interval(own['held_out'])}, n = {len(own)}. {optimizers.power(list(own['held_out']))}"
-        for name, own in differences.groupby("optimizer")
-    ]
-    text = Text(
-        f"A batch of {rows['batch'].max():g} against one of {rows['batch'].min():g}, each at the best rate for what is compared. "
-        f"At equal steps the large batch sees {learning_rates.batch_ratio(rows):g} times the samples; at equal samples the small "
-        f"one takes as many times the steps. Held-out loss at equal samples, large minus small, paired by seed: {' '.join(words)}"
-    )
-    caption = (
-        "Roughness: of the loss of the same samples after every window, second differences of the second half. Losses in nats."
-    )
-    return Section("Smoother and better?", (text, Table(head, cells, caption)))
-
-
 EXPERIMENT = Experiment(
     name="learning_rate",
     title="Does accumulation ask for another learning rate?",
-    question="How do the best learning rate, the loss curve and the trained model compare with those of the true large batch, "
-    "and with those of the small batch that one would otherwise train with?",
+    question="How does the best learning rate compare with that of the true large batch, and with that of the small batch that "
+    "one would otherwise train with?",
     prediction="Compared with the true batch nothing changes. Compared with the small batch the best rate grows with B / b, but "
-    "less than linearly beyond the noise scale; its curve is no smoother on the same samples; at equal samples the small batch "
-    "is no worse.",
+    "less than linearly beyond the noise scale.",
     rule="The rates are octaves, the same for all batch sizes; the best has the lowest mean over seeds. Stable means within "
     f"{STABLE:g} nats of the best rate's training loss. Held-out losses are compared from {LEAST_SEEDS} seeds on. All of it "
     "holds for this model and length.",
     claims=CLAIMS,
-    sections=(true_batch, over_rates, curves),
+    sections=(true_batch, over_rates),
 )

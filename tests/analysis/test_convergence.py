@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from analysis import convergence
-from analysis.convergence import Comparison, Reach, area, drift, median_reach, reach
+from analysis.convergence import Comparison, Reach, area, drift, median_reach, reach, roughness
 
 SAMPLES = [float(i) for i in range(0, 1010, 10)]
 
@@ -28,6 +28,14 @@ def test_area_and_drift() -> None:
     assert area(SAMPLES, loss) == pytest.approx(300 * (1 - math.exp(-10 / 3)) / 1000, rel=1e-4)
     assert abs(drift([1.0] * 50)) < convergence.FLAT < abs(drift(loss))
     assert drift([3.0] * 40 + [2.0] * 5 + [1.0] * 5) == pytest.approx(-0.5)
+
+
+def test_roughness_is_the_deviation_of_white_noise_and_blind_to_a_steady_decay() -> None:
+    noise = np.random.default_rng(0).normal(0, 0.03, 20_000)
+    assert roughness(np.exp(noise).tolist()) == pytest.approx(0.03, rel=0.03)
+    assert roughness(np.exp(noise - np.linspace(0, 9, 20_000)).tolist()) == pytest.approx(0.03, rel=0.03)
+    assert roughness(np.exp(-np.linspace(0, 9, 50)).tolist()) == pytest.approx(0, abs=1e-12)
+    assert roughness([1e6, 1.0, *[1.0] * 18]) == 0, "the first tenth is not looked at"
 
 
 def kaplan_meier(costs: list[float], reached: list[bool]) -> float:

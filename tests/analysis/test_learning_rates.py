@@ -20,19 +20,6 @@ def test_scaling_from_the_smallest_batch() -> None:
     assert learning_rates.batch_ratio(rows) == 16
 
 
-def test_the_largest_batch_beside_the_smallest() -> None:
-    rows = learning_rates.trained(results(trained(worse=0.01, gap=0.02)))
-    table = learning_rates.comparison(rows).set_index("optimizer").loc["sgd"]
-    assert table["noise_large"] == pytest.approx(1.5 * 1.02) and table["noise_small"] == 1.0
-    assert (table["steps_large"], table["steps_small"]) == pytest.approx((0.21, 1.2)), "the best rate, and 1 more at few steps"
-    assert (table["samples_large"], table["samples_small"]) == pytest.approx((0.23, 0.2))
-    differences = learning_rates.largest_less_smallest(rows)
-    own = differences[differences["optimizer"] == "adam"]
-    assert own["held_out"].to_list() == pytest.approx([0.03 + 1e-3 * (seed - 2) for seed in range(5)]), "paired by seed"
-    assert own["gap"].to_list() == pytest.approx([0.02 + 1e-3 * (seed - 2) for seed in range(5)])
-    assert learning_rates.largest_less_smallest(rows[rows["batch"] == 8]).empty
-
-
 def test_no_seed_chooses_its_own_rate() -> None:
     """A seed that is lucky at one rate does not make that rate its own."""
     rows = learning_rates.trained(results(trained()))

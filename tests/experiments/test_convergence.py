@@ -9,7 +9,7 @@ import pytest
 
 from analysis import ledger, report
 from analysis.content import Table
-from analysis.question import Material
+from analysis.question import ClaimResult, Material, Ruling
 from experiments import balance_loss, convergence
 from harness.config import DataConfig, HarnessConfig, LastWindow, OptimizerConfig, Study, TrackingConfig, TrackingMode
 from harness.sweep.experiment import run_one
@@ -37,6 +37,58 @@ def test_an_effect_is_judged_at_tuned_rates_inside_the_grid_and_with_enough_seed
     assert set(verdicts(rows(0.05, seeds=4)).values()) == {"undecided"}
 
 
+OPEN = Ruling.needs_full_grid
+
+
+def decided(
+    frame: pd.DataFrame, *, wobble: float = 0.1, gap: float = 0.0, falling: float = 0.0
+) -> tuple[ClaimResult, ClaimResult]:
+    """C8 and C9. `wobble`: of the small batch's curve, otherwise 0.1; `gap`: more in the full batch; `falling`: at the end."""
+    is_small = frame["arm"] == "small_batch"
+    waves = [1 + 0.01 * ((7 * seed) % 5 - 2) for seed in frame["seed"]]  # chance, the other way in the two arms
+    waves = [wobble / wave if small else 0.1 * wave for wave, small in zip(waves, is_small, strict=True)]
+    fall = [1.0 if i < 46 else 1 - falling for i in range(51)]
+    curves = {
+        "curve_probe_loss": [[a * (1 + wave * (-1) ** i) for i, a in enumerate(c)]
+                             for c, wave in zip(frame["curve_probe_loss"], waves, strict=True)],
+        "curve_validation_loss": [[end * f for f in fall] for end in frame["validation_loss"]],
+    }  # fmt: skip
+    about = {"study": "learning_curves", "rate": 0.1, "test_accuracy": 0.5, "step_samples": 16, "gap": gap * ~is_small}
+    found = results(frame.assign(**about, **curves).to_dict("records"))  # type: ignore[arg-type]
+    by_id = ledger.findings(convergence.EXPERIMENT, found)
+    return by_id["C8"], by_id["C9"]
+
+
+def two_settings(one: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
+    return pd.concat([one, other.assign(optimizer="adam", trial=other["trial"] + "-adam")], ignore_index=True)
+
+
+@pytest.mark.parametrize(
+    ("frame", "changes", "smoother", "better"),
+    [
+        (rows(0.05), {"wobble": 0.2}, Ruling.confirmed, Ruling.conditional),  # S4
+        (rows(0.05), {}, Ruling.undecided, Ruling.conditional),  # better, and as smooth
+        (rows(-0.05), {"wobble": 0.2, "gap": 0.02}, Ruling.refuted, Ruling.conditional),  # S0: worse, with a larger gap
+        (rows(-0.05), {}, Ruling.refuted, Ruling.undecided),  # worse, with the same gap: neither article
+        (rows(0.0), {"wobble": 0.2}, Ruling.refuted, Ruling.refuted),  # a gain is excluded, the same by TOST
+        (rows(0.0), {"falling": 0.2}, Ruling.refuted, Ruling.undecided),  # undertrained
+        (rows(0.0, noise=0.2), {"wobble": 0.2}, Ruling.undecided, Ruling.undecided),
+        (two_settings(rows(0.05), rows(-0.05)), {"wobble": 0.2}, Ruling.conditional, Ruling.conditional),
+        (rows(0.05, seeds=4), {}, OPEN, OPEN),
+        (rows(0.05, best=0.4), {}, OPEN, OPEN),  # the best rate is at an end of the grid
+    ],
+)
+def test_smoother_and_better(frame: pd.DataFrame, changes: dict[str, float], smoother: Ruling, better: Ruling) -> None:
+    assert tuple(one.verdict for one in decided(frame, **changes)) == (smoother, better)
+
+
+def test_a_condition_names_its_setting_and_numbers_are_those_that_were_planted() -> None:
+    smoother, better = decided(two_settings(rows(0.05), rows(-0.05)), wobble=0.2, gap=0.02)
+    assert smoother.condition == "under mnist1d (none), sgd, B = 64"
+    assert better.condition == "S4 under mnist1d (none), sgd, B = 64 and S0 under mnist1d (none), adam, B = 64"
+    assert smoother.n == 20 and smoother.measured == pytest.approx(0.05, abs=0.005)
+
+
 def test_the_finding_on_the_balance_loss_follows_the_numbers() -> None:
     frame = pd.DataFrame([
         {"arm": arm, "accumulation_steps": num, "gradient_error": error, "identity_error": 1e-16}
@@ -56,8 +108,7 @@ def test_the_finding_on_the_balance_loss_follows_the_numbers() -> None:
 
 
 def test_without_claims_nothing_is_said_to_have_held() -> None:
-    for experiment in (convergence.EXPERIMENT, balance_loss.EXPERIMENT):
-        assert ledger.answer(experiment, results([{"trial": "a"}])).holds is None
+    assert ledger.answer(balance_loss.EXPERIMENT, results([{"trial": "a"}])).holds is None
 
 
 @pytest.mark.slow

@@ -100,7 +100,6 @@ WAITS_IN_STEPS: dict[str, dict[str, int]] = {
     "by_hand_undivided": {"_to_copy in hand_written.sample_ids": 92},
     "example_language_model": {"_local_scalar_dense in custom.num_terms": 96, "_local_scalar_dense in custom.forward": 161},
     "batch_sizes": {
-        "tolist in batch_sizes.note": 6,
         "_local_scalar_dense in batch_sizes.note": 6,
         "_local_scalar_dense in training.outcome": 6,
     },
@@ -113,7 +112,7 @@ READS: dict[Study, int] = {
     Study.remedies: 87,
     Study.batch_statistics: 496,
     Study.optimizer_states: 199,
-    Study.batch_sizes: 38,
+    Study.batch_sizes: 26,
     Study.optimizer_memory: 61,
     Study.epoch_tail: 2996,
     Study.update_size: 16,
