@@ -2,6 +2,7 @@
 
 A tenth of the training samples, by the trial's seed, is set aside for choosing learning rates; windows are of the others, and the
 held-out samples are the test. Every arm sees the same windows in the same order: those that accumulate, and those that
+take an optimizer step after every micro-batch.
 """
 
 from __future__ import annotations
