@@ -93,25 +93,26 @@ def endings(material: Material) -> Section | None:
     beside = {one.key: one for one in convergence.beside_full(judged)}
     head = ("setting", "arm", "n", "rate", "inside the grid", "test loss", "less the full batch's", "margin", "verdict",
             "spread over the null's", "with recalibrated BatchNorm",
-            "gap to the probe loss", "mean loss over samples", "at a plateau")  # fmt: skip
+            "gap to the probe loss", "mean loss over samples", "plateau: probe loss", "validation loss")  # fmt: skip
     cells = []
     for key, own in judged.groupby([*SETTING, *ARM]):
         areas = [convergence.area(*pair) for pair in zip(own["curve_samples"], own["curve_probe_loss"], strict=True)]
-        flat = sum(abs(convergence.drift(curve)) < FLAT for curve in own["curve_probe_loss"])
+        flat = [sum(abs(convergence.drift(curve)) < FLAT for curve in own[f"curve_{loss}_loss"])
+                for loss in ("probe", "validation")]  # fmt: skip
         cells.append((
             setting_name(key[:4]), arm_name(*key[4:]), str(len(own)), number(float(own["rate"].iloc[0])),
             "yes" if own["interior"].all() else "no: an end",
             number(own["test_loss"].mean()), *_beside(beside.get(key), _is_tuned(judged, key)),
             number(own["recalibrated_test_loss"].astype(float).mean()), number(own["gap"].mean()),
-            number(sum(areas) / len(areas)), f"{flat} of {len(own)}",
+            number(sum(areas) / len(areas)), *(f"{count} of {len(own)}" for count in flat),
         ))  # fmt: skip
     text = Text(
         "Each arm at its tuned rate, on seeds that tuned nothing; the seed draws the split, the initial weights and the "
         f"order. Same: TOST within half the standard deviation of the full batch's test loss between seeds, at {LEVEL:g}; "
         "better or worse: paired t tests, Holm-corrected over the table; all else is undecided, also an arm whose rate, or "
-        f"the full batch's, is at an end of the grid, and everything below {FEWEST_SEEDS} seeds. A training is at its "
-        f"plateau when the probe loss moves by less than {FLAT:.0%} within its last fifth; where it is not, its loss is "
-        "that after these samples and no more."
+        f"the full batch's, is at an end of the grid, and everything below {FEWEST_SEEDS} seeds. A loss is at its plateau where it "
+        f"moves by less than {FLAT:.0%} within the last fifth: that of the probe set, which is trained on, may fall on after the "
+        "validation loss has ended to. Where neither is, a loss is that after these samples and no more."
     )
     return Section("Where trainings end", (text, Table(head, tuple(cells), "Means over the judging seeds; nats per loss term.")))
 
