@@ -110,9 +110,9 @@ def endings(material: Material) -> Section | None:
         "Each arm at its tuned rate, on seeds that tuned nothing; the seed draws the split, the initial weights and the "
         f"order. Same: TOST within half the standard deviation of the full batch's test loss between seeds, at {LEVEL:g}; "
         "better or worse: paired t tests, Holm-corrected over the table; all else is undecided, also an arm whose rate, or "
-        f"the full batch's, is at an end of the grid, and everything below {FEWEST_SEEDS} seeds. A loss is at its plateau where it "
-        f"moves by less than {FLAT:.0%} within the last fifth: that of the probe set, which is trained on, may fall on after the "
-        "validation loss has ended to. Where neither is, a loss is that after these samples and no more."
+        f"the full batch's, is at an end of the grid, and everything below {FEWEST_SEEDS} seeds. A loss is at its plateau "
+        f"where it moves by less than {FLAT:.0%} within the last fifth; the probe loss, of samples that are trained on, may "
+        "fall on after the validation loss has ended to. Where neither is flat, losses are those after these samples."
     )
     return Section("Where trainings end", (text, Table(head, tuple(cells), "Means over the judging seeds; nats per loss term.")))
 
