@@ -42,16 +42,18 @@ def words(arm: str) -> str:
 def decided(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows of the deciding seeds, each method and N at the learning rate that the tuning seeds rank highest.
 
-    Where there is one learning rate alone, nothing is to be chosen; where there are several and no tuning seeds, nothing is left.
+    `interior`: whether that rate lies inside those tried. Where there is one learning rate alone, nothing is to be chosen; where
+    there are several and no tuning seeds, nothing is left.
     """
     if rows.empty or rows["lr"].nunique() == 1:
-        return rows[rows["seed"] < TUNING_SEEDS] if len(rows) else rows
+        return rows[rows["seed"] < TUNING_SEEDS].assign(interior=True) if len(rows) else rows
     tuning = rows[rows["seed"] >= TUNING_SEEDS]
     means = tuning.groupby(["arm", "accumulation_steps", "lr"])["reciprocal_rank"].mean()
     best = {key[:2]: key[2] for key in means.groupby(level=[0, 1]).idxmax()} if len(means) else {}
     keys = zip(rows["arm"], rows["accumulation_steps"], strict=True)
     is_best = rows["lr"].eq(pd.Series([best.get(key, math.nan) for key in keys], index=rows.index))
     own = rows[is_best & (rows["seed"] < TUNING_SEEDS)]
+    own = own.assign(interior=own["lr"].between(rows["lr"].min(), rows["lr"].max(), inclusive="neither"))
     # The full batch is in the trials of every N, and is the same there.
     return own.drop_duplicates(["arm", "accumulation_steps", "seed", "group"])
 
@@ -121,7 +123,8 @@ def retrieval_section(material: Material) -> Section | None:
     cells = tuple(_trained_row(key, own) for key, own in rows.groupby(["arm", "accumulation_steps"]))
     caption = (
         "Means over seeds (medians of seconds). cosine: of the gradient with the full batch's at the method's own weights, "
-        "second half of the training. Held: bytes of representations, their gradients and banks, beside the graph."
+        "second half of the training. Held: bytes of representations, their gradients and banks, beside the graph. An end: the "
+        "best rate is the smallest or the largest that was tried, and another may be better still."
     )
     return Section("Recall, bytes, seconds", (Text(_advice(rows)), picture, Table(head, cells, caption)))
 
@@ -137,7 +140,8 @@ def _trained_row(key: Any, own: pd.DataFrame) -> tuple[str, ...]:
         own["seconds"].median(),
         own["forwards"].median(),
     )
-    about = (words(arm), str(num), f"{own['micro_batch'].iloc[0]:.0f}", number(own["lr"].iloc[0]), str(own["seed"].nunique()))
+    rate = number(own["lr"].iloc[0]) + ("" if own["interior"].all() else " (an end)")
+    about = (words(arm), str(num), f"{own['micro_batch'].iloc[0]:.0f}", rate, str(own["seed"].nunique()))
     return (*about, *map(number, (*shares, *sizes, own["cosine"].mean(), own["norm_ratio"].median())))
 
 

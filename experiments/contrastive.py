@@ -87,20 +87,32 @@ def banks_beat_accumulation(results: Results) -> ClaimResult:
     if max(one[4] for one in found) > PLATEAU:
         return undecided(f"The last quarter of the training added more than {PLATEAU:g} point: no plateau yet.", n)
     better, no_better = [one[2].low > 0 for one in found], [one[2].high < MARGIN for one in found]
-    verdict = Ruling.confirmed if all(better) else Ruling.refuted if all(no_better) else Ruling.conditional
+    compared = rows[rows["arm"].isin(["accumulated", *(one[0] for one in found)])]
+    at_end = sorted({shown.words(arm) for arm in compared.loc[~compared["interior"].astype(bool), "arm"]})
+    verdict = (
+        Ruling.undecided if at_end
+        else Ruling.confirmed if all(better)
+        else Ruling.refuted if all(no_better)
+        else Ruling.conditional if all(a or b for a, b in zip(better, no_better, strict=True))
+        else Ruling.undecided
+    )  # fmt: skip
+    where = ", ".join(
+        f"N = {one[1]} and {one[0].partition('@')[2]} pairs" for one, is_so in zip(found, better, strict=True) if is_so
+    )
     listed = "; ".join(
         f"N = {num}, {arm}: {number(apart.estimate)} ({number(apart.low)} to {number(apart.high)})"
         for arm, num, apart, *_ in found
     )
+    edge = f"The best learning rate is at an end of those tried for: {', '.join(at_end)}. " if at_end else ""
     return ClaimResult(
         verdict=verdict,
-        condition="at some N and sizes of the bank" if verdict == Ruling.conditional else "",
+        condition=f"at {where}" if verdict == Ruling.conditional else "",
         measured=min(one[2].estimate for one in found),
         threshold=f"confirmed > 0, refuted < {MARGIN:g} point, at every N",
         n=n,
-        explanation=f"Points of mean reciprocal rank that ContAccum has over accumulation at equal bytes: {listed}. Towers "
-        "start at random; a dense retriever that starts from a pretrained encoder moves less between a bank's entries and "
-        "their use.",
+        explanation=f"Points of mean reciprocal rank that ContAccum has over accumulation at equal bytes: {listed}. "
+        f"{edge}Towers start at random; a dense retriever that starts from a pretrained encoder moves less between a bank's "
+        "entries and their use.",
     )
 
 
@@ -204,7 +216,7 @@ CLAIMS = (
         rule=f"Banks of at most {EQUAL:g} times accumulation's bytes, each method at the learning rate that other seeds chose, "
         f"at a plateau (the last quarter adds at most {PLATEAU:g} point), {FEWEST_SEEDS} seeds or more. Confirmed when the 95% "
         f"interval of the paired difference of mean reciprocal ranks is above 0 at every N; refuted when below {MARGIN:g} point "
-        "at every N; conditional otherwise.",
+        "at every N; conditional when each N is one of both; else, or with a rate at an end of the grid, undecided.",
         decide=of_one_corpus(banks_beat_accumulation),
     ),
     Claim(

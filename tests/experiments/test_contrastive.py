@@ -83,11 +83,12 @@ def trained(
     full_bytes: float = 4.0,
     rates: tuple[float, ...] = (0.1,),
     tuning: int = 0,
+    scatter: float = 0.001,  # of reciprocal ranks
 ) -> list[dict[str, Any]]:
     noise = np.random.default_rng(0)
     rows = []
     for seed, num, lr in itertools.product([*range(1, seeds + 1), *range(100, 100 + tuning)], (4, 16), rates):
-        good = 0.0 if lr == rates[-1] else -0.05
+        good = 0.0 if lr == rates[len(rates) // 2] else -0.05
         methods = {
             "full": (0.15, full_bytes, 1.0, 0.9), "accumulated": (0.10, 1.0, 1.0, 0.9), "grad_cache": (0.15, 1.0, 1.8, 0.9),
             "dual_bank@8": (0.10 + gain / 100, bank_bytes, slower, ratios[1]), "passage_bank@8": (0.1, 1.0, 1.1, ratios[0]),
@@ -96,7 +97,7 @@ def trained(
         rows += [
             {"study": "retrieval", "corpus": "a", "trial": f"{seed} {num} {lr}", "group": f"{num} {lr}", "seed": seed, "lr": lr,
              "arm": arm,
-             "accumulation_steps": 1 if arm == "full" else num, "reciprocal_rank": rank + good + 0.001 * noise.normal(),
+             "accumulation_steps": 1 if arm == "full" else num, "reciprocal_rank": rank + good + scatter * noise.normal(),
              "gain_of_last_quarter": late, "total_bytes": size, "seconds": seconds, "norm_ratio": ratio}
             for arm, (rank, size, seconds, ratio) in methods.items()
         ]  # fmt: skip
@@ -114,7 +115,9 @@ def trained(
         ({"late": 0.02}, Ruling.needs_full_grid),
         ({"bank_bytes": 1.3}, Ruling.needs_full_grid),
         ({"rates": (0.1, 0.2)}, Ruling.needs_full_grid),  # and nothing that would choose one
-        ({"rates": (0.1, 0.2), "tuning": 2}, Ruling.confirmed),
+        ({"rates": (0.1, 0.2, 0.4), "tuning": 2}, Ruling.confirmed),
+        ({"rates": (0.1, 0.2), "tuning": 2}, Ruling.undecided),  # the best is an end of the grid
+        ({"scatter": 0.03}, Ruling.undecided),
     ],
 )
 def test_f2c(changes: dict[str, Any], verdict: Ruling) -> None:
