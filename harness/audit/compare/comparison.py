@@ -112,7 +112,7 @@ def _step_facts(track: str, candidate: Run, aligned: Aligned, allowed: Gates) ->
         gate=gate,
         consumed=consumed,
         raw=unclipped,
-        window=_window(mine, theirs),
+        window=_window(mine, theirs, aligned.keep),
         accumulator=_accumulator(mine, a, first=before is None, wrong=wrong),
         scaling=_scaling(mine, theirs),
         precision=_precision(mine, theirs, nulls, candidate, a, g, wrong=wrong),
@@ -151,14 +151,16 @@ def _compared(a: Vector, g: Vector, distance: float | None = None) -> Compared:
     return Compared(distance=seen.distance if distance is None else distance, scale=seen.scale, cosine=seen.cosine)
 
 
-def _window(mine: Step, theirs: Step) -> Window:
-    inside = [b.moved for b in mine.backwards[1:] if b.moved is not None]
-    inside += [mine.moved] if mine.moved is not None else []
+def _window(mine: Step, theirs: Step, keep: np.ndarray) -> Window:
+    inside, usual = _moves_inside(mine), _moves_inside(theirs)
     later = mine.backwards[1:]
+    apart = _otherwise(np.sum(inside, axis=0), np.sum(usual, axis=0), mine.before, keep) if inside and usual else None
     return Window(
         backwards=len(mine.backwards),
         reference_backwards=len(theirs.backwards),
         rows=compare_rows(mine, theirs),
+        forwards=max((b.forwards for b in mine.backwards), default=0),
+        reference_forwards=max((b.forwards for b in theirs.backwards), default=0),
         num_rows=mine.num_rows,
         rows_each=tuple(len(b.rows or ()) for b in giving(mine)),
         without_terms=sum(b.contribution is not None and not b.contribution.any() for b in mine.backwards),
@@ -167,10 +169,27 @@ def _window(mine: Step, theirs: Step) -> Window:
         drawn_outside=any(b.outside for b in mine.backwards),
         drawn_between=bool(later) and all(b.outside for b in later),
         moves=len(inside),
-        reference_moves=sum(b.moved is not None for b in theirs.backwards[1:]) + (theirs.moved is not None),
+        reference_moves=len(usual),
         move_along_weights=cosine(np.sum(inside, axis=0), mine.before) if inside else math.nan,
+        moved_apart=float(np.linalg.norm(apart) / np.linalg.norm(mine.before)) if apart is not None else 0.0,
+        apart_along_weights=cosine(apart, mine.before[keep]) if apart is not None else math.nan,
         moved_before=_moved_before(mine, theirs),
     )
+
+
+def _moves_inside(step: Step) -> list[Vector]:
+    """Movements of the parameters between the window's first backward and the optimizer's step."""
+    moves = [*(b.moved for b in step.backwards[1:]), step.moved]
+    return [moved for moved in moves if moved is not None]
+
+
+def _otherwise(moved: Vector, usual: Vector, before: Vector, keep: np.ndarray) -> Vector | None:
+    """How much further parameters `before` [P] moved than usual, noise left out; None where other weights may have made that."""
+    if moved.shape != usual.shape or not np.isfinite(moved).all() or not np.isfinite(usual).all():
+        return None
+    a, b = moved[keep], usual[keep]
+    apart, largest = float(np.linalg.norm(a - b)), max(float(np.linalg.norm(a)), float(np.linalg.norm(b)))
+    return a - b if apart > OTHER_MOVE * largest and np.any(before) else None
 
 
 def _moved_before(mine: Step, theirs: Step) -> float:

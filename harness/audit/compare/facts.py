@@ -49,7 +49,8 @@ class Fits:
     sum_line: float = inf  # a is a positive multiple of s
     own_sum: float = inf  # a is s
     sums: float = inf  # s is the reference's own s
-    stale: float = inf  # a is s and the gradient of the step before
+    sums_line: float = inf  # a positive multiple of that
+    stale: float = inf  # a is s and the gradient of the step before, or that of some tensors
     clipped_then_divided: float = inf  # the clipped sum, divided by N afterwards
     first: float = inf  # a positive multiple of what the first backward gave
     last: float = inf
@@ -91,6 +92,8 @@ class Window:
     backwards: int
     reference_backwards: int
     rows: Rows
+    forwards: int = 1  # most of a single backward
+    reference_forwards: int = 1
     num_rows: int = 0  # 0 when unknown
     rows_each: tuple[int, ...] = ()  # of the backwards that gave something; 0 when unknown
     kept: bool = True  # whether the contributions of the window were kept
@@ -101,6 +104,8 @@ class Window:
     moves: int = 0  # times the parameters moved between the backwards
     reference_moves: int = 0
     move_along_weights: float = nan  # cosine of that movement with the parameters
+    moved_apart: float = 0.0  # how far they moved there, beside the reference's; relative to them
+    apart_along_weights: float = nan  # cosine of that difference with the parameters
     moved_before: float = 0.0  # how far the parameters were moved since the step before, beside the reference's; relative to them
 
 

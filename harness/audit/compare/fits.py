@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -109,9 +110,21 @@ def _of_sum(
         sum_line=off_line(a, total),
         own_sum=distance(a, total),
         sums=distance(total, theirs.total if theirs.total is not None else g),
-        stale=min((distance(a, v + total) for v in left if _counts(v, g, gate)), default=math.inf),
+        sums_line=off_line(total, theirs.total if theirs.total is not None else g),
+        stale=min(
+            (distance(a, v + total) for v in map(partial(_left, mine, a - total), left) if _counts(v, g, gate)), default=math.inf
+        ),
         clipped_then_divided=_clipped_then_divided(mine, n),
     )
+
+
+def _left(step: Step, more: Vector, before: Vector) -> Vector:
+    """What is left of the gradient of the step before: that of the tensors whose gradients have `more` of it than nothing."""
+    kept = np.zeros_like(before)
+    for part in slices(step).values():
+        if np.linalg.norm(more[part] - before[part]) < np.linalg.norm(more[part]):
+            kept[part] = before[part]
+    return kept
 
 
 def _clipped_then_divided(mine: Step, n: int) -> float:

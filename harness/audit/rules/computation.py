@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
-from harness.audit.compare.facts import OneTerm, RowFacts, StepFacts
+from harness.audit.compare.facts import OneTerm, RowFacts, StepFacts, WeightedSum
 from harness.audit.evidence import Finding
 from harness.audit.rules.finding import (
     CONDITION_LIMIT,
@@ -18,6 +19,7 @@ from harness.audit.rules.finding import (
     same_factor,
     same_row,
 )
+from harness.audit.rules.weights import own_means
 from harness.judge.cause import Cause
 
 ALMOST = 0.01  # of a difference, which is left where a cause explains the rest of it
@@ -84,6 +86,8 @@ def _evidence(facts: StepFacts) -> dict[str, Any]:
 
 def _by_term(facts: StepFacts) -> list[Finding]:
     """Terms of the loss one by one: some agree, hence the forwards do, and each of the others is wrong in a way of its own."""
+    if found := _by_micro_batch(facts):
+        return found
     if term := _one_term(facts):
         return [term]
     each = facts.probe.by_term.each if facts.probe.by_term is not None else ()
@@ -93,12 +97,27 @@ def _by_term(facts: StepFacts) -> list[Finding]:
     return [one for place, term in off for one in _wrong_term(facts, term, f"term {place + 1} of {len(each)} of the loss")]
 
 
-def _one_term(facts: StepFacts) -> Finding | None:
-    """The reference gradient is a sum of the terms of the loss, one of which counts otherwise than the rest."""
+def _summed_terms(facts: StepFacts) -> WeightedSum | None:
+    """The terms of the loss, where the reference gradient is a sum of them with positive weights."""
     if facts.probe.by_term is None:
         return None
     seen = facts.probe.by_term.parts
-    if seen.residual > facts.gate or seen.condition > CONDITION_LIMIT or min(seen.weights) <= 0:
+    known = seen.residual <= facts.gate and seen.condition <= CONDITION_LIMIT and min(seen.weights) > 0
+    return seen if known else None
+
+
+def _by_micro_batch(facts: StepFacts) -> list[Finding]:
+    """One backward for the whole window, whose loss has a term for every forward: these are its micro-batches."""
+    seen, window = _summed_terms(facts), facts.window
+    if seen is None or window.backwards != 1 or not window.reference_forwards < window.forwards == len(seen.weights):
+        return []
+    return own_means(replace(facts, parts=seen, window=replace(window, backwards=window.forwards)))
+
+
+def _one_term(facts: StepFacts) -> Finding | None:
+    """The reference gradient is a sum of the terms of the loss, one of which counts otherwise than the rest."""
+    seen = _summed_terms(facts)
+    if seen is None:
         return None
     off = [place for place, weight in enumerate(seen.weights) if abs(weight - 1) > UNEQUAL]
     if not 0 < len(off) < len(seen.weights):

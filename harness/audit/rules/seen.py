@@ -16,7 +16,12 @@ ONE_NORM = 1e-4  # relative; norms that differ by less are one
 
 def seen_directly(facts: StepFacts) -> list[Finding]:
     """Where gradients agree, movements inside the window and gradients carried over; scaling and clipping where they differ."""
-    found = [*_moves(facts), *_moved_before(facts), *_clipped_while_scaled(facts), *_not_cleared(facts)]
+    found = [
+        *(_moves(facts) or _moved_further(facts)),
+        *_moved_before(facts),
+        *_clipped_while_scaled(facts),
+        *_not_cleared(facts),
+    ]
     if facts.gradients_agree:
         return found
     return [*found, *_loss_scale(facts), *_clipped_inside(facts), *_other_limit(facts)]
@@ -31,6 +36,19 @@ def _moves(facts: StepFacts) -> list[Finding]:
         message = f"the parameters shrink {window.moves} times in the window, outside the optimizer's step"
         return [at(facts, Cause.weight_decay_per_micro_batch, "seen", evidence, message)]
     message = f"the parameters move {window.moves} times inside the window"
+    return [at(facts, Cause.unexplained, "seen", evidence, message)]
+
+
+def _moved_further(facts: StepFacts) -> list[Finding]:
+    """Equal gradients, and between a backward and the step the parameters go further than at N=1."""
+    window = facts.window
+    if not facts.gradients_agree or window.moved_apart <= MOVED * facts.precision.roundoff:
+        return []
+    evidence = {"apart": window.moved_apart, "cosine_with_parameters": window.apart_along_weights}
+    if window.apart_along_weights < SHRINKING:
+        message = "the parameters shrink by more than at N=1 inside the window, outside the optimizer's step"
+        return [at(facts, Cause.weight_decay_per_micro_batch, "seen", evidence, message)]
+    message = "the parameters are moved inside the window, otherwise than at N=1"
     return [at(facts, Cause.unexplained, "seen", evidence, message)]
 
 

@@ -52,10 +52,10 @@ def weighted(facts: StepFacts) -> list[Finding]:
         return []  # rows of one micro-batch count otherwise than each other; or the weights are equal, as far as they are known
     if one := _one_backward(facts) or _growing(facts):
         return [one]
-    return _own_means(facts)
+    return own_means(facts)
 
 
-def _own_means(facts: StepFacts) -> list[Finding]:
+def own_means(facts: StepFacts) -> list[Finding]:
     """Every micro-batch is averaged over its own loss terms: with its share s_k in the sum, w_k s_k adds up to 1 (or to a fault).
 
     Micro-batch k holds n_k of the window's n terms, and its mean counts with the share s_k: w_k = (n_k / n) / s_k.
@@ -158,7 +158,11 @@ def sum_rescaled(facts: StepFacts) -> list[Finding]:
 def clipped_aside(facts: StepFacts) -> list[Finding]:
     """Each part is clipped before it is added in a buffer of the loop's own, or scaled to one norm, or clamped by value."""
     fits, taken = facts.fits, facts.taken
-    if not min(fits.scaled_sum, fits.sums) <= facts.gate or fits.own_sum <= facts.gate or facts.window.backwards < 2:
+    if (
+        not min(fits.scaled_sum, fits.sums, fits.sums_line) <= facts.gate
+        or fits.own_sum <= facts.gate
+        or facts.window.backwards < 2
+    ):
         return []
     evidence = {"weights": taken.weights, "norms": taken.sizes, "distance": facts.raw.distance}
     message = "each micro-batch's gradient is clipped or scaled to one norm before it is added; unclipped, the sum is right"

@@ -55,20 +55,20 @@ def beside_another(own: Sequence[Vector], other: Vector) -> Step:
 
 
 CASES: dict[str, tuple[Step, set[str]]] = {  # a window -> the predictions that must fit, among those of a single cause
-    "right": (step(PARTS), {"sum", "sums", "own_sum", "sum_line", "line"}),
-    "N": (step([N * p for p in PARTS]), {"times_n", "sum_over_n", "line", "sum_line", "own_sum"}),
-    "K": (step([K * p for p in PARTS]), {"times_k", "sum_over_k", "line", "sum_line", "own_sum"}),
-    "1/N": (step([p / N for p in PARTS]), {"over_n", "sum_times_n", "line", "sum_line", "own_sum"}),
-    "1/K": (step([p / K for p in PARTS]), {"over_k", "line", "sum_line", "own_sum"}),
-    "K/N": (step([p * K / N for p in PARTS]), {"k_over_n", "line", "sum_line", "own_sum"}),
-    "rows": (replace(rows(7), gradient=7 * G), {"times_rows", "line", "sum", "sums", "sum_line"}),
-    "1/rows": (replace(rows(7), gradient=G / 7), {"over_rows", "line", "sum", "sums", "sum_line"}),
-    "first": (step(PARTS, PARTS[0]), {"first", "sum", "sums"}),
-    "last": (step(PARTS, PARTS[-1]), {"last", "sum", "sums"}),
-    "cleared": (cleared(1), {"since_clear", "sum", "sums"}),
-    "cleared twice": (cleared(1, 2), {"since_clear", "last", "sum", "sums"}),
-    "clipped, then divided": (clipped(0.5), {"clipped_then_divided", "line", "sum", "sums", "sum_line"}),
-    "weights": (step(PARTS, G + 0.3), {"along_weights", "along_signs", "sum", "sums"}),  # all weights are 1
+    "right": (step(PARTS), {"sum", "sums", "sums_line", "own_sum", "sum_line", "line"}),
+    "N": (step([N * p for p in PARTS]), {"times_n", "sum_over_n", "line", "sum_line", "own_sum", "sums_line"}),
+    "K": (step([K * p for p in PARTS]), {"times_k", "sum_over_k", "line", "sum_line", "own_sum", "sums_line"}),
+    "1/N": (step([p / N for p in PARTS]), {"over_n", "sum_times_n", "line", "sum_line", "own_sum", "sums_line"}),
+    "1/K": (step([p / K for p in PARTS]), {"over_k", "line", "sum_line", "own_sum", "sums_line"}),
+    "K/N": (step([p * K / N for p in PARTS]), {"k_over_n", "line", "sum_line", "own_sum", "sums_line"}),
+    "rows": (replace(rows(7), gradient=7 * G), {"times_rows", "line", "sum", "sums", "sums_line", "sum_line"}),
+    "1/rows": (replace(rows(7), gradient=G / 7), {"over_rows", "line", "sum", "sums", "sums_line", "sum_line"}),
+    "first": (step(PARTS, PARTS[0]), {"first", "sum", "sums", "sums_line"}),
+    "last": (step(PARTS, PARTS[-1]), {"last", "sum", "sums", "sums_line"}),
+    "cleared": (cleared(1), {"since_clear", "sum", "sums", "sums_line"}),
+    "cleared twice": (cleared(1, 2), {"since_clear", "last", "sum", "sums", "sums_line"}),
+    "clipped, then divided": (clipped(0.5), {"clipped_then_divided", "line", "sum", "sums", "sums_line", "sum_line"}),
+    "weights": (step(PARTS, G + 0.3), {"along_weights", "along_signs", "sum", "sums", "sums_line"}),  # all weights are 1
     "another optimizer": (beside_another(PARTS, LEFT), {"without_foreign", "own_sum", "sum_line"}),
 }
 
@@ -93,6 +93,13 @@ def test_carried_gradients_must_be_more_than_rounding() -> None:
         left = factor * size * LEFT
         found, _ = seen(step(PARTS, G + left), before=step([left]))
         assert (found.stale < 1e-9) == known and (known or found.stale == math.inf)
+
+
+def test_gradients_of_some_tensors_may_be_left_over() -> None:
+    weight_alone = np.where(np.arange(P) < 16, LEFT, 0.0)
+    for left, known in ((weight_alone, True), (LEFT, True), (0.5 * weight_alone, False), (np.zeros(P), False)):
+        found, _ = seen(step(PARTS, G + left), before=step([LEFT]))
+        assert (found.stale < 1e-12) == known
 
 
 def test_weights_are_those_of_the_reference_on_the_parts() -> None:

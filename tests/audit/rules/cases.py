@@ -88,6 +88,14 @@ STEPS: list[tuple[str, dict[str, Any], Cause]] = [  # of a step whose gradient d
         },
         Cause.clip_per_micro_batch,
     ),
+    (
+        "clipped aside, of means",
+        {
+            "fits": {"sums_line": 1e-8},
+            "taken": {"residual": 1e-8, "weights": (0.5, 0.25, 1.0, 1.0), "condition": 2.0, "sizes": (2.0, 4.0, 0.7, 0.5)},
+        },
+        Cause.clip_per_micro_batch,
+    ),
     ("clamped aside", {"fits": {"sums": 1e-8, "clamped_parts": 1e-8}}, Cause.clip_per_micro_batch),
     ("clamped inside", {"fits": {"sum": 1e-8, "clamped": 1e-8}}, Cause.clip_per_micro_batch),
     (

@@ -40,6 +40,14 @@ def test_what_is_wrong_at_every_n_is_told_where_gradients_agree() -> None:
     assert causes(changed(EQUAL, window={"moves": 4, "reference_moves": 4})) == []
 
 
+def test_parameters_that_go_further_inside_the_window_are_told() -> None:
+    further: dict[str, Any] = {"moves": 1, "reference_moves": 1, "moved_apart": 1e-3, "apart_along_weights": -1.0}
+    assert causes(changed(EQUAL, window=further)) == ["weight_decay_per_micro_batch"]
+    assert causes(changed(EQUAL, window=further | {"apart_along_weights": 1.0})) == ["unexplained"]
+    assert causes(changed(EQUAL, window=further, precision={"roundoff": 1e-4})) == []
+    assert causes(changed(OFF, window=further, fits={"times_n": 1e-8})) == ["loss_not_divided"]  # a consequence
+
+
 def test_underflow_needs_float16_and_lost_elements() -> None:
     lost: dict[str, Any] = {"lost": 0.2, "float16": True}
     assert causes(changed(OFF, precision=lost)) == ["underflow_from_division"]
@@ -167,6 +175,15 @@ def test_a_term_of_the_loss_that_counts_otherwise_is_an_auxiliary_loss() -> None
     for changes in other:
         assert causes(changed(facts, probe={"by_term": TermFacts(parts=replace(parts, **changes))})) == ["unexplained"]
     assert explain_step(changed(EQUAL, probe={"by_term": terms})) == []
+
+
+def test_the_terms_of_one_backward_for_all_micro_batches_are_these() -> None:
+    terms = TermFacts(parts=WeightedSum(weights=(0.5, 1.5, 1.0, 1.0), residual=1e-8, condition=2.0))
+    window: dict[str, Any] = {"backwards": 1, "forwards": 4, "reference_forwards": 1}
+    facts = changed(OFF, parts={"residual": 0.3}, probe={"by_term": terms, "made": True}, window=window)
+    assert causes(facts) == ["mean_of_means"]
+    for other in ({"forwards": 1}, {"forwards": 3}, {"reference_forwards": 4}, {"backwards": 4}):
+        assert causes(changed(facts, window=other)) == ["auxiliary_loss_scale"]
 
 
 @pytest.mark.parametrize(
