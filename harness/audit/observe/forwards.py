@@ -145,16 +145,18 @@ class Forwards:
         rows = fingerprints(args, kwargs)
         forward = RowsOfForward(rows, broken(output) or broken(list(args)), module is self.first)
         self.seen.append(forward)
+        given = list(tensors_in([*args, kwargs]))
+        computed = any(t.grad_fn is not None or _memory(t) in self.produced for t in given)  # by the model, or from weights
         if self.probing:
             self.outputs += [([row for row, _ in rows], output) for output in outputs]
-            self._watch_slopes([row for row, _ in rows], outputs)
-        of_data = forward.leads and not any(_memory(t) in self.produced for t in tensors_in([*args, kwargs]))
+            self._watch_slopes([] if computed else [row for row, _ in rows], outputs)
+        of_data = forward.leads and not computed
         if of_data:
             self.pending.append(forward)
         for tensor in tensors_in(output) if of_data or forward.broken else ():
             if tensor.requires_grad:
                 tensor.register_hook(forward.reach)
-        handed_on = {_memory(t) for t in tensors_in([*args, kwargs]) if not t.requires_grad}  # a dict that the model adds to
+        handed_on = {_memory(t) for t in given if not t.requires_grad}  # a dict that the model adds to
         made = [t for t in tensors_in(output) if _memory(t) not in handed_on]
         self.produced |= {_memory(t): t.untyped_storage() for t in made if _memory(t)}
 

@@ -83,7 +83,7 @@ class LiveTrack:
         self.averages = Averages(self.track.steps, self.store)
         self.parameters: list[Tensor] = []
         self.sample = Sample((), ())  # the elements of the parameters that are kept
-        self.inner_stepped = False  # another optimizer of the same parameters stepped inside this one's step
+        self.inner: set[int] = set()  # parameters (ids) that other optimizers stepped inside this one's step
         self.num_effective = 0  # steps so far that could move parameters
         self.last_gradient: Vector | None = None  # as the last event left it
         self.start: list[Tensor] | None = None  # parameters before the first window, where they are put back
@@ -112,10 +112,14 @@ class LiveTrack:
         if len(self.window.calls) < LONGEST:
             self.window.calls.append(call)
 
-    def shares(self, other: LiveTrack) -> bool:
-        """Whether both hold some parameter."""
-        mine = {id(p) for p in self.parameters}
-        return any(id(p) in mine for p in other.parameters)
+    @property
+    def is_wrapper(self) -> bool:
+        """Whether other optimizers step all its parameters inside its own steps, and have always done so."""
+        return bool(self.inner) and not self.track.steps and self.inner.issuperset(map(id, self.parameters))
+
+    def stepped_inside(self, other: LiveTrack) -> None:
+        """Another optimizer has stepped inside this one's step."""
+        self.inner.update({id(p) for p in self.parameters} & {id(p) for p in other.parameters})
 
     def own_tensors(self) -> list[Tensor]:
         """Tensors of the optimizer, and gradients: none of these is an average of weights."""

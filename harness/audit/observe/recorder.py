@@ -176,12 +176,12 @@ class Recorder:
         live = observed.live.get(id(optimizer))
         if live is None or self._is_stepping(optimizer):
             return
-        if live.inner_stepped:  # a wrapper around another optimizer of the same parameters: the inner one is the one to watch
+        if live.is_wrapper:  # around other optimizers of the same parameters, which are the ones to watch
             del observed.live[id(optimizer)]
             return
         for outer in self._stepping:
-            if id(outer) in observed.live and observed.live[id(outer)].shares(live):
-                observed.live[id(outer)].inner_stepped = True
+            if id(outer) in observed.live:
+                observed.live[id(outer)].stepped_inside(live)
         live.after_step(in_backward=observed.backward_depth > 0, loss_scale=observed.loss_scale)
         self._look_for_shadows(live)
         observed.settle(live)

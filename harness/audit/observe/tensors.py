@@ -39,13 +39,16 @@ def put(tensors: Sequence[Tensor], values: Vector) -> None:
 
 @torch.no_grad()
 def write(tensor: Tensor, values: Tensor) -> None:
-    """Write all elements of the tensor; into a sharded one this rank's own part."""
+    """Write all elements of the tensor; into a sharded one this rank's own part.
+
+    Autograd is not told: a penalty on the weights may have been built before the first forward, and stands with the new ones.
+    """
     value = values.reshape(tensor.shape).to(tensor.device, tensor.dtype)
     if hasattr(tensor, "device_mesh"):
         from torch.distributed.tensor import distribute_tensor
 
         value = distribute_tensor(value, tensor.device_mesh, tensor.placements)  # type: ignore[attr-defined]
-    tensor.copy_(value)
+    tensor.data.copy_(value)
 
 
 def transforming() -> bool:
