@@ -29,7 +29,7 @@ FACTORY := causal causal_with_processor dft asft asft_equal_lengths
 DECLARED := masked_declared sequences_declared
 NOMINAL := classify classify_batch_norm classify_warmup detect detect_remainder detect_batch_norm
 ZOO := schedule_free lookahead sharpness_aware lion lion_not_divided madgrad soap soap_not_divided
-ENGINE := divisible clipped zero_1 zero_2 zero_3 muon_zero_2 remainder unequal unequal_zero_2
+ENGINE := divisible clipped zero_1 zero_2 zero_3 muon_zero_2 muon_zero_3 remainder unequal unequal_zero_2
 
 .PHONY: audit-transformers audit-transformers-old audit-accelerate audit-trl audit-lightning audit-keras audit-keras-tensorflow audit-keras-by-hand audit-timm audit-replicas
 .PHONY: audit-axolotl audit-accelerate-sharded audit-deepspeed-ranks audit-verl audit-ms-swift audit-llamafactory audit-sentence-transformers audit-trl-objectives audit-trl-kto audit-open-clip audit-pipelining audit-rl-objectives
