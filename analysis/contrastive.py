@@ -42,11 +42,16 @@ def words(arm: str) -> str:
 def decided(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows of the deciding seeds, each method and N at the learning rate that the tuning seeds rank highest.
 
-    `interior`: whether that rate lies inside those tried. Where there is one learning rate alone, nothing is to be chosen; where
+    `interior`: whether that rate lies inside those tried. `slowness`: seconds of a window over the full batch's in the same
+    trial, as trials of other rates ran at other times. Where there is one learning rate alone, nothing is to be chosen; where
     there are several and no tuning seeds, nothing is left.
     """
-    if rows.empty or rows["lr"].nunique() == 1:
-        return rows[rows["seed"] < TUNING_SEEDS].assign(interior=True) if len(rows) else rows
+    if rows.empty:
+        return rows
+    full = rows[rows["arm"] == "full"].groupby("trial")["seconds"].first()
+    rows = rows.assign(slowness=rows["seconds"] / rows["trial"].map(full), interior=True)
+    if rows["lr"].nunique() == 1:
+        return rows[rows["seed"] < TUNING_SEEDS]
     tuning = rows[rows["seed"] >= TUNING_SEEDS]
     means = tuning.groupby(["arm", "accumulation_steps", "lr"])["reciprocal_rank"].mean()
     best = {key[:2]: key[2] for key in means.groupby(level=[0, 1]).idxmax()} if len(means) else {}
@@ -113,18 +118,19 @@ def retrieval_section(material: Material) -> Section | None:
     picture = Picture(
         "contrastive-bytes",
         figure_bytes(rows, words),
-        "Mean reciprocal rank against the bytes of a step, and against the seconds of a window, a point for each method and b",
+        "Mean reciprocal rank against the bytes of a step, and against the time of a window, a point for each method and b",
         "Mean over seeds and 95% t interval of the reciprocal rank among 1,000 held-out passages, after the same pairs. Left "
-        "against the memory of a step (counted), right against the time of a window of B pairs.",
+        "against the memory of a step (counted), right against the time of a window of B pairs over the full batch's.",
     )
     head = ("method", "N", "b", "lr", "n", "recall@1, %", "@5", "@20", "reciprocal rank, %", "last quarter added",
             "kB", "of these held",
-            "seconds a window", "forwards", "cosine to the full batch", "query over passage gradient")  # fmt: skip
+            "time over the full batch's", "forwards", "cosine to the full batch", "query over passage gradient")  # fmt: skip
     cells = tuple(_trained_row(key, own) for key, own in rows.groupby(["arm", "accumulation_steps"]))
     caption = (
-        "Means over seeds (medians of seconds). cosine: of the gradient with the full batch's at the method's own weights, "
-        "second half of the training. Held: bytes of representations, their gradients and banks, beside the graph. An end: the "
-        "best rate is the smallest or the largest that was tried, and another may be better still."
+        "Means over seeds. Time: of a window, over the full batch's in the same trial, medians. Cosine: of the gradient with the "
+        "full batch's at the method's own weights, second half of the training. Held: bytes of representations, their gradients "
+        "and banks, beside the graph. An end: the best rate is the smallest or the largest that was tried, and another may be "
+        "better still."
     )
     return Section("Recall, bytes, seconds", (Text(_advice(rows)), picture, Table(head, cells, caption)))
 
@@ -137,7 +143,7 @@ def _trained_row(key: Any, own: pd.DataFrame) -> tuple[str, ...]:
     sizes = (
         own["total_bytes"].median() / 1e3,
         own["held_bytes"].median() / 1e3,
-        own["seconds"].median(),
+        own["slowness"].median(),
         own["forwards"].median(),
     )
     rate = number(own["lr"].iloc[0]) + ("" if own["interior"].all() else " (an end)")
@@ -156,11 +162,11 @@ def _advice(rows: pd.DataFrame) -> str:
             f"points, n = {n}"
         )
     cached, plain = (rows[(rows["arm"] == arm) & (rows["accumulation_steps"] == num)] for arm in ("grad_cache", "accumulated"))
-    cost = cached["seconds"].median() / plain["seconds"].median()
+    cost = cached["slowness"].median() / plain["slowness"].median()
     memory = cached["total_bytes"].median() / plain["total_bytes"].median()
     return (
         f"Mean reciprocal rank at N = {num}. {'. '.join(told)}. GradCache is the full batch's computation; beside accumulation "
-        f"it takes {number(memory)} times the memory and {number(cost)} times the seconds. Accumulate plainly where b pairs "
+        f"it takes {number(memory)} times the memory and {number(cost)} times the time. Accumulate plainly where b pairs "
         "hold negatives enough; use GradCache where the full batch's negatives are wanted and a second forward can be paid; a "
         "bank where neither can, and only after measuring how far its representations lag behind the weights."
     )

@@ -56,7 +56,7 @@ def mark(arm: str) -> str:
 
 
 def figure_bytes(rows: pd.DataFrame, words: Callable[[str], str]) -> Figure:
-    """Mean reciprocal rank with its interval against bytes of a step and against seconds of a window."""
+    """Mean reciprocal rank with its interval against bytes of a step and against the time of a window."""
     with style():
         figure = new_figure(WIDTH, 4.6)
         left, right = figure.subplots(1, 2, sharey=True)
@@ -65,10 +65,10 @@ def figure_bytes(rows: pd.DataFrame, words: Callable[[str], str]) -> Figure:
             seeds = (POINTS * own.groupby("seed")["reciprocal_rank"].mean()).tolist()
             label = words(str(arm)) if arm not in shown else None
             shown.add(str(arm))
-            for axes, place in ((left, own["total_bytes"].median() / MB), (right, own["seconds"].median())):
+            for axes, place in ((left, own["total_bytes"].median() / MB), (right, own["slowness"].median())):
                 _point(axes, float(place), seeds, str(arm), str(num), label if axes is left else None)
         left.set(xlabel="memory of a step, MB", ylabel="mean reciprocal rank, %", xlim=(0, None))
-        right.set(xlabel="seconds of a window", xlim=(0, None))
+        right.set(xlabel="time of a window over the full batch's", xlim=(0, None))
         figure.legend(loc="outside lower center", ncols=2)
     return figure
 

@@ -164,11 +164,12 @@ def test_learning_rates_are_chosen_on_seeds_that_do_not_decide() -> None:
     assert own.groupby("arm")["lr"].unique().map(list).to_dict() == {
         arm: [0.1 if arm == "small" else 0.2] for arm in set(rows["arm"])
     }
+    busy = decided(rows.assign(seconds=rows["seconds"] * (1 + 9 * (rows["lr"] == 0.1))))  # when that rate was trained
+    assert busy["slowness"].tolist() == pytest.approx(own["slowness"].tolist()) and not busy["seconds"].equals(own["seconds"])
     apart, n = difference(own, ("grad_cache", 16), ("accumulated", 16))
     assert n == 6 and apart.low < 5 < apart.high
 
 
-@pytest.mark.slow
 def test_the_largest_window_in_a_budget() -> None:
     lines = (("full", 0, 10), ("flat", 100, 1), ("heavy", 1000, 0))
     rows = pd.DataFrame(
@@ -178,6 +179,7 @@ def test_the_largest_window_in_a_budget() -> None:
     assert largest_windows(rows, 159) == {"flat": 32, "full": 8, "heavy": 0}
 
 
+@pytest.mark.slow
 def test_the_page_of_a_real_run(tmp_path: Path, corpus: str) -> None:
     methods = ("grad_cache", "dual_bank@12", "passage_bank@12")
     store = Store(tmp_path / "results")

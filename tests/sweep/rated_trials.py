@@ -31,7 +31,7 @@ def _rows(config: HarnessConfig, name: str) -> list[dict[str, Any]]:
     loss = abs(math.log2(lr / BEST.get(name, 0.2))) + 0.5 + noise if lr < 1 else math.nan
     row = {"arm": name, "accumulation_steps": 1 if name == "full" else 4, "micro_batch": 8, "samples": 64,
            "validation_loss": loss, "test_loss": loss, "switch_loss": 1.0, "reciprocal_rank": 1 / (1 + loss),
-           "test_accuracy": 0.5, "gap": 0.0, "rate": lr, "step_samples": 8}  # fmt: skip
+           "test_accuracy": 0.5, "gap": 0.0, "seconds": 0.1, "rate": lr, "step_samples": 8}  # fmt: skip
     if config.study == Study.learning_curves:
         row |= {
             f"curve_{what}": [2.0, loss] for what in ("samples", "optimizer_steps", "seconds", "probe_loss", "validation_loss")
