@@ -190,9 +190,12 @@ def banks_balance(results: Results) -> ClaimResult:
     else:
         verdict = Ruling.conditional if nearer.any() else Ruling.refuted
     middle = table.median()
+    rates = far["one"].groupby(one.set_index(keys)["lr"].reindex(far.index)).median()
+    out = ", ".join(f"{lr:g}" for lr in rates.index[rates > UNBALANCED])
+    condition = f"at learning rates of {out}, where one bank is out of balance" if out else "in some trials"
     return ClaimResult(
         verdict=verdict,
-        condition="in some trials" if verdict == Ruling.conditional else "",
+        condition=condition if verdict == Ruling.conditional else "",
         measured=float(middle["two"]),
         threshold="|log ratio| of two banks below that of one, which is above log 1.5, in every trial",
         n=len(table),
@@ -236,7 +239,8 @@ CLAIMS = (
         id="F5c",
         expects=Ruling.confirmed,
         rule="Confirmed when in every trial the ratio of the towers' gradient norms is nearer to 1 (in |log|) with two banks "
-        "than with one of the same size, whose ratio is off by more than 1.5; refuted when in none.",
+        "than with one of the same size, whose ratio is off by more than 1.5; refuted when in none; else conditional on the "
+        "learning rates at which one bank's is that far off in the median.",
         decide=of_one_corpus(banks_balance),
     ),
 )
