@@ -64,9 +64,15 @@ def _runs_ahead(run: RunFacts) -> bool:
 
 
 def _too_long(run: RunFacts) -> bool:
-    """The schedule is laid out for N times the steps of the reference's, give or take a window."""
-    wanted = run.accumulation_steps * run.reference.horizon
-    return run.accumulation_steps > 1 and wanted > 0 and abs(run.mine.horizon - wanted) <= run.accumulation_steps
+    """The schedule is laid out for as many times the reference's steps as there are micro-batches, give or take a window."""
+    wanted = [ratio * run.reference.horizon for ratio in _micro_batches_per_step(run)]
+    return any(steps > 0 and abs(run.mine.horizon - steps) <= run.accumulation_steps for steps in wanted)
+
+
+def _micro_batches_per_step(run: RunFacts) -> list[float]:
+    """N, and how many there are in the mean, which short windows make fewer; those of 1 left out."""
+    mean = sum(run.mine.backwards) / max(1, sum(run.reference.backwards))
+    return [ratio for ratio in (run.accumulation_steps, mean) if ratio > 1]
 
 
 def _stretched(run: RunFacts) -> bool:
@@ -77,8 +83,8 @@ def _stretched(run: RunFacts) -> bool:
         return False
     moved = max(abs(a - mine[0]) for a in mine)
     allowed = min(STRETCHED * reach, STRETCHED_MOVEMENT * moved)
-    for ratio in (run.accumulation_steps, sum(run.mine.backwards) / max(1, sum(run.reference.backwards))):
-        wanted = [_between(theirs, t / ratio) for t in range(len(mine))] if ratio > 1 else []
+    for ratio in _micro_batches_per_step(run):
+        wanted = [_between(theirs, t / ratio) for t in range(len(mine))]
         if wanted and moved and all(abs(a - b) <= allowed for a, b in zip(mine, wanted, strict=True)):
             return True
     return False

@@ -165,6 +165,14 @@ RUNS: list[tuple[str, dict[str, Any], Cause]] = [  # of a run whose gradients ag
         Cause.schedule_per_micro_batch,
     ),
     (
+        "laid out, with a short window",
+        {
+            "mine": {"lrs": ((0.1,), (0.11,), (0.13,)), "horizon": 19.0, "backwards": (4, 4, 1)},
+            "reference": {"horizon": 7.0},
+        },
+        Cause.schedule_per_micro_batch,
+    ),
+    (
         "another length",
         {"mine": {"lrs": ((0.1,), (0.11,), (0.13,)), "horizon": 14.0}, "reference": {"horizon": 7.0}},
         Cause.unexplained,
