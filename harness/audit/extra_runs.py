@@ -201,6 +201,8 @@ class ExtraRuns:
         without = self._followed(disable=suspects)
         if without is None:
             return []
+        if later := _not_kept(without):
+            without = self._followed(disable=suspects, keep=later) or without
         left = self._probed(without, suspects) if without.open else without
         causes = []
         for suspect in CAUSE_OF:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch import nn
 from torch.nn import functional
 
 from harness.audit.evidence import Run
 from harness.audit.observe.patches import Place, Wrap
 
+RECURRENT = (nn.RNN, nn.LSTM, nn.GRU)  # they drop out between their layers, in one operation
 DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 
 
@@ -18,6 +20,10 @@ class Layers:
 
     def __init__(self, run: Run, disabled: frozenset[str]) -> None:
         self.run, self.disabled = run, disabled
+
+    def methods(self) -> Mapping[Place, Wrap]:
+        """(class, method) -> its wrapper."""
+        return {(kind, "forward"): self._recurrent for kind in RECURRENT}
 
     def functions(self) -> Mapping[Place, Wrap]:
         """Function -> its wrapper."""
@@ -35,6 +41,17 @@ class Layers:
             if "dropout" in self.disabled:
                 return input
         return original(input, p, training, *args, **kwargs)
+
+    def _recurrent(self, original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
+        p = module.dropout
+        if not (module.training and p > 0 and module.num_layers > 1):
+            return original(module, *args, **kwargs)
+        self.run.dropout_calls += 1
+        try:
+            module.dropout = 0.0 if "dropout" in self.disabled else p
+            return original(module, *args, **kwargs)
+        finally:
+            module.dropout = p
 
     def _attention(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         listed = list(args)

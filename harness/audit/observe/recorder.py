@@ -67,7 +67,7 @@ class Recorder:
             patches.removing(register_optimizer_step_post_hook(self._after_step))
             patches.removing(register_module_forward_pre_hook(self._enter))
             patches.removing(register_module_forward_hook(self._leave, with_kwargs=True, always_call=True))
-            for (owner, name), wrap in self._calls.methods().items():
+            for (owner, name), wrap in {**self._calls.methods(), **self._layers.methods()}.items():
                 patches.method(owner, name, wrap)
             patches.functions({**self._calls.functions(), **self._layers.functions()}, self._namespaces)
             self._fastai.look()

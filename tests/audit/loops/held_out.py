@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -189,6 +190,38 @@ def copy_renewed_too_late(batch_size: int, accumulation_steps: int) -> None:
     _copy_in_use(batch_size, accumulation_steps, renewed_at=accumulation_steps - 1)
 
 
+class _Recurrent(nn.Module):
+    """Two recurrent layers, with dropout between them in the same operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(data.VOCABULARY, 8)
+        self.layers = nn.GRU(8, 12, num_layers=2, dropout=0.2, batch_first=True)
+        self.head = nn.Linear(12, data.VOCABULARY)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.layers(self.embedding(tokens))[0])
+        return logits
+
+
+def _six_windows(size: int) -> Iterator[Tensor]:
+    return data.windows(size, epochs=3, keep=False)
+
+
+def recurrent_at_rest(batch_size: int, accumulation_steps: int) -> None:
+    """Dropout between recurrent layers is off."""
+    model = _Recurrent().eval()
+    train(batch_size, accumulation_steps, model, frame.token_mean_over_window, sgd(model), windows=_six_windows)
+
+
+def recurrent_dropout_of_means(batch_size: int, accumulation_steps: int) -> None:
+    """It is on, and each micro-batch is averaged over its own tokens, in more windows than are kept."""
+    model = _Recurrent()
+    loss = frame.divided(frame.own_token_mean, accumulation_steps)
+    train(batch_size, accumulation_steps, model, loss, sgd(model), windows=_six_windows)
+
+
 WRONG: dict[frame.Loop, set[str]] = {
     two_kinds_of_steps_penalty: {"auxiliary_loss_scale"},
     decayed_before_the_step_n_times: {"weight_decay_per_micro_batch"},
@@ -197,5 +230,6 @@ WRONG: dict[frame.Loop, set[str]] = {
     one_layer_never_cleared: {"gradients_not_cleared"},
     each_clipped_by_hand: {"clip_per_micro_batch"},
     copy_renewed_too_late: {"cached_weights_stale"},
+    recurrent_dropout_of_means: {"mean_of_means", "stochastic_layers"},
 }
 RIGHT = frame.unlisted(globals(), WRONG)

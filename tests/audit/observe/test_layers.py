@@ -27,6 +27,14 @@ def attended_by_name() -> Tensor:
     return functional.scaled_dot_product_attention(X, X, X, dropout_p=0.5)
 
 
+def recurrent() -> Tensor:
+    torch.manual_seed(0)
+    layers = nn.LSTM(4, 4, num_layers=2, dropout=0.5)
+    out: Tensor = layers(X)[0]
+    assert layers.dropout == 0.5
+    return out
+
+
 def normalised() -> Tensor:
     return nn.BatchNorm1d(4)(X)
 
@@ -42,7 +50,7 @@ def watched(function: Any, *disable: Layer) -> tuple[Tensor, Run]:
         return function(), run
 
 
-@pytest.mark.parametrize("function", [dropped, attended, attended_by_name, normalised, normalised_without_statistics])
+@pytest.mark.parametrize("function", [dropped, attended, attended_by_name, recurrent, normalised, normalised_without_statistics])
 def test_watching_alone_changes_nothing(function: Any) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(1)
@@ -57,6 +65,15 @@ def test_disabled_dropout_hands_on_its_input() -> None:
     plain = functional.scaled_dot_product_attention(X, X, X)
     for function in (attended, attended_by_name):
         assert torch.equal(watched(function, "dropout")[0], plain) and not torch.equal(watched(function)[0], plain)
+
+
+def test_layers_of_a_recurrent_network_drop_nothing_where_that_is_disabled() -> None:
+    torch.manual_seed(0)
+    plain = nn.LSTM(4, 4, num_layers=2)(X)[0]
+    assert torch.equal(watched(recurrent, "dropout")[0], plain) and not torch.equal(watched(recurrent)[0], plain)
+    with torch.random.fork_rng():
+        for layers in (nn.LSTM(4, 4, num_layers=2), nn.LSTM(4, 4, num_layers=2, dropout=0.5).eval()):
+            assert watched(lambda layers=layers: layers(X)[0])[1].dropout_calls == 0
 
 
 def test_disabled_batch_normalisation_uses_fixed_statistics() -> None:
