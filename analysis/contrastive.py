@@ -132,7 +132,7 @@ def retrieval_section(material: Material) -> Section | None:
         "and banks, beside the graph. An end: the best rate is the smallest or the largest that was tried, and another may be "
         "better still."
     )
-    return Section("Recall, bytes, seconds", (Text(_advice(rows)), picture, Table(head, cells, caption)))
+    return Section("Recall, bytes, time", (Text(_advice(rows)), picture, Table(head, cells, caption)))
 
 
 def _trained_row(key: Any, own: pd.DataFrame) -> tuple[str, ...]:

@@ -257,5 +257,5 @@ EXPERIMENT = Experiment(
     "after the same pairs, paired by seed; learning rates are chosen for each method on seeds that do not decide. Bytes are "
     "counted.",
     claims=CLAIMS,
-    sections=(shown.judged_section, shown.gradients_section, shown.retrieval_section, shown.memory_section, shown.order_section),
+    sections=(shown.retrieval_section, shown.memory_section, shown.order_section, shown.judged_section, shown.gradients_section),
 )
