@@ -57,6 +57,7 @@ class Backward:
     local: Vector | None = None  # [P] this rank's own gradient, before ranks are averaged; None on one rank
     locals: tuple[Vector, ...] = ()  # of all ranks, once pooled
     rows: tuple[str, ...] | None  # fingerprints of the rows of the forward before it; None when no module was called
+    computed: bool = False  # whether rows were made from weights: other weights make other rows
     lengths: int  # different lengths among these rows, padding left out
     forwards: int  # training forwards since the backward before
     broken_forwards: int  # of these, with non-finite input or output
@@ -164,6 +165,7 @@ class Row:
     micro_batch: int
     output: Vector
     slope: Matrix  # [positions, features] of the loss by the output, loss scale taken out
+    computed: bool = False  # made from weights
 
 
 @dataclass(kw_only=True)

@@ -23,8 +23,13 @@ Pair = tuple[int, Matrix, Matrix]  # micro-batch; slope of a row [positions, fea
 
 
 def rows(mine: Run, theirs: Run) -> RowFacts | None:
-    """What two probed runs show of the same rows: outputs, and slopes of the loss by them. None when no row is known to both."""
-    shared = [row for row in mine.probed if row in theirs.probed and _alike(mine.probed[row], theirs.probed[row])]
+    """What two probed runs show of the same rows: outputs, and slopes of the loss by them. None when no row is known to both.
+
+    Where not all rows that were made from weights are known to both, the same ones are no sample of them.
+    """
+    other = any(row not in theirs.probed for row, seen in mine.probed.items() if seen.computed)
+    known = [row for row, seen in mine.probed.items() if row in theirs.probed and not (other and seen.computed)]
+    shared = [row for row in known if _alike(mine.probed[row], theirs.probed[row])]
     used = [
         (mine.probed[row], theirs.probed[row]) for row in shared if theirs.probed[row].slope.any() or mine.probed[row].slope.any()
     ]

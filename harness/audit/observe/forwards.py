@@ -25,6 +25,7 @@ class RowsOfForward:
     rows: list[tuple[str, int]]  # fingerprint and length
     broken: bool = False  # whether a non-finite value went in or came out
     leads: bool = True  # whether it is one of the model that is called first
+    computed: bool = False  # whether they were made from weights: other weights make other rows
     reached: bool = False  # whether a backward has come to its output
 
     def reach(self, slope: Tensor) -> None:
@@ -38,7 +39,8 @@ class Forwards:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.probing = False  # whether the window under way is the probed one
-        self.watched: list[tuple[int, list[str], Tensor, list[Tensor]]] = []  # micro-batch, rows, output, slopes
+        # micro-batch, rows, whether these were made from weights, output, slopes
+        self.watched: list[tuple[int, list[str], bool, Tensor, list[Tensor]]] = []
         self.inner: list[list[Tensor]] = []  # outputs by row inside each module under way; kept for a probe only
         self.depth = 0
         self.names: dict[int, str] = {}  # parameter id -> name
@@ -73,8 +75,16 @@ class Forwards:
 
         Pipelines run the forwards of several micro-batches first, and some of zeros, for shapes, that no backward comes to.
         """
-        chosen = [forward for forward in self.pending if forward.reached] if self._any_reached else self.pending
-        return [row for forward in chosen for row in forward.rows]
+        return [row for forward in self._chosen for row in forward.rows]
+
+    @property
+    def computed(self) -> bool:
+        """Whether some of these rows were made from weights."""
+        return any(forward.computed for forward in self._chosen)
+
+    @property
+    def _chosen(self) -> list[RowsOfForward]:
+        return [forward for forward in self.pending if forward.reached] if self._any_reached else self.pending
 
     @property
     def broken(self) -> int:
@@ -143,14 +153,14 @@ class Forwards:
         self.run.forwards += 1
         self.count += 1
         rows = fingerprints(args, kwargs)
-        forward = RowsOfForward(rows, broken(output) or broken(list(args)), module is self.first)
-        self.seen.append(forward)
         given = list(tensors_in([*args, kwargs]))
-        computed = any(t.grad_fn is not None or _memory(t) in self.produced for t in given)  # by the model, or from weights
+        computed = any(t.grad_fn is not None for t in given)
+        forward = RowsOfForward(rows, broken(output) or broken(list(args)), module is self.first, computed)
+        self.seen.append(forward)
         if self.probing:
             self.outputs += [([row for row, _ in rows], output) for output in outputs]
-            self._watch_slopes([] if computed else [row for row, _ in rows], outputs)
-        of_data = forward.leads and not computed
+            self._watch_slopes(forward, outputs)
+        of_data = forward.leads and not any(_memory(t) in self.produced for t in given)
         if of_data:
             self.pending.append(forward)
         for tensor in tensors_in(output) if of_data or forward.broken else ():
@@ -189,30 +199,32 @@ class Forwards:
         counters = (norm.num_batches_tracked for norm in self.norms.values())
         return sum(int(counter) for counter in counters if counter is not None)
 
-    def _watch_slopes(self, rows: list[str], outputs: list[Tensor]) -> None:
+    def _watch_slopes(self, forward: RowsOfForward, outputs: list[Tensor]) -> None:
+        rows = [row for row, _ in forward.rows]
         output = next((t for t in outputs if rows and t.shape[0] == len(rows)), None)
         if output is not None:
             slopes: list[Tensor] = []
             output.register_hook(lambda slope: slopes.append(slope.detach().clone()))
-            self.watched.append((self.micro_batch, rows, output.detach().clone(), slopes))
+            self.watched.append((self.micro_batch, rows, forward.computed, output.detach().clone(), slopes))
 
     def probed(self, loss_scale: float) -> dict[str, Row]:
         """The rows watched so far; those that came more than once, or got no gradient, left out."""
         found: dict[str, list[Row]] = {}
         times: Counter[tuple[int, str]] = Counter()
-        for micro_batch, rows, output, slopes in self.watched:
+        for micro_batch, rows, computed, output, slopes in self.watched:
             if not slopes:
                 continue
             total = torch.stack([dense(slope).double() for slope in slopes]).sum(0) / loss_scale
             for index, row in enumerate(rows):
                 times[micro_batch, row] += 1  # several models may see the same row
                 key = f"{row} {times[micro_batch, row]}"
-                found.setdefault(key, []).append(Row(micro_batch, looked_at([output[index]]), by_position(total[index])))
+                row_seen = Row(micro_batch, looked_at([output[index]]), by_position(total[index]), computed)
+                found.setdefault(key, []).append(row_seen)
         return {row: seen[0] for row, seen in found.items() if len(seen) == 1}
 
     def forget_slopes(self) -> None:
         """Those of the micro-batch under way were of another differentiation."""
-        for micro_batch, _, _, slopes in self.watched:
+        for micro_batch, _, _, _, slopes in self.watched:
             if micro_batch == self.micro_batch:
                 slopes.clear()
 

@@ -202,6 +202,7 @@ class LiveTrack:
             finite=finite,
             rescaled=float(np.linalg.norm(begun.gradient)) / scale if scaled else math.nan,
             rows=tuple(row for row, _ in forwards.rows) if self.run.forwards else None,
+            computed=forwards.computed,
             lengths=len({length for _, length in forwards.rows}),
             forwards=forwards.count,
             broken_forwards=forwards.broken,
