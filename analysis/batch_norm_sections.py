@@ -21,7 +21,7 @@ from analysis.batch_norm import (
     growing_batch,
     trained,
 )
-from analysis.content import Picture, Section, Table, Text, number
+from analysis.content import Picture, Section, Table, Text, estimated, number
 from analysis.figures import batch_norm as figures
 from analysis.question import Material
 from harness.judge import statistics
@@ -276,8 +276,7 @@ def points(value: float) -> str:
 
 
 def _mean_and_interval(values: list[float]) -> str:
-    interval = statistics.mean_interval(values)
-    return f"{number(interval.estimate)} ({number(interval.low)} to {number(interval.high)})"
+    return estimated(statistics.mean_interval(values))
 
 
 def wu_and_he(material: Material) -> Section | None:

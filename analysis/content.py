@@ -7,9 +7,13 @@ import math
 import re
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 from matplotlib.figure import Figure
+
+if TYPE_CHECKING:
+    from harness.judge.resampling import Interval
 
 TAKEN = ("claims", "reading", "provenance")  # ids of the page's own parts
 
@@ -101,6 +105,11 @@ def number(value: float) -> str:
     if value == 0:
         return "0"
     return f"{value:.3g}" if 1e-3 <= abs(value) < 1e4 else f"{value:.1e}"
+
+
+def estimated(one: Interval) -> str:
+    """An estimate with its interval: 0.0123 (0.01 to 0.015)."""
+    return f"{number(one.estimate)} ({number(one.low)} to {number(one.high)})"
 
 
 COUNTED = "trial|arm|run|row|cell|seed|window|step|image|configuration|order|model|setting|fault|point|epoch|sample|draw"

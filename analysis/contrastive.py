@@ -7,7 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.content import Picture, Section, Table, Text, number
+from analysis.content import Picture, Section, Table, Text, estimated, number
+from analysis.convergence import at_tuned_rate
 from analysis.figures.contrastive import figure_bytes, figure_gradients, figure_peaks
 from analysis.question import Material
 from harness.config import TUNING_SEEDS
@@ -49,16 +50,10 @@ def decided(rows: pd.DataFrame) -> pd.DataFrame:
     if rows.empty:
         return rows
     full = rows[rows["arm"] == "full"].groupby("trial")["seconds"].first()
-    rows = rows.assign(slowness=rows["seconds"] / rows["trial"].map(full), interior=True)
+    rows = rows.assign(slowness=rows["seconds"] / rows["trial"].map(full), validation_loss=-rows["reciprocal_rank"])
     if rows["lr"].nunique() == 1:
-        return rows[rows["seed"] < TUNING_SEEDS]
-    tuning = rows[rows["seed"] >= TUNING_SEEDS]
-    means = tuning.groupby(["arm", "accumulation_steps", "lr"])["reciprocal_rank"].mean()
-    best = {key[:2]: key[2] for key in means.groupby(level=[0, 1]).idxmax()} if len(means) else {}
-    keys = zip(rows["arm"], rows["accumulation_steps"], strict=True)
-    is_best = rows["lr"].eq(pd.Series([best.get(key, math.nan) for key in keys], index=rows.index))
-    own = rows[is_best & (rows["seed"] < TUNING_SEEDS)]
-    own = own.assign(interior=own["lr"].between(rows["lr"].min(), rows["lr"].max(), inclusive="neither"))
+        return rows[rows["seed"] < TUNING_SEEDS].assign(interior=True)
+    own = at_tuned_rate(rows, ["arm", "accumulation_steps"])
     # The full batch is in the trials of every N, and is the same there.
     return own.drop_duplicates(["arm", "accumulation_steps", "seed", "group"])
 
@@ -157,10 +152,7 @@ def _advice(rows: pd.DataFrame) -> str:
     told = []
     for first, second in (("grad_cache", "accumulated"), ("accumulated", "small")):
         apart, n = difference(rows, (first, num), (second, num))
-        told.append(
-            f"{words(first)} less {words(second)}: {number(apart.estimate)} ({number(apart.low)} to {number(apart.high)}) "
-            f"points, n = {n}"
-        )
+        told.append(f"{words(first)} less {words(second)}: {estimated(apart)} points, n = {n}")
     cached, plain = (rows[(rows["arm"] == arm) & (rows["accumulation_steps"] == num)] for arm in ("grad_cache", "accumulated"))
     cost = cached["slowness"].median() / plain["slowness"].median()
     memory = cached["total_bytes"].median() / plain["total_bytes"].median()

@@ -124,6 +124,14 @@ def best_rate(rows: pd.DataFrame) -> tuple[float, bool]:
     return best, bool(means.index.min() < best < means.index.max())
 
 
+def at_tuned_rate(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+    """The rows of the judging seeds, each kind (`by`) at its `best_rate` over the tuning seeds, with `interior` of that rate."""
+    tuning = rows[rows["seed"] >= TUNING_SEEDS]
+    found = [(*key, *best_rate(own)) for key, own in tuning.groupby([*by])]
+    chosen = pd.DataFrame(found, columns=[*by, "lr", "interior"])
+    return rows[rows["seed"] < TUNING_SEEDS].merge(chosen, on=[*by, "lr"], how="inner")
+
+
 def tuned(rows: pd.DataFrame) -> pd.DataFrame:
     """One row per setting and arm: `lr` with the lowest mean validation loss over the tuning seeds, and whether it is `interior`.
 

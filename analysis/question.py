@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 import math
+import operator
 import pkgutil
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
@@ -55,6 +56,15 @@ class ClaimResult:
 def undecided(reason: str, n: int) -> ClaimResult:
     """The results are there and do not suffice: `reason` says what is missing."""
     return ClaimResult(verdict=Ruling.needs_full_grid, measured=math.nan, threshold="", n=n, explanation=reason)
+
+
+def over_settings(holds: Sequence[bool], fails: Sequence[bool]) -> Ruling:
+    """Of a claim that holds in some settings and fails in others: settled only where each setting is; one that is both holds."""
+    if all(holds):
+        return Ruling.confirmed
+    if not all(map(operator.or_, holds, fails)):
+        return Ruling.undecided
+    return Ruling.conditional if any(holds) else Ruling.refuted
 
 
 @dataclass(frozen=True, kw_only=True)

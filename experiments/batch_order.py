@@ -8,12 +8,11 @@ from dataclasses import dataclass
 import pandas as pd
 
 from analysis.content import Picture, Section, Table, Text, number
-from analysis.convergence import LEVEL, best_rate
+from analysis.convergence import LEVEL, at_tuned_rate
 from analysis.figures.batch_order import LABELS, figure_orders
 from analysis.load import Results
 from analysis.optimizers import interval
-from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
-from harness.config import TUNING_SEEDS
+from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, over_settings, undecided
 from harness.judge import statistics
 
 MARGIN = 0.02  # nats of test loss that a benefit has to have
@@ -49,11 +48,7 @@ class Contrast:
 
 def judged(results: Results) -> pd.DataFrame:
     """The rows of the judging seeds, each order at the rate with its lowest validation loss over the tuning seeds."""
-    rows = results.study("batch_order", COLUMNS)
-    tuning = rows[rows["seed"] >= TUNING_SEEDS]
-    found = [(*key, *best_rate(own)) for key, own in tuning.groupby([*SETTING, "arm"])]
-    chosen = pd.DataFrame(found, columns=[*SETTING, "arm", "lr", "interior"])
-    return rows[rows["seed"] < TUNING_SEEDS].merge(chosen, on=[*SETTING, "arm", "lr"], how="inner")
+    return at_tuned_rate(results.study("batch_order", COLUMNS), [*SETTING, "arm"])
 
 
 def contrasts(rows: pd.DataFrame) -> list[Contrast]:
@@ -80,13 +75,7 @@ def early_large_late_small(results: Results) -> ClaimResult:
     without = [one.excludes_benefit for one in usable]
     means = [statistics.mean_interval(one.differences).estimate for one in usable]
     worst = max(zip(means, usable, strict=True), key=lambda pair: pair[0])
-    is_split = any(better) and all(a or b for a, b in zip(better, without, strict=True))
-    verdict = (
-        Ruling.confirmed if all(better)
-        else Ruling.refuted if all(without) and not any(better)
-        else Ruling.conditional if is_split
-        else Ruling.undecided
-    )  # fmt: skip
+    verdict = over_settings(better, without)
     shown = "; ".join(f"{one.name}: {interval(pd.Series(one.differences))}, n = {len(one.differences)}" for one in usable)
     return ClaimResult(
         verdict=verdict,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pandas as pd
 
 from analysis import contrastive as shown
-from analysis.content import number
+from analysis.content import estimated, number
 from analysis.contrastive import EXACT, TRAINED, decided, difference
 from analysis.load import Results
 from analysis.question import Claim, ClaimResult, Experiment, Ruling, undecided
@@ -99,10 +99,7 @@ def banks_beat_accumulation(results: Results) -> ClaimResult:
     where = ", ".join(
         f"N = {one[1]} and {one[0].partition('@')[2]} pairs" for one, is_so in zip(found, better, strict=True) if is_so
     )
-    listed = "; ".join(
-        f"N = {num}, {arm}: {number(apart.estimate)} ({number(apart.low)} to {number(apart.high)})"
-        for arm, num, apart, *_ in found
-    )
+    listed = "; ".join(f"N = {num}, {arm}: {estimated(apart)}" for arm, num, apart, *_ in found)
     edge = f"The best learning rate is at an end of those tried for: {', '.join(at_end)}. " if at_end else ""
     return ClaimResult(
         verdict=verdict,

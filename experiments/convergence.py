@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
 
 import pandas as pd
 
 from analysis import convergence
-from analysis.content import Block, Picture, Section, Table, Text, number, plain
+from analysis.content import Block, Picture, Section, Table, Text, estimated, number, plain
 from analysis.convergence import ARM, FLAT, FRACTIONS, LEVEL, NAMES, OWN_RATE, SETTING, Pair
 from analysis.figures import convergence as figures
 from analysis.load import Results
 from analysis.optimizers import interval
-from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, over_settings, undecided
 from harness.config import TUNING_SEEDS
 from harness.judge import statistics
-from harness.judge.resampling import Interval
 
 MARGIN = 0.02  # nats of test loss: 2 % in likelihood
 FEWEST_SEEDS = 5  # that judge: fewer are shown, and compared without a verdict
@@ -168,15 +166,10 @@ def smoother_and_better(results: Results) -> ClaimResult:
     loss = [statistics.mean_interval(pair.differences(_test_loss), level=level) for pair in pairs]
     holds = [r.high < 0 and one.high < 0 for r, one in zip(rough, loss, strict=True)]
     fails = [r.low > 0 or one.low > -MARGIN for r, one in zip(rough, loss, strict=True)]
-    verdict = (
-        Ruling.confirmed if all(holds)
-        else Ruling.undecided if not all(map(operator.or_, holds, fails))
-        else Ruling.conditional if any(holds)
-        else Ruling.refuted
-    )  # fmt: skip
+    verdict = over_settings(holds, fails)
     told = "; ".join(
         f"{_beside_small(pair)}: roughness {math.exp(r.estimate):.2f} times ({math.exp(r.low):.2f} to {math.exp(r.high):.2f}), "
-        f"test loss {_told(one)}"
+        f"test loss {estimated(one)}"
         for pair, r, one in zip(pairs, rough, loss, strict=True)
     )
     return ClaimResult(
@@ -205,7 +198,7 @@ def generalisation(results: Results) -> ClaimResult:
     said = [f"{text} {_under(pairs, who)}" for text, who in (("S4", better), ("S0", overfits)) if any(who)]
     verdict = Ruling.conditional if said else Ruling.refuted if all(neither) else Ruling.undecided
     told = "; ".join(
-        f"{_beside_small(pair)}: test loss {_told(one)}, gap at the same weights {_told(g)}"
+        f"{_beside_small(pair)}: test loss {estimated(one)}, gap at the same weights {estimated(g)}"
         f"{'' if flat else f', validation loss still changing by {pair.change:.0%} in the last fifth: not judged'}"
         for pair, one, g, flat in zip(pairs, loss, gap, settled, strict=True)
     )
@@ -249,10 +242,6 @@ def _beside_small(pair: Pair) -> str:
 
 def _under(pairs: Sequence[Pair], chosen: Sequence[bool]) -> str:
     return "under " + ", ".join(setting_name(pair.key) for pair, one in zip(pairs, chosen, strict=True) if one)
-
-
-def _told(one: Interval) -> str:
-    return f"{number(one.estimate)} ({number(one.low)} to {number(one.high)})"
 
 
 def _num(pairs: Sequence[Pair]) -> int:

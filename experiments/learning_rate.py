@@ -8,7 +8,7 @@ from collections.abc import Hashable, Mapping
 import pandas as pd
 
 from analysis import learning_rates
-from analysis.content import Block, Picture, Section, Table, Text, number
+from analysis.content import Block, Picture, Section, Table, Text, estimated, number
 from analysis.figures import optimizers as figures
 from analysis.learning_rates import RULES
 from analysis.load import Results
@@ -118,10 +118,6 @@ def _intervals(differences: Mapping[str, list[float]]) -> dict[str, Interval]:
     return {name: statistics.mean_interval(own, level=level) for name, own in differences.items()}
 
 
-def _said(one: Interval) -> str:
-    return f"{number(one.estimate)} ({number(one.low)} to {number(one.high)})"
-
-
 def best_batches(results: Results) -> ClaimResult:
     """G10: tests whether some batch outside 32 to 512 is better than every one inside that was trained."""
     rows = learning_rates.trained(results)
@@ -136,7 +132,7 @@ def best_batches(results: Results) -> ClaimResult:
         for name, (batch, inside) in found.items()
     }
     shown = [name for name, (_, one) in gains.items() if one.low > 0]
-    words = "; ".join(f"{name}, B = {batch}: {_said(one)}" for name, (batch, one) in gains.items())
+    words = "; ".join(f"{name}, B = {batch}: {estimated(one)}" for name, (batch, one) in gains.items())
     return ClaimResult(
         verdict=Ruling.refuted if shown else Ruling.undecided,
         measured=max(one.estimate for _, one in gains.values()),

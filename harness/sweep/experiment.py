@@ -132,12 +132,12 @@ def run_many(configs: Sequence[HarnessConfig], run: TrialFunction | None = None)
     Returns when all have ended, also those that another process on the same store runs. ConfigError before the first starts when
     the results cannot be written or W&B is not reachable; Interrupted on SIGINT, SIGTERM and SIGHUP, with the children stopped.
     """
-    asked = _distinct(configs)
-    cells, waiting = tuning.split(asked)
+    cells, groups = tuning.split(_distinct(configs))
     outcome = _run(cells, run)
-    if waiting:
-        judging = tuning.worth_judging(asked)
-        chosen = f"{len(judging)} of {_trials(len(waiting))} on the other seeds are at a chosen rate"
+    if groups:
+        judging = [cell for group in groups for cell in group.worth_judging()]
+        num_waiting = sum(len(group.judging) for group in groups)
+        chosen = f"{len(judging)} of {_trials(num_waiting)} on the other seeds are at a chosen rate"
         print(f"Learning rates were chosen on seeds from {TUNING_SEEDS} on; {chosen}.", flush=True)
         outcome, cells = outcome.and_then(_run(judging, run)), cells + judging
     print_ending(cells, outcome.failures)

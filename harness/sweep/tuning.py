@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness.config import TUNING_SEEDS, Study, identity
 from harness.results.arm_name import ACCUMULATED, PERMUTED
@@ -41,24 +41,33 @@ LOSSES: Mapping[str, Callable[[Row], tuple[Choice, float] | None]] = {
 }
 
 
-def split(cells: Sequence[Cell]) -> tuple[list[Cell], list[Cell]]:
-    """The cells to run first, and those that wait for a rate to be chosen: the same settings are there with tuning seeds."""
-    groups = [judging for tuning, judging in _groups(cells) if len(set(map(_rate, tuning))) > 1]
-    waiting = {cell.folder for judging in groups for cell in judging}
-    return [cell for cell in cells if cell.folder not in waiting], [cell for cell in cells if cell.folder in waiting]
+class Group(NamedTuple):
+    """Cells of a tuned study that differ in seed and learning rate alone."""
+
+    tuning: list[Cell]
+    judging: list[Cell]
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is something to choose, and to choose by."""
+        return bool(self.judging) and len(set(map(_rate, self.tuning))) > 1
+
+    def worth_judging(self) -> list[Cell]:
+        """The judging cells at a rate that some arm has its lowest mean loss at, over the tuning seeds.
+
+        All of them where a tuning trial has not finished: what it would have chosen is not known.
+        """
+        if not all(cell.is_finished() for cell in self.tuning):
+            return self.judging
+        chosen = best_rates(self.tuning)
+        return [cell for cell in self.judging if _rate(cell) in chosen]
 
 
-def worth_judging(cells: Iterable[Cell]) -> list[Cell]:
-    """The judging cells among `cells` at a rate that some arm has its lowest mean loss at, over the tuning seeds.
-
-    All of them where a tuning trial has not finished: what it would have chosen is not known.
-    """
-    found: list[Cell] = []
-    for tuning, judging in _groups(cells):
-        is_known = all(cell.is_finished() for cell in tuning)
-        chosen = best_rates(tuning) if is_known else set(map(_rate, judging))
-        found += [cell for cell in judging if _rate(cell) in chosen]
-    return found
+def split(cells: Sequence[Cell]) -> tuple[list[Cell], list[Group]]:
+    """The cells to run first, and the groups whose judging cells wait for a rate to be chosen."""
+    groups = [group for group in _groups(cells) if group.waits]
+    waiting = {cell.folder for group in groups for cell in group.judging}
+    return [cell for cell in cells if cell.folder not in waiting], groups
 
 
 def best_rates(tuning: Sequence[Cell]) -> set[float]:
@@ -72,14 +81,14 @@ def best_rates(tuning: Sequence[Cell]) -> set[float]:
     return {min(rates, key=lambda lr: math.fsum(rates[lr]) / len(rates[lr])) for rates in losses.values()}
 
 
-def _groups(cells: Iterable[Cell]) -> list[tuple[list[Cell], list[Cell]]]:
-    """The cells of tuned studies that differ in seed and learning rate alone: those that tune, and those that judge."""
-    groups: dict[str, tuple[list[Cell], list[Cell]]] = defaultdict(lambda: ([], []))
+def _groups(cells: Iterable[Cell]) -> list[Group]:
+    groups: dict[str, Group] = defaultdict(lambda: Group([], []))
     for cell in cells:
         if cell.config.study in LOSSES:
             trial = cell.config.trial
             alike = dataclasses.replace(trial, seed=0, optimizer=dataclasses.replace(trial.optimizer, lr=0.0))
-            groups[f"{cell.store.root} {identity(alike)}"][cell.config.seed < TUNING_SEEDS].append(cell)
+            group = groups[f"{cell.store.root} {identity(alike)}"]
+            (group.tuning if cell.config.seed >= TUNING_SEEDS else group.judging).append(cell)
     return list(groups.values())
 
 

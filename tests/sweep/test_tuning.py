@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -69,7 +70,8 @@ def test_the_same_command_resumes_and_says_how_many_trials_it_spared(tmp_path: P
 def test_nothing_waits_where_nothing_chooses(tmp_path: Path) -> None:
     def split(*seeds: int, study: Study = Study.learning_curves, rates: int = len(RATES)) -> list[int]:
         given = [config for config in configs(tmp_path, study, seeds) if config.optimizer.lr in RATES[:rates]]
-        return [len(part) for part in tuning.split(experiment._distinct(given))]
+        first, groups = tuning.split(experiment._distinct(given))
+        return [len(first), sum(len(group.judging) for group in groups)]
 
     assert split(0, 100) == [6, 6]
     assert split(0, 1) == [12, 0]
@@ -83,7 +85,18 @@ def test_every_rate_is_judged_where_a_tuning_trial_did_not_finish(tmp_path: Path
     for cell in cells:
         if cell.config.seed in TUNING:
             rated_trial(cell.config)
-    assert len(tuning.worth_judging(cells)) == 9  # rates 0.1, 0.2 and 0.4
+    [group] = tuning.split(cells)[1]
+    assert len(group.worth_judging()) == 9  # rates 0.1, 0.2 and 0.4
     lost = next(cell for cell in cells if cell.config.seed == 101)
     Store(tmp_path).root.joinpath(lost.config.experiment, lost.trial, "trial.json").unlink()
-    assert len(tuning.worth_judging(cells)) == len(RATES) * len(JUDGING)
+    assert group.worth_judging() == group.judging
+    assert len(group.judging) == len(RATES) * len(JUDGING)
+
+
+def test_what_has_nothing_to_choose_is_run_once_beside_what_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tuned = configs(tmp_path, Study.learning_curves)
+    single = [dataclasses.replace(config, accumulation_steps=(8,)) for config in tuned if config.optimizer.lr == RATES[0]]
+    outcome = experiment.run_many([*tuned, *single], rated_trial)
+    assert "6 of 18 trials" in capsys.readouterr().out
+    num_tuning = len(TUNING) * len(RATES)
+    assert (outcome.done, outcome.skipped) == (num_tuning + 6 + len(single), 0)

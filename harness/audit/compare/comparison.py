@@ -154,7 +154,8 @@ def _compared(a: Vector, g: Vector, distance: float | None = None) -> Compared:
 def _window(mine: Step, theirs: Step, keep: np.ndarray) -> Window:
     inside, usual = _moves_inside(mine), _moves_inside(theirs)
     later = mine.backwards[1:]
-    apart = _otherwise(np.sum(inside, axis=0), np.sum(usual, axis=0), mine.before, keep) if inside and usual else None
+    moved = np.sum(inside, axis=0) if inside else None
+    apart = _otherwise(moved, np.sum(usual, axis=0), mine.before, keep) if moved is not None and usual else None
     return Window(
         backwards=len(mine.backwards),
         reference_backwards=len(theirs.backwards),
@@ -170,8 +171,8 @@ def _window(mine: Step, theirs: Step, keep: np.ndarray) -> Window:
         drawn_between=bool(later) and all(b.outside for b in later),
         moves=len(inside),
         reference_moves=len(usual),
-        move_along_weights=cosine(np.sum(inside, axis=0), mine.before) if inside else math.nan,
-        moved_apart=float(np.linalg.norm(apart) / np.linalg.norm(mine.before)) if apart is not None else 0.0,
+        move_along_weights=cosine(moved, mine.before) if moved is not None else math.nan,
+        moved_apart=_relative(apart, mine.before),
         apart_along_weights=cosine(apart, mine.before[keep]) if apart is not None else math.nan,
         moved_before=_moved_before(mine, theirs),
     )
@@ -183,13 +184,17 @@ def _moves_inside(step: Step) -> list[Vector]:
     return [moved for moved in moves if moved is not None]
 
 
-def _otherwise(moved: Vector, usual: Vector, before: Vector, keep: np.ndarray) -> Vector | None:
+def _otherwise(moved: Vector, usual: Vector, before: Vector, keep: np.ndarray | slice = slice(None)) -> Vector | None:
     """How much further parameters `before` [P] moved than usual, noise left out; None where other weights may have made that."""
     if moved.shape != usual.shape or not np.isfinite(moved).all() or not np.isfinite(usual).all():
         return None
     a, b = moved[keep], usual[keep]
     apart, largest = float(np.linalg.norm(a - b)), max(float(np.linalg.norm(a)), float(np.linalg.norm(b)))
     return a - b if apart > OTHER_MOVE * largest and np.any(before) else None
+
+
+def _relative(apart: Vector | None, before: Vector) -> float:
+    return float(np.linalg.norm(apart) / np.linalg.norm(before)) if apart is not None else 0.0
 
 
 def _moved_before(mine: Step, theirs: Step) -> float:
@@ -201,10 +206,7 @@ def _moved_before(mine: Step, theirs: Step) -> float:
     if a is None and b is None:
         return 0.0
     moved, usual = (np.zeros_like(mine.before) if move is None else move for move in (a, b))
-    if moved.shape != usual.shape or not np.isfinite(moved).all() or not np.isfinite(usual).all():
-        return 0.0
-    apart, sizes = float(np.linalg.norm(moved - usual)), [float(np.linalg.norm(v)) for v in (moved, usual, mine.before)]
-    return apart / sizes[2] if apart > OTHER_MOVE * max(sizes[:2]) and sizes[2] else 0.0
+    return _relative(_otherwise(moved, usual, mine.before), mine.before)
 
 
 def _accumulator(mine: Step, a: Vector, *, first: bool, wrong: bool) -> Accumulator:

@@ -32,11 +32,8 @@ def _moves(facts: StepFacts) -> list[Finding]:
     if window.moves <= window.reference_moves:
         return []
     evidence = {"times": window.moves, "cosine_with_parameters": window.move_along_weights}
-    if window.move_along_weights < SHRINKING:
-        message = f"the parameters shrink {window.moves} times in the window, outside the optimizer's step"
-        return [at(facts, Cause.weight_decay_per_micro_batch, "seen", evidence, message)]
-    message = f"the parameters move {window.moves} times inside the window"
-    return [at(facts, Cause.unexplained, "seen", evidence, message)]
+    shrinking = f"the parameters shrink {window.moves} times in the window, outside the optimizer's step"
+    return _moved(facts, evidence, shrinking, f"the parameters move {window.moves} times inside the window")
 
 
 def _moved_further(facts: StepFacts) -> list[Finding]:
@@ -45,11 +42,15 @@ def _moved_further(facts: StepFacts) -> list[Finding]:
     if not facts.gradients_agree or window.moved_apart <= MOVED * facts.precision.roundoff:
         return []
     evidence = {"apart": window.moved_apart, "cosine_with_parameters": window.apart_along_weights}
-    if window.apart_along_weights < SHRINKING:
-        message = "the parameters shrink by more than at N=1 inside the window, outside the optimizer's step"
-        return [at(facts, Cause.weight_decay_per_micro_batch, "seen", evidence, message)]
-    message = "the parameters are moved inside the window, otherwise than at N=1"
-    return [at(facts, Cause.unexplained, "seen", evidence, message)]
+    shrinking = "the parameters shrink by more than at N=1 inside the window, outside the optimizer's step"
+    return _moved(facts, evidence, shrinking, "the parameters are moved inside the window, otherwise than at N=1")
+
+
+def _moved(facts: StepFacts, evidence: dict[str, Any], shrinking: str, otherwise: str) -> list[Finding]:
+    """A movement inside the window: decay where it is along the parameters, and towards zero."""
+    if evidence["cosine_with_parameters"] < SHRINKING:
+        return [at(facts, Cause.weight_decay_per_micro_batch, "seen", evidence, shrinking)]
+    return [at(facts, Cause.unexplained, "seen", evidence, otherwise)]
 
 
 def _moved_before(facts: StepFacts) -> list[Finding]:
