@@ -37,7 +37,8 @@ PUBLISHED = ("small", "accumulated", "grad_cache", "dual_bank")
 def words(arm: str) -> str:
     """A method as the page calls it."""
     kind, _, size = arm.partition("@")
-    return WORDS.get(kind, kind) + (f", {size} pairs" if size else "")
+    pairs, _, since = size.partition("+")
+    return WORDS.get(kind, kind) + (f", {pairs} pairs" if pairs else "") + (f", from window {since} on" if since else "")
 
 
 def decided(rows: pd.DataFrame) -> pd.DataFrame:

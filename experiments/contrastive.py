@@ -11,7 +11,7 @@ from analysis import contrastive as shown
 from analysis.content import estimated, number
 from analysis.contrastive import EXACT, TRAINED, decided, difference
 from analysis.load import Results
-from analysis.question import Claim, ClaimResult, Experiment, Ruling, undecided
+from analysis.question import Claim, ClaimResult, Experiment, Ruling, over_settings, undecided
 from harness.judge.gates import ALGEBRA_GATE
 
 APART = 1e-3  # relative error of another gradient: nine decades above the gate
@@ -89,13 +89,7 @@ def banks_beat_accumulation(results: Results) -> ClaimResult:
     better, no_better = [one[2].low > 0 for one in found], [one[2].high < MARGIN for one in found]
     compared = rows[rows["arm"].isin(["accumulated", *(one[0] for one in found)])]
     at_end = sorted({shown.words(arm) for arm in compared.loc[~compared["interior"].astype(bool), "arm"]})
-    verdict = (
-        Ruling.undecided if at_end
-        else Ruling.confirmed if all(better)
-        else Ruling.refuted if all(no_better)
-        else Ruling.conditional if all(a or b for a, b in zip(better, no_better, strict=True))
-        else Ruling.undecided
-    )  # fmt: skip
+    verdict = Ruling.undecided if at_end else over_settings(better, no_better)
     where = ", ".join(
         f"N = {one[1]} and {one[0].partition('@')[2]} pairs" for one, is_so in zip(found, better, strict=True) if is_so
     )
@@ -133,7 +127,8 @@ def banks_hold_gradients(results: Results) -> ClaimResult:
 def memory_for_time(results: Results) -> ClaimResult:
     """F4c: compares bytes and seconds of ContAccum with those of the full batch, accumulation and GradCache."""
     rows = results.study(TRAINED)
-    banks = sorted({arm for arm in rows["arm"] if arm.startswith("dual_bank@")}) if len(rows) else []
+    # The median window of a bank that is used late is one without it.
+    banks = sorted({arm for arm in rows["arm"] if arm.startswith("dual_bank@") and "+" not in arm}) if len(rows) else []
     if not banks:
         return undecided("It takes trials of study=retrieval with dual_bank.", 0)
     keys = ["trial", "accumulation_steps"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import re
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
@@ -129,18 +130,11 @@ class Bank:
     size: int  # M, pairs
     has_queries: bool  # one-sided without them: more negatives for queries, no more for passages
     has_momentum: bool = False  # entries by an exponential moving average of the towers (MoCo, arXiv:1911.05722)
+    since: int = 0  # the window from which on the loss has the entries; they are collected from the first one on
 
     def loss(self, arm: Arm, own: Representations, part: Batch) -> Tensor:
-        """The mean loss of the micro-batch beside what the bank holds, which is nothing at first."""
-        return self.loss_beside(arm, own, self.kept(arm), part)
-
-    def kept(self, arm: Arm) -> Representations | None:
-        """The entries, oldest first."""
-        entries: Representations | None = arm.memory.get("bank")
-        return entries
-
-    def loss_beside(self, arm: Arm, own: Representations, kept: Representations | None, part: Batch) -> Tensor:
-        """The mean loss over the rows of `own` and, with two banks, of `kept`."""
+        """The mean loss over the rows of the micro-batch and, with two banks, of the entries: there are none at first."""
+        kept: Representations | None = arm.memory.get("bank") if arm.windows >= self.since else None
         if kept is not None:
             queries = torch.cat([own.queries, kept.queries]) if self.has_queries else own.queries
             own = own._replace(queries=queries, passages=torch.cat([own.passages, kept.passages]))
@@ -150,7 +144,7 @@ class Bank:
         """Add a micro-batch's representations, and drop the oldest beyond M."""
         if self.has_momentum:
             own = self._by_momentum(arm, part)
-        kept, new = self.kept(arm), own._replace(queries=own.queries.detach(), passages=own.passages.detach())
+        kept, new = arm.memory.get("bank"), own._replace(queries=own.queries.detach(), passages=own.passages.detach())
         queries, passages = (
             (new.queries, new.passages)
             if kept is None
@@ -248,11 +242,19 @@ BANKS: dict[str, Callable[[int], Bank]] = {
 
 
 def named(name: str) -> Transform:
-    """The transform of a method of that name, a bank with its size: `dual_bank@128`. Raises `ConfigError`."""
-    kind, _, size = name.partition("@")
-    if kind in BANKS and size.isdecimal() and 0 < int(size) <= LARGEST_BANK:
-        return banked(BANKS[kind](int(size)))
+    """The transform of a method of that name; see `bank_named` for those with a bank. Raises `ConfigError`."""
+    bank = bank_named(name)
+    if bank is not None and 0 < bank.size <= LARGEST_BANK:
+        return banked(bank)
     if name in EXACT | WRONG:
         return (EXACT | WRONG)[name]
     known = ", ".join([*EXACT, *WRONG, *(f"{kind}@SIZE" for kind in BANKS)])
-    raise ConfigError("methods", name, f"one of {known}, with a SIZE from 1 to {LARGEST_BANK}")
+    raise ConfigError("methods", name, f"one of {known}, with a SIZE from 1 to {LARGEST_BANK}, or SIZE+WINDOW")
+
+
+def bank_named(name: str) -> Bank | None:
+    """The bank of `dual_bank@128`, or of `dual_bank@128+264` whose use begins with window 264; None for another method."""
+    found = re.fullmatch(r"(\w+)@([0-9]+)(?:\+([0-9]+))?", name)
+    if found is None or found[1] not in BANKS:
+        return None
+    return dataclasses.replace(BANKS[found[1]](int(found[2])), since=int(found[3] or 0))

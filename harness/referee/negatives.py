@@ -45,9 +45,10 @@ class Past:
     from the first window's theta on.
     """
 
-    def __init__(self, size: int, *, has_queries: bool = True, decay: float | None = None) -> None:
-        """With `has_queries` past queries are rows of the table too."""
-        self.size, self.has_queries, self.decay = size, has_queries, decay
+    def __init__(self, size: int, *, has_queries: bool = True, decay: float | None = None, since: int = 0) -> None:
+        """With `has_queries` past queries are rows of the table too. Nothing is seen of it before window `since`, from 0 on."""
+        self.size, self.has_queries, self.decay, self.since = size, has_queries, decay, since
+        self.windows = 0
         self.before: Pairs | None = None  # of earlier windows, oldest first; at most `size`
         self.own: Pairs | None = None  # of the window that was seen last
         self._average: nn.Module | None = None
@@ -60,6 +61,12 @@ class Past:
         with torch.no_grad():
             queries, passages, *_ = self._encoder(model)(inputs)
         self.own = queries, passages
+        self.windows += 1
+
+    @property
+    def seen(self) -> int:
+        """How many of the last pairs a block sees beside itself."""
+        return self.size if self.windows > self.since else 0
 
     def _encoder(self, model: nn.Module) -> nn.Module:
         if self.decay is None:
@@ -72,7 +79,7 @@ class Past:
 
 
 def beside_bank(sizes: Sequence[int], contrast: Contrast, past: Past) -> Objective:
-    """The mean over blocks of the mean loss of their rows, where a block sees itself and the `past.size` pairs before it.
+    """The mean over blocks of the mean loss of their rows, where a block sees itself and the `past.seen` pairs before it.
 
     The pairs of `past` are constants, those of this window, which it has seen, too.
     """
@@ -82,7 +89,7 @@ def beside_bank(sizes: Sequence[int], contrast: Contrast, past: Past) -> Objecti
         old_q, old_p = past.own if past.before is None else map(torch.cat, zip(past.before, past.own, strict=True))
         total, start, before = torch.zeros_like(log_scale), 0, len(old_p) - len(passages)
         for length in sizes:
-            own, seen = slice(start, start + length), slice(max(0, before + start - past.size), before + start)
+            own, seen = slice(start, start + length), slice(max(0, before + start - past.seen), before + start)
             rows = torch.cat([queries[own], old_q[seen]]) if past.has_queries else queries[own]
             columns = torch.cat([passages[own], old_p[seen]])
             table = _table(rows, columns, log_scale, bias)

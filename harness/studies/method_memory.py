@@ -14,7 +14,8 @@ from harness.config import LastWindow, TrialConfig
 from harness.measure import memory
 from harness.measure.lock_step import Setting
 from harness.measure.training import OnStep, Row
-from harness.studies.negatives import bank_of, corpus_of
+from harness.recipes import contrastive
+from harness.studies.negatives import corpus_of
 from harness.studies.retrieval import Method, kept_beside, make_methods
 from harness.workloads import Batch, nest
 
@@ -34,8 +35,9 @@ def of_sizes(config: TrialConfig) -> Iterator[TrialConfig]:
 
 def _rows(setting: Setting) -> Iterator[Row]:
     [num], size = setting.config.accumulation_steps, setting.config.effective_batch
-    pairs = max((size, *(bank.size for bank in map(bank_of, setting.config.methods) if bank is not None)))
-    *earlier, last = setting.windows(1 + math.ceil(pairs / size), last=LastWindow.drop)
+    banks = [bank for bank in map(contrastive.bank_named, setting.config.methods) if bank is not None]
+    filled = max((1, *(math.ceil(bank.size / size) for bank in banks), *(bank.since for bank in banks)))
+    *earlier, last = setting.windows(1 + filled, last=LastWindow.drop)
     for method in make_methods(setting):
         workload = method.arm.workload
         for ids in earlier:

@@ -18,7 +18,6 @@ from harness.config import LastWindow
 from harness.measure.lock_step import Setting
 from harness.measure.training import OnStep, Row
 from harness.recipes import contrastive
-from harness.recipes.contrastive import Bank
 from harness.recipes.recipe import Arm, Recipe, clear, take_step
 from harness.recipes.sample_masks import masks_of_samples
 from harness.referee import negatives
@@ -62,7 +61,7 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
 
 
 def bank_error(setting: Setting, one: Candidate, num: int) -> float:
-    """Largest relative distance of a bank's gradients to the exact oracle over `num` windows of a float64 training.
+    """Largest relative distance of a bank's gradients to the exact oracle until `num` windows had it in use, in float64.
 
     NaN where there is no oracle: dropout, a penalty, pairs that come without towers.
     """
@@ -71,7 +70,7 @@ def bank_error(setting: Setting, one: Candidate, num: int) -> float:
     reference, arm = setting.arm(full_batch(setting.config)), setting.arm(reading(one.recipe), clip_norm=None)
     errors, past = [], past_of(one.arm)
     assert past is not None
-    for t, ids in enumerate(setting.windows(num)):
+    for t, ids in enumerate(setting.windows(past.since + num)):
         window = setting.exact.batch(ids)
         past.see(reference.model, window.inputs)
         own = _taken(setting, arm, reference, window, t)
@@ -179,16 +178,11 @@ def _oracle(
 
 def past_of(method: str) -> negatives.Past | None:
     """What the bank of a method of that name is to hold; None where it has none."""
-    bank = bank_of(method)
+    bank = contrastive.bank_named(method)
     if bank is None:
         return None
-    return negatives.Past(bank.size, has_queries=bank.has_queries, decay=contrastive.DECAY if bank.has_momentum else None)
-
-
-def bank_of(method: str) -> Bank | None:
-    """The bank of a method of that name; None where it has none."""
-    kind, _, size = method.partition("@")
-    return contrastive.BANKS[kind](int(size)) if kind in contrastive.BANKS else None
+    decay = contrastive.DECAY if bank.has_momentum else None
+    return negatives.Past(bank.size, has_queries=bank.has_queries, decay=decay, since=bank.since)
 
 
 def _what_is_held(arm: Arm) -> Row:

@@ -26,7 +26,7 @@ def run(config: TrialConfig, on_step: OnStep, shared: Measurements | None = None
     result = run_trial(config, on_step, candidates, shared)
     for candidate, arm in zip(candidates, result.arms, strict=True):
         is_nameless = arm["verdict"] == Outcome.different and arm["cause"] == Cause.unexplained
-        if is_nameless and candidate.arm.partition("@")[0] in contrastive.BANKS:
+        if is_nameless and contrastive.bank_named(candidate.arm):
             arm |= by_design(config, candidate, arm["reasons"])
     return {**result.summary, "arms": result.arms, "faults": catalogue.expected(config)}
 

@@ -111,24 +111,26 @@ def test_the_repeated_temperature_is_n_times_too_large_and_nothing_else(corpus: 
         assert relative_distance(own, full) <= EXACT
 
 
-@pytest.mark.parametrize("name", ["dual_bank@5", "passage_bank@5", "dual_bank@100"])
+@pytest.mark.parametrize("name", ["dual_bank@5", "passage_bank@5", "dual_bank@100", "dual_bank@5+1", "passage_bank@5+1"])
 def test_a_bank_holds_the_last_pairs_and_the_loss_has_them(name: str, corpus: str) -> None:
     """Two windows in parts of 4, against a loss written out for every part over lists of all pairs so far."""
     trial = config(corpus, contrast=Contrast.one_sided)
     setting, _ = setting_of(trial)
-    kind, size = name.split("@")
+    kind, _, rest = name.partition("@")
+    size, _, since = rest.partition("+")
     recipe, two = contrastive.named(name)(accumulated(trial, 3)), list(setting.windows(2))
     arm = setting.arm(recipe, precision=Precision.float64)
     found = [gradient(setting, recipe, setting.exact.batch(ids), arm) for ids in two]
 
     model, all_q, all_p, right = setting.initial.double(), [], [], []  # type: ignore[var-annotated]
-    for ids in two:
+    for window, ids in enumerate(two):
+        is_used = window >= int(since or 0)
         total = torch.zeros((), dtype=torch.float64)
         for part in ids.split(4):
             own = model(setting.exact.batch(part).inputs)
             q, p = list(own.queries), [one[0] for one in own.passages]
-            rows = q + (all_q[-int(size) :] if kind == "dual_bank" else [])
-            columns = p + all_p[-int(size) :]
+            rows = q + (all_q[-int(size) :] if is_used and kind == "dual_bank" else [])
+            columns = p + (all_p[-int(size) :] if is_used else [])
             for i, row in enumerate(rows):
                 s = torch.stack([own.log_scale.exp() * row @ column for column in columns])
                 total = total + (s.logsumexp(0) - s[i]) / len(rows) / 3
@@ -203,7 +205,10 @@ def test_grad_cache_on_towers_and_a_loss_of_ones_own() -> None:
         gradient(setting, contrastive.named("dual_bank@4")(accumulated(trial, 4)), window)
 
 
-@pytest.mark.parametrize("name", ["grad_cash", "dual_bank", "dual_bank@0", "dual_bank@-1", "grad_cache@4", "dual_bank@1.5", ""])
+MISSPELT = "grad_cash dual_bank dual_bank@0 dual_bank@-1 grad_cache@4 dual_bank@1.5 dual_bank@4+ dual_bank@4+-1"
+
+
+@pytest.mark.parametrize("name", [*MISSPELT.split(), ""])
 def test_other_names_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=r"methods=.*expected one of grad_cache"):
         contrastive.named(name)

@@ -7,7 +7,15 @@ from harness.config import ConfigError, Contrast, Data, Model, Precision, Study,
 from tests.small_corpus import config, corpus
 
 __all__ = ["corpus"]
-METHODS = ("grad_cache", "temperature_repeated", "dual_bank@12", "passage_bank@12", "momentum_bank@12")
+METHODS = (
+    "grad_cache",
+    "temperature_repeated",
+    "dual_bank@12",
+    "passage_bank@12",
+    "momentum_bank@12",
+    "dual_bank@12+2",
+    "momentum_bank@12+1",
+)
 EXACT, APART = 1e-12, 1e-3
 
 
