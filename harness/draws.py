@@ -24,9 +24,8 @@ from harness.config import (
     ScheduleName,
     Split,
     TrialConfig,
-    validate,
-    value_of,
 )
+from harness.validation import validate, value_of
 
 Draw = Callable[[Random], Any]
 

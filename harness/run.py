@@ -32,10 +32,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from harness import usage
-from harness.config import ConfigError, HarnessConfig, TrialConfig, validate
+from harness.config import ConfigError, HarnessConfig, TrialConfig
 from harness.results.record import keep_others_out
 from harness.sweep import experiment
 from harness.terminal import BAD_INPUT, one_line
+from harness.validation import validate
 
 # What other programs call a setting of ours.
 MEANT = {

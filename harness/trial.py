@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from harness import pace
-from harness.config import ConfigError, Data, Device, Execution, Model, Split, TrialConfig, validate
+from harness.config import ConfigError, Data, Device, Execution, Model, Split, TrialConfig
 from harness.judge.verdict import Doubt, Evidence, Outcome, Rounding, algebra_failures, judge
 from harness.measure import ablation, algebra, poison, rounding
 from harness.measure.algebra import AlgebraResult
@@ -32,6 +32,7 @@ from harness.recipes.recipe import Arm, Recipe
 from harness.results.arm_name import ACCUMULATED, NULL, PERMUTED, ULP, ArmName
 from harness.results.judged_arm import VerdictRow, to_stored
 from harness.results.measurements import Measurement, Measurements
+from harness.validation import validate
 from harness.workloads import Batch
 from harness.workloads.build import smallest_micro_batch
 

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from harness.config import Norm, OptimizerConfig, OptimizerName, Precision, Split, TrialConfig, identity, to_dict
+from harness.config import Norm, OptimizerConfig, OptimizerName, Precision, Split, TrialConfig, to_dict
+from harness.identity import identity
 from harness.judge.cause import Cause
 from harness.judge.signature import Signature
 from harness.judge.verdict import Algebra, Evidence, Outcome, Rounding, Trajectory, Verdict

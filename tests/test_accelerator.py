@@ -32,7 +32,6 @@ from harness.config import (
     Study,
     TrialConfig,
     WorkloadConfig,
-    validate,
 )
 from harness.measure import ablation, environment
 from harness.measure.lock_step import Setting
@@ -41,6 +40,7 @@ from harness.recipes.recipe import Recipe, take_step
 from harness.referee import gradients
 from harness.results.store import Store
 from harness.sweep import child, experiment
+from harness.validation import validate
 from harness.watch import replay
 from tests import test_gpu
 

@@ -6,7 +6,6 @@ import pytest
 
 from harness.bounds import BOUNDS
 from harness.config import (
-    FORMER_DEFAULTS,
     ConfigError,
     Data,
     DataConfig,
@@ -20,12 +19,10 @@ from harness.config import (
     Split,
     TrialConfig,
     WorkloadConfig,
-    differing,
-    identity,
-    legacy_identity,
     to_dict,
-    validate,
 )  # fmt: skip
+from harness.identity import FORMER_DEFAULTS, differing, identity, legacy_identity
+from harness.validation import validate
 
 
 def test_defaults_are_valid() -> None:

@@ -12,8 +12,9 @@ from hydra import compose, initialize_config_dir
 
 from harness import run
 from harness.bounds import BOUNDS
-from harness.config import TrialConfig, identity
+from harness.config import TrialConfig
 from harness.draws import DRAWS, LEFT_OUT, drawn, overrides
+from harness.identity import identity
 from harness.measure.lock_step import Setting
 from harness.trial import check_splits, standard_candidates
 from tests.toy import CPU

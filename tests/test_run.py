@@ -30,9 +30,9 @@ from harness.config import (
     Split,
     TrackingConfig,
     TrackingMode,
-    identity,
 )
 from harness.draws import drawn
+from harness.identity import identity
 from harness.results.store import Store
 from harness.sweep import experiment
 from harness.sweep.child import Failure

@@ -16,18 +16,8 @@ from typing import Any
 
 from harness.bench.cost import Cost, Spread, alternate, of_call, of_command, ratios, seconds
 from harness.bench.measurement import Measurement
-from harness.config import (
-    OUR_OPTIMIZERS,
-    Data,
-    Model,
-    Norm,
-    OptimizerConfig,
-    Precision,
-    TrialConfig,
-    WorkloadConfig,
-    identity,
-    to_dict,
-)
+from harness.config import OUR_OPTIMIZERS, Data, Model, Norm, OptimizerConfig, Precision, TrialConfig, WorkloadConfig, to_dict
+from harness.identity import identity
 from harness.results.store import Store
 
 PART = "stored"

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_h
 
 from typing_extensions import Self
 
-from harness.config import Precision, TrialConfig, identity
+from harness.config import Precision, TrialConfig
+from harness.identity import identity
 from harness.judge.verdict import Algebra, Evidence, Outcome, Rounding, Trajectory, Verdict
 from harness.results.arm_name import ArmName
 

@@ -10,7 +10,7 @@ import importlib
 import time
 
 from harness import pace
-from harness.config import ConfigError, Study, TrialConfig, validate
+from harness.config import ConfigError, Study, TrialConfig
 from harness.measure.environment import describe
 from harness.measure.lock_step import Setting
 from harness.measure.training import OnStep, Row
@@ -18,6 +18,7 @@ from harness.recipes import precision
 from harness.recipes.determinism import choose_device, deterministic
 from harness.results.measurements import Measurements
 from harness.trial import check_splits, check_terms, standard_candidates
+from harness.validation import validate
 
 
 def run(config: TrialConfig, on_step: OnStep, shared: Measurements | None = None) -> Row:

@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness import pace
-from harness.config import ConfigError, HarnessConfig, NotReproducible, identity
+from harness.config import ConfigError, HarnessConfig, NotReproducible
+from harness.identity import identity
 from harness.processes import die_with_parent, in_source_tree, interrupts_blocked
 from harness.results import tracking
 from harness.results.record import keep_others_out

@@ -30,10 +30,9 @@ from harness.config import (
     Precision,
     TrialConfig,
     WorkloadConfig,
-    identity,
-    legacy_identity,
     to_dict,
 )
+from harness.identity import identity, legacy_identity
 from harness.results import sweeps, tracking
 from harness.results.measurements import Measurements
 from harness.results.mirror import Mirror

@@ -12,7 +12,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from harness.config import TUNING_SEEDS, Study, identity
+from harness.config import TUNING_SEEDS, Study
+from harness.identity import identity
 from harness.results.arm_name import ACCUMULATED, PERMUTED
 from harness.results.record import read_trial
 from harness.sweep.child import Cell

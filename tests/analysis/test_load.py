@@ -11,7 +11,8 @@ import pandas as pd
 import pytest
 
 from analysis import load
-from harness.config import ConfigError, TrialConfig, identity, to_dict
+from harness.config import ConfigError, TrialConfig, to_dict
+from harness.identity import identity
 from harness.results.judged_arm import OUTCOMES, VERDICT_COLUMNS
 from harness.results.record import read_trial, write_record
 from harness.results.store import Store

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.bench.stored import KINDS, SEEDS, fill, nth_configuration
-from harness.config import identity, validate
+from harness.identity import identity
 from harness.results.store import Store
+from harness.validation import validate
 
 
 def test_every_trial_has_its_own_configuration_and_each_can_be_run() -> None:

@@ -12,7 +12,8 @@ import sys
 import time
 from pathlib import Path
 
-from harness.config import HarnessConfig, identity, to_dict
+from harness.config import HarnessConfig, to_dict
+from harness.identity import identity
 from harness.processes import run_command
 from harness.results.store import Store
 from harness.sweep import child, experiment

@@ -8,7 +8,8 @@ import pytest
 from analysis import load, report
 from experiments.adaptive_windows import CLAIMS, balance
 from harness import studies
-from harness.config import Data, Model, Norm, Study, TrialConfig, WorkloadConfig, identity, to_dict
+from harness.config import Data, Model, Norm, Study, TrialConfig, WorkloadConfig, to_dict
+from harness.identity import identity
 from harness.results.store import Store
 
 Row = dict[str, object]

@@ -16,7 +16,8 @@ from analysis.load import Results
 from analysis.question import Ruling
 from experiments.batchnorm import CLAIMS, costs_accuracy
 from harness import studies
-from harness.config import Norm, Precision, Study, TrialConfig, identity, to_dict
+from harness.config import Norm, Precision, Study, TrialConfig, to_dict
+from harness.identity import identity
 from harness.results.store import Store
 from tests.experiments.accuracy_rows import BATCH, LARGE, results, two_batches
 

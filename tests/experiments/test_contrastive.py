@@ -15,7 +15,8 @@ from analysis.contrastive import decided, difference, largest_windows
 from analysis.question import ClaimResult, Ruling
 from experiments.contrastive import CLAIMS, EXPERIMENT
 from harness import studies
-from harness.config import Precision, Study, TrialConfig, identity, to_dict
+from harness.config import Precision, Study, TrialConfig, to_dict
+from harness.identity import identity
 from harness.results.store import Store
 from tests.small_corpus import config, corpus
 

@@ -15,7 +15,8 @@ from analysis import load, report
 from analysis.question import Ruling
 from experiments.gradient_noise import EXPERIMENT, early_large_late_small, falls_as_one_over_b
 from harness import studies
-from harness.config import Norm, Study, TrialConfig, WorkloadConfig, identity, to_dict
+from harness.config import Norm, Study, TrialConfig, WorkloadConfig, to_dict
+from harness.identity import identity
 from harness.results.store import Store
 
 D = 1500

@@ -16,7 +16,8 @@ from analysis.question import Ruling
 from experiments.batchnorm import costs_accuracy
 from experiments.groupnorm import better_choice, predicted
 from harness import studies
-from harness.config import Model, Norm, Study, TrialConfig, WorkloadConfig, identity, to_dict
+from harness.config import Model, Norm, Study, TrialConfig, WorkloadConfig, to_dict
+from harness.identity import identity
 from harness.results.store import Store
 from tests.experiments.accuracy_rows import BATCH, GROUP, SEEDS, results, run_of
 

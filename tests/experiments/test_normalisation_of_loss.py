@@ -9,7 +9,8 @@ from analysis import load, report
 from analysis.question import ClaimResult
 from experiments.normalisation_of_loss import CLAIMS
 from harness import studies
-from harness.config import Data, Model, OptimizerConfig, OptimizerName, Study, TrialConfig, WorkloadConfig, identity, to_dict
+from harness.config import Data, Model, OptimizerConfig, OptimizerName, Study, TrialConfig, WorkloadConfig, to_dict
+from harness.identity import identity
 from harness.results.store import Store
 
 Row = dict[str, object]

@@ -9,18 +9,8 @@ from analysis import load, report
 from analysis.question import ClaimResult
 from experiments.order_of_operations import CLAIMS, _at_rest
 from harness import studies
-from harness.config import (
-    Data,
-    Model,
-    OptimizerConfig,
-    OptimizerName,
-    Precision,
-    Study,
-    TrialConfig,
-    WorkloadConfig,
-    identity,
-    to_dict,
-)
+from harness.config import Data, Model, OptimizerConfig, OptimizerName, Precision, Study, TrialConfig, WorkloadConfig, to_dict
+from harness.identity import identity
 from harness.results.store import Store
 
 Row = dict[str, object]

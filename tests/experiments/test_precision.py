@@ -15,7 +15,8 @@ from analysis import load, report
 from analysis.question import Ruling
 from experiments.precision import EXPERIMENT, accuracy, mixed_precision, scaling_works, small_micro_batches
 from harness import studies
-from harness.config import Model, Precision, Study, TrialConfig, WorkloadConfig, identity, to_dict
+from harness.config import Model, Precision, Study, TrialConfig, WorkloadConfig, to_dict
+from harness.identity import identity
 from harness.results.store import Store
 
 FULL = 1e-7

@@ -13,7 +13,8 @@ from analysis import load, report
 from analysis.question import Ruling
 from experiments.randomness import EXPERIMENT, single_runs_differ
 from harness import studies
-from harness.config import Model, Study, TrialConfig, WorkloadConfig, identity, to_dict
+from harness.config import Model, Study, TrialConfig, WorkloadConfig, to_dict
+from harness.identity import identity
 from harness.results.store import Store
 
 

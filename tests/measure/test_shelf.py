@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from harness.config import Arms, Norm, OptimizerConfig, OptimizerName, TrialConfig, identity
+from harness.config import Arms, Norm, OptimizerConfig, OptimizerName, TrialConfig
+from harness.identity import identity
 from harness.measure import shelf
 from harness.measure.lock_step import Setting
 from harness.measure.shelf import FileShelf, Shelf

@@ -17,12 +17,12 @@ from harness.config import (
     Study,
     TrialConfig,
     WorkloadConfig,
-    validate,
 )
 from harness.measure.lock_step import Setting
 from harness.recipes.recipe import take_step
 from harness.studies import batch_order
 from harness.trial import full_batch
+from harness.validation import validate
 
 CONFIG = TrialConfig(
     study=Study.batch_order, effective_batch=32, accumulation_steps=(4,), steps=4,

@@ -18,10 +18,10 @@ from harness.config import (
     Study,
     TrialConfig,
     WorkloadConfig,
-    validate,
 )
 from harness.measure.lock_step import Setting
 from harness.studies import critical_batch
+from harness.validation import validate
 
 CONFIG = TrialConfig(
     study=Study.critical_batch, effective_batch=32, accumulation_steps=(1, 2, 4), steps=8,

@@ -19,13 +19,13 @@ from harness.config import (
     Study,
     TrialConfig,
     WorkloadConfig,
-    validate,
 )
 from harness.measure.lock_step import Setting
 from harness.recipes import muon as recipes
 from harness.recipes.recipe import take_step
 from harness.studies import muon
 from harness.trial import accumulated, full_batch
+from harness.validation import validate
 
 CONFIG = TrialConfig(
     study=Study.muon, precision=Precision.float64, effective_batch=32, accumulation_steps=(4,), steps=2, permutations=30,

@@ -7,7 +7,8 @@ import pytest
 from analysis import load, report
 from experiments.replicas import CLAIMS
 from harness import studies
-from harness.config import ConfigError, Data, Device, Model, Split, Study, TrialConfig, WorkloadConfig, identity, to_dict
+from harness.config import ConfigError, Data, Device, Model, Split, Study, TrialConfig, WorkloadConfig, to_dict
+from harness.identity import identity
 from harness.measure.lock_step import Setting
 from harness.recipes.determinism import choose_device
 from harness.results.store import Store

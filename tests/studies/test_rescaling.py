@@ -23,12 +23,12 @@ from harness.config import (
     Study,
     TrialConfig,
     WorkloadConfig,
-    validate,
 )
 from harness.measure.lock_step import Setting
 from harness.recipes.recipe import make_optimizer, make_schedule
 from harness.recipes.rescaling import Rescaling, exact_weight_decay, rescaled
 from harness.studies import rescaling
+from harness.validation import validate
 
 K, LARGE_STEPS = 4, 10
 CONFIG = TrialConfig(

@@ -6,7 +6,8 @@ import math
 import random
 from typing import Any
 
-from harness.config import HarnessConfig, Study, identity, to_dict
+from harness.config import HarnessConfig, Study, to_dict
+from harness.identity import identity
 from harness.results.store import Store
 
 BEST = {"full": 0.1, "small_batch": 0.4, "small": 0.4, "large": 0.1, "large_then_small": 0.2, "small_then_large": 0.1}

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.config import Device, HarnessConfig, Precision, identity, legacy_identity, to_dict
+from harness.config import Device, HarnessConfig, Precision, to_dict
+from harness.identity import identity, legacy_identity
 from harness.results.mirror import flat_metrics
 from harness.results.store import State, Store
 from harness.sweep import experiment

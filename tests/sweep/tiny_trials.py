@@ -11,7 +11,8 @@ import sys
 import time
 from pathlib import Path
 
-from harness.config import ConfigError, HarnessConfig, identity, to_dict
+from harness.config import ConfigError, HarnessConfig, to_dict
+from harness.identity import identity
 from harness.results.store import Store, TrialWriter
 from harness.sweep import child, experiment
 

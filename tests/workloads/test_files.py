@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.config import ConfigError, Data, DataConfig, Model, TrialConfig, WorkloadConfig, validate
+from harness.config import ConfigError, Data, DataConfig, Model, TrialConfig, WorkloadConfig
+from harness.validation import validate
 from harness.workloads import cifar10, mnist, text
 from harness.workloads.cifar10 import read_cifar10
 from harness.workloads.mnist import read_mnist

@@ -10,7 +10,8 @@ import torch
 from scipy.interpolate import interp1d
 from scipy.ndimage import gaussian_filter
 
-from harness.config import ConfigError, Data, Model, Norm, TrialConfig, WorkloadConfig, validate
+from harness.config import ConfigError, Data, Model, Norm, TrialConfig, WorkloadConfig
+from harness.validation import validate
 from harness.workloads import mnist1d
 from harness.workloads.build import make_workload
 from harness.workloads.mnist1d import generate, read_mnist1d, sampled, templates

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.config import ConfigError, Data, Model, Norm, TrialConfig, WorkloadConfig, validate
+from harness.config import ConfigError, Data, Model, Norm, TrialConfig, WorkloadConfig
+from harness.validation import validate
 from harness.workloads import python_bytes
 from harness.workloads.build import _transformer
 from harness.workloads.python_bytes import LENGTH, BytesWorkload, Sources

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from harness.config import Data, Norm, Precision, TrialConfig, differing
+from harness.config import Data, Norm, Precision, TrialConfig
 from harness.draws import DRAWS, drawn
+from harness.identity import differing
 from harness.measure.algebra import windows_of
 from harness.measure.lock_step import Setting, arm_state
 from harness.recipes.catalogue import FAULTS, Fault

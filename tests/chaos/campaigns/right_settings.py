@@ -8,8 +8,9 @@ from random import Random
 
 import torch
 
-from harness.config import ConfigError, differing
+from harness.config import ConfigError
 from harness.draws import drawn
+from harness.identity import differing
 from harness.judge.cause import INHERENT, JOINT
 from harness.judge.verdict import Doubt
 from harness.trial import run_trial
