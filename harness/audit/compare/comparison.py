@@ -39,6 +39,7 @@ from harness.audit.compare.windows import (
     slices,
     state_distance,
     update_distance,
+    without_preparation,
 )
 from harness.audit.evidence import Call, Run, Step, Track, Vector, overflow_is_expected
 from harness.referee.gradients import compare
@@ -77,7 +78,7 @@ def _track_facts(runs: tuple[Run, Run], floor: Floor, pair: tuple[Track, Track],
     (candidate, reference), (track, other) = runs, pair
     if sizes(track) != sizes(other):
         raise ShapeError(f"{track.name} holds tensors of sizes {sizes(track)[:12]} instead of {sizes(other)[:12]}")
-    mine, theirs = effective(track), effective(other)
+    mine, theirs = without_preparation(track, other)
     nulls = [effective(n.tracks[index]) for n in floor.nulls if len(n.tracks) == len(reference.tracks)]
     noise = noisy(theirs, nulls, reference)
     allowed = gates(mine, theirs, nulls, noise, runs, drift=floor.drift)

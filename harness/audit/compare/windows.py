@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 import numpy as np
 
@@ -25,6 +25,14 @@ def effective(track: Track) -> list[Step]:
             waiting = []
         kept.append(step)
     return kept
+
+
+def without_preparation(mine: Track, theirs: Track) -> tuple[list[Step], list[Step]]:
+    """The effective steps of both. Where both begin with steps that move nothing (SOAP's basis), these are left out."""
+    both = takewhile(lambda pair: not (pair[0].effective or pair[1].effective), zip(mine.steps, theirs.steps, strict=False))
+    num = sum(1 for _ in both)
+    a, b = (effective(dataclasses.replace(track, steps=track.steps[num:])) for track in (mine, theirs))
+    return a, b
 
 
 def evaluations(step: Step) -> list[tuple[Backward, ...]]:

@@ -16,7 +16,7 @@ from harness.audit.observe.tensors import dense, put, write
 
 
 def intervene(live: LiveTrack, what: Intervention, index: int, step: int) -> None:
-    """Put the followed run's parameters after its step `step` (-1: at its start), then perturb them.
+    """Put the followed run's parameters after step `step` of those that could move them (-1: at its start), then perturb them.
 
     `index`: the place of the optimizer among those that were made.
     """
@@ -26,8 +26,8 @@ def intervene(live: LiveTrack, what: Intervention, index: int, step: int) -> Non
         for p, start in zip(live.parameters, live.start, strict=True):
             write(p, start)
     track = _followed(what, index)
-    if track is not None and step < len(track.steps):
-        _follow(live, track, step)
+    if track is not None and step < len(moving := _moving(track)):
+        _follow(live, track, moving[step] if step >= 0 else -1)
     if what.perturb:
         _perturb(live.parameters, what.perturb, step + 1)
     if what.freeze_weights or track is not None or what.perturb:
@@ -37,8 +37,13 @@ def intervene(live: LiveTrack, what: Intervention, index: int, step: int) -> Non
 def intervene_on_averages(live: LiveTrack, what: Intervention, index: int) -> None:
     """Before a forward: put the averaged copies that the followed run had as this window began."""
     track = _followed(what, index)
-    if track is not None and 0 < live.num_effective <= len(track.steps):
-        live.averages.put(track.steps[live.num_effective - 1].shadows)
+    if track is not None and 0 < live.num_effective <= len(moving := _moving(track)):
+        live.averages.put(track.steps[moving[live.num_effective - 1]].shadows)
+
+
+def _moving(track: Track) -> list[int]:
+    """Places of the steps that could move parameters: an optimizer may begin with one that only prepares (SOAP's basis)."""
+    return [place for place, step in enumerate(track.steps) if step.effective]
 
 
 def _sizes(tensors: Sequence[Tensor]) -> list[int]:
@@ -46,6 +51,7 @@ def _sizes(tensors: Sequence[Tensor]) -> list[int]:
 
 
 def _follow(live: LiveTrack, track: Track, step: int) -> None:
+    """Put the parameters after step `step` of the track, of all its steps."""
     if track.weights:
         if [count for _, count in track.tensors] == _sizes(live.parameters) and step + 1 < len(track.weights):
             track.weights[step + 1].put(live.parameters)

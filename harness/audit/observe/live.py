@@ -303,10 +303,10 @@ class LiveTrack:
 
     def _kept(self) -> bool:
         """Whether the contributions of the window that ends are kept: rules need those of a few windows only."""
-        steps = self.track.steps
+        steps, place = self.track.steps, self.num_effective  # windows are counted as they are compared
         odd = bool(steps) and len(self.window.backwards) != len(steps[0].backwards)
         self._num_odd += odd
-        return len(steps) < KEPT or (odd and self._num_odd <= KEPT) or len(steps) in self.what.keep
+        return place < KEPT or (odd and self._num_odd <= KEPT) or place in self.what.keep
 
     # -- between them ----------------------------------------------------------------------------------------------
 

@@ -222,6 +222,35 @@ def recurrent_dropout_of_means(batch_size: int, accumulation_steps: int) -> None
     train(batch_size, accumulation_steps, model, loss, sgd(model), windows=_six_windows)
 
 
+class _Prepares(torch.optim.Optimizer):
+    """Its first step moves nothing, and later ones feel every rounding, as those in a basis of eigenvectors do (SOAP)."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model.parameters(), {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for p in (p for group in self.param_groups for p in group["params"]):
+            if self.state[p]:
+                p.sub_(self.param_groups[0]["lr"] * p.grad * (1 + (1e9 * p.grad).sin()))
+            self.state[p]["is_ready"] = torch.ones(())
+
+
+def _prepared(batch_size: int, accumulation_steps: int, loss: Any) -> None:
+    model = data.language_model()
+    train(batch_size, accumulation_steps, model, loss, _Prepares(model))
+
+
+def prepares_before_it_moves(batch_size: int, accumulation_steps: int) -> None:
+    """Divided by the window's tokens."""
+    _prepared(batch_size, accumulation_steps, frame.token_mean_over_window)
+
+
+def prepares_before_it_moves_of_means(batch_size: int, accumulation_steps: int) -> None:
+    """Each micro-batch is averaged over its own tokens."""
+    _prepared(batch_size, accumulation_steps, frame.divided(frame.own_token_mean, accumulation_steps))
+
+
 WRONG: dict[frame.Loop, set[str]] = {
     two_kinds_of_steps_penalty: {"auxiliary_loss_scale"},
     decayed_before_the_step_n_times: {"weight_decay_per_micro_batch"},
@@ -230,6 +259,7 @@ WRONG: dict[frame.Loop, set[str]] = {
     one_layer_never_cleared: {"gradients_not_cleared"},
     each_clipped_by_hand: {"clip_per_micro_batch"},
     copy_renewed_too_late: {"cached_weights_stale"},
+    prepares_before_it_moves_of_means: {"mean_of_means", "short_window_divided_by_n"},
     recurrent_dropout_of_means: {"mean_of_means", "stochastic_layers"},
 }
 RIGHT = frame.unlisted(globals(), WRONG)
