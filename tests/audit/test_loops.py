@@ -45,7 +45,7 @@ def kept() -> Iterator[None]:
 
 
 def test_every_loop_is_audited() -> None:
-    assert (len(RIGHT), len(WRONG)) == (78, 121)
+    assert (len(RIGHT), len(WRONG)) == (79, 122)
 
 
 @pytest.mark.parametrize("train", RIGHT, ids=name)
@@ -67,6 +67,12 @@ def test_a_wrong_loop_has_its_cause_and_no_other(train: Loop, causes: set[str]) 
     assert {finding.cause for finding in report.findings} == causes, str(report)
     assert not report.equivalent and report.exit_code == 1 and not report.problems
     assert all(finding.message and finding.evidence for finding in report.findings)
+
+
+def test_a_clip_that_nobody_sees_hides_no_mean_of_means() -> None:
+    """At N=16 alone gradients are long enough: the sum is that of means, and shorter than it was added up."""
+    report = audit(held_out.shortened_by_hand_of_means, batch_size=16, accumulation_steps=(16,))
+    assert {finding.cause for finding in report.findings} == held_out.WRONG[held_out.shortened_by_hand_of_means], str(report)
 
 
 @pytest.mark.parametrize(("train", "words"), own_weights.SAID.items(), ids=map(name, own_weights.SAID))

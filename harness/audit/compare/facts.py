@@ -73,6 +73,7 @@ class WeightedSum:
     weights: tuple[float, ...] = ()  # per part; 1: as in their plain sum
     residual: float = inf  # of it outside their span
     condition: float = inf  # of the parts at unit length; the weights mean nothing when it is huge
+    as_added: float = 1.0  # times the weights: what they were before sums were shortened, at N=1 or in the candidate
     sizes: tuple[float, ...] = ()  # norms of the parts
 
 

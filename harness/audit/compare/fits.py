@@ -52,11 +52,24 @@ def fits(mine: Step, theirs: Step, before: Step | None, a: Vector, g: Vector, ca
         return Fitted(found, partly=differ)
     right, taken = _decomposed(g, parts), _decomposed(a, parts)
     if found.sum_line <= gate:  # divided (or multiplied) after they were added: weights are of what was stepped
-        right = replace(right, weights=tuple(w * float(total @ total) / float(a @ total) for w in right.weights))
+        right = replace(right, weights=tuple(w / _times(a, total) for w in right.weights))
+    right = replace(right, as_added=_shortened(a, total, gate) / _shortened(g, theirs.total, gate))
     found = _by_part(found, mine, a, g, parts)
     if found.own_sum > gate:
         found = replace(found, clamped=_clamped_sum(a, parts), clamped_parts=_clamped_parts(a, parts))
     return Fitted(found, right, taken, differ)
+
+
+def _times(a: Vector, total: Vector) -> float:
+    """By what `total` was multiplied, where `a` is a multiple of it."""
+    return float(a @ total) / float(total @ total)
+
+
+def _shortened(a: Vector, total: Vector | None, gate: float) -> float:
+    """By what the sum of a window's gradients was shortened before the step: a clip that nobody saw; 1 where it was not."""
+    if total is None or not np.isfinite(total).all() or off_line(a, total) > gate:
+        return 1.0
+    return min(1.0, _times(a, total))
 
 
 def giving(step: Step) -> list[Backward]:

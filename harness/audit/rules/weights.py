@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 from harness.audit.compare.facts import StepFacts
@@ -60,6 +61,14 @@ def own_means(facts: StepFacts) -> list[Finding]:
 
     Micro-batch k holds n_k of the window's n terms, and its mean counts with the share s_k: w_k = (n_k / n) / s_k.
     """
+    parts = facts.parts
+    added = replace(facts, parts=replace(parts, weights=tuple(w * parts.as_added for w in parts.weights)))
+    return _own_means(facts) or [
+        f for f in _own_means(added) if f.cause not in (Cause.loss_not_divided, Cause.loss_divided_twice)
+    ]
+
+
+def _own_means(facts: StepFacts) -> list[Finding]:
     weights, k, n = facts.parts.weights, facts.window.backwards, facts.accumulation_steps
     losses = facts.window.reference_backwards
     losses = losses if losses and len(weights) % losses == 0 and len(weights) > losses else 1  # each with backwards of its own
@@ -158,12 +167,10 @@ def sum_rescaled(facts: StepFacts) -> list[Finding]:
 def clipped_aside(facts: StepFacts) -> list[Finding]:
     """Each part is clipped before it is added in a buffer of the loop's own, or scaled to one norm, or clamped by value."""
     fits, taken = facts.fits, facts.taken
-    if (
-        not min(fits.scaled_sum, fits.sums, fits.sums_line) <= facts.gate
-        or fits.own_sum <= facts.gate
-        or facts.window.backwards < 2
-    ):
+    if not min(fits.scaled_sum, fits.sums, fits.sums_line) <= facts.gate or facts.window.backwards < 2:
         return []
+    if fits.own_sum <= facts.gate or fits.line <= facts.gate:
+        return []  # nothing is clipped, or nothing that is not at N=1 as well: rows are
     evidence = {"weights": taken.weights, "norms": taken.sizes, "distance": facts.raw.distance}
     message = "each micro-batch's gradient is clipped or scaled to one norm before it is added; unclipped, the sum is right"
     if known_weights(facts, taken) and _to_one_norm(taken.weights, taken.sizes):

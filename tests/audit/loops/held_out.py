@@ -222,6 +222,30 @@ def recurrent_dropout_of_means(batch_size: int, accumulation_steps: int) -> None
     train(batch_size, accumulation_steps, model, loss, sgd(model), windows=_six_windows)
 
 
+def _shortened(batch_size: int, accumulation_steps: int, loss: Any) -> None:
+    """Gradients that are longer than 0.9 are shortened by hand before the step, as engines with a clip of their own do."""
+    model = data.language_model()
+    optimizer = sgd(model)
+
+    def shorten() -> None:
+        grads = [p.grad for p in model.parameters() if p.grad is not None]
+        norm = float(torch.stack([g.norm() for g in grads]).norm())
+        for g in grads:
+            g.mul_(min(1.0, 0.9 / norm))
+
+    train(batch_size, accumulation_steps, model, loss, optimizer, before_step=shorten)
+
+
+def shortened_by_hand(batch_size: int, accumulation_steps: int) -> None:
+    """Divided by the window's tokens."""
+    _shortened(batch_size, accumulation_steps, frame.token_mean_over_window)
+
+
+def shortened_by_hand_of_means(batch_size: int, accumulation_steps: int) -> None:
+    """Each micro-batch is averaged over its own tokens, which makes some gradients longer than the limit."""
+    _shortened(batch_size, accumulation_steps, frame.divided(frame.own_token_mean, accumulation_steps))
+
+
 class _Prepares(torch.optim.Optimizer):
     """Its first step moves nothing, and later ones feel every rounding, as those in a basis of eigenvectors do (SOAP)."""
 
@@ -260,6 +284,7 @@ WRONG: dict[frame.Loop, set[str]] = {
     each_clipped_by_hand: {"clip_per_micro_batch"},
     copy_renewed_too_late: {"cached_weights_stale"},
     prepares_before_it_moves_of_means: {"mean_of_means", "short_window_divided_by_n"},
+    shortened_by_hand_of_means: {"mean_of_means", "short_window_divided_by_n"},
     recurrent_dropout_of_means: {"mean_of_means", "stochastic_layers"},
 }
 RIGHT = frame.unlisted(globals(), WRONG)
