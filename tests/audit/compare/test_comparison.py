@@ -96,6 +96,12 @@ def test_steps_that_moved_nothing_belong_to_the_next_window() -> None:
     assert item.run.mine.idle_steps == 1 and item.run.mine.backwards == (4,) and item.run.reference.idle_steps == 0
 
 
+def test_a_first_step_that_moves_nothing_at_n_of_1_either_has_a_window_of_its_own() -> None:
+    idle = step(PARTS[:1], after=np.ones(P))
+    item = compared(run(idle, step(PARTS), n=4), run(idle, step([G])))
+    assert item.run.mine.idle_steps == 1 and item.run.mine.backwards == (len(PARTS),) and item.run.reference.backwards == (1,)
+
+
 def test_the_last_evaluation_of_a_closure_is_judged() -> None:
     def twice(parts: list[np.ndarray]) -> Step:
         backwards = [backward(p, start="kept" if k % len(parts) else "cleared") for k, p in enumerate([*parts, *parts])]

@@ -102,6 +102,18 @@ def test_gradients_of_some_tensors_may_be_left_over() -> None:
         assert (found.stale < 1e-12) == known
 
 
+@pytest.mark.parametrize(("mine", "theirs"), [(0.5, 1.0), (1.0, 0.25), (0.5, 0.25), (1.0, 1.0), (2.0, 1.0)])
+def test_weights_before_sums_were_shortened(mine: float, theirs: float) -> None:
+    """Each sum times a number before its step: weights are of what was stepped, and are known as they were added too."""
+    terms = np.array([0.5, 1.5, 0.7])
+    means = [part / w for part, w in zip(PARTS, terms, strict=True)]
+    right = seen(step(means, mine * np.sum(means, axis=0)), step([G], theirs * G))[1]
+    assert right.weights == pytest.approx(tuple(terms * theirs / mine), rel=1e-6)
+    assert np.array(right.weights) * right.as_added == pytest.approx(terms / max(mine, 1.0), rel=1e-6), (
+        "what lengthens is no clip"
+    )
+
+
 def test_weights_are_those_of_the_reference_on_the_parts() -> None:
     wanted = (0.5, 1.5, 2.5)
     theirs = step([np.sum([w * p for w, p in zip(wanted, PARTS, strict=True)], axis=0)])

@@ -57,6 +57,19 @@ STEPS: list[tuple[str, dict[str, Any], Cause]] = [  # of a step whose gradient d
         {"parts": {"residual": 1e-8, "weights": (0.5, 1.5, 0.8, 1.2), "condition": 2.0}, "fits": {"sum_line": 1e-8}},
         Cause.mean_of_means,
     ),
+    (
+        "other weights, shortened",
+        {
+            "parts": {"residual": 1e-8, "weights": (1.0, 3.0, 1.6, 2.4), "condition": 2.0, "as_added": 0.5},
+            "fits": {"sum_line": 1e-8},
+        },
+        Cause.mean_of_means,
+    ),
+    (
+        "other weights, by nobody knows what",
+        {"parts": {"residual": 1e-8, "weights": (1.0, 3.0, 1.6, 2.4), "condition": 2.0}, "fits": {"sum_line": 1e-8}},
+        Cause.unexplained,
+    ),
     ("cleared", {"accumulator": {"cleared_inside": 3}, "fits": {"since_clear": 1e-8}}, Cause.gradients_cleared_in_window),
     ("first kept", {"fits": {"first": 1e-8, "sum": 1e-8}}, Cause.accumulator_overwritten),
     ("last kept", {"fits": {"last": 1e-8, "sum_times_n": 1e-8}}, Cause.accumulator_overwritten),
@@ -95,6 +108,14 @@ STEPS: list[tuple[str, dict[str, Any], Cause]] = [  # of a step whose gradient d
             "taken": {"residual": 1e-8, "weights": (0.5, 0.25, 1.0, 1.0), "condition": 2.0, "sizes": (2.0, 4.0, 0.7, 0.5)},
         },
         Cause.clip_per_micro_batch,
+    ),
+    (
+        "rows clipped, at N=1 as well",
+        {
+            "fits": {"sums": 1e-8, "line": 1e-8, "over_n": 1e-8},
+            "taken": {"residual": 1e-8, "weights": (0.5, 0.25, 1.0, 1.0), "condition": 2.0, "sizes": (2.0, 4.0, 0.7, 0.5)},
+        },
+        Cause.loss_divided_twice,
     ),
     ("clamped aside", {"fits": {"sums": 1e-8, "clamped_parts": 1e-8}}, Cause.clip_per_micro_batch),
     ("clamped inside", {"fits": {"sum": 1e-8, "clamped": 1e-8}}, Cause.clip_per_micro_batch),
