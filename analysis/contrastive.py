@@ -155,7 +155,8 @@ def _advice(rows: pd.DataFrame) -> str:
         apart, n = difference(rows, (first, num), (second, num))
         told.append(f"{words(first)} less {words(second)}: {estimated(apart)} points, n = {n}")
     cached, plain = (rows[(rows["arm"] == arm) & (rows["accumulation_steps"] == num)] for arm in ("grad_cache", "accumulated"))
-    cost = cached["slowness"].median() / plain["slowness"].median()
+    beside = cached.set_index("trial")["seconds"] / plain.set_index("trial")["seconds"]  # of one trial: others ran at other times
+    cost = beside.median() if beside.notna().any() else cached["slowness"].median() / plain["slowness"].median()
     memory = cached["total_bytes"].median() / plain["total_bytes"].median()
     return (
         f"Mean reciprocal rank at N = {num}. {'. '.join(told)}. GradCache is the full batch's computation; beside accumulation "
