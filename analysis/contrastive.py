@@ -54,9 +54,7 @@ def decided(rows: pd.DataFrame) -> pd.DataFrame:
     rows = rows.assign(slowness=rows["seconds"] / rows["trial"].map(full), validation_loss=-rows["reciprocal_rank"])
     if rows["lr"].nunique() == 1:
         return rows[rows["seed"] < TUNING_SEEDS].assign(interior=True)
-    own = at_tuned_rate(rows, ["arm", "accumulation_steps"])
-    # The full batch is in the trials of every N, and is the same there.
-    return own.drop_duplicates(["arm", "accumulation_steps", "seed", "group"])
+    return at_tuned_rate(rows, ["arm", "accumulation_steps"])
 
 
 def by_seed(rows: pd.DataFrame, arm: str, num: int | None, column: str) -> pd.Series:

@@ -90,9 +90,7 @@ def banks_beat_accumulation(results: Results) -> ClaimResult:
     compared = rows[rows["arm"].isin(["accumulated", *(one[0] for one in found)])]
     at_end = sorted({shown.words(arm) for arm in compared.loc[~compared["interior"].astype(bool), "arm"]})
     verdict = Ruling.undecided if at_end else over_settings(better, no_better)
-    where = ", ".join(
-        f"N = {one[1]} and {one[0].partition('@')[2]} pairs" for one, is_so in zip(found, better, strict=True) if is_so
-    )
+    where = "; ".join(f"N = {one[1]}, {shown.words(one[0])}" for one, is_so in zip(found, better, strict=True) if is_so)
     listed = "; ".join(f"N = {num}, {arm}: {estimated(apart)}" for arm, num, apart, *_ in found)
     edge = f"The best learning rate is at an end of those tried for: {', '.join(at_end)}. " if at_end else ""
     return ClaimResult(

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -136,7 +137,7 @@ class Step:
         """Rows of the window; 0 where they were not seen."""
         return sum((self.rows or Counter()).values())
 
-    @property
+    @cached_property  # asked for again and again, of every step of a run that others follow
     def effective(self) -> bool:
         """Whether the step could move the parameters and did; a step at learning rate 0 counts."""
         return self.skipped or bool((self.after != self.before).any()) or not any(self.lrs) or not self.gradient.any()

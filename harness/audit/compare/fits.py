@@ -51,25 +51,23 @@ def fits(mine: Step, theirs: Step, before: Step | None, a: Vector, g: Vector, ca
     if not parts:
         return Fitted(found, partly=differ)
     right, taken = _decomposed(g, parts), _decomposed(a, parts)
-    if found.sum_line <= gate:  # divided (or multiplied) after they were added: weights are of what was stepped
-        right = replace(right, weights=tuple(w / _times(a, total) for w in right.weights))
-    right = replace(right, as_added=_shortened(a, total, gate) / _shortened(g, theirs.total, gate))
+    times, usual = _times(a, total, gate), _times(g, theirs.total, gate)
+    right = replace(
+        right,
+        weights=tuple(w / times for w in right.weights),  # of what was stepped
+        as_added=min(1.0, times) / min(1.0, usual),  # what shortens may be a clip that nobody saw
+    )
     found = _by_part(found, mine, a, g, parts)
     if found.own_sum > gate:
         found = replace(found, clamped=_clamped_sum(a, parts), clamped_parts=_clamped_parts(a, parts))
     return Fitted(found, right, taken, differ)
 
 
-def _times(a: Vector, total: Vector) -> float:
-    """By what `total` was multiplied, where `a` is a multiple of it."""
-    return float(a @ total) / float(total @ total)
-
-
-def _shortened(a: Vector, total: Vector | None, gate: float) -> float:
-    """By what the sum of a window's gradients was shortened before the step: a clip that nobody saw; 1 where it was not."""
+def _times(a: Vector, total: Vector | None, gate: float) -> float:
+    """By what a window's sum was multiplied (or divided) after it was added up; 1 where `a` is no multiple of it."""
     if total is None or not np.isfinite(total).all() or off_line(a, total) > gate:
         return 1.0
-    return min(1.0, _times(a, total))
+    return float(a @ total) / float(total @ total)
 
 
 def giving(step: Step) -> list[Backward]:

@@ -61,11 +61,12 @@ def own_means(facts: StepFacts) -> list[Finding]:
 
     Micro-batch k holds n_k of the window's n terms, and its mean counts with the share s_k: w_k = (n_k / n) / s_k.
     """
+    if found := _own_means(facts):
+        return found
     parts = facts.parts
     added = replace(facts, parts=replace(parts, weights=tuple(w * parts.as_added for w in parts.weights)))
-    return _own_means(facts) or [
-        f for f in _own_means(added) if f.cause not in (Cause.loss_not_divided, Cause.loss_divided_twice)
-    ]
+    # Of a sum that was shortened nobody knows by what else it was divided.
+    return [one for one in _own_means(added) if one.cause not in (Cause.loss_not_divided, Cause.loss_divided_twice)]
 
 
 def _own_means(facts: StepFacts) -> list[Finding]:

@@ -109,9 +109,8 @@ def test_weights_before_sums_were_shortened(mine: float, theirs: float) -> None:
     means = [part / w for part, w in zip(PARTS, terms, strict=True)]
     right = seen(step(means, mine * np.sum(means, axis=0)), step([G], theirs * G))[1]
     assert right.weights == pytest.approx(tuple(terms * theirs / mine), rel=1e-6)
-    assert np.array(right.weights) * right.as_added == pytest.approx(terms / max(mine, 1.0), rel=1e-6), (
-        "what lengthens is no clip"
-    )
+    as_added = np.array(right.weights) * right.as_added
+    assert as_added == pytest.approx(terms / max(mine, 1.0), rel=1e-6), "what lengthens is no clip"
 
 
 def test_weights_are_those_of_the_reference_on_the_parts() -> None:
