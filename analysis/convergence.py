@@ -133,26 +133,25 @@ def at_tuned_rate(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
 
 
 def tuned(rows: pd.DataFrame) -> pd.DataFrame:
-    """One row per setting and arm: `lr` with the lowest mean validation loss over the tuning seeds, and whether it is `interior`.
+    """One row per setting and arm that has a rate of its own: `lr` with the lowest mean validation loss over the tuning seeds.
 
-    A rate at an end of the grid is the best of those tried, and perhaps of no others. `n`: tuning seeds.
+    A rate that is not `interior`, but at an end of the grid, is the best of those tried, and perhaps of no others. `n`: tuning
+    seeds.
     """
-    found = []
-    for key, own in rows[(rows["seed"] >= TUNING_SEEDS)].groupby([*SETTING, *ARM]):
-        found.append((*key, *best_rate(own), own["seed"].nunique()))
-    table = pd.DataFrame(found, columns=[*SETTING, *ARM, "lr", "interior", "n"])
-    full = table[table["arm"] == "full"].set_index(list(SETTING))
-    shared = ~table["arm"].isin(OWN_RATE)
-    for column in ("lr", "interior"):
-        values = [full[column].get(key) for key in table.loc[shared, list(SETTING)].itertuples(index=False, name=None)]
-        table.loc[shared, column] = values
-    return table.astype({"lr": float, "interior": bool})
+    choosing = rows[(rows["seed"] >= TUNING_SEEDS) & rows["arm"].isin(("full", *OWN_RATE))]
+    found = [(*key, *best_rate(own), own["seed"].nunique()) for key, own in choosing.groupby([*SETTING, *ARM])]
+    return pd.DataFrame(found, columns=[*SETTING, *ARM, "lr", "interior", "n"])
 
 
 def judged(rows: pd.DataFrame) -> pd.DataFrame:
     """The trainings of the judging seeds, each arm at its tuned rate, with `interior` of that rate."""
+    best = tuned(rows).drop(columns="n")
+    of_full = best[best["arm"] == "full"].drop(columns=list(ARM))
     own = rows[rows["seed"] < TUNING_SEEDS]
-    merged = own.merge(tuned(rows).drop(columns="n"), on=[*SETTING, *ARM, "lr"], how="inner")
+    chooses = own["arm"].isin(OWN_RATE)
+    merged = pd.concat([
+        own[chooses].merge(best, on=[*SETTING, *ARM, "lr"]), own[~chooses].merge(of_full, on=[*SETTING, "lr"])
+    ])  # fmt: skip
     return merged.sort_values([*SETTING, *ARM, "seed"]).reset_index(drop=True)
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from analysis import convergence
 from analysis.content import Block, Picture, Section, Table, Text, estimated, number, plain
-from analysis.convergence import ARM, FLAT, FRACTIONS, LEVEL, NAMES, OWN_RATE, SETTING, Pair
+from analysis.convergence import ARM, FLAT, FRACTIONS, LEVEL, NAMES, SETTING, Pair
 from analysis.figures import convergence as figures
 from analysis.load import Results
 from analysis.optimizers import interval
@@ -140,8 +140,7 @@ def rates(material: Material) -> Section | None:
     blocks: list[Block] = []
     for key, own in tuning.groupby(list(SETTING)):
         here = best[(best[list(SETTING)] == list(key)).all(axis=1)]
-        chosen = {(row["arm"], int(row["accumulation_steps"])): row["lr"] for row in here.to_dict("records")
-                  if row["arm"] in ("full", *OWN_RATE)}  # fmt: skip
+        chosen = {(row["arm"], int(row["accumulation_steps"])): row["lr"] for row in here.to_dict("records")}
         name = setting_name(key)
         blocks.append(Picture(
             f"tuning-{plain(name)}",

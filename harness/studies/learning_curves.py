@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from harness.config import OptimizerConfig, OptimizerName
+from harness.config import TUNING_SEEDS, OptimizerConfig, OptimizerName
 from harness.measure.lock_step import Setting
 from harness.measure.training import HELD_OUT_BATCH, OnStep, Row
 from harness.recipes import precision
@@ -122,10 +122,13 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
 
 
 def _courses(setting: Setting) -> Iterator[Course]:
-    """The full batch, every N, the permuted full batch, and for every N > 1 both kinds of small batch."""
+    """The full batch, every N, the permuted full batch, and for every N > 1 both kinds of small batch.
+
+    Where rates are chosen, every N and the permuted full batch are left out: they have the full batch's rate.
+    """
     config = setting.config
     yield Course(FULL, 1, config.optimizer, setting.arm(full_batch(config)), False)
-    for candidate in standard_candidates(config):
+    for candidate in standard_candidates(config) if config.seed < TUNING_SEEDS else ():
         yield Course(candidate.arm, candidate.recipe.accumulation_steps, config.optimizer, setting.arm(candidate.recipe), False)
     for num in (num for num in config.accumulation_steps if num > 1):
         for name, change in ((SMALL, slower), (SMALL_MEMORY, same_memory)):

@@ -110,6 +110,16 @@ def test_a_rate_is_tuned_on_the_seeds_that_do_not_judge_and_must_lie_inside_the_
     assert convergence.judged(inside[inside["seed"] < 100]).empty
 
 
+def test_what_computes_the_full_batch_has_its_rate_whatever_its_own_trials_say() -> None:
+    everything = rows()
+    tuning, shares = everything["seed"] >= 100, everything["arm"].isin(("permuted", "accumulated"))
+    liar = everything.assign(validation_loss=everything["validation_loss"] - 9 * (tuning & shares & (everything["lr"] == 0.4)))
+    expected = convergence.judged(everything)
+    assert set(expected["arm"]) == {"full", "permuted", "accumulated", "small_batch"} and set(expected["lr"]) == {0.2}
+    for other in (liar, everything[~(tuning & shares)]):
+        pd.testing.assert_frame_equal(convergence.judged(other)[["arm", "seed", "lr"]], expected[["arm", "seed", "lr"]])
+
+
 def test_targets_come_from_the_tuning_seeds() -> None:
     frame = rows()
     (levels,) = convergence.targets(frame).values()

@@ -81,3 +81,12 @@ def test_rates_and_memory_of_small_batches(name: OptimizerName, lr: float, beta:
     assert matched.lr == pytest.approx(lr * factor)
     beta_of = matched.beta2 if name == OptimizerName.adamw else matched.momentum
     assert 4 * math.log(0.5) / math.log(beta_of**4) == pytest.approx(math.log(0.5) / math.log(beta) * 4)  # half-life in samples
+
+
+def test_arms_that_choose_no_rate_are_not_trained_where_rates_are_chosen(toy_setting) -> None:
+    def arms(seed: int) -> dict[tuple[str, int], list[float]]:
+        rows = learning_curves.measurements(toy_setting(dataclasses.replace(CONFIG, seed=seed)), lambda t, r: None)
+        return {(row["arm"], row["accumulation_steps"]): row["curve_probe_loss"] for row in rows}
+
+    chooses = {("full", 1), *((arm, n) for arm in (SMALL, SMALL_MEMORY) for n in (2, 5))}
+    assert set(arms(100)) == chooses < set(arms(99))
