@@ -5,12 +5,12 @@ Hydra and OmegaConf stop here. Nothing below imports torch, wandb or pandas: `--
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import difflib
 import enum
 import functools
 import os
+import pickle
 import sys
 import traceback
 import types
@@ -234,7 +234,7 @@ class Composer:
         self._parser = OverridesParser.create(config_loader=loader)
         self._parse = functools.cache(self._parser.parse_override)
         self._is_group = functools.cache(lambda key: bool(loader.get_group_options(key)))
-        self._bases: dict[tuple[str, ...], DictConfig] = {}
+        self._bases: dict[tuple[str, ...], bytes] = {}  # pickled: loading one takes a quarter of the time of a deep copy
 
     def cells(self, cells: Sequence[Sequence[str]]) -> list[HarnessConfig]:
         """All cells, or BadInput about the first that cannot be run."""
@@ -251,18 +251,18 @@ class Composer:
         parsed = [self._parse(text) for text in overrides]
         values = [override for override in parsed if self._is_value(override)]
         others = [text for text, override in zip(overrides, parsed, strict=True) if not self._is_value(override)]
-        composed = copy.deepcopy(self._base(tuple(others)))
+        composed: DictConfig = pickle.loads(self._base(tuple(others)))
         for override in values:
             _set(composed, override)
         return composed
 
-    def _base(self, overrides: tuple[str, ...]) -> DictConfig:
+    def _base(self, overrides: tuple[str, ...]) -> bytes:
         if overrides not in self._bases:
             base = self._loader.load_sweep_config(self._master, list(overrides))
             OmegaConf.set_struct(base, False)
             del base["hydra"]  # the larger part by far, and constant in a sweep
             OmegaConf.set_struct(base, True)
-            self._bases[overrides] = base
+            self._bases[overrides] = pickle.dumps(base)
         return self._bases[overrides]
 
     def _is_value(self, override: Override) -> bool:
