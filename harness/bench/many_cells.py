@@ -1,6 +1,7 @@
 """`python -m harness.bench.many_cells NUMBER`: a sweep of so many trials that do nothing, and what its parent takes.
 
-What is left of a sweep without its trials: cells, identities, a process for each, the progress line.
+What is left of a sweep without its trials: cells, identities, a process for each, the progress line. Every such process imports
+this module, which therefore imports nothing that takes time.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from harness.bench.cost import Spread
-from harness.bench.measurement import Measurement
+if TYPE_CHECKING:
+    from harness.bench.measurement import Measurement
 
 PART = "many_cells"
 NUMBER = 2_000
@@ -27,6 +29,9 @@ GROWTH = 1.05  # of the resident memory, after a tenth of the time
 def measurements(number: int = NUMBER) -> Iterator[Measurement]:
     """Growth of the parent's resident memory, and milliseconds a cell."""
     import subprocess
+
+    from harness.bench.cost import Spread
+    from harness.bench.measurement import Measurement
 
     command = [sys.executable, "-m", "harness.bench.many_cells", f"{number}"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL)
