@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 import pandas as pd
-from scipy import stats
+from scipy import special
 
 LEVEL = 0.95
 
@@ -29,14 +29,14 @@ class Rate:
         """The lower end of the interval: a quantile of Beta(k, n - k + 1)."""
         if not self.n:
             return math.nan
-        return float(stats.beta.ppf((1 - LEVEL) / 2, self.k, self.n - self.k + 1)) if self.k else 0.0
+        return float(special.betaincinv(self.k, self.n - self.k + 1, (1 - LEVEL) / 2)) if self.k else 0.0
 
     @property
     def high(self) -> float:
         """The upper end of the interval: a quantile of Beta(k + 1, n - k)."""
         if not self.n:
             return math.nan
-        return float(stats.beta.ppf((1 + LEVEL) / 2, self.k + 1, self.n - self.k)) if self.k < self.n else 1.0
+        return float(special.betaincinv(self.k + 1, self.n - self.k, (1 + LEVEL) / 2)) if self.k < self.n else 1.0
 
     @property
     def interval(self) -> str:

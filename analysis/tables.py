@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special
 
 from harness.judge import statistics
 from harness.results.judged_arm import VERDICT_COLUMNS
@@ -173,7 +173,7 @@ def resolution(differences: Sequence[float]) -> tuple[float, float]:
         return math.nan, math.nan
     values = np.asarray(differences)
     error = float(values.std(ddof=1)) / math.sqrt(len(values))
-    one_sided = float(stats.t.ppf(1 - LEVEL, len(values) - 1))
+    one_sided = float(special.stdtrit(len(values) - 1, 1 - LEVEL))
     found = statistics.detectable(differences, level=LEVEL, power=POWER)
     return abs(float(values.mean())) + one_sided * error, found
 

@@ -100,19 +100,22 @@ def by_steps(values: Sequence[int]) -> dict[int, str]:
     return {n: matplotlib.colors.to_hex(shade) for n, shade in zip(chosen, shades, strict=False)}
 
 
+class _OfOneDecade(LogLocator):
+    """Ticks only where an axis spans about a decade, so that there may be no whole one to label."""
+
+    def __call__(self) -> Any:
+        low, high = self.axis.get_view_interval()  # type: ignore[union-attr]
+        return super().__call__() if high < 20 * low else []
+
+
 def log_axis(axes: Axes, which: str, most: int = 6) -> None:
     """A logarithmic axis with at most `most` labels at whole decades, written 10⁻⁶."""
     axes.set_xscale("log") if which == "x" else axes.set_yscale("log")
     axis = axes.xaxis if which == "x" else axes.yaxis
     axis.set_major_locator(LogLocator(base=10, numticks=most))
     axis.set_major_formatter(FuncFormatter(power_of_ten))
-    axis.set_minor_locator(LogLocator(base=10, subs=(2, 5), numticks=100))
-
-    def label(value: float, _position: int | None = None) -> str:
-        low, high = axis.get_view_interval()
-        return f"{value:.0e}" if high < 20 * low else ""  # within a decade there may be no whole one to label
-
-    axis.set_minor_formatter(FuncFormatter(label))
+    axis.set_minor_locator(_OfOneDecade(base=10, subs=(2, 5), numticks=100))
+    axis.set_minor_formatter(FuncFormatter(lambda value, _position: f"{value:.0e}"))
     axes.tick_params(axis="x" if which == "x" else "y", which="minor", length=0, labelsize=8)
 
 
