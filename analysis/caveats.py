@@ -12,7 +12,7 @@ from analysis.content import Section, Table, Text, number
 from analysis.question import Material
 from harness.judge.cause import Cause, parsed
 from harness.results.cells import ArmCell, Caveat, by_cell, caveats, spread
-from harness.results.judged_arm import VERDICT_COLUMNS, VerdictRow
+from harness.results.judged_arm import VERDICT_COLUMNS, VerdictRow, restored
 
 # What is inherent in a normalisation, an optimizer, a format: in a sentence or two, and in the words of a table's cell.
 REMEMBERS = (
@@ -62,7 +62,8 @@ HEAD = ("normalisation", "optimizer", "precision", "what was found", "what to do
 
 def rows(arms: pd.DataFrame) -> list[VerdictRow]:
     """The verdict rows of arms."""
-    return [VerdictRow(**row) for row in arms[list(VERDICT_COLUMNS)].to_dict("records")]  # type: ignore[arg-type]
+    columns = (arms[name].tolist() for name in VERDICT_COLUMNS)
+    return [restored(VerdictRow, dict(zip(VERDICT_COLUMNS, row, strict=True)), "arm") for row in zip(*columns, strict=True)]
 
 
 def caveats_that_occur(material: Material) -> Section | None:
@@ -152,7 +153,7 @@ def _momenta(arms: pd.DataFrame) -> str:
 
 def cells_table(arms: pd.DataFrame) -> pd.DataFrame:
     """The verdicts by cell, as a table to hand on: one row per combination and N."""
-    cells: list[ArmCell] = [cell for cell in by_cell(rows(arms)) if cell.arm == "accumulated"]
+    cells: list[ArmCell] = by_cell(rows(arms[arms["arm"] == "accumulated"]))
     columns = ("workload", "norm", "optimizer", "precision", "accumulation_steps", "verdict", "agreeing", "trials", "cause")
     return pd.DataFrame(
         [[getattr(cell, name) for name in (*columns, "gradient_error", "rounding_ratio")] for cell in cells],

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypedDict, get_type_hints
 
@@ -292,8 +293,10 @@ class Columns:
 
 def _arms(trial: StoredTrial) -> list[dict[str, Any]]:
     """A row per arm; no two arms have the same name and N."""
-    shared = group(trial.config)
-    rows = [_arm(trial, shared, arm) for arm in trial.arms]
+    if not trial.arms:
+        return []
+    shared, full = group(trial.config), _of_full_batch(restored(Ending, trial.record["reference"], "reference"))
+    rows = [{**_arm(trial, shared, arm), **full} for arm in trial.arms]
     if len({(row["arm"], row["accumulation_steps"]) for row in rows}) < len(rows):
         raise FieldError("arms: two of the same name and N")
     return rows
@@ -307,12 +310,11 @@ def _measurements(trial: StoredTrial) -> list[dict[str, Any]]:
 
 
 def _arm(trial: StoredTrial, group: str, stored: Mapping[str, Any]) -> dict[str, Any]:
-    """A flat row; FieldError or KeyError names a field that the trial should have and has not."""
+    """A flat row, without the full batch; FieldError or KeyError names a field that the trial should have and has not."""
     arm, config = StoredArm.read(stored), trial.config
     algebra, rounding, row = arm.algebra, arm.rounding, arm.row
     if (row.experiment, row.trial) != (trial.experiment, trial.trial):
         raise FieldError(f"arm: belongs to {row.experiment}/{row.trial}")
-    full = restored(Ending, trial.record["reference"], "reference")
     planted: Mapping[str, bool] = trial.record["faults"]  # fault arm -> whether it changes this trial's computation
     evidence = EvidenceColumns(
         gradient_error=algebra.gradient_error,
@@ -348,7 +350,7 @@ def _arm(trial: StoredTrial, group: str, stored: Mapping[str, Any]) -> dict[str,
         steps=int(config["steps"]),
         clip_norm=_number(config["clip_norm"]),
     )
-    return {**vars(row), **evidence, **vars(arm.ending), **_of_full_batch(full), **about}
+    return {**vars(row), **evidence, **vars(arm.ending), **about}
 
 
 def _of_full_batch(ending: Ending) -> dict[str, float]:
@@ -404,16 +406,14 @@ def _versions(environment: Mapping[str, Any]) -> Iterator[str]:
 
 def group(config: Mapping[str, Any]) -> str:
     """Name of the trials that differ only in their seed, the same for 0 and 0.0: W&B does not tell them apart."""
-    shared = _plain({name: value for name, value in config.items() if name != "seed"})
-    return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:10]
+    return _digest(json.dumps({name: value for name, value in config.items() if name != "seed"}))
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _plain(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+@lru_cache(maxsize=1024)
+def _digest(settings: str) -> str:
+    """Of settings in JSON, whatever their order, each whole number as a double."""
+    plain = json.dumps(json.loads(settings, parse_int=float), sort_keys=True)
+    return hashlib.sha256(plain.encode()).hexdigest()[:10]
 
 
 def _number(value: Any) -> float:

@@ -44,14 +44,14 @@ def to_csv(frame: pd.DataFrame) -> bytes:
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(frame.columns)
-    writer.writerows(zip(*([_inert(value) for value in frame[name].tolist()] for name in frame.columns), strict=True))
+    writer.writerows(zip(*(_inert(frame[name].tolist()) for name in frame.columns), strict=True))
     return text.getvalue().encode()
 
 
-def _inert(cell: Any) -> Any:
-    if not isinstance(cell, str):
-        return cell
-    return ("'" if cell.startswith(FORMULA) else "") + cell.replace("\r", "\\r")
+def _inert(cells: list[Any]) -> list[Any]:
+    texts = {cell for cell in cells if isinstance(cell, str)}
+    inert = {text: ("'" if text.startswith(FORMULA) else "") + text.replace("\r", "\\r") for text in texts}
+    return [inert.get(cell, cell) for cell in cells] if texts else cells
 
 
 def verdict_counts(arms: pd.DataFrame) -> pd.Series[int]:
@@ -74,7 +74,7 @@ def in_order(frame: pd.DataFrame) -> pd.DataFrame:
 
 def matrix(arms: pd.DataFrame) -> pd.DataFrame:
     """One row per cell of the verdict matrix: its worst verdict, how many arms have it (`agreeing`), how many there are (`n`)."""
-    chosen = arms[arms["arm"].isin(["accumulated", "permuted"])].copy()
+    chosen = arms.loc[arms["arm"].isin(["accumulated", "permuted"]), [*CELL, "verdict", "explained", "cause"]].copy()
     chosen["rank"] = chosen["verdict"].map({verdict: place for place, verdict in enumerate(WORST_FIRST)})
     cells = chosen.groupby(CELL, as_index=False).agg(rank=("rank", "min"), n=("verdict", "size"))
     joined = chosen.merge(cells, on=[*CELL, "rank"])
@@ -90,7 +90,8 @@ def matrix(arms: pd.DataFrame) -> pd.DataFrame:
 
 def facets(frame: pd.DataFrame) -> list[str]:
     """Models (workload and norm) in their customary order, the first MAX_FACETS of them: the columns of a figure."""
-    return list(dict.fromkeys(in_order(frame)["model"]))[:MAX_FACETS]
+    settings = frame[["model", *(name for name in CELL if name in frame)]].drop_duplicates()
+    return list(dict.fromkeys(in_order(settings)["model"]))[:MAX_FACETS]
 
 
 def drawn(arms: pd.DataFrame) -> pd.DataFrame:
@@ -118,11 +119,12 @@ def convergence(arms: pd.DataFrame, margin: float) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     for measure in MEASURES:
         paired = (arms[measure] - arms[f"full_{measure}"]).to_numpy(dtype=np.float64)
-        for (group, arm, _), own in places.items():
-            null = _of_trials(trials, places.get((group, "permuted", 1), own[:0]), paired)
-            finite = [at for at in own if np.isfinite(paired[at])]
-            nulls = [null.get(trials[at], []) if arm == "accumulated" else [] for at in finite]
-            differences = [float(paired[at]) for at in finite]
+        known = {name: own[np.isfinite(paired[own])] for name, own in places.items()}
+        null = {group: _of_trials(trials, own, paired) for (group, arm, n), own in known.items() if (arm, n) == ("permuted", 1)}
+        for (group, arm, _), own in known.items():
+            beside = null.get(group, {}) if arm == "accumulated" else {}
+            nulls = [beside.get(trials[at], []) for at in own]
+            differences = paired[own].tolist()
             apart, apart_p = statistics.stands_apart(differences, nulls)
             rows.append(
                 {
@@ -144,11 +146,10 @@ L4_COLUMNS = ["measure", "n", "mean", "low", "high", "tost_p", "provable", "dete
 
 
 def _of_trials(trials: Sequence[str], places: Places, paired: NDArray[np.float64]) -> dict[str, list[float]]:
-    """The finite differences at `places`, by their trial."""
+    """The differences at `places`, by their trial."""
     found: dict[str, list[float]] = {}
     for at in places:
-        if np.isfinite(paired[at]):
-            found.setdefault(trials[at], []).append(float(paired[at]))
+        found.setdefault(trials[at], []).append(float(paired[at]))
     return found
 
 

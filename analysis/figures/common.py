@@ -29,7 +29,7 @@ from analysis.figures.style import (
     steps_axis,
     style,
 )
-from analysis.tables import NORMS, PRECISIONS, facets, in_order
+from analysis.tables import NORMS, PRECISIONS, facets
 from harness.judge.gates import ALGEBRA_GATE
 
 WIDTH = 9.4  # inches, of every figure: then letters have one size on the page
@@ -73,7 +73,7 @@ def figure_algebra(arms: pd.DataFrame) -> Figure:
 
 def figure_gradient_error(arms: pd.DataFrame) -> Figure:
     """Error of the gradient in the target precision over N: rows are precisions, columns models; the floor is drawn as a band."""
-    arms = in_order(arms[np.isfinite(arms["arm_error"])])
+    arms = arms[np.isfinite(arms["arm_error"])]
     precisions = [name for name in PRECISIONS if name in set(arms["precision"])]
     models = facets(arms)
     steps = sorted(set(arms.loc[arms["arm"] == "accumulated", "accumulation_steps"]))
@@ -113,6 +113,8 @@ def _error_facet(axes: Axes, arms: pd.DataFrame, steps: Sequence[int]) -> None:
     axes.axhline(full.median(), color=GREY, linewidth=0.9)
     for is_different, colour, mark in ((False, BLUE, "o"), (True, VERMILLION, "X")):
         chosen = accumulated[(accumulated["verdict"] == "different") == is_different]
+        if chosen.empty:
+            continue
         _range_line(axes, chosen.groupby("accumulation_steps")["arm_error"].agg(["median", "min", "max"]), colour, mark)
     axes.text(
         0.97, 0.5, f"n = {arms['trial'].nunique()}", transform=axes.transAxes, ha="right", va="center", color=GREY, fontsize=8

@@ -15,11 +15,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator
 
 # Okabe and Ito's palette.
 BLUE, ORANGE, GREEN, VERMILLION, INK, GREY, BAND = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#22272e", "#7a828c", "#c9ced6"
+DPI = 72  # of SVG
 SERIES = (BLUE, ORANGE, GREEN, VERMILLION, "#CC79A7", "#56B4E9")
 _NO_XML = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]|\xef\xbf[\xbe\xbf]")  # characters that a file of XML cannot hold
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -55,7 +57,7 @@ def style() -> Iterator[None]:
 
 def new_figure(width: float, height: float) -> Figure:
     """An empty figure of this size, in inches, that is drawn as SVG."""
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(width, height), dpi=DPI)
     FigureCanvasSVG(figure)
     return figure
 
@@ -64,6 +66,8 @@ def to_svg(figure: Figure) -> bytes:
     """A whole SVG file without date, creator, or anything else that changes from run to run."""
     target = io.BytesIO()
     with style():
+        # Once, and here: a figure that knows its layout engine is drawn twice, the first time for the layout alone.
+        ConstrainedLayoutEngine().execute(figure)
         figure.savefig(target, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     return _NO_XML.sub("\N{REPLACEMENT CHARACTER}".encode(), target.getvalue())
 

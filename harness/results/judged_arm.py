@@ -130,7 +130,9 @@ class StoredArm:
             evidence, "evidence", ("algebra", "rounding", "trajectory", "counters", "signature")
         )
         [explanations] = members(signature, "evidence.signature", ("explanations",))
-        columns = {name: value for name, value in stored.items() if name not in ("reasons", "evidence", "outcome")}
+        columns = dict(stored)
+        for name in ("reasons", "evidence", "outcome"):
+            del columns[name]
         row = restored(VerdictRow, columns, "arm")
         for name, value, known in (("verdict", row.verdict, _VERDICTS), ("precision", row.precision, _PRECISIONS)):
             if value not in known:

@@ -49,8 +49,8 @@ def read_file(path: Path) -> bytes:
     """Content of a regular file. OSError for anything else, at once: a pipe would wait, a device may have no end."""
     if not stat.S_ISREG(os.lstat(path).st_mode):
         raise OSError(errno.EINVAL, "Not a regular file", str(path))
-    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        return file.read()
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:
+        return file.readall()
 
 
 def keep_others_out() -> None:
