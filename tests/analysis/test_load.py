@@ -36,6 +36,12 @@ def test_group_joins_trials_that_differ_only_in_seed(results: Path, grid: list[s
     assert groups["seed"].nunique().max() == 3
 
 
+def test_group_is_of_the_settings_whatever_their_order_and_kind_of_number() -> None:
+    one = load.group({"lr": 1, "nested": {"a": [0, True], "b": None}, "seed": 1})
+    assert one == load.group({"nested": {"b": None, "a": (0.0, True)}, "seed": 2, "lr": 1.0})
+    assert one != load.group({"lr": 1, "nested": {"a": [0, 1], "b": None}, "seed": 1}), "a truth value is no number"
+
+
 @pytest.mark.parametrize(("seconds", "total"), [(7.25, 7.25), ({"algebra": 1.0, "training": 2.0}, 3.0)])
 def test_seconds_as_a_number_or_by_phase(results: Path, make_trial, seconds: object, total: float) -> None:
     make_trial(seconds=seconds)

@@ -100,6 +100,32 @@ def test_the_p_value_is_a_count_of_labels_and_never_below_their_number() -> None
     assert stands_apart([5.0] * 20, [[1e-6]] * 20)[1] < 1e-3, "drawn, where the ways are too many to count"
 
 
+def one_by_one(differences: list[float], null: list[list[float]]) -> float:
+    """The p value beyond what can be counted, by its definition: a run of every seed is drawn, and the sums are compared."""
+    scores = []
+    for own, others in zip(differences, null, strict=True):
+        runs = [own, 0.0, *others]
+        nearest = [min(abs(a - b) for j, b in enumerate(runs) if j != i) for i, a in enumerate(runs)]
+        scores.append(np.log(np.maximum(nearest, np.finfo(np.float64).eps)))
+    rng, p = np.random.default_rng(0), 0.0
+    for number in (1_000, 20_000):
+        sums = sum(one[rng.integers(len(one), size=number)] for one in scores)
+        p = p if p > 0.2 else float((1 + np.sum(sums >= sum(one[0] for one in scores) - 1e-9)) / (number + 1))
+    return p
+
+
+@pytest.mark.parametrize("nulls", [[1] * 30, [2] * 12, [1, 5, 2, 3] * 6, [40] * 4])
+@pytest.mark.parametrize("further", [0.0, 3e-9])
+def test_drawn_p_values_are_those_of_one_draw_for_every_seed(nulls: list[int], further: float) -> None:
+    """Rounded, so that many distances tie. Of arms like the others, which the first draws settle, and of arms further off."""
+    rng = np.random.default_rng(3)
+    null = [np.round(rng.normal(0, 1e-9, count), 10).tolist() for count in nulls]
+    own = np.round(rng.normal(0, 1e-9, len(nulls)) + further, 10).tolist()
+    found = stands_apart(own, null)[1]
+    assert found == one_by_one(own, null)
+    assert found < 0.2 if further else found > 0.2
+
+
 def test_the_detectable_difference_is_found_as_often_as_it_says() -> None:
     rng, unit = np.random.default_rng(2), np.linspace(-1, 1, 12)
     shift = detectable((unit / unit.std(ddof=1)).tolist())
