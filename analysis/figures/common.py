@@ -261,9 +261,9 @@ _Label = tuple[str, int, int]
 def _curves(steps: pd.DataFrame, column: str) -> dict[_Label, pd.Series[float]]:
     """One trial's curves by arm, accumulation steps and replicate."""
     curves: dict[_Label, pd.Series[float]] = {}
-    for key, rows in steps.groupby(["arm", "accumulation_steps", "replicate"]):
+    for key, curve in steps.set_index("step").groupby(["arm", "accumulation_steps", "replicate"])[column]:
         arm, n, replicate = cast(_Label, key)
-        curves[arm, int(n), int(replicate)] = rows.set_index("step")[column].astype(float)
+        curves[arm, int(n), int(replicate)] = curve.astype(float)
     return curves
 
 
