@@ -21,7 +21,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator
 
 # Okabe and Ito's palette.
 BLUE, ORANGE, GREEN, VERMILLION, INK, GREY, BAND = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#22272e", "#7a828c", "#c9ced6"
-DPI = 72  # of SVG
+DPI = 72  # at which a figure is written as SVG, and so is laid out
 SERIES = (BLUE, ORANGE, GREEN, VERMILLION, "#CC79A7", "#56B4E9")
 _NO_XML = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]|\xef\xbf[\xbe\xbf]")  # characters that a file of XML cannot hold
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -57,7 +57,7 @@ def style() -> Iterator[None]:
 
 def new_figure(width: float, height: float) -> Figure:
     """An empty figure of this size, in inches, that is drawn as SVG."""
-    figure = Figure(figsize=(width, height), dpi=DPI)
+    figure = Figure(figsize=(width, height))
     FigureCanvasSVG(figure)
     return figure
 
@@ -66,6 +66,7 @@ def to_svg(figure: Figure) -> bytes:
     """A whole SVG file without date, creator, or anything else that changes from run to run."""
     target = io.BytesIO()
     with style():
+        figure.dpi = DPI
         # Once, and here: a figure that knows its layout engine is drawn twice, the first time for the layout alone.
         ConstrainedLayoutEngine().execute(figure)
         figure.savefig(target, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
