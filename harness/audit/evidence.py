@@ -250,6 +250,7 @@ class Intervention:
     """Nothing is changed by default: the function is only watched."""
 
     perturb: float = 0.0  # move every parameter by this relative amount, with alternating signs, before each window
+    rounded_once: bool = False  # every operation in float32 is done in double precision, and its result rounded
     leads: bool = False  # other runs will follow this one: its weights are kept after every step
     follow: Run | None = None  # after step t, put the parameters this run had after step t: steps compare one by one
     seek: bool = True  # look for averaged copies of the weights, which takes a look at every object

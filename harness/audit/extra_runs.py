@@ -12,7 +12,7 @@ from harness.audit.compare.facts import Facts, Probe, StepFacts
 from harness.audit.compare.floors import Floor
 from harness.audit.compare.nulls import not_rounding
 from harness.audit.compare.probes import rows, separated, terms
-from harness.audit.evidence import Finding, Intervention, Layer, Run
+from harness.audit.evidence import FLOAT32, Finding, Intervention, Layer, Run
 from harness.audit.family import Family, Runs
 from harness.audit.observe.live import KEPT
 from harness.audit.observe.recorder import SHADOW_SEARCH
@@ -84,6 +84,7 @@ class ExtraRuns:
     def __init__(self, runs: Runs, family: Family, n: int, *, same_at_one: bool) -> None:
         """`same_at_one`: N=1 differs from the independent reference as well."""
         self.runs, self.family, self.n, self.same_at_one = runs, family, n, same_at_one
+        self._grounds: dict[frozenset[Layer], tuple[Run, list[Run]]] = {}
 
     def diagnose(self, free: Sequence[Facts]) -> tuple[Sequence[Facts], list[Finding]]:
         """Facts and findings of the arm. `free`: of its first run, which went its own way."""
@@ -109,24 +110,42 @@ class ExtraRuns:
         hold_buffers: bool = False,
     ) -> Judged | None:
         """Candidate and nulls that follow the reference's parameters step by step; None when they cannot."""
-        options = self.family.options
-        reference = self.runs.baseline(options, Intervention(disable=disable, leads=True)) if disable else self.family.reference
-        follow = Intervention(follow=reference, disable=disable, seek=reference.has_averages)
-        null = self.runs.baseline(options, replace(follow, perturb=reference.roundoff))
-        run = self.runs.candidate(self.n, options, replace(follow, keep=keep, averages=averages, hold_buffers=hold_buffers))
+        reference, nulls = self._ground(disable)
+        follow = replace(_following(reference, disable), keep=keep, averages=averages, hold_buffers=hold_buffers)
+        run = self.runs.candidate(self.n, self.family.options, follow)
         if run.error is not None or reference.error is not None or not run.num_steps:
             return None
-        nulls = [null] if null.error is None else []
-        nulls += [run for run in self.runs.permuted(options, follow) if self._is_null(run, reference, nulls)]
         try:
             compared = facts(run, reference, Floor(nulls, drift=False))
-            if nulls and _is_marginal(compared, reference.roundoff):
-                further = self.runs.baseline(options, replace(follow, perturb=FURTHER * reference.roundoff))
-                nulls += [further] if further.error is None else []
+            if nulls and (further := self._further(compared, reference)):
+                more = self.runs.baseline(self.family.options, replace(_following(reference, disable), **further))
+                nulls += [more] if more.error is None else []
                 compared = facts(run, reference, Floor(nulls, drift=False))
         except ShapeError:
             return None
         return Judged(compared, run).learning(lambda probe: replace(probe, same_at_one=self.same_at_one))
+
+    def _ground(self, disable: frozenset[Layer]) -> tuple[Run, list[Run]]:
+        """The reference without these layers, and its nulls so far, each of which follows it; they are made once."""
+        if disable not in self._grounds:
+            options = self.family.options
+            leading = Intervention(disable=disable, leads=True)
+            reference = self.runs.baseline(options, leading) if disable else self.family.reference
+            follow = _following(reference, disable)
+            null = self.runs.baseline(options, replace(follow, perturb=reference.roundoff))
+            nulls = [null] if null.error is None else []
+            nulls += [run for run in self.runs.permuted(options, follow) if self._is_null(run, reference, nulls)]
+            self._grounds[disable] = reference, nulls
+        return self._grounds[disable]
+
+    @staticmethod
+    def _further(compared: Sequence[Facts], reference: Run) -> dict[str, Any]:
+        """How a further null is made where the difference may still be rounding; empty where it is none."""
+        if _is_marginal(compared, reference.roundoff):
+            return {"perturb": FURTHER * reference.roundoff}
+        if reference.roundoff == FLOAT32 and any(f.cause is Cause.unexplained for f in explained(compared)):
+            return {"rounded_once": True}
+        return {}
 
     def _is_null(self, permuted: Run, reference: Run, nulls: Sequence[Run]) -> bool:
         return bool(nulls) and permuted.error is None and not_rounding(permuted, reference, nulls, drift=False) is None
@@ -222,6 +241,11 @@ class ExtraRuns:
         return any(
             s.probe.by_row is not None and s.probe.by_row.outputs > SAME_ROW for item in probed.compared for s in item.steps
         )
+
+
+def _following(reference: Run, disable: frozenset[Layer]) -> Intervention:
+    """A run that goes on from the reference's weights after every step."""
+    return Intervention(follow=reference, disable=disable, seek=reference.has_averages)
 
 
 def _not_kept(judged: Judged) -> frozenset[int]:

@@ -75,6 +75,7 @@ def _besides(options: Mapping[str, Any], intervention: Intervention) -> str:
     said = [str(options["dtype"]).removeprefix("torch.")] if "dtype" in options else []
     said += ["rows in another order"] if options.get("order_seed") else []
     said += ["weights moved by a rounding"] if intervention.perturb else []
+    said += ["operations in double precision"] if intervention.rounded_once else []
     said += ["on the weights of N=1"] if intervention.follow else []
     said += ["weights put back after every step"] if intervention.freeze_weights else []
     said += [f"without {' and '.join(sorted(intervention.disable))}"] if intervention.disable else []

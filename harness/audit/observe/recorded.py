@@ -121,6 +121,7 @@ def _not_made(job: Job) -> tuple[str, ...]:
         "runs without dropout or batch statistics": bool(what.disable),
         "averages of the weights, put back": what.averages,
         "weights that stand still": what.freeze_weights,
+        "operations in double precision": what.rounded_once,
     }
     return tuple(name for name, is_asked in asked.items() if is_asked)
 

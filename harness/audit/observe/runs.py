@@ -10,7 +10,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,6 +22,7 @@ from harness import accelerator
 from harness.audit.evidence import WATCH, Intervention, Run
 from harness.audit.observe.recorder import EnoughSteps, Recorder
 from harness.audit.observe.tensors import counts_in, losses_in
+from harness.audit.observe.wide import RoundedOnce
 from harness.targets import import_file
 
 Train = Callable[..., Any]
@@ -80,7 +81,8 @@ def watch(train: Train, job: Job, *, collect: bool = True) -> Run:
     numpy_state = np.random.get_state()
     with _same_draws():
         try:
-            with this_process_goes_on(), _repeatable(), Recorder(run, job.intervention, namespaces, job.max_steps) as recorder:
+            recording = Recorder(run, job.intervention, namespaces, job.max_steps)
+            with this_process_goes_on(), _repeatable(), recording as recorder, _arithmetic(job.intervention):
                 result = _call(train, job, recorder)
             run.reported, run.counts = losses_in(result), counts_in(result)
         except KeyboardInterrupt:
@@ -122,6 +124,11 @@ def _repeatable() -> Iterator[None]:
             yield
     finally:
         torch.set_deterministic_debug_mode("default")
+
+
+def _arithmetic(what: Intervention) -> AbstractContextManager[Any]:
+    """The one that the intervention asks for."""
+    return RoundedOnce() if what.rounded_once else nullcontext()  # type: ignore[no-untyped-call]
 
 
 def _call(train: Train, job: Job, recorder: Recorder) -> Any:
