@@ -153,10 +153,10 @@ class Calls:
                 copies = coupled_copies(root, observed.forwards.names)
                 observed.run.coupled_copies = max(observed.run.coupled_copies, copies)
                 if leading is not None and not in_a_group():
-                    observed.run.term_slopes.append(slopes_by_term(root, outputs))
-                    observed.run.terms.append(
-                        [term / observed.loss_scale for term in gradients_by_term(root, leading.parameters)]
-                    )
+                    forwards = observed.forwards.count
+                    observed.run.term_slopes.append(slopes_by_term(root, outputs, forwards))
+                    parts = gradients_by_term(root, leading.parameters, forwards)
+                    observed.run.terms.append([part / observed.loss_scale for part in parts])
         except Exception:  # a graph that cannot be differentiated twice, or hooks in it that raise: nothing is known
             observed.run.terms.append([])
         observed.forwards.forget_slopes()

@@ -26,7 +26,7 @@ LINEAR = (
     "Expand",
 )  # of one operand
 LEAF = "torch::autograd::AccumulateGrad"
-MOST_TERMS = 8
+MOST_TERMS = 8  # or as many as forwards made the loss, whose losses it may add up
 
 
 class Couplings(NamedTuple):
@@ -118,15 +118,18 @@ def mixes_rows(outputs: Sequence[Tensor], made: Sequence[Tensor]) -> bool:
     return False
 
 
-def gradients_by_term(loss: Any, parameters: Sequence[Tensor]) -> list[Vector]:
-    """[P] of each addend of the loss, in order, by cutting the graph at all others; empty where it is not a sum."""
+def gradients_by_term(loss: Any, parameters: Sequence[Tensor], forwards: int = 1) -> list[Vector]:
+    """[P] of each addend of a loss, in order, by cutting the graph at all others; empty where it is not a sum.
+
+    `forwards`: how many have made it.
+    """
     sample = sample_of(parameters)
-    return [sample.take(found) for found in _each_alone(loss, parameters)]
+    return [sample.take(found) for found in _each_alone(loss, parameters, forwards)]
 
 
-def _each_alone(loss: Any, tensors: Sequence[Tensor]) -> Iterator[list[Tensor | None]]:
+def _each_alone(loss: Any, tensors: Sequence[Tensor], forwards: int) -> Iterator[list[Tensor | None]]:
     """What each addend of the loss gives to these tensors."""
-    nodes = _terms(loss)
+    nodes = _terms(loss, forwards)
     return (_with_only(loss, tensors, [node for node in nodes if node is not kept]) for kept in nodes)
 
 
@@ -150,17 +153,20 @@ def _below(node: Any) -> list[Any]:
     return [parent for parent, _ in node.next_functions if parent is not None]
 
 
-def _terms(loss: Any) -> list[Any]:
+def _terms(loss: Any, forwards: int = 1) -> list[Any]:
     if not isinstance(loss, Tensor) or loss.grad_fn is None:
         return []
-    nodes = list(dict.fromkeys(_addends(loss.grad_fn)))
-    return nodes if 1 < len(nodes) <= MOST_TERMS else []
+    most = max(MOST_TERMS, forwards)
+    nodes = list(dict.fromkeys(_addends(loss.grad_fn, most)))
+    return nodes if 1 < len(nodes) <= most else []
 
 
-def slopes_by_term(loss: Any, outputs: Sequence[tuple[Sequence[str], Tensor]]) -> list[dict[tuple[int, str], Matrix]]:
+def slopes_by_term(
+    loss: Any, outputs: Sequence[tuple[Sequence[str], Tensor]], forwards: int = 1
+) -> list[dict[tuple[int, str], Matrix]]:
     """Of each addend by every row of the outputs: (number of the output, name of the row) -> slope [positions, features]."""
     named = [(names, output) for names, output in outputs if len(names) == output.shape[0]]
-    slopes = _each_alone(loss, [output for _, output in named]) if named else ()
+    slopes = _each_alone(loss, [output for _, output in named], forwards) if named else ()
     return [
         {
             (place, name): by_position(torch.zeros_like(row) if slope is None else slope[index])
@@ -171,14 +177,14 @@ def slopes_by_term(loss: Any, outputs: Sequence[tuple[Sequence[str], Tensor]]) -
     ]
 
 
-def _addends(node: Any) -> list[Any]:
+def _addends(node: Any, most: int) -> list[Any]:
     """The nodes below additions and multiplications by constants, none of which another one of them needs."""
     below, operation = _below(node), _operation(node)
     if not below or any(parent.name() == LEAF for parent in below):  # cut at a parameter, all terms would lose it
         return [node]
     if operation in ADDITIONS or (operation in LINEAR and len(below) == 1):
-        found = list(dict.fromkeys(addend for parent in below for addend in _addends(parent)))
-        if len(found) > 1 and (len(found) > MOST_TERMS or not _share(found)):
+        found = list(dict.fromkeys(addend for parent in below for addend in _addends(parent, most)))
+        if len(found) > 1 and (len(found) > most or not _share(found)):
             return found
     return [node]
 

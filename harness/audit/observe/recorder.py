@@ -26,7 +26,8 @@ from harness.audit.observe.observed import Observed
 from harness.audit.observe.patches import Patches
 from harness.audit.observe.tensors import transforming
 
-SHADOW_SEARCH = 2  # optimizer steps after which averaged copies are looked for (once: it looks at every object)
+SHADOW_SEARCH = 2  # optimizer steps after which averaged copies are looked for
+MOST_SEARCHES = 3  # times that is done, since it looks at every object; again after a step that has left the copies as they were
 
 
 class EnoughSteps(BaseException):
@@ -96,8 +97,13 @@ class Recorder:
             self._count_step()
         self._handed.take(weights)
 
+    @property
+    def _aside(self) -> bool:
+        """Whether forwards are none of the loop's own: inside a transform, or computed again for a backward (checkpointing)."""
+        return transforming() or self.observed.backward_depth > 0
+
     def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if transforming():
+        if self._aside:
             return
         observed = self.observed
         forwards, intervention = observed.forwards, observed.intervention
@@ -114,8 +120,10 @@ class Recorder:
                 self._hold(module, first=forwards.micro_batch == 0)
         forwards.enter(module, args)
 
-    def _leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if not transforming():
+    def _leave(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
+        """`rest`: keywords and output; torch leaves out the keywords where the forward has raised (checkpoints end one so)."""
+        if not self._aside:
+            kwargs, output = rest if len(rest) == 2 else ({}, *rest)
             self.observed.forwards.leave(module, args, kwargs, output)
 
     def _prepare(self, module: nn.Module) -> None:
@@ -199,6 +207,8 @@ class Recorder:
         return any(other is optimizer for other in self._stepping)
 
     def _look_for_shadows(self, live: LiveTrack) -> None:
-        if len(live.track.steps) == SHADOW_SEARCH and self.observed.intervention.seek:
+        averages, first = live.averages, len(live.track.steps) == SHADOW_SEARCH
+        again = averages.shadows and averages.stand and averages.num_searches < MOST_SEARCHES
+        if self.observed.intervention.seek and (first or again):
             others = [p for other in self.observed.live.values() for p in other.parameters]
-            live.averages.shadows = shadows.find(live.parameters, [*live.own_tensors(), *others])
+            averages.search(lambda: shadows.find(live.parameters, [*live.own_tensors(), *others]))

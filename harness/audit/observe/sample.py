@@ -54,7 +54,8 @@ class Sample:
             torch.zeros(n, dtype=dtype, device=device) if part is None else part.to(device, dtype)
             for part, n in zip(parts, self.counts, strict=True)
         ]
-        joined: Vector = torch.cat(filled).to("cpu", torch.float64).numpy() if filled else np.zeros(0)
+        # copied, since a tensor in the memory of a vector would be taken for an average of the weights
+        joined: Vector = torch.cat(filled).to("cpu", torch.float64).numpy().copy() if filled else np.zeros(0)
         return joined
 
     def pick(self, values: Vector) -> Vector:
@@ -144,7 +145,7 @@ def signed_sums(parameters: Iterable[Tensor]) -> Vector:
     differ in any element differ in these as well, by as much.
     """
     found = [_sums(p.grad, p.numel()) for p in parameters]
-    joined: Vector = torch.cat(found).numpy() if found else np.zeros(0)
+    joined: Vector = torch.cat(found).numpy().copy() if found else np.zeros(0)
     return joined
 
 

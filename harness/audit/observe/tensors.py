@@ -24,7 +24,7 @@ def dense(tensor: Tensor) -> Tensor:
 def vector(tensors: Iterable[Tensor]) -> Vector:
     """One float64 vector of all elements in order, on the host; of what is large, a `Sample` is taken instead."""
     parts = [dense(tensor).reshape(-1).to("cpu", torch.float64) for tensor in tensors]
-    joined: Vector = torch.cat(parts).numpy() if parts else np.zeros(0)
+    joined: Vector = torch.cat(parts).numpy().copy() if parts else np.zeros(0)
     return joined
 
 
