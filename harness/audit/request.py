@@ -29,14 +29,14 @@ def checked(
         _check_function("reference", reference)
     for name, value in (("batch_size", batch_size), ("processes", processes), ("max_steps", max_steps)):
         if not _is_count(value):
-            raise ValueError(f"expected {name} of 1 or more, got {value!r}")
+            raise ValueError(f"expected {name} as a whole number of 1 or more, got {value!r}")
     if isinstance(accumulation_steps, (str, bytes)) or not isinstance(accumulation_steps, Sequence):
         raise ValueError(f"expected accumulation_steps as a sequence of whole numbers, as (4, 16), got {accumulation_steps!r}")
     if not accumulation_steps:
         raise ValueError("expected at least one number of accumulation_steps, got none")
     for n in accumulation_steps:
         if not _is_count(n) or batch_size % n:
-            raise ValueError(f"expected accumulation_steps that divide batch_size={batch_size}, got {n!r}")
+            raise ValueError(f"expected accumulation_steps as whole numbers that divide batch_size={batch_size}, got {n!r}")
     return sorted(set(accumulation_steps))
 
 

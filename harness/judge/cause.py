@@ -235,7 +235,8 @@ MEANINGS: dict[Cause, Meaning] = {
         sentence="a forward changes state that the next forward uses, N times in a window instead of once",
         remedy="A training forward moves a buffer that the next one reads: the power iteration of spectral_norm, a codebook that "
         "follows its inputs. Let it move once per window: after the first micro-batch put the module that owns the buffer "
-        "(`layer.parametrizations` of spectral_norm) into evaluation mode, and back after the step.",
+        "(`layer.parametrizations` of spectral_norm) into evaluation mode, and back after the step. A recurrent state is kept "
+        "by row, or forgotten after every micro-batch.",
         of_the_model=True,
     ),
     Cause.stochastic_layers: Meaning(

@@ -106,7 +106,8 @@ class Follower:
         first, second = self.loss(left, seen), self.loss(right, seen)
         loss, factor, text = (first, second, right) if _better(first, second) else (second, first, left)
         named = any("scale" in name or "inv" in name or "frac" in name or "world" in name for name in words.identifiers(text))
-        loss.scaled |= named or words.accumulates(text) or bool(factor.divisors) or "len(" in ast.unparse(text)
+        loss.scaled |= named or words.accumulates(text) or bool(factor.divisors)
+        loss.scaled |= bool(words.COUNT.search(ast.unparse(text)))
         return loss
 
     def _sum(self, nodes: list[ast.expr], seen: frozenset[ast.AST]) -> Loss:

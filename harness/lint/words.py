@@ -20,6 +20,7 @@ SCHEDULE = re.compile(r"sched|^lr_|warmup")
 AVERAGE = re.compile(r"(^|_)ema(_|$)|ema_?(model|net|unet)?$|averaged_model|swa_model")
 MODEL = re.compile(r"(^|_)(model|net|network|gpt|transformer|unet|vae|diffusion)$")
 WHOLE = re.compile(r"num_items_in_batch|(^|_)window$|total_(tokens|items|samples)|global_batch")  # all that a window holds
+COUNT = re.compile(r"\blen\(|batch_size|\.size\(0\)|\.shape\[0\]")  # rows of a micro-batch, in an expression
 CRITERION = re.compile(r"criterion|loss_?(fn|func|function|fct)$")
 FRAMEWORK = re.compile(r"accelerator|fabric|engine|booster|^self$|strategy|trainer")
 CLIPS = {"clip_grad_norm_", "clip_grad_norm", "clip_grad_value_", "clip_gradients", "clip_grad_norms"}

@@ -18,6 +18,7 @@ from tests.audit.loops import (
     lost_gradients,
     mixed_losses,
     order_seeds,
+    others_code,
     own_weights,
     right_loops,
     unusual_loops,
@@ -25,12 +26,12 @@ from tests.audit.loops import (
 )
 from tests.audit.loops.frame import Loop
 
-BOTH = (unusual_loops, mixed_losses, lookalikes, lost_gradients, habits, order_seeds, own_weights, held_out)
+BOTH = (unusual_loops, mixed_losses, lookalikes, lost_gradients, habits, order_seeds, own_weights, held_out, others_code)
 RIGHT = [loop for module in (right_loops, *BOTH) for loop in module.RIGHT]
 WRONG = {loop: causes for module in (wrong_loops, *BOTH) for loop, causes in module.WRONG.items()}
 # At some N of 2, 8 and 16 another cause fits as well, or nothing can run (the spread of one row): they are wrong all the same.
 NAMED_OTHERWISE = {"noise_per_micro_batch", "scale_grows_by_hand", "advantages_per_micro_batch", "float16_underflow",
-                   "load_balance_in_full", "clamped_aside", "padding_counted_by_part", "one_backward_of_means"}  # fmt: skip
+                   "load_balance_in_full", "clamped_aside", "padding_counted_by_part"}  # fmt: skip
 SPLITS = [loop for loop in WRONG if "norm" not in loop.__name__]
 
 
@@ -45,7 +46,7 @@ def kept() -> Iterator[None]:
 
 
 def test_every_loop_is_audited() -> None:
-    assert (len(RIGHT), len(WRONG)) == (79, 122)
+    assert (len(RIGHT), len(WRONG)) == (84, 133)
 
 
 @pytest.mark.parametrize("train", RIGHT, ids=name)
@@ -75,7 +76,10 @@ def test_a_clip_that_nobody_sees_hides_no_mean_of_means() -> None:
     assert {finding.cause for finding in report.findings} == held_out.WRONG[held_out.shortened_by_hand_of_means], str(report)
 
 
-@pytest.mark.parametrize(("train", "words"), own_weights.SAID.items(), ids=map(name, own_weights.SAID))
+SAID = own_weights.SAID | others_code.SAID
+
+
+@pytest.mark.parametrize(("train", "words"), SAID.items(), ids=map(name, SAID))
 def test_what_is_said_of_unusual_weights(train: Loop, words: str) -> None:
     report = audit(train, batch_size=16, accumulation_steps=(4,))
     assert words in report.findings[0].message

@@ -215,12 +215,12 @@ def test_evidence_of_a_run_that_raised_is_kept() -> None:
         ({"batch_size": 16, "accumulation_steps": ()}, "got none"),
         ({"batch_size": 0, "accumulation_steps": (1,)}, "got 0"),
         ({"batch_size": 16, "accumulation_steps": (4,), "processes": 0}, "got 0"),
-        ({"batch_size": 16, "accumulation_steps": (4,), "max_steps": 0}, "max_steps of 1 or more, got 0"),
+        ({"batch_size": 16, "accumulation_steps": (4,), "max_steps": 0}, "max_steps as a whole number of 1 or more, got 0"),
         ({"batch_size": 16, "accumulation_steps": 4}, r"as \(4, 16\), got 4"),
         ({"batch_size": 16, "accumulation_steps": "4"}, "got '4'"),
         ({"batch_size": 16, "accumulation_steps": (4.0,)}, "got 4.0"),
         ({"batch_size": 16, "accumulation_steps": (True,)}, "got True"),
-        ({"batch_size": "16", "accumulation_steps": (4,)}, "batch_size of 1 or more, got '16'"),
+        ({"batch_size": "16", "accumulation_steps": (4,)}, "batch_size as a whole number of 1 or more, got '16'"),
     ],
 )
 def test_arguments_that_cannot_be_run_raise(options: Any, words: str) -> None:

@@ -38,6 +38,7 @@ from harness.audit.compare.windows import (
     raw,
     slices,
     state_distance,
+    until_not_finite,
     update_distance,
     without_preparation,
 )
@@ -78,7 +79,7 @@ def _track_facts(runs: tuple[Run, Run], floor: Floor, pair: tuple[Track, Track],
     (candidate, reference), (track, other) = runs, pair
     if sizes(track) != sizes(other):
         raise ShapeError(f"{track.name} holds tensors of sizes {sizes(track)[:12]} instead of {sizes(other)[:12]}")
-    mine, theirs = without_preparation(track, other)
+    mine, theirs = until_not_finite(*without_preparation(track, other))
     nulls = [effective(n.tracks[index]) for n in floor.nulls if len(n.tracks) == len(reference.tracks)]
     noise = noisy(theirs, nulls, reference)
     allowed = gates(mine, theirs, nulls, noise, runs, drift=floor.drift)
@@ -231,12 +232,17 @@ def _scaling(mine: Step, theirs: Step) -> Scaling:
         limits=(mine.clips[0].limit, theirs.clips[0].limit)
         if clipped_once(mine) and clipped_once(theirs)
         else (math.nan, math.nan),
-        clips_inside=sum(c.active and c.after < len(mine.backwards) for c in mine.clips),
+        clips_inside=_clips_inside(mine),
+        reference_clips_inside=_clips_inside(theirs),
         clips_scaled=any(c.active and c.scale > 1 and c.limit < c.scale for c in mine.clips),
         rescaled=rescaled(mine),
         loss_scales=len({b.scale for b in mine.backwards}),
         unscaled_inside=before_last.count("unscale"),
     )
+
+
+def _clips_inside(step: Step) -> int:
+    return sum(c.active and c.after < len(step.backwards) for c in step.clips)
 
 
 def _precision(

@@ -129,6 +129,7 @@ class Scaling:
     clipped: bool = False  # clipping at the boundary changed the gradients (of either arm)
     limits: tuple[float, float] = (nan, nan)  # of that clipping, here and in the reference; where it is one call in both
     clips_inside: int = 0  # times that clipping changed them before that
+    reference_clips_inside: int = 0
     clips_scaled: bool = False  # clipped with the loss scale still in the gradients
     rescaled: tuple[float, ...] = ()  # norms after the gradients were scaled inside the window, and at the step
     loss_scales: int = 1  # different ones in the window
@@ -159,6 +160,7 @@ class RowFacts:
     """The same rows in candidate and reference, at equal parameters."""
 
     outputs: float = inf  # largest relative distance of the model's output for a row
+    outputs_of_first: float = inf  # of those in the window's first micro-batch
     residual: float  # largest relative distance of a row's slope from a multiple of the reference's
     factors: tuple[tuple[float, ...], ...]  # these multiples, per micro-batch; 0 or infinite: the row counts in one run only
     tokens: bool = False  # whether residual and factors are of the positions of a row, since rows are no multiples
@@ -190,6 +192,7 @@ class OneTerm:
     distance: float  # relative to the whole reference gradient
     scale: float  # of the candidate's along the reference's
     parts: WeightedSum  # of the reference's on those of the micro-batches; residual relative to the whole reference gradient
+    micro_batches: int  # of the probed window, also those without it
     by_row: RowFacts | None = None  # outputs are not looked at
 
 

@@ -35,8 +35,12 @@ def rows(mine: Run, theirs: Run) -> RowFacts | None:
     ]
     if not used:
         return None
-    outputs = max(finite(distance(a.output, b.output)) for a, b in used)
-    return replace(_slopes([(a.micro_batch, a.slope, b.slope) for a, b in used]), outputs=outputs)
+    outputs = [(a.micro_batch, finite(distance(a.output, b.output))) for a, b in used]
+    return replace(
+        _slopes([(a.micro_batch, a.slope, b.slope) for a, b in used]),
+        outputs=max(apart for _, apart in outputs),
+        outputs_of_first=max((apart for micro_batch, apart in outputs if micro_batch == 0), default=math.inf),
+    )
 
 
 def _slopes(pairs: Sequence[Pair]) -> RowFacts:
@@ -118,6 +122,7 @@ def _one_term(parts: list[Vector], wanted: Vector, size: float) -> OneTerm:
         distance=float(np.linalg.norm(a - wanted)) / size,
         scale=float(a @ wanted) / squared if squared else math.inf,
         parts=replace(made, residual=made.residual * math.sqrt(squared) / size),
+        micro_batches=len(parts),
     )
 
 

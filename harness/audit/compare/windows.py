@@ -35,6 +35,13 @@ def without_preparation(mine: Track, theirs: Track) -> tuple[list[Step], list[St
     return a, b
 
 
+def until_not_finite(mine: list[Step], theirs: list[Step]) -> tuple[list[Step], list[Step]]:
+    """The steps of both that begin with finite weights at N=1; of later ones nothing can be said."""
+    broken = (place for place, step in enumerate(theirs) if place and not np.isfinite(step.before).all())
+    end = next(broken, max(len(mine), len(theirs)))
+    return mine[:end], theirs[:end]
+
+
 def evaluations(step: Step) -> list[tuple[Backward, ...]]:
     """The window cut where gradients were cleared: closures and two-pass steps evaluate their gradient more than once."""
     cuts = [k for k, b in enumerate(step.backwards) if k and b.start == "cleared"]

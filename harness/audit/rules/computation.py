@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +24,13 @@ from harness.audit.rules.weights import own_means
 from harness.judge.cause import Cause
 
 ALMOST = 0.01  # of a difference, which is left where a cause explains the rest of it
+OF_THE_SUM = (  # what happens to gradients after a backward has given them
+    Cause.gradients_cleared_in_window,
+    Cause.accumulator_overwritten,
+    Cause.gradients_not_cleared,
+    Cause.clip_per_micro_batch,
+    Cause.sum_rescaled_in_window,
+)
 CLEAR = 10.0  # gates; a difference without a prediction of its own is not named below
 
 
@@ -50,7 +58,7 @@ def _without_a_name(facts: StepFacts) -> str:
         )
     rows = facts.probe.by_row
     if rows is not None and rows.outputs > same_row(facts) and _undisturbed(facts):
-        return "the model gives the same rows other outputs: something is carried from one micro-batch to the next"
+        return "the model gives the same rows other outputs, those of the window's first micro-batch as well"
     if rows is not None and rows.outputs <= same_row(facts) < rows.residual and _undisturbed(facts):
         return (
             "the model gives the same rows the same outputs, and the loss has other slopes there: it uses statistics of the "
@@ -64,6 +72,18 @@ def _where(facts: StepFacts) -> str:
     size = {name: seen.distance for name, seen in facts.tensors.items()}
     off = [name for name, distance in size.items() if not distance <= CLEAR * facts.gate]
     return f"; only {', '.join(off[:4])} differ" if 0 < len(off) < len(size) else ""
+
+
+def besides(facts: StepFacts, found: Sequence[Finding]) -> list[Finding]:
+    """What else is wrong where the step took less (or more) than its backwards gave: these give no multiple of what they should.
+
+    Nothing is said of a factor, which a loop may take out later.
+    """
+    off = facts.gate < facts.fits.sums_line < math.inf
+    if not off or not any(one.cause in OF_THE_SUM for one in found) or facts.window.rows == "different":
+        return []
+    means = own_means(facts) if known_weights(facts, facts.parts) and not other_factors(facts) else []
+    return [one for one in means if one.cause is Cause.mean_of_means] or other_computation(facts)
 
 
 def _evidence(facts: StepFacts) -> dict[str, Any]:
@@ -88,9 +108,10 @@ def _by_term(facts: StepFacts) -> list[Finding]:
     """Terms of the loss one by one: some agree, hence the forwards do, and each of the others is wrong in a way of its own."""
     if found := _by_micro_batch(facts):
         return found
-    if term := _one_term(facts):
-        return [term]
     each = facts.probe.by_term.each if facts.probe.by_term is not None else ()
+    term = _one_term(facts)
+    if term is not None and not any(_of_some(facts, one) for one in each):
+        return [term]
     off = [(place, term) for place, term in enumerate(each) if term.distance > facts.gate]
     if not 0 < len(off) < len(each) or facts.window.rows == "different":
         return []
@@ -130,38 +151,59 @@ def _one_term(facts: StepFacts) -> Finding | None:
 
 
 def _wrong_term(facts: StepFacts, term: OneTerm, which: str) -> list[Finding]:
-    weights, residual, n = term.parts.weights, term.parts.residual, facts.accumulation_steps
+    weights, residual, rows = term.parts.weights, term.parts.residual, term.by_row
     evidence = {"term": which, "right_weights": weights, "scale_of_term": term.scale, "distance": term.distance}
-    found = []
-    rows = term.by_row
-    if residual > facts.gate and rows is not None and _other_weights(facts, rows):
+    if residual <= facts.gate:
+        known = term.parts.condition <= CONDITION_LIMIT and min(weights) > 0
+        return _weighted_term(facts, term, which, evidence) if known else []
+    if rows is not None and _other_weights(facts, rows):
         message = (
             f"the same {rows.what} gets another weight in {which} in another split: its divisor or baseline is the micro-batch's"
         )
         more = {"off_rows": rows.residual}
-        found.append(at(facts, Cause.normaliser_depends_on_split, "predicted", evidence | more, message))
-        undivided = False
-    elif residual > facts.gate:
-        message = f"{which} depends on which rows share a micro-batch: no weights of the micro-batches give it; the others agree"
-        found.append(at(facts, Cause.non_separable_loss, "predicted", evidence | {"residual": residual}, message))
-        undivided = term.scale > math.sqrt(n)  # nearer to N than to 1
-    elif term.parts.condition > CONDITION_LIMIT or min(weights) <= 0:
-        return []
-    else:
-        if not equal(weights):
+        return [at(facts, Cause.normaliser_depends_on_split, "predicted", evidence | more, message)]
+    message = f"{which} depends on which rows share a micro-batch: no weights of the micro-batches give it; the others agree"
+    found = [at(facts, Cause.non_separable_loss, "predicted", evidence | {"residual": residual}, message)]
+    nearer_to_n = term.scale > math.sqrt(facts.accumulation_steps)  # than to 1
+    return [*found, _undivided(facts, term, which, evidence)] if nearer_to_n else found
+
+
+def _weighted_term(facts: StepFacts, term: OneTerm, which: str, evidence: dict[str, Any]) -> list[Finding]:
+    """The micro-batches' own terms, with other weights: those of means, N times these, or others."""
+    if equal(term.parts.weights) and not _of_some(facts, term):
+        return [_undivided(facts, term, which, evidence)]
+    for factor in (1, facts.accumulation_steps):
+        if abs(_mean_weight(term) * factor - 1) <= same_factor(facts):
             message = f"micro-batches count equally in {which} although they hold unequal numbers of its terms; the others agree"
-            found.append(at(facts, Cause.mean_of_means, "predicted", evidence, message))
-        undivided = not found or abs(sum(weights) / len(weights) * n - 1) <= same_factor(facts)
-    if undivided:
-        message = f"{which} is not divided like the rest: it counts {term.scale:.4g} times"
-        found.append(at(facts, Cause.auxiliary_loss_scale, "predicted", evidence, message))
-    return found
+            found = [at(facts, Cause.mean_of_means, "predicted", evidence, message)]
+            return found if factor == 1 else [*found, _undivided(facts, term, which, evidence)]
+    right = listed(term.parts.weights)
+    message = f"micro-batches count otherwise in {which}, and not by their numbers of its terms; right weights: {right}"
+    return [at(facts, Cause.unexplained, "gradient", evidence, message)]
+
+
+def _undivided(facts: StepFacts, term: OneTerm, which: str, evidence: dict[str, Any]) -> Finding:
+    message = f"{which} is not divided like the rest: it counts {term.scale:.4g} times"
+    return at(facts, Cause.auxiliary_loss_scale, "predicted", evidence, message)
+
+
+def _mean_weight(term: OneTerm) -> float:
+    """Over all micro-batches, also those without this term: 1 where each is averaged over its own numbers of it."""
+    return sum(term.parts.weights) / term.micro_batches
+
+
+def _of_some(facts: StepFacts, term: OneTerm) -> bool:
+    """Whether some micro-batches have nothing of this term, and the others count as if they had its share."""
+    return 0 < len(term.parts.weights) < term.micro_batches and abs(_mean_weight(term) - 1) <= same_factor(facts)
 
 
 def _other_weights(facts: StepFacts, rows: RowFacts) -> bool:
-    """Whether rows (or tokens) of a term count otherwise: their slopes are multiples, or each is a number of its own."""
+    """Whether rows (or tokens) of a term count otherwise: their slopes are multiples, or each is a number of its own.
+
+    A loss of several rows has no slope at all where a row is alone.
+    """
     if rows.residual <= same_row(facts):
-        return not (rows.tokens and rows.chosen)
+        return not (rows.chosen and (rows.tokens or facts.probe.coupled))
     seen = facts.probe.by_row
     return seen is not None and seen.outputs <= same_row(facts) and facts.probe.elementwise and _undisturbed(facts)
 
@@ -186,7 +228,8 @@ def _moved_state(facts: StepFacts) -> Named | None:
 
 def _cached_weights(facts: StepFacts) -> Named | None:
     rows = facts.probe.by_row
-    if not facts.probe.agrees_when_frozen or (rows is not None and rows.outputs <= same_row(facts)):
+    as_before = rows is not None and max(rows.outputs, rows.residual) <= same_row(facts)
+    if not facts.probe.agrees_when_frozen or as_before:
         return None
     message = "the difference is gone when the weights stay where they are: a forward uses weights of before the last step"
     return Cause.cached_weights_stale, {}, message
@@ -232,15 +275,18 @@ def _undisturbed(facts: StepFacts) -> bool:
 
 def _other_outputs(facts: StepFacts) -> Named | None:
     rows, buffers = facts.probe.by_row, facts.layers.buffers
-    if rows is None or rows.outputs <= same_row(facts) or not _undisturbed(facts) or not (facts.probe.mixed or buffers):
+    if rows is None or rows.outputs <= same_row(facts) or not _undisturbed(facts):
         return None
-    message = "the model gives the same rows other outputs: " + (
-        "each depends on the other rows of its micro-batch"
-        if facts.probe.mixed
-        else f"its forward updates and uses {', '.join(buffers[:4])}, once per micro-batch"
-    )
-    cause = Cause.batch_statistics if facts.probe.mixed else Cause.stateful_forward
-    return cause, {"outputs_apart": rows.outputs, "buffers": buffers}, message
+    what, evidence = "the model gives the same rows other outputs: ", {"outputs_apart": rows.outputs, "buffers": buffers}
+    if facts.probe.mixed:
+        return Cause.batch_statistics, evidence, what + "each depends on the other rows of its micro-batch"
+    if buffers:
+        message = f"its forward updates and uses {', '.join(buffers[:4])}, once per micro-batch"
+        return Cause.stateful_forward, evidence, what + message
+    if rows.outputs_of_first <= same_row(facts):
+        message = "not those of the window's first micro-batch: a forward leaves something behind that the next one uses"
+        return Cause.stateful_forward, evidence, what + message
+    return None
 
 
 def _other_factors(facts: StepFacts) -> Named | None:

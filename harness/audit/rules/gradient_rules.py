@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from harness.audit.compare.facts import Format, StepFacts
 from harness.audit.evidence import Finding
-from harness.audit.rules.computation import other_computation
+from harness.audit.rules.computation import besides, other_computation
 from harness.audit.rules.finding import CERTAIN, at
 from harness.audit.rules.seen import seen_directly
-from harness.audit.rules.weights import clipped_aside, sum_rescaled, unequal_replicas, weighted
+from harness.audit.rules.weights import clipped_aside, means_of_some, sum_rescaled, unequal_replicas, weighted
 from harness.judge.cause import Cause
 
 BY_CHANCE = 0.01  # share of all factors that chance makes a ratio of counts
@@ -32,11 +32,11 @@ def explain_step(facts: StepFacts, *, judge_update: bool = True) -> list[Finding
         found = found or _underflow(facts)
         return found or (_update(facts) if judge_update else [])
     if found:
-        return found
+        return found + besides(facts, found)
     for rule in RULES:
         found = rule(facts)
         if found:
-            return found
+            return found + besides(facts, found)
     return other_computation(facts)
 
 
@@ -149,9 +149,9 @@ def _last_only(facts: StepFacts) -> list[Finding]:
 
 
 def _overwritten(facts: StepFacts) -> list[Finding]:
-    """One micro-batch reaches the step although all of them add up to the right gradient."""
+    """One micro-batch reaches the step, and not the sum of them all."""
     for fit, which in ((facts.fits.first, "first"), (facts.fits.last, "last")):
-        if facts.window.backwards > 1 and fit <= facts.gate and facts.fits.scaled_sum <= facts.gate:
+        if facts.window.backwards > 1 and fit <= facts.gate < facts.fits.own_sum:
             evidence = {"fit": fit, "micro_batches": facts.window.backwards}
             message = f"only the {which} micro-batch of the window reaches the step"
             return [at(facts, Cause.accumulator_overwritten, "predicted", evidence, message)]
@@ -262,6 +262,7 @@ RULES = (
     unequal_replicas,
     _foreign,
     _last_only,
+    means_of_some,
     _scaled,
     _rounded,
     sum_rescaled,

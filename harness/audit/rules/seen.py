@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from harness.audit.compare.facts import StepFacts
@@ -90,14 +91,21 @@ def _loss_scale(facts: StepFacts) -> list[Finding]:
 def _clipped_inside(facts: StepFacts) -> list[Finding]:
     scaling, norms = facts.scaling, facts.scaling.rescaled
     shared = {"scale": facts.consumed.scale, "cosine": facts.consumed.cosine}
-    if scaling.clips_inside and not scaling.clips_scaled and facts.fits.scaled_sum <= facts.gate:
-        message = f"clipped {scaling.clips_inside} times inside the window; unclipped, the sum is the full gradient"
+    inside = scaling.clips_inside if not scaling.clips_scaled else 0
+    if inside and (facts.fits.scaled_sum <= facts.gate or (not scaling.reference_clips_inside and _not_the_sum(facts))):
+        message = f"clipped {inside} times inside the window"
+        message += "; unclipped, the sum is the full gradient" if facts.fits.scaled_sum <= facts.gate else ""
         evidence = {"active_clips_inside": scaling.clips_inside, **shared}
         return [at(facts, Cause.clip_per_micro_batch, "seen", evidence, message)]
     if _one_norm(norms) and facts.fits.sums <= facts.gate:
         message = f"the gradients are scaled to a norm of {norms[0]:.4g} inside the window; unscaled, the sum is right"
         return [at(facts, Cause.clip_per_micro_batch, "seen", {"norms_after_scaling": norms, **shared}, message)]
     return []
+
+
+def _not_the_sum(facts: StepFacts) -> bool:
+    """Whether the step took something else than the sum of what the backwards gave."""
+    return facts.gate < facts.fits.own_sum < math.inf
 
 
 def _other_limit(facts: StepFacts) -> list[Finding]:

@@ -15,6 +15,7 @@ from harness.audit.rules.finding import (
     known_weights,
     listed,
     other_factors,
+    same_factor,
     weights_known,
 )
 from harness.judge.cause import Cause
@@ -54,6 +55,18 @@ def weighted(facts: StepFacts) -> list[Finding]:
     if one := _one_backward(facts) or _growing(facts):
         return [one]
     return own_means(facts)
+
+
+def means_of_some(facts: StepFacts) -> list[Finding]:
+    """Micro-batches without any loss term have their share of the mean, and the others hold equal numbers of terms."""
+    k, without = facts.window.backwards, facts.window.without_terms
+    if not 0 < without < k or not facts.fits.line <= facts.gate:
+        return []
+    share = (k - without) / k
+    for cause, times in ((None, 1.0), (Cause.loss_not_divided, float(facts.accumulation_steps))):
+        if abs(facts.raw.scale / (share * times) - 1) <= same_factor(facts):
+            return _mean_of_means(facts, (cause, 1 / times))
+    return []
 
 
 def own_means(facts: StepFacts) -> list[Finding]:

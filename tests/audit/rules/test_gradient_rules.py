@@ -48,6 +48,30 @@ def test_parameters_that_go_further_inside_the_window_are_told() -> None:
     assert causes(changed(OFF, window=further, fits={"times_n": 1e-8})) == ["loss_not_divided"]  # a consequence
 
 
+def test_what_is_added_is_judged_beside_what_becomes_of_it() -> None:
+    """Gradients that are cleared, and no multiple of what they should add up to."""
+    cleared: dict[str, Any] = {"accumulator": {"cleared_inside": 3}, "fits": {"since_clear": 1e-8, "sums_line": 0.2}}
+    weighed = changed(OFF, **cleared, parts={"residual": 1e-8, "weights": (0.5, 1.5, 0.8, 1.2), "condition": 2.0})
+    assert causes(weighed) == ["gradients_cleared_in_window", "mean_of_means"]
+    assert causes(changed(weighed, parts={"residual": 0.1})) == ["gradients_cleared_in_window", "unexplained"]
+    for sums_line in (1e-8, math.inf):
+        assert causes(changed(weighed, fits={"sums_line": sums_line})) == ["gradients_cleared_in_window"]
+
+
+def test_a_clip_inside_is_one_where_the_sum_is_wrong_besides() -> None:
+    seen: dict[str, Any] = {"scaling": {"clips_inside": 3}, "fits": {"own_sum": 0.4}}
+    assert causes(changed(OFF, **seen)) == ["clip_per_micro_batch"]
+    assert causes(changed(OFF, **seen | {"fits": {"own_sum": 1e-8}})) == ["unexplained"]
+    assert causes(changed(OFF, **seen | {"scaling": {"clips_inside": 3, "reference_clips_inside": 3}})) == ["unexplained"]
+
+
+def test_micro_batches_without_terms_have_their_share_of_a_mean() -> None:
+    some = changed(OFF, window={"without_terms": 1}, raw={"scale": 0.75}, fits={"line": 1e-8})
+    assert causes(some) == ["mean_of_means"]
+    assert causes(changed(some, raw={"scale": 3.0})) == ["mean_of_means", "loss_not_divided"]
+    assert causes(changed(some, raw={"scale": 0.7071})) == ["unexplained"]
+
+
 def test_underflow_needs_float16_and_lost_elements() -> None:
     lost: dict[str, Any] = {"lost": 0.2, "float16": True}
     assert causes(changed(OFF, precision=lost)) == ["underflow_from_division"]
@@ -189,9 +213,12 @@ def test_the_terms_of_one_backward_for_all_micro_batches_are_these() -> None:
 @pytest.mark.parametrize(
     ("parts", "term", "expected"),
     [
-        ({"weights": (1.2, 0.8)}, {}, ["mean_of_means"]),
-        ({"weights": (0.3, 0.2)}, {}, ["mean_of_means", "auxiliary_loss_scale"]),  # of 4 micro-batches: added as well
-        ({"weights": (0.25, 0.25)}, {}, ["auxiliary_loss_scale"]),
+        ({"weights": (1.2, 0.8, 1.1, 0.9)}, {}, ["mean_of_means"]),
+        ({"weights": (0.3, 0.2, 0.28, 0.22)}, {}, ["mean_of_means", "auxiliary_loss_scale"]),  # added as well
+        ({"weights": (0.25,) * 4}, {}, ["auxiliary_loss_scale"]),
+        ({"weights": (2.0, 2.0)}, {}, ["mean_of_means"]),  # two of the four micro-batches have nothing of the term
+        ({"weights": (0.5, 0.5)}, {}, ["auxiliary_loss_scale"]),
+        ({"weights": (1.0, 0.5, 0.4, 0.3)}, {}, ["unexplained"]),  # annealed from one to the next
         ({"residual": 0.1}, {"scale": 1.1}, ["non_separable_loss"]),
         ({"residual": 0.1}, {"scale": 3.7}, ["non_separable_loss", "auxiliary_loss_scale"]),
         (
@@ -206,7 +233,7 @@ def test_the_terms_of_one_backward_for_all_micro_batches_are_these() -> None:
 )
 def test_each_term_of_the_loss_is_judged_by_itself(parts: dict[str, Any], term: dict[str, Any], expected: list[str]) -> None:
     whole = WeightedSum(weights=(1.0, 1.0), residual=1e-8, condition=2.0)
-    right = OneTerm(distance=1e-8, scale=1.0, parts=whole)
+    right = OneTerm(distance=1e-8, scale=1.0, parts=whole, micro_batches=4)
     wrong = replace(right, distance=0.3, parts=replace(whole, **parts), **term)
     terms = TermFacts(parts=WeightedSum(weights=(1.0, 0.9), residual=0.1, condition=2.0), each=(right, wrong))
     facts = changed(OFF, parts={"residual": 0.3}, probe={"by_term": terms, "made": True})
