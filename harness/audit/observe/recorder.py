@@ -27,7 +27,7 @@ from harness.audit.observe.patches import Patches
 from harness.audit.observe.tensors import transforming
 
 SHADOW_SEARCH = 2  # optimizer steps after which averaged copies are looked for
-MOST_SEARCHES = 3  # times that is done, since it looks at every object; again after a step that has left the copies as they were
+MOST_SEARCHES = 3  # times that is done, since it looks at every object; again where the loop has let go of the copies
 
 
 class EnoughSteps(BaseException):
@@ -208,7 +208,7 @@ class Recorder:
 
     def _look_for_shadows(self, live: LiveTrack) -> None:
         averages, first = live.averages, len(live.track.steps) == SHADOW_SEARCH
-        again = averages.shadows and averages.stand and averages.num_searches < MOST_SEARCHES
-        if self.observed.intervention.seek and (first or again):
+        let_go = any(shadow.is_let_go for shadow in averages.shadows)
+        if self.observed.intervention.seek and (first or (let_go and averages.num_searches < MOST_SEARCHES)):
             others = [p for other in self.observed.live.values() for p in other.parameters]
             averages.search(lambda: shadows.find(live.parameters, [*live.own_tensors(), *others]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +19,7 @@ from harness.audit.observe.stored import Store
 from harness.audit.observe.tensors import put
 
 PLAIN = (Tensor, nn.Parameter)  # not the fake ones of a compiler, nor sharded ones
+OURS = 2  # references to what a shadow alone holds, while they are counted
 NEAR = 0.5  # an average of weights stays within this relative distance of them; lists of gradients or batches do not
 
 
@@ -28,8 +30,8 @@ class Shadow:
     start: int
     found: list[Tensor]
     sample: Sample  # the elements that are kept, as those of the parameters are
-    kept: Any = None  # the container they were found in, which a loop may give new ones; None where they stay
-    places: tuple[int, ...] = ()  # in it
+    kept: Any = None  # what they were found in: a container, which a loop may give new ones, or one vector
+    places: tuple[int, ...] = ()  # in the container
 
     @property
     def size(self) -> int:
@@ -39,11 +41,16 @@ class Shadow:
     @property
     def tensors(self) -> list[Tensor]:
         """Those that are in the container now."""
-        if self.kept is None:
+        if not self.places:
             return self.found
         floating = _tensors(self.kept, len(self.found))
         now = [floating[place] for place in self.places if place < len(floating)]
         return now if [t.shape for t in now] == [t.shape for t in self.found] else self.found
+
+    @property
+    def is_let_go(self) -> bool:
+        """Whether nobody else holds what they were found in."""
+        return self.kept is not None and sys.getrefcount(self.kept) <= OURS
 
     def copied(self) -> Copy:
         """Its values now."""
@@ -59,7 +66,6 @@ class Averages:
         self.shadows: Sequence[Shadow] = ()
         self.checksums: tuple[float, ...] = ()  # of the copies, as they were last seen
         self.num_searches = 0
-        self.stand = False  # nothing has changed since they were searched: a loop may make new ones
         self._moving: set[int] = set()  # places of the copies that have changed
         self._since = 0  # step of the last search
 
@@ -71,7 +77,7 @@ class Averages:
             self._drop_standing()
         self.shadows = ()
         self.shadows = find()
-        self.num_searches, self.stand, self._since = self.num_searches + 1, True, max(0, len(self.steps) - 1)
+        self.num_searches, self._since = self.num_searches + 1, max(0, len(self.steps) - 1)
         self.checksums = tuple(float(shadow.copied().values.sum()) for shadow in self.shadows)
         self._moving = {k for k, shadow in enumerate(self.shadows) if _memory(shadow) in moving}
         renewed = {k for k, shadow in enumerate(self.shadows) if again and _memory(shadow) not in known}
@@ -99,7 +105,6 @@ class Averages:
             self.steps[-1] = replace(self.steps[-1], shadows=tuple(map(self._whole, self.shadows, copies)))
         if self.checksums and sums != self.checksums:
             self._moved({place for place, (a, b) in enumerate(zip(sums, self.checksums, strict=True)) if a != b})
-            self.stand = False
         self.checksums = sums
 
     def _whole(self, shadow: Shadow, copy: Copy) -> Copy:
@@ -138,7 +143,7 @@ def find(parameters: Sequence[Tensor], excluded: Iterable[Tensor]) -> list[Shado
         tensors = _cut(item, parameters) if flat else _tensors(item, len(parameters))
         if not tensors or any(_storage(tensor) in taken for tensor in tensors):
             continue
-        shadow = _match(tensors, parameters, None if flat else item)
+        shadow = _match(tensors, parameters, item)
         if shadow is not None:
             found.setdefault(frozenset(_storage(tensor) for tensor in shadow.tensors), shadow)
     whole = [shadow for key, shadow in found.items() if not any(key < other for other in found)]  # not the layers of one
@@ -223,7 +228,8 @@ def _match(tensors: list[Tensor], parameters: Sequence[Tensor], kept: Any) -> Sh
     near, i, places = min(apart, key=lambda each: each[0], default=(NEAR, 0, ()))
     if not near < NEAR:
         return None
-    return Shadow(edges[i], [tensors[k] for k in places], sample.part(i, i + len(places)), kept, places)
+    part = sample.part(i, i + len(places))
+    return Shadow(edges[i], [tensors[k] for k in places], part, kept, () if type(kept) in PLAIN else places)
 
 
 def _apart(tensors: Sequence[Tensor], parameters: Sequence[Tensor]) -> float:
