@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.audit.compare.comparison import ShapeError, facts
 from harness.audit.compare.facts import Facts, Probe, StepFacts
-from harness.audit.compare.floors import Floor
+from harness.audit.compare.floors import COARSE_GATE, Floor
 from harness.audit.compare.nulls import not_rounding
 from harness.audit.compare.probes import rows, separated, terms
 from harness.audit.evidence import FLOAT32, Finding, Intervention, Layer, Run
@@ -143,7 +143,9 @@ class ExtraRuns:
         """How a further null is made where the difference may still be rounding; empty where it is none."""
         if _is_marginal(compared, reference.roundoff):
             return {"perturb": FURTHER * reference.roundoff}
-        if reference.roundoff == FLOAT32 and any(f.cause is Cause.unexplained for f in explained(compared)):
+        off = [step.raw.distance for item in compared for step in item.steps if not step.gradients_agree]
+        small = 0 < max(off, default=0.0) <= COARSE_GATE
+        if reference.roundoff == FLOAT32 and (small or any(f.cause is Cause.unexplained for f in explained(compared))):
             return {"rounded_once": True}
         return {}
 

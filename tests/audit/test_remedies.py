@@ -13,7 +13,7 @@ from harness.audit.report import remedy
 from harness.audit.rules.findings import explain
 from harness.audit.rules.gradient_rules import explain_step
 from harness.judge.cause import BY_DESIGN, MEANINGS, Cause
-from tests.audit.loops import lookalikes, lost_gradients, unusual_loops
+from tests.audit.loops import lookalikes, lost_gradients, others_code, unusual_loops
 from tests.audit.loops.replicas import CASES
 from tests.audit.loops.right_loops import RIGHT
 from tests.audit.rules.cases import ALL_EQUAL, FIRST_EQUAL, OFF, RUN, RUNS, STEPS, WINDOWS, changed
@@ -49,6 +49,7 @@ def test_every_remedy_names_a_loop_that_is_audited_as_right() -> None:
     right |= {f"unusual_loops.{loop.__name__}" for loop in unusual_loops.RIGHT}
     right |= {f"lookalikes.{loop.__name__}" for loop in lookalikes.RIGHT}
     right |= {f"lost_gradients.{loop.__name__}" for loop in lost_gradients.RIGHT}
+    right |= {f"others_code.{loop.__name__}" for loop in others_code.RIGHT}
     right |= {"accelerate_loops.documented"}
     for cause, section in sections().items():
         names = re.findall(r"`([\w.]+)`", section.partition("Right:")[2])
