@@ -1,7 +1,7 @@
 """(h) The audit beside the function it audits: processor time and peak memory as ratios to one plain run, by parameters.
 
-Every figure comes from a process of its own. Time is that of the processor, after a tiny run has loaded what torch loads late;
-memory is the peak above what the process holds once everything is imported.
+Every run has a process of its own. Time is that of the processor, after a tiny run has loaded what torch loads late; memory is
+the peak above what the process holds once everything is imported.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from harness.bench.measurement import Measurement
 PART = "audit"
 ROUNDS = 3
 SIZES = (10**5, 10**6, 10**7, 5 * 10**7)
+LARGE = 5 * 10**7  # parameters, from which on a single pair is run, which takes minutes
 TIME, MEMORY = 12.0, 3.0
 BATCH, STEPS, N = 32, 4, 4
 LAYERS, HEADS, TOKENS, LENGTH = 4, 4, 256, 32
@@ -35,7 +36,7 @@ def measurements(rounds: int = ROUNDS) -> Iterator[Measurement]:
     """Time and peak memory of an audit of `N` micro-batches over those of one plain run, by the number of parameters."""
     for size in SIZES:
         sides = {side: partial(cost, side, size) for side in ("plain", "audit")}
-        costs = alternate(sides, rounds)
+        costs = alternate(sides, rounds if size < LARGE else 1)
         pairs = list(zip(costs["audit"], costs["plain"], strict=True))
         of = f"of an audit (N={N}, {STEPS} steps) over one plain run, {size:.0e} parameters"
         cpu = Spread.of([mine.cpu / plain.cpu for mine, plain in pairs])
@@ -46,17 +47,11 @@ def measurements(rounds: int = ROUNDS) -> Iterator[Measurement]:
 
 
 def cost(side: str, size: int) -> Cost:
-    """Seconds of one process, and its peak of another."""
-    timed, held = (_measured(side, size, what) for what in ("time", "memory"))
-    return Cost(timed["wall"], timed["cpu"], int(held["peak"]))
-
-
-def _measured(side: str, size: int, what: str) -> dict[str, float]:
-    command = [sys.executable, "-m", "harness.bench.audit", side, str(size), what]
+    """Seconds and peak of one process."""
+    command = [sys.executable, "-m", "harness.bench.audit", side, str(size)]
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # NumPy's; torch's are set below: waiting threads take time too
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return Cost(**json.loads(done.stdout.splitlines()[-1]))
 
 
 class Trained:
@@ -110,12 +105,11 @@ def run(side: str, size: int) -> None:
     assert report.equivalent, report
 
 
-def main(side: str, size: int, what: str) -> None:
+def main(side: str, size: int) -> None:
     """Run it, and print what it cost."""
     torch.set_num_threads(1)
-    if what == "time":
-        run("plain", 10**3)
     held = _status("VmRSS")
+    run("plain", 10**3)
     Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
     wall, cpu = time.perf_counter(), time.process_time()
     run(side, size)
@@ -130,4 +124,4 @@ def _status(name: str) -> int:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    main(sys.argv[1], int(sys.argv[2]))

@@ -23,7 +23,7 @@ from harness.recipes.recipe import Arm, take_step
 from harness.results.arm_name import ArmName
 
 PART = "memory"
-ROUNDS = 5
+ROUNDS = 3
 SIZE = 10**7
 ARMS = (2, 4, 8)
 COPIES = 2.0

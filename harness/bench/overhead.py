@@ -29,7 +29,7 @@ from harness.trial import full_batch, null_recipes, standard_candidates
 PART = "overhead"
 SPARSE, DENSE = 10, 1  # probe_every
 TARGETS = {SPARSE: 1.08, DENSE: 1.5}
-ROUNDS = 5
+ROUNDS = 3
 SECONDS = 40.0  # a short training is repeated that long: on a shared machine single ratios scatter by 0.1 and more
 NAMES = ("digits", "language model", "ResNet-18")
 
