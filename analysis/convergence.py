@@ -135,17 +135,16 @@ def at_tuned_rate(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
 def tuned(rows: pd.DataFrame) -> pd.DataFrame:
     """One row per setting and arm that has a rate of its own: `lr` with the lowest mean validation loss over the tuning seeds.
 
-    A rate that is not `interior`, but at an end of the grid, is the best of those tried, and perhaps of no others. `n`: tuning
-    seeds.
+    A rate that is not `interior`, but at an end of the grid, is the best of those tried, and perhaps of no others.
     """
     choosing = rows[(rows["seed"] >= TUNING_SEEDS) & rows["arm"].isin(("full", *OWN_RATE))]
-    found = [(*key, *best_rate(own), own["seed"].nunique()) for key, own in choosing.groupby([*SETTING, *ARM])]
-    return pd.DataFrame(found, columns=[*SETTING, *ARM, "lr", "interior", "n"])
+    found = [(*key, *best_rate(own)) for key, own in choosing.groupby([*SETTING, *ARM])]
+    return pd.DataFrame(found, columns=[*SETTING, *ARM, "lr", "interior"])
 
 
 def judged(rows: pd.DataFrame) -> pd.DataFrame:
     """The trainings of the judging seeds, each arm at its tuned rate, with `interior` of that rate."""
-    best = tuned(rows).drop(columns="n")
+    best = tuned(rows)
     of_full = best[best["arm"] == "full"].drop(columns=list(ARM))
     own = rows[rows["seed"] < TUNING_SEEDS]
     chooses = own["arm"].isin(OWN_RATE)

@@ -85,6 +85,7 @@ class ExtraRuns:
         """`same_at_one`: N=1 differs from the independent reference as well."""
         self.runs, self.family, self.n, self.same_at_one = runs, family, n, same_at_one
         self._grounds: dict[frozenset[Layer], tuple[Run, list[Run]]] = {}
+        self._tried: set[tuple[object, ...]] = set()  # further nulls: without which layers, and of which kind
 
     def diagnose(self, free: Sequence[Facts]) -> tuple[Sequence[Facts], list[Finding]]:
         """Facts and findings of the arm. `free`: of its first run, which went its own way."""
@@ -117,7 +118,9 @@ class ExtraRuns:
             return None
         try:
             compared = facts(run, reference, Floor(nulls, drift=False))
-            if nulls and (further := self._further(compared, reference)):
+            further = self._further(compared, reference) if nulls else {}
+            if further and (disable, *further) not in self._tried:
+                self._tried.add((disable, *further))
                 more = self.runs.baseline(self.family.options, replace(_following(reference, disable), **further))
                 nulls += [more] if more.error is None else []
                 compared = facts(run, reference, Floor(nulls, drift=False))

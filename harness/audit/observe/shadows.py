@@ -145,7 +145,7 @@ def find(parameters: Sequence[Tensor], excluded: Iterable[Tensor]) -> list[Shado
             continue
         shadow = _match(tensors, parameters, item)
         if shadow is not None:
-            found.setdefault(frozenset(_storage(tensor) for tensor in shadow.tensors), shadow)
+            found.setdefault(_memory(shadow), shadow)
     whole = [shadow for key, shadow in found.items() if not any(key < other for other in found)]  # not the layers of one
     return sorted(whole, key=lambda shadow: (shadow.start, shadow.size))
 
