@@ -191,6 +191,9 @@ class Study(StrEnum):
     method_memory = "method_memory"  # the bytes that live in a step of each of these methods, over B
 
 
+ARM_BY_ARM = (Study.learning_curves, Study.batch_order)  # studies whose arms can be trained alone
+
+
 class TrackingMode(StrEnum):
     """Whether trials are mirrored to W&B: to a local log, to a server, or not at all."""
 
@@ -315,6 +318,7 @@ class TrialConfig:
     nulls: int = 2  # controls: large-batch runs whose rows are shuffled, beside one that starts one ulp off
     faults: tuple[str, ...] = ()  # runs that are wrong on purpose: names of causes, `all`, or `scale@1e-6` (a planted error)
     methods: tuple[str, ...] = ()  # what replaces plain accumulation with in-batch negatives: grad_cache, a bank of some SIZE
+    trained_arm: str | None = None  # of the arms that choose a learning rate the one to train, as small_batch-16; null: all
     seed: int = 0  # of the weights, the order of the samples and every random draw
 
 

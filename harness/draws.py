@@ -56,6 +56,7 @@ LEFT_OUT = {
     "optimizer.args": "as above",
     "optimizer.source": "as above",
     "norm=as_is": "as above",
+    "trained_arm": "of studies that judge no arm",
     "faults": "right arms are drawn here; `harness.recipes.catalogue` has the wrong ones",
 }
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from harness.bounds import BOUNDS, MOST_ARMS, MOST_WINDOW_SAMPLES
 from harness.config import (
+    ARM_BY_ARM,
     COUPLED,
     EMBEDDED,
     TEXTS,
@@ -160,6 +161,8 @@ def validate(config: TrialConfig) -> None:
     _check_windows(config)
     if config.optimizer.name == OptimizerName.nesterov and config.optimizer.momentum == 0:
         raise ConfigError("optimizer.momentum", 0, "a positive momentum with nesterov")
+    if config.trained_arm is not None and config.study not in ARM_BY_ARM:
+        raise ConfigError("trained_arm", config.trained_arm, f"null without study={' or '.join(ARM_BY_ARM)}")
     for need in NEEDS.get(config.study, ()):
         need.check(config)
 

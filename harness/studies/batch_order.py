@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from harness.measure.lock_step import Setting
 from harness.measure.training import OnStep, Row
 from harness.recipes.recipe import Arm, take_step
-from harness.studies.learning_curves import Samples, evaluation, small_arm, with_small_rate
+from harness.results.arm_name import ArmName
+from harness.studies.learning_curves import Samples, chosen_arms, evaluation, small_arm, with_small_rate
 from harness.studies.optimizer_states import slower
 from harness.trial import full_batch
 
@@ -69,9 +70,11 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
 
 
 def _runs(setting: Setting) -> Iterator[Run]:
-    for num in (num for num in setting.config.accumulation_steps if num > 1):
-        for order, (first, second) in ORDERS.items():
-            yield Run(order, num, _arm(setting, first, num), _arm(setting, second, num))
+    config = setting.config
+    every = [ArmName(order, num) for num in config.accumulation_steps if num > 1 for order in ORDERS]
+    for name in chosen_arms(config, every):
+        first, second = (_arm(setting, size, name.accumulation_steps) for size in ORDERS[name.name])
+        yield Run(name.name, name.accumulation_steps, first, second)
 
 
 def _arm(setting: Setting, size: str, num: int) -> Arm:

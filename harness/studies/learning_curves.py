@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from harness.config import TUNING_SEEDS, OptimizerConfig, OptimizerName
+from harness.config import TUNING_SEEDS, ConfigError, OptimizerConfig, OptimizerName, TrialConfig
 from harness.measure.lock_step import Setting
 from harness.measure.training import HELD_OUT_BATCH, OnStep, Row
 from harness.recipes import precision
 from harness.recipes.micro_batch import windows
 from harness.recipes.recipe import Arm, evaluated, take_step
 from harness.recipes.remedies import calibrate
-from harness.results.arm_name import FULL
+from harness.results.arm_name import FULL, ArmName
 from harness.studies.optimizer_states import same_memory, slower, small_batch
 from harness.trial import accumulated, full_batch, standard_candidates
 from harness.workloads import Batch
@@ -122,18 +122,33 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
 
 
 def _courses(setting: Setting) -> Iterator[Course]:
-    """The full batch, every N, the permuted full batch, and for every N > 1 both kinds of small batch.
+    """The full batch, every N, the permuted full batch, and for every N > 1 both kinds of small batch; or one `trained_arm`.
 
-    Where rates are chosen, every N and the permuted full batch are left out: they have the full batch's rate.
+    Every N and the permuted full batch have the full batch's rate: they come with it, and are left out where rates are chosen.
     """
     config = setting.config
-    yield Course(FULL, 1, config.optimizer, setting.arm(full_batch(config)), False)
-    for candidate in standard_candidates(config) if config.seed < TUNING_SEEDS else ():
-        yield Course(candidate.arm, candidate.recipe.accumulation_steps, config.optimizer, setting.arm(candidate.recipe), False)
-    for num in (num for num in config.accumulation_steps if num > 1):
-        for name, change in ((SMALL, slower), (SMALL_MEMORY, same_memory)):
-            optimizer = with_small_rate(change(config.optimizer, num), config.optimizer.lr, num)
-            yield Course(name, num, optimizer, small_arm(setting, num, optimizer), True)
+    changes = {ArmName(name, num): change for num in config.accumulation_steps if num > 1
+               for name, change in ((SMALL, slower), (SMALL_MEMORY, same_memory))}  # fmt: skip
+    trained = chosen_arms(config, (ArmName(FULL), *changes))
+    if ArmName(FULL) in trained:
+        yield Course(FULL, 1, config.optimizer, setting.arm(full_batch(config)), False)
+        for candidate in standard_candidates(config) if config.seed < TUNING_SEEDS else ():
+            recipe = candidate.recipe
+            yield Course(candidate.arm, recipe.accumulation_steps, config.optimizer, setting.arm(recipe), False)
+    for arm in (arm for arm in changes if arm in trained):
+        optimizer = with_small_rate(
+            changes[arm](config.optimizer, arm.accumulation_steps), config.optimizer.lr, arm.accumulation_steps
+        )
+        yield Course(arm.name, arm.accumulation_steps, optimizer, small_arm(setting, arm.accumulation_steps, optimizer), True)
+
+
+def chosen_arms(config: TrialConfig, arms: Sequence[ArmName]) -> Sequence[ArmName]:
+    """All of them, or the `trained_arm` of the configuration; ConfigError where that is none of them."""
+    if config.trained_arm is None:
+        return arms
+    if config.trained_arm not in map(str, arms):
+        raise ConfigError("trained_arm", config.trained_arm, f"one of {', '.join(map(str, arms))}")
+    return [ArmName.parse(config.trained_arm)]
 
 
 def small_arm(setting: Setting, num: int, optimizer: OptimizerConfig) -> Arm:

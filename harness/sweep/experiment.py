@@ -127,7 +127,7 @@ def recorder(writer: TrialWriter, mirror: Mirror) -> Callable[[int, list[dict[st
 def run_many(configs: Sequence[HarnessConfig], run: TrialFunction | None = None) -> Outcome:
     """Run each distinct trial that is not finished, `run` (a module-level function) in a child process each.
 
-    Trials that choose a learning rate come first; of those that judge, only the ones at a chosen rate are run (`tuning`).
+    Trials that choose a learning rate come first; those that judge train each arm at its chosen rate alone (`tuning`).
     Returns when all have ended, also those that another process on the same store runs. ConfigError before the first starts when
     the results cannot be written or W&B is not reachable; Interrupted on SIGINT, SIGTERM and SIGHUP, with the children stopped.
     """
@@ -135,9 +135,8 @@ def run_many(configs: Sequence[HarnessConfig], run: TrialFunction | None = None)
     outcome = _run(cells, run)
     if groups:
         judging = [cell for group in groups for cell in group.worth_judging()]
-        num_waiting = sum(len(group.judging) for group in groups)
-        chosen = f"{len(judging)} of {_trials(num_waiting)} on the other seeds are at a chosen rate"
-        print(f"Learning rates were chosen on seeds from {TUNING_SEEDS} on; {chosen}.", flush=True)
+        chosen = f"Learning rates were chosen on seeds from {TUNING_SEEDS} on"
+        print(f"{chosen}; {_trials(len(judging))} judge on the other seeds, at these rates alone.", flush=True)
         outcome, cells = outcome.and_then(_run(judging, run)), cells + judging
     print_ending(cells, outcome.failures)
     return outcome

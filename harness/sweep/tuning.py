@@ -1,7 +1,7 @@
 """Learning rates are chosen on seeds of their own, and what judges is run at the chosen ones alone.
 
-In a study that has a loss to choose by, trials with seeds from `TUNING_SEEDS` on choose and the others judge. Nobody looks at a
-judging trial whose rate is no arm's best: it need not be run, and most are of that kind.
+In a study that has a loss to choose by, trials with seeds from `TUNING_SEEDS` on choose and the others judge. Nobody looks at an
+arm that judges at another rate than its best: it need not be trained, and most are of that kind.
 """
 
 from __future__ import annotations
@@ -12,32 +12,31 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from harness.config import TUNING_SEEDS, Study
+from harness.config import ARM_BY_ARM, TUNING_SEEDS, Study
 from harness.identity import identity
-from harness.results.arm_name import ACCUMULATED, PERMUTED
+from harness.results.arm_name import ACCUMULATED, PERMUTED, ArmName
 from harness.results.record import read_trial
 from harness.sweep.child import Cell
 
 Row = Mapping[str, Any]
-Choice = tuple[str, int]  # an arm and its N, which has one learning rate
 
 
-def _of_learning_curves(row: Row) -> tuple[Choice, float] | None:
+def _of_learning_curves(row: Row) -> tuple[ArmName, float] | None:
     """Arms that compute what the full batch does have its rate, and choose none."""
     if row["arm"] in (ACCUMULATED, PERMUTED):
         return None
     return _arm(row), row["curve_validation_loss"][-1]
 
 
-def _arm(row: Row) -> Choice:
-    return row["arm"], row["accumulation_steps"]
+def _arm(row: Row) -> ArmName:
+    return ArmName(row["arm"], row["accumulation_steps"])
 
 
-# Of a row of measurements: who chooses by it, and the loss, of which the lowest is the best.
-LOSSES: Mapping[str, Callable[[Row], tuple[Choice, float] | None]] = {
+# Of a row of measurements: which arm chooses by it, and the loss, of which the lowest is the best.
+LOSSES: Mapping[str, Callable[[Row], tuple[ArmName, float] | None]] = {
     Study.learning_curves: _of_learning_curves,
     Study.batch_order: lambda row: (_arm(row), row["validation_loss"]),
-    Study.critical_batch: lambda row: (("trunk", 1), row["trunk_end"]),
+    Study.critical_batch: lambda row: (ArmName("trunk"), row["trunk_end"]),
     Study.retrieval: lambda row: (_arm(row), -row["reciprocal_rank"]),
 }
 
@@ -54,14 +53,16 @@ class Group(NamedTuple):
         return bool(self.judging) and len(set(map(_rate, self.tuning))) > 1
 
     def worth_judging(self) -> list[Cell]:
-        """The judging cells at a rate that some arm has its lowest mean loss at, over the tuning seeds.
+        """The judging cells at the rate at which an arm has its lowest mean loss over the tuning seeds, and of these arms alone.
 
         All of them where a tuning trial has not finished: what it would have chosen is not known.
         """
         if not all(cell.is_finished() for cell in self.tuning):
             return self.judging
-        chosen = best_rates(self.tuning)
-        return [cell for cell in self.judging if _rate(cell) in chosen]
+        arms: dict[float, list[ArmName]] = defaultdict(list)
+        for arm, lr in best_rates(self.tuning).items():
+            arms[lr].append(arm)
+        return [one for cell in self.judging for one in _arm_by_arm(cell, arms[_rate(cell)])]
 
 
 def split(cells: Sequence[Cell]) -> tuple[list[Cell], list[Group]]:
@@ -71,15 +72,23 @@ def split(cells: Sequence[Cell]) -> tuple[list[Cell], list[Group]]:
     return [cell for cell in cells if cell.folder not in waiting], groups
 
 
-def best_rates(tuning: Sequence[Cell]) -> set[float]:
+def _arm_by_arm(cell: Cell, arms: Sequence[ArmName]) -> list[Cell]:
+    """A cell for each arm; one of all where the study has no arms to train alone, or where that is stored already."""
+    if not arms or cell.config.study not in ARM_BY_ARM or cell.is_finished():
+        return [cell] if arms else []
+    configs = [dataclasses.replace(cell.config, trained_arm=str(arm)) for arm in arms]
+    return [Cell(config, cell.store, identity(config.trial)) for config in configs]
+
+
+def best_rates(tuning: Sequence[Cell]) -> dict[ArmName, float]:
     """The rate with the lowest mean loss of each arm of these finished trials; a loss that is no number is the worst."""
-    losses: dict[Choice, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    losses: dict[ArmName, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for cell in tuning:
         for row in read_trial(cell.folder).record["measurements"]:
             if (found := LOSSES[cell.config.study](row)) is not None:
-                who, loss = found
-                losses[who][_rate(cell)].append(math.inf if loss is None or math.isnan(loss) else loss)
-    return {min(rates, key=lambda lr: math.fsum(rates[lr]) / len(rates[lr])) for rates in losses.values()}
+                arm, loss = found
+                losses[arm][_rate(cell)].append(math.inf if loss is None or math.isnan(loss) else loss)
+    return {arm: min(rates, key=lambda lr: math.fsum(rates[lr]) / len(rates[lr])) for arm, rates in losses.items()}
 
 
 def _groups(cells: Iterable[Cell]) -> list[Group]:

@@ -70,6 +70,7 @@ OTHERS: Mapping[str, Any] = {
     "nulls": 4,
     "faults": None,
     "methods": None,
+    "trained_arm": None,
     "seed": 1,
 }
 MACHINE = ("device", "execution")  # which cannot be tried here, and are always named

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -47,6 +49,17 @@ def test_the_halves_of_every_order(setting: Setting) -> None:
     ends = {row["arm"]: row for row in rows}
     assert ends["large"]["switch_loss"] == ends["large_then_small"]["switch_loss"] != ends["small"]["switch_loss"]
     assert len({row["test_loss"] for row in rows}) == 4 and {row["samples"] for row in rows} == {128}
+
+
+def test_an_order_alone_is_trained_as_beside_the_others(setting: Setting) -> None:
+    def ends(own: Setting) -> dict[str, float]:
+        return {row["arm"]: row["test_loss"] for row in batch_order.measurements(own, lambda t, rows: None)}
+
+    alone = dataclasses.replace(CONFIG, trained_arm="small_then_large-4")
+    found, every = ends(Setting(alone, torch.device("cpu"))), ends(setting)
+    assert found == {"small_then_large": every["small_then_large"]}
+    with pytest.raises(ConfigError, match=r"trained_arm=large-4: expected null without study=learning_curves or batch_order"):
+        validate(dataclasses.replace(alone, study=Study.critical_batch, trained_arm="large-4"))
 
 
 def test_to_switch_to_the_same_batch_changes_nothing(setting: Setting) -> None:

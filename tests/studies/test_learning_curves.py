@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.config import OptimizerConfig, OptimizerName, Precision, ScheduleConfig, ScheduleName, TrialConfig
+from harness.config import ConfigError, OptimizerConfig, OptimizerName, Precision, ScheduleConfig, ScheduleName, TrialConfig
 from harness.studies import learning_curves
 from harness.studies.learning_curves import SMALL, SMALL_MEMORY, Samples, with_small_rate
 from harness.studies.optimizer_states import same_memory
@@ -90,3 +90,16 @@ def test_arms_that_choose_no_rate_are_not_trained_where_rates_are_chosen(toy_set
 
     chooses = {("full", 1), *((arm, n) for arm in (SMALL, SMALL_MEMORY) for n in (2, 5))}
     assert set(arms(100)) == chooses < set(arms(99))
+
+
+def test_an_arm_alone_is_trained_as_beside_the_others(toy_setting) -> None:
+    def arms(trained: str | None) -> dict[tuple[str, int], Any]:
+        found = learning_curves.measurements(toy_setting(dataclasses.replace(CONFIG, trained_arm=trained)), lambda t, r: None)
+        return {(row["arm"], row["accumulation_steps"]): {k: v for k, v in row.items() if "seconds" not in k} for row in found}
+
+    every = arms(None)
+    with_full = {("full", 1), ("permuted", 1), ("accumulated", 2), ("accumulated", 5)}
+    assert arms("full-1") == {key: every[key] for key in with_full}
+    assert arms("small_batch_memory-5") == {(SMALL_MEMORY, 5): every[SMALL_MEMORY, 5]}
+    with pytest.raises(ConfigError, match=r"trained_arm=accumulated-2: expected one of full-1, small_batch-2, .*"):
+        arms("accumulated-2")

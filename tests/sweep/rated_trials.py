@@ -8,6 +8,7 @@ from typing import Any
 
 from harness.config import HarnessConfig, Study, to_dict
 from harness.identity import identity
+from harness.results.arm_name import ArmName
 from harness.results.store import Store
 
 BEST = {"full": 0.1, "small_batch": 0.4, "small": 0.4, "large": 0.1, "large_then_small": 0.2, "small_then_large": 0.1}
@@ -23,8 +24,14 @@ ARMS = {
 def rated_trial(config: HarnessConfig) -> None:
     """Store measurements of every arm; at the largest rate a training diverges."""
     with Store(config.results).open_trial(config.experiment, identity(config.trial), to_dict(config.trial)) as writer:
-        rows = [row for name in ARMS[config.study] for row in _rows(config, name)]
+        rows = [row for name in ARMS[config.study] for row in _rows(config, name) if _is_trained(config, row)]
         writer.finish({"arms": [], "measurements": rows, "environment": {}, "seconds": 0.0})
+
+
+def _is_trained(config: HarnessConfig, row: dict[str, Any]) -> bool:
+    """As `learning_curves` has it, the full batch is trained with the arms that have its rate."""
+    name = "full" if row["arm"] in ("accumulated", "permuted") else row["arm"]
+    return config.trained_arm in (None, str(ArmName(name, 1 if name == "full" else row["accumulation_steps"])))
 
 
 def _rows(config: HarnessConfig, name: str) -> list[dict[str, Any]]:
