@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from harness.audit import audit
-from harness.bench.cost import Cost, Spread, alternate
+from harness.bench.cost import Cost, Spread, alternate, own_memory
 from harness.bench.measurement import Measurement
 
 PART = "audit"
@@ -108,19 +108,13 @@ def run(side: str, size: int) -> None:
 def main(side: str, size: int) -> None:
     """Run it, and print what it cost."""
     torch.set_num_threads(1)
-    held = _status("VmRSS")
+    held = own_memory("VmRSS")
     run("plain", 10**3)
     Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
     wall, cpu = time.perf_counter(), time.process_time()
     run(side, size)
-    found = {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu, "peak": _status("VmHWM") - held}
+    found = {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu, "peak": own_memory("VmHWM") - held}
     print(json.dumps(found))
-
-
-def _status(name: str) -> int:
-    """Bytes of this process (Linux)."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
 
 
 if __name__ == "__main__":

@@ -55,6 +55,15 @@ def of_call(call: Callable[[], object]) -> Cost:
     return Cost(time.perf_counter() - wall, _own_cpu() - cpu, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 
+def own_memory(name: str) -> int:
+    """Bytes of this process as Linux counts them: `VmRSS` what it holds, `VmHWM` the most that it has held.
+
+    `ru_maxrss` would be that of the process that has started it where that is larger.
+    """
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+
+
 def of_command(
     command: Sequence[str],
     *,

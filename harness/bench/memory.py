@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import json
-import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from harness.bench.cost import Spread
+from harness.bench.cost import Spread, own_memory
 from harness.bench.measurement import Measurement
 from harness.bench.scaling import SAMPLES, make_arm, wide
 from harness.measure.lock_step import REFERENCE, LockStep
@@ -77,7 +76,7 @@ def main(side: str, num_arms: int) -> None:
     """Take two steps of all arms, in lock-step or bare, and print the bytes by which the process grew."""
     torch.set_num_threads(1)
     arms, ids = arms_of(num_arms), torch.arange(SAMPLES)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - num_arms * 4 * SIZE // 1024
+    before = own_memory("VmHWM") - num_arms * 4 * SIZE
     if side == "lock":
         lock = LockStep(arms, seed=0)
         for _ in range(2):
@@ -86,7 +85,7 @@ def main(side: str, num_arms: int) -> None:
         for arm in arms.values():
             for _ in range(2):
                 take_step(arm, arm.workload.batch(ids))
-    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+    print(own_memory("VmHWM") - before)
 
 
 if __name__ == "__main__":

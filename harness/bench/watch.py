@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -19,7 +18,7 @@ import torch
 from torch.nn import functional
 
 from harness.bench.audit import HEADS, LAYERS, Transformer
-from harness.bench.cost import Spread
+from harness.bench.cost import Spread, own_memory
 from harness.bench.measurement import Measurement
 from harness.watch import watch
 
@@ -105,14 +104,14 @@ def main(kind: str, size: int) -> None:
     """Take the windows, `watched` or `plain`, and print the bytes by which the process grew."""
     torch.set_num_threads(1)
     side = Side(size)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = own_memory("VmHWM")
     seen = watch(side.model, side.optimizer, tell=None)
     if kind == "watched":
         seen.attach()
     for _ in range(CLOSE):
         side.window()
     seen.detach()
-    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+    print(own_memory("VmHWM") - before)
 
 
 if __name__ == "__main__":
