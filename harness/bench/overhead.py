@@ -80,7 +80,7 @@ def of_workload(name: str, config: TrialConfig, rounds: int, least_seconds: floa
             rounds,
             least_seconds=least_seconds,
         )
-        wholes = alternate({"bare": lambda: of_call(sides.bare), "whole": lambda: of_call(lambda: sides.whole(SPARSE))}, rounds)
+        wholes = alternate({"bare": lambda: of_call(sides.bare), "whole": lambda: of_call(lambda: sides.whole(SPARSE))}, 1)
     size = f"{config.steps} steps of {config.effective_batch} samples, {sides.num_parameters:,} parameters"
     note = f"{len(sides.judged) + len(sides.nulls)} arms, {size}"
     wall, cpu = seconds(costs["bare"])

@@ -27,7 +27,7 @@ SIZES = (10**6, 10**7)
 ROUNDS = 12
 TARGET = 1.03
 N, BATCH, LENGTH, TOKENS = 4, 8, 128, 256
-PEAKS = 3  # fresh processes of either kind
+PEAKS = 1  # fresh processes of either kind: bytes are nearly the same every time
 # Every block is given back when it is freed: else the holes of glibc's heap are most of what the two sides differ by.
 NO_HOLES = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 CLOSE = 5  # windows at the beginning, of which all are looked at closely
