@@ -136,10 +136,9 @@ def _courses(setting: Setting) -> Iterator[Course]:
             recipe = candidate.recipe
             yield Course(candidate.arm, recipe.accumulation_steps, config.optimizer, setting.arm(recipe), False)
     for arm in (arm for arm in changes if arm in trained):
-        optimizer = with_small_rate(
-            changes[arm](config.optimizer, arm.accumulation_steps), config.optimizer.lr, arm.accumulation_steps
-        )
-        yield Course(arm.name, arm.accumulation_steps, optimizer, small_arm(setting, arm.accumulation_steps, optimizer), True)
+        num = arm.accumulation_steps
+        optimizer = with_small_rate(changes[arm](config.optimizer, num), config.optimizer.lr, num)
+        yield Course(arm.name, num, optimizer, small_arm(setting, num, optimizer), True)
 
 
 def chosen_arms(config: TrialConfig, arms: Sequence[ArmName]) -> Sequence[ArmName]:
