@@ -173,7 +173,7 @@ def distances(material: Material) -> Section | None:
         "distance",
         figures.figure_distances(material.steps),
         "Relative distance of the parameters to the full batch's over the optimizer steps, per model and precision.",
-        "One trial per model, d = ‖θ_acc - θ_full‖ / ‖θ_full - θ_0‖. The grey band covers the null runs: five full batches in "
+        "One trial per model, d = ‖θ_acc - θ_full‖ / ‖θ_full - θ_0‖. The grey band covers the null runs: two full batches in "
         "another order, and one with a single weight moved by one unit in the last place. In 16-bit formats reordering changes "
         "almost nothing: there arms above the band are no sign of a fault, and their rounding is judged against float64.",
     )
