@@ -25,7 +25,7 @@ from harness.recipes.determinism import choose_device
 
 PART = "by_hand"
 TARGET_CPU, TARGET_WALL = 1.35, 1.0
-ROUNDS = 3
+ROUNDS = 2  # of three minutes each
 SCRIPT = "harness.bench.sweep_by_hand"  # by its name: run as a file it would find this folder's `profile` before Python's
 NUMS = "accumulation_steps"
 GRID: Mapping[str, str] = {  # 48 cells
