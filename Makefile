@@ -67,7 +67,7 @@ format: $(VENV)/.ready  ## let ruff mend what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.ready  ## what the harness costs: a table, and reports/bench.json (half an hour on 2 idle cores)
+bench: $(VENV)/.ready  ## what the harness costs: a table, and reports/bench.json (25 minutes on 2 idle cores)
 	$(BIN)/python -m harness.bench --out $(REPORTS)/bench.json
 
 doctor: $(VENV)/.ready  ## what is installed, what the device can do and how long things will take; for a bug report too

@@ -33,8 +33,8 @@ WORKERS_TARGET = 1.8
 STEPS = 4
 SAMPLES = 64
 CPU = torch.device("cpu")
-# Four trials of some seconds each: long beside the start-up, which does not get shorter with more workers.
-SWEEP = ("seed=range(4)", "algebra_steps=60", "steps=60", "tracking=disabled")
+# Eight trials of some seconds each: long beside the start-up, which does not get shorter with more workers.
+SWEEP = ("seed=range(8)", "algebra_steps=60", "steps=60", "tracking=disabled")
 
 
 def measurements(rounds: int = ROUNDS) -> Iterator[Measurement]:
