@@ -55,7 +55,10 @@ class Comparison(StrEnum):
 
 def trainings(results: Results) -> pd.DataFrame:
     """Every arm of every trial; a loss that is not finite becomes infinite, so that no such rate is the best."""
-    rows = results.study(STUDY, COLUMNS).drop_duplicates([*SETTING, *ARM, "seed", "lr"])  # alone, and beside the others
+    rows = results.study(STUDY, COLUMNS)
+    length = [last(curve) for curve in rows["curve_samples"]]
+    again = rows.assign(length=length).duplicated([*SETTING, *ARM, "seed", "lr", "length"])  # alone, and beside the others
+    rows = rows[~again]
     ends = [last(curve) for curve in rows["curve_validation_loss"]]
     return rows.assign(validation_loss=pd.Series(ends, index=rows.index, dtype=float).fillna(math.inf))
 

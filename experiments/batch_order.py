@@ -48,7 +48,8 @@ class Contrast:
 
 def judged(results: Results) -> pd.DataFrame:
     """The rows of the judging seeds, each order at the rate with its lowest validation loss over the tuning seeds."""
-    rows = results.study("batch_order", COLUMNS).drop_duplicates([*SETTING, "arm", "seed", "lr"])  # alone, and beside the others
+    rows = results.study("batch_order", COLUMNS)
+    rows = rows.drop_duplicates([*SETTING, "arm", "seed", "lr", "samples"])  # alone, and beside the others
     return at_tuned_rate(rows, [*SETTING, "arm"])
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from analysis import ledger, report
 from analysis.content import Table
+from analysis.convergence import trainings
 from analysis.question import ClaimResult, Material, Ruling
 from experiments import balance_loss, convergence
 from harness.config import DataConfig, HarnessConfig, LastWindow, OptimizerConfig, Study, TrackingConfig, TrackingMode
@@ -35,6 +36,15 @@ def test_an_effect_is_judged_at_tuned_rates_inside_the_grid_and_with_enough_seed
     assert set(verdicts(rows(0.0)).values()) == {"same"}
     assert set(verdicts(rows(0.05, best=0.4)).values()) == {"undecided"}
     assert set(verdicts(rows(0.05, seeds=4)).values()) == {"undecided"}
+
+
+def test_a_training_that_is_stored_twice_is_one_and_a_longer_one_is_another() -> None:
+    about = {"study": "learning_curves", "rate": 0.1, "test_accuracy": 0.5, "gap": 0.0, "step_samples": 16}
+    frame = rows(0.0).assign(**about)  # type: ignore[arg-type]
+    longer = frame.assign(curve_samples=[[2 * samples for samples in curve] for curve in frame["curve_samples"]])
+    for other, num in ((frame, len(frame)), (longer, 2 * len(frame))):
+        twice = pd.concat([frame, other.assign(trial=other["trial"] + "-again")], ignore_index=True)
+        assert len(trainings(results(twice.to_dict("records")))) == num  # type: ignore[arg-type]
 
 
 OPEN = Ruling.needs_full_grid
