@@ -22,7 +22,7 @@ from harness.recipes.recipe import Arm, take_step
 from harness.results.arm_name import ArmName
 
 PART = "memory"
-ROUNDS = 1  # bytes are the same every time, to the megabyte
+ROUNDS = 2
 SIZE = 10**7
 ARMS = (2, 4, 8)
 COPIES = 2.0
