@@ -13,7 +13,7 @@ import pytest
 
 from analysis import load, report
 from analysis.question import Ruling
-from experiments.gradient_noise import EXPERIMENT, early_large_late_small, falls_as_one_over_b
+from experiments.gradient_noise import EXPERIMENT, falls_as_one_over_b, growth
 from harness import studies
 from harness.config import Norm, Study, TrialConfig, WorkloadConfig, to_dict
 from harness.identity import identity
@@ -63,18 +63,10 @@ def test_c6(trials: list[list[dict[str, Any]]], verdict: Ruling) -> None:
         assert plain < -1.1 and f"{plain:.3f}" in found.explanation, "without the factor it falls faster"
 
 
-@pytest.mark.parametrize(
-    ("growths", "verdict"),
-    [((3, 4), Ruling.undecided), ((0.3, 0.2), Ruling.undecided), ((3, 1.5), Ruling.undecided), ((3,), Ruling.needs_full_grid)],
-)
-def test_c7(growths: tuple[float, ...], verdict: Ruling) -> None:
-    found = early_large_late_small(results([row for k, growth in enumerate(growths) for row in training(f"t{k}", growth)]))
-    assert found.verdict == verdict
-    if len(growths) > 1:
-        assert found.measured == pytest.approx(math.sqrt(math.prod(growths)))
-    if growths == (3, 1.5):
-        assert "points in no one direction" in found.explanation
-        assert "sgd, norm=of t1: 1.5 to 1.5 (n = 1); sgd, norm=of t0: 3 to 3 (n = 1)" in found.explanation
+def test_the_growth_of_the_noise_scale_is_told_by_setting() -> None:
+    told = growth(pd.DataFrame([row for k, factor in enumerate((3, 1.5)) for row in training(f"t{k}", factor)]))
+    assert f"Last quarter over first: {math.sqrt(3 * 1.5):.2g} (" in told
+    assert "sgd, norm=of t1: 1.5 to 1.5 (n = 1); sgd, norm=of t0: 3 to 3 (n = 1)" in told
 
 
 def test_the_page_of_a_real_run(tmp_path: Path) -> None:
