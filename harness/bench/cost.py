@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -39,7 +38,7 @@ class Spread:
     low: float
     high: float
     n: int
-    interval: tuple[float, float]  # 90 % of the median
+    interval: tuple[float, float]  # 90 % of the median; their range below five values, which is less sure
 
     @staticmethod
     def of(values: Sequence[float]) -> Spread:
@@ -52,7 +51,7 @@ def of_call(call: Callable[[], object]) -> Cost:
     """What a call in this process costs; processor time includes the children it leaves running, as the W&B service."""
     wall, cpu = time.perf_counter(), _own_cpu()
     call()
-    return Cost(time.perf_counter() - wall, _own_cpu() - cpu, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    return Cost(time.perf_counter() - wall, _own_cpu() - cpu, own_memory("VmHWM"))
 
 
 def own_memory(name: str) -> int:
