@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.content import Picture, Section, Table, Text, estimated, number
-from analysis.convergence import at_tuned_rate
+from analysis.convergence import LONGEST, at_tuned_rate, longest
 from analysis.figures.contrastive import figure_bytes, figure_gradients, figure_peaks
 from analysis.question import Material
 from harness.config import TUNING_SEEDS
@@ -44,14 +44,17 @@ def words(arm: str) -> str:
 def decided(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows of the deciding seeds, each method and N at the learning rate that the tuning seeds rank highest.
 
-    `interior`: whether that rate lies inside those tried. `slowness`: seconds of a window over the full batch's in the same
-    trial, as trials of other rates ran at other times. Where there is one learning rate alone, nothing is to be chosen; where
-    there are several and no tuning seeds, nothing is left.
+    `interior`: whether that rate lies inside those tried. `slowness`: seconds of a window over the full batch's, the median of
+    the trials that train both: others ran at other times. Where there is one learning rate alone, nothing is to be chosen;
+    where there are several and no tuning seeds, nothing is left. Of several lengths in one store the longest trainings count.
     """
     if rows.empty:
         return rows
+    rows = longest(rows, ["arm", "accumulation_steps"])
     full = rows[rows["arm"] == "full"].groupby("trial")["seconds"].first()
-    rows = rows.assign(slowness=rows["seconds"] / rows["trial"].map(full), validation_loss=-rows["reciprocal_rank"])
+    beside = rows["seconds"] / rows["trial"].map(full)
+    slowness = beside.groupby([rows["arm"], rows["accumulation_steps"]]).transform("median")
+    rows = rows.assign(slowness=slowness, validation_loss=-rows["reciprocal_rank"])
     if rows["lr"].nunique() == 1:
         return rows[rows["seed"] < TUNING_SEEDS].assign(interior=True)
     return at_tuned_rate(rows, ["arm", "accumulation_steps"])
@@ -121,10 +124,10 @@ def retrieval_section(material: Material) -> Section | None:
             "time over the full batch's", "forwards", "cosine to the full batch", "query over passage gradient")  # fmt: skip
     cells = tuple(_trained_row(key, own) for key, own in rows.groupby(["arm", "accumulation_steps"]))
     caption = (
-        "Means over seeds. Time: of a window, over the full batch's in the same trial, medians. Cosine: of the gradient with the "
-        "full batch's at the method's own weights, second half of the training. Held: bytes of representations, their gradients "
-        "and banks, beside the graph. An end: the best rate is the smallest or the largest that was tried, and another may be "
-        "better still."
+        "Means over seeds. Time: of a window, over the full batch's, the median of the trials that train both. Cosine: of the "
+        "gradient with the full batch's at the method's own weights, second half of the training. Held: bytes of "
+        "representations, their gradients and banks, beside the graph. An end: the best rate is the smallest or the largest "
+        f"that was tried, and another may be better still. {LONGEST}"
     )
     return Section("Recall, bytes, time", (Text(_advice(rows)), picture, Table(head, cells, caption)))
 
@@ -153,8 +156,7 @@ def _advice(rows: pd.DataFrame) -> str:
         apart, n = difference(rows, (first, num), (second, num))
         told.append(f"{words(first)} less {words(second)}: {estimated(apart)} points, n = {n}")
     cached, plain = (rows[(rows["arm"] == arm) & (rows["accumulation_steps"] == num)] for arm in ("grad_cache", "accumulated"))
-    beside = cached.set_index("trial")["seconds"] / plain.set_index("trial")["seconds"]  # of one trial: others ran at other times
-    cost = beside.median() if beside.notna().any() else cached["slowness"].median() / plain["slowness"].median()
+    cost = cached["slowness"].median() / plain["slowness"].median()
     memory = cached["total_bytes"].median() / plain["total_bytes"].median()
     return (
         f"Mean reciprocal rank at N = {num}. {'. '.join(told)}. GradCache is the full batch's computation; beside accumulation "

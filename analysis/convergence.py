@@ -21,10 +21,11 @@ STUDY = "learning_curves"
 FRACTIONS = (0.5, 0.8, 0.95)  # of the way from the loss at the start to where the full batch ends on the tuning seeds
 FLAT = 0.01  # relative change of the probe loss over the last fifth, of a training at its plateau
 LEVEL = 0.05
+LONGEST = "Of several lengths in one store the longest trainings count."
 SETTING = ("workload", "norm", "optimizer", "effective_batch")
 ARM = ("arm", "accumulation_steps")
 CURVES = ("samples", "optimizer_steps", "seconds", "probe_loss", "validation_loss")
-COLUMNS = ("trial", *SETTING, *ARM, "seed", "lr", "rate", "step_samples", "test_loss", "test_accuracy", "gap",
+COLUMNS = ("trial", *SETTING, "steps", *ARM, "seed", "lr", "rate", "step_samples", "test_loss", "test_accuracy", "gap",
            "recalibrated_test_loss", "recalibrated_test_accuracy", *(f"curve_{name}" for name in CURVES))  # fmt: skip
 NAMES = {
     "full": "full batch",
@@ -54,11 +55,8 @@ class Comparison(StrEnum):
 
 
 def trainings(results: Results) -> pd.DataFrame:
-    """Every arm of every trial; a loss that is not finite becomes infinite, so that no such rate is the best."""
-    rows = results.study(STUDY, COLUMNS)
-    length = [last(curve) for curve in rows["curve_samples"]]
-    again = rows.assign(length=length).duplicated([*SETTING, *ARM, "seed", "lr", "length"])  # alone, and beside the others
-    rows = rows[~again]
+    """Every arm of every trial, once; a loss that is not finite becomes infinite, so that no such rate is the best."""
+    rows = longest(results.study(STUDY, COLUMNS), SETTING).drop_duplicates([*SETTING, *ARM, "seed", "lr"])  # alone, and beside
     ends = [last(curve) for curve in rows["curve_validation_loss"]]
     return rows.assign(validation_loss=pd.Series(ends, index=rows.index, dtype=float).fillna(math.inf))
 
@@ -118,6 +116,11 @@ def median_reach(found: Sequence[Reach]) -> float:
 
 
 # Of many trials ----------------------------------------------------------------------------------------------------------------
+
+
+def longest(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+    """Of each kind (`by`) the trainings of most windows: a quick grid in the same store has shorter ones, which are others."""
+    return rows[rows["steps"] == rows.groupby([*by])["steps"].transform("max")]
 
 
 def best_rate(rows: pd.DataFrame) -> tuple[float, bool]:

@@ -7,6 +7,7 @@ import math
 import pandas as pd
 
 from analysis.content import Picture, Section, Table, Text, number, yes_or_no
+from analysis.convergence import longest
 from analysis.figures.balance import LABELS, figure_balance
 from analysis.load import Results
 from analysis.optimizers import interval
@@ -14,13 +15,13 @@ from analysis.question import Experiment, Material
 from harness.judge.gates import ALGEBRA_GATE
 
 APART = 1e-3  # relative error of the router's gradient that makes another loss: nine decades above the gate
-COLUMNS = ("trial", "workload", "seed", "arm", "accumulation_steps", "micro_batch", "loss", "window_loss", "covariance",
+COLUMNS = ("trial", "workload", "steps", "seed", "arm", "accumulation_steps", "micro_batch", "loss", "window_loss", "covariance",
            "gradient_error", "held_out_loss", "load_entropy", "class_entropy")  # fmt: skip
 
 
 def measured(results: Results) -> pd.DataFrame:
     """The study's rows; `identity_error`: how far the difference of the losses per micro-batch is from the covariance."""
-    rows = results.study("balance_loss", COLUMNS)
+    rows = longest(results.study("balance_loss", COLUMNS), ["workload"])
     off = (rows["loss"] - rows["window_loss"] - rows["covariance"]).abs()
     return rows.assign(identity_error=off.where(rows["arm"] == "per_micro_batch"))
 

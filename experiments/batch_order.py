@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from analysis.content import Picture, Section, Table, Text, number
-from analysis.convergence import LEVEL, at_tuned_rate
+from analysis.convergence import LEVEL, LONGEST, at_tuned_rate, longest
 from analysis.figures.batch_order import LABELS, figure_orders
 from analysis.load import Results
 from analysis.optimizers import interval
@@ -18,7 +18,8 @@ from harness.judge import statistics
 MARGIN = 0.02  # nats of test loss that a benefit has to have
 FEWEST_SEEDS = 5
 SETTING = ["workload", "norm", "optimizer", "effective_batch", "accumulation_steps"]
-COLUMNS = ("trial", *SETTING, "arm", "lr", "seed", "micro_batch", "samples", "switch_loss", "validation_loss", "test_loss")
+COLUMNS = ("trial", *SETTING, "steps", "arm", "lr", "seed", "micro_batch", "samples", "switch_loss", "validation_loss",
+           "test_loss")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,8 @@ class Contrast:
 
 def judged(results: Results) -> pd.DataFrame:
     """The rows of the judging seeds, each order at the rate with its lowest validation loss over the tuning seeds."""
-    rows = results.study("batch_order", COLUMNS)
-    rows = rows.drop_duplicates([*SETTING, "arm", "seed", "lr", "samples"])  # alone, and beside the others
-    return at_tuned_rate(rows, [*SETTING, "arm"])
+    rows = longest(results.study("batch_order", COLUMNS), SETTING)
+    return at_tuned_rate(rows.drop_duplicates([*SETTING, "arm", "seed", "lr"]), [*SETTING, "arm"])  # alone, and beside the others
 
 
 def contrasts(rows: pd.DataFrame) -> list[Contrast]:
@@ -133,7 +133,8 @@ def orders(material: Material) -> Section | None:
         "Test loss of the four orders of batch sizes at equal samples, by seed.",
         "Test loss at equal samples, each order at its tuned rate; a mark is a judging seed, bars are means.",
     )
-    return Section("Small first or large first", (advice, picture, Table(head, tuple(cells), "Means; paired 95% t intervals.")))
+    table = Table(head, tuple(cells), f"Means; paired 95% t intervals. {LONGEST}")
+    return Section("Small first or large first", (advice, picture, table))
 
 
 def _advice(found: list[Contrast]) -> str:

@@ -134,7 +134,7 @@ def memory_for_time(results: Results) -> ClaimResult:
     plain, cache = (rows[rows["arm"] == arm].set_index(keys) for arm in ("accumulated", "grad_cache"))
     for bank in banks:
         own = rows[rows["arm"] == bank].set_index(keys)
-        saved += (own["total_bytes"] / own.index.get_level_values("trial").map(full["total_bytes"])).tolist()
+        saved += (own["total_bytes"] / own.index.get_level_values("trial").map(full["total_bytes"])).dropna().tolist()
         slower += (own["seconds"] / plain["seconds"]).dropna().tolist()
         cached += (own["seconds"] / cache["seconds"]).dropna().tolist()
         lighter += (own["total_bytes"] / cache["total_bytes"]).dropna().tolist()

@@ -9,7 +9,7 @@ import pandas as pd
 
 from analysis import convergence
 from analysis.content import Block, Picture, Section, Table, Text, estimated, number, plain
-from analysis.convergence import ARM, FLAT, FRACTIONS, LEVEL, NAMES, SETTING, Pair
+from analysis.convergence import ARM, FLAT, FRACTIONS, LEVEL, LONGEST, NAMES, SETTING, Pair
 from analysis.figures import convergence as figures
 from analysis.load import Results
 from analysis.optimizers import interval
@@ -110,7 +110,8 @@ def endings(material: Material) -> Section | None:
         "better or worse: paired t tests, Holm-corrected over the table; all else is undecided, also an arm whose rate, or "
         f"the full batch's, is at an end of the grid, and everything below {FEWEST_SEEDS} seeds. A loss is at its plateau "
         f"where it moves by less than {FLAT:.0%} within the last fifth; the probe loss, of samples that are trained on, may "
-        "fall on after the validation loss has ended to. Where neither is flat, losses are those after these samples."
+        "fall on after the validation loss has ended to. Where neither is flat, losses are those after these samples. "
+        f"{LONGEST}"
     )
     return Section("Where trainings end", (text, Table(head, tuple(cells), "Means over the judging seeds; nats per loss term.")))
 

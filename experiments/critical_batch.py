@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from analysis.content import Picture, Section, Table, Text, number
-from analysis.convergence import LEVEL
+from analysis.convergence import LEVEL, LONGEST, longest
 from analysis.figures.critical_batch import figure_critical
 from analysis.load import Results
 from analysis.optimizers import interval
@@ -22,8 +22,8 @@ TOLERANCE = 0.02  # of the smallest batch's loss after the branch
 SAME = 0.5  # octaves within which a change is none
 FEWEST_SEEDS = 5
 SETTING = ["workload", "norm", "optimizer", "effective_batch"]
-COLUMNS = ("trial", *SETTING, "lr", "seed", "batch", "point", "samples", "branch_samples", "start_loss", "validation_loss",
-           "trunk_end")  # fmt: skip
+COLUMNS = ("trial", *SETTING, "steps", "lr", "seed", "batch", "point", "samples", "branch_samples", "start_loss",
+           "validation_loss", "trunk_end")  # fmt: skip
 
 
 def critical_batch(losses: Sequence[tuple[float, float]], tolerance: float = TOLERANCE) -> float:
@@ -46,7 +46,7 @@ def critical_batches(results: Results) -> pd.DataFrame:
 
     Each setting at the rate whose trunk ends lowest on the tuning seeds; `interior`: whether it lies inside the grid.
     """
-    rows = results.study("critical_batch", COLUMNS)
+    rows = longest(results.study("critical_batch", COLUMNS), SETTING)
     tuning = rows[rows["seed"] >= TUNING_SEEDS]
     found = []
     for key, own in rows[rows["seed"] < TUNING_SEEDS].groupby(SETTING):
@@ -115,10 +115,10 @@ def growths(table: pd.DataFrame) -> list[Growth]:
 
 def along(material: Material) -> Section | None:
     """The critical batch size at every point, and the advice."""
-    table = critical_batches(material.results)
-    if table.empty:
+    rows = critical_batches(material.results)
+    if rows.empty:
         return None
-    found = growths(table)
+    found = growths(rows)
     words = " ".join(
         f"{one.name}: {one.verdict} ({interval(pd.Series(one.octaves, dtype=float))} octaves, n = {len(one.octaves)})."
         for one in found
@@ -130,7 +130,7 @@ def along(material: Material) -> Section | None:
          str(len(own)),
          number(own["critical"].median()), f"{int(own['censored'].sum())} of {len(own)}", number(float(own["lr"].iloc[0])),
          "yes" if own["interior"].all() else "no: an end")
-        for key, own in table.groupby([*SETTING, "point"])
+        for key, own in rows.groupby([*SETTING, "point"])
     ]  # fmt: skip
     text = Text(
         f"{words} {advice(found)} The rate of a branch is that of the largest batch over N, under Adam over sqrt(N): another "
@@ -138,12 +138,13 @@ def along(material: Material) -> Section | None:
     )
     picture = Picture(
         "critical",
-        figure_critical(table),
+        figure_critical(rows),
         "Critical batch size over the samples trained on before, by seed.",
         f"Largest batch whose branch ends within {TOLERANCE:.0%} of the smallest batch's loss; a line is a judging seed; a "
         "triangle is a lower bound.",
     )
-    return Section("Along a training", (text, picture, Table(head, tuple(cells), "Over the judging seeds; nats per loss term.")))
+    table = Table(head, tuple(cells), f"Over the judging seeds; nats per loss term. {LONGEST}")
+    return Section("Along a training", (text, picture, table))
 
 
 def advice(found: Sequence[Growth]) -> str:

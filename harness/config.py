@@ -191,7 +191,7 @@ class Study(StrEnum):
     method_memory = "method_memory"  # the bytes that live in a step of each of these methods, over B
 
 
-ARM_BY_ARM = (Study.learning_curves, Study.batch_order)  # studies whose arms can be trained alone
+ARM_BY_ARM = (Study.learning_curves, Study.batch_order, Study.retrieval)  # studies whose arms can be trained alone
 
 
 class TrackingMode(StrEnum):

@@ -23,6 +23,7 @@ from harness.recipes import contrastive
 from harness.recipes.recipe import Arm, Recipe, evaluated, take_step
 from harness.referee.gradients import compare, flatten, gradients
 from harness.results.arm_name import FULL
+from harness.studies.learning_curves import chosen_arms
 from harness.studies.negatives import corpus_of, count_forwards, tower_ratio
 from harness.trial import Candidate, full_batch, split_plan, with_faults
 from harness.workloads import Batch, nest
@@ -77,13 +78,17 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
 
 
 def make_methods(setting: Setting) -> list[Method]:
-    """The full batch; at every N accumulation, the configured methods and the small batch; and the permuted full batch."""
-    config = setting.config
-    chosen = [Candidate(FULL, full_batch(config)), *with_faults(config, {n: contrastive.named(n) for n in config.methods})]
-    made = [Method(one, setting.arm(watched(one.recipe))) for one in chosen]
-    for num in config.accumulation_steps:
-        small = dataclasses.replace(full_batch(config), accumulation_steps=num)
-        made.append(Method(Candidate(SMALL, small), setting.arm(small, steps=num * config.steps)))
+    """The full batch; at every N accumulation, the configured methods and the small batch; and the permuted full batch.
+
+    Or one `trained_arm` of these.
+    """
+    config, full = setting.config, full_batch(setting.config)
+    whole = [Candidate(FULL, full), *with_faults(config, {n: contrastive.named(n) for n in config.methods})]
+    small = [Candidate(SMALL, dataclasses.replace(full, accumulation_steps=num)) for num in config.accumulation_steps]
+    trained = chosen_arms(config, [one.name for one in (*whole, *small)])
+    made = [Method(one, setting.arm(watched(one.recipe))) for one in whole if one.name in trained]
+    for one in (one for one in small if one.name in trained):
+        made.append(Method(one, setting.arm(one.recipe, steps=one.recipe.accumulation_steps * config.steps)))
     return made
 
 

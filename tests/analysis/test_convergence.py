@@ -77,7 +77,7 @@ def rows(effect: float = 0.0, noise: float = 0.002, seeds: int = 10, best: float
                 end = base + shift + penalty + (0 if arm == "full" else noise * draws.standard_normal())
                 curve = [end + (2 - end) * math.exp(-i / 8) for i in range(51)]
                 found.append({
-                    "workload": "mnist1d", "norm": "none", "optimizer": "sgd", "effective_batch": 64, "arm": arm,
+                    "workload": "mnist1d", "norm": "none", "optimizer": "sgd", "effective_batch": 64, "steps": 500, "arm": arm,
                     "accumulation_steps": num, "seed": seed, "lr": lr, "test_loss": end, "validation_loss": end,
                     "curve_probe_loss": curve, "curve_validation_loss": [*curve[:-1], end],
                     "curve_samples": list(range(51)), "trial": f"{seed}-{lr}",

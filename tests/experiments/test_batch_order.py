@@ -32,7 +32,7 @@ def rows(
     rng = np.random.default_rng(0)
     return [
         {"trial": f"{optimizer}-{seed}-{lr}", "study": "batch_order", "workload": "digits", "norm": "none",
-         "optimizer": optimizer,
+         "optimizer": optimizer, "steps": 120,
          "effective_batch": 128, "accumulation_steps": 16, "arm": arm, "lr": lr, "seed": seed, "micro_batch": 8, "samples": 1000,
          "switch_loss": 1.0, "validation_loss": abs(np.log(lr / best)),
          "test_loss": 0.5 - (effect if arm == "large_then_small" else 0) + abs(np.log(lr / best)) + noise * rng.standard_normal()}
@@ -54,10 +54,11 @@ def decided(measurements: list[dict[str, Any]]) -> Any:
         (rows(0.0), Ruling.refuted),
         (rows(0.0, noise=0.2), Ruling.undecided),
         ([*rows(0.1), *rows(-0.1, optimizer="sgd")], Ruling.conditional),
+        ([*rows(0.1), *({**row, "steps": 60} for row in rows(-0.1))], Ruling.confirmed),
         (rows(0.1, seeds=4), Ruling.needs_full_grid),
         (rows(0.1, best=0.04), Ruling.needs_full_grid),
     ],
-    ids=["planted", "the reverse", "nothing", "noise", "by optimizer", "four seeds", "a rate at an end"],
+    ids=["planted", "the reverse", "nothing", "noise", "by optimizer", "a quick grid beside", "four seeds", "a rate at an end"],
 )
 def test_c7(measurements: list[dict[str, Any]], verdict: Ruling) -> None:
     found = decided(measurements)

@@ -97,7 +97,7 @@ def trained(
         }  # fmt: skip
         rows += [
             {"study": "retrieval", "corpus": "a", "trial": f"{seed} {num} {lr}", "group": f"{num} {lr}", "seed": seed, "lr": lr,
-             "arm": arm,
+             "arm": arm, "steps": 352,
              "accumulation_steps": 1 if arm == "full" else num, "reciprocal_rank": rank + good + scatter * noise.normal(),
              "gain_of_last_quarter": late, "total_bytes": size, "seconds": seconds, "norm_ratio": ratio}
             for arm, (rank, size, seconds, ratio) in methods.items()
@@ -169,6 +169,17 @@ def test_learning_rates_are_chosen_on_seeds_that_do_not_decide() -> None:
     assert busy["slowness"].tolist() == pytest.approx(own["slowness"].tolist()) and not busy["seconds"].equals(own["seconds"])
     apart, n = difference(own, ("grad_cache", 16), ("accumulated", 16))
     assert n == 6 and apart.low < 5 < apart.high
+    alone = [rows[rows["seed"] >= 100], *(own[own["arm"] == arm].assign(trial=f"{arm} alone") for arm in set(own["arm"]))]
+    apart = decided(pd.concat(alone, ignore_index=True)).sort_values(["arm", "accumulation_steps", "seed"])
+    expected = own.sort_values(["arm", "accumulation_steps", "seed"])
+    for name in ("reciprocal_rank", "slowness"):
+        assert apart[name].tolist() == pytest.approx(expected[name].tolist())
+
+
+def test_shorter_trainings_of_the_same_store_are_others() -> None:
+    rows = pd.DataFrame(trained(rates=(0.1, 0.2, 0.4), tuning=2))
+    quick = rows[rows["lr"] == 0.1].assign(steps=110, reciprocal_rank=0.9)
+    pd.testing.assert_frame_equal(decided(pd.concat([quick, rows], ignore_index=True)), decided(rows))
 
 
 def test_the_largest_window_in_a_budget() -> None:

@@ -57,7 +57,7 @@ def results(octaves: float, *, seeds: int = 6, spread: float = 0.1, best: float 
                 middle = 4 + octaves * point + spread * rng.standard_normal()
                 rows += [
                     {"trial": f"{seed}-{lr}", "study": "critical_batch", "workload": "digits", "norm": "none",
-                     "optimizer": "adam",
+                     "optimizer": "adam", "steps": 120,
                      "effective_batch": 256, "lr": lr, "seed": seed, "batch": batch, "point": point, "samples": 1000 * point,
                      "branch_samples": 1000, "start_loss": 1.0, "trunk_end": abs(math.log(lr / best)),
                      "validation_loss": 1 + 0.02 * (math.log2(batch) - 2) / max(0.3, middle - 2)}
@@ -65,6 +65,13 @@ def results(octaves: float, *, seeds: int = 6, spread: float = 0.1, best: float 
                 ]  # fmt: skip
     empty = pd.DataFrame(columns=["experiment", "trial"])
     return load.Results(empty, pd.DataFrame(rows), empty, ())
+
+
+def test_shorter_trainings_of_the_same_store_are_others() -> None:
+    long, quick = (results(octaves).measurements.assign(steps=steps) for octaves, steps in ((2, 120), (-2, 30)))
+    empty = pd.DataFrame(columns=["experiment", "trial"])
+    both = load.Results(empty, pd.concat([quick, long], ignore_index=True), empty, ())
+    pd.testing.assert_frame_equal(critical_batches(both), critical_batches(results(2)))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
@@ -9,6 +10,7 @@ from harness import studies
 from harness.config import Study, TrialConfig
 from harness.measure.lock_step import Setting
 from harness.recipes.micro_batch import windows
+from harness.results.arm_name import ArmName
 from harness.workloads.contrastive import losses
 from tests.small_corpus import config, corpus
 
@@ -50,6 +52,13 @@ def test_recall_is_that_of_a_loop_by_hand(arm: str, size: int, trial: TrialConfi
     assert found == pytest.approx(by_hand(trial, size), abs=1e-4)
     other = by_hand(trial, 3 if size == 12 else 12)
     assert found[1] != pytest.approx(other[1], abs=1e-4), "the size of a batch matters"
+
+
+@pytest.mark.parametrize("arm", ["full-1", "permuted-1", "momentum_bank@12-4", "small-4"])
+def test_a_method_alone_is_trained_as_beside_the_others(arm: str, trial: TrialConfig, rows: dict[str, studies.Row]) -> None:
+    [alone] = studies.run(dataclasses.replace(trial, trained_arm=arm), lambda step, rows: None)["measurements"]
+    beside = rows[ArmName.parse(arm).name]
+    assert repr({**alone, "seconds": 0}) == repr({**beside, "seconds": 0})  # repr: NaN is NaN
 
 
 def test_bytes_are_of_what_each_method_keeps(rows: dict[str, studies.Row]) -> None:
