@@ -268,8 +268,8 @@ CLAIMS = (
         expects=Ruling.refuted,
         rule=f"Of settings whose validation loss changes by at most {FLAT:.0%} over the last fifth: conditional when one of the "
         "two articles is right in some, a lower test loss of the full batch (S4), or a higher one with a larger gap to the "
-        "training loss at the same weights (S0); refuted when all settings lie within "
-        f"±{MARGIN:g} nats (TOST); else undecided. Bonferroni over settings.",
+        "training loss at the same weights (S0); refuted when no setting changes by "
+        f"more and all lie within ±{MARGIN:g} nats (TOST); else undecided. Bonferroni over settings.",
         decide=generalisation,
     ),
 )
