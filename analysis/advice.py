@@ -11,10 +11,11 @@ from functools import partial
 
 import pandas as pd
 
-from analysis import batch_norm, faults, optimizers
+from analysis import batch_norm, convergence, faults, optimizers, wastefulness
 from analysis.content import number, share
 from analysis.load import Results
 from analysis.question import made_of
+from analysis.wastefulness import Wasteful
 from harness.judge.cause import Cause
 from harness.results.cells import spread
 
@@ -233,6 +234,29 @@ def what_does_it_cost(results: Results) -> Advice | None:
     )
 
 
+def is_accumulating_wasteful(results: Results) -> Advice | None:
+    """Of the experiment on convergence: small batches of b beside N accumulated micro-batches of b, where any decides."""
+    rows = convergence.trainings(results.of("convergence"))
+    judged = convergence.judged(rows) if len(rows) else rows
+    found = wastefulness.instead_of_accumulating(rows, judged) if len(judged) else []
+    said = wastefulness.verdicts(found)
+    action = wastefulness.advice(found, said)
+    told = [
+        f"{one.name} ({one.setting[0]}, {one.setting[1]}): {wastefulness.times(one.costs['seconds'])}"
+        for one, verdict in zip(found, said, strict=True)
+        if verdict != Wasteful.undecided
+    ]
+    if not told:
+        return None
+    return Advice(
+        "Is accumulating wasteful on one device?",
+        wastefulness.counted(said),
+        f"Seconds to the same loss over those of accumulation at the same b, where decided: {'; '.join(told)}",
+        action[0].upper() + action[1:],
+        "convergence",
+    )
+
+
 def _accumulated(arms: pd.DataFrame) -> pd.DataFrame:
     return arms[arms["arm"] == "accumulated"]
 
@@ -247,4 +271,5 @@ ROWS: tuple[Callable[[Results], Advice | None], ...] = (
     does_half_precision_hold,
     is_my_trainer_right,
     what_does_it_cost,
+    is_accumulating_wasteful,
 )

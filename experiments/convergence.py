@@ -7,18 +7,15 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from analysis import convergence
+from analysis import convergence, wastefulness
 from analysis.content import Block, Picture, Section, Table, Text, estimated, number, plain
-from analysis.convergence import ARM, FLAT, FRACTIONS, LEVEL, LONGEST, NAMES, SETTING, Pair
+from analysis.convergence import ARM, FEWEST_SEEDS, FLAT, FRACTIONS, LEVEL, LONGEST, MARGIN, NAMES, SETTING, Pair
 from analysis.figures import convergence as figures
 from analysis.load import Results
 from analysis.optimizers import interval
 from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, over_settings, undecided
 from harness.config import TUNING_SEEDS
 from harness.judge import statistics
-
-MARGIN = 0.02  # nats of test loss: 2 % in likelihood
-FEWEST_SEEDS = 5  # that judge: fewer are shown, and compared without a verdict
 
 
 def arm_name(arm: object, num: object) -> str:
@@ -129,6 +126,36 @@ def _beside(one: convergence.Beside | None, is_tuned: bool) -> tuple[str, str, s
     differences = pd.Series(one.differences, dtype=float)
     verdict = str(one.verdict) if len(differences) >= FEWEST_SEEDS and is_tuned else "undecided"
     return interval(differences), number(one.margin), verdict, number(one.spread)
+
+
+def waste(material: Material) -> Section | None:
+    """Small batches of b in place of N accumulated micro-batches of b, and the advice."""
+    rows = convergence.trainings(material.results)
+    judged = convergence.judged(rows) if len(rows) else rows
+    found = wastefulness.instead_of_accumulating(rows, judged) if len(judged) else []
+    if not found:
+        return None
+    said = wastefulness.verdicts(found)
+    head = ("setting", "in place of N micro-batches of b", "n", "test loss less accumulation's", "samples to the last target",
+            "optimizer steps", "seconds", "seconds of the full batch", "accumulating is wasteful")  # fmt: skip
+    cells = tuple(
+        (setting_name(one.setting), one.name, str(len(one.loss)), interval(pd.Series(one.loss)),
+         *(wastefulness.times(one.costs[cost]) for cost in wastefulness.COSTS), wastefulness.times(one.full_seconds),
+         str(verdict))
+        for one, verdict in zip(found, said, strict=True)
+    )  # fmt: skip
+    text = (
+        "A step after every micro-batch of b, at its own learning rate, in place of one after N of them (arXiv 2507.07101). "
+        f"{wastefulness.counted(said)} Advice: {wastefulness.advice(found, said)}"
+    )
+    caption = (
+        "Paired by seed, means with 95% t intervals; costs over those of accumulation at the same b, geometric means of the "
+        "seeds in which both reach the target. Wasteful: fewer seconds, and a test loss that is not higher by "
+        f"{MARGIN:g} nats; not wasteful: more seconds, or a test loss higher by that (Bonferroni over the table); else "
+        f"undecided, as below {FEWEST_SEEDS} seeds, and where a rate is at an end of the grid or a seed misses the target. "
+        "Seconds are of this machine and these small models."
+    )
+    return Section("Is accumulating wasteful on one device?", (Text(text), Table(head, cells, caption)))
 
 
 def rates(material: Material) -> Section | None:
@@ -282,10 +309,11 @@ EXPERIMENT = Experiment(
     "the loss that they reach, and in samples, optimizer steps and seconds to get there?",
     prediction="Without BatchNorm the accumulated run is the full batch: its test loss is the same, and differs over seeds "
     "as the permuted full batch does. The small batch needs fewer samples and more optimizer steps to every "
-    "target, its curve is no rougher on the same samples, and it ends no worse.",
+    "target, its curve is no rougher on the same samples, and it ends no worse, after fewer seconds than accumulation at that b.",
     rule=f"Rates are tuned on seeds from {TUNING_SEEDS} on and a validation split, and judged on other seeds and the test "
     "split. Same means TOST within half the standard deviation of the full batch between seeds; different, a "
-    f"Holm-corrected paired test; anything else is undecided, as is all below {FEWEST_SEEDS} judging seeds.",
+    f"Holm-corrected paired test; anything else is undecided, as is all below {FEWEST_SEEDS} judging seeds. Accumulating is "
+    f"wasteful where the small batch takes fewer seconds to the last target and its test loss is not higher by {MARGIN:g} nats.",
     claims=CLAIMS,
-    sections=(curves, endings, rates),
+    sections=(curves, endings, waste, rates),
 )
