@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.content import Picture, Section, Table, Text, estimated, number
-from analysis.convergence import LONGEST, at_tuned_rate, longest
+from analysis.convergence import DETECTABLE, LONGEST, at_tuned_rate, longest
 from analysis.figures.contrastive import figure_bytes, figure_gradients, figure_peaks
 from analysis.question import Material
 from harness.config import TUNING_SEEDS
@@ -69,9 +69,14 @@ def by_seed(rows: pd.DataFrame, arm: str, num: int | None, column: str) -> pd.Se
 
 def difference(rows: pd.DataFrame, first: tuple[str, int | None], second: tuple[str, int | None]) -> tuple[Interval, int]:
     """Mean reciprocal rank of the first method less the second's, in points, paired by seed, and the number of pairs."""
-    a, b = (by_seed(rows, *one, "reciprocal_rank") for one in (first, second))
-    apart = (POINTS * (a - b)).dropna().tolist()
+    apart = differences(rows, first, second)
     return statistics.mean_interval(apart), len(apart)
+
+
+def differences(rows: pd.DataFrame, first: tuple[str, int | None], second: tuple[str, int | None]) -> list[float]:
+    """By seed."""
+    a, b = (by_seed(rows, *one, "reciprocal_rank") for one in (first, second))
+    return [float(value) for value in (POINTS * (a - b)).dropna()]
 
 
 def gradients_section(material: Material) -> Section | None:
@@ -223,16 +228,17 @@ def order_section(material: Material) -> Section | None:
         ]
         for low, high in pairs:
             apart, n = difference(rows, (high, num), (low, num))
+            least = statistics.detectable(differences(rows, (high, num), (low, num)))
             verdict = "reproduced" if apart.low > 0 else "reversed" if apart.high < 0 else "not told apart"
             cells.append(
                 (f"{words(low)} < {words(high)}", str(num), str(n), number(apart.estimate),
-                 f"{number(apart.low)} to {number(apart.high)}", verdict)
+                 f"{number(apart.low)} to {number(apart.high)}", number(least), verdict)
             )  # fmt: skip
-    head = ("published order", "N", "n", "points of reciprocal rank apart", "95% interval", "here")
+    head = ("published order", "N", "n", "points of reciprocal rank apart", "95% interval", "detectable", "here")
     caption = (
         "The order is that of Kim et al. 2024 (arXiv:2406.12356), which was read and not measured: dense retrievers that start "
         "from a pretrained encoder and move it slowly. Here towers start at random and move fast, so that a bank's "
-        "representations are older, in units of how far the weights have moved."
+        f"representations are older, in units of how far the weights have moved. {DETECTABLE}"
     )
     return Section("The published order", (Table(head, tuple(cells), caption),))
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import pandas as pd
 
 from analysis.content import Picture, Section, Table, Text, number
-from analysis.convergence import LEVEL, LONGEST, at_tuned_rate, longest
+from analysis.convergence import DETECTABLE, LEVEL, LONGEST, at_tuned_rate, longest
 from analysis.figures.batch_order import LABELS, figure_orders
 from analysis.load import Results
-from analysis.optimizers import interval
+from analysis.optimizers import interval, power
 from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, over_settings, undecided
 from harness.judge import statistics
 
@@ -87,7 +87,8 @@ def early_large_late_small(results: Results) -> ClaimResult:
         measured=worst[0],
         threshold=f"test loss of large-then-small less small-then-large: below 0 by {MARGIN:g} nats or not",
         n=sum(len(one.differences) for one in usable),
-        explanation=f"Test loss of large-then-small less small-then-large at equal samples, rates tuned for each: {shown}.",
+        explanation=f"Test loss of large-then-small less small-then-large at equal samples, rates tuned for each: {shown}. "
+        f"{power(max((one.differences for one in usable), key=statistics.detectable))}",
     )
 
 
@@ -110,7 +111,8 @@ def orders(material: Material) -> Section | None:
     rows = judged(material.results)
     if rows.empty:
         return None
-    head = ("setting", "order", "n", "rate", "inside the grid", "test loss", "less small throughout", "validation loss at half")
+    head = ("setting", "order", "n", "rate", "inside the grid", "test loss", "less small throughout", "detectable",
+            "validation loss at half")  # fmt: skip
     cells = []
     for key, own in rows.groupby(SETTING):
         small = own[own["arm"] == "small"].set_index("seed")["test_loss"]
@@ -121,7 +123,8 @@ def orders(material: Material) -> Section | None:
                 difference = one["test_loss"] - small.reindex(one["seed"]).to_numpy()
                 cells.append((name, label[0], str(len(one)), number(float(one["lr"].iloc[0])),
                               "yes" if one["interior"].all() else "no: an end", number(one["test_loss"].mean()),
-                              interval(difference.dropna()), number(one["switch_loss"].mean())))  # fmt: skip
+                              interval(difference.dropna()), number(statistics.detectable(difference.dropna().tolist())),
+                              number(one["switch_loss"].mean())))  # fmt: skip
     advice = Text(
         f"{_finding(contrasts(rows))} {_advice(contrasts(rows))} Small batches take the rate over N, under Adam over sqrt(N): "
         "the one rate that is tuned for an order is that of its large batches. These tasks are small and their trainings short: "
@@ -133,7 +136,7 @@ def orders(material: Material) -> Section | None:
         "Test loss of the four orders of batch sizes at equal samples, by seed.",
         "Test loss at equal samples, each order at its tuned rate; a mark is a judging seed, bars are means.",
     )
-    table = Table(head, tuple(cells), f"Means; paired 95% t intervals. {LONGEST}")
+    table = Table(head, tuple(cells), f"Means; paired 95% t intervals. {DETECTABLE} {LONGEST}")
     return Section("Small first or large first", (advice, picture, table))
 
 

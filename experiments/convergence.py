@@ -9,7 +9,7 @@ import pandas as pd
 
 from analysis import convergence, wastefulness
 from analysis.content import Block, Picture, Section, Table, Text, estimated, number, plain
-from analysis.convergence import ARM, FEWEST_SEEDS, FLAT, FRACTIONS, LEVEL, LONGEST, MARGIN, NAMES, SETTING, Pair
+from analysis.convergence import ARM, DETECTABLE, FEWEST_SEEDS, FLAT, FRACTIONS, LEVEL, LONGEST, MARGIN, NAMES, SETTING, Pair
 from analysis.figures import convergence as figures
 from analysis.load import Results
 from analysis.optimizers import interval
@@ -86,8 +86,8 @@ def endings(material: Material) -> Section | None:
     if judged.empty:
         return None
     beside = {one.key: one for one in convergence.beside_full(judged)}
-    head = ("setting", "arm", "n", "rate", "inside the grid", "test loss", "less the full batch's", "margin", "verdict",
-            "spread over the null's", "with recalibrated BatchNorm",
+    head = ("setting", "arm", "n", "rate", "inside the grid", "test loss", "less the full batch's", "detectable", "margin",
+            "verdict", "spread over the null's", "with recalibrated BatchNorm",
             "gap to the probe loss", "mean loss over samples", "plateau: probe loss", "validation loss")  # fmt: skip
     cells = []
     for key, own in judged.groupby([*SETTING, *ARM]):
@@ -110,7 +110,8 @@ def endings(material: Material) -> Section | None:
         "fall on after the validation loss has ended to. Where neither is flat, losses are those after these samples. "
         f"{LONGEST}"
     )
-    return Section("Where trainings end", (text, Table(head, tuple(cells), "Means over the judging seeds; nats per loss term.")))
+    table = Table(head, tuple(cells), f"Means over the judging seeds; nats per loss term. {DETECTABLE}")
+    return Section("Where trainings end", (text, table))
 
 
 def _is_tuned(judged: pd.DataFrame, key: tuple[object, ...]) -> bool:
@@ -120,12 +121,12 @@ def _is_tuned(judged: pd.DataFrame, key: tuple[object, ...]) -> bool:
     return bool(judged.loc[here & (arm | (judged["arm"] == "full")), "interior"].all())
 
 
-def _beside(one: convergence.Beside | None, is_tuned: bool) -> tuple[str, str, str, str]:
+def _beside(one: convergence.Beside | None, is_tuned: bool) -> tuple[str, ...]:
     if one is None:
-        return "-", "-", "-", "-"
+        return ("-",) * 5
     differences = pd.Series(one.differences, dtype=float)
     verdict = str(one.verdict) if len(differences) >= FEWEST_SEEDS and is_tuned else "undecided"
-    return interval(differences), number(one.margin), verdict, number(one.spread)
+    return interval(differences), number(statistics.detectable(one.differences)), number(one.margin), verdict, number(one.spread)
 
 
 def waste(material: Material) -> Section | None:
@@ -136,10 +137,12 @@ def waste(material: Material) -> Section | None:
     if not found:
         return None
     said = wastefulness.verdicts(found)
-    head = ("setting", "in place of N micro-batches of b", "n", "test loss less accumulation's", "samples to the last target",
+    head = ("setting", "in place of N micro-batches of b", "n", "test loss less accumulation's", "detectable",
+            "samples to the last target",
             "optimizer steps", "seconds", "seconds of the full batch", "accumulating is wasteful")  # fmt: skip
     cells = tuple(
         (setting_name(one.setting), one.name, str(len(one.loss)), interval(pd.Series(one.loss)),
+         number(statistics.detectable(one.loss)),
          *(wastefulness.times(one.costs[cost]) for cost in wastefulness.COSTS), wastefulness.times(one.full_seconds),
          str(verdict))
         for one, verdict in zip(found, said, strict=True)
@@ -153,7 +156,7 @@ def waste(material: Material) -> Section | None:
         "seeds in which both reach the target. Wasteful: fewer seconds, and a test loss that is not higher by "
         f"{MARGIN:g} nats; not wasteful: more seconds, or a test loss higher by that (Bonferroni over the table); else "
         f"undecided, as below {FEWEST_SEEDS} seeds, and where a rate is at an end of the grid or a seed misses the target. "
-        "Seconds are of this machine and these small models."
+        f"Seconds are of this machine and these small models. {DETECTABLE}"
     )
     return Section("Is accumulating wasteful on one device?", (Text(text), Table(head, cells, caption)))
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from analysis.content import Picture, Section, Table, Text, number
-from analysis.convergence import LEVEL, LONGEST, longest
+from analysis.convergence import DETECTABLE, LEVEL, LONGEST, longest
 from analysis.figures.critical_batch import figure_critical
 from analysis.load import Results
 from analysis.optimizers import interval
@@ -120,7 +120,8 @@ def along(material: Material) -> Section | None:
         return None
     found = growths(rows)
     words = " ".join(
-        f"{one.name}: {one.verdict} ({interval(pd.Series(one.octaves, dtype=float))} octaves, n = {len(one.octaves)})."
+        f"{one.name}: {one.verdict} ({interval(pd.Series(one.octaves, dtype=float))} octaves, n = {len(one.octaves)}; "
+        f"detectable {number(statistics.detectable(one.octaves))})."
         for one in found
     )
     head = ("setting", "samples before", "loss there", "n", "critical batch (median)", "at the largest batch tried", "rate",
@@ -143,7 +144,7 @@ def along(material: Material) -> Section | None:
         f"Largest batch whose branch ends within {TOLERANCE:.0%} of the smallest batch's loss; a line is a judging seed; a "
         "triangle is a lower bound.",
     )
-    table = Table(head, tuple(cells), f"Over the judging seeds; nats per loss term. {LONGEST}")
+    table = Table(head, tuple(cells), f"Over the judging seeds; nats per loss term. {DETECTABLE} {LONGEST}")
     return Section("Along a training", (text, picture, table))
 
 

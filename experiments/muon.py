@@ -5,11 +5,12 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis.content import Picture, Section, Table, Text, number, yes_or_no
+from analysis.convergence import DETECTABLE
 from analysis.figures.muon import LABELS, figure_muon
 from analysis.load import Results
 from analysis.optimizers import interval
 from analysis.question import Experiment, Material
-from harness.judge.statistics import ratio_of_means
+from harness.judge.statistics import detectable, ratio_of_means
 
 RATIO = 2.0  # of rounding, as in L1
 ANOTHER = 0.1  # relative error of the update that makes another update: some thirty roundings of bfloat16
@@ -97,15 +98,16 @@ def trained(material: Material) -> Section | None:
     if rows.empty:
         return None
     full = rows[rows["arm"] == "full"].set_index("trial")["held_out_loss"]
-    head = ("workload", "way", "N", "format", "n", "held-out loss", "less the full batch's")
+    head = ("workload", "way", "N", "format", "n", "held-out loss", "less the full batch's", "detectable")
     cells = tuple(
         (str(workload), LABELS.get(str(arm), ("full batch",))[0], str(num), str(precision), str(len(own)),
-         number(own["held_out_loss"].mean()), interval(own["held_out_loss"] - full.loc[own["trial"]].to_numpy()))
+         number(own["held_out_loss"].mean()), interval(own["held_out_loss"] - full.loc[own["trial"]].to_numpy()),
+         number(detectable((own["held_out_loss"] - full.loc[own["trial"]].to_numpy()).tolist())))
         for (workload, arm, num, precision), own in rows.groupby(["workload", "arm", "accumulation_steps", "precision"])
     )  # fmt: skip
     caption = (
         "At one learning rate and number of windows: a shorter step might catch up at a larger one, which is not measured. Means "
-        "and paired 95% t intervals over seeds, not corrected."
+        f"and paired 95% t intervals over seeds, not corrected. {DETECTABLE}"
     )
     return Section("After a training", (Table(head, cells, caption),))
 

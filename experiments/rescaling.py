@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.content import Picture, Section, Table, Text, number
-from analysis.convergence import LEVEL
+from analysis.convergence import DETECTABLE, LEVEL
 from analysis.figures.rescaling import figure_rescaling
 from analysis.load import Results
 from analysis.optimizers import interval
@@ -126,7 +126,8 @@ def rescaled_alone(material: Material) -> Section | None:
         "Difference to the large batch with everything copied, in logarithms of a loss, with its 95 % interval; dots are seeds; "
         f"left of 0 is better. The band is ±{MARGIN:g}.",
     )
-    return Section("One thing rescaled at a time", (text, picture, Table(head, cells, "Differences in logarithms of a loss.")))
+    table = Table(head, cells, f"Differences in logarithms of a loss. {DETECTABLE}")
+    return Section("One thing rescaled at a time", (text, picture, table))
 
 
 def named(setting: tuple[Hashable, ...]) -> str:
