@@ -119,7 +119,7 @@ def costs_accuracy(results: Results) -> ClaimResult:
     rest = "" if settled else f" {int((~harmed & ~spared).sum())} of {len(cells)} cells are settled neither way."
     return ClaimResult(
         verdict=verdict,
-        condition=f"for {_cells(cells[harmed])}; not for {_cells(cells[spared])}" if verdict == Ruling.conditional else "",
+        condition=_fates(cells, harmed, spared) if verdict == Ruling.conditional else "",
         measured=float(cells["mean"].max()),
         threshold=f"points of held-out error above 0 (Holm) in every cell: confirmed; within {MARGIN:g} (TOST) in every: refuted",
         n=n,
@@ -154,9 +154,18 @@ def _cells(cells: pd.DataFrame) -> str:
     return " and ".join(parts)
 
 
+def _fates(cells: pd.DataFrame, harmed: pd.Series[bool], spared: pd.Series[bool]) -> str:
+    """The condition: b that cost accuracy at some N, b that cost none at any N, and b of which some N is settled neither way."""
+    by = [cells["model"], cells["b"]]
+    costs, free = harmed.groupby(by).transform("any"), spared.groupby(by).transform("all")
+    told = {"for": cells[costs], "not for": cells[free], "undecided for": cells[~costs & ~free]}
+    return "; ".join(f"{word} {_cells(own)}" for word, own in told.items() if len(own))
+
+
 def _by_b(cells: pd.DataFrame) -> str:
-    """The costs of each model at each b, over its N."""
-    return "; ".join(f"{model} b = {b}: {spread(own['mean'])}" for (model, b), own in cells.groupby(["model", "b"]))
+    """The costs of each model at each b, over its N, to hundredths: an image is 0.3 points, and sums of zeros are not quite 0."""
+    costs = cells.assign(mean=cells["mean"].round(2) + 0.0)
+    return "; ".join(f"{model} b = {b}: {spread(own['mean'])}" for (model, b), own in costs.groupby(["model", "b"]))
 
 
 CLAIMS = (

@@ -34,11 +34,14 @@ def falls_four_times(results: Results) -> ClaimResult:
         return undecided("It takes trials with N = 4.", 0)
     whole, part = factors >= 4 * (1 - CLOSE), activations >= 4 * (1 - CLOSE)
     verdict = Ruling.confirmed if whole.all() else Ruling.conditional if part.all() or whole.any() else Ruling.refuted
+    where = (
+        f"in {share(int(whole.sum()), len(whole))} trials"
+        if whole.any()
+        else "of activations alone, as S0's bracket says; memory as a whole falls less"
+    )
     return ClaimResult(
         verdict=verdict,
-        condition="of activations alone, as S0's bracket says; memory as a whole falls less"
-        if verdict == Ruling.conditional
-        else "",
+        condition=where if verdict == Ruling.conditional else "",
         measured=float(factors.median()),
         threshold="4 within 2%",
         n=len(factors),
@@ -76,6 +79,8 @@ def models_become_larger(results: Results) -> ClaimResult:
     best = found.groupby("family")["larger"].max()
     reached = best >= LARGER
     verdict = Ruling.confirmed if reached.all() else Ruling.conditional if reached.any() else Ruling.refuted
+    first = found[found["larger"] >= LARGER].groupby("family")["accumulation_steps"].min()
+    where = ", ".join(f"{family} from N = {num:g}" for family, num in first.items())
     found["told"] = [f"{times:.1f}" if times else "none" for times in found["larger"]]
     words = "; ".join(
         f"{family}: {', '.join(f'{row.told} at N = {row.accumulation_steps:g}' for row in own.itertuples())}"
@@ -83,7 +88,7 @@ def models_become_larger(results: Results) -> ClaimResult:
     )
     return ClaimResult(
         verdict=verdict,
-        condition="where activations are most of the memory" if verdict == Ruling.conditional else "",
+        condition=f"for {where}; not for {', '.join(best.index[~reached])}" if verdict == Ruling.conditional else "",
         measured=float(best.max()),
         threshold=f"largest model state within the full batch's memory, over the smallest model's: {LARGER:g} or more",
         n=len(rows),
@@ -145,10 +150,12 @@ def cost_in_time(results: Results) -> ClaimResult:
     alone = [text for text, count in right.items() if count == len(every)]
     verdict = Ruling.confirmed if alone else Ruling.conditional if any(right.values()) else Ruling.refuted
     ranges = "; ".join(f"{text} in {share(right[text], len(every))}{_at(cells, size)}" for text, cells in says.items())
+    somewhere = ", ".join(f"{text}{_at(cells, size)}" for text, cells in says.items() if len(cells))
+    nowhere = ", ".join(text for text, count in right.items() if not count)
     largest = cost[nums[-1]]
     return ClaimResult(
         verdict=verdict,
-        condition="on how far b fills the device: each text is right for some b" if verdict == Ruling.conditional else "",
+        condition=f"by b and device: {somewhere}{nowhere and f'; {nowhere} at none'}" if verdict == Ruling.conditional else "",
         measured=float(largest.median()),
         threshold=f"≤ {1 + NEGLIGIBLE:g} (S0), ≤ {SLIGHTLY:g} (S4), N within {N_TIMES:.0%} (S3); outside all of them: refuted",
         n=len(every),

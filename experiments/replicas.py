@@ -78,7 +78,7 @@ def communication(results: Results) -> ClaimResult:
     ratios = wire_ratios(rows)
     by_n = (ratios["every"] == ratios["accumulation_steps"]).all()
     nothing = (ratios["true_batch"] == 1).all()
-    numbers = ", ".join(str(n) for n in sorted(set(ratios["accumulation_steps"])))
+    numbers = ", ".join(f"{n:g}" for n in sorted(set(ratios["accumulation_steps"])))
     return ClaimResult(
         verdict=Ruling.confirmed
         if (ratios["true_batch"] >= 4).all()

@@ -105,6 +105,15 @@ def test_rule_of_b4(small: Mapping[int, float], large: Mapping[int, float], verd
     assert costs_accuracy(two_batches(small, large)).verdict == verdict
 
 
+def test_the_condition_of_b4_calls_a_b_free_only_where_every_n_is() -> None:
+    made = two_batches({32: 3.0, 8: 3.0, 2: 30.0}, {128: 3.0, 8: 3.0, 2: 30.0})
+    assert costs_accuracy(made).condition == "for mlp at b = 2; not for mlp at b = 8"
+    rows = made.measurements
+    scattered = (rows["micro_batch"] == 8) & (rows["effective_batch"] == 128)  # N = 16: neither within a point nor beyond chance
+    rows.loc[scattered, "held_out_accuracy"] += 0.02 * (rows.loc[scattered, "seed"] - 2.5) / 2.5
+    assert costs_accuracy(made).condition == "for mlp at b = 2; undecided for mlp at b = 8"
+
+
 def test_b4_counts_batch_norm_alone() -> None:
     both = results()
     alone = dataclasses.replace(both, measurements=both.measurements[both.measurements["norm"] == "batch"])

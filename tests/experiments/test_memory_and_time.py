@@ -56,6 +56,14 @@ def test_rulings(given: Results, fell: dict[str, str]) -> None:
     assert {name: rules[name](given).verdict for name in fell} == fell
 
 
+def test_conditions_say_what_the_rows_do() -> None:
+    found = {claim.id: claim.decide(results(6400, 1000, LINEAR, larger=(30_000,))) for claim in memory_and_time.CLAIMS}
+    assert found["D1"].condition == "of activations alone, as S0's bracket says; memory as a whole falls less"
+    assert found["D4"].condition == "for digits conv sgd from N = 4; not for digits mlp sgd"
+    assert found["D6"].condition == "by b and device: N times (S3) (b = 16); negligible (S0), slightly slower (S4) at none"
+    assert found["G4"].condition == "while the static part and the smallest micro-batch's activations fit"
+
+
 def test_the_largest_model_is_one_that_was_measured_within_the_budget() -> None:
     found = memory_and_time.largest_models(results(6400, 1000, FLAT, larger=(12_800, 30_000, 70_000)).measurements)
     conv = found[found["family"].str.contains("conv")].set_index("accumulation_steps")["larger"]
