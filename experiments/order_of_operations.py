@@ -100,7 +100,7 @@ def clip_afterwards(results: Results) -> ClaimResult:
     return dataclasses.replace(
         found,
         verdict=verdict,
-        condition="where clipping takes away more than a trifle" if verdict == Ruling.conditional else "",
+        condition=_where_it_matters(wrong["algebra_error"], matters) if verdict == Ruling.conditional else "",
         measured=float(ends.min()),
         threshold=f"weights at the end, off by more than {NOTICEABLE:g} of the distance travelled in every other arm",
         n=len(wrong),
@@ -109,6 +109,14 @@ def clip_afterwards(results: Results) -> ClaimResult:
         f"{share(int(matters.sum()), len(matters))} arms. "
         "That it is critical for stability is not tested.",
     )
+
+
+def _where_it_matters(gradients: pd.Series[float], matters: pd.Series[bool]) -> str:
+    """By how far the gradient is off, where that parts the arms that matter from the others; else how many do."""
+    least, most = float(gradients[matters].min()), float(gradients[~matters].max())
+    if least <= most:
+        return f"in {share(int(matters.sum()), len(matters))} arms"
+    return f"where the gradient is off by {number(least)} or more; not where by {number(most)} or less"
 
 
 def threshold(results: Results) -> ClaimResult:
