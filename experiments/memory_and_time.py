@@ -149,13 +149,13 @@ def cost_in_time(results: Results) -> ClaimResult:
     right = {text: len(cells) for text, cells in says.items()}
     alone = [text for text, count in right.items() if count == len(every)]
     verdict = Ruling.confirmed if alone else Ruling.conditional if any(right.values()) else Ruling.refuted
-    ranges = "; ".join(f"{text} in {share(right[text], len(every))}{_at(cells, size)}" for text, cells in says.items())
-    somewhere = ", ".join(f"{text}{_at(cells, size)}" for text, cells in says.items() if len(cells))
-    nowhere = ", ".join(text for text, count in right.items() if not count)
+    places = {text: _at(cells, size) for text, cells in says.items()}
+    ranges = "; ".join(f"{text} in {share(right[text], len(every))} (at {place})" for text, place in places.items())
+    where = "; ".join(f"{text} at {place}" for text, place in places.items())
     largest = cost[nums[-1]]
     return ClaimResult(
         verdict=verdict,
-        condition=f"by b and device: {somewhere}{nowhere and f'; {nowhere} at none'}" if verdict == Ruling.conditional else "",
+        condition=f"on b and the device: {where}" if verdict == Ruling.conditional else "",
         measured=float(largest.median()),
         threshold=f"≤ {1 + NEGLIGIBLE:g} (S0), ≤ {SLIGHTLY:g} (S4), N within {N_TIMES:.0%} (S3); outside all of them: refuted",
         n=len(every),
@@ -169,7 +169,7 @@ def cost_in_time(results: Results) -> ClaimResult:
 def _at(cells: pd.DataFrame, size: int) -> str:
     """The micro-batches at which a text is right."""
     found = sorted({round(size / num) for num in cells["num"]})
-    return f" (b = {', '.join(map(str, found))})" if found else ""
+    return f"b = {', '.join(map(str, found))}" if found else "no b"
 
 
 CLAIMS = (

@@ -60,7 +60,8 @@ def test_conditions_say_what_the_rows_do() -> None:
     found = {claim.id: claim.decide(results(6400, 1000, LINEAR, larger=(30_000,))) for claim in memory_and_time.CLAIMS}
     assert found["D1"].condition == "of activations alone, as S0's bracket says; memory as a whole falls less"
     assert found["D4"].condition == "for digits conv sgd from N = 4; not for digits mlp sgd"
-    assert found["D6"].condition == "by b and device: N times (S3) (b = 16); negligible (S0), slightly slower (S4) at none"
+    texts = "negligible (S0) at no b; slightly slower (S4) at no b; N times (S3) at b = 16"
+    assert found["D6"].condition == f"on b and the device: {texts}"
     assert found["G4"].condition == "while the static part and the smallest micro-batch's activations fit"
 
 
