@@ -1,25 +1,35 @@
-"""Stale findings fail: the quick grid of every experiment at seed 0 does not contradict the stored verdicts, row by row."""
+"""Stale findings fail.
+
+The stored table is what today's rules say of the trials that are stored with it, and the quick grid of every experiment at seed 0
+does not contradict it, row by row.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
+import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from analysis import ledger, load
+from analysis import ledger, load, tables
 from analysis.question import Ruling, registered
 
 ROOT = Path(__file__).parents[1]
+FINDINGS = ROOT / "docs" / "findings"
 EXACT = (Ruling.confirmed, Ruling.refuted, Ruling.conditional)
 AUDITED = "released_trainers"
 
 
 def stored() -> pd.DataFrame:
     """The newest stored `claims.csv` that has this ledger's columns."""
-    found = [pd.read_csv(path, keep_default_na=False) for path in sorted((ROOT / "docs" / "findings").glob("*/claims.csv"))]
+    found = [pd.read_csv(path, keep_default_na=False) for path in sorted(FINDINGS.glob("*/claims.csv"))]
     with_rules = [table for table in found if set(ledger.COLUMNS) <= set(table)]
     if not with_rules:
         pytest.skip("docs/findings holds no claims.csv with this ledger's columns yet")
@@ -55,3 +65,39 @@ def test_a_verdict_that_turned_is_found_and_one_left_open_is_not() -> None:
         "A1: stored refuted, now confirmed: Because.",
         "B4: stored conditional, now confirmed: Because.",
     ]
+
+
+@pytest.fixture(scope="module")
+def kept_trials(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of the trials that are kept beside the newest table, and of the records of audits."""
+    archive = max(FINDINGS.glob("*/trials.tar.xz"))
+    folder = tmp_path_factory.mktemp("kept")
+    with tarfile.open(archive) as file:
+        file.extractall(folder, filter="data")
+    shutil.copytree(FINDINGS / "audits", folder / "audits")
+    return folder
+
+
+def test_the_table_is_what_the_rules_say_of_the_trials_kept_beside_it(kept_trials: Path) -> None:
+    results = load.read(kept_trials)
+    now = _by_id(tables.to_csv(ledger.table(results)).decode())
+    kept = _by_id(max(FINDINGS.glob("*/claims.csv")).read_text())
+    decided = [id for id, row in now.items() if row["experiment"] and {*row["experiment"].split(", ")} <= {*results.experiments}]
+    assert decided
+    for id in decided:
+        measured = [float(row.pop("measured") or "nan") for row in (kept[id], now[id])]
+        assert kept[id] == now[id]
+        assert measured[0] == pytest.approx(
+            measured[1], rel=1e-9, nan_ok=True
+        )  # another version of a library may round otherwise
+
+
+def test_the_trials_that_are_kept_are_of_commits_that_the_page_names(kept_trials: Path) -> None:
+    said = (FINDINGS / "README.md").read_text()
+    for path in kept_trials.glob("*/*/trial.json"):
+        environment = json.loads(path.read_bytes())["environment"]
+        assert environment["commit"][:7] in said, path
+
+
+def _by_id(table: str) -> dict[str, dict[str, str]]:
+    return {row["id"]: row for row in csv.DictReader(io.StringIO(table))}
