@@ -71,12 +71,13 @@ def and_with_batch_norm(results: Results) -> Advice | None:
         f"B = {row['effective_batch']})"
         for row in lost.to_dict("records")
     ]
-    costly = lost[lost["low"] > 0]["b"]
+    costly = lost[lost["costs"]]["b"]
     return Advice(
         "And with BatchNorm, at my b?",
         "It is another computation, however small the loss of accuracy",
-        "Held-out error above the large batch's, where it is largest: " + "; ".join(cells),
-        f"Up to b = {costly.max()} try norm=as_is,group on your model. Of a trained one the statistics can be frozen."
+        "Held-out error above the large batch's, where it is largest (95% intervals): " + "; ".join(cells),
+        f"It costs accuracy up to b = {costly.max()} (t tests, Holm over all models and B): there try norm=as_is,group on your "
+        "model. Of a trained one the statistics can be frozen."
         if len(costly)
         else "No loss was shown at these b; GroupNorm avoids the question.",
         "batchnorm" if "batchnorm" in results.experiments else "groupnorm",
@@ -84,18 +85,18 @@ def and_with_batch_norm(results: Results) -> Advice | None:
 
 
 def batch_norm_losses(results: Results) -> pd.DataFrame:
-    """For each b the model and B that lose most against their large batch: `mean`, `low`, `high` in points, over n seeds."""
+    """For each b the model and B that lose most against their large batch: `mean`, `low`, `high` in points, over n seeds.
+
+    `costs`: whether some model and B loses at that b for certain, Holm-corrected over all.
+    """
     parts = [batch_norm.trained(results.of(name)) for name in ("batchnorm", "groupnorm")]
     rows = pd.concat([part for part in parts if len(part)]) if any(map(len, parts)) else pd.DataFrame()
-    if rows.empty:
-        return rows
-    rows = rows[rows["norm"] == "batch"].drop_duplicates(["trial", "arm", "accumulation_steps"])
-    cells = batch_norm.against_full(rows, POINT)
-    return (
-        cells
-        if cells.empty
-        else cells.loc[cells.groupby("b")["mean"].idxmax(), ["b", "model", "effective_batch", "mean", "low", "high", "n"]]
-    )
+    cells = batch_norm.against_full(rows[rows["norm"] == "batch"], POINT) if len(rows) else rows
+    if cells.empty:
+        return cells
+    certain = cells[(cells["p_holm"] < batch_norm.LEVEL) & (cells["mean"] > 0)]["b"]
+    most = cells.loc[cells.groupby("b")["mean"].idxmax(), ["b", "model", "effective_batch", "mean", "low", "high", "n"]]
+    return most.assign(costs=most["b"].isin(certain))
 
 
 def is_group_norm_better(results: Results) -> Advice | None:

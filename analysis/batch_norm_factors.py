@@ -11,8 +11,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.batch_norm import MARGIN, remedied
-from analysis.batch_norm_sections import LEVEL, named, points
+from analysis.batch_norm import LEVEL, MARGIN, remedied
+from analysis.batch_norm_sections import named, points
 from analysis.content import Section, Table, Text, number
 from analysis.load import Results
 from analysis.question import Material

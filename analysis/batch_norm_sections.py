@@ -10,6 +10,7 @@ import pandas as pd
 from analysis.batch_norm import (
     DEFAULT_MOMENTUM,
     EXACT,
+    LEVEL,
     MARGIN,
     REMEDIED,
     WU_HE,
@@ -26,7 +27,6 @@ from analysis.figures import batch_norm as figures
 from analysis.question import Material
 from harness.judge import statistics
 
-LEVEL = 0.05
 WORDS = {
     "accumulated": "none",
     "corrected_momentum": "momentum 1 - (1 - m)^(1/N)",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis import batch_norm_sections as shown
-from analysis.batch_norm import MARGIN, against_full, exact_rows, expected_momentum, trained
+from analysis.batch_norm import LEVEL, MARGIN, against_full, exact_rows, expected_momentum, trained
 from analysis.batch_norm_factors import b_and_n, factors, in_words
 from analysis.batch_norm_remedies import which_remedy
 from analysis.content import Section, Table, number
@@ -14,7 +14,6 @@ from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, 
 from harness.judge.gates import ALGEBRA_GATE
 from harness.results.cells import spread
 
-LEVEL = 0.05
 GATE = f"≤ {ALGEBRA_GATE:.0e}"
 APART = 1e-3  # relative error of another gradient: nine decades above the gate, well below what one norm layer does (4 %)
 # The samples of a micro-batch of 2 can have nearly the same value, and BatchNorm then magnifies their last bits. By how much is

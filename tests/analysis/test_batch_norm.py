@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from analysis.advice import and_with_batch_norm, batch_norm_losses
 from analysis.batch_norm import against_full, between_norms, error_cells, fixed_batch, growing_batch, trained
 from analysis.batch_norm_sections import _shape
 from analysis.load import Results
@@ -29,6 +30,29 @@ def test_costs_are_paired_with_the_full_batch_of_the_same_trial() -> None:
         "the permuted full batch moves the loss by 1e-6"
     )
     assert len(table) == 8 and len(error_cells(rows)) == 10
+
+
+def test_a_training_that_two_grids_hold_counts_once() -> None:
+    rows = trained(two_batches(BATCH, LARGE))
+    twice = pd.concat([rows, rows.assign(trial=rows["trial"] + "-again")], ignore_index=True)
+    for table in (lambda given: against_full(given, 1.0), error_cells):
+        pd.testing.assert_frame_equal(table(twice), table(rows))
+
+
+def test_advice_calls_a_b_costly_only_after_holm() -> None:
+    many = dict.fromkeys((32, 16, 8, 4), 3.0) | {2: 30.0}
+    made = two_batches(many, {128: 3.0} | {b: error for b, error in many.items() if b < 32})
+    rows = made.measurements
+    chosen = (rows["effective_batch"] == 128) & (rows["micro_batch"] == 8)
+    full = rows[(rows["effective_batch"] == 128) & (rows["arm"] == "full")].set_index("seed")["held_out_accuracy"]
+    lost = 0.001 * np.array([1.0, 2.0, 3.0, 4.0, 5.0, -1.0])  # p = 0.04 alone, and not among eight
+    rows.loc[chosen, "held_out_accuracy"] = [full[seed] - lost[seed] for seed in rows.loc[chosen, "seed"]]
+    empty = pd.DataFrame({"experiment": []})
+    made = Results(empty, rows, empty, ())
+    told = batch_norm_losses(made).set_index("b")
+    assert told.loc[8, "low"] > 0 and not told.loc[8, "costs"] and told.loc[2, "costs"]
+    advice = and_with_batch_norm(made)
+    assert advice is not None and advice.action.startswith("It costs accuracy up to b = 2 ")
 
 
 def test_what_is_lost_in_the_weights_alone() -> None:
