@@ -237,4 +237,7 @@ def interval(values: pd.Series[float]) -> str:
     """Mean and 95 % Student t interval, in words."""
     finite = np.asarray(values, dtype=float)
     one = statistics.mean_interval(list(finite))
-    return number(one.estimate) if math.isnan(one.low) else f"{one.estimate:.3f} ({one.low:.3f} to {one.high:.3f})"
+    if math.isnan(one.low):
+        return number(one.estimate)
+    middle, low, high = (round(value, 3) + 0.0 for value in (one.estimate, one.low, one.high))  # no "-0.000"
+    return f"{middle:.3f} ({low:.3f} to {high:.3f})"
