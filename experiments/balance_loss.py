@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import pandas as pd
 
-from analysis.content import Picture, Section, Table, Text, number, yes_or_no
+from analysis.content import Picture, Section, Table, Text, number, share, yes_or_no
 from analysis.convergence import longest
 from analysis.figures.balance import LABELS, figure_balance
 from analysis.load import Results
@@ -34,39 +33,41 @@ def finding(rows: pd.DataFrame) -> str:
     another = identity <= ALGEBRA_GATE and own.min() >= APART
     exact = passes.max() <= ALGEBRA_GATE
     nearer = _nearer(rows)
-    buffer = "at every N" if all(nearer.values()) else "at no N" if not any(nearer.values()) else "at some N"
     return (
         f"Another loss per micro-batch: {yes_or_no(bool(another))} (formula to {number(identity)}, gradient off by "
         f"{number(own.min())} to {number(own.max())}). "
         f"Two passes exact: {yes_or_no(bool(exact))} (to {number(passes.max())}). "
-        f"Buffered counts nearer than none, in the median over seeds on every task: {buffer}."
+        f"Buffered counts nearer than none, in the median over seeds: {share(int(nearer.sum()), len(nearer))} tasks and N."
     )
 
 
 def advice(rows: pd.DataFrame) -> str:
     """What the numbers advise."""
     exact = bool(rows.loc[rows["arm"] == "two_passes", "gradient_error"].max() <= ALGEBRA_GATE)
-    helps, harms = ([num for num, is_nearer in _nearer(rows).items() if is_nearer == wanted] for wanted in (True, False))
+    nearer = _nearer(rows)
     passes = (
         "route the whole window first, without gradients, and give every micro-batch the window's counts: it costs one forward "
         "of the router and the layers below it, and the gradient is the large batch's."
         if exact
         else "two passes did not bring the large batch's gradient back here: look for what the second forward does otherwise."
     )
-    buffers = [f"nearer to it at N = {_words(helps)}"] * bool(helps) + [f"not nearer at N = {_words(harms)}"] * bool(harms)
-    noise = " They are noisy for the first micro-batches, and these errors do not cancel." if harms else ""
-    return f"Advice: {passes} Counts that are buffered from the window's beginning are {', '.join(buffers)}.{noise}"
+    told = {"nearer to it": nearer[nearer], "not nearer": nearer[~nearer]}
+    buffers = "; ".join(f"{word} {_where(own)}" for word, own in told.items() if len(own))
+    noise = "" if nearer.all() else " They are noisy for the first micro-batches, and these errors do not cancel."
+    return f"Advice: {passes} Counts that are buffered from the window's beginning are {buffers}.{noise}"
 
 
-def _nearer(rows: pd.DataFrame) -> dict[int, bool]:
-    """By N: whether buffered counts have a smaller median error than none on every task."""
-    middle = rows.groupby(["arm", "accumulation_steps", "workload"])["gradient_error"].median()
-    nearer = middle["buffered_counts"] < middle["per_micro_batch"]
-    return {int(str(num)): bool(own.all()) for num, own in nearer.groupby("accumulation_steps")}
+def _nearer(rows: pd.DataFrame) -> pd.Series[bool]:
+    """By task and N: whether buffered counts have a smaller median error than none."""
+    middle = rows.groupby(["arm", "workload", "accumulation_steps"])["gradient_error"].median()
+    nearer: pd.Series[bool] = middle["buffered_counts"] < middle["per_micro_batch"]
+    return nearer
 
 
-def _words(nums: Sequence[int]) -> str:
-    return ", ".join(map(str, nums))
+def _where(chosen: pd.Series[bool]) -> str:
+    """Tasks with their N, in words."""
+    parts = (f"on {task} at N = {', '.join(str(num) for _, num in own.index)}" for task, own in chosen.groupby(level=0))
+    return " and ".join(parts)
 
 
 def losses(material: Material) -> Section | None:
@@ -138,6 +139,6 @@ EXPERIMENT = Experiment(
     "so with N. Two passes are exact. Buffered counts are nearer to the window's than none.",
     rule=f"Another loss: the formula holds to {ALGEBRA_GATE:.0e} and the router's gradient is off by {APART:g} or more in "
     f"every trial. Exact: off by {ALGEBRA_GATE:.0e} or less in every trial. Nearer: a smaller median over seeds, on "
-    "every task and at every N.",
+    "each task and at each N.",
     sections=(losses, trained),
 )

@@ -113,9 +113,9 @@ def test_the_finding_on_the_balance_loss_follows_the_numbers() -> None:
             own.loc[own["arm"] == arm, "gradient_error"] = error
         return balance_loss.finding(own)
 
-    assert "micro-batch: yes" in said() and "exact: yes" in said() and "task: at no N" in said()
+    assert "micro-batch: yes" in said() and "exact: yes" in said() and "seeds: 0 of 4 tasks and N" in said()
     assert "micro-batch: no" in said(per_micro_batch=1e-5) and "exact: no" in said(two_passes=1e-9)
-    assert "task: at every N" in said(buffered_counts=0.01)
+    assert "seeds: 4 of 4 tasks and N" in said(buffered_counts=0.01)
 
 
 def test_the_advice_on_the_balance_loss_follows_the_numbers() -> None:
@@ -126,11 +126,14 @@ def test_the_advice_on_the_balance_loss_follows_the_numbers() -> None:
         for arm, error in (("per_micro_batch", 0.01 * num), ("buffered_counts", buffered), ("two_passes", 1e-16))
     ])  # fmt: skip
     told = balance_loss.advice(frame)
-    assert "the gradient is the large batch's" in told and "nearer to it at N = 32, not nearer at N = 2." in told
+    assert "the gradient is the large batch's" in told and "to it on digits at N = 32 and on mnist1d at N = 32; not" in told
+    assert "not nearer on digits at N = 2 and on mnist1d at N = 2." in told
     frame.loc[frame["arm"] == "two_passes", "gradient_error"] = 1e-6
     assert "did not bring the large batch's gradient back" in balance_loss.advice(frame)
     frame.loc[(frame["workload"] == "mnist1d") & (frame["arm"] == "buffered_counts"), "gradient_error"] = 0.4
-    assert "are not nearer at N = 2, 32." in balance_loss.advice(frame), "on one task of two is not nearer"
+    assert "nearer to it on digits at N = 32; not nearer on digits at N = 2 and on mnist1d at N = 2, 32." in balance_loss.advice(
+        frame
+    )
 
 
 def test_without_claims_nothing_is_said_to_have_held() -> None:
