@@ -114,7 +114,7 @@ class Results:
     measurements: pd.DataFrame  # one row per measurement of the studies that judge no arms: settings of the trial, and its values
     trials: pd.DataFrame  # one row per finished trial: names, group, versions, seconds by phase
     missing: tuple[Missing, ...]  # running, unfinished, failed and damaged trials
-    torn: tuple[Missing, ...] = ()  # finished trials whose verdicts stand, and whose step rows are damaged
+    torn: tuple[Missing, ...] = ()  # finished trials whose verdicts stand, and whose step rows are missing or damaged
     foreign: tuple[str, ...] = ()  # what is in the store and not of it, a line each
     audits: pd.DataFrame = field(default_factory=audits.no_audits)  # of released trainers
     counts: frozenset[str] = frozenset()  # columns of `measurements` of whole numbers, of which pandas makes floats beside a gap

@@ -117,7 +117,7 @@ def _notes(loaded: load.Results) -> list[str]:
     """What else is to be said of the store, in a line each."""
     torn = [f"{one.experiment}/{one.trial}: {one.detail}" for one in loaded.torn]
     return [
-        *told(torn, "Step rows that are damaged, and in no curve; the verdict stands"),
+        *told(torn, "Step rows that are missing or damaged, and in no curve; the verdict stands"),
         *told(loaded.foreign, "Not of this store, and left alone"),
     ]
 
