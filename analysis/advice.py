@@ -94,9 +94,8 @@ def batch_norm_losses(results: Results) -> pd.DataFrame:
     cells = batch_norm.against_full(rows[rows["norm"] == "batch"], POINT) if len(rows) else rows
     if cells.empty:
         return cells
-    certain = cells[(cells["p_holm"] < batch_norm.LEVEL) & (cells["mean"] > 0)]["b"]
     most = cells.loc[cells.groupby("b")["mean"].idxmax(), ["b", "model", "effective_batch", "mean", "low", "high", "n"]]
-    return most.assign(costs=most["b"].isin(certain))
+    return most.assign(costs=most["b"].isin(cells[cells["costs"]]["b"]))
 
 
 def is_group_norm_better(results: Results) -> Advice | None:

@@ -11,7 +11,7 @@ from harness.judge import statistics
 DEFAULT_MOMENTUM = 0.1  # PyTorch's; other momenta were measured for the formula of the effective momentum alone
 EXACT, TRAINED, REMEDIED = "batch_statistics", "convergence", "remedies"  # names of studies
 MARGIN = 1.0  # of the equivalence tests, in percentage points of held-out error: three of the 297 held-out images
-LEVEL = 0.05  # of tests, Holm-corrected over their table
+LEVEL = tables.LEVEL  # of tests, Holm-corrected over their table
 WU_HE = {32: (23.6, 24.1), 16: (23.7, 24.2), 8: (24.8, 24.0), 4: (27.3, 24.2), 2: (34.7, 24.1)}  # b: BatchNorm, GroupNorm
 CELL = ["model", "norm", "effective_batch", "accumulation_steps", "b"]
 
@@ -83,7 +83,8 @@ def _once(rows: pd.DataFrame) -> pd.DataFrame:
 def against_full(rows: pd.DataFrame, margin: float) -> pd.DataFrame:
     """Error of the arm - error of its full batch, in percentage points, paired by seed; one row per cell.
 
-    Columns: those of `tables.paired_comparison`, `p` of the t test, and `p_holm` over all rows. `apart` compares the held-out
+    Columns: those of `tables.paired_comparison`, `p` of the t test, `p_holm` over all rows, and `costs`: whether the error is
+    above the full batch's by that. `apart` compares the held-out
     loss with the permuted full batch's: accuracy takes too few values for it. `weights`: the same differences with statistics of
     the training set in both (precise BatchNorm), what is lost in the weights alone; empty where that was not measured. `values`:
     how many values of a channel the statistics of a micro-batch are taken over, b H W, in the layer that has the fewest; or NaN.
@@ -107,7 +108,10 @@ def against_full(rows: pd.DataFrame, margin: float) -> pd.DataFrame:
         found.append({**dict(zip(CELL, key, strict=True)), **compared, "apart": apart, "apart_p": apart_p, "p": p,
                       "weights": own["weights"].dropna().tolist(), "values": float(own["values"].min())})  # fmt: skip
     frame = pd.DataFrame(found)
-    return frame if frame.empty else frame.assign(p_holm=statistics.holm(frame["p"].fillna(1.0).tolist()))
+    if frame.empty:
+        return frame
+    frame = frame.assign(p_holm=statistics.holm(frame["p"].fillna(1.0).tolist()))
+    return frame.assign(costs=(frame["p_holm"] < LEVEL) & (frame["mean"] > 0))
 
 
 def between_norms(rows: pd.DataFrame) -> pd.DataFrame:

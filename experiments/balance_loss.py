@@ -104,18 +104,8 @@ def trained(material: Material) -> Section | None:
         return None
     full = rows[rows["arm"] == "full"].set_index("trial")
     measures = ("held_out_loss", "load_entropy", "class_entropy")
-    head = (
-        "task",
-        "way",
-        "N",
-        "n",
-        "held-out loss",
-        "less the window's",
-        "entropy of the load",
-        "less",
-        "within a class",
-        "less",
-    )
+    head = ("task", "way", "N", "n", "held-out loss", "less the window's", "entropy of the load", "less",
+            "within a class", "less")  # fmt: skip
     cells = []
     for (task, arm, num), own in rows.groupby(["workload", "arm", "accumulation_steps"]):
         differences = [own.set_index("trial")[name] - full[name].reindex(own["trial"]) for name in measures]

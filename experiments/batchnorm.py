@@ -106,7 +106,7 @@ def costs_accuracy(results: Results) -> ClaimResult:
     n = int(cells["n"].sum())
     if cells["n"].min() < FEWEST_SEEDS or cells["b"].nunique() < 2:
         return undecided(f"It takes two b and {FEWEST_SEEDS} seeds.", n)
-    harmed = (cells["p_holm"] < LEVEL) & (cells["mean"] > 0)
+    harmed = cells["costs"]
     spared = ~harmed & (cells["tost_p"] < LEVEL)
     settled = bool((harmed | spared).all())
     if harmed.all():

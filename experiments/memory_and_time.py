@@ -77,9 +77,9 @@ def models_become_larger(results: Results) -> ClaimResult:
     if found["family"].nunique() < 2:
         return undecided("It takes two kinds of model, each in several sizes.", len(found))
     best = found.groupby("family")["larger"].max()
-    reached = best >= LARGER
-    verdict = Ruling.confirmed if reached.all() else Ruling.conditional if reached.any() else Ruling.refuted
     first = found[found["larger"] >= LARGER].groupby("family")["accumulation_steps"].min()
+    never = best.index.difference(first.index)
+    verdict = Ruling.confirmed if never.empty else Ruling.refuted if first.empty else Ruling.conditional
     where = ", ".join(f"{family} from N = {num:g}" for family, num in first.items())
     found["told"] = [f"{times:.1f}" if times else "none" for times in found["larger"]]
     words = "; ".join(
@@ -88,7 +88,7 @@ def models_become_larger(results: Results) -> ClaimResult:
     )
     return ClaimResult(
         verdict=verdict,
-        condition=f"for {where}; not for {', '.join(best.index[~reached])}" if verdict == Ruling.conditional else "",
+        condition=f"for {where}; not for {', '.join(never)}" if verdict == Ruling.conditional else "",
         measured=float(best.max()),
         threshold=f"largest model state within the full batch's memory, over the smallest model's: {LARGER:g} or more",
         n=len(rows),
