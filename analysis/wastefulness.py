@@ -88,19 +88,22 @@ def counted(said: Sequence[Wasteful]) -> str:
 def advice(found: Sequence[Instead], said: Sequence[Wasteful]) -> str:
     """From the comparisons that decide, and where they disagree only that they do."""
     whole = [math.exp(statistics.mean_interval(one.full_seconds).estimate) for one in found if one.full_seconds]
-    fill = f"fill the device first: where all of B fits, it takes {spread(whole)} times accumulation's seconds; "
-    match Wasteful.yes in said, Wasteful.no in said:
-        case True, False:
+    fill = f"fill the device first: where all of B fits, it takes {spread(whole)} times accumulation's seconds; then "
+    kinds = {verdict: {NAMES[one.arm] for one, own in zip(found, said, strict=True) if own == verdict} for verdict in Wasteful}
+    match sorted(kinds[Wasteful.yes]), sorted(kinds[Wasteful.no]):
+        case [_, *_], []:
             step = (
-                "then step after every micro-batch, and tune the learning rate again. Accumulate where the large batch itself is "
+                "step after every micro-batch, and tune the learning rate again. Accumulate where the large batch itself is "
                 "wanted: a recipe to be kept, several devices, a loss or a layer that couples the samples."
             )
-        case False, True:
-            step = "then accumulate: smaller batches take longer here, or end worse."
-        case True, True:
-            step = "whether then to step after every micro-batch depends on the model and on b: try both, each at its own rate."
+        case [], [_, *_]:
+            step = "accumulate: smaller batches take longer here, or end worse."
+        case [small], [other] if small != other:
+            step = f"step after every micro-batch or not by what takes accumulation's place: {small}, yes; {other}, no."
+        case [_, *_], [_, *_]:
+            step = "step after every micro-batch or not by what a trial of both says: it depends on the model and on b."
         case _:
-            step = "whether then to step after every micro-batch is not decided here."
+            step = "whether to step after every micro-batch is not decided here."
     return (fill if max(whole, default=1.0) < 1 else "") + step
 
 

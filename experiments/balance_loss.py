@@ -87,7 +87,7 @@ def losses(material: Material) -> Section | None:
         figure_balance(chosen),
         "Relative error of the router's gradient over N: two passes are exact, the others are not.",
         "Gradient of the balance loss alone with respect to the router, against the window's, at the initial weights; all "
-        "seeds of all tasks, median.",
+        "seeds, and their median.",
     )
     text = Text(f"{finding(chosen)} {advice(chosen)}")
     return Section("One window", (text, picture, Table(head, cells, "Means with 95% t intervals; medians (range).")))
