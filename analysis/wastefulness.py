@@ -89,22 +89,22 @@ def advice(found: Sequence[Instead], said: Sequence[Wasteful]) -> str:
     """From the comparisons that decide, and where they disagree only that they do."""
     whole = [math.exp(statistics.mean_interval(one.full_seconds).estimate) for one in found if one.full_seconds]
     fill = f"fill the device first: where all of B fits, it takes {spread(whole)} times accumulation's seconds; then "
-    kinds = {verdict: {NAMES[one.arm] for one, own in zip(found, said, strict=True) if own == verdict} for verdict in Wasteful}
-    match sorted(kinds[Wasteful.yes]), sorted(kinds[Wasteful.no]):
-        case [_, *_], []:
+    match Wasteful.yes in said, Wasteful.no in said:
+        case True, False:
             step = (
                 "step after every micro-batch, and tune the learning rate again. Accumulate where the large batch itself is "
                 "wanted: a recipe to be kept, several devices, a loss or a layer that couples the samples."
             )
-        case [], [_, *_]:
+        case False, True:
             step = "accumulate: smaller batches take longer here, or end worse."
-        case [small], [other] if small != other:
-            step = f"step after every micro-batch or not by what takes accumulation's place: {small}, yes; {other}, no."
-        case [_, *_], [_, *_]:
-            step = "step after every micro-batch or not by what a trial of both says: it depends on the model and on b."
+        case True, True:
+            step = (
+                "try small steps and accumulation, each at its own learning rate: which is better depends on the model, on b and "
+                "on the optimizer's memory."
+            )
         case _:
             step = "whether to step after every micro-batch is not decided here."
-    return (fill if max(whole, default=1.0) < 1 else "") + step
+    return (fill if min(whole, default=1.0) < 1 else "") + step
 
 
 def times(logs: Sequence[float]) -> str:

@@ -65,9 +65,6 @@ def test_numbers_are_those_that_were_planted() -> None:
     assert all(text.startswith("fill the device first: where all of B fits, it takes 0.5 times") for text in said.values())
     assert "step after every micro-batch, and tune" in said[0.5] and "then accumulate" in said[2.0] and "not decided" in said[1.0]
     assert "depends on the model" in advised([one, one], [Wasteful.yes, Wasteful.no])
-    matched = replace(one, arm="small_batch_memory")
-    said_apart = advised([one, one, matched], [Wasteful.yes, Wasteful.undecided, Wasteful.no])
-    assert "small batch, yes; small batch, memory matched, no" in said_apart
     slow = replace(one, full_seconds=tuple(math.log(1.1) for _ in one.loss))
     assert advised([slow], [Wasteful.yes]).startswith("step after every micro-batch")
 
