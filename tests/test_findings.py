@@ -26,13 +26,14 @@ EXACT = (Ruling.confirmed, Ruling.refuted, Ruling.conditional)
 AUDITED = "released_trainers"
 
 
+def kept_archive() -> Path:
+    """The newest trials that are kept, whose table lies beside them."""
+    return max(FINDINGS.glob("*/trials.tar.xz"))
+
+
 def stored() -> pd.DataFrame:
-    """The newest stored `claims.csv` that has this ledger's columns."""
-    found = [pd.read_csv(path, keep_default_na=False) for path in sorted(FINDINGS.glob("*/claims.csv"))]
-    with_rules = [table for table in found if set(ledger.COLUMNS) <= set(table)]
-    if not with_rules:
-        pytest.skip("docs/findings holds no claims.csv with this ledger's columns yet")
-    return with_rules[-1].set_index("id")
+    """The table that was decided by the trials that are kept."""
+    return pd.read_csv(kept_archive().with_name("claims.csv"), keep_default_na=False).set_index("id")
 
 
 def contradictions(fresh: pd.DataFrame, kept: pd.DataFrame) -> list[str]:
@@ -67,25 +68,19 @@ def test_a_verdict_that_turned_is_found_and_one_left_open_is_not() -> None:
 
 
 @pytest.fixture(scope="module")
-def archive() -> Path:
-    """The newest trials that are kept, whose table lies beside them."""
-    return max(FINDINGS.glob("*/trials.tar.xz"))
-
-
-@pytest.fixture(scope="module")
-def kept_trials(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def kept_trials(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store of the trials that are kept, and of the records of audits."""
     folder = tmp_path_factory.mktemp("kept")
-    with tarfile.open(archive) as file:
+    with tarfile.open(kept_archive()) as file:
         file.extractall(folder, filter="data")
     shutil.copytree(FINDINGS / "audits", folder / "audits")
     return folder
 
 
-def test_the_table_is_what_the_rules_say_of_the_trials_kept_beside_it(archive: Path, kept_trials: Path) -> None:
+def test_the_table_is_what_the_rules_say_of_the_trials_kept_beside_it(kept_trials: Path) -> None:
     results = load.read(kept_trials)
     written = io.BytesIO(tables.to_csv(ledger.table(results)))
-    now, kept = (pd.read_csv(source, index_col="id") for source in (written, archive.with_name("claims.csv")))
+    now, kept = (pd.read_csv(source, index_col="id") for source in (written, kept_archive().with_name("claims.csv")))
     known = {*results.experiments}
     decided = [id for id, names in now["experiment"].dropna().items() if {*names.split(", ")} <= known]
     assert decided
