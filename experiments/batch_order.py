@@ -68,8 +68,8 @@ def contrasts(rows: pd.DataFrame) -> list[Contrast]:
 def early_large_late_small(results: Results) -> ClaimResult:
     """C7: compares large-then-small with small-then-large at equal samples, at tuned rates, paired by seed."""
     usable = [one for one in contrasts(judged(results)) if len(one.differences) >= FEWEST_SEEDS and one.interior]
-    if not usable:
-        return undecided(f"It takes {FEWEST_SEEDS} judging seeds, and rates of both orders inside the grid.", 0)
+    if len(usable) < 2:
+        return undecided(f"It takes two settings with {FEWEST_SEEDS} judging seeds, and rates of both orders inside the grid.", 0)
     corrected = statistics.holm([one.better_p for one in usable])
     better = [
         p < LEVEL and statistics.mean_interval(one.differences).estimate < 0 for p, one in zip(corrected, usable, strict=True)
@@ -99,8 +99,8 @@ CLAIMS = (
         rule="Confirmed when large-then-small ends with a lower test loss than small-then-large in every setting (paired t test, "
         f"Holm over settings, {LEVEL:g}); refuted when in every setting the one-sided 95% interval excludes that it is lower by "
         f"{MARGIN:g} nats; conditional when each setting is one of both; else undecided. Both at equal samples, each at the rate "
-        f"tuned on other seeds, inside the grid, with {FEWEST_SEEDS} judging seeds or more. It measures which order ends better, "
-        "not which batch pays at a point: that is what `critical_batch` measures.",
+        f"tuned on other seeds, inside the grid, with {FEWEST_SEEDS} judging seeds or more, in two settings or more. It measures "
+        "which order ends better, not which batch pays at a point: that is what `critical_batch` measures.",
         decide=early_large_late_small,
     ),
 )

@@ -170,8 +170,9 @@ def banks_balance(results: Results) -> ClaimResult:
     two = rows[rows["arm"].isin([arm.replace("passage", "dual") for arm in set(one["arm"])])].set_index(keys)["norm_ratio"]
     none = rows[rows["arm"] == "grad_cache"].set_index(keys)["norm_ratio"]
     table = pd.DataFrame({"one": one.set_index(keys)["norm_ratio"], "two": two, "none": none}).dropna()
-    if len(table) < 2:
-        return undecided("It takes two trials with one bank, two banks and none.", len(table))
+    of_trial = one.set_index(keys)["lr"].reindex(table.index)
+    if of_trial.nunique() < 2:
+        return undecided("It takes trials at two learning rates with one bank, two banks and none.", len(table))
     far = table.map(lambda ratio: abs(math.log(ratio)))
     nearer = far["two"] < far["one"]
     if nearer.all() and (far["one"] > UNBALANCED).all():
@@ -179,7 +180,7 @@ def banks_balance(results: Results) -> ClaimResult:
     else:
         verdict = Ruling.conditional if nearer.any() else Ruling.refuted
     middle = table.median()
-    rates = far["one"].groupby(one.set_index(keys)["lr"].reindex(far.index)).median()
+    rates = far["one"].groupby(of_trial).median()
     out = ", ".join(f"{lr:g}" for lr in rates.index[rates > UNBALANCED])
     condition = f"at learning rates of {out}, where one bank is out of balance" if out else "in some trials"
     return ClaimResult(

@@ -41,6 +41,11 @@ def rows(
     ]  # fmt: skip
 
 
+def twice(effect: float, **more: Any) -> list[dict[str, Any]]:
+    """The same in two settings."""
+    return [*rows(effect, **more), *rows(effect, optimizer="sgd", **more)]
+
+
 def decided(measurements: list[dict[str, Any]]) -> Any:
     empty = pd.DataFrame(columns=["experiment", "trial"])
     return early_large_late_small(load.Results(empty, pd.DataFrame(measurements), empty, ()))
@@ -49,17 +54,19 @@ def decided(measurements: list[dict[str, Any]]) -> Any:
 @pytest.mark.parametrize(
     ("measurements", "verdict"),
     [
-        (rows(0.1), Ruling.confirmed),
-        (rows(-0.1), Ruling.refuted),
-        (rows(0.0), Ruling.refuted),
-        (rows(0.0, noise=0.2), Ruling.undecided),
+        (twice(0.1), Ruling.confirmed),
+        (twice(-0.1), Ruling.refuted),
+        (twice(0.0), Ruling.refuted),
+        (twice(0.0, noise=0.2), Ruling.undecided),
         ([*rows(0.1), *rows(-0.1, optimizer="sgd")], Ruling.conditional),
-        ([*rows(0.1), *({**row, "steps": 60} for row in rows(-0.1))], Ruling.confirmed),
-        (rows(0.1, seeds=4), Ruling.needs_full_grid),
-        (rows(0.1, best=0.04), Ruling.needs_full_grid),
+        ([*twice(0.1), *({**row, "steps": 60} for row in twice(-0.1))], Ruling.confirmed),
+        (rows(-0.1), Ruling.needs_full_grid),
+        (twice(0.1, seeds=4), Ruling.needs_full_grid),
+        (twice(0.1, best=0.04), Ruling.needs_full_grid),
     ],
-    ids=["planted", "the reverse", "nothing", "noise", "by optimizer", "a quick grid beside", "four seeds", "a rate at an end"],
-)
+    ids=["planted", "the reverse", "nothing", "noise", "by optimizer", "a quick grid beside", "one setting", "four seeds",
+         "a rate at an end"],
+)  # fmt: skip
 def test_c7(measurements: list[dict[str, Any]], verdict: Ruling) -> None:
     found = decided(measurements)
     assert found.verdict == verdict

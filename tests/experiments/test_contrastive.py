@@ -154,7 +154,8 @@ def test_f4c(changes: dict[str, Any], verdict: Ruling) -> None:
     ],
 )
 def test_f5c(ratios: tuple[float, float], verdict: Ruling) -> None:
-    assert decide("F5c", trained(ratios=ratios)).verdict == verdict
+    assert decide("F5c", trained(ratios=ratios, rates=(0.1, 0.2))).verdict == verdict
+    assert decide("F5c", trained(ratios=ratios)).verdict == Ruling.needs_full_grid
 
 
 def test_learning_rates_are_chosen_on_seeds_that_do_not_decide() -> None:
