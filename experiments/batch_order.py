@@ -41,6 +41,11 @@ class Contrast:
         return statistics.mean_interval(self.differences, level=1 - 2 * LEVEL).low > -MARGIN
 
     @property
+    def is_usable(self) -> bool:
+        """Whether it may decide: enough judging seeds, and both rates inside the grid."""
+        return self.interior and len(self.differences) >= FEWEST_SEEDS
+
+    @property
     def name(self) -> str:
         """The setting in words."""
         workload, norm, optimizer, batch, num = self.setting
@@ -67,7 +72,7 @@ def contrasts(rows: pd.DataFrame) -> list[Contrast]:
 
 def early_large_late_small(results: Results) -> ClaimResult:
     """C7: compares large-then-small with small-then-large at equal samples, at tuned rates, paired by seed."""
-    usable = [one for one in contrasts(judged(results)) if len(one.differences) >= FEWEST_SEEDS and one.interior]
+    usable = [one for one in contrasts(judged(results)) if one.is_usable]
     if len(usable) < 2:
         return undecided(f"It takes two settings with {FEWEST_SEEDS} judging seeds, and rates of both orders inside the grid.", 0)
     corrected = statistics.holm([one.better_p for one in usable])
@@ -142,8 +147,7 @@ def orders(material: Material) -> Section | None:
 
 def _advice(found: list[Contrast]) -> str:
     """From settings that decide, and only where they agree."""
-    usable = [one for one in found if len(one.differences) >= FEWEST_SEEDS and one.interior]
-    ends = [statistics.mean_interval(one.differences) for one in usable]
+    ends = [statistics.mean_interval(one.differences) for one in found if one.is_usable]
     if ends and all(one.low > 0 for one in ends):
         return "Advice: where the batch changes along a training, begin small, and accumulate more micro-batches later."
     if ends and all(one.high < 0 for one in ends):

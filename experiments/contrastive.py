@@ -167,10 +167,11 @@ def banks_balance(results: Results) -> ClaimResult:
     if one.empty:
         return undecided("It takes trials of study=retrieval with passage_bank.", 0)
     keys = ["trial", "accumulation_steps"]
+    bank = one.set_index(keys)
     two = rows[rows["arm"].isin([arm.replace("passage", "dual") for arm in set(one["arm"])])].set_index(keys)["norm_ratio"]
     none = rows[rows["arm"] == "grad_cache"].set_index(keys)["norm_ratio"]
-    table = pd.DataFrame({"one": one.set_index(keys)["norm_ratio"], "two": two, "none": none}).dropna()
-    of_trial = one.set_index(keys)["lr"].reindex(table.index)
+    table = pd.DataFrame({"one": bank["norm_ratio"], "two": two, "none": none}).dropna()
+    of_trial = bank["lr"].reindex(table.index)
     if of_trial.nunique() < 2:
         return undecided("It takes trials at two learning rates with one bank, two banks and none.", len(table))
     far = table.map(lambda ratio: abs(math.log(ratio)))

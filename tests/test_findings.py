@@ -58,9 +58,8 @@ def test_one_seed_does_not_contradict_what_is_stored(name: str, tmp_path: Path) 
 
 
 def test_what_the_quick_grids_found_does_not_contradict_the_full_ones() -> None:
-    found = [pd.read_csv(path, keep_default_na=False) for path in FINDINGS.glob("*-quick/claims.csv")]
-    assert found
-    assert [contradictions(table, stored()) for table in found] == [[] for _ in found]
+    newest = max(FINDINGS.glob("*-quick/claims.csv"))
+    assert contradictions(pd.read_csv(newest, keep_default_na=False), stored()) == []
 
 
 def test_a_verdict_that_turned_is_found_and_one_left_open_is_not() -> None:

@@ -67,6 +67,7 @@ def test_numbers_are_those_that_were_planted() -> None:
     assert "depends on the model" in advised([one, one], [Wasteful.yes, Wasteful.no])
     slow = replace(one, full_seconds=tuple(math.log(1.1) for _ in one.loss))
     assert advised([slow], [Wasteful.yes]).startswith("step after every micro-batch")
+    assert "it takes 0.5 to 1.1 times accumulation's seconds; then" in advised([one, slow], [Wasteful.yes, Wasteful.yes])
 
 
 def test_the_first_page_answers_where_something_is_decided() -> None:
