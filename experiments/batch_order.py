@@ -17,6 +17,7 @@ from harness.judge import statistics
 
 MARGIN = 0.02  # nats of test loss that a benefit has to have
 FEWEST_SEEDS = 5
+FEWEST_SETTINGS = 2
 SETTING = ["workload", "norm", "optimizer", "effective_batch", "accumulation_steps"]
 COLUMNS = ("trial", *SETTING, "steps", "arm", "lr", "seed", "micro_batch", "samples", "switch_loss", "validation_loss",
            "test_loss")  # fmt: skip
@@ -70,10 +71,16 @@ def contrasts(rows: pd.DataFrame) -> list[Contrast]:
     return found
 
 
+def decisive(found: list[Contrast]) -> list[Contrast]:
+    """Those that may decide; none where they are of one setting, which says nothing of another."""
+    usable = [one for one in found if one.is_usable]
+    return usable if len(usable) >= FEWEST_SETTINGS else []
+
+
 def early_large_late_small(results: Results) -> ClaimResult:
     """C7: compares large-then-small with small-then-large at equal samples, at tuned rates, paired by seed."""
-    usable = [one for one in contrasts(judged(results)) if one.is_usable]
-    if len(usable) < 2:
+    usable = decisive(contrasts(judged(results)))
+    if not usable:
         return undecided(f"It takes two settings with {FEWEST_SEEDS} judging seeds, and rates of both orders inside the grid.", 0)
     corrected = statistics.holm([one.better_p for one in usable])
     better = [
@@ -147,7 +154,7 @@ def orders(material: Material) -> Section | None:
 
 def _advice(found: list[Contrast]) -> str:
     """From settings that decide, and only where they agree."""
-    ends = [statistics.mean_interval(one.differences) for one in found if one.is_usable]
+    ends = [statistics.mean_interval(one.differences) for one in decisive(found)]
     if ends and all(one.low > 0 for one in ends):
         return "Advice: where the batch changes along a training, begin small, and accumulate more micro-batches later."
     if ends and all(one.high < 0 for one in ends):

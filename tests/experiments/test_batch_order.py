@@ -74,12 +74,13 @@ def test_c7(measurements: list[dict[str, Any]], verdict: Ruling) -> None:
 
 
 def test_advice_follows_the_numbers() -> None:
-    def told(effect: float, **more: Any) -> str:
+    def told(measurements: list[dict[str, Any]]) -> str:
         empty = pd.DataFrame(columns=["experiment", "trial"])
-        return _advice(contrasts(judged(load.Results(empty, pd.DataFrame(rows(effect, **more)), empty, ()))))
+        return _advice(contrasts(judged(load.Results(empty, pd.DataFrame(measurements), empty, ()))))
 
-    assert "begin small" in told(-0.1) and "begin with the large" in told(0.1)
-    assert "none follows" in told(0.0, noise=0.1) and "none follows" in told(-0.1, seeds=4)
+    assert "begin small" in told(twice(-0.1)) and "begin with the large" in told(twice(0.1))
+    nothing = (twice(0.0, noise=0.1), twice(-0.1, seeds=4), rows(-0.1), [*rows(0.1), *rows(-0.1, optimizer="sgd")])
+    assert all("none follows" in told(measurements) for measurements in nothing)
 
 
 def test_rates_are_chosen_on_other_seeds() -> None:
