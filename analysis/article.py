@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -85,7 +86,7 @@ def _article(results: Path, own: load.Results, experiment: Experiment) -> Articl
         experiment=experiment,
         results=own,
         steps=steps,
-        read_steps=lambda trials: load.steps(results, experiment.name, trials)[0],
+        read_steps=partial(_step_rows, results, experiment.name),
         l4=tables.convergence(own.arms, experiment.margin),
     )
     shown: list[Section] = []
@@ -98,6 +99,13 @@ def _article(results: Path, own: load.Results, experiment: Experiment) -> Articl
         lost = "; ".join(f"{one.trial} ({one.detail})" for one in damaged)
         shown.append(Section("Curves that are missing", (Text(f"The step rows of these trials cannot be read: {lost}."),)))
     return Article(experiment, _answer(experiment, own), tuple(shown), own, figures)
+
+
+def _step_rows(results: Path, experiment: str, trials: Iterable[str]) -> pd.DataFrame:
+    rows, _ = load.steps(results, experiment, trials)
+    if rows.empty:
+        raise KeyError("step rows that can be read")
+    return rows
 
 
 def drawn_steps(results: Path, experiment: str, arms: pd.DataFrame) -> tuple[pd.DataFrame, tuple[load.Missing, ...]]:

@@ -90,7 +90,7 @@ def lengths(ragged: bool, short_windows: int) -> str:
 
 
 def first_visible(losses: Sequence[float] | Losses, correct: Sequence[float] | Losses) -> float:
-    """The optimizer step (0-based) from which a loss visibly differs; NaN if there is none.
+    """The optimizer step (0-based) from which a loss visibly differs; infinite if there is none.
 
     It differs where it is more than VISIBLE of the correct arm's loss away from it, or not finite, at IN_A_ROW steps in a row.
     """
@@ -99,9 +99,9 @@ def first_visible(losses: Sequence[float] | Losses, correct: Sequence[float] | L
     with np.errstate(invalid="ignore"):
         apart = ~(np.abs(loss - right) <= VISIBLE * np.abs(right))
     if len(apart) < IN_A_ROW:
-        return math.nan
+        return math.inf
     starts = np.flatnonzero(np.lib.stride_tricks.sliding_window_view(apart, IN_A_ROW).all(axis=1))
-    return float(starts[0]) if len(starts) else math.nan
+    return float(starts[0]) if len(starts) else math.inf
 
 
 def visibility(steps: pd.DataFrame) -> pd.DataFrame:
@@ -117,51 +117,49 @@ def visibility(steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def with_visibility(results: Path, loaded: load.Results) -> load.Results:
-    """Results whose arms have `visible_at` (NaN: never visible, or no fault of the catalogue).
+    """Results whose arms have `visible_at`; infinite: never visible; NaN: no fault of the catalogue, or no readable step rows.
 
-    A trial with faults whose step rows cannot be read is damaged: it moves from the results to `missing`.
+    What a trial's verdicts say stands without its step rows; its loss curves are in no number.
     """
     arms = loaded.arms
     asked = arms[arms["fault"] & ~planted(arms)]
     frames: list[pd.DataFrame] = []
-    missing: list[load.Missing] = []
+    torn = {(one.experiment, one.trial): one for one in loaded.torn}
     for experiment, trial in asked[["experiment", "trial"]].drop_duplicates().itertuples(index=False):
+        if (experiment, trial) in torn:
+            continue
         rows, unread = load.steps(results, experiment, [trial])
-        missing += unread
         if unread:
+            torn[experiment, trial] = unread[0]
             continue
         try:
             frames.append(visibility(rows).assign(experiment=experiment))
         except (KeyError, TypeError, ValueError, AssertionError) as error:  # not written by this engine
-            detail = f"steps.parquet: {type(error).__name__}: {error}"
-            missing.append(load.Missing(experiment, trial, str(State.damaged), in_one_line(detail)))
-    lost = {(one.experiment, one.trial) for one in missing}
-    arms, trials = (_without(frame, lost) for frame in (arms, loaded.trials))
-    torn = tuple(one for one in loaded.torn if (one.experiment, one.trial) not in lost)
+            detail = in_one_line(f"steps.parquet: {type(error).__name__}: {error}")
+            torn[experiment, trial] = load.Missing(experiment, trial, str(State.damaged), detail)
     if frames:
         arms = arms.merge(pd.concat(frames, ignore_index=True), on=[*_PAIR, "arm"], how="left", validate="one_to_one")
     else:
         arms = arms.assign(visible_at=math.nan)
-    return replace(loaded, arms=arms, trials=trials, missing=(*loaded.missing, *missing), torn=torn)
+    return replace(loaded, arms=arms, torn=tuple(torn.values()))
 
 
-def _without(frame: pd.DataFrame, lost: set[tuple[str, str]]) -> pd.DataFrame:
-    keys = zip(frame["experiment"], frame["trial"], strict=True)
-    kept = pd.Series([key not in lost for key in keys], index=frame.index, dtype=bool)
-    return frame[kept].reset_index(drop=True)
+def shown(arms: pd.DataFrame) -> pd.Series[bool]:
+    """Of the arms whose loss curve is known, whether it shows the fault."""
+    return arms["visible_at"].dropna() < math.inf
 
 
 def to_table(arms: pd.DataFrame) -> pd.DataFrame:
     """`faults.csv`: a row per fault of the catalogue, N and trial whose computation it changes, sorted by its columns."""
     rows = catalogue(arms)
     rows = rows[rows["changes"]]
-    never = rows["visible_at"].isna()
-    table = rows.assign(
-        fault=rows["arm"],
-        cause_named=rows["named"],
-        steps_until_visible_in_loss=rows["visible_at"].where(~never, 0).astype(int).astype(object).where(~never, ""),
-    )
+    table = rows.assign(fault=rows["arm"], cause_named=rows["named"], steps_until_visible_in_loss=rows["visible_at"].map(_steps))
     return table.sort_values([*COLUMNS[:6], "experiment", "trial", "accumulation_steps"], kind="stable")[list(COLUMNS)]
+
+
+def _steps(visible_at: float) -> str:
+    """Of `visible_at`; empty: never."""
+    return "unknown" if math.isnan(visible_at) else "" if math.isinf(visible_at) else f"{visible_at:.0f}"
 
 
 def by_check(arms: pd.DataFrame) -> pd.DataFrame:

@@ -110,7 +110,7 @@ class Material:
     experiment: Experiment
     results: Results
     steps: pd.DataFrame  # step rows of the drawn trials, with the columns of their arms
-    read_steps: Callable[[Iterable[str]], pd.DataFrame]  # step rows of the trials named, with a column `trial`
+    read_steps: Callable[[Iterable[str]], pd.DataFrame]  # of these trials, with a column `trial`; KeyError: none is there
     l4: pd.DataFrame  # tables.convergence
 
     @property

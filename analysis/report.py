@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from analysis import made
 from harness.processes import run_command
-from harness.results.record import FOLDER_MODE, in_one_line, keep_others_out, told, write_atomically
+from harness.results.record import FOLDER_MODE, MOST_TOLD, in_one_line, keep_others_out, told, write_atomically
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -115,11 +115,20 @@ def _nothing(results: Path, missing: Sequence[load.Missing]) -> str:
 
 def _notes(loaded: load.Results) -> list[str]:
     """What else is to be said of the store, in a line each."""
-    torn = [f"{one.experiment}/{one.trial}: {one.detail}" for one in loaded.torn]
     return [
-        *told(torn, "Step rows that are missing or damaged, and in no curve; the verdict stands"),
+        *told(_torn(loaded), "Step rows that are missing or damaged, and in no curve; the verdict stands"),
         *told(loaded.foreign, "Not of this store, and left alone"),
     ]
+
+
+def _torn(loaded: load.Results) -> list[str]:
+    """The trials without step rows; of many, as where only `trial.json` was kept, how many of which experiments."""
+    torn = [f"{one.experiment}/{one.trial}: {one.detail}" for one in loaded.torn]
+    if len(torn) <= MOST_TOLD:
+        return torn
+    finished, lost = Counter(loaded.trials["experiment"]), Counter(one.experiment for one in loaded.torn)
+    counts = ", ".join(f"{name} {count} of {finished[name]}" for name, count in sorted(lost.items()))
+    return [f"trials of {counts}; the first is {torn[0]}"]
 
 
 if __name__ == "__main__":

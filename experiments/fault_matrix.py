@@ -52,8 +52,10 @@ def answer(arms: pd.DataFrame) -> Answer:
 
 
 def _hidden(rows: pd.DataFrame) -> list[str]:
-    shown = rows["visible_at"].notna()
-    never = sorted(set(rows["arm"]) - set(rows.loc[shown, "arm"]))
+    shown = faults.shown(rows)
+    if shown.empty:
+        return []
+    never = set(rows.loc[shown.index, "arm"]) - set(rows.loc[shown.index[shown], "arm"])
     text = f"The loss curve shows {_arms(rate(shown))} of the same arms within the run"
     return [text + (f"; it shows {len(never)} of the faults in no trial." if never else ".")]
 
@@ -78,24 +80,20 @@ def matrix(material: Material) -> Section | None:
     rows = active(material.arms)
     if rows.empty:
         return None
-    order = (
-        rows.assign(shown=rows["visible_at"].notna())
-        .groupby("arm")["shown"]
-        .mean()
-        .sort_values(ascending=False, kind="stable")
-        .index
-    )
+    known = rows[rows["visible_at"].notna()]
+    seen = faults.shown(known).groupby(known["arm"]).mean()
+    order = seen.reindex(sorted(set(rows["arm"])), fill_value=0.0).sort_values(ascending=False, kind="stable").index
     outcome = rows.groupby("arm")[["detected", "named"]].mean().reindex(order)
     free = rows[rows["verdict_correct"] == "equivalent"]
     checks = faults.by_check(free).groupby(free["arm"]).mean().reindex(order).rename(columns=faults.CHECKS)
-    shown, steps = curves(rows, order)
+    loss_curve = [("loss curve: steps until it shows", *curves(known, order))] if len(known) else []
     picture = Picture(
         "matrix",
         fault_figures.figure_matrix(
             [
                 ("verdict", outcome, _percents(outcome)),
                 ("which check rejects it", checks, _percents(checks)),
-                ("loss curve: steps until it shows", shown, steps),
+                *loss_curve,
             ]
         ),
         "Table of faults: share detected and named, share rejected by each check, and the median step at which the loss curve "
@@ -104,15 +102,16 @@ def matrix(material: Material) -> Section | None:
         f"the checks in the {free['trial'].nunique()} trials whose correct arm passes them all (without BatchNorm). Right: the "
         "median of the optimizer steps until the reported loss leaves the correct arm's by more than "
         f"{percent(faults.VISIBLE)} for {faults.IN_A_ROW} steps, where it does; never: in no trial, within "
-        f"{rows['steps'].max()} steps.",
+        f"{rows['steps'].max()} steps; missing where no step rows can be read.",
     )
-    return Section("Who sees which fault", (Text(_hiding(rows)), picture))
+    return Section("Who sees which fault", (Text(_hiding(known)), picture))
 
 
 def curves(rows: pd.DataFrame, order: pd.Index[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Fault x setting: the share of trials in which the loss curve shows it (NaN: not run), and the median step in words."""
     rows = rows.assign(
-        setting=rows["optimizer"] + rows["clipping"].map({"off": "", "sometimes": ", some clipped", "always": ", all clipped"})
+        setting=rows["optimizer"] + rows["clipping"].map({"off": "", "sometimes": ", some clipped", "always": ", all clipped"}),
+        visible_at=rows["visible_at"].replace(np.inf, np.nan),
     )
     ranks = {(o, c): (j, i) for i, o in enumerate(tables.OPTIMIZERS) for j, c in enumerate(faults.CLIPPINGS)}
     pairs = sorted(set(zip(rows["optimizer"], rows["clipping"], rows["setting"], strict=True)), key=lambda pair: ranks[pair[:2]])
@@ -129,7 +128,7 @@ def _percents(shares: pd.DataFrame) -> pd.DataFrame:
 
 def _hiding(rows: pd.DataFrame) -> str:
     """Which optimizer hides what from the loss curve, without clipping."""
-    plain = rows[rows["clipping"] == "off"]
+    plain = rows[rows["clipping"] == "off"].replace({"visible_at": np.inf}, np.nan)
     optimizers = [name for name in tables.OPTIMIZERS if name in set(plain["optimizer"])]
     counts = {name: plain[plain["optimizer"] == name].groupby("arm")["visible_at"].count() for name in optimizers}
     hidden = {name: set(count.index[count == 0]) for name, count in counts.items()}
@@ -179,7 +178,7 @@ def settings(material: Material) -> Section | None:
         found = own[own["detected"]]
         detected, named, wrong = rate(own["detected"]), rate(found["named"]), int(found["confidently_wrong"].sum())
         counts = (str(own["trial"].nunique()), _together(detected), percent(of_trials(own["detected"], own["trial"]).low))
-        listed.append((*map(str, names), *counts, _together(named), str(wrong), percent(rate(own["visible_at"].notna()).share)))
+        listed.append((*map(str, names), *counts, _together(named), str(wrong), percent(rate(faults.shown(own)).share)))
     head = (*SETTING, "trials", "detected", "of trials, at least (95%)", "named", "wrong name", "shown by the loss")
     return Section(
         "By setting",

@@ -246,11 +246,10 @@ def in_the_loss(material: Material) -> Section | None:
         return None
     trials = rows.drop_duplicates("trial").set_index("trial")["optimizer"]
     steps = material.read_steps(list(trials.index))
-    if steps.empty:
-        return None
     steps = steps.assign(optimizer=steps["trial"].map(trials))
     steps = steps[~_at_rest(steps)]
-    seen = {str(name): faults.visibility(own).dropna()["arm"].tolist() for name, own in steps.groupby("optimizer")}
+    curves = {str(name): faults.visibility(own) for name, own in steps.groupby("optimizer")}
+    seen = {name: own.loc[faults.shown(own), "arm"].tolist() for name, own in curves.items()}
     wrong = {str(name): sorted(set(own["arm"]) - CORRECT) for name, own in steps.groupby("optimizer")}
     hidden = {name: [arm for arm in wrong[name] if arm not in found] for name, found in seen.items()}
     text = " ".join(

@@ -17,7 +17,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis import ledger, load, tables
+from analysis import faults, ledger, load, tables
 from analysis.question import Ruling, registered
 
 ROOT = Path(__file__).parents[1]
@@ -74,7 +74,7 @@ def test_a_verdict_that_turned_is_found_and_one_left_open_is_not() -> None:
 
 @pytest.fixture(scope="module")
 def kept_trials(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of the trials that are kept, and of the records of audits."""
+    """A store of the trials that are kept, without their step rows, and of the records of audits."""
     folder = tmp_path_factory.mktemp("kept")
     with tarfile.open(kept_archive()) as file:
         file.extractall(folder, filter="data")
@@ -83,7 +83,7 @@ def kept_trials(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_table_is_what_the_rules_say_of_the_trials_kept_beside_it(kept_trials: Path) -> None:
-    results = load.read(kept_trials)
+    results = faults.with_visibility(kept_trials, load.read(kept_trials))  # as `analysis.report` reads them
     written = io.BytesIO(tables.to_csv(ledger.table(results)))
     now, kept = (pd.read_csv(source, index_col="id") for source in (written, kept_archive().with_name("claims.csv")))
     known = {*results.experiments}
@@ -91,6 +91,13 @@ def test_the_table_is_what_the_rules_say_of_the_trials_kept_beside_it(kept_trial
     assert decided
     # Another version of a library may round the measured numbers otherwise.
     pd.testing.assert_frame_equal(kept.loc[decided], now.loc[decided], rtol=1e-9, atol=1e-12)
+
+
+def test_the_faults_are_those_of_the_trials_kept_beside_them(kept_trials: Path) -> None:
+    now = faults.to_table(faults.with_visibility(kept_trials, load.read(kept_trials)).arms)
+    known = list(faults.COLUMNS[:-1])  # the loss curves are not kept
+    kept = pd.read_csv(kept_archive().with_name("faults.csv"))
+    pd.testing.assert_frame_equal(kept[known], now[known].reset_index(drop=True))
 
 
 def test_the_trials_that_are_kept_are_of_commits_that_the_page_names(kept_trials: Path) -> None:

@@ -83,7 +83,7 @@ def reference_first_visible(losses: list[float], correct: list[float]) -> float:
             not math.isfinite(losses[t]) or abs(losses[t] - correct[t]) > correct[t] / 20 for t in run
         ):
             return start
-    return math.nan
+    return math.inf
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -93,28 +93,26 @@ def test_visibility_against_an_independent_computation(seed: int) -> None:
     losses = [c * (1 + d) for c, d in zip(correct, rng.normal(0, 0.06, 30), strict=True)]
     if seed % 4 == 0:
         losses[rng.integers(30)] = math.nan
-    found, expected = faults.first_visible(losses, correct), reference_first_visible(losses, correct)
-    assert found == expected or (math.isnan(found) and math.isnan(expected))
+    assert faults.first_visible(losses, correct) == reference_first_visible(losses, correct)
 
 
 @pytest.mark.parametrize(
     ("ratios", "first"),
     [
-        (SAME, math.nan),
+        (SAME, math.inf),
         (LATE, 5),
         ([0.5] * 12, 0),
-        ([1.04] * 12, math.nan),  # too little
-        ([1.0, 2.0, 2.0, 1.0] * 3, math.nan),  # never three in a row
-        ([1.0] * 10 + [2.0] * 2, math.nan),  # the run ends too early
+        ([1.04] * 12, math.inf),  # too little
+        ([1.0, 2.0, 2.0, 1.0] * 3, math.inf),  # never three in a row
+        ([1.0] * 10 + [2.0] * 2, math.inf),  # the run ends too early
         ([1.0] * 9 + [2.0] * 3, 9),
         ([1.0] * 3 + [math.nan] * 9, 3),
         ([1.0, 1.2, 0.8, 1.2] + [1.0] * 8, 1),  # to either side
-        ([2.0] * 2, math.nan),
+        ([2.0] * 2, math.inf),
     ],
 )
 def test_visible_from_which_step(ratios: list[float], first: float) -> None:
-    found = faults.first_visible([2 * ratio for ratio in ratios], [2.0] * len(ratios))
-    assert found == first or (math.isnan(found) and math.isnan(first))
+    assert faults.first_visible([2 * ratio for ratio in ratios], [2.0] * len(ratios)) == first
 
 
 def write_report(results: Path, out: Path) -> list[dict[str, str]]:
@@ -170,7 +168,10 @@ def test_without_faults_no_file_and_no_old_one(results: Path, tmp_path: Path, ma
     assert (tmp_path / "verdicts.csv").exists()
 
 
-def test_a_trial_with_lost_steps_is_in_no_number(results: Path, tmp_path: Path, make_trial) -> None:
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_trial_with_lost_steps_keeps_its_verdicts_and_is_in_no_number_of_curves(
+    results: Path, tmp_path: Path, make_trial, lost: int
+) -> None:
     """Without its loss curve a fault would look as if it never showed."""
     trials = [
         make_trial(
@@ -178,10 +179,14 @@ def test_a_trial_with_lost_steps_is_in_no_number(results: Path, tmp_path: Path, 
         )
         for seed in (0, 1)
     ]
-    Store(results).folder("fault_matrix", trials[0]).joinpath("steps.parquet").unlink()
-    assert len(write_report(results, tmp_path)) == 2
+    for name in trials[:lost]:
+        Store(results).folder("fault_matrix", name).joinpath("steps.parquet").unlink()
+    rows = write_report(results, tmp_path)
+    assert [row["steps_until_visible_in_loss"] for row in rows] == ["unknown"] * 2 * lost + ["5"] * (4 - 2 * lost)
     assert trials[0] in (tmp_path / "provenance.html").read_text()
-    assert "1 fault in 1 trial" in (tmp_path / "pages/fault_matrix.html").read_text()
+    page = (tmp_path / "pages/fault_matrix.html").read_text()
+    assert "1 fault in 2 trials" in page and "A section that is missing" not in page
+    assert ("The loss curve shows 2 of 2" in page) is (lost == 1)
 
 
 def test_faults_do_not_enter_the_question_of_equivalence(results: Path, tmp_path: Path, make_trial) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -9,7 +10,10 @@ from xml.etree import ElementTree
 import pytest
 
 from analysis import made, report
-from analysis.content import plain
+from analysis.content import Section, Text, plain
+from analysis.question import Material
+from experiments.equivalence import EXPERIMENT
+from harness.results.record import MOST_TOLD
 from harness.results.store import Store
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -189,6 +193,30 @@ def test_trials_without_result_are_on_the_page(results: Path, out: Path, make_tr
 def test_lost_step_rows_cost_a_curve_and_not_the_page(results: Path, out: Path, grid: list[str]) -> None:
     Store(results).folder("equivalence", grid[0]).joinpath("steps.parquet").unlink()
     assert "cannot be read" in make(results, out).text
+
+
+def test_trials_that_are_kept_without_step_rows_are_counted_by_experiment(
+    results: Path, out: Path, make_trial, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [make_trial(experiment="equivalence", seed=seed) for seed in range(MOST_TOLD + 1)]
+    kept = make_trial(experiment="momentum")
+    for name in names:
+        Store(results).folder("equivalence", name).joinpath("steps.parquet").unlink()
+    make(results, out)
+    (told,) = [line for line in capsys.readouterr().err.splitlines() if "Step rows" in line]
+    assert f"trials of equivalence {len(names)} of {len(names)}; the first is equivalence/" in told and kept not in told
+
+
+def test_a_section_of_step_rows_says_that_there_are_none(
+    results: Path, out: Path, grid: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def curve(material: Material) -> Section:
+        return Section("A curve", (Text(f"{len(material.read_steps(grid[:1]))} rows"),))
+
+    monkeypatch.setattr("experiments.equivalence.EXPERIMENT", replace(EXPERIMENT, sections=(curve,)))
+    assert "A curve\n72 rows" in make(results, out).text
+    Store(results).folder("equivalence", grid[0]).joinpath("steps.parquet").unlink()
+    assert "(curve) could not be made from the results that are there: no finished trial has step rows" in make(results, out).text
 
 
 def test_experiments_without_a_question_are_shown(results: Path, out: Path, make_trial) -> None:
