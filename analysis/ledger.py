@@ -90,8 +90,8 @@ def answer(experiment: Experiment, own: Results) -> Answer:
     Whether the printed prediction held is said only where the experiment compares it (`Experiment.predicted`): the claims of
     others may fall as expected, and a sentence of the prediction fail.
     """
-    found = findings(experiment, own)
-    sentences = tuple(f"{name}: {_ruled(one)}. {one.explanation}" for name, one in found.items())
+    found, texts = findings(experiment, own), claims().set_index("id")["claim"]
+    sentences = tuple(f"{name}, “{texts[name]}”: {_ruled(one)}. {one.explanation}" for name, one in found.items())
     fell = [one.verdict == claim.expects for claim, one in zip(experiment.claims, found.values(), strict=True)]
     counted = [f"{sum(fell)} of {len(fell)} claims fell as theory expects."] * bool(fell)
     predicted = experiment.predicted

@@ -54,7 +54,10 @@ OPEN = Ruling.needs_full_grid
 
 def test_what_theory_expects() -> None:
     assert verdicts(everything()) == EXPECTED
-    assert "4 of 4 claims fell as theory expects." in ledger.answer(momentum.EXPERIMENT, results(everything())).sentences
+    said = ledger.answer(momentum.EXPERIMENT, results(everything())).sentences
+    assert "4 of 4 claims fell as theory expects." in said
+    about = "C2, “The gradients of a window's micro-batches are coupled in time”: conditional ("
+    assert any(sentence.startswith(about) for sentence in said), "an id alone says nothing to a reader of the page"
 
 
 @pytest.mark.parametrize(
