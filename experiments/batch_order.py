@@ -50,7 +50,7 @@ class Contrast:
     def name(self) -> str:
         """The setting in words."""
         workload, norm, optimizer, batch, num = self.setting
-        return f"{workload} ({norm}), {optimizer}, {batch} and {int(str(batch)) // int(str(num))}"
+        return f"{workload} ({norm}), {optimizer}, batches of {batch} and {int(str(batch)) // int(str(num))}"
 
 
 def judged(results: Results) -> pd.DataFrame:
@@ -93,7 +93,7 @@ def early_large_late_small(results: Results) -> ClaimResult:
     shown = "; ".join(f"{one.name}: {interval(pd.Series(one.differences))}, n = {len(one.differences)}" for one in usable)
     return ClaimResult(
         verdict=verdict,
-        condition="under " + ", ".join(one.name for b, one in zip(better, usable, strict=True) if b)
+        condition="on " + "; ".join(one.name for b, one in zip(better, usable, strict=True) if b)
         if verdict == Ruling.conditional
         else "",
         measured=worst[0],
