@@ -134,7 +134,7 @@ def run_many(configs: Sequence[HarnessConfig], run: TrialFunction | None = None)
     cells, groups = tuning.split(_distinct(configs))
     outcome = _run(cells, run)
     if groups:
-        judging = [cell for group in groups for cell in group.worth_judging()]
+        judging = list({cell.folder: cell for group in groups for cell in group.worth_judging()}.values())
         chosen = f"Learning rates were chosen on seeds from {TUNING_SEEDS} on"
         print(f"{chosen}; {_trials(len(judging))} judge on the other seeds, at these rates alone.", flush=True)
         outcome, cells = outcome.and_then(_run(judging, run)), cells + judging

@@ -76,7 +76,10 @@ def _arm_by_arm(cell: Cell, arms: Sequence[ArmName]) -> list[Cell]:
     """A cell for each arm; one of all where the study has no arms to train alone, or where that is stored already."""
     if not arms or cell.config.study not in ARM_BY_ARM or cell.is_finished():
         return [cell] if arms else []
-    configs = [dataclasses.replace(cell.config, trained_arm=str(arm)) for arm in arms]
+    configs = [
+        dataclasses.replace(cell.config, trained_arm=str(arm), methods=tuple(n for n in cell.config.methods if n == arm.name))
+        for arm in arms  # methods beside it make no other trial of it, which the grids of several may share
+    ]
     return [Cell(config, cell.store, identity(config.trial)) for config in configs]
 
 

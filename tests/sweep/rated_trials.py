@@ -24,7 +24,8 @@ ARMS = {
 def rated_trial(config: HarnessConfig) -> None:
     """Store measurements of every arm; at the largest rate a training diverges."""
     with Store(config.results).open_trial(config.experiment, identity(config.trial), to_dict(config.trial)) as writer:
-        rows = [row for name in ARMS[config.study] for row in _rows(config, name) if _is_trained(config, row)]
+        names = (*ARMS[config.study], *config.methods)
+        rows = [row for name in names for row in _rows(config, name) if _is_trained(config, row)]
         writer.finish({"arms": [], "measurements": rows, "environment": {}, "seconds": 0.0})
 
 

@@ -81,6 +81,21 @@ def test_an_arm_is_judged_at_its_own_rate_alone_and_what_is_stored_is_not_traine
     }
 
 
+def test_an_arm_of_two_grids_that_differ_in_other_methods_is_judged_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    early, late = (
+        [dataclasses.replace(config, methods=(method,)) for config in configs(tmp_path, Study.retrieval)]
+        for method in ("dual_bank@8", "dual_bank@8+5")
+    )
+    experiment.run_many([*early, *late], rated_trial)
+    assert "15 trials judge" in capsys.readouterr().out, "three arms of both grids and one of each, on three seeds"
+    measured = load.read(tmp_path).measurements
+    judged = measured[measured["seed"] < 100]
+    assert set(judged["arm"]) >= {"full", "small", "dual_bank@8", "dual_bank@8+5"}
+    assert not judged.duplicated(["arm", "accumulation_steps", "seed"]).any()
+
+
 def test_an_arm_that_is_stored_twice_is_seen_once(tmp_path: Path) -> None:
     every = configs(tmp_path, Study.learning_curves)
     experiment.run_many(every, rated_trial)
