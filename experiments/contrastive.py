@@ -91,7 +91,7 @@ def banks_beat_accumulation(results: Results) -> ClaimResult:
     at_end = sorted({shown.words(arm) for arm in compared.loc[~compared["interior"].astype(bool), "arm"]})
     verdict = Ruling.undecided if at_end else over_settings(better, no_better)
     where = "; ".join(f"N = {one[1]}, {shown.words(one[0])}" for one, is_so in zip(found, better, strict=True) if is_so)
-    listed = "; ".join(f"N = {num}, {arm}: {estimated(apart)}" for arm, num, apart, *_ in found)
+    listed = "; ".join(f"N = {num}, {shown.words(arm)}: {estimated(apart)}" for arm, num, apart, *_ in found)
     edge = f"The best learning rate is at an end of those tried for: {', '.join(at_end)}. " if at_end else ""
     return ClaimResult(
         verdict=verdict,
@@ -100,7 +100,7 @@ def banks_beat_accumulation(results: Results) -> ClaimResult:
         threshold=f"confirmed > 0, refuted < {MARGIN:g} point, at every N",
         n=n,
         explanation=f"Points of mean reciprocal rank that ContAccum has over accumulation at equal bytes: {listed}. "
-        f"{edge}Towers start at random; what is used from a window on alone (+) meets towers that hardly move any more.",
+        f"{edge}Towers start at random; banks that are used late alone meet towers that hardly move any more.",
     )
 
 
@@ -146,7 +146,7 @@ def memory_for_time(results: Results) -> ClaimResult:
         if (saves < 1).all() and (time > 1).mean() > 0.5
         else Ruling.conditional
     )
-    beside = pd.Series(cached)
+    beside, sizes = pd.Series(cached), " or ".join(bank.partition("@")[2] for bank in banks)
     return ClaimResult(
         verdict=verdict,
         condition="for some sizes of the bank" if verdict == Ruling.conditional else "",
@@ -156,7 +156,7 @@ def memory_for_time(results: Results) -> ClaimResult:
         explanation=f"Bytes of a step are {number(saves.min())} to {number(saves.max())} times the full batch's and "
         f"{number(min(lighter))} to {number(max(lighter))} times GradCache's; a window takes {number(time.median())} times as "
         f"long as accumulation (median, {number(time.min())} to {number(time.max())}) and {number(beside.median())} times as "
-        f"long as GradCache ({number(beside.min())} to {number(beside.max())}), by the size of the bank: {', '.join(banks)}.",
+        f"long as GradCache ({number(beside.min())} to {number(beside.max())}), by the size of the bank ({sizes} pairs).",
     )
 
 
