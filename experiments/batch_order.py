@@ -123,6 +123,7 @@ def orders(material: Material) -> Section | None:
     rows = judged(material.results)
     if rows.empty:
         return None
+    found = contrasts(rows)
     head = ("setting", "order", "n", "rate", "inside the grid", "test loss", "less small throughout", "detectable",
             "validation loss at half")  # fmt: skip
     cells = []
@@ -138,7 +139,7 @@ def orders(material: Material) -> Section | None:
                               interval(difference.dropna()), number(statistics.detectable(difference.dropna().tolist())),
                               number(one["switch_loss"].mean())))  # fmt: skip
     advice = Text(
-        f"{_finding(contrasts(rows))} {_advice(contrasts(rows))} Small batches take the rate over N, under Adam over sqrt(N): "
+        f"{_finding(found)} {_advice(found)} Small batches take the rate over N, under Adam over sqrt(N): "
         "the one rate that is tuned for an order is that of its large batches. These tasks are small and their trainings short: "
         "the size of the gain does not carry over to large models, where arXiv 2505.23971 measures it."
     )

@@ -110,15 +110,13 @@ def matrix(material: Material) -> Section | None:
 def curves(rows: pd.DataFrame, order: pd.Index[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Fault x setting: the share of trials in which the loss curve shows it (NaN: not run), and the median step in words."""
     rows = rows.assign(
-        setting=rows["optimizer"] + rows["clipping"].map({"off": "", "sometimes": ", some clipped", "always": ", all clipped"}),
-        visible_at=rows["visible_at"].replace(np.inf, np.nan),
+        setting=rows["optimizer"] + rows["clipping"].map({"off": "", "sometimes": ", some clipped", "always": ", all clipped"})
     )
     ranks = {(o, c): (j, i) for i, o in enumerate(tables.OPTIMIZERS) for j, c in enumerate(faults.CLIPPINGS)}
     pairs = sorted(set(zip(rows["optimizer"], rows["clipping"], rows["setting"], strict=True)), key=lambda pair: ranks[pair[:2]])
-    cells = rows.groupby(["arm", "setting"])["visible_at"]
-    columns = [setting for *_, setting in pairs]
-    shares = (cells.count() / cells.size()).unstack().reindex(index=order, columns=columns)
-    medians = cells.median().unstack().reindex(index=order, columns=columns)
+    columns, shown = [setting for *_, setting in pairs], faults.shown(rows)
+    shares = shown.groupby([rows["arm"], rows["setting"]]).mean().unstack().reindex(index=order, columns=columns)
+    medians = rows[shown].groupby(["arm", "setting"])["visible_at"].median().unstack().reindex(index=order, columns=columns)
     return shares, medians.map(lambda step: "never" if np.isnan(step) else f"{step:g}")
 
 
@@ -128,9 +126,10 @@ def _percents(shares: pd.DataFrame) -> pd.DataFrame:
 
 def _hiding(rows: pd.DataFrame) -> str:
     """Which optimizer hides what from the loss curve, without clipping."""
-    plain = rows[rows["clipping"] == "off"].replace({"visible_at": np.inf}, np.nan)
+    plain = rows[rows["clipping"] == "off"]
+    seen = faults.shown(plain)
     optimizers = [name for name in tables.OPTIMIZERS if name in set(plain["optimizer"])]
-    counts = {name: plain[plain["optimizer"] == name].groupby("arm")["visible_at"].count() for name in optimizers}
+    counts = {name: seen[plain["optimizer"] == name].groupby(plain["arm"]).sum() for name in optimizers}
     hidden = {name: set(count.index[count == 0]) for name, count in counts.items()}
     shown = set().union(*(count.index[count > 0] for count in counts.values()))
     if not optimizers:

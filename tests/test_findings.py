@@ -82,19 +82,24 @@ def kept_trials(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_table_is_what_the_rules_say_of_the_trials_kept_beside_it(kept_trials: Path) -> None:
-    results = faults.with_visibility(kept_trials, load.read(kept_trials))  # as `analysis.report` reads them
-    written = io.BytesIO(tables.to_csv(ledger.table(results)))
+@pytest.fixture(scope="module")
+def kept_results(kept_trials: Path) -> load.Results:
+    """As `analysis.report` reads them."""
+    return faults.with_visibility(kept_trials, load.read(kept_trials))
+
+
+def test_the_table_is_what_the_rules_say_of_the_trials_kept_beside_it(kept_results: load.Results) -> None:
+    written = io.BytesIO(tables.to_csv(ledger.table(kept_results)))
     now, kept = (pd.read_csv(source, index_col="id") for source in (written, kept_archive().with_name("claims.csv")))
-    known = {*results.experiments}
+    known = {*kept_results.experiments}
     decided = [id for id, names in now["experiment"].dropna().items() if {*names.split(", ")} <= known]
     assert decided
     # Another version of a library may round the measured numbers otherwise.
     pd.testing.assert_frame_equal(kept.loc[decided], now.loc[decided], rtol=1e-9, atol=1e-12)
 
 
-def test_the_faults_are_those_of_the_trials_kept_beside_them(kept_trials: Path) -> None:
-    now = faults.to_table(faults.with_visibility(kept_trials, load.read(kept_trials)).arms)
+def test_the_faults_are_those_of_the_trials_kept_beside_them(kept_results: load.Results) -> None:
+    now = faults.to_table(kept_results.arms)
     known = list(faults.COLUMNS[:-1])  # the loss curves are not kept
     kept = pd.read_csv(kept_archive().with_name("faults.csv"))
     pd.testing.assert_frame_equal(kept[known], now[known].reset_index(drop=True))
