@@ -1,7 +1,8 @@
 """Branches of one training at growing batches: how large a batch costs nothing, early and late (arXiv:2505.23971).
 
 A training at the smallest batch, B over the largest N, is copied at four points. Every copy goes on at a batch B / N of its own
-over the same samples in the same order; the copy at the smallest batch is the training itself, going on.
+over the same samples in the same order; the copy at the smallest batch is the training itself, going on. A seed that chooses a
+learning rate makes no branches: the rate is chosen by where the training itself ends.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from harness.config import TUNING_SEEDS
 from harness.measure.lock_step import Setting
 from harness.measure.training import OnStep, Row
 from harness.recipes.recipe import Arm, take_step
@@ -23,14 +25,18 @@ STARTS = (0, 1, 3, 7)  # in branches: at the beginning, and then ever later
 
 
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
-    """One row per point and N: validation loss in nats per loss term where the branch begins and where it ends."""
+    """One row per point and N: validation loss in nats per loss term where the branch begins and ends, and where the trunk ends.
+
+    A single row of the trunk where the seed is one that chooses a learning rate.
+    """
     config, chosen = setting.config, Samples.drawn(setting)
     stream, length = list(chosen.windows(setting)), config.steps // PARTS
     numbers = sorted({1, *config.accumulation_steps}, reverse=True)
     trunk, rows = arm_at(setting, numbers[0]), []
+    starts = STARTS if config.seed < TUNING_SEEDS else ()
     validation = trunk.workload.batch(chosen.validation)
     for t in range(length * PARTS):
-        if t % length == 0 and t // length in STARTS:
+        if t % length == 0 and t // length in starts:
             begun = evaluation(trunk, [validation])[0]
             for num in numbers:
                 branch = arm_at(setting, num)
@@ -45,7 +51,8 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
                 })  # fmt: skip
         loss = advance(setting, trunk, stream, t)
         on_step(t, [{"arm": "trunk", "accumulation_steps": numbers[0], "step": t, "replicate": 0, "loss": loss}])
-    return [{**row, "trunk_end": evaluation(trunk, [validation])[0]} for row in rows]
+    end = evaluation(trunk, [validation])[0]
+    return [{**row, "trunk_end": end} for row in rows or [{"arm": "trunk", "accumulation_steps": numbers[0]}]]
 
 
 def advance(setting: Setting, arm: Arm, stream: Sequence[Tensor], t: int) -> float:

@@ -55,7 +55,7 @@ def results(octaves: float, *, seeds: int = 6, spread: float = 0.1, best: float 
         for lr in (0.01, 0.02, 0.04):
             for point in (0, 1):
                 middle = 4 + octaves * point + spread * rng.standard_normal()
-                rows += [
+                branches = [
                     {"trial": f"{seed}-{lr}", "study": "critical_batch", "workload": "digits", "norm": "none",
                      "optimizer": "adam", "steps": 120,
                      "effective_batch": 256, "lr": lr, "seed": seed, "batch": batch, "point": point, "samples": 1000 * point,
@@ -63,6 +63,7 @@ def results(octaves: float, *, seeds: int = 6, spread: float = 0.1, best: float 
                      "validation_loss": 1 + 0.02 * (math.log2(batch) - 2) / max(0.3, middle - 2)}
                     for batch in BATCHES
                 ]  # fmt: skip
+                rows += branches if seed < 100 else [branches[0] | dict.fromkeys(("batch", "point", "validation_loss"))]
     empty = pd.DataFrame(columns=["experiment", "trial"])
     return load.Results(empty, pd.DataFrame(rows), empty, ())
 

@@ -42,6 +42,16 @@ def test_the_smallest_batch_s_branch_is_the_training_going_on() -> None:
         assert len({found[point, batch]["validation_loss"] for batch in (8, 16, 32)}) == 3
 
 
+def test_a_seed_that_chooses_a_rate_trains_the_trunk_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the last bit as beside branches."""
+    setting = Setting(dataclasses.replace(CONFIG, seed=100), torch.device("cpu"))
+    (alone,) = critical_batch.measurements(setting, lambda t, own: None)
+    monkeypatch.setattr(critical_batch, "TUNING_SEEDS", 101)
+    branches = critical_batch.measurements(setting, lambda t, own: None)
+    assert alone == {"arm": "trunk", "accumulation_steps": 4, "trunk_end": branches[0]["trunk_end"]}
+    assert {row["arm"] for row in branches} == {"branch"}
+
+
 def test_what_has_no_branches_is_refused() -> None:
     validate(CONFIG)
     for change, told in (

@@ -6,7 +6,7 @@ import math
 import random
 from typing import Any
 
-from harness.config import HarnessConfig, Study, to_dict
+from harness.config import TUNING_SEEDS, HarnessConfig, Study, to_dict
 from harness.identity import identity
 from harness.results.arm_name import ArmName
 from harness.results.store import Store
@@ -45,6 +45,8 @@ def _rows(config: HarnessConfig, name: str) -> list[dict[str, Any]]:
         row |= {
             f"curve_{what}": [2.0, loss] for what in ("samples", "optimizer_steps", "seconds", "probe_loss", "validation_loss")
         }
+    if config.study == Study.critical_batch and config.seed >= TUNING_SEEDS:
+        return [{"arm": "trunk", "accumulation_steps": 4, "trunk_end": loss}]
     if config.study == Study.critical_batch:
         return [row | {"point": p, "batch": b, "branch_samples": 8, "start_loss": 2.0, "trunk_end": loss,
                        "validation_loss": loss * (1 + b / 100)} for p in range(4) for b in (8, 32)]  # fmt: skip
