@@ -23,6 +23,7 @@ FLAT = 0.01  # relative change of the probe loss over the last fifth, of a train
 LEVEL = 0.05
 MARGIN = 0.02  # nats of test loss: 2 % in likelihood
 FEWEST_SEEDS = 5  # that judge: fewer are shown, and compared without a verdict
+FEWEST_SETTINGS = 2  # that advice and a claim rest on: one says nothing of another
 DETECTABLE = "Detectable: the mean difference that a paired t test would have found with 80% power."
 LONGEST = "Of several lengths in one store the longest trainings count."
 SETTING = ("workload", "norm", "optimizer", "effective_batch")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from analysis.content import Picture, Section, Table, Text, number
-from analysis.convergence import DETECTABLE, LEVEL, LONGEST, longest
+from analysis.convergence import DETECTABLE, FEWEST_SETTINGS, LEVEL, LONGEST, longest
 from analysis.figures.critical_batch import figure_critical
 from analysis.load import Results
 from analysis.optimizers import interval
@@ -149,8 +149,8 @@ def along(material: Material) -> Section | None:
 
 
 def advice(found: Sequence[Growth]) -> str:
-    """From settings that decide, and only where they agree."""
-    verdicts = {one.verdict for one in found}
+    """What every setting says alike, and nothing of a setting that stands alone."""
+    verdicts = {one.verdict for one in found} if len(found) >= FEWEST_SETTINGS else set()
     if verdicts == {"grows"}:
         return "Advice: begin with a small batch and accumulate more micro-batches later."
     if verdicts == {"does not grow"}:

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.content import Picture, Section, Table, Text, number
-from analysis.convergence import DETECTABLE, LEVEL
+from analysis.convergence import DETECTABLE, FEWEST_SETTINGS, LEVEL
 from analysis.figures.rescaling import figure_rescaling
 from analysis.load import Results
 from analysis.optimizers import interval
@@ -149,7 +149,9 @@ def floors(results: Results) -> str:
 
 
 def advice(found: Sequence[Effect]) -> str:
-    """What every setting decides alike; nothing else is advised."""
+    """What every setting decides alike; nothing else is advised, and nothing by a setting that stands alone."""
+    if len({one.setting for one in found}) < FEWEST_SETTINGS:
+        return "Advice: none follows from one setting; the full grid has more."
     sentences = []
     for measure, aim in ((CURVE, "To train as the small batch did"), (FINAL, "For the lowest validation loss at equal samples")):
         verdicts = {what: {one.verdict for one in found if one.what == what and one.measure == measure} for what in WORDS}

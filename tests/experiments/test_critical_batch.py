@@ -90,8 +90,9 @@ def test_shorter_trainings_of_the_same_store_are_others() -> None:
 def test_what_is_decided(given: load.Results, verdict: str) -> None:
     (found,) = growths(critical_batches(given))
     assert found.verdict == verdict
-    assert ("begin with a small batch" in advice([found])) is (verdict == "grows")
-    assert ("one batch size" in advice([found])) is (verdict == "does not grow")
+    assert ("begin with a small batch" in advice([found, found])) is (verdict == "grows")
+    assert ("one batch size" in advice([found, found])) is (verdict == "does not grow")
+    assert "none follows" in advice([found])
 
 
 def test_a_lower_bound_is_no_evidence_of_no_growth() -> None:

@@ -78,6 +78,7 @@ def test_advice_is_what_all_settings_decide_alike() -> None:
     assert "rescale: learning rate" in advice([one("a", -0.2), one("b", -0.1)])
     assert "leave: learning rate" in advice([one("a", 0.2), one("b", 0.1)])
     assert "learning rate times" not in advice([one("a", -0.2), one("b", 0.1)])
+    assert "none follows" in advice([one("a", -0.2)])
 
 
 def test_the_figure_has_a_panel_per_setting_and_measure() -> None:
