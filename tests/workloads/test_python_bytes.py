@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -43,6 +45,9 @@ def test_every_next_byte_is_predicted_by_a_model_of_the_size_it_should_have() ->
     assert torch.equal(batch.inputs[0, 1:], batch.targets[0, :-1]) and int(workload.num_terms(batch)) == LENGTH - 1
     model = workload.make_model()
     assert 100_000 <= sum(p.numel() for p in model.parameters()) <= 300_000
+    on_a_gpu = replace(CONFIG, workload=replace(CONFIG.workload, width=160, depth=8))  # docs/gpu.md
+    large = _transformer(on_a_gpu, LENGTH - 1)(workload.vocabulary_size)
+    assert 10_000_000 <= sum(p.numel() for p in large.parameters()) <= 30_000_000
     outputs = model(batch.inputs).detach()
     expected = -outputs.log_softmax(2)[0, torch.arange(LENGTH - 1), batch.targets[0]].sum()
     assert float(workload.losses(outputs, batch)) == pytest.approx(float(expected))
