@@ -267,7 +267,8 @@ def non_finite_micro_batch(recipe: Recipe) -> Recipe:
         if not all(bool(torch.isfinite(p.grad).all()) for p in arm.model.parameters() if p.grad is not None):
             arm.memory["lost"] += 1
             for p, kept in zip(arm.model.parameters(), arm.memory["sum"], strict=True):
-                p.grad = kept
+                if p.grad is not None:  # zeros, not none: where all are left out, a scaler still wants a gradient
+                    p.grad = torch.zeros_like(p.grad) if kept is None else kept
 
     def weight_up(arm: Arm) -> None:
         taken, lost = len(arm.seen), arm.memory["lost"]

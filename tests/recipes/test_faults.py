@@ -32,6 +32,7 @@ ADAMW = OptimizerConfig(name=OptimizerName.adamw, lr=3e-3, weight_decay=0.1)
 MOMENTUM = OptimizerConfig(name=OptimizerName.momentum, lr=0.05)
 TEXT = WorkloadConfig(data=Data.text, model=Model.transformer, depth=1)
 PAIRS = WorkloadConfig(data=Data.pairs, model=Model.mlp, width=2)
+LEFT_OUT = Cause.non_finite_micro_batch
 
 # Two faults whose marks are apart are both named; of two that change the same gradient nothing is said.
 BOTH_NAMED = {
@@ -100,6 +101,17 @@ def test_every_fault_is_named_and_nothing_else_is(settings: dict[str, Any]) -> N
         assert named == ({fault.cause} if fault.changes(config) else set()), (fault.id, row["cause"], row["reasons"])
         expected = "different" if named or row["cause"] else "equivalent"
         assert row["verdict"] == ("degraded" if named == {"underflow_from_division"} and not inherent else expected)
+
+
+def test_a_window_may_lose_its_only_micro_batch_in_float16() -> None:
+    """The scaler takes no step without a gradient; a trial with such a window has a verdict."""
+    config = TrialConfig(accumulation_steps=(1,), steps=2, algebra_steps=2, precision=Precision.float16)
+    (fault,) = [fault for fault in FAULTS if fault.cause == LEFT_OUT]
+    wrong = Candidate(LEFT_OUT, fault.apply(Recipe(accumulation_steps=1, split=split_plan(config, 1))))
+    result = run_trial(config, lambda step, rows: None, [*standard_candidates(config), wrong])
+    rows = {row["arm"]: row for row in result.arms}
+    assert rows["accumulated"]["verdict"] == "equivalent"
+    assert (rows[LEFT_OUT]["verdict"], rows[LEFT_OUT]["cause"]) == ("different", LEFT_OUT)
 
 
 @pytest.mark.slow
