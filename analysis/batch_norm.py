@@ -9,7 +9,7 @@ from analysis.load import Results
 from harness.judge import statistics
 
 DEFAULT_MOMENTUM = 0.1  # PyTorch's; other momenta were measured for the formula of the effective momentum alone
-EXACT, TRAINED, REMEDIED = "batch_statistics", "convergence", "remedies"  # names of studies
+EXACT, TRAINED, REMEDIED, GONE_ON = "batch_statistics", "convergence", "remedies", "fine_tuning"  # names of studies
 MARGIN = 1.0  # of the equivalence tests, in percentage points of held-out error: three of the 297 held-out images
 LEVEL = tables.LEVEL  # of tests, Holm-corrected over their table
 WU_HE = {32: (23.6, 24.1), 16: (23.7, 24.2), 8: (24.8, 24.0), 4: (27.3, 24.2), 2: (34.7, 24.1)}  # b: BatchNorm, GroupNorm
@@ -150,6 +150,19 @@ def remedied(results: Results) -> pd.DataFrame:
     group = other[other["arm"] == "accumulated"].assign(arm="group_norm") if len(other) else other
     group = group.assign(accuracy=100 - group["error"]) if len(group) else group
     chosen = pd.concat([part for part in (rows[~rows["arm"].isin(["full", "permuted"])], again, group) if len(part)])
+    return _beside_full(chosen, rows)
+
+
+def gone_on(results: Results) -> pd.DataFrame:
+    """As `remedied`, of trainings that began at a trained model; what they lose is to the full batch that began there too."""
+    rows = _whole(results.study(GONE_ON))
+    if rows.empty:
+        return rows
+    rows = rows.assign(accuracy=100 * rows["held_out_accuracy"])
+    return _beside_full(rows[rows["arm"] != "full"], rows)
+
+
+def _beside_full(chosen: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     pair = ["model", "effective_batch", "steps", "lr", "seed"]
     full = rows[rows["arm"] == "full"].drop_duplicates(pair)[[*pair, "accuracy"]].rename(columns={"accuracy": "full"})
     both = chosen.merge(full, on=pair)

@@ -7,7 +7,7 @@ import pandas as pd
 from analysis import batch_norm_sections as shown
 from analysis.batch_norm import LEVEL, MARGIN, against_full, exact_rows, expected_momentum, trained
 from analysis.batch_norm_factors import b_and_n, factors, in_words
-from analysis.batch_norm_remedies import which_remedy
+from analysis.batch_norm_remedies import from_a_trained_model, which_remedy
 from analysis.content import Section, Table, number
 from analysis.load import Results
 from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
@@ -213,6 +213,7 @@ EXPERIMENT = Experiment(
     claims=CLAIMS,
     sections=(
         which_remedy,
+        from_a_trained_model,
         shown.gradient_over_b,
         shown.running_statistics,
         shown.accuracy_over_b,

@@ -166,6 +166,7 @@ class Study(StrEnum):
     model_bytes = "model_bytes"
     memory_and_time = "memory_and_time"  # of a window, over N
     remedies = "remedies"  # for BatchNorm, trained beside plain accumulation
+    fine_tuning = "fine_tuning"  # from a trained model, its BatchNorm statistics moving or frozen
     batch_statistics = "batch_statistics"  # of BatchNorm over one window, exactly
     optimizer_states = "optimizer_states"  # optimizer state in float64: accumulated, reordered, small steps
     batch_sizes = "batch_sizes"  # training alone at B and at every B / N, at equal samples and at equal steps

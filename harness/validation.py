@@ -94,6 +94,10 @@ NEEDS: dict[Study, tuple[Need, ...]] = {
         Need("norm", lambda c: c.norm in (Norm.batch, Norm.as_is), "batch: the remedies are BatchNorm's"),
         Need("execution", lambda c: c.execution != Execution.cuda_graph, "eager or compile: a remedy works inside the forward"),
     ),
+    Study.fine_tuning: (
+        Need("norm", lambda c: c.norm in (Norm.batch, Norm.as_is), "batch: it freezes BatchNorm's statistics"),
+        Need("execution", lambda c: c.execution != Execution.cuda_graph, "eager or compile: weights are loaded on the way"),
+    ),
     Study.batch_statistics: (
         Need("precision", lambda c: c.precision == Precision.float64, "float64: it is about exact differences"),
     ),

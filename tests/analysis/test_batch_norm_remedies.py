@@ -7,8 +7,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.batch_norm import corrected, forwards_of, remedied
-from analysis.batch_norm_remedies import WORDS, _cell, _cost, _in_words, _table
+from analysis.batch_norm import corrected, forwards_of, gone_on, remedied
+from analysis.batch_norm_remedies import WORDS, _cell, _cost, _gone_on_table, _in_words, _table
 from analysis.load import Results
 
 FULL = 97.0
@@ -81,3 +81,23 @@ def test_the_words_name_the_best_remedy_of_the_numbers() -> None:
 def test_corrected_momenta_make_a_window_forget_as_a_step(momentum: float, num: int, value: float) -> None:
     assert corrected(momentum, num) == pytest.approx(value, rel=0.01)
     assert 1 - (1 - corrected(momentum, num)) ** num == pytest.approx(momentum)
+
+
+def test_training_that_goes_on_is_paired_with_the_full_batch_that_went_on() -> None:
+    rows = [trained_row("fine_tuning", "batch", "full", 32, seed, 0.0) for seed in SEEDS]
+    rows += [
+        trained_row("fine_tuning", "batch", arm, b, seed, lost)
+        for arm, b, lost in (("trained", 32, 0.5), ("frozen_full_batch", 32, 1.5), ("frozen_statistics", 2, 1.5),
+                             ("accumulated", 2, 30.0), ("accumulated", 16, -0.5), ("frozen_statistics", 16, 1.5))
+        for seed in SEEDS
+    ]  # fmt: skip
+    given = Results(pd.DataFrame(), pd.DataFrame([*results().measurements.to_dict("records"), *rows]), pd.DataFrame(), ())
+    own = gone_on(given)
+    lost = own.groupby(["arm", "b"])["lost"].mean()
+    assert (lost["accumulated", 2], lost["accumulated", 16]) == (pytest.approx(30), pytest.approx(-0.5))
+    table = _gone_on_table("mlp", 32, own)
+    assert table.head == ("training that goes on", "b = 2", "b = 16")
+    cells = {row[0]: row[1:] for row in table.rows}
+    assert cells["accumulation, frozen statistics of the trained model"] == ("96.5; lost 1.5 (1.5 to 1.5; n = 3)",) * 2
+    assert cells["the trained model itself"][0].startswith("97.5; lost 0.5")
+    assert "frozen_full_batch" not in set(remedied(given)["arm"])
