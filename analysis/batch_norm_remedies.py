@@ -26,6 +26,13 @@ EXTRA = {
     "recalibrated": " and the training set once before an evaluation",
     "frozen_statistics": " in the first window, which sets the statistics; no extra forward later",
 }
+FROM_THERE = {  # from a trained model
+    "accumulated": "plain accumulation",
+    "frozen_statistics": "accumulation, frozen statistics of the trained model",
+    "frozen_full_batch": "full batch, frozen statistics",
+    "trained": "the trained model itself",
+}
+WHOLE = ("frozen_full_batch", "trained")  # of the full batch: they have no b
 NO_CANDIDATES = ("accumulated", "ghost_full_batch", "two_pass_statistics")  # no remedy, plain accumulation again, several passes
 SAME = 1e-9  # points: accuracies that differ by less are the same
 MOMENTA = (0.1, 0.03, 0.01)  # PyTorch's default, and two smaller ones
@@ -57,23 +64,17 @@ def from_a_trained_model(material: Material) -> Section | None:
 
 def _gone_on_table(model: str, size: int, rows: pd.DataFrame) -> Table:
     sizes = sorted({int(b) for b in rows["b"]} - {size})
-    arms = {
-        "accumulated": "plain accumulation",
-        "frozen_statistics": "accumulation, frozen statistics of the trained model",
-    }
-    cells = [
-        (words, *(_cell(rows[(rows["arm"] == arm) & (rows["b"] == b)]) for b in sizes)) for arm, words in arms.items()
-    ]  # fmt: skip
-    cells += [
-        (words, *(_cell(rows[rows["arm"] == arm]) for _ in sizes))
-        for arm, words in (("frozen_full_batch", "full batch, frozen statistics"), ("trained", "the trained model itself"))
-    ]
+    cells = tuple(
+        (words, *(_cell(own if arm in WHOLE else own[own["b"] == b]) for b in sizes))
+        for arm, words in FROM_THERE.items()
+        for own in [rows[rows["arm"] == arm]]
+    )
     caption = (
         f"{named(model).capitalize()}, B = {size}: held-out accuracy in %, and points lost to the full batch that goes on with "
         f"moving statistics ({number(rows.drop_duplicates('seed')['full'].mean())}%; mean and 95% t interval, paired by seed, "
         "not corrected for the number of cells). Frozen statistics cost no extra forward. The last two rows have no b."
     )
-    return Table(("training that goes on", *(f"b = {b}" for b in sizes)), tuple(cells), caption)
+    return Table(("training that goes on", *(f"b = {b}" for b in sizes)), cells, caption)
 
 
 def _in_words(model: str, rows: pd.DataFrame) -> str:

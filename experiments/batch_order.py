@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from analysis.content import Picture, Section, Table, Text, number
-from analysis.convergence import DETECTABLE, FEWEST_SETTINGS, LEVEL, LONGEST, at_tuned_rate, longest
+from analysis.convergence import DETECTABLE, FEWEST_SEEDS, FEWEST_SETTINGS, LEVEL, LONGEST, at_tuned_rate, longest
 from analysis.figures.batch_order import LABELS, figure_orders
 from analysis.load import Results
 from analysis.optimizers import interval, power
@@ -16,7 +16,6 @@ from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, 
 from harness.judge import statistics
 
 MARGIN = 0.02  # nats of test loss that a benefit has to have
-FEWEST_SEEDS = 5
 SETTING = ["workload", "norm", "optimizer", "effective_batch", "accumulation_steps"]
 COLUMNS = ("trial", *SETTING, "steps", "arm", "lr", "seed", "micro_batch", "samples", "switch_loss", "validation_loss",
            "test_loss")  # fmt: skip

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from analysis.content import Picture, Section, Table, Text, number
-from analysis.convergence import DETECTABLE, FEWEST_SETTINGS, LEVEL, LONGEST, longest
+from analysis.convergence import DETECTABLE, FEWEST_SEEDS, FEWEST_SETTINGS, LEVEL, LONGEST, longest
 from analysis.figures.critical_batch import figure_critical
 from analysis.load import Results
 from analysis.optimizers import interval
@@ -20,7 +20,6 @@ from harness.judge import statistics
 
 TOLERANCE = 0.02  # of the smallest batch's loss after the branch
 SAME = 0.5  # octaves within which a change is none
-FEWEST_SEEDS = 5
 SETTING = ["workload", "norm", "optimizer", "effective_batch"]
 COLUMNS = ("trial", *SETTING, "steps", "lr", "seed", "batch", "point", "samples", "branch_samples", "start_loss",
            "validation_loss", "trunk_end")  # fmt: skip

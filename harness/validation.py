@@ -51,6 +51,10 @@ _OWN_GRADIENTS = (
     Need("workload.data", lambda c: c.workload.data not in COUPLED, "a loss in which a sample has a gradient of its own"),
 )
 _EQUAL_SPLIT = Need("split", lambda c: c.split == Split.even, "even: it speaks of micro-batches of one size b")
+_OF_REMEDIES = (
+    Need("norm", lambda c: c.norm in (Norm.batch, Norm.as_is), "batch: the remedies are BatchNorm's"),
+    Need("execution", lambda c: c.execution != Execution.cuda_graph, "eager or compile: a remedy works inside the forward"),
+)
 
 NEEDS: dict[Study, tuple[Need, ...]] = {
     Study.balance_loss: (
@@ -90,14 +94,8 @@ NEEDS: dict[Study, tuple[Need, ...]] = {
         Need("optimizer.label", lambda c: c.optimizer.label == "MuonAndAdam", "target=harness.recipes.muon:MuonAndAdam"),
         Need("precision", lambda c: c.precision != Precision.float16, "one without a loss scale"),
     ),
-    Study.remedies: (
-        Need("norm", lambda c: c.norm in (Norm.batch, Norm.as_is), "batch: the remedies are BatchNorm's"),
-        Need("execution", lambda c: c.execution != Execution.cuda_graph, "eager or compile: a remedy works inside the forward"),
-    ),
-    Study.fine_tuning: (
-        Need("norm", lambda c: c.norm in (Norm.batch, Norm.as_is), "batch: it freezes BatchNorm's statistics"),
-        Need("execution", lambda c: c.execution != Execution.cuda_graph, "eager or compile: weights are loaded on the way"),
-    ),
+    Study.remedies: _OF_REMEDIES,
+    Study.fine_tuning: _OF_REMEDIES,
     Study.batch_statistics: (
         Need("precision", lambda c: c.precision == Precision.float64, "float64: it is about exact differences"),
     ),

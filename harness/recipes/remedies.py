@@ -58,9 +58,17 @@ def window_statistics(recipe: Recipe) -> Recipe:
 def frozen_statistics(recipe: Recipe) -> Recipe:
     """The statistics of the first window, for ever: BatchNorm becomes a fixed scale and shift."""
 
-    def freeze(arm: Arm) -> None:
+    def settle(arm: Arm) -> None:
         if not arm.windows:
             calibrate(arm, torch.cat(arm.seen))
+
+    return before(frozen(recipe), settle)
+
+
+def frozen(recipe: Recipe) -> Recipe:
+    """The running statistics that the model has, for ever."""
+
+    def freeze(arm: Arm) -> None:
         for layer in batch_norms(arm.model):
             layer.eval()
 

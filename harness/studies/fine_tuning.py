@@ -6,18 +6,18 @@ windows, with a fresh optimizer and schedule.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 
 from torch import Tensor
 
 from harness.measure.lock_step import Setting
-from harness.measure.training import OnStep, Row, outcome
+from harness.measure.training import OnStep, Row
 from harness.recipes.recipe import Arm, Recipe
-from harness.recipes.remedies import batch_norms, before
+from harness.recipes.remedies import before, frozen
 from harness.results.arm_name import ACCUMULATED, FULL
-from harness.studies.convergence import End, recalibrated, train
-from harness.trial import Candidate, accumulated, full_batch, split_plan
+from harness.studies.convergence import train
+from harness.studies.remedies import row
+from harness.trial import Candidate, accumulated, full_batch
 
 TRAINED = "trained"  # the model that the others start from
 FROZEN = "frozen_statistics"
@@ -25,51 +25,23 @@ FROZEN_FULL = "frozen_full_batch"
 
 
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
-    """One row per arm: the trained model, the full batch from there, and every N with moving and with frozen statistics.
-
-    Each has the `outcome` and, under moving statistics, that with the training set's (`recalibrated_*`).
-    """
+    """One row per arm, as `remedies` has it: the trained model; from there the full batch and every N, moving and frozen."""
     config = setting.config
     full = full_batch(config)
     (trained,) = train(setting, [Candidate(TRAINED, full)], lambda step, rows: None)
-    state = copy.deepcopy(trained.arm.model.state_dict())
-    start, frozen = going_on(state, keep), going_on(state, freeze)
-    nums = config.accumulation_steps
-    chosen = [Candidate(FULL, start(full)), Candidate(FROZEN_FULL, frozen(full))]
-    for num in nums:
-        right = accumulated(config, num)
-        chosen += [Candidate(ACCUMULATED, start(right)), Candidate(FROZEN, frozen(right))]
-    return [_row(setting, end) for end in (trained, *train(setting, chosen, on_step))]
+    chosen = [Candidate(FULL, full), Candidate(FROZEN_FULL, frozen(full))]
+    for right in (accumulated(config, num) for num in config.accumulation_steps):
+        chosen += [Candidate(ACCUMULATED, right), Candidate(FROZEN, frozen(right))]
+    start = going_on(trained.arm.model.state_dict())
+    ends = train(setting, [Candidate(one.arm, start(one.recipe)) for one in chosen], on_step)
+    return [row(setting, end) for end in (trained, *ends)]
 
 
-def going_on(state: dict[str, Tensor], treat: Callable[[Arm], None]) -> Callable[[Recipe], Recipe]:
-    """A recipe that starts from `state`, and treats its BatchNorm layers at every window."""
+def going_on(state: dict[str, Tensor]) -> Callable[[Recipe], Recipe]:
+    """A recipe that starts from these weights and statistics."""
 
-    def stage(arm: Arm) -> None:
+    def load(arm: Arm) -> None:
         if not arm.windows:
             arm.model.load_state_dict(state)
-        treat(arm)
 
-    return lambda recipe: before(recipe, stage)
-
-
-def keep(arm: Arm) -> None:
-    """The layers as they are."""
-
-
-def freeze(arm: Arm) -> None:
-    """The statistics that the model has, for ever: BatchNorm becomes a fixed scale and shift."""
-    for layer in batch_norms(arm.model):
-        layer.eval()
-
-
-def _row(setting: Setting, end: End) -> Row:
-    config, recipe = setting.config, end.candidate.recipe
-    return {
-        "arm": end.candidate.arm,
-        "accumulation_steps": recipe.accumulation_steps,
-        "micro_batch": max(split_plan(config, recipe.accumulation_steps)(config.effective_batch)),
-        "samples": end.samples,
-        **vars(outcome(end.arm, end.losses)),
-        **recalibrated(setting, end.arm),
-    }
+    return lambda recipe: before(recipe, load)

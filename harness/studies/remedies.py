@@ -18,10 +18,10 @@ def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
     """One row per arm: the full batch, plain accumulation at every N, the permuted full batch, and every remedy at every N."""
     config = setting.config
     ends = train(setting, [Candidate(FULL, full_batch(config)), *with_faults(config, REMEDIES)], on_step)
-    return [_row(setting, end) for end in ends]
+    return [row(setting, end) for end in ends]
 
 
-def _row(setting: Setting, end: End) -> Row:
+def row(setting: Setting, end: End) -> Row:
     """`outcome` with the running statistics that were kept, and (`recalibrated_*`) with those of the training set."""
     config, recipe = setting.config, end.candidate.recipe
     plain = setting.arm(full_batch(config))

@@ -32,7 +32,6 @@ ADAMW = OptimizerConfig(name=OptimizerName.adamw, lr=3e-3, weight_decay=0.1)
 MOMENTUM = OptimizerConfig(name=OptimizerName.momentum, lr=0.05)
 TEXT = WorkloadConfig(data=Data.text, model=Model.transformer, depth=1)
 PAIRS = WorkloadConfig(data=Data.pairs, model=Model.mlp, width=2)
-LEFT_OUT = Cause.non_finite_micro_batch
 
 # Two faults whose marks are apart are both named; of two that change the same gradient nothing is said.
 BOTH_NAMED = {
@@ -106,12 +105,12 @@ def test_every_fault_is_named_and_nothing_else_is(settings: dict[str, Any]) -> N
 def test_a_window_may_lose_its_only_micro_batch_in_float16() -> None:
     """The scaler takes no step without a gradient; a trial with such a window has a verdict."""
     config = TrialConfig(accumulation_steps=(1,), steps=2, algebra_steps=2, precision=Precision.float16)
-    (fault,) = [fault for fault in FAULTS if fault.cause == LEFT_OUT]
-    wrong = Candidate(LEFT_OUT, fault.apply(Recipe(accumulation_steps=1, split=split_plan(config, 1))))
+    (fault,) = [fault for fault in FAULTS if fault.cause == Cause.non_finite_micro_batch]
+    wrong = Candidate(fault.cause, fault.apply(Recipe(accumulation_steps=1, split=split_plan(config, 1))))
     result = run_trial(config, lambda step, rows: None, [*standard_candidates(config), wrong])
     rows = {row["arm"]: row for row in result.arms}
     assert rows["accumulated"]["verdict"] == "equivalent"
-    assert (rows[LEFT_OUT]["verdict"], rows[LEFT_OUT]["cause"]) == ("different", LEFT_OUT)
+    assert (rows[fault.cause]["verdict"], rows[fault.cause]["cause"]) == ("different", fault.cause)
 
 
 @pytest.mark.slow
