@@ -33,10 +33,10 @@ QUESTIONS := equivalence@seed=0 \
 # Exit code 1 of a sweep: some trials failed. The others are reported, and the code is handed on.
 define sweep_and_report
 	@failed=0; for group in $(QUESTIONS); do questions=$${group%%@*}; narrowed=$${group#$$questions}; \
-	$(BIN)/python -m harness +experiment=all "hydra.sweeper.experiments=[$$questions]" $${narrowed#@} \
+	$(BIN)/accumulation-harness run +experiment=all "hydra.sweeper.experiments=[$$questions]" $${narrowed#@} \
 	device=$(DEVICE) $(1) results=$(RESULTS); \
 	status=$$?; case $$status in 0) ;; 1) failed=1;; *) exit $$status;; esac; \
-	$(BIN)/python -m analysis.report --results $(RESULTS) --out $(REPORTS) || exit $$?; done; exit $$failed
+	$(BIN)/accumulation-harness report --results $(RESULTS) --out $(REPORTS) || exit $$?; done; exit $$failed
 endef
 
 report: $(VENV)/.ready  ## run the quick grids of all experiments and write reports/index.html (resumes what was stopped)
@@ -68,18 +68,18 @@ format: $(VENV)/.ready  ## let ruff mend what it can
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.ready  ## what the harness costs: a table, and reports/bench.json (25 minutes on 2 idle cores)
-	$(BIN)/python -m harness.bench --out $(REPORTS)/bench.json
+	$(BIN)/accumulation-harness bench --out $(REPORTS)/bench.json
 
 doctor: $(VENV)/.ready  ## what is installed, what the device can do and how long things will take; for a bug report too
-	$(BIN)/python -m harness.doctor
+	$(BIN)/accumulation-harness doctor
 
 gpu: $(VENV)/.ready  ## on a CUDA machine: doctor, operations, GPU tests, sweep, bench; results/gpu.tar.gz is what to send
-	$(BIN)/python -m harness.doctor gpu --out results/gpu
+	$(BIN)/accumulation-harness doctor gpu --out results/gpu
 
 scoreboard: $(VENV)/.ready  ## write docs/findings/scoreboard.md, and say what audits made since then say otherwise
-	$(BIN)/python -m analysis.scoreboard --new $(RESULTS)
+	$(BIN)/python -m accumulation_harness.analysis.scoreboard --new $(RESULTS)
 
-include experiments/trainers/trainers.mk
+include scoreboard/trainers.mk
 
 clean:  ## remove the environment and caches; results and reports stay
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

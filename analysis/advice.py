@@ -11,13 +11,13 @@ from functools import partial
 
 import pandas as pd
 
-from analysis import batch_norm, convergence, faults, optimizers, wastefulness
-from analysis.content import number, share
-from analysis.load import Results
-from analysis.question import made_of
-from analysis.wastefulness import Wasteful
-from harness.judge.cause import Cause
-from harness.results.cells import spread
+from accumulation_harness.analysis import batch_norm, convergence, faults, optimizers, wastefulness
+from accumulation_harness.analysis.content import number, share
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.question import made_of
+from accumulation_harness.analysis.wastefulness import Wasteful
+from accumulation_harness.judge.cause import Cause
+from accumulation_harness.results.cells import spread
 
 MOST_ROWS = 10
 POINT = batch_norm.MARGIN  # percentage points of held-out error: what counts as a loss of accuracy
@@ -209,7 +209,7 @@ def is_my_trainer_right(results: Results) -> Advice | None:
         "Audit it: one function call",
         f"{share(int(wrong['detected'].sum()), len(wrong))} planted faults that change the computation were found, in "
         f"{share(int(trials.sum()), len(trials))} trials all of them",
-        "python -m harness.audit FILE.py:FUNCTION names the cause and the fix; docs/audit.md has the recipe for Hugging Face.",
+        "accumulation-harness audit FILE.py:FUNCTION names the cause and the fix; docs/audit.md has the recipe for Hugging Face.",
         "fault_matrix",
     )
 
@@ -229,7 +229,7 @@ def what_does_it_cost(results: Results) -> Advice | None:
         "What does it save, and cost?",
         "It saves activations and costs time",
         f"Times those of one batch of B, on this machine ({len(wide)} small models): {'; '.join(told)}",
-        "Take the largest b that fits: python -m harness.plan finds it. Parameters, gradients and optimizer state stay whole.",
+        "Take the largest b that fits: accumulation-harness plan finds it. Parameters, gradients and optimizer state stay whole.",
         "memory_and_time",
     )
 

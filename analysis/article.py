@@ -10,10 +10,10 @@ from pathlib import Path
 import pandas as pd
 from markupsafe import Markup
 
-from analysis import caveats, faults, ledger, load, sections, tables
-from analysis.content import Picture, Section, Text, plain, share
-from analysis.figures import style
-from analysis.question import Answer, Experiment, Material, made_of, registered
+from accumulation_harness.analysis import caveats, faults, ledger, load, sections, tables
+from accumulation_harness.analysis.content import Picture, Section, Text, plain, share
+from accumulation_harness.analysis.figures import style
+from accumulation_harness.analysis.question import Answer, Experiment, Material, made_of, registered
 
 # The order of the page: the main question, then special cases, then how far the answers can be trusted.
 FIRST = (

@@ -1,4 +1,4 @@
-"""Audits of released trainers, read from the JSON that `harness.audit.released` writes: as a frame, and on the page."""
+"""Audits of released trainers, read from the JSON that `audit.released` writes: as a frame, and on the page."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.content import Section, Table, Text, number
-from harness.results.record import in_one_line, read_file
-from harness.results.store import AUDITS
+from accumulation_harness.analysis.content import Section, Table, Text, number
+from accumulation_harness.results.record import in_one_line, read_file
+from accumulation_harness.results.store import AUDITS
 
 COLUMNS = (
     *("name", "framework", "version", "versions", "function", "setting", "accumulation_steps", "arithmetic", "verdict", "causes"),

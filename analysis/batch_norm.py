@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis import tables
-from analysis.load import Results
-from harness.judge import statistics
+from accumulation_harness.analysis import tables
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.judge import statistics
 
 DEFAULT_MOMENTUM = 0.1  # PyTorch's; other momenta were measured for the formula of the effective momentum alone
 EXACT, TRAINED, REMEDIED, GONE_ON = "batch_statistics", "convergence", "remedies", "fine_tuning"  # names of studies

@@ -11,12 +11,12 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.batch_norm import LEVEL, MARGIN, remedied
-from analysis.batch_norm_sections import named, points
-from analysis.content import Section, Table, Text, number
-from analysis.load import Results
-from analysis.question import Material
-from harness.judge import statistics
+from accumulation_harness.analysis.batch_norm import LEVEL, MARGIN, remedied
+from accumulation_harness.analysis.batch_norm_sections import named, points
+from accumulation_harness.analysis.content import Section, Table, Text, number
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.question import Material
+from accumulation_harness.judge import statistics
 
 BOTH, GROUPS, PARTS = "accumulated", "ghost_full_batch", "two_pass_statistics"  # what moves: b and N, b alone, N alone
 CORNERS = [BOTH, GROUPS, PARTS]

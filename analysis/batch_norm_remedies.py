@@ -6,11 +6,11 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.batch_norm import WU_HE, corrected, forwards_of, gone_on, remedied
-from analysis.batch_norm_sections import named, points
-from analysis.content import Section, Table, Text, number
-from analysis.question import Material
-from harness.judge import statistics
+from accumulation_harness.analysis.batch_norm import WU_HE, corrected, forwards_of, gone_on, remedied
+from accumulation_harness.analysis.batch_norm_sections import named, points
+from accumulation_harness.analysis.content import Section, Table, Text, number
+from accumulation_harness.analysis.question import Material
+from accumulation_harness.judge import statistics
 
 WORDS = {
     "accumulated": "none: plain accumulation",

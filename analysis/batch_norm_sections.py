@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.batch_norm import (
+from accumulation_harness.analysis.batch_norm import (
     DEFAULT_MOMENTUM,
     EXACT,
     LEVEL,
@@ -22,10 +22,10 @@ from analysis.batch_norm import (
     growing_batch,
     trained,
 )
-from analysis.content import Picture, Section, Table, Text, estimated, number
-from analysis.figures import batch_norm as figures
-from analysis.question import Material
-from harness.judge import statistics
+from accumulation_harness.analysis.content import Picture, Section, Table, Text, estimated, number
+from accumulation_harness.analysis.figures import batch_norm as figures
+from accumulation_harness.analysis.question import Material
+from accumulation_harness.judge import statistics
 
 WORDS = {
     "accumulated": "none",

@@ -6,13 +6,13 @@ import math
 
 import pandas as pd
 
-from analysis import tables
-from analysis.batch_norm import DEFAULT_MOMENTUM, corrected
-from analysis.content import Section, Table, Text, number
-from analysis.question import Material
-from harness.judge.cause import Cause, parsed
-from harness.results.cells import ArmCell, Caveat, by_cell, caveats, spread
-from harness.results.judged_arm import VERDICT_COLUMNS, VerdictRow, restored
+from accumulation_harness.analysis import tables
+from accumulation_harness.analysis.batch_norm import DEFAULT_MOMENTUM, corrected
+from accumulation_harness.analysis.content import Section, Table, Text, number
+from accumulation_harness.analysis.question import Material
+from accumulation_harness.judge.cause import Cause, parsed
+from accumulation_harness.results.cells import ArmCell, Caveat, by_cell, caveats, spread
+from accumulation_harness.results.judged_arm import VERDICT_COLUMNS, VerdictRow, restored
 
 # What is inherent in a normalisation, an optimizer, a format: in a sentence or two, and in the words of a table's cell.
 REMEMBERS = (

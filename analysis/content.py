@@ -13,7 +13,7 @@ from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
 if TYPE_CHECKING:
-    from harness.judge.resampling import Interval
+    from accumulation_harness.judge.resampling import Interval
 
 TAKEN = ("claims", "reading", "provenance")  # ids of the page's own parts
 

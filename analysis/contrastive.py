@@ -7,14 +7,14 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.content import Picture, Section, Table, Text, estimated, number
-from analysis.convergence import DETECTABLE, LONGEST, at_tuned_rate, longest
-from analysis.figures.contrastive import figure_bytes, figure_gradients, figure_peaks
-from analysis.question import Material
-from harness.config import TUNING_SEEDS
-from harness.judge import statistics
-from harness.judge.gates import ALGEBRA_GATE
-from harness.judge.resampling import Interval
+from accumulation_harness.analysis.content import Picture, Section, Table, Text, estimated, number
+from accumulation_harness.analysis.convergence import DETECTABLE, LONGEST, at_tuned_rate, longest
+from accumulation_harness.analysis.figures.contrastive import figure_bytes, figure_gradients, figure_peaks
+from accumulation_harness.analysis.question import Material
+from accumulation_harness.config import TUNING_SEEDS
+from accumulation_harness.judge import statistics
+from accumulation_harness.judge.gates import ALGEBRA_GATE
+from accumulation_harness.judge.resampling import Interval
 
 EXACT, TRAINED, WEIGHED = "negatives", "retrieval", "method_memory"
 POINTS = 100.0

@@ -13,9 +13,9 @@ from enum import StrEnum
 import numpy as np
 import pandas as pd
 
-from analysis.load import Results
-from harness.config import TUNING_SEEDS
-from harness.judge import statistics
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.config import TUNING_SEEDS
+from accumulation_harness.judge import statistics
 
 STUDY = "learning_curves"
 FRACTIONS = (0.5, 0.8, 0.95)  # of the way from the loss at the start to where the full batch ends on the tuning seeds

@@ -11,12 +11,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis import load
-from harness.judge.cause import JOINT, Cause
-from harness.judge.gates import ALGEBRA_GATE, TRAJECTORY_GATE
-from harness.judge.verdict import rounding_rejections
-from harness.results.record import in_one_line
-from harness.results.store import State
+from accumulation_harness.analysis import load
+from accumulation_harness.judge.cause import JOINT, Cause
+from accumulation_harness.judge.gates import ALGEBRA_GATE, TRAJECTORY_GATE
+from accumulation_harness.judge.verdict import rounding_rejections
+from accumulation_harness.results.record import in_one_line
+from accumulation_harness.results.store import State
 
 # The columns of `faults.csv`, in their order.
 COLUMNS = ("fault", "optimizer", "norm", "precision", "clipping", "lengths", "detected", "cause_named",

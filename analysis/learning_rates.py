@@ -6,9 +6,9 @@ import math
 
 import pandas as pd
 
-from analysis import optimizers
-from analysis.load import Results
-from analysis.optimizers import of_study
+from accumulation_harness.analysis import optimizers
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.optimizers import of_study
 
 RULES = {"no": 0.0, "square root": 0.5, "linear": 1.0}  # scaling of the learning rate: its exponent of B / b
 

@@ -9,9 +9,19 @@ from importlib.resources import files
 
 import pandas as pd
 
-from analysis.content import number
-from analysis.load import Results
-from analysis.question import FOLDER, Answer, Claim, ClaimResult, Experiment, Ruling, made_of, registered, undecided
+from accumulation_harness.analysis.content import number
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.question import (
+    FOLDER,
+    Answer,
+    Claim,
+    ClaimResult,
+    Experiment,
+    Ruling,
+    made_of,
+    registered,
+    undecided,
+)
 
 COLUMNS = (*("id", "source", "claim", "verdict", "condition", "measured", "threshold", "n", "experiment", "rule", "explanation"),)
 COLOURED = ("confirmed", "refuted", "conditional")

@@ -15,12 +15,12 @@ from typing import Any, TypedDict, get_type_hints
 
 import pandas as pd
 
-from analysis import audits
-from harness.config import ConfigError
-from harness.judge.cause import Cause
-from harness.results import tracking
-from harness.results.arm_name import ArmName
-from harness.results.judged_arm import (
+from accumulation_harness.analysis import audits
+from accumulation_harness.config import ConfigError
+from accumulation_harness.judge.cause import Cause
+from accumulation_harness.results import tracking
+from accumulation_harness.results.arm_name import ArmName
+from accumulation_harness.results.judged_arm import (
     OUTCOMES,
     VERDICT_COLUMNS,
     Ending,
@@ -30,10 +30,10 @@ from harness.results.judged_arm import (
     members,
     restored,
 )
-from harness.results.mirror import TRIAL, own_settings
-from harness.results.record import StoredTrial, StoreError, in_one_line, read_trial
-from harness.results.store import State, Store
-from harness.results.tracking import LogError, MirroredRun, TrackingWarning
+from accumulation_harness.results.mirror import TRIAL, own_settings
+from accumulation_harness.results.record import StoredTrial, StoreError, in_one_line, read_trial
+from accumulation_harness.results.store import State, Store
+from accumulation_harness.results.tracking import LogError, MirroredRun, TrackingWarning
 
 AUDITED = "released_trainers"  # the experiment whose results are audits, and no trials
 STEP_COLUMNS = ("step", "arm", "accumulation_steps", "replicate", "loss", "gradient_distance", "scale", "cosine",

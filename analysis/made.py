@@ -13,11 +13,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from harness.results.record import write_atomically
+import accumulation_harness
+from accumulation_harness.results.record import write_atomically
 
 RECORD = ".made.json"
 MIRROR = "wandb"  # folders that no page is made from
-CODE = (Path(__file__).parent, Path(__file__).parents[1] / "experiments", Path(__file__).parents[1] / "harness")
+PACKAGE = Path(accumulation_harness.__file__ or "").parent
+CODE = (PACKAGE, PACKAGE / "analysis", PACKAGE / "experiments")  # the last two may be links
 
 
 def standing(results: Path, out: Path) -> list[str] | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from harness.judge import statistics
-from harness.judge.resampling import Interval
+from accumulation_harness.judge import statistics
+from accumulation_harness.judge.resampling import Interval
 
 SQUARES = ["micro_batches", "window_samples", "micro_batch_square", "window_square"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from harness.results.store import State, Store
+from accumulation_harness.results.store import State, Store
 
 VARIABLE = "HARNESS_RESULTS"
 
@@ -35,7 +35,7 @@ def latest(store: Path) -> str:
     """The experiment of the trial that was finished last: the sweep that one has just run."""
     finished = [status for status in Store(store).status() if status.state == State.finished]
     if not finished:
-        raise NoResults(f"no finished trials in {store}; run `python -m harness -m norm=none,batch seed=0,1,2`")
+        raise NoResults(f"no finished trials in {store}; run `accumulation-harness run -m norm=none,batch seed=0,1,2`")
     return max(finished, key=lambda status: (status.folder / "trial.json").stat().st_mtime).experiment
 
 

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from analysis.content import Picture, Section, Table, number
-from analysis.figures import optimizers as figures
-from analysis.load import Results
-from analysis.question import Material
-from analysis.tables import OPTIMIZERS, resolution
-from harness.judge import statistics
-from harness.judge.cause import Cause
+from accumulation_harness.analysis.content import Picture, Section, Table, number
+from accumulation_harness.analysis.figures import optimizers as figures
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.question import Material
+from accumulation_harness.analysis.tables import OPTIMIZERS, resolution
+from accumulation_harness.judge import statistics
+from accumulation_harness.judge.cause import Cause
 
 ABOUT = ("trial", "workload", "norm", "dropout", "optimizer", "seed", "lr", "effective_batch", "accumulation_steps")
 ERRORS = ("gradient_error", "state_error", "parameter_error", "buffer_error")

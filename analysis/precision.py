@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from harness.judge.gates import ALGEBRA_GATE
+from accumulation_harness.judge.gates import ALGEBRA_GATE
 
 NOTICEABLE = 10.0  # times the full batch's own rounding: one decimal digit is lost
 FLOAT16_ERROR = 0.05  # relative, of one gradient under float16 autocast, in which a rounding can flip a ReLU

@@ -14,12 +14,12 @@ from typing import TypeVar
 
 import pandas as pd
 
-from analysis.content import Section
-from analysis.load import Results
-from harness.results.record import in_one_line
+from accumulation_harness.analysis.content import Section
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.results.record import in_one_line
 
 Made = TypeVar("Made")
-FOLDER = "experiments"  # one file per question, found by name: this package imports none of them
+FOLDER = "accumulation_harness.experiments"  # one file per question, found by name: this package imports none of them
 
 
 class Ruling(StrEnum):

@@ -1,4 +1,4 @@
-"""`python -m analysis.report [--results DIR] [--out DIR]`: the page, the verdicts and the figures, from the store alone."""
+"""`accumulation-harness report [--results DIR] [--out DIR]`: the page, the verdicts and the figures, from the store alone."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from analysis import made
-from harness.processes import run_command
-from harness.results.record import FOLDER_MODE, MOST_TOLD, in_one_line, keep_others_out, told, write_atomically
+from accumulation_harness.analysis import made
+from accumulation_harness.processes import run_command
+from accumulation_harness.results.record import FOLDER_MODE, MOST_TOLD, in_one_line, keep_others_out, told, write_atomically
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from analysis import load
+    from accumulation_harness.analysis import load
 
 
 class NothingToReport(RuntimeError):
@@ -26,7 +26,7 @@ class NothingToReport(RuntimeError):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the report; exit code 1 when there is nothing to report or it cannot be read or written."""
-    parser = argparse.ArgumentParser(prog="python -m analysis.report", description=__doc__)
+    parser = argparse.ArgumentParser(prog="accumulation-harness report", description=__doc__)
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the store (default: results)")
     parser.add_argument("--out", type=Path, default=Path("reports"), help="folder to write to (default: reports)")
     options = parser.parse_args(arguments)
@@ -34,10 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         said, written = _reported(options.results, options.out)
     except (NothingToReport, OSError) as error:
-        print(in_one_line(f"analysis.report: {error}"), file=sys.stderr)
+        print(in_one_line(f"accumulation-harness report: {error}"), file=sys.stderr)
         return 1
     for line in said:
-        print(f"analysis.report: {line}", file=sys.stderr)
+        print(f"accumulation-harness report: {line}", file=sys.stderr)
     print(written)
     return 0
 
@@ -47,7 +47,7 @@ def _reported(results: Path, out: Path) -> tuple[list[str], str]:
     standing = made.standing(results, out)
     if standing is not None:
         return standing, f"{out / 'index.html'} (nothing has changed since it was made)"
-    from analysis.question import ReportWarning
+    from accumulation_harness.analysis.question import ReportWarning
 
     sources = made.sources_of(results)
     with warnings.catch_warnings(record=True) as seen:
@@ -65,8 +65,8 @@ def write(results: Path, out: Path) -> Path:
     report left there is removed.
     """
     # Importing these takes longer than to find that nothing has changed.
-    from analysis import article, caveats, faults, ledger, load, site, tables
-    from analysis.question import ReportWarning
+    from accumulation_harness.analysis import article, caveats, faults, ledger, load, site, tables
+    from accumulation_harness.analysis.question import ReportWarning
 
     loaded = load.read(results)
     if not loaded.trials.empty:
@@ -96,7 +96,7 @@ def write(results: Path, out: Path) -> Path:
 
 
 def _write_faults(arms: pd.DataFrame, path: Path) -> None:
-    from analysis import faults, tables
+    from accumulation_harness.analysis import faults, tables
 
     table = faults.to_table(arms)
     if table.empty:
@@ -107,7 +107,7 @@ def _write_faults(arms: pd.DataFrame, path: Path) -> None:
 
 def _nothing(results: Path, missing: Sequence[load.Missing]) -> str:
     if not missing:
-        return f"no trials in {results}: run some first, for example `python -m harness +experiment=equivalence`"
+        return f"no trials in {results}: run some first, for example `accumulation-harness run +experiment=equivalence`"
     states = ", ".join(f"{count} {state}" for state, count in sorted(Counter(one.state for one in missing).items()))
     first = next((f"; {one.experiment}/{one.trial}: {one.detail}" for one in missing if one.detail), "")
     return f"no finished trial in {results} ({states}{first})"

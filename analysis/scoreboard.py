@@ -1,6 +1,6 @@
-"""The scoreboard of audited releases: `python -m analysis.scoreboard` makes its page from the records, and says what has changed.
+"""`python -m accumulation_harness.analysis.scoreboard`: the page of audited releases from their records, and what has changed.
 
-A record (`harness/audit/released.py`) is one release; the same settings of other releases of that framework say since which
+A record (`audit/released.py`) is one release; the same settings of other releases of that framework say since which
 audited release a result holds, and in which it was gone. Exit code 0: nothing differs from the stored records, 1: something does.
 """
 
@@ -16,12 +16,12 @@ from pathlib import Path
 import pandas as pd
 from packaging.version import Version
 
-from analysis.audits import read_audits
-from analysis.content import number
-from harness.results.record import write_atomically
+from accumulation_harness.analysis.audits import read_audits
+from accumulation_harness.analysis.content import number
+from accumulation_harness.results.record import write_atomically
 
 STORED, NEW, PAGE = Path("docs/findings"), Path("results"), Path("docs/findings/scoreboard.md")
-TARGETS = Path("experiments/trainers/trainers.mk")
+TARGETS = Path("scoreboard/trainers.mk")
 HEAD = ("release", "setting", "finding", "distance of the first gradient, N", "since", "fixed in", "reproduce")
 
 
@@ -81,7 +81,7 @@ def _dated(line: Line, releases: Sequence[Line]) -> Line:
 
 
 def commands(makefile: str) -> dict[str, str]:
-    """Record -> the command that makes it, as the targets of `experiments/trainers/trainers.mk` say."""
+    """Record -> the command that makes it, as the targets of `scoreboard/trainers.mk` say."""
     found, target = {}, ""
     for row in makefile.splitlines():
         if match := re.match(r"(audit-[\w-]+):.*##", row):
@@ -142,7 +142,9 @@ def changes(stored: pd.DataFrame, new: pd.DataFrame) -> Iterator[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the page, print what has changed; the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m analysis.scoreboard", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m accumulation_harness.analysis.scoreboard", description=(__doc__ or "").partition("\n")[0]
+    )
     parser.add_argument("--stored", type=Path, default=STORED, help=f"folder that holds audits/*.json (default {STORED})")
     parser.add_argument("--new", type=Path, default=NEW, help=f"folder with audits made since (default {NEW})")
     parser.add_argument("--out", type=Path, default=PAGE, help=f"page to write (default {PAGE})")

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis import tables
-from analysis.content import Block, Cell, Matrix, Picture, Section, Table, Text, number, share
-from analysis.figures import common as figures
-from analysis.question import Material
-from harness.judge.gates import ALGEBRA_GATE, ROUNDING_GATE
+from accumulation_harness.analysis import tables
+from accumulation_harness.analysis.content import Block, Cell, Matrix, Picture, Section, Table, Text, number, share
+from accumulation_harness.analysis.figures import common as figures
+from accumulation_harness.analysis.question import Material
+from accumulation_harness.judge.gates import ALGEBRA_GATE, ROUNDING_GATE
 
 SYMBOLS = {"equivalent": "=", "degraded": "≈", "explained": "≠", "different": "≠!", "inconclusive": "?"}
 MEANINGS = {

@@ -11,11 +11,11 @@ from typing import Any
 import jinja2
 import pandas as pd
 
-from analysis import advice, ledger, load, sections, tables
-from analysis.article import Article
-from analysis.content import marked, number, worded
-from analysis.question import FOLDER, Ruling
-from harness.judge.gates import ALGEBRA_GATE, RANK_LEVEL, ROUNDING_GATE, TRAJECTORY_GATE
+from accumulation_harness.analysis import advice, ledger, load, sections, tables
+from accumulation_harness.analysis.article import Article
+from accumulation_harness.analysis.content import marked, number, worded
+from accumulation_harness.analysis.question import FOLDER, Ruling
+from accumulation_harness.judge.gates import ALGEBRA_GATE, RANK_LEVEL, ROUNDING_GATE, TRAJECTORY_GATE
 
 MAX_LISTED = 50
 

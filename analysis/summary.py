@@ -11,8 +11,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import load
-from harness.results.record import keep_others_out, write_atomically
+from accumulation_harness.analysis import load
+from accumulation_harness.results.record import keep_others_out, write_atomically
 
 KEYS = ["workload", "norm", "optimizer", "precision", "arm"]
 

@@ -17,15 +17,15 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis import load, tables
-from analysis.article import drawn_steps
-from analysis.figures import common as figures
-from analysis.figures.style import style
-from harness.config import ConfigError, TrackingConfig, TrackingMode
-from harness.processes import run_command
-from harness.results import sweeps, tracking
-from harness.results.record import FOLDER_MODE, in_one_line
-from harness.results.store import Store
+from accumulation_harness.analysis import load, tables
+from accumulation_harness.analysis.article import drawn_steps
+from accumulation_harness.analysis.figures import common as figures
+from accumulation_harness.analysis.figures.style import style
+from accumulation_harness.config import ConfigError, TrackingConfig, TrackingMode
+from accumulation_harness.processes import run_command
+from accumulation_harness.results import sweeps, tracking
+from accumulation_harness.results.record import FOLDER_MODE, in_one_line
+from accumulation_harness.results.store import Store
 
 SWEEP = "sweep"  # job type
 FIRST = ("workload", "norm", "optimizer", "precision", "seed", "effective_batch", "accumulation_steps", "micro_batch", "arm",
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results: Path = options.results
     logs = sorted(results.rglob("offline-run-*/*.wandb"))
     if not logs:
-        expected = f"expected a folder with offline runs of W&B, as `python -m harness results={results}` makes one"
+        expected = f"expected a folder with offline runs of W&B, as `accumulation-harness run results={results}` makes one"
         print(in_one_line(f"--results={results}: {expected}"), file=sys.stderr)
         return 2
     try:

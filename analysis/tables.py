@@ -13,8 +13,8 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import special
 
-from harness.judge import statistics
-from harness.results.judged_arm import VERDICT_COLUMNS
+from accumulation_harness.judge import statistics
+from accumulation_harness.results.judged_arm import VERDICT_COLUMNS
 
 WORST_FIRST = ("different", "degraded", "inconclusive", "equivalent")
 PRECISIONS = ("float64", "float32", "float16", "bfloat16")

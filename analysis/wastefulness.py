@@ -9,9 +9,9 @@ from enum import StrEnum
 
 import pandas as pd
 
-from analysis.convergence import ARM, FEWEST_SEEDS, LEVEL, MARGIN, NAMES, OWN_RATE, SETTING, reaches, targets
-from harness.judge import statistics
-from harness.results.cells import spread
+from accumulation_harness.analysis.convergence import ARM, FEWEST_SEEDS, LEVEL, MARGIN, NAMES, OWN_RATE, SETTING, reaches, targets
+from accumulation_harness.judge import statistics
+from accumulation_harness.results.cells import spread
 
 COSTS = ("samples", "optimizer_steps", "seconds")
 

@@ -1,4 +1,4 @@
-"""How often the watch of a training run is right: the counts that `harness.watch.calibration` wrote, on the page."""
+"""How often the watch of a training run is right: the counts that `accumulation_harness.watch.calibration` wrote, on the page."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from importlib.resources import files
 
 import pandas as pd
 
-from analysis.content import Section, Table, Text
-from analysis.question import Material
-from analysis.rates import Rate, percent
+from accumulation_harness.analysis.content import Section, Table, Text
+from accumulation_harness.analysis.question import Material
+from accumulation_harness.analysis.rates import Rate, percent
 
 RIGHT = "none"  # the fault of a right loop
 RUNGS = ("ledger", "sketch", "replay")
@@ -16,7 +16,7 @@ RUNGS = ("ledger", "sketch", "replay")
 
 def recorded() -> pd.DataFrame:
     """The counts that are kept with the project: `experiments/recorded/watch.csv`, one row for each group of loops."""
-    return pd.read_csv(str(files("experiments") / "recorded" / "watch.csv"), keep_default_na=False)
+    return pd.read_csv(str(files("accumulation_harness.experiments") / "recorded" / "watch.csv"), keep_default_na=False)
 
 
 def watched_runs(material: Material) -> Section | None:
@@ -32,10 +32,11 @@ def section(counts: pd.DataFrame) -> Section | None:
     alarms, seen, named = _rate(right, "different"), _rate(wrong, "different"), _rate(wrong, "named")
     commits, windows = ", ".join(str(one)[:7] for one in counts["commit"].unique()), int(right["windows"].sum())
     text = (
-        f"The watch of a real run (`harness.watch`) was attached to {alarms.n} random right loops of {windows} windows. "
-        f"It calls {alarms} of them different. Of {seen.n} loops with a planted fault it sees {seen.k}, and names {named.k} "
-        f"with nothing else beside them ({percent(named.share)}, 95% interval {named.interval}). Measured at commit {commits}, "
-        f"with torch {', '.join(map(str, counts['torch'].unique()))}, by `python -m harness.watch.calibration`."
+        f"The watch of a real run (`accumulation_harness.watch`) was attached to {alarms.n} random right loops of "
+        f"{windows} windows. It calls {alarms} of them different. Of {seen.n} loops with a planted fault it sees {seen.k}, "
+        f"and names {named.k} with nothing else beside them ({percent(named.share)}, 95% interval {named.interval}). "
+        f"Measured at commit {commits}, with torch {', '.join(map(str, counts['torch'].unique()))}, by "
+        "`python -m accumulation_harness.watch.calibration`."
     )
     return Section("The watch of a run", (Text(text), _of_faults(wrong), _of_right_loops(right)))
 

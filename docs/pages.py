@@ -14,7 +14,7 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from harness.judge.cause import MEANINGS, Cause
+from accumulation_harness.judge.cause import MEANINGS, Cause
 
 ROOT = Path(__file__).parents[1]
 LOOPS = ROOT / "tests" / "audit" / "loops"

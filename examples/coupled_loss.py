@@ -1,7 +1,7 @@
 """A loss with a term that couples the rows of a batch: a penalty on embeddings that are all alike (as in VICReg).
 
-    python -m harness workload=custom workload.target=examples/coupled_loss.py:Embeddings effective_batch=48
-    python -m harness workload=custom workload.target=examples/coupled_loss.py:Embeddings +workload.args.spread=0
+    accumulation-harness run workload=custom workload.target=examples/coupled_loss.py:Embeddings effective_batch=48
+    accumulation-harness run workload=custom workload.target=examples/coupled_loss.py:Embeddings +workload.args.spread=0
 
 Expect: `different (non_separable_loss)`: the spread of a micro-batch is not the spread of the batch. Without that term, which
 is the second command, `equivalent`.

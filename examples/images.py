@@ -1,6 +1,6 @@
 """Images, a model with BatchNorm, and an optimizer of one's own.
 
-    python -m harness -m workload=custom workload.target=examples/images.py:Digits norm=as_is,group \
+    accumulation-harness run -m workload=custom workload.target=examples/images.py:Digits norm=as_is,group \
         optimizer=custom optimizer.target=examples/images.py:Lion optimizer.lr=3e-4
 
 Expect: `different (batch_statistics)` as the model is, `equivalent` with its BatchNorm layers exchanged for GroupNorm.

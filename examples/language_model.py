@@ -1,7 +1,7 @@
 """A causal language model of transformers on lines of unequal lengths, its loss counted in tokens.
 
     pip install transformers
-    python -m harness workload=custom workload.target=examples/language_model.py:Lines optimizer=adamw
+    accumulation-harness run workload=custom workload.target=examples/language_model.py:Lines optimizer=adamw
 
 Expect: `equivalent`. A trainer that averages the micro-batches' mean losses would be `different (mean_of_means)`:
 add `faults=[mean_of_means]` to see it.

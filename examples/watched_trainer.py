@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-from harness.watch import Report
-from harness.watch.callbacks.hf import WatchCallback
+from accumulation_harness.watch import Report
+from accumulation_harness.watch.callbacks.hf import WatchCallback
 
 TOKENS, LONGEST = 32, 12
 

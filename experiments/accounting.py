@@ -8,9 +8,9 @@ from importlib.resources import files
 
 import pandas as pd
 
-from analysis.content import Section, Table, number
-from analysis.load import Results
-from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from accumulation_harness.analysis.content import Section, Table, number
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
 
 ADAM = ("adam", "adamw")
 CLOSE = 0.02  # relative tolerance for a result that a text rounds to two or three digits
@@ -90,7 +90,7 @@ def adam_copies(results: Results) -> ClaimResult:
 
 def key_value_cache(results: Results) -> ClaimResult:
     """D3: tests whether a training forward of a released library fills a key-value cache, and how much of it is a cost."""
-    return cache_ruling(pd.read_csv(str(files("experiments") / "recorded" / "key_value_cache.csv")))
+    return cache_ruling(pd.read_csv(str(files("accumulation_harness.experiments") / "recorded" / "key_value_cache.csv")))
 
 
 def cache_ruling(rows: pd.DataFrame) -> ClaimResult:
@@ -117,7 +117,7 @@ def cache_ruling(rows: pd.DataFrame) -> ClaimResult:
         explanation=f"A training forward with default settings fills a key-value cache, in proportion to b, in transformers "
         f"{words[True]}; in {words[False]} it does not. At most {number(float(extra.max()))} of "
         f"{number(float(rows['cache_bytes'].max()))} bytes are not held for backward as well. Recorded by "
-        "experiments/trainers/key_value_cache.py, which needs the library; this row does not change with the trials.",
+        "scoreboard/key_value_cache.py, which needs the library; this row does not change with the trials.",
     )
 
 

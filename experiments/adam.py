@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis import optimizers
-from analysis.content import Picture, Section, Table, Text, number
-from analysis.figures import optimizers as figures
-from analysis.load import Results
-from analysis.optimizers import of_study
-from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
-from experiments.momentum import APART, LONG, states_evolve_otherwise
-from harness.judge.gates import ALGEBRA_GATE
+from accumulation_harness.analysis import optimizers
+from accumulation_harness.analysis.content import Picture, Section, Table, Text, number
+from accumulation_harness.analysis.figures import optimizers as figures
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.optimizers import of_study
+from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from accumulation_harness.experiments.momentum import APART, LONG, states_evolve_otherwise
+from accumulation_harness.judge.gates import ALGEBRA_GATE
 
 SMALL_EPS = 1e-8  # PyTorch's default; smaller ones count as small too
 HIDDEN = 1e-2  # relative error of the first step, ten times the closed form at the default eps; later steps amplify it by chance

@@ -6,12 +6,12 @@ import math
 
 import pandas as pd
 
-from analysis.content import Picture, Section, Table, Text, number, share
-from analysis.figures import order as order_figures
-from analysis.load import Results
-from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
-from harness.judge.gates import ALGEBRA_GATE, TRAJECTORY_GATE
-from harness.judge.statistics import equivalence_p, mean_interval
+from accumulation_harness.analysis.content import Picture, Section, Table, Text, number, share
+from accumulation_harness.analysis.figures import order as order_figures
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from accumulation_harness.judge.gates import ALGEBRA_GATE, TRAJECTORY_GATE
+from accumulation_harness.judge.statistics import equivalence_p, mean_interval
 
 ANOTHER = 1e-3  # relative difference of weights that makes another training: seven decades above rounding in float64
 EQUAL = 0.02  # of the logarithm of a ratio of norms

@@ -6,13 +6,13 @@ import math
 
 import pandas as pd
 
-from analysis.content import Picture, Section, Table, Text, number, share, yes_or_no
-from analysis.convergence import longest
-from analysis.figures.balance import LABELS, figure_balance
-from analysis.load import Results
-from analysis.optimizers import interval
-from analysis.question import Experiment, Material
-from harness.judge.gates import ALGEBRA_GATE
+from accumulation_harness.analysis.content import Picture, Section, Table, Text, number, share, yes_or_no
+from accumulation_harness.analysis.convergence import longest
+from accumulation_harness.analysis.figures.balance import LABELS, figure_balance
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.optimizers import interval
+from accumulation_harness.analysis.question import Experiment, Material
+from accumulation_harness.judge.gates import ALGEBRA_GATE
 
 APART = 1e-3  # relative error of the router's gradient that makes another loss: nine decades above the gate
 COLUMNS = ("trial", "workload", "steps", "seed", "arm", "accumulation_steps", "micro_batch", "loss", "window_loss", "covariance",

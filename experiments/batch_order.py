@@ -7,13 +7,21 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from analysis.content import Picture, Section, Table, Text, number
-from analysis.convergence import DETECTABLE, FEWEST_SEEDS, FEWEST_SETTINGS, LEVEL, LONGEST, at_tuned_rate, longest
-from analysis.figures.batch_order import LABELS, figure_orders
-from analysis.load import Results
-from analysis.optimizers import interval, power
-from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, over_settings, undecided
-from harness.judge import statistics
+from accumulation_harness.analysis.content import Picture, Section, Table, Text, number
+from accumulation_harness.analysis.convergence import (
+    DETECTABLE,
+    FEWEST_SEEDS,
+    FEWEST_SETTINGS,
+    LEVEL,
+    LONGEST,
+    at_tuned_rate,
+    longest,
+)
+from accumulation_harness.analysis.figures.batch_order import LABELS, figure_orders
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.optimizers import interval, power
+from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, over_settings, undecided
+from accumulation_harness.judge import statistics
 
 MARGIN = 0.02  # nats of test loss that a benefit has to have
 SETTING = ["workload", "norm", "optimizer", "effective_batch", "accumulation_steps"]

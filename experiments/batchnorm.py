@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis import batch_norm_sections as shown
-from analysis.batch_norm import LEVEL, MARGIN, against_full, exact_rows, expected_momentum, trained
-from analysis.batch_norm_factors import b_and_n, factors, in_words
-from analysis.batch_norm_remedies import from_a_trained_model, which_remedy
-from analysis.content import Section, Table, number
-from analysis.load import Results
-from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
-from harness.judge.gates import ALGEBRA_GATE
-from harness.results.cells import spread
+from accumulation_harness.analysis import batch_norm_sections as shown
+from accumulation_harness.analysis.batch_norm import LEVEL, MARGIN, against_full, exact_rows, expected_momentum, trained
+from accumulation_harness.analysis.batch_norm_factors import b_and_n, factors, in_words
+from accumulation_harness.analysis.batch_norm_remedies import from_a_trained_model, which_remedy
+from accumulation_harness.analysis.content import Section, Table, number
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from accumulation_harness.judge.gates import ALGEBRA_GATE
+from accumulation_harness.results.cells import spread
 
 GATE = f"≤ {ALGEBRA_GATE:.0e}"
 APART = 1e-3  # relative error of another gradient: nine decades above the gate, well below what one norm layer does (4 %)

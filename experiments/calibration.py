@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis import faults, tables
-from analysis.content import Section, Table, Text
-from analysis.question import Answer, Experiment, Material
-from analysis.rates import percent, rate
-from analysis.watched import watched_runs
-from harness.config import Precision
-from harness.judge.cause import INHERENT
-from harness.judge.verdict import Doubt, Outcome
+from accumulation_harness.analysis import faults, tables
+from accumulation_harness.analysis.content import Section, Table, Text
+from accumulation_harness.analysis.question import Answer, Experiment, Material
+from accumulation_harness.analysis.rates import percent, rate
+from accumulation_harness.analysis.watched import watched_runs
+from accumulation_harness.config import Precision
+from accumulation_harness.judge.cause import INHERENT
+from accumulation_harness.judge.verdict import Doubt, Outcome
 
 ENOUGH = 3000  # trials
 TOLERATED = 0.02  # of the trials, inconclusive for a reason that REGIONS does not name

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from analysis import contrastive as shown
-from analysis.content import estimated, number
-from analysis.contrastive import EXACT, TRAINED, decided, difference
-from analysis.load import Results
-from analysis.question import Claim, ClaimResult, Experiment, Ruling, over_settings, undecided
-from harness.judge.gates import ALGEBRA_GATE
+from accumulation_harness.analysis import contrastive as shown
+from accumulation_harness.analysis.content import estimated, number
+from accumulation_harness.analysis.contrastive import EXACT, TRAINED, decided, difference
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Ruling, over_settings, undecided
+from accumulation_harness.judge.gates import ALGEBRA_GATE
 
 APART = 1e-3  # relative error of another gradient: nine decades above the gate
 EQUAL = 1.10  # bytes over those of accumulation, up to which a bank is said to have equal memory

@@ -7,15 +7,27 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from analysis import convergence, wastefulness
-from analysis.content import Block, Picture, Section, Table, Text, estimated, number, plain
-from analysis.convergence import ARM, DETECTABLE, FEWEST_SEEDS, FLAT, FRACTIONS, LEVEL, LONGEST, MARGIN, NAMES, SETTING, Pair
-from analysis.figures import convergence as figures
-from analysis.load import Results
-from analysis.optimizers import interval
-from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, over_settings, undecided
-from harness.config import TUNING_SEEDS
-from harness.judge import statistics
+from accumulation_harness.analysis import convergence, wastefulness
+from accumulation_harness.analysis.content import Block, Picture, Section, Table, Text, estimated, number, plain
+from accumulation_harness.analysis.convergence import (
+    ARM,
+    DETECTABLE,
+    FEWEST_SEEDS,
+    FLAT,
+    FRACTIONS,
+    LEVEL,
+    LONGEST,
+    MARGIN,
+    NAMES,
+    SETTING,
+    Pair,
+)
+from accumulation_harness.analysis.figures import convergence as figures
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.optimizers import interval
+from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, over_settings, undecided
+from accumulation_harness.config import TUNING_SEEDS
+from accumulation_harness.judge import statistics
 
 
 def arm_name(arm: object, num: object) -> str:

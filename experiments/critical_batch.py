@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from analysis.content import Picture, Section, Table, Text, number
-from analysis.convergence import DETECTABLE, FEWEST_SEEDS, FEWEST_SETTINGS, LEVEL, LONGEST, longest
-from analysis.figures.critical_batch import figure_critical
-from analysis.load import Results
-from analysis.optimizers import interval
-from analysis.question import Experiment, Material
-from harness.config import TUNING_SEEDS
-from harness.judge import statistics
+from accumulation_harness.analysis.content import Picture, Section, Table, Text, number
+from accumulation_harness.analysis.convergence import DETECTABLE, FEWEST_SEEDS, FEWEST_SETTINGS, LEVEL, LONGEST, longest
+from accumulation_harness.analysis.figures.critical_batch import figure_critical
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.optimizers import interval
+from accumulation_harness.analysis.question import Experiment, Material
+from accumulation_harness.config import TUNING_SEEDS
+from accumulation_harness.judge import statistics
 
 TOLERANCE = 0.02  # of the smallest batch's loss after the branch
 SAME = 0.5  # octaves within which a change is none

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis import sections, tables
-from analysis.load import Results
-from analysis.question import Answer, Claim, ClaimResult, Experiment, Ruling, undecided
-from harness.judge.cause import Cause
-from harness.judge.gates import ALGEBRA_GATE
+from accumulation_harness.analysis import sections, tables
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.question import Answer, Claim, ClaimResult, Experiment, Ruling, undecided
+from accumulation_harness.judge.cause import Cause
+from accumulation_harness.judge.gates import ALGEBRA_GATE
 
 BATCH_NORM = "batch"
 UNDIVIDED = Cause.loss_not_divided

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis import faults, tables
-from analysis.content import Picture, Section, Table, Text, share
-from analysis.figures import faults as fault_figures
-from analysis.question import Answer, Experiment, Material
-from analysis.rates import Rate, of_trials, percent, rate
-from harness.judge.cause import INHERENT, MEANINGS, ON_RANKS
+from accumulation_harness.analysis import faults, tables
+from accumulation_harness.analysis.content import Picture, Section, Table, Text, share
+from accumulation_harness.analysis.figures import faults as fault_figures
+from accumulation_harness.analysis.question import Answer, Experiment, Material
+from accumulation_harness.analysis.rates import Rate, of_trials, percent, rate
+from accumulation_harness.judge.cause import INHERENT, MEANINGS, ON_RANKS
 
 NAMED = 0.97  # of the detected, at least
 CONFIDENTLY_WRONG = 0.01  # of the detected, at most

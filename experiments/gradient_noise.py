@@ -7,13 +7,13 @@ import math
 import numpy as np
 import pandas as pd
 
-from analysis import noise
-from analysis.content import Picture, Section, Table, Text, number
-from analysis.figures import noise as noise_figures
-from analysis.load import Results
-from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
-from harness.judge.resampling import Interval
-from harness.judge.statistics import mean_interval
+from accumulation_harness.analysis import noise
+from accumulation_harness.analysis.content import Picture, Section, Table, Text, number
+from accumulation_harness.analysis.figures import noise as noise_figures
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from accumulation_harness.judge.resampling import Interval
+from accumulation_harness.judge.statistics import mean_interval
 
 SLOPE_MARGIN = 0.05  # of the mean slope around -1: from B = 4 to 1,024 this is a factor of 1.3 in the variance
 FEWEST_DRAWS = 200  # batches of every size, as the claim itself asks

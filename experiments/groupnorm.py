@@ -7,12 +7,12 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import batch_norm_sections as shown
-from analysis.batch_norm import EXACT, LEVEL, MARGIN, between_norms, fixed_batch, trained
-from analysis.load import Results
-from analysis.question import Claim, ClaimResult, Experiment, Ruling, undecided
-from harness.judge.gates import ALGEBRA_GATE
-from harness.judge.statistics import holm
+from accumulation_harness.analysis import batch_norm_sections as shown
+from accumulation_harness.analysis.batch_norm import EXACT, LEVEL, MARGIN, between_norms, fixed_batch, trained
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Ruling, undecided
+from accumulation_harness.judge.gates import ALGEBRA_GATE
+from accumulation_harness.judge.statistics import holm
 
 FEWEST_SEEDS = 3
 ROUGHLY = 0.34  # points of error, one of 297 images: a mean that falls by less counts as not fallen

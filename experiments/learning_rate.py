@@ -7,15 +7,15 @@ from collections.abc import Hashable, Mapping
 
 import pandas as pd
 
-from analysis import learning_rates
-from analysis.content import Block, Picture, Section, Table, Text, estimated, number
-from analysis.figures import optimizers as figures
-from analysis.learning_rates import RULES
-from analysis.load import Results
-from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
-from harness.judge import statistics
-from harness.judge.gates import TRAJECTORY_GATE
-from harness.judge.resampling import Interval
+from accumulation_harness.analysis import learning_rates
+from accumulation_harness.analysis.content import Block, Picture, Section, Table, Text, estimated, number
+from accumulation_harness.analysis.figures import optimizers as figures
+from accumulation_harness.analysis.learning_rates import RULES
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from accumulation_harness.judge import statistics
+from accumulation_harness.judge.gates import TRAJECTORY_GATE
+from accumulation_harness.judge.resampling import Interval
 
 APART = 1e-2  # relative change of the loss that another learning rate must make for the comparison to mean anything
 STABLE = 0.1  # nats of training loss above that at the batch's best rate; a tenth of a nat is 10 % in likelihood

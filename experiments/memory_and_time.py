@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from analysis.content import Picture, Section, Table, number, share
-from analysis.figures.memory import figure_cost_of_memory
-from analysis.load import Results
-from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from accumulation_harness.analysis.content import Picture, Section, Table, number, share
+from accumulation_harness.analysis.figures.memory import figure_cost_of_memory
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
 
 CLOSE = 0.02  # relative tolerance around the factor that a text gives
 NEGLIGIBLE = 0.05  # relative increase of time that counts as no cost
@@ -244,7 +244,7 @@ def budget_figure(material: Material) -> Section | None:
                 "Time of a window over the full batch's against the memory of a step, a point per micro-batch size",
                 "Each point is a size of micro-batch, labelled with b, at the same window B. A budget is a position on the "
                 "horizontal axis: the first point to its left is the largest measured b that fits, and its height is what "
-                "accumulating costs. `python -m harness.plan memory=... effective_batch=...` answers for a model of yours.",
+                "accumulating costs. `accumulation-harness plan memory=... effective_batch=...` answers for a model of yours.",
             ),
         ),
     )

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis import optimizers
-from analysis.content import Picture, Section, Table, Text, number
-from analysis.figures import optimizers as figures
-from analysis.load import Results
-from analysis.optimizers import of_study
-from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
-from harness.judge import statistics
-from harness.judge.cause import Cause
-from harness.judge.gates import ALGEBRA_GATE
+from accumulation_harness.analysis import optimizers
+from accumulation_harness.analysis.content import Picture, Section, Table, Text, number
+from accumulation_harness.analysis.figures import optimizers as figures
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.optimizers import of_study
+from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from accumulation_harness.judge import statistics
+from accumulation_harness.judge.cause import Cause
+from accumulation_harness.judge.gates import ALGEBRA_GATE
 
 APART = 1e-3  # relative, nine decades above the gate of L0: an arm that has to differ must differ by as much
 LONG = 200  # optimizer steps after which C3 is decided

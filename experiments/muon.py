@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.content import Picture, Section, Table, Text, number, yes_or_no
-from analysis.convergence import DETECTABLE
-from analysis.figures.muon import LABELS, figure_muon
-from analysis.load import Results
-from analysis.optimizers import interval
-from analysis.question import Experiment, Material
-from harness.judge.statistics import detectable, ratio_of_means
+from accumulation_harness.analysis.content import Picture, Section, Table, Text, number, yes_or_no
+from accumulation_harness.analysis.convergence import DETECTABLE
+from accumulation_harness.analysis.figures.muon import LABELS, figure_muon
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.optimizers import interval
+from accumulation_harness.analysis.question import Experiment, Material
+from accumulation_harness.judge.statistics import detectable, ratio_of_means
 
 RATIO = 2.0  # of rounding, as in L1
 ANOTHER = 0.1  # relative error of the update that makes another update: some thirty roundings of bfloat16

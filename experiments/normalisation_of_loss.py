@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis import tables
-from analysis.content import Picture, Section, Table, Text, number, share
-from analysis.figures import normalisation as normalisation_figures
-from analysis.load import Results
-from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
-from harness.judge.cause import Cause
-from harness.judge.gates import ALGEBRA_GATE
+from accumulation_harness.analysis import tables
+from accumulation_harness.analysis.content import Picture, Section, Table, Text, number, share
+from accumulation_harness.analysis.figures import normalisation as normalisation_figures
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from accumulation_harness.judge.cause import Cause
+from accumulation_harness.judge.gates import ALGEBRA_GATE
 
 UNDIVIDED, DIVIDED_BY_N, BY_FULL_N = Cause.loss_not_divided, Cause.mean_of_means, Cause.short_window_divided_by_n
 FAULTS: dict[str, str] = {  # arm -> how it divides

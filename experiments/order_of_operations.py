@@ -8,13 +8,13 @@ from functools import partial
 
 import pandas as pd
 
-from analysis import faults
-from analysis.content import Picture, Section, Table, Text, number, share
-from analysis.figures import order as order_figures
-from analysis.load import Results
-from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
-from harness.judge.cause import Cause
-from harness.judge.gates import ALGEBRA_GATE, TRAJECTORY_GATE
+from accumulation_harness.analysis import faults
+from accumulation_harness.analysis.content import Picture, Section, Table, Text, number, share
+from accumulation_harness.analysis.figures import order as order_figures
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from accumulation_harness.judge.cause import Cause
+from accumulation_harness.judge.gates import ALGEBRA_GATE, TRAJECTORY_GATE
 
 GATE = f"> {ALGEBRA_GATE:.0e}; correct arms ≤"
 WRONG = {

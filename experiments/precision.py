@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis import tables
-from analysis.content import Block, Picture, Section, Table, Text, number, share
-from analysis.figures import precision as precision_figures
-from analysis.load import Results
-from analysis.precision import NOTICEABLE, errors, growth, scaling
-from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
-from harness.judge.gates import ALGEBRA_GATE, ROUNDING_GATE
-from harness.judge.statistics import equivalence_p, holm, mean_interval
+from accumulation_harness.analysis import tables
+from accumulation_harness.analysis.content import Block, Picture, Section, Table, Text, number, share
+from accumulation_harness.analysis.figures import precision as precision_figures
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.precision import NOTICEABLE, errors, growth, scaling
+from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from accumulation_harness.judge.gates import ALGEBRA_GATE, ROUNDING_GATE
+from accumulation_harness.judge.statistics import equivalence_p, holm, mean_interval
 
 SMALL = 2  # samples: the claim speaks of micro-batches of 1 or 2
 GROWTH = 2.0  # factor in a 16-bit accumulator's error from the smallest N to the largest; independent roundings give sqrt(N)

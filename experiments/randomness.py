@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from analysis.content import Section, Table, Text, number
-from analysis.load import Results
-from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
-from harness.judge.gates import ALGEBRA_GATE
+from accumulation_harness.analysis.content import Section, Table, Text, number
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from accumulation_harness.judge.gates import ALGEBRA_GATE
 
 DIFFERS = 0.01  # relative distance of two different gradients: rounding is thirteen decades below
 SPREAD = 0.1  # tolerance of the mean ratio of spreads around 1; 200 draws give a spread to a few per cent

@@ -6,11 +6,11 @@ from importlib.resources import files
 
 import pandas as pd
 
-from analysis.audits import released_trainers
-from analysis.content import Section
-from analysis.load import Results
-from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
-from analysis.watched import watched_runs
+from accumulation_harness.analysis.audits import released_trainers
+from accumulation_harness.analysis.content import Section
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from accumulation_harness.analysis.watched import watched_runs
 
 
 def of(results: Results, *frameworks: str) -> pd.DataFrame:
@@ -42,7 +42,7 @@ def accelerate_handles(results: Results) -> ClaimResult:
 
 def default_of(framework: str, setting: str) -> pd.DataFrame:
     """The recorded defaults of a framework's setting, by version: `experiments/recorded/defaults.csv`."""
-    rows = pd.read_csv(str(files("experiments") / "recorded" / "defaults.csv"))
+    rows = pd.read_csv(str(files("accumulation_harness.experiments") / "recorded" / "defaults.csv"))
     return rows[(rows["framework"] == framework) & (rows["setting"] == setting)]
 
 

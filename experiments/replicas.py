@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.content import Section, Table, Text, number, share
-from analysis.load import Results
-from analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
-from harness.judge.gates import ALGEBRA_GATE, TRAJECTORY_GATE
+from accumulation_harness.analysis.content import Section, Table, Text, number, share
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from accumulation_harness.judge.gates import ALGEBRA_GATE, TRAJECTORY_GATE
 
 # A way that synchronises once per window -> the same after every micro-batch.
 PAIRS = {"mean_of_scaled": "mean_every_micro_batch", "ddp": "ddp_every_backward"}

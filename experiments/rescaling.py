@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from analysis.content import Picture, Section, Table, Text, number
-from analysis.convergence import DETECTABLE, FEWEST_SETTINGS, LEVEL
-from analysis.figures.rescaling import figure_rescaling
-from analysis.load import Results
-from analysis.optimizers import interval
-from analysis.question import Experiment, Material
-from harness.judge import statistics
+from accumulation_harness.analysis.content import Picture, Section, Table, Text, number
+from accumulation_harness.analysis.convergence import DETECTABLE, FEWEST_SETTINGS, LEVEL
+from accumulation_harness.analysis.figures.rescaling import figure_rescaling
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.optimizers import interval
+from accumulation_harness.analysis.question import Experiment, Material
+from accumulation_harness.judge import statistics
 
 MARGIN = 0.02  # in logarithms of a loss: 2 % of it
 FEWEST_SEEDS = 8  # fewer have no exact sign-flip p value below 0.05 after Holm over six rescalings

@@ -6,11 +6,11 @@ import math
 
 import pandas as pd
 
-from analysis import faults, tables
-from analysis.content import Picture, Section, Table, number, share
-from analysis.figures import faults as fault_figures
-from analysis.question import Answer, Experiment, Material
-from analysis.rates import Rate, percent
+from accumulation_harness.analysis import faults, tables
+from accumulation_harness.analysis.content import Picture, Section, Table, number, share
+from accumulation_harness.analysis.figures import faults as fault_figures
+from accumulation_harness.analysis.question import Answer, Experiment, Material
+from accumulation_harness.analysis.rates import Rate, percent
 
 WANTED = 0.95  # share of planted errors that has to be found
 ENOUGH = 20  # trials of every size: fewer cannot distinguish 95% from much less

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.config import Data, DataConfig, Model, OptimizerConfig, OptimizerName, TrialConfig, WorkloadConfig
+from accumulation_harness.config import Data, DataConfig, Model, OptimizerConfig, OptimizerName, TrialConfig, WorkloadConfig
 
 NOUNS = ("matrix", "letter", "folder", "socket", "window", "signal", "archive", "lattice")
 VERBS = ("invert", "scatter", "compress", "validate", "reorder", "measure", "publish", "discard")

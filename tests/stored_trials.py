@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from harness.config import Norm, OptimizerConfig, OptimizerName, Precision, Split, TrialConfig, to_dict
-from harness.identity import identity
-from harness.judge.cause import Cause
-from harness.judge.signature import Signature
-from harness.judge.verdict import Algebra, Evidence, Outcome, Rounding, Trajectory, Verdict
-from harness.results.arm_name import ArmName
-from harness.results.judged_arm import Ending, VerdictRow, to_stored
-from harness.results.store import Store
+from accumulation_harness.config import Norm, OptimizerConfig, OptimizerName, Precision, Split, TrialConfig, to_dict
+from accumulation_harness.identity import identity
+from accumulation_harness.judge.cause import Cause
+from accumulation_harness.judge.signature import Signature
+from accumulation_harness.judge.verdict import Algebra, Evidence, Outcome, Rounding, Trajectory, Verdict
+from accumulation_harness.results.arm_name import ArmName
+from accumulation_harness.results.judged_arm import Ending, VerdictRow, to_stored
+from accumulation_harness.results.store import Store
 
 STEPS = 12
 MakeTrial = Callable[..., str]

@@ -17,11 +17,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness import accelerator, driver
-from harness.audit.evidence import Run
-from harness.audit.observe import forwards, launched, ranks
-from harness.audit.observe.runs import Job, watch
-from harness.config import (
+from accumulation_harness import accelerator, driver
+from accumulation_harness.audit.evidence import Run
+from accumulation_harness.audit.observe import forwards, launched, ranks
+from accumulation_harness.audit.observe.runs import Job, watch
+from accumulation_harness.config import (
     ConfigError,
     Device,
     Execution,
@@ -33,15 +33,15 @@ from harness.config import (
     TrialConfig,
     WorkloadConfig,
 )
-from harness.measure import ablation, environment
-from harness.measure.lock_step import Setting
-from harness.recipes.micro_batch import Even
-from harness.recipes.recipe import Recipe, take_step
-from harness.referee import gradients
-from harness.results.store import Store
-from harness.sweep import child, experiment
-from harness.validation import validate
-from harness.watch import replay
+from accumulation_harness.measure import ablation, environment
+from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.recipes.micro_batch import Even
+from accumulation_harness.recipes.recipe import Recipe, take_step
+from accumulation_harness.referee import gradients
+from accumulation_harness.results.store import Store
+from accumulation_harness.sweep import child, experiment
+from accumulation_harness.validation import validate
+from accumulation_harness.watch import replay
 from tests import test_gpu
 
 ROOT = Path(__file__).parents[1]
@@ -56,7 +56,7 @@ STYLES = {
 }
 SHOW = """
 import torch, warnings
-from harness.recipes.determinism import deterministic
+from accumulation_harness.recipes.determinism import deterministic
 warnings.simplefilter("ignore")
 b = torch.backends
 def shown():
@@ -383,7 +383,7 @@ def test_the_makefile_beside_a_driver(tmp_path: Path) -> None:
     assert "-c .venv/constraints.txt" in beside and "device=cpu" in beside
     index = "https://download.pytorch.org/whl/cu126"
     assert index in make("report", f"TORCH_INDEX={index}") and index not in without
-    assert "harness.doctor gpu --out results/gpu" in make("gpu")
+    assert "accumulation-harness doctor gpu --out results/gpu" in make("gpu")
 
 
 @pytest.mark.parametrize("available", [True, False])

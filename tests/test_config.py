@@ -4,8 +4,8 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from harness.bounds import BOUNDS
-from harness.config import (
+from accumulation_harness.bounds import BOUNDS
+from accumulation_harness.config import (
     ConfigError,
     Data,
     DataConfig,
@@ -21,8 +21,8 @@ from harness.config import (
     WorkloadConfig,
     to_dict,
 )  # fmt: skip
-from harness.identity import FORMER_DEFAULTS, differing, identity, legacy_identity
-from harness.validation import validate
+from accumulation_harness.identity import FORMER_DEFAULTS, differing, identity, legacy_identity
+from accumulation_harness.validation import validate
 
 
 def test_defaults_are_valid() -> None:

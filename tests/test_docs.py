@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from harness import settings
-from harness.judge.cause import MEANINGS, Cause
+from accumulation_harness import settings
+from accumulation_harness.judge.cause import MEANINGS, Cause
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.M | re.S)
@@ -25,8 +25,10 @@ LOADED = re.compile(rf"<(?:script|img|iframe)\b{SOMEWHERE}|<link\b[^>]*rel=\"?(?
 @pytest.mark.parametrize("page", ["index.md", "ci.md"])
 def test_examples(page: str, tmp_path: Path) -> None:
     """Files are written as shown, commands run in their order, and end with what is shown; `...` stands for anything."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
-    (tmp_path / "conftest.py").write_text(f"pytest_plugins = {[] if registered() else ['harness.audit.pytest_plugin']}\n")
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/harness", "COLUMNS": "200"}
+    (tmp_path / "conftest.py").write_text(
+        f"pytest_plugins = {[] if registered() else ['accumulation_harness.audit.pytest_plugin']}\n"
+    )
     commands = 0
     for language, title, text in BLOCK.findall((ROOT / "docs" / page).read_text()):
         if title:
@@ -47,7 +49,7 @@ def registered() -> bool:
     """Whether the plugin is registered by the package as it is installed here."""
     from importlib.metadata import entry_points
 
-    return any(point.value == "harness.audit.pytest_plugin" for point in entry_points(group="pytest11"))
+    return any(point.value == "accumulation_harness.audit.pytest_plugin" for point in entry_points(group="pytest11"))
 
 
 def test_the_page_of_settings_is_the_present_one() -> None:
@@ -56,7 +58,7 @@ def test_the_page_of_settings_is_the_present_one() -> None:
 
 def build(root: Path, site: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1"}
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/harness", "NO_MKDOCS_2_WARNING": "1"}
     return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
 
 

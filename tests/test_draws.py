@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 
-from harness import run
-from harness.bounds import BOUNDS
-from harness.config import TrialConfig
-from harness.draws import DRAWS, LEFT_OUT, drawn, overrides
-from harness.identity import identity
-from harness.measure.lock_step import Setting
-from harness.trial import check_splits, standard_candidates
+from accumulation_harness import run
+from accumulation_harness.bounds import BOUNDS
+from accumulation_harness.config import TrialConfig
+from accumulation_harness.draws import DRAWS, LEFT_OUT, drawn, overrides
+from accumulation_harness.identity import identity
+from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.trial import check_splits, standard_candidates
 from tests.toy import CPU
 
 MANY = 3000

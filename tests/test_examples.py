@@ -20,16 +20,18 @@ FILES = ("images", "language_model", "coupled_loss")
 
 
 def commands(text: str) -> list[list[str]]:
-    """What a text tells to type after `python -m harness`."""
+    """What a text tells to type after `accumulation-harness run`."""
     joined = re.sub(r"\\\n\s*", "", text)
-    lines = [line.partition("#")[0].split() for line in joined.splitlines() if line.strip().startswith("python -m harness")]
+    lines = [
+        line.partition("#")[0].split() for line in joined.splitlines() if line.strip().startswith("accumulation-harness run")
+    ]
     return [line[3:] for line in lines]
 
 
 def run(folder: Path, *arguments: str) -> dict[str, list[dict[str, Any]]]:
     """The arms of each trial that is stored after a command in a folder."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "harness", *arguments]
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/harness", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "accumulation_harness", "run", *arguments]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return {path.parent.name: json.loads(path.read_text())["arms"] for path in sorted(folder.glob("results/*/*/trial.json"))}
@@ -95,8 +97,8 @@ def test_the_sweep_to_copy(folder: Path) -> None:
         "MyTask-group-momentum-float32": {""},
     }
     assert "hydra/launcher=submitit_slurm" in slurm and "hydra.launcher.gres=gpu:1" in slurm
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    page = [sys.executable, "-m", "harness.commands", "report", "--results", "results", "--out", "reports"]
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/harness"}
+    page = [sys.executable, "-m", "accumulation_harness", "report", "--results", "results", "--out", "reports"]
     subprocess.run(page, cwd=mine, env=environment, check=True, capture_output=True)
     cells = [cell for cell in json.loads((mine / "look.ipynb").read_text())["cells"] if cell["cell_type"] == "code"]
     code = "\n".join("".join(cell["source"]) for cell in cells) + "\nprint(own['cause'].unique())"

@@ -17,8 +17,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis import faults, ledger, load, tables
-from analysis.question import Ruling, registered
+from accumulation_harness.analysis import faults, ledger, load, tables
+from accumulation_harness.analysis.question import Ruling, registered
 
 ROOT = Path(__file__).parents[1]
 FINDINGS = ROOT / "docs" / "findings"
@@ -48,7 +48,7 @@ def contradictions(fresh: pd.DataFrame, kept: pd.DataFrame) -> list[str]:
 @pytest.mark.parametrize("name", [name for name, one in registered().items() if one.claims and name != AUDITED])
 def test_one_seed_does_not_contradict_what_is_stored(name: str, tmp_path: Path) -> None:
     kept = stored()
-    command = [sys.executable, "-m", "harness", f"+experiment={name}", "hydra.sweeper.size=quick", "seed=0",
+    command = [sys.executable, "-m", "accumulation_harness", "run", f"+experiment={name}", "hydra.sweeper.size=quick", "seed=0",
                f"results={tmp_path}", "tracking.mode=disabled"]  # fmt: skip
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-2000:]
@@ -84,7 +84,7 @@ def kept_trials(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def kept_results(kept_trials: Path) -> load.Results:
-    """As `analysis.report` reads them."""
+    """As `accumulation_harness.analysis.report` reads them."""
     return faults.with_visibility(kept_trials, load.read(kept_trials))
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from harness import accelerator
-from harness.config import (
+from accumulation_harness import accelerator
+from accumulation_harness.config import (
     Data,
     Device,
     Execution,
@@ -24,9 +24,9 @@ from harness.config import (
     TrialConfig,
     WorkloadConfig,
 )
-from harness.measure.lock_step import REFERENCE, LockStep, Setting
-from harness.recipes.determinism import choose_device, deterministic
-from harness.trial import full_batch, run_trial, standard_candidates
+from accumulation_harness.measure.lock_step import REFERENCE, LockStep, Setting
+from accumulation_harness.recipes.determinism import choose_device, deterministic
+from accumulation_harness.trial import full_batch, run_trial, standard_candidates
 
 # Warnings of torch about its own prototypes and deprecations are none of ours: sync debug mode, the compiler, TF32.
 pytestmark = [

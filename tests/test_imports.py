@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
@@ -11,28 +12,47 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-OURS = ("harness", "analysis", "experiments", "hydra_plugins")
-TRAINERS = "experiments.trainers"  # scripts for environments of their own
+ROOT = Path(__file__).parents[1] / "harness"
+OURS = ("accumulation_harness", "hydra_plugins")
 
 WALLS = {  # room -> what none of its modules may reach, however many imports it takes
-    "harness": ("analysis", "experiments"),
-    "harness.referee": ("harness.recipes", "harness.measure", "torch.optim"),
-    "harness.judge": ("torch", "harness.measure"),
-    "harness.results": ("torch",),
-    "harness.audit": ("harness.recipes", "harness.measure", "harness.workloads"),
-    "harness.audit.compare": ("harness.audit.observe",),
-    "harness.audit.rules": ("harness.audit.observe", "torch"),
-    "harness.watch": ("harness.recipes", "harness.measure", "harness.workloads", "harness.audit.compare"),
-    "harness.lint": ("torch", "numpy", "rich", "harness.audit", "harness.measure"),
-    "harness.run": ("torch",),
-    "analysis": ("experiments", "torch"),
-    "experiments": ("torch", "harness.recipes", "harness.measure", "harness.trial"),
+    "accumulation_harness.referee": ("accumulation_harness.recipes", "accumulation_harness.measure", "torch.optim"),
+    "accumulation_harness.judge": ("torch", "accumulation_harness.measure"),
+    "accumulation_harness.results": ("torch",),
+    "accumulation_harness.audit": (
+        "accumulation_harness.recipes",
+        "accumulation_harness.measure",
+        "accumulation_harness.workloads",
+    ),
+    "accumulation_harness.audit.compare": ("accumulation_harness.audit.observe",),
+    "accumulation_harness.audit.rules": ("accumulation_harness.audit.observe", "torch"),
+    "accumulation_harness.watch": (
+        "accumulation_harness.recipes",
+        "accumulation_harness.measure",
+        "accumulation_harness.workloads",
+        "accumulation_harness.audit.compare",
+    ),
+    "accumulation_harness.lint": ("torch", "numpy", "rich", "accumulation_harness.audit", "accumulation_harness.measure"),
+    "accumulation_harness.run": ("torch",),
+    "accumulation_harness.analysis": ("accumulation_harness.experiments", "torch"),
+    "accumulation_harness.experiments": (
+        "torch",
+        "accumulation_harness.recipes",
+        "accumulation_harness.measure",
+        "accumulation_harness.trial",
+    ),
 }
 LAZY = {  # imported inside a function, when a trial is about to run: a wall ends there
-    ("harness.sweep.experiment", "harness.accelerator"),
-    ("harness.sweep.experiment", "harness.studies"),
+    ("accumulation_harness.sweep.experiment", "accumulation_harness.accelerator"),
+    ("accumulation_harness.sweep.experiment", "accumulation_harness.studies"),
 }
+
+
+def _files(folder: Path) -> list[Path]:
+    """Below a folder, also through links to the folders at the top of the tree."""
+    return sorted(
+        Path(here, name) for here, _, names in os.walk(folder, followlinks=True) for name in names if name.endswith(".py")
+    )
 
 
 def name_of(path: Path) -> str:
@@ -42,8 +62,8 @@ def name_of(path: Path) -> str:
 
 @cache
 def modules() -> Mapping[str, Path]:
-    paths = [path for folder in OURS for path in sorted((ROOT / folder).rglob("*.py"))]
-    return {name: path for path in paths if not (name := name_of(path)).startswith(TRAINERS)}
+    paths = [path for folder in OURS for path in _files(ROOT / folder)]
+    return {name_of(path): path for path in paths}
 
 
 def imports(tree: ast.AST) -> Iterator[str]:
@@ -126,22 +146,22 @@ def order(arrows: Mapping[str, Iterable[str]]) -> list[str]:
 
 def test_the_lint_reaches_only_the_standard_library() -> None:
     """A pre-commit hook runs it from a clone, where nothing is installed."""
-    for name in inside(modules(), "harness.lint"):
-        foreign = {other.partition(".")[0] for other in reached(name)} - sys.stdlib_module_names - {"harness"}
+    for name in inside(modules(), "accumulation_harness.lint"):
+        foreign = {other.partition(".")[0] for other in reached(name)} - sys.stdlib_module_names - {"accumulation_harness"}
         assert not foreign, f"{name} reaches {foreign}"
-        ours = {other for other in reached(name) if other in modules()} - set(inside(modules(), "harness.lint"))
-        assert ours <= {"harness.judge.cause", "harness.enums"}
+        ours = {other for other in reached(name) if other in modules()} - set(inside(modules(), "accumulation_harness.lint"))
+        assert ours <= {"accumulation_harness.judge.cause", "accumulation_harness.enums"}
 
 
 def test_only_tracking_knows_wandb() -> None:
     users = {name for name, others in graph().items() if inside(others, "wandb")}
-    assert users == {"harness.results.tracking", "harness.bench.sweep_by_hand"}
+    assert users == {"accumulation_harness.results.tracking", "accumulation_harness.bench.sweep_by_hand"}
 
 
 def test_the_walls_would_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     """A way through two rooms is found, and so is a circle."""
-    detour = {**graph(), "harness.judge.verdict": frozenset({"harness.referee.oracle"})}
+    detour = {**graph(), "accumulation_harness.judge.verdict": frozenset({"accumulation_harness.referee.oracle"})}
     monkeypatch.setattr(f"{__name__}.graph", lambda: detour)
-    assert reached("harness.judge.verdict")["torch"][1] == "harness.referee.oracle"
+    assert reached("accumulation_harness.judge.verdict")["torch"][1] == "accumulation_harness.referee.oracle"
     with pytest.raises(pytest.fail.Exception, match="a circle: "):
         order({"a": {"b"}, "b": {"a"}})

@@ -34,7 +34,7 @@ WATCHED = """
 import sys
 sys.path.pop(0)  # the folder has somebody's `harness.py`
 import torch
-from harness.watch import watch
+from accumulation_harness.watch import watch
 model = torch.nn.Linear(4, 3)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 with watch(model, optimizer) as seen:
@@ -67,7 +67,7 @@ def installed(wheel: zipfile.ZipFile, folder: Path, hidden: tuple[str, ...] = ()
             if package.suffix != ".pth" and not (site / package.name).exists() and not package.name.lower().startswith(hidden):
                 (site / package.name).symlink_to(package)
     script = folder / "bin" / "accumulation-harness"
-    script.write_text(f"#!{folder}/bin/python\nimport sys\nfrom harness.commands import main\nsys.exit(main())\n")
+    script.write_text(f"#!{folder}/bin/python\nimport sys\nfrom accumulation_harness.commands import main\nsys.exit(main())\n")
     script.chmod(0o755)
     return script
 
@@ -80,9 +80,9 @@ def command(wheel: zipfile.ZipFile, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.fixture
 def hostile(tmp_path: Path) -> Path:
     """A folder of somebody's own that has every name of ours."""
-    for name in ("harness", "analysis", "experiments", "commands", "studies"):
+    for name in ("harness", "accumulation", "commands", "studies"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('somebody else\\'s file')\n")
-    for name in ("experiments", "analysis", "conf", "_tree", "hydra_plugins"):
+    for name in ("experiments", "analysis", "conf", "tests", "hydra_plugins"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise SystemExit('somebody else\\'s folder')\n")
     (tmp_path / "conf" / "config.yaml").write_text("norm: somebody else's\n")
@@ -98,10 +98,15 @@ def run(command: Path, folder: Path, *arguments: str) -> subprocess.CompletedPro
 
 def test_a_wheel_takes_no_name_but_its_own(wheel: zipfile.ZipFile) -> None:
     tops = {name.partition("/")[0] for name in wheel.namelist()}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"harness", "hydra_plugins"}  # the second is Hydra's
-    assert wheel.read("harness/remedies.md") == (ROOT / "docs" / "remedies.md").read_bytes(), "a report names a section of it"
+    assert {top for top in tops if not top.endswith(".dist-info")} == {
+        "accumulation_harness",
+        "hydra_plugins",
+    }  # the second is Hydra's
+    assert wheel.read("accumulation_harness/remedies.md") == (ROOT / "docs" / "remedies.md").read_bytes(), (
+        "a report names a section of it"
+    )
     (points,) = (wheel.read(name).decode() for name in wheel.namelist() if name.endswith("entry_points.txt"))
-    assert "accumulation-harness = harness.commands:main" in points
+    assert "accumulation-harness = accumulation_harness.commands:main" in points
     (about,) = (wheel.read(name).decode() for name in wheel.namelist() if name.endswith("METADATA"))
     needed = [line for line in about.splitlines() if line.startswith("Requires-Dist") and "extra" not in line]
     assert sorted(line.split()[1].partition(">")[0] for line in needed) == ["numpy", "torch", "typing-extensions"]

@@ -28,7 +28,9 @@ def test_what_a_group_is_narrowed_to_is_handed_on(tmp_path: Path) -> None:
     subprocess.run(
         ["make", "report", f"VENV={tmp_path}", f"--old-file={tmp_path}/.ready"], cwd=ROOT, capture_output=True, check=True
     )
-    sweeps = [line for line in (binaries / "python.log").read_text().splitlines() if line.startswith("-m harness ")]
+    sweeps = [
+        line for line in (binaries / "python.log").read_text().splitlines() if line.startswith("-m accumulation_harness run ")
+    ]
     shared = "device=cpu hydra.sweeper.size=quick results=results"
-    assert sweeps[0] == f"-m harness +experiment=all hydra.sweeper.experiments=[equivalence] seed=0 {shared}"
-    assert sweeps[1] == f"-m harness +experiment=all hydra.sweeper.experiments=[equivalence] {shared}"
+    assert sweeps[0] == f"-m accumulation_harness run +experiment=all hydra.sweeper.experiments=[equivalence] seed=0 {shared}"
+    assert sweeps[1] == f"-m accumulation_harness run +experiment=all hydra.sweeper.experiments=[equivalence] {shared}"

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from harness import pace, studies
-from harness.config import Norm, Study, TrialConfig
-from harness.measure import ablation
-from harness.results.measurements import Measurements
-from harness.trial import run_trial
+from accumulation_harness import pace, studies
+from accumulation_harness.config import Norm, Study, TrialConfig
+from accumulation_harness.measure import ablation
+from accumulation_harness.results.measurements import Measurements
+from accumulation_harness.trial import run_trial
 
 SMALL = TrialConfig(effective_batch=16, accumulation_steps=(4,), steps=6, algebra_steps=4, nulls=2)
 

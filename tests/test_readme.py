@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.doctor import machine
-from harness.run import compose_trial
+from accumulation_harness.doctor import machine
+from accumulation_harness.run import compose_trial
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -41,7 +41,7 @@ def test_its_programs_are_python() -> None:
     assert len(programs[0].splitlines()) <= 16
 
 
-@pytest.mark.parametrize("line", re.findall(r"python -m harness -m (.*)", README))
+@pytest.mark.parametrize("line", re.findall(r"accumulation-harness run -m (.*)", README))
 def test_its_sweeps_are_settings_that_there_are(line: str) -> None:
     """Each axis at its first value; a task is not there to be imported, and its target is checked as a setting alone."""
     overrides = [override.partition(",")[0] for override in shlex.split(line)]

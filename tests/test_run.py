@@ -16,10 +16,10 @@ from random import Random
 import pytest
 from hydra.errors import MissingConfigException
 
-from analysis.question import registered
-from harness import run
-from harness.bounds import BOUNDS
-from harness.config import (
+from accumulation_harness import run
+from accumulation_harness.analysis.question import registered
+from accumulation_harness.bounds import BOUNDS
+from accumulation_harness.config import (
     HarnessConfig,
     Norm,
     OptimizerConfig,
@@ -31,11 +31,11 @@ from harness.config import (
     TrackingConfig,
     TrackingMode,
 )
-from harness.draws import drawn
-from harness.identity import identity
-from harness.results.store import Store
-from harness.sweep import experiment
-from harness.sweep.child import Failure
+from accumulation_harness.draws import drawn
+from accumulation_harness.identity import identity
+from accumulation_harness.results.store import Store
+from accumulation_harness.sweep import experiment
+from accumulation_harness.sweep.child import Failure
 
 Command = Callable[..., tuple[int, list[HarnessConfig]]]
 
@@ -108,7 +108,7 @@ BAD_INPUT = {
     "optimzer=adam": "optimzer: expected a known setting; did you mean optimizer?",
     "optimizer.momentm=1": "optimizer.momentm: expected a known setting; did you mean momentum?",
     "+optimizer.momentm=0.9": "optimizer.momentm=0.9: expected a known setting; did you mean momentum?",
-    "b=auto": "b: expected accumulation_steps=[N], b is effective_batch / N; python -m harness.plan b=auto finds what fits",
+    "b=auto": "b: expected accumulation_steps=[N], b is effective_batch / N; accumulation-harness plan b=auto finds what fits",
     "+zzz=1": "zzz=1: expected one of experiment, study, workload,",
     "optimizer@other=adam": "optimizer@other: expected a known setting; did you mean optimizer?",
     "optimizer.lr=-1": "optimizer.lr=-1.0: expected a number from 1e-16 to 65504 (below it",
@@ -300,7 +300,7 @@ def test_the_exit_code_tells_failures(command: Command, monkeypatch: pytest.Monk
 
 
 def test_help_is_quick_and_loads_nothing_heavy() -> None:
-    program = "import sys; sys.argv = ['harness', '--help']\nfrom harness.run import main\n" + (
+    program = "import sys; sys.argv = ['harness', '--help']\nfrom accumulation_harness.run import main\n" + (
         "main(), print({'torch', 'wandb', 'pandas', 'pyarrow', 'numpy'} & sys.modules.keys())"
     )
     started = time.monotonic()
@@ -313,14 +313,14 @@ def test_help_is_quick_and_loads_nothing_heavy() -> None:
 
 def test_real_trials_run_in_parallel_with_one_thread_each(tmp_path: Path) -> None:
     tiny = ["steps=2", "algebra_steps=2", "probe_every=2", "accumulation_steps=[2]", "tracking=disabled", "workers=2"]
-    command = [sys.executable, "-m", "harness", "-m", "seed=0,1", *tiny, f"results={tmp_path}"]
+    command = [sys.executable, "-m", "accumulation_harness", "run", "-m", "seed=0,1", *tiny, f"results={tmp_path}"]
     outputs = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2)]
     assert "2 trials done, 0 finished already, 0 failed." in outputs[0]
     first, _, cell, last = outputs[1].splitlines()
     assert first == "Nothing to do: 2 trials finished already."
     assert cell.split()[:8] == ["digits", "none", "sgd", "float32", "2", "equivalent", "(2", "of"]
-    assert last == f"Results: {tmp_path}. Next: python -m analysis.report --results {tmp_path}"
-    subprocess.run([*command[:3], "seed=2", *command[5:]], check=True)  # alone: several threads would slow down a small model
+    assert last == f"Results: {tmp_path}. Next: accumulation-harness report --results {tmp_path}"
+    subprocess.run([*command[:4], "seed=2", *command[5:]], check=True)  # alone: several threads would slow down a small model
     trials = list(Store(tmp_path).trials())
     assert [trial.environment["threads"] for trial in trials] == [1, 1, 1]
     assert all(trial.num_rows > 0 and trial.arms for trial in trials)
@@ -332,7 +332,7 @@ def test_submitit_runs_a_job_per_trial(tmp_path: Path) -> None:
     pytest.importorskip("submitit")
     tiny = ["workload=digits_mlp", "steps=2", "algebra_steps=2", "accumulation_steps=[2]", "tracking=disabled"]
     cells = ["-m", "effective_batch=2000,16", "hydra/launcher=submitit_local", f"hydra.sweep.dir={tmp_path}/jobs"]
-    command = [sys.executable, "-m", "harness", *cells, *tiny, f"results={tmp_path}/results"]
+    command = [sys.executable, "-m", "accumulation_harness", "run", *cells, *tiny, f"results={tmp_path}/results"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == run.BAD_INPUT, done.stderr
     assert "effective_batch=2000: expected at most the 1500 training samples" in done.stderr

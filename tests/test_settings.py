@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from harness import settings, usage
-from harness.config import HarnessConfig
-from harness.run import conf_dir
+from accumulation_harness import settings, usage
+from accumulation_harness.config import HarnessConfig
+from accumulation_harness.run import conf_dir
 
 
 def names(config: Any, prefix: str = "") -> Iterator[str]:

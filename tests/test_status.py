@@ -14,14 +14,14 @@ from threading import Thread
 
 import pytest
 
-from harness import status
-from harness.results import sweeps
-from harness.results.store import State, Store, StoreError, TrialTaken
+from accumulation_harness import status
+from accumulation_harness.results import sweeps
+from accumulation_harness.results.store import State, Store, StoreError, TrialTaken
 
 # A process that claims a trial, says so, and holds it until its input ends.
 HOLD = """
 import sys
-from harness.results.store import Store
+from accumulation_harness.results.store import Store
 with Store(sys.argv[1]).open_trial("sweep", sys.argv[2], {}) as writer:
     print("claimed", flush=True)
     sys.stdin.read()
@@ -30,7 +30,7 @@ with Store(sys.argv[1]).open_trial("sweep", sys.argv[2], {}) as writer:
 # A process that stores forty trials, each claimed by whoever comes first.
 RACE = """
 import sys
-from harness.results.store import Store, TrialTaken
+from accumulation_harness.results.store import Store, TrialTaken
 store, done = Store(sys.argv[1]), 0
 for i in range(40):
     try:
@@ -89,7 +89,7 @@ def test_time_left_is_the_rate_since_the_sweep_began(tmp_path: Path) -> None:
     assert whole.left == 0
 
 
-@pytest.mark.filterwarnings("ignore::harness.results.store.StoreWarning")
+@pytest.mark.filterwarnings("ignore::accumulation_harness.results.store.StoreWarning")
 def test_folders_may_be_deleted_while_a_store_is_looked_at(tmp_path: Path) -> None:
     """And while trials are claimed and finished in it, and sweeps are announced."""
     store, end, failures = Store(tmp_path), time.monotonic() + 2, []

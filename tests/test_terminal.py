@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.terminal import MOST_CHARACTERS, one_line
+from accumulation_harness.terminal import MOST_CHARACTERS, one_line
 
 FULL = "standard output: expected a file that can be written (No space left on device)\n"
 
@@ -17,7 +17,7 @@ FULL = "standard output: expected a file that can be written (No space left on d
 def shell(body: str, around: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """`body` as a command, in a shell line where `{}` stands for it."""
     (folder / "command.py").write_text(
-        f"import sys\nfrom harness.terminal import told\n\ndef main():\n    {body}\n\nsys.exit(told(main))\n"
+        f"import sys\nfrom accumulation_harness.terminal import told\n\ndef main():\n    {body}\n\nsys.exit(told(main))\n"
     )
     line = around.format(f"{sys.executable} {folder / 'command.py'}") + "; exit ${PIPESTATUS[0]}"
     inherited = {name: value for name, value in os.environ.items() if name != "HYDRA_FULL_ERROR"}
@@ -70,7 +70,15 @@ def test_arguments_are_refused_in_one_line(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (2, "unrecognized arguments: --no such\n")
 
 
-@pytest.mark.parametrize("command", ["harness steps=0", "harness.plan", "harness.status", "analysis.report"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "accumulation_harness run steps=0",
+        "accumulation_harness.plan",
+        "accumulation_harness.status",
+        "accumulation_harness.analysis.report",
+    ],
+)
 def test_too_little_memory_for_the_libraries_is_told_before_they_are_loaded(command: str) -> None:
     line = f"ulimit -v 500000; {sys.executable} -m {command}"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.config import (
+from accumulation_harness.config import (
     ConfigError,
     Data,
     Model,
@@ -23,14 +23,23 @@ from harness.config import (
     TrialConfig,
     WorkloadConfig,
 )
-from harness.measure.lock_step import Setting
-from harness.recipes import faults
-from harness.recipes.determinism import deterministic
-from harness.recipes.micro_batch import hash_seed
-from harness.recipes.recipe import BOUNDARY, Recipe, clear, step_schedule, take_step
-from harness.results.arm_name import ArmName
-from harness.results.measurements import Measurements
-from harness.trial import Candidate, Row, accumulated, full_batch, permuted, run_trial, split_plan, standard_candidates
+from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.recipes import faults
+from accumulation_harness.recipes.determinism import deterministic
+from accumulation_harness.recipes.micro_batch import hash_seed
+from accumulation_harness.recipes.recipe import BOUNDARY, Recipe, clear, step_schedule, take_step
+from accumulation_harness.results.arm_name import ArmName
+from accumulation_harness.results.measurements import Measurements
+from accumulation_harness.trial import (
+    Candidate,
+    Row,
+    accumulated,
+    full_batch,
+    permuted,
+    run_trial,
+    split_plan,
+    standard_candidates,
+)
 
 ADAM = OptimizerConfig(name=OptimizerName.adam, lr=3e-3)
 MOMENTUM = OptimizerConfig(name=OptimizerName.momentum, lr=0.05)

@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from harness.config import OptimizerConfig, Precision, ScheduleConfig
-from harness.recipes.micro_batch import SplitPlan
-from harness.recipes.precision import make_scaler, parameter_dtype
-from harness.recipes.recipe import Arm, Recipe, make_optimizer, make_schedule
-from harness.workloads import Batch, Workload
+from accumulation_harness.config import OptimizerConfig, Precision, ScheduleConfig
+from accumulation_harness.recipes.micro_batch import SplitPlan
+from accumulation_harness.recipes.precision import make_scaler, parameter_dtype
+from accumulation_harness.recipes.recipe import Arm, Recipe, make_optimizer, make_schedule
+from accumulation_harness.workloads import Batch, Workload
 
 CPU = torch.device("cpu")
 

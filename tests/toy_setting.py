@@ -9,10 +9,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from harness.config import TrialConfig
-from harness.measure import lock_step
-from harness.measure.lock_step import Setting
-from harness.recipes.micro_batch import windows
+from accumulation_harness.config import TrialConfig
+from accumulation_harness.measure import lock_step
+from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.recipes.micro_batch import windows
 from tests.reference import softmax_regression_gradients
 from tests.toy import CPU, Toy
 

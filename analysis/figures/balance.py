@@ -5,8 +5,8 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.figures.common import WIDTH
-from analysis.figures.style import BLUE, GREEN, VERMILLION, log_axis, new_figure, steps_axis, style
+from accumulation_harness.analysis.figures.common import WIDTH
+from accumulation_harness.analysis.figures.style import BLUE, GREEN, VERMILLION, log_axis, new_figure, steps_axis, style
 
 LABELS = {
     "per_micro_batch": ("per micro-batch", VERMILLION, "X"),

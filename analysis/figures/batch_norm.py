@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.figures.common import WIDTH, to_the_ends
-from analysis.figures.style import (
+from accumulation_harness.analysis.figures.common import WIDTH, to_the_ends
+from accumulation_harness.analysis.figures.style import (
     BLUE,
     GREEN,
     GREY,
@@ -25,7 +25,7 @@ from analysis.figures.style import (
     steps_axis,
     style,
 )
-from harness.judge.gates import ALGEBRA_GATE
+from accumulation_harness.judge.gates import ALGEBRA_GATE
 
 NAMES = {"mlp": "perceptron", "conv": "convolutions"}  # models as the page calls them
 FLOOR = 1e-17  # where an exact zero is drawn

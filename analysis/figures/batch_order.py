@@ -5,8 +5,8 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.figures.common import WIDTH
-from analysis.figures.style import BLUE, GREEN, GREY, VERMILLION, new_figure, style
+from accumulation_harness.analysis.figures.common import WIDTH
+from accumulation_harness.analysis.figures.style import BLUE, GREEN, GREY, VERMILLION, new_figure, style
 
 LABELS = {
     "large": ("large throughout", GREY),

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from analysis.figures.style import (
+from accumulation_harness.analysis.figures.style import (
     BAND,
     BLUE,
     GREEN,
@@ -29,8 +29,8 @@ from analysis.figures.style import (
     steps_axis,
     style,
 )
-from analysis.tables import NORMS, PRECISIONS, facets
-from harness.judge.gates import ALGEBRA_GATE
+from accumulation_harness.analysis.tables import NORMS, PRECISIONS, facets
+from accumulation_harness.judge.gates import ALGEBRA_GATE
 
 WIDTH = 9.4  # inches, of every figure: then letters have one size on the page
 MAX_MARKS = 150  # of one strip: more cannot be told apart, and would make the page heavy

@@ -8,10 +8,22 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.figures.common import EXACT, WIDTH
-from analysis.figures.style import BLUE, GREEN, GREY, INK, ORANGE, SERIES, VERMILLION, log_axis, new_figure, steps_axis, style
-from harness.judge import statistics
-from harness.judge.gates import ALGEBRA_GATE
+from accumulation_harness.analysis.figures.common import EXACT, WIDTH
+from accumulation_harness.analysis.figures.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    SERIES,
+    VERMILLION,
+    log_axis,
+    new_figure,
+    steps_axis,
+    style,
+)
+from accumulation_harness.judge import statistics
+from accumulation_harness.judge.gates import ALGEBRA_GATE
 
 COLOURS = {"full": INK, "permuted": GREY, "accumulated": VERMILLION, "small": ORANGE, "grad_cache": BLUE, "dual_bank": GREEN,
            "passage_bank": SERIES[4], "momentum_bank": SERIES[5], "temperature_repeated": GREY}  # fmt: skip

@@ -11,10 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from analysis.convergence import NAMES
-from analysis.figures.common import WIDTH
-from analysis.figures.style import BLUE, GREEN, GREY, INK, ORANGE, VERMILLION, new_figure, style
-from harness.judge import statistics
+from accumulation_harness.analysis.convergence import NAMES
+from accumulation_harness.analysis.figures.common import WIDTH
+from accumulation_harness.analysis.figures.style import BLUE, GREEN, GREY, INK, ORANGE, VERMILLION, new_figure, style
+from accumulation_harness.judge import statistics
 
 COLOURS = {"full": INK, "accumulated": BLUE, "permuted": GREY, "small_batch": ORANGE, "small_batch_memory": VERMILLION}
 LINES = {"full": "-", "accumulated": (0, (5, 2)), "permuted": (0, (1, 1.5)), "small_batch": "-", "small_batch_memory": "-"}

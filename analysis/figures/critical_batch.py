@@ -5,8 +5,8 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.figures.common import WIDTH
-from analysis.figures.style import BLUE, new_figure, style
+from accumulation_harness.analysis.figures.common import WIDTH
+from accumulation_harness.analysis.figures.style import BLUE, new_figure, style
 
 
 def figure_critical(table: pd.DataFrame) -> Figure:

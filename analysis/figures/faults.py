@@ -11,9 +11,9 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.figures.common import WIDTH
-from analysis.figures.style import BLUE, GREY, INK, ORANGE, VERMILLION, log_axis, new_figure, style
-from analysis.rates import Rate
+from accumulation_harness.analysis.figures.common import WIDTH
+from accumulation_harness.analysis.figures.style import BLUE, GREY, INK, ORANGE, VERMILLION, log_axis, new_figure, style
+from accumulation_harness.analysis.rates import Rate
 
 SHADES = LinearSegmentedColormap.from_list("shares", ["#f1f5f9", "#9ec9e6", BLUE])
 HEAD = 100  # points between the cells and the titles, for the slanted names of the columns

@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.figures.common import WIDTH
-from analysis.figures.style import BLUE, GREY, INK, ORANGE, new_figure, style
+from accumulation_harness.analysis.figures.common import WIDTH
+from accumulation_harness.analysis.figures.style import BLUE, GREY, INK, ORANGE, new_figure, style
 
 COLOURS = {"sgd": BLUE, "adam": ORANGE}
 MB = 1e6

@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.figures.common import WIDTH
-from analysis.figures.style import BLUE, GREY, INK, ORANGE, VERMILLION, log_axis, new_figure, style
+from accumulation_harness.analysis.figures.common import WIDTH
+from accumulation_harness.analysis.figures.style import BLUE, GREY, INK, ORANGE, VERMILLION, log_axis, new_figure, style
 
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2)))  # one for each seed
 KINDS = {True: ("with replacement", BLUE, "o"), False: ("without", VERMILLION, "s")}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.figures.common import WIDTH
-from analysis.figures.style import BLUE, GREY, VERMILLION, new_figure, steps_axis, style
-from analysis.tables import OPTIMIZERS
-from harness.judge.cause import Cause
+from accumulation_harness.analysis.figures.common import WIDTH
+from accumulation_harness.analysis.figures.style import BLUE, GREY, VERMILLION, new_figure, steps_axis, style
+from accumulation_harness.analysis.tables import OPTIMIZERS
+from accumulation_harness.judge.cause import Cause
 
 ARMS = {"accumulated": (BLUE, "o", "divided by N"), Cause.loss_not_divided: (VERMILLION, "X", "undivided")}
 

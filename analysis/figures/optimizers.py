@@ -11,12 +11,24 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
-from analysis.figures.common import WIDTH
-from analysis.figures.style import BLUE, GREEN, GREY, INK, ORANGE, SERIES, VERMILLION, log_axis, new_figure, power_of_two, style
-from analysis.tables import OPTIMIZERS
-from harness.judge import statistics
-from harness.judge.cause import Cause
-from harness.judge.gates import ALGEBRA_GATE
+from accumulation_harness.analysis.figures.common import WIDTH
+from accumulation_harness.analysis.figures.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    SERIES,
+    VERMILLION,
+    log_axis,
+    new_figure,
+    power_of_two,
+    style,
+)
+from accumulation_harness.analysis.tables import OPTIMIZERS
+from accumulation_harness.judge import statistics
+from accumulation_harness.judge.cause import Cause
+from accumulation_harness.judge.gates import ALGEBRA_GATE
 
 LABELS = {
     "permuted": "full batch, rows permuted",

@@ -7,11 +7,21 @@ import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 
-from analysis.faults import VISIBLE
-from analysis.figures.common import WIDTH
-from analysis.figures.style import INK, SERIES, VERMILLION, key, log_axis, new_figure, power_of_ten, steps_axis, style
-from analysis.tables import NORMS, OPTIMIZERS
-from harness.judge.gates import ALGEBRA_GATE
+from accumulation_harness.analysis.faults import VISIBLE
+from accumulation_harness.analysis.figures.common import WIDTH
+from accumulation_harness.analysis.figures.style import (
+    INK,
+    SERIES,
+    VERMILLION,
+    key,
+    log_axis,
+    new_figure,
+    power_of_ten,
+    steps_axis,
+    style,
+)
+from accumulation_harness.analysis.tables import NORMS, OPTIMIZERS
+from accumulation_harness.judge.gates import ALGEBRA_GATE
 
 DASHES = ("-", (0, (4, 1.5)))
 EXACT = 1e-17  # where a difference of exactly zero is drawn

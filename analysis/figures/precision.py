@@ -11,8 +11,20 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from analysis.figures.common import WIDTH
-from analysis.figures.style import BAND, BLUE, GREEN, GREY, INK, VERMILLION, key, log_axis, new_figure, steps_axis, style
+from accumulation_harness.analysis.figures.common import WIDTH
+from accumulation_harness.analysis.figures.style import (
+    BAND,
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    VERMILLION,
+    key,
+    log_axis,
+    new_figure,
+    steps_axis,
+    style,
+)
 
 ACCUMULATORS = {"bfloat16": (VERMILLION, "s"), "float16": (BLUE, "o"), "float32": (GREEN, "^")}
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from analysis.figures.common import WIDTH
-from analysis.figures.style import BAND, BLUE, INK, new_figure, style
-from harness.judge import statistics
+from accumulation_harness.analysis.figures.common import WIDTH
+from accumulation_harness.analysis.figures.style import BAND, BLUE, INK, new_figure, style
+from accumulation_harness.judge import statistics
 
 
 def figure_rescaling(effects: Sequence[tuple[str, str, str, Sequence[float]]], margin: float) -> Figure:

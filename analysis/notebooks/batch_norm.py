@@ -9,17 +9,17 @@
 # # BatchNorm
 #
 # What the batch statistics do to an accumulated gradient, what the running statistics do, and what the remedies mend.
-# Make the results first: `python -m harness +experiment=batchnorm` (`hydra.sweeper.size=quick` for a small part of them).
+# Make the results first: `accumulation-harness run +experiment=batchnorm` (`hydra.sweeper.size=quick` for a small part of them).
 
 # %%
-from analysis import ledger, load
-from analysis.batch_norm import EXACT, exact_rows, expected_momentum
-from analysis.figures import batch_norm as batch_norm_figures
-from analysis.figures.style import Shown
-from analysis.notebook import find_results
-from analysis.question import registered
+from accumulation_harness.analysis import ledger, load
+from accumulation_harness.analysis.batch_norm import EXACT, exact_rows, expected_momentum
+from accumulation_harness.analysis.figures import batch_norm as batch_norm_figures
+from accumulation_harness.analysis.figures.style import Shown
+from accumulation_harness.analysis.notebook import find_results
+from accumulation_harness.analysis.question import registered
 
-RESULTS = find_results("batchnorm", command="python -m harness +experiment=batchnorm hydra.sweeper.size=quick")
+RESULTS = find_results("batchnorm", command="accumulation-harness run +experiment=batchnorm hydra.sweeper.size=quick")
 results = load.read(RESULTS, "batchnorm")
 
 # %% [markdown]

@@ -9,18 +9,18 @@
 # # Momentum and Adam
 #
 # What accumulation does to the optimizer's state (nothing), what small steps do instead, and what Adam hides.
-# Make the results first: `python -m harness +experiment=momentum` and `python -m harness +experiment=adam`
+# Make the results first: `accumulation-harness run +experiment=momentum` and `accumulation-harness run +experiment=adam`
 # (`hydra.sweeper.size=quick` for a small part of them).
 
 # %%
-from analysis import ledger, load, optimizers
-from analysis.figures import optimizers as optimizer_figures
-from analysis.figures.style import Shown
-from analysis.notebook import find_results
-from analysis.optimizers import of_study
-from analysis.question import registered
+from accumulation_harness.analysis import ledger, load, optimizers
+from accumulation_harness.analysis.figures import optimizers as optimizer_figures
+from accumulation_harness.analysis.figures.style import Shown
+from accumulation_harness.analysis.notebook import find_results
+from accumulation_harness.analysis.optimizers import of_study
+from accumulation_harness.analysis.question import registered
 
-COMMAND = "python -m harness +experiment=momentum hydra.sweeper.size=quick"
+COMMAND = "accumulation-harness run +experiment=momentum hydra.sweeper.size=quick"
 RESULTS = find_results("momentum", "adam", command=f"{COMMAND}` and `{COMMAND.replace('momentum', 'adam')}")
 results = load.read(RESULTS, "momentum")
 

@@ -11,7 +11,7 @@
 # Run any sweep, for example over two normalisations and three seeds:
 #
 # ```sh
-# python -m harness -m norm=none,batch seed=0,1,2
+# accumulation-harness run -m norm=none,batch seed=0,1,2
 # ```
 #
 # then filter, plot and test it here: from the store, or from W&B.
@@ -20,15 +20,15 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis import load, tables
-from analysis.figures import style
-from analysis.figures.style import Shown
-from analysis.notebook import find_results, latest
-from harness.judge import statistics
-from harness.results.cells import by_cell, caveats
-from harness.results.judged_arm import VerdictRow, restored
+from accumulation_harness.analysis import load, tables
+from accumulation_harness.analysis.figures import style
+from accumulation_harness.analysis.figures.style import Shown
+from accumulation_harness.analysis.notebook import find_results, latest
+from accumulation_harness.judge import statistics
+from accumulation_harness.results.cells import by_cell, caveats
+from accumulation_harness.results.judged_arm import VerdictRow, restored
 
-RESULTS = find_results(command="python -m harness -m norm=none,batch seed=0,1,2")
+RESULTS = find_results(command="accumulation-harness run -m norm=none,batch seed=0,1,2")
 EXPERIMENT = latest(RESULTS)  # the sweep that was run last; or its name: "single" where it has none
 print(f"“{EXPERIMENT}” in {RESULTS}")
 

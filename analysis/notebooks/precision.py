@@ -9,16 +9,16 @@
 # # Precision
 #
 # What number formats do to an accumulated gradient: the format of the sum, the loss scale, the forward in 16 bits.
-# Make the results first: `python -m harness +experiment=precision` (`hydra.sweeper.size=quick` for a small part of them).
+# Make the results first: `accumulation-harness run +experiment=precision` (`hydra.sweeper.size=quick` for a small part of them).
 
 # %%
-from analysis import ledger, load, precision
-from analysis.figures import precision as precision_figures
-from analysis.figures.style import Shown
-from analysis.notebook import find_results
-from analysis.question import registered
+from accumulation_harness.analysis import ledger, load, precision
+from accumulation_harness.analysis.figures import precision as precision_figures
+from accumulation_harness.analysis.figures.style import Shown
+from accumulation_harness.analysis.notebook import find_results
+from accumulation_harness.analysis.question import registered
 
-RESULTS = find_results("precision", command="python -m harness +experiment=precision hydra.sweeper.size=quick")
+RESULTS = find_results("precision", command="accumulation-harness run +experiment=precision hydra.sweeper.size=quick")
 results = load.read(RESULTS, "precision")
 
 # %% [markdown]

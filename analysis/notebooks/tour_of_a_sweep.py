@@ -9,17 +9,17 @@
 # # A tour of a sweep
 #
 # What a sweep leaves behind, and how to get from it to a verdict, a curve and a number with an interval.
-# Make the results first: `python -m harness +experiment=equivalence` (or `make report`).
+# Make the results first: `accumulation-harness run +experiment=equivalence` (or `make report`).
 
 # %%
-from analysis import load, tables
-from analysis.figures import common as figures
-from analysis.figures import style
-from analysis.figures.style import Shown
-from analysis.notebook import find_results
-from harness.judge import statistics
+from accumulation_harness.analysis import load, tables
+from accumulation_harness.analysis.figures import common as figures
+from accumulation_harness.analysis.figures import style
+from accumulation_harness.analysis.figures.style import Shown
+from accumulation_harness.analysis.notebook import find_results
+from accumulation_harness.judge import statistics
 
-RESULTS = find_results("equivalence", command="python -m harness +experiment=equivalence hydra.sweeper.size=quick")
+RESULTS = find_results("equivalence", command="accumulation-harness run +experiment=equivalence hydra.sweeper.size=quick")
 
 # %% [markdown]
 # ## One row per arm

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from analysis.audits import COLUMNS, read_audits, released_trainers
-from analysis.content import Table
-from harness.audit import audit
-from harness.audit.released import record
+from accumulation_harness.analysis.audits import COLUMNS, read_audits, released_trainers
+from accumulation_harness.analysis.content import Table
+from accumulation_harness.audit import audit
+from accumulation_harness.audit.released import record
 from tests.audit.loops import right_loops, wrong_loops
 
 FINDINGS = Path(__file__).parents[2] / "docs" / "findings"

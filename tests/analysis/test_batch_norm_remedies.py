@@ -7,9 +7,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.batch_norm import corrected, forwards_of, gone_on, remedied
-from analysis.batch_norm_remedies import WORDS, _cell, _cost, _gone_on_table, _in_words, _table
-from analysis.load import Results
+from accumulation_harness.analysis.batch_norm import corrected, forwards_of, gone_on, remedied
+from accumulation_harness.analysis.batch_norm_remedies import WORDS, _cell, _cost, _gone_on_table, _in_words, _table
+from accumulation_harness.analysis.load import Results
 
 FULL = 97.0
 LOST = {"accumulated": {2: 25.0, 16: 0.0}, "corrected_momentum": {2: 24.0, 16: 0.0}, "two_pass_statistics": {2: 0.0, 16: 0.0}}

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from analysis.content import Matrix, number
+from accumulation_harness.analysis.content import Matrix, number
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import faults, load, report, tables
-from harness.config import Precision
-from harness.judge import verdict
-from harness.judge.verdict import Algebra, Evidence, Rounding, Trajectory
-from harness.results.store import Store
+from accumulation_harness.analysis import faults, load, report, tables
+from accumulation_harness.config import Precision
+from accumulation_harness.judge import verdict
+from accumulation_harness.judge.verdict import Algebra, Evidence, Rounding, Trajectory
+from accumulation_harness.results.store import Store
 
 FAULT = "mean_of_means"
 SAME = [1.0] * 12
@@ -255,5 +255,6 @@ def test_algebra_as_the_verdict_has_it(name: str, value: float) -> None:
 
 
 def test_these_experiments_import_no_torch() -> None:
-    code = "import sys; from analysis.question import registered; registered(); sys.exit('torch' in sys.modules)"
+    module = "accumulation_harness.analysis.question"
+    code = f"import sys, {module} as question; question.registered(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=Path(__file__).parents[2]).returncode == 0

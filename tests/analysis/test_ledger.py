@@ -7,8 +7,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis import ledger, load, report
-from analysis.question import Claim, ClaimResult, Experiment, Ruling, registered, undecided
+from accumulation_harness.analysis import ledger, load, report
+from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Ruling, registered, undecided
 from tests.stored_trials import MakeTrial
 
 ROOT = Path(__file__).parents[2]

@@ -10,13 +10,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import load
-from harness.config import ConfigError, TrialConfig, to_dict
-from harness.identity import identity
-from harness.results.judged_arm import OUTCOMES, VERDICT_COLUMNS
-from harness.results.record import read_trial, write_record
-from harness.results.store import Store
-from harness.results.tracking import TrackingWarning, read_offline
+from accumulation_harness.analysis import load
+from accumulation_harness.config import ConfigError, TrialConfig, to_dict
+from accumulation_harness.identity import identity
+from accumulation_harness.results.judged_arm import OUTCOMES, VERDICT_COLUMNS
+from accumulation_harness.results.record import read_trial, write_record
+from accumulation_harness.results.store import Store
+from accumulation_harness.results.tracking import TrackingWarning, read_offline
 
 
 def test_one_row_per_trial_and_arm(results: Path, grid: list[str]) -> None:
@@ -174,7 +174,7 @@ def test_the_evidence_of_real_trials_is_the_stored_one(mirrored: Path) -> None:
 def test_every_judged_arm_has_a_run_of_its_own(tmp_path: Path) -> None:
     """Its metrics are its trial's at every step, and what W&B groups by is flat; no reader takes it for a trial."""
     tiny = ["steps=3", "algebra_steps=2", "accumulation_steps=[2,8]", "precision=float16", "tracking.per_arm=true"]
-    command = [sys.executable, "-m", "harness", *tiny, f"results={tmp_path}"]
+    command = [sys.executable, "-m", "accumulation_harness", "run", *tiny, f"results={tmp_path}"]
     subprocess.run(command, capture_output=True, check=True, cwd=Path(__file__).parents[2])
     bare = [*command[:-1], "tracking=disabled", f"results={tmp_path}/bare"]
     subprocess.run(bare, capture_output=True, check=True, cwd=Path(__file__).parents[2])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis import made, report
+from accumulation_harness.analysis import made, report
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.judge.cause import MEANINGS, Cause
+from accumulation_harness.judge.cause import MEANINGS, Cause
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "analysis" / "notebooks").glob("*.py"))
@@ -38,12 +38,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def make_results(notebook: Path, folder: Path) -> None:
     for sweep in SWEEPS[notebook.stem]:
-        command = [sys.executable, "-W", "ignore", "-m", "harness", *sweep.split(), f"results={folder / 'results'}"]
+        command = [
+            sys.executable,
+            "-W",
+            "ignore",
+            "-m",
+            "accumulation_harness",
+            "run",
+            *sweep.split(),
+            f"results={folder / 'results'}",
+        ]
         subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
 
 
 def run(notebook: Path, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error", **variables}
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/harness", "PYTHONWARNINGS": "error", **variables}
     return subprocess.run([sys.executable, notebook], env=environment, cwd=cwd, capture_output=True, text=True)
 
 
@@ -70,21 +79,23 @@ def test_notebook(notebook: Path, folder: Path) -> None:
 
 
 def test_a_notebook_says_what_is_missing(tmp_path: Path) -> None:
-    command = "python -m harness +experiment=precision hydra.sweeper.size=quick"
+    command = "accumulation-harness run +experiment=precision hydra.sweeper.size=quick"
     (tmp_path / "results").mkdir()
     for where, done in (
         (f"in {tmp_path}/results", run(ROOT / "analysis/notebooks/precision.py", tmp_path)),
         ("in elsewhere", run(ROOT / "analysis/notebooks/precision.py", tmp_path, HARNESS_RESULTS="elsewhere")),
     ):
         told = f"no finished trials of precision {where}; run `{command}`, or set HARNESS_RESULTS to the folder that has them"
-        assert done.returncode == 1 and done.stderr.splitlines()[-1] == f"analysis.notebook.NoResults: {told}"
+        assert (
+            done.returncode == 1 and done.stderr.splitlines()[-1] == f"accumulation_harness.analysis.notebook.NoResults: {told}"
+        )
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_says_what_it_needs(notebook: Path) -> None:
     text = notebook.read_text()
     assert text.count("\n# %%") >= 5
-    assert re.search(r"python -m harness (-m )?(\+experiment=|norm=)", text), "the sweep that makes its results"
+    assert re.search(r"accumulation-harness run (-m )?(\+experiment=|norm=)", text), "the sweep that makes its results"
 
 
 @pytest.mark.slow
@@ -96,7 +107,7 @@ def test_notebook_in_jupyter(notebook: Path, folder: Path) -> None:
     below = folder / "below"
     below.mkdir(exist_ok=True)
     book = jupytext.read(notebook)
-    os.environ["PYTHONPATH"] = str(ROOT)
+    os.environ["PYTHONPATH"] = f"{ROOT}/harness"
     nbclient.NotebookClient(book, timeout=120, resources={"metadata": {"path": str(below)}}).execute()
     kinds = {kind for cell in book.cells for output in cell.get("outputs", []) for kind in output.get("data", {})}
     assert {"text/html", "image/svg+xml"} <= kinds

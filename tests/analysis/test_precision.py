@@ -1,8 +1,8 @@
 import pandas as pd
 import pytest
 
-from analysis.precision import FLOAT16_ERROR, NOTICEABLE, errors, growth, scaling
-from harness.judge.gates import ALGEBRA_GATE
+from accumulation_harness.analysis.precision import FLOAT16_ERROR, NOTICEABLE, errors, growth, scaling
+from accumulation_harness.judge.gates import ALGEBRA_GATE
 
 
 def test_growth_is_over_n() -> None:

@@ -5,7 +5,7 @@ import math
 import pytest
 from scipy import stats
 
-from analysis.rates import Rate, percent
+from accumulation_harness.analysis.rates import Rate, percent
 
 
 @pytest.mark.parametrize(("k", "n"), [(0, 1), (1, 1), (0, 1080), (3, 20), (19, 20), (20, 20), (137, 289)])

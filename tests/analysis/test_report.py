@@ -9,12 +9,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from analysis import made, report
-from analysis.content import Section, Text, plain
-from analysis.question import Material
-from experiments.equivalence import EXPERIMENT
-from harness.results.record import MOST_TOLD
-from harness.results.store import Store
+from accumulation_harness.analysis import made, report
+from accumulation_harness.analysis.content import Section, Text, plain
+from accumulation_harness.analysis.question import Material
+from accumulation_harness.experiments.equivalence import EXPERIMENT
+from accumulation_harness.results.record import MOST_TOLD
+from accumulation_harness.results.store import Store
 
 CHROMIUM = Path("/usr/bin/chromium")
 FETCHED = {"src", "href", "xlink:href", "srcset", "data", "poster", "action"}
@@ -213,7 +213,7 @@ def test_a_section_of_step_rows_says_that_there_are_none(
     def curve(material: Material) -> Section:
         return Section("A curve", (Text(f"{len(material.read_steps(grid[:1]))} rows"),))
 
-    monkeypatch.setattr("experiments.equivalence.EXPERIMENT", replace(EXPERIMENT, sections=(curve,)))
+    monkeypatch.setattr("accumulation_harness.experiments.equivalence.EXPERIMENT", replace(EXPERIMENT, sections=(curve,)))
     assert "A curve\n72 rows" in make(results, out).text
     Store(results).folder("equivalence", grid[0]).joinpath("steps.parquet").unlink()
     assert "(curve) could not be made from the results that are there: no finished trial has step rows" in make(results, out).text
@@ -245,10 +245,10 @@ def test_a_part_that_cannot_be_made_says_so_in_its_place(
     results: Path, out: Path, make_trial, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_trial()
-    monkeypatch.setattr("analysis.sections.figures.figure_algebra", lambda arms: {}["seeds"])
+    monkeypatch.setattr("accumulation_harness.analysis.sections.figures.figure_algebra", lambda arms: {}["seeds"])
     text = "(algebra) could not be made from the results that are there: no finished trial has seeds."
     assert text in make(results, out).text
-    assert "analysis.report: equivalence: the section algebra could not be made" in capsys.readouterr().err
+    assert "accumulation_harness.analysis.report: equivalence: the section algebra could not be made" in capsys.readouterr().err
 
 
 def test_one_seed_float64_and_one_n(results: Path, out: Path, make_trial) -> None:

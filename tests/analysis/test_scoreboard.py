@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from analysis.audits import read_audits
-from analysis.scoreboard import changes, commands, lines, main, page
+from accumulation_harness.analysis.audits import read_audits
+from accumulation_harness.analysis.scoreboard import changes, commands, lines, main, page
 
 ROOT = Path(__file__).parents[2]
 FINDINGS = ROOT / "docs" / "findings"
@@ -79,7 +79,7 @@ def test_what_a_new_record_says_otherwise_is_told(
 
 
 def test_the_committed_page_is_made_of_the_committed_records() -> None:
-    how = commands((ROOT / "experiments/trainers/trainers.mk").read_text())
+    how = commands((ROOT / "scoreboard/trainers.mk").read_text())
     found = lines(read_audits(FINDINGS))
     assert {line.name for line in found} <= how.keys()
     assert (FINDINGS / "scoreboard.md").read_text() == page(found, how)

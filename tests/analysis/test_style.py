@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from matplotlib.lines import Line2D
 
-from analysis.figures.style import log_axis, new_figure, style, to_svg
+from accumulation_harness.analysis.figures.style import log_axis, new_figure, style, to_svg
 
 
 @pytest.mark.parametrize(

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from analysis import load, sync
-from harness.results.judged_arm import VERDICT_COLUMNS
-from harness.results.tracking import read_offline
+from accumulation_harness.analysis import load, sync
+from accumulation_harness.results.judged_arm import VERDICT_COLUMNS
+from accumulation_harness.results.tracking import read_offline
 from tests.results.wandb_stand_in import API_KEY, stand_in
 
 
 def test_nothing_to_upload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert sync.main(["--results", str(tmp_path / "none")]) == 2
     assert capsys.readouterr().err == (
-        f"--results={tmp_path}/none: expected a folder with offline runs of W&B, as `python -m harness results={tmp_path}/none` "
-        "makes one\n"
+        f"--results={tmp_path}/none: expected a folder with offline runs of W&B, as `accumulation-harness run "
+        f"results={tmp_path}/none` makes one\n"
     )
 
 
@@ -41,7 +41,7 @@ def test_runs_are_uploaded_once(mirrored: Path, tmp_path: Path) -> None:
     shutil.copytree(mirrored, results)
     num = len(list(results.rglob("*.wandb")))
     clean = {name: value for name, value in os.environ.items() if not name.startswith("WANDB") and "proxy" not in name.lower()}
-    command = [sys.executable, "-m", "harness.commands", "sync", "--results", str(results), "--project", "mine"]
+    command = [sys.executable, "-m", "accumulation_harness", "sync", "--results", str(results), "--project", "mine"]
     with stand_in() as server:
         environment = {**clean, "HOME": str(tmp_path), "WANDB_BASE_URL": server.url, "WANDB_API_KEY": API_KEY}
 

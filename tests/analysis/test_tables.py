@@ -12,9 +12,9 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from analysis import load, tables
-from harness.results.judged_arm import VERDICT_COLUMNS
-from harness.results.store import Store
+from accumulation_harness.analysis import load, tables
+from accumulation_harness.results.judged_arm import VERDICT_COLUMNS
+from accumulation_harness.results.store import Store
 
 MARGIN = 0.02
 

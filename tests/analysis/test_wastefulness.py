@@ -8,10 +8,10 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from analysis import advice, convergence
-from analysis.load import Results
-from analysis.wastefulness import Wasteful, instead_of_accumulating, times, verdicts
-from analysis.wastefulness import advice as advised
+from accumulation_harness.analysis import advice, convergence
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.wastefulness import Wasteful, instead_of_accumulating, times, verdicts
+from accumulation_harness.analysis.wastefulness import advice as advised
 from tests.analysis.test_convergence import rows
 
 

@@ -9,10 +9,10 @@ from collections import Counter
 import pandas as pd
 import pytest
 
-from analysis import watched
-from analysis.content import Table, Text
-from harness.judge.cause import Cause
-from harness.watch import calibration
+from accumulation_harness.analysis import watched
+from accumulation_harness.analysis.content import Table, Text
+from accumulation_harness.judge.cause import Cause
+from accumulation_harness.watch import calibration
 
 
 @pytest.fixture(scope="module")

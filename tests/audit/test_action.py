@@ -62,7 +62,7 @@ class Job:
             **os.environ,
             **{f"GITHUB_{name}": value for name, value in github.items()},
             "PATH": f"{tools}:{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": f"{ROOT}:{ROOT}/harness",
             "NOTED": str(self.folder / "pip"),
         }
 

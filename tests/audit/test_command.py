@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.audit import audit
-from harness.audit.__main__ import main
-from harness.audit.command import judge, parser
+from accumulation_harness.audit import audit
+from accumulation_harness.audit.__main__ import main
+from accumulation_harness.audit.command import judge, parser
 from tests.chaos.campaigns.audited_code import FILE
 
 SIZES = ("--batch-size", "16", "--accumulation-steps", "4")
@@ -70,7 +70,9 @@ def test_what_ends_its_process_does_not_end_the_command(
 def test_threads_and_processes_that_never_end_do_not_hold_it(tmp_path: Path, divisor: str) -> None:
     threads = "import threading, time, subprocess; threading.Thread(target=time.sleep, args=(900,)).start(); "
     target = audited(tmp_path, at_import=threads + "subprocess.Popen(['sleep', '900'])", divisor=divisor)
-    done = subprocess.run([sys.executable, "-m", "harness.audit", target, *SIZES], timeout=120, capture_output=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "accumulation_harness.audit", target, *SIZES], timeout=120, capture_output=True, check=False
+    )
     assert done.returncode == (0 if divisor == "accumulation_steps" else 1), done
 
 

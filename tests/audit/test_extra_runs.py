@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from harness.audit.compare.facts import Facts
-from harness.audit.evidence import FLOAT32
-from harness.audit.extra_runs import _is_marginal
+from accumulation_harness.audit.compare.facts import Facts
+from accumulation_harness.audit.evidence import FLOAT32
+from accumulation_harness.audit.extra_runs import _is_marginal
 from tests.audit.rules.cases import EQUAL, RUN, changed
 
 AMPLIFIED, USUAL = 1e-3, 1e-5

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from experiments.trainers import data
-from harness.audit import audit
+from accumulation_harness.audit import audit
+from scoreboard import data
 
 
 class Optimizer:

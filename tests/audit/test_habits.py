@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.audit import audit
+from accumulation_harness.audit import audit
 from tests.audit.loops import habits
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.audit import audit
+from accumulation_harness.audit import audit
 
 Hand = Callable[[Mapping[str, Any]], None]
 Divide = Callable[[int, int], float]

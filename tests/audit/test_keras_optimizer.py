@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from experiments.trainers import data
-from harness.audit import audit
-from harness.audit.observe.adapters import KERAS, KERAS_BASE
+from accumulation_harness.audit import audit
+from accumulation_harness.audit.observe.adapters import KERAS, KERAS_BASE
+from scoreboard import data
 from tests.audit.loops.frame import TOKENS, full_windows
 
 

@@ -18,15 +18,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.audit import merge
-from harness.audit.__main__ import main
-from harness.audit.command import judge, parsed
-from harness.audit.evidence import Run
-from harness.audit.launch import _make, _runs
-from harness.audit.observe.launched import Launched, Rank, setting_of
-from harness.audit.observe.pooling import holders
-from harness.audit.observe.recorded import REFERENCE, Evidence, name_of
-from harness.audit.request import arms_of
+from accumulation_harness.audit import merge
+from accumulation_harness.audit.__main__ import main
+from accumulation_harness.audit.command import judge, parsed
+from accumulation_harness.audit.evidence import Run
+from accumulation_harness.audit.launch import _make, _runs
+from accumulation_harness.audit.observe.launched import Launched, Rank, setting_of
+from accumulation_harness.audit.observe.pooling import holders
+from accumulation_harness.audit.observe.recorded import REFERENCE, Evidence, name_of
+from accumulation_harness.audit.request import arms_of
 from tests.audit.loops import halves, meshes
 
 ROOT = Path(__file__).parents[2]
@@ -178,7 +178,7 @@ def test_the_command_judges_evidence(evidence: Path, tmp_path: Path, capfd: pyte
     assert main(["merge", str(evidence), "--format", "json", "--report", str(tmp_path / "issue.md")]) == 0
     assert json.loads(capfd.readouterr().out)["status"] == "equivalent"
     issue = (tmp_path / "issue.md").read_text()
-    assert "torchrun --nproc-per-node 2 -m harness.audit" in issue and f"merge {evidence}" in issue
+    assert "torchrun --nproc-per-node 2 -m accumulation_harness.audit" in issue and f"merge {evidence}" in issue
     code, said, error = judge(parsed(["merge", str(tmp_path), "--format", "json"]))
     assert code == 2 and json.loads(said)["status"] == "inconclusive"
     assert "expected a folder with the evidence of all ranks" in error
@@ -218,7 +218,7 @@ def of_four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The evidence of all functions of `meshes`, from one start of torchrun."""
     folder = tmp_path_factory.mktemp("meshes")
     command = [*TORCHRUN, str(ROOT / "tests/audit/loops/meshes.py"), str(folder), *meshes.RIGHT, *meshes.WRONG]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/harness", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, timeout=600, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return folder
@@ -237,7 +237,7 @@ def test_four_ranks(of_four_ranks: Path, name: str) -> None:
 def test_torchrun_starts_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     target = f"{ROOT / 'tests/audit/loops/meshes.py'}:initialises"
     sizes = ("--batch-size", "4", "--accumulation-steps", "4")
-    command = [*TORCHRUN, "-m", "harness.audit", target, *sizes, "--evidence", str(tmp_path)]
+    command = [*TORCHRUN, "-m", "accumulation_harness.audit", target, *sizes, "--evidence", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, timeout=300, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stdout.count("saved ") == 4, done
     assert main(["merge", str(tmp_path)]) == 0
@@ -247,7 +247,7 @@ def test_torchrun_starts_the_command(tmp_path: Path, capfd: pytest.CaptureFixtur
 @pytest.mark.slow
 def test_a_rank_that_is_killed_is_named(tmp_path: Path) -> None:
     target = f"{ROOT / 'tests/audit/loops/meshes.py'}:one_rank_killed"
-    command = [sys.executable, "-m", "harness.audit", target, "--batch-size", "4", "--accumulation-steps", "4"]
+    command = [sys.executable, "-m", "accumulation_harness.audit", target, "--batch-size", "4", "--accumulation-steps", "4"]
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from experiments.trainers import data
-from harness.audit import audit
+from accumulation_harness.audit import audit
+from scoreboard import data
 from tests.audit.loops import (
     empty,
     frame,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.audit import audit
+from accumulation_harness.audit import audit
 from tests.audit.loops.lost_gradients import (
     AT_EVERY_N,
     cleared_after_the_step,

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.audit import audit
-from harness.audit.request import causes_of
-from harness.config import TrialConfig
-from harness.judge.cause import Cause
-from harness.trial import judge_loop
+from accumulation_harness.audit import audit
+from accumulation_harness.audit.request import causes_of
+from accumulation_harness.config import TrialConfig
+from accumulation_harness.judge.cause import Cause
+from accumulation_harness.trial import judge_loop
 from tests.audit.loops import wrong_loops
 
 pytest_plugins = ["pytester"]
 ROOT = Path(__file__).parents[2]
-PLUGIN = ["-p", "harness.audit.pytest_plugin"]
+PLUGIN = ["-p", "accumulation_harness.audit.pytest_plugin"]
 USES_IT = """
 import sys
 import pytest
@@ -42,13 +42,13 @@ def test_of_something_else():
 def pytest_in(folder: Path, text: str, *options: str) -> subprocess.CompletedProcess[str]:
     """A session of its own, with the plugin as an installation registers it."""
     (folder / "test_it.py").write_text(text)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/harness", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *PLUGIN, *options, "test_it.py"]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
 def test_a_session_that_does_not_use_it_imports_nothing(tmp_path: Path) -> None:
-    names = ("torch", "numpy", "pandas", "rich", "jinja2", "harness.audit.session")
+    names = ("torch", "numpy", "pandas", "rich", "jinja2", "accumulation_harness.audit.session")
     done = pytest_in(tmp_path, f"import sys\ndef test_nothing():\n    assert not {set(names)} & sys.modules.keys()\n")
     assert done.returncode == 0, done.stdout
     assert (

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.audit import audit
+from accumulation_harness.audit import audit
 from tests.audit.loops import replicas
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.audit.evidence import Run
-from harness.audit.observe.pooling import disagreement
-from harness.audit.report import remedy
-from harness.audit.rules.findings import explain
-from harness.audit.rules.gradient_rules import explain_step
-from harness.judge.cause import BY_DESIGN, MEANINGS, Cause
+from accumulation_harness.audit.evidence import Run
+from accumulation_harness.audit.observe.pooling import disagreement
+from accumulation_harness.audit.report import remedy
+from accumulation_harness.audit.rules.findings import explain
+from accumulation_harness.audit.rules.gradient_rules import explain_step
+from accumulation_harness.judge.cause import BY_DESIGN, MEANINGS, Cause
 from tests.audit.loops import lookalikes, lost_gradients, others_code, unusual_loops
 from tests.audit.loops.replicas import CASES
 from tests.audit.loops.right_loops import RIGHT

@@ -12,10 +12,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from harness.audit import Finding, Report, audit
-from harness.audit.__main__ import main
-from harness.audit.report import COLUMNS
-from harness.judge.cause import Cause
+from accumulation_harness.audit import Finding, Report, audit
+from accumulation_harness.audit.__main__ import main
+from accumulation_harness.audit.report import COLUMNS
+from accumulation_harness.judge.cause import Cause
 from tests.audit.loops import right_loops, wrong_loops
 
 pytest_plugins = ["pytester"]
@@ -122,7 +122,7 @@ def test_wrong(audit_accumulation):
 def test_fixture_fails_the_test_and_prints_the_findings(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(TEST_FILE)
     loaded: Any = pytester.plugins
-    plugins = [] if _registered() else ["-p", "harness.audit.pytest_plugin"]
+    plugins = [] if _registered() else ["-p", "accumulation_harness.audit.pytest_plugin"]
     result = pytester.runpytest(*plugins, "-p", "no:cacheprovider", *loaded)
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(["*AccumulationChanged*", "*mean_of_means*"])
@@ -132,7 +132,7 @@ def _registered() -> bool:
     """Whether the package, as installed here, registers the plugin by itself."""
     from importlib.metadata import entry_points
 
-    return any(point.value == "harness.audit.pytest_plugin" for point in entry_points(group="pytest11"))
+    return any(point.value == "accumulation_harness.audit.pytest_plugin" for point in entry_points(group="pytest11"))
 
 
 def test_options_reach_the_audit(audit_accumulation: Callable[..., Report]) -> None:
@@ -143,4 +143,4 @@ def test_options_reach_the_audit(audit_accumulation: Callable[..., Report]) -> N
 
 
 if not _registered():
-    from harness.audit.pytest_plugin import audit_accumulation  # noqa: F401
+    from accumulation_harness.audit.pytest_plugin import audit_accumulation  # noqa: F401

@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from experiments.trainers import data
-from harness.audit import audit
-from harness.audit.evidence import WATCH, Run
-from harness.audit.observe.calls import Calls
-from harness.audit.observe.layers import Layers
-from harness.audit.observe.observed import Observed
-from harness.audit.observe.recorder import Recorder
-from harness.audit.observe.runs import Job, watch
+from accumulation_harness.audit import audit
+from accumulation_harness.audit.evidence import WATCH, Run
+from accumulation_harness.audit.observe.calls import Calls
+from accumulation_harness.audit.observe.layers import Layers
+from accumulation_harness.audit.observe.observed import Observed
+from accumulation_harness.audit.observe.recorder import Recorder
+from accumulation_harness.audit.observe.runs import Job, watch
+from scoreboard import data
 from tests.audit.loops import lookalikes
 from tests.audit.loops.frame import X, divided, mean_over_window, train
 from tests.audit.loops.right_loops import RIGHT, adamw_clipped, grad_scaler, sgd_mean_over_window, tokens_weighted

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from experiments.trainers import data
-from harness.audit import audit
-from harness.audit.evidence import Intervention, Run
-from harness.audit.observe import sample
-from harness.audit.observe.runs import Job, watch
+from accumulation_harness.audit import audit
+from accumulation_harness.audit.evidence import Intervention, Run
+from accumulation_harness.audit.observe import sample
+from accumulation_harness.audit.observe.runs import Job, watch
+from scoreboard import data
 from tests.audit.loops import right_loops, wrong_loops
 from tests.audit.loops.frame import Loop, sgd, train
 
@@ -120,7 +120,7 @@ def test_a_fault_outside_the_sample_is_no_equivalence(monkeypatch: pytest.Monkey
     assert audit(spares, batch_size=16, accumulation_steps=(4,)).equivalent
     report = audit(spoils, batch_size=16, accumulation_steps=(4,))
     assert not report.equivalent and [f.cause for f in report.findings] == ["unexplained"]
-    monkeypatch.setattr("harness.audit.observe.live.signed_sums", lambda parameters: np.ones(1))
+    monkeypatch.setattr("accumulation_harness.audit.observe.live.signed_sums", lambda parameters: np.ones(1))
     assert audit(spoils, batch_size=16, accumulation_steps=(4,)).equivalent  # nothing else sees it
 
 
@@ -172,7 +172,10 @@ def test_a_run_follows_another_one_by_all_its_elements() -> None:
 
 
 def test_a_disk_without_room_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.audit.observe.stored.tempfile.TemporaryFile", lambda: open("/dev/full", "r+b", buffering=0))  # noqa: SIM115
+    monkeypatch.setattr(
+        "accumulation_harness.audit.observe.stored.tempfile.TemporaryFile",
+        lambda: open("/dev/full", "r+b", buffering=0),  # noqa: SIM115
+    )
     report = audit(right_loops.sgd_mean_over_window, batch_size=16, accumulation_steps=(4,))
     assert report.status == "inconclusive" and "cannot keep the weights of N=1 in" in report.problems[0]
     assert "No space left" in report.problems[0]

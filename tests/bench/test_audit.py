@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from harness.bench import audit
-from harness.bench.audit import MEMORY, SIZES, TIME, Trained, Transformer, cost
-from harness.bench.cost import Cost
+from accumulation_harness.bench import audit
+from accumulation_harness.bench.audit import MEMORY, SIZES, TIME, Trained, Transformer, cost
+from accumulation_harness.bench.cost import Cost
 
 
 @pytest.mark.parametrize("size", SIZES[:3])

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from harness.bench.cost import CommandFailed, Cost, Spread, alternate, of_call, of_command, ratios, seconds
+from accumulation_harness.bench.cost import CommandFailed, Cost, Spread, alternate, of_call, of_command, ratios, seconds
 
 BURN = "import time; end = time.process_time() + {}\nwhile time.process_time() < end: pass"
 

@@ -1,4 +1,4 @@
-"""`python -m harness.bench`: its command line, and what it writes."""
+"""`accumulation-harness bench`: its command line, and what it writes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness import source
-from harness.bench import __main__ as bench
-from harness.bench import startup
-from harness.bench.__main__ import main
-from harness.bench.cost import Spread
-from harness.bench.measurement import Measurement
+from accumulation_harness import source
+from accumulation_harness.bench import __main__ as bench
+from accumulation_harness.bench import startup
+from accumulation_harness.bench.__main__ import main
+from accumulation_harness.bench.cost import Spread
+from accumulation_harness.bench.measurement import Measurement
 
 
 def measured(part: str, name: str, value: float) -> Measurement:

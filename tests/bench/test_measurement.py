@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from harness.bench.cost import Spread
-from harness.bench.measurement import Measurement, table
+from accumulation_harness.bench.cost import Spread
+from accumulation_harness.bench.measurement import Measurement, table
 
 
 def test_the_table_says_what_was_missed() -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from harness.bench import memory, watch
+from accumulation_harness.bench import memory, watch
 
 
 def test_copies_do_not_grow_with_the_arms(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks are small beside 80,000 parameters, as they are beside the ten million of the bench."""
-    monkeypatch.setattr("harness.referee.gradients.BLOCK", 2000)
+    monkeypatch.setattr("accumulation_harness.referee.gradients.BLOCK", 2000)
     monkeypatch.setattr(memory, "SIZE", 80_000)
     few, many = memory.kept_copies(2), memory.kept_copies(6)
     assert 1 < few < 2.3 and many == pytest.approx(few, abs=0.1)

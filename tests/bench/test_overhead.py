@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness.bench import overhead
-from harness.config import Model, Norm, TrialConfig, WorkloadConfig
+from accumulation_harness.bench import overhead
+from accumulation_harness.config import Model, Norm, TrialConfig, WorkloadConfig
 
 TRIAL = TrialConfig(
     workload=WorkloadConfig(model=Model.mlp),

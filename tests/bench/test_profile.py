@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from harness.bench import profile
-from harness.bench.measurement import Measurement
-from harness.config import Model, TrialConfig, WorkloadConfig
+from accumulation_harness.bench import profile
+from accumulation_harness.bench.measurement import Measurement
+from accumulation_harness.config import Model, TrialConfig, WorkloadConfig
 
 TRIAL = TrialConfig(
     workload=WorkloadConfig(model=Model.mlp), effective_batch=16, accumulation_steps=(4,), steps=40, algebra_steps=16

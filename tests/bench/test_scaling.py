@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.bench import scaling
-from harness.measure.lock_step import REFERENCE
-from harness.recipes.recipe import take_step
-from harness.referee.gradients import flatten, relative_distance
+from accumulation_harness.bench import scaling
+from accumulation_harness.measure.lock_step import REFERENCE
+from accumulation_harness.recipes.recipe import take_step
+from accumulation_harness.referee.gradients import flatten, relative_distance
 
 
 @pytest.mark.parametrize("size", [10**3, 10**4, 10**6])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness.bench import script_sweep
-from harness.config import ConfigError
+from accumulation_harness.bench import script_sweep
+from accumulation_harness.config import ConfigError
 
 
 def test_the_grid_by_hand_is_the_one_that_was_asked_for() -> None:

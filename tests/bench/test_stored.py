@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from harness.bench.stored import KINDS, SEEDS, fill, nth_configuration
-from harness.identity import identity
-from harness.results.store import Store
-from harness.validation import validate
+from accumulation_harness.bench.stored import KINDS, SEEDS, fill, nth_configuration
+from accumulation_harness.identity import identity
+from accumulation_harness.results.store import Store
+from accumulation_harness.validation import validate
 
 
 def test_every_trial_has_its_own_configuration_and_each_can_be_run() -> None:

@@ -12,13 +12,17 @@ import sys
 import time
 from pathlib import Path
 
-from harness.config import HarnessConfig, to_dict
-from harness.identity import identity
-from harness.processes import run_command
-from harness.results.store import Store
-from harness.sweep import child, experiment
+from accumulation_harness.config import HarnessConfig, to_dict
+from accumulation_harness.identity import identity
+from accumulation_harness.processes import run_command
+from accumulation_harness.results.store import Store
+from accumulation_harness.sweep import child, experiment
 
-MODULES = {"sweep": "harness.run", "status": "harness.status", "report": "analysis.report"}
+MODULES = {
+    "sweep": "accumulation_harness.run",
+    "status": "accumulation_harness.status",
+    "report": "accumulation_harness.analysis.report",
+}
 OWN = ("sha256", "format", "experiment", "trial", "config", "steps", "steps_sha256")  # what each record says of itself
 
 

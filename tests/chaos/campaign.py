@@ -39,7 +39,7 @@ def ask(
 
     Raises `Broken` where it does not end by itself, ends with another code than `codes`, or shows a traceback.
     """
-    surroundings = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **(env or {})}
+    surroundings = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/harness", "OMP_NUM_THREADS": "1", **(env or {})}
     with subprocess.Popen(
         command,
         cwd=folder,

@@ -33,7 +33,13 @@ class Process:
 def surroundings(folder: Path) -> Mapping[str, str]:
     """The environment of a command whose processes can be found by `folder`, with a temporary folder of its own in there."""
     (folder / "tmp").mkdir(exist_ok=True)
-    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(folder / "tmp"), "CASE": str(folder)}
+    return {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT}:{ROOT}/harness",
+        "OMP_NUM_THREADS": "1",
+        "TMPDIR": str(folder / "tmp"),
+        "CASE": str(folder),
+    }
 
 
 def alive(folder: Path) -> Iterator[Process]:

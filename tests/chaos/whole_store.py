@@ -10,8 +10,8 @@ import warnings
 from functools import cache
 from pathlib import Path
 
-from harness.results.record import StoredTrial
-from harness.results.store import Store
+from accumulation_harness.results.record import StoredTrial
+from accumulation_harness.results.store import Store
 from tests.chaos.campaign import ask
 from tests.stored_trials import store_trial
 
@@ -21,8 +21,8 @@ FAULTS = {"no_division": True, "skip_last_micro_batch": True, "scale@1e-3": True
 # A trial of every study of every experiment that measures something; those that judge arms are written by hand.
 MEASURED = """
 import sys
-from harness import run
-from harness.sweep import experiment
+from accumulation_harness import run
+from accumulation_harness.sweep import experiment
 
 def few(configs):
     studies = {(one.experiment, one.study): one for one in configs if one.study != "verdicts"}

@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 import torch
 
-from harness import accelerator, driver
-from harness.config import ConfigError, Device
-from harness.doctor import machine, operations, stages
-from harness.doctor.__main__ import main, told
-from harness.recipes import determinism
+from accumulation_harness import accelerator, driver
+from accumulation_harness.config import ConfigError, Device
+from accumulation_harness.doctor import machine, operations, stages
+from accumulation_harness.doctor.__main__ import main, told
+from accumulation_harness.recipes import determinism
 
 H100 = ("580.1", "NVIDIA H100", "81559 MiB", "Disabled", "Default")
 ROOT = Path(__file__).parents[2]
@@ -182,8 +182,8 @@ def test_all_that_a_stage_has_started_ends_with_it(tmp_path: Path) -> None:
 KILLED = """
 import os, sys, time
 from pathlib import Path
-from harness.doctor import stages
-from harness.processes import run_command
+from accumulation_harness.doctor import stages
+from accumulation_harness.processes import run_command
 def main():
     work = stages.Work(Path(sys.argv[1]))
     work.run(stages.Stage(name="one", command=[sys.executable, "-c", "print('found')"]))
@@ -210,7 +210,7 @@ def wait_until(happens: Callable[[], bool]) -> None:
 
 def test_what_was_found_is_in_the_archive_when_it_is_killed(tmp_path: Path) -> None:
     """By SIGKILL, in its second stage; which ends too."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/harness"}
     with subprocess.Popen([*PYTHON, KILLED, "gpu"], cwd=tmp_path, env=environment) as process:
         second = tmp_path / "two"
         wait_until(lambda: second.exists() and bool(second.read_text()))

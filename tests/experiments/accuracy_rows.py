@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.load import Results
+from accumulation_harness.analysis.load import Results
 
 SEEDS = range(6)
 JITTER = 0.1  # points, of the errors made here

@@ -7,8 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import load
-from analysis.load import Results
+from accumulation_harness.analysis import load
+from accumulation_harness.analysis.load import Results
 
 ERRORS = ("gradient_error", "state_error", "parameter_error", "buffer_error")
 LIKE = {"accumulated": 1e-15, "reordered": 2e-15, "permuted": 1e-15}  # arms that are equal, and how nearly

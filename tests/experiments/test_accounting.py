@@ -5,9 +5,9 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from analysis.load import Results
-from analysis.question import Ruling
-from experiments.accounting import CLAIMS, arithmetic, cache_ruling
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.question import Ruling
+from accumulation_harness.experiments.accounting import CLAIMS, arithmetic, cache_ruling
 
 RULES = {claim.id: claim.decide for claim in CLAIMS}
 PARAMETERS = 1000

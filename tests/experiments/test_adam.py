@@ -9,10 +9,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis import ledger, report
-from analysis.question import Ruling
-from experiments import adam
-from harness.config import (
+from accumulation_harness.analysis import ledger, report
+from accumulation_harness.analysis.question import Ruling
+from accumulation_harness.config import (
     Data,
     HarnessConfig,
     Model,
@@ -24,7 +23,8 @@ from harness.config import (
     TrackingMode,
     WorkloadConfig,
 )
-from harness.sweep.experiment import run_one
+from accumulation_harness.experiments import adam
+from accumulation_harness.sweep.experiment import run_one
 from tests.experiments.optimizer_rows import Rows, results, state_rows
 
 OPEN = Ruling.needs_full_grid

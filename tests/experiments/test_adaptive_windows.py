@@ -5,12 +5,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis import load, report
-from experiments.adaptive_windows import CLAIMS, balance
-from harness import studies
-from harness.config import Data, Model, Norm, Study, TrialConfig, WorkloadConfig, to_dict
-from harness.identity import identity
-from harness.results.store import Store
+from accumulation_harness import studies
+from accumulation_harness.analysis import load, report
+from accumulation_harness.config import Data, Model, Norm, Study, TrialConfig, WorkloadConfig, to_dict
+from accumulation_harness.experiments.adaptive_windows import CLAIMS, balance
+from accumulation_harness.identity import identity
+from accumulation_harness.results.store import Store
 
 Row = dict[str, object]
 EMPTY = pd.DataFrame({"experiment": []})

@@ -9,10 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import load, report
-from analysis.question import Ruling
-from experiments.batch_order import _advice, contrasts, early_large_late_small, judged
-from harness.config import (
+from accumulation_harness.analysis import load, report
+from accumulation_harness.analysis.question import Ruling
+from accumulation_harness.config import (
     HarnessConfig,
     Model,
     OptimizerConfig,
@@ -22,7 +21,8 @@ from harness.config import (
     TrackingMode,
     WorkloadConfig,
 )
-from harness.sweep.experiment import run_one
+from accumulation_harness.experiments.batch_order import _advice, contrasts, early_large_late_small, judged
+from accumulation_harness.sweep.experiment import run_one
 
 
 def rows(

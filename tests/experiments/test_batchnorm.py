@@ -11,14 +11,14 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis import load, report
-from analysis.load import Results
-from analysis.question import Ruling
-from experiments.batchnorm import CLAIMS, costs_accuracy
-from harness import studies
-from harness.config import Norm, Precision, Study, TrialConfig, to_dict
-from harness.identity import identity
-from harness.results.store import Store
+from accumulation_harness import studies
+from accumulation_harness.analysis import load, report
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.question import Ruling
+from accumulation_harness.config import Norm, Precision, Study, TrialConfig, to_dict
+from accumulation_harness.experiments.batchnorm import CLAIMS, costs_accuracy
+from accumulation_harness.identity import identity
+from accumulation_harness.results.store import Store
 from tests.experiments.accuracy_rows import BATCH, LARGE, results, two_batches
 
 RULES = {claim.id: claim.decide for claim in CLAIMS}

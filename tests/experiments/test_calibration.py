@@ -9,9 +9,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis import report
-from experiments import calibration
-from harness.judge.verdict import Doubt
+from accumulation_harness.analysis import report
+from accumulation_harness.experiments import calibration
+from accumulation_harness.judge.verdict import Doubt
 
 
 def correct_arms(num_trials: int, changes: dict[int, dict[str, Any]] | None = None) -> pd.DataFrame:

@@ -10,14 +10,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import load, report
-from analysis.contrastive import decided, difference, largest_windows
-from analysis.question import ClaimResult, Ruling
-from experiments.contrastive import CLAIMS, EXPERIMENT
-from harness import studies
-from harness.config import Precision, Study, TrialConfig, to_dict
-from harness.identity import identity
-from harness.results.store import Store
+from accumulation_harness import studies
+from accumulation_harness.analysis import load, report
+from accumulation_harness.analysis.contrastive import decided, difference, largest_windows
+from accumulation_harness.analysis.question import ClaimResult, Ruling
+from accumulation_harness.config import Precision, Study, TrialConfig, to_dict
+from accumulation_harness.experiments.contrastive import CLAIMS, EXPERIMENT
+from accumulation_harness.identity import identity
+from accumulation_harness.results.store import Store
 from tests.small_corpus import config, corpus
 
 __all__ = ["corpus"]

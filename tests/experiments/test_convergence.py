@@ -7,13 +7,21 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis import ledger, report
-from analysis.content import Table
-from analysis.convergence import trainings
-from analysis.question import ClaimResult, Material, Ruling
-from experiments import balance_loss, convergence
-from harness.config import DataConfig, HarnessConfig, LastWindow, OptimizerConfig, Study, TrackingConfig, TrackingMode
-from harness.sweep.experiment import run_one
+from accumulation_harness.analysis import ledger, report
+from accumulation_harness.analysis.content import Table
+from accumulation_harness.analysis.convergence import trainings
+from accumulation_harness.analysis.question import ClaimResult, Material, Ruling
+from accumulation_harness.config import (
+    DataConfig,
+    HarnessConfig,
+    LastWindow,
+    OptimizerConfig,
+    Study,
+    TrackingConfig,
+    TrackingMode,
+)
+from accumulation_harness.experiments import balance_loss, convergence
+from accumulation_harness.sweep.experiment import run_one
 from tests.analysis.test_convergence import rows
 from tests.experiments.optimizer_rows import results
 

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import load
-from experiments.critical_batch import Growth, advice, critical_batch, critical_batches, growths
+from accumulation_harness.analysis import load
+from accumulation_harness.experiments.critical_batch import Growth, advice, critical_batch, critical_batches, growths
 
 BATCHES = (4, 8, 16, 32, 64, 128, 256)
 RATE, NOISE, SAMPLES = 0.02, 0.5, 256  # eta = RATE sqrt(B); variance of a sample's gradient (added), or its share of g^2

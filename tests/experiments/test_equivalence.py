@@ -7,9 +7,9 @@ import math
 import pandas as pd
 import pytest
 
-from analysis import load
-from analysis.question import ClaimResult
-from experiments.equivalence import CLAIMS
+from accumulation_harness.analysis import load
+from accumulation_harness.analysis.question import ClaimResult
+from accumulation_harness.experiments.equivalence import CLAIMS
 
 
 def decide(name: str, arms: pd.DataFrame) -> ClaimResult:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from analysis import faults, load, report
-from analysis.rates import Rate
-from experiments import fault_matrix
+from accumulation_harness.analysis import faults, load, report
+from accumulation_harness.analysis.rates import Rate
+from accumulation_harness.experiments import fault_matrix
 
 FAULT = "mean_of_means"
 SAME = [1.0] * 12

@@ -11,13 +11,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import load, report
-from analysis.question import Ruling
-from experiments.gradient_noise import EXPERIMENT, falls_as_one_over_b, growth
-from harness import studies
-from harness.config import Norm, Study, TrialConfig, WorkloadConfig, to_dict
-from harness.identity import identity
-from harness.results.store import Store
+from accumulation_harness import studies
+from accumulation_harness.analysis import load, report
+from accumulation_harness.analysis.question import Ruling
+from accumulation_harness.config import Norm, Study, TrialConfig, WorkloadConfig, to_dict
+from accumulation_harness.experiments.gradient_noise import EXPERIMENT, falls_as_one_over_b, growth
+from accumulation_harness.identity import identity
+from accumulation_harness.results.store import Store
 
 D = 1500
 SIZES = (4, 16, 64, 256, 1024)

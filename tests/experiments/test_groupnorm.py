@@ -10,15 +10,15 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis import report
-from analysis.load import Results
-from analysis.question import Ruling
-from experiments.batchnorm import costs_accuracy
-from experiments.groupnorm import better_choice, predicted
-from harness import studies
-from harness.config import Model, Norm, Study, TrialConfig, WorkloadConfig, to_dict
-from harness.identity import identity
-from harness.results.store import Store
+from accumulation_harness import studies
+from accumulation_harness.analysis import report
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.question import Ruling
+from accumulation_harness.config import Model, Norm, Study, TrialConfig, WorkloadConfig, to_dict
+from accumulation_harness.experiments.batchnorm import costs_accuracy
+from accumulation_harness.experiments.groupnorm import better_choice, predicted
+from accumulation_harness.identity import identity
+from accumulation_harness.results.store import Store
 from tests.experiments.accuracy_rows import BATCH, GROUP, SEEDS, results, run_of
 
 

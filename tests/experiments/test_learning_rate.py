@@ -9,10 +9,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis import learning_rates, ledger, load, report
-from analysis.question import Ruling
-from experiments import learning_rate
-from harness.config import (
+from accumulation_harness.analysis import learning_rates, ledger, load, report
+from accumulation_harness.analysis.question import Ruling
+from accumulation_harness.config import (
     Data,
     HarnessConfig,
     Model,
@@ -24,7 +23,8 @@ from harness.config import (
     TrackingMode,
     WorkloadConfig,
 )
-from harness.sweep.experiment import run_one
+from accumulation_harness.experiments import learning_rate
+from accumulation_harness.sweep.experiment import run_one
 from tests.experiments.optimizer_rows import BEST, Rows, results, trained
 
 OPEN = Ruling.needs_full_grid

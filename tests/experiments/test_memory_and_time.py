@@ -7,8 +7,8 @@ import dataclasses
 import pandas as pd
 import pytest
 
-from analysis.load import Results
-from experiments import memory_and_time
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.experiments import memory_and_time
 
 
 def results(

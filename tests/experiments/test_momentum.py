@@ -10,10 +10,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import ledger, optimizers, report
-from analysis.question import Ruling
-from experiments import momentum
-from harness.config import (
+from accumulation_harness.analysis import ledger, optimizers, report
+from accumulation_harness.analysis.question import Ruling
+from accumulation_harness.config import (
     Data,
     HarnessConfig,
     Model,
@@ -25,7 +24,8 @@ from harness.config import (
     TrackingMode,
     WorkloadConfig,
 )  # fmt: skip
-from harness.sweep.experiment import run_one
+from accumulation_harness.experiments import momentum
+from accumulation_harness.sweep.experiment import run_one
 from tests.experiments.optimizer_rows import memory_rows, results, state_rows
 
 

@@ -5,13 +5,23 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis import load, report
-from analysis.question import ClaimResult
-from experiments.order_of_operations import CLAIMS, _at_rest
-from harness import studies
-from harness.config import Data, Model, OptimizerConfig, OptimizerName, Precision, Study, TrialConfig, WorkloadConfig, to_dict
-from harness.identity import identity
-from harness.results.store import Store
+from accumulation_harness import studies
+from accumulation_harness.analysis import load, report
+from accumulation_harness.analysis.question import ClaimResult
+from accumulation_harness.config import (
+    Data,
+    Model,
+    OptimizerConfig,
+    OptimizerName,
+    Precision,
+    Study,
+    TrialConfig,
+    WorkloadConfig,
+    to_dict,
+)
+from accumulation_harness.experiments.order_of_operations import CLAIMS, _at_rest
+from accumulation_harness.identity import identity
+from accumulation_harness.results.store import Store
 
 Row = dict[str, object]
 EMPTY = pd.DataFrame({"experiment": []})

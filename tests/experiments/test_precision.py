@@ -11,13 +11,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import load, report
-from analysis.question import Ruling
-from experiments.precision import EXPERIMENT, accuracy, mixed_precision, scaling_works, small_micro_batches
-from harness import studies
-from harness.config import Model, Precision, Study, TrialConfig, WorkloadConfig, to_dict
-from harness.identity import identity
-from harness.results.store import Store
+from accumulation_harness import studies
+from accumulation_harness.analysis import load, report
+from accumulation_harness.analysis.question import Ruling
+from accumulation_harness.config import Model, Precision, Study, TrialConfig, WorkloadConfig, to_dict
+from accumulation_harness.experiments.precision import EXPERIMENT, accuracy, mixed_precision, scaling_works, small_micro_batches
+from accumulation_harness.identity import identity
+from accumulation_harness.results.store import Store
 
 FULL = 1e-7
 Rows = list[dict[str, Any]]

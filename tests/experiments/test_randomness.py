@@ -9,13 +9,13 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis import load, report
-from analysis.question import Ruling
-from experiments.randomness import EXPERIMENT, single_runs_differ
-from harness import studies
-from harness.config import Model, Study, TrialConfig, WorkloadConfig, to_dict
-from harness.identity import identity
-from harness.results.store import Store
+from accumulation_harness import studies
+from accumulation_harness.analysis import load, report
+from accumulation_harness.analysis.question import Ruling
+from accumulation_harness.config import Model, Study, TrialConfig, WorkloadConfig, to_dict
+from accumulation_harness.experiments.randomness import EXPERIMENT, single_runs_differ
+from accumulation_harness.identity import identity
+from accumulation_harness.results.store import Store
 
 
 def results(*, one: float = 0.5, several: float = 1.0, remedy: float = 1e-15, spread: float = 1.0, shift: float = 1.0,

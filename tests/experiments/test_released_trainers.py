@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from analysis import ledger, load
-from analysis.audits import COLUMNS, no_audits
-from experiments.released_trainers import lightning_handles
+from accumulation_harness.analysis import ledger, load
+from accumulation_harness.analysis.audits import COLUMNS, no_audits
+from accumulation_harness.experiments.released_trainers import lightning_handles
 
 FRAMEWORKS = {"G1": "accelerate", "G2": "lightning", "G3": "keras-by-hand"}
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from analysis.load import Results
-from experiments.replicas import CLAIMS, wire_ratios
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.experiments.replicas import CLAIMS, wire_ratios
 
 Row = dict[str, object]
 EMPTY = pd.DataFrame({"experiment": []})

@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import load
-from analysis.figures.rescaling import figure_rescaling
-from experiments.rescaling import COPIED, CURVE, FINAL, MARGIN, WORDS, Effect, advice, effects, named
-from harness.recipes.rescaling import Rescaling
+from accumulation_harness.analysis import load
+from accumulation_harness.analysis.figures.rescaling import figure_rescaling
+from accumulation_harness.experiments.rescaling import COPIED, CURVE, FINAL, MARGIN, WORDS, Effect, advice, effects, named
+from accumulation_harness.recipes.rescaling import Rescaling
 
 
 def results(effect: float, *, what: str = "rate", seeds: int = 8, spread: float = 0.004) -> load.Results:

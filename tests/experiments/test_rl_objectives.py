@@ -1,4 +1,4 @@
-"""The objectives of reinforcement learning in experiments/trainers/rl_objectives.py, audited."""
+"""The objectives of reinforcement learning in scoreboard/rl_objectives.py, audited."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from experiments.trainers import rl_objectives
-from harness.audit import audit
+from accumulation_harness.audit import audit
+from scoreboard import rl_objectives
 
 RIGHT = (rl_objectives.grpo, rl_objectives.dr_grpo, rl_objectives.dapo, rl_objectives.ppo)
 WRONG = {

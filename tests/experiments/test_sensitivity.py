@@ -8,9 +8,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis import load, report
-from experiments import sensitivity
-from experiments.sensitivity import smallest
+from accumulation_harness.analysis import load, report
+from accumulation_harness.experiments import sensitivity
+from accumulation_harness.experiments.sensitivity import smallest
 
 SIZES = ("1e-6", "3e-6", "1e-5")
 

@@ -1,4 +1,4 @@
-"""Every audit of experiments/trainers/trainers.mk: its files, its functions, its record and its rows in the table."""
+"""Every audit of scoreboard/trainers.mk: its files, its functions, its record and its rows in the table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-TRAINERS = Path("experiments/trainers")
+TRAINERS = Path("scoreboard")
 RECORDS = Path("docs/findings/audits")
 
 

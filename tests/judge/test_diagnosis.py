@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from harness.judge.cause import Cause, parsed
-from harness.judge.counters import Counter
-from harness.judge.diagnosis import describe, diagnose, underflow_cause
-from harness.judge.signature import Attribution, Errors, Movement, Samples, Signature, WrongWindow
+from accumulation_harness.judge.cause import Cause, parsed
+from accumulation_harness.judge.counters import Counter
+from accumulation_harness.judge.diagnosis import describe, diagnose, underflow_cause
+from accumulation_harness.judge.signature import Attribution, Errors, Movement, Samples, Signature, WrongWindow
 
 FOURFOLD = Attribution(distance=3.0, scale=4.0, cosine=1.0, weights=(4.0,) * 4, residual=1e-16, condition=3.0)
 RIGHT = Attribution(distance=0.0, scale=1.0, cosine=1.0, weights=(1.0,) * 4, residual=1e-16, condition=3.0)

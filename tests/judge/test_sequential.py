@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import mannwhitneyu
 
-from harness.judge.sequential import EARLY_LOOKS, LAST_LOOK, _critical, _ways, ratio_limits, spent
+from accumulation_harness.judge.sequential import EARLY_LOOKS, LAST_LOOK, _critical, _ways, ratio_limits, spent
 from tests.reference import Array
 
 MOST = 30

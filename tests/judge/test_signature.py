@@ -8,8 +8,8 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.judge.cause import Cause
-from harness.judge.signature import (
+from accumulation_harness.judge.cause import Cause
+from accumulation_harness.judge.signature import (
     Attribution,
     Errors,
     Movement,

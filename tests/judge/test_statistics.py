@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from harness.judge.resampling import permutation_rank
-from harness.judge.statistics import (
+from accumulation_harness.judge.resampling import permutation_rank
+from accumulation_harness.judge.statistics import (
     detectable,
     equivalence_p,
     holm,

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from harness.config import Precision
-from harness.judge.counters import Counter
-from harness.judge.verdict import Algebra, Doubt, Evidence, Outcome, Rounding, Trajectory, judge
+from accumulation_harness.config import Precision
+from accumulation_harness.judge.counters import Counter
+from accumulation_harness.judge.verdict import Algebra, Doubt, Evidence, Outcome, Rounding, Trajectory, judge
 from tests.judge.test_diagnosis import WRONG, wrong
 
 ALGEBRA = Algebra(

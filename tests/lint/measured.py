@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
 
-from harness.lint.__main__ import found
-from harness.lint.source import Source
+from accumulation_harness.lint.__main__ import found
+from accumulation_harness.lint.source import Source
 from tests.audit.loops import (
     habits,
     lookalikes,

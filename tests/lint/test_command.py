@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from harness.judge.cause import Cause
-from harness.lint.__main__ import main
-from harness.lint.hit import Hit
+from accumulation_harness.judge.cause import Cause
+from accumulation_harness.lint.__main__ import main
+from accumulation_harness.lint.hit import Hit
 from tests.lint.cases import RIGHT, WRONG, flat
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "harness" / "lint" / "__main__.py"
-STANDARD = set(sys.stdlib_module_names) | {"harness", "__main__", "org"}  # `pickle` tries `org.python`
+SCRIPT = ROOT / "harness" / "accumulation_harness" / "lint" / "__main__.py"
+STANDARD = set(sys.stdlib_module_names) | {"accumulation_harness", "__main__", "org"}  # `pickle` tries `org.python`
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_every_remedy_is_there() -> None:
     assert Hit(1, 1, Cause.mean_of_means, "", 1).told("a.py").endswith("(docs/remedies.md#mean_of_means)")
 
 
-@pytest.mark.parametrize("command", [[str(SCRIPT)], ["-m", "harness.lint"]], ids=["script", "module"])
+@pytest.mark.parametrize("command", [[str(SCRIPT)], ["-m", "accumulation_harness.lint"]], ids=["script", "module"])
 def test_only_the_standard_library_is_imported(folder: Path, command: list[str]) -> None:
     """As a script it runs in any folder, in an interpreter that has no packages (`-S`)."""
     at = ROOT if command[0] == "-m" else folder

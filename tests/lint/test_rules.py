@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness.lint.__main__ import found
-from harness.lint.source import Source
+from accumulation_harness.lint.__main__ import found
+from accumulation_harness.lint.source import Source
 from tests.lint.cases import RIGHT, WRONG, flat
 
 

@@ -9,13 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.config import Data, Model, Norm, Precision, Split, TrialConfig, WorkloadConfig
-from harness.measure.ablation import REMOVALS, Run, attribute, equal_lengths, freeze, gap
-from harness.measure.lock_step import Setting
-from harness.recipes.faults import clip_per_micro_batch, low_precision_accumulator, mean_of_means, short_window_divided_by_n
-from harness.recipes.micro_batch import Even
-from harness.recipes.recipe import Recipe
-from harness.trial import Permuted, full_batch, split_plan
+from accumulation_harness.config import Data, Model, Norm, Precision, Split, TrialConfig, WorkloadConfig
+from accumulation_harness.measure.ablation import REMOVALS, Run, attribute, equal_lengths, freeze, gap
+from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.recipes.faults import (
+    clip_per_micro_batch,
+    low_precision_accumulator,
+    mean_of_means,
+    short_window_divided_by_n,
+)
+from accumulation_harness.recipes.micro_batch import Even
+from accumulation_harness.recipes.recipe import Recipe
+from accumulation_harness.trial import Permuted, full_batch, split_plan
 
 FULL, SHORT = torch.arange(64), torch.arange(64, 92)
 TEXT = WorkloadConfig(data=Data.text, model=Model.transformer, depth=1)

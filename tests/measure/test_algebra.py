@@ -13,16 +13,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.config import Data, Model, Norm, OptimizerConfig, OptimizerName, Split, TrialConfig, WorkloadConfig
-from harness.judge.cause import Cause
-from harness.judge.counters import Counter
-from harness.judge.gates import ALGEBRA_GATE, TRAJECTORY_GATE
-from harness.judge.verdict import algebra_failures
-from harness.measure.algebra import ACTIVE, AlgebraResult, is_probe, measure
-from harness.measure.lock_step import REFERENCE, Setting
-from harness.recipes.micro_batch import windows
-from harness.recipes.recipe import Arm, Recipe
-from harness.trial import accumulated, permuted, reference
+from accumulation_harness.config import Data, Model, Norm, OptimizerConfig, OptimizerName, Split, TrialConfig, WorkloadConfig
+from accumulation_harness.judge.cause import Cause
+from accumulation_harness.judge.counters import Counter
+from accumulation_harness.judge.gates import ALGEBRA_GATE, TRAJECTORY_GATE
+from accumulation_harness.judge.verdict import algebra_failures
+from accumulation_harness.measure.algebra import ACTIVE, AlgebraResult, is_probe, measure
+from accumulation_harness.measure.lock_step import REFERENCE, Setting
+from accumulation_harness.recipes.micro_batch import windows
+from accumulation_harness.recipes.recipe import Arm, Recipe
+from accumulation_harness.trial import accumulated, permuted, reference
 from tests.toy import CPU
 from tests.toy_setting import MakeSetting, Numpy
 

@@ -15,24 +15,24 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from harness.config import ConfigError, Norm, OptimizerConfig, Split, TrialConfig
-from harness.judge.diagnosis import diagnose
-from harness.judge.gates import ALGEBRA_GATE
-from harness.judge.verdict import algebra_failures
-from harness.measure import lock_step, poison
-from harness.measure.algebra import AlgebraResult, measure
-from harness.measure.lock_step import REFERENCE, LockStep, Setting
-from harness.measure.optimizer_state import common_state, copied, optimizer_state
-from harness.measure.training import outcome
-from harness.recipes.faults import (
+from accumulation_harness.config import ConfigError, Norm, OptimizerConfig, Split, TrialConfig
+from accumulation_harness.judge.diagnosis import diagnose
+from accumulation_harness.judge.gates import ALGEBRA_GATE
+from accumulation_harness.judge.verdict import algebra_failures
+from accumulation_harness.measure import lock_step, poison
+from accumulation_harness.measure.algebra import AlgebraResult, measure
+from accumulation_harness.measure.lock_step import REFERENCE, LockStep, Setting
+from accumulation_harness.measure.optimizer_state import common_state, copied, optimizer_state
+from accumulation_harness.measure.training import outcome
+from accumulation_harness.recipes.faults import (
     loss_not_divided,
     non_finite_micro_batch,
     optimizer_state_per_micro_batch,
     step_every_micro_batch,
 )
-from harness.recipes.recipe import Arm, Recipe, evaluated, set_mode, take_step
-from harness.referee.gradients import flatten
-from harness.trial import accumulated, permuted, reference
+from accumulation_harness.recipes.recipe import Arm, Recipe, evaluated, set_mode, take_step
+from accumulation_harness.referee.gradients import flatten
+from accumulation_harness.trial import accumulated, permuted, reference
 from tests.toy import CPU, Toy
 
 CONFIG = TrialConfig(effective_batch=12, accumulation_steps=(3,), steps=6, norm=Norm.none, split=Split.ragged)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.config import (
+from accumulation_harness.config import (
     Arms,
     DataConfig,
     Device,
@@ -26,11 +26,11 @@ from harness.config import (
     TrialConfig,
     WorkloadConfig,
 )
-from harness.measure import algebra, poison, rounding
-from harness.measure.lock_step import REFERENCE, Setting
-from harness.recipes.determinism import deterministic
-from harness.results.measurements import Measurement
-from harness.trial import reference, standard_candidates
+from accumulation_harness.measure import algebra, poison, rounding
+from accumulation_harness.measure.lock_step import REFERENCE, Setting
+from accumulation_harness.recipes.determinism import deterministic
+from accumulation_harness.results.measurements import Measurement
+from accumulation_harness.trial import reference, standard_candidates
 
 BASE = TrialConfig(
     workload=WorkloadConfig(model=Model.mlp, width=2),

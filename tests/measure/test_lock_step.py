@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.bench.memory import live_bytes
-from harness.config import (
+from accumulation_harness.bench.memory import live_bytes
+from accumulation_harness.config import (
     DataConfig,
     LastWindow,
     Model,
@@ -23,12 +23,12 @@ from harness.config import (
     TrialConfig,
     WorkloadConfig,
 )
-from harness.judge.counters import Counter
-from harness.measure.lock_step import REFERENCE, LockStep, LossScale, Setting
-from harness.recipes.micro_batch import Even, windows
-from harness.recipes.recipe import Arm, Recipe, step, take_step, unscale, update_scale
-from harness.referee.gradients import flatten, relative_distance
-from harness.referee.oracle import snapshot
+from accumulation_harness.judge.counters import Counter
+from accumulation_harness.measure.lock_step import REFERENCE, LockStep, LossScale, Setting
+from accumulation_harness.recipes.micro_batch import Even, windows
+from accumulation_harness.recipes.recipe import Arm, Recipe, step, take_step, unscale, update_scale
+from accumulation_harness.referee.gradients import flatten, relative_distance
+from accumulation_harness.referee.oracle import snapshot
 
 CPU = torch.device("cpu")
 CONFIG = TrialConfig(workload=WorkloadConfig(model=Model.mlp, width=32), effective_batch=8, accumulation_steps=(2,))
@@ -108,7 +108,7 @@ def test_draws_have_streams_of_their_own(toy_setting) -> None:
 @pytest.mark.parametrize("keep", [False, True])
 def test_comparing_keeps_two_copies_of_the_parameters_however_many_arms(keep: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With SGD, so that arms carry no state of their own; `keep=True` is what must differ."""
-    monkeypatch.setattr("harness.referee.gradients.BLOCK", 1000)  # as if the model were large
+    monkeypatch.setattr("accumulation_harness.referee.gradients.BLOCK", 1000)  # as if the model were large
     setting = Setting(CONFIG, CPU)
     size = sum(p.numel() for p in setting.initial.parameters()) * 4
     grown: dict[int, float] = {}

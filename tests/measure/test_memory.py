@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from harness.config import OptimizerConfig, OptimizerName
-from harness.measure import memory
-from harness.recipes.micro_batch import Even
-from harness.recipes.recipe import take_step
+from accumulation_harness.config import OptimizerConfig, OptimizerName
+from accumulation_harness.measure import memory
+from accumulation_harness.recipes.micro_batch import Even
+from accumulation_harness.recipes.recipe import take_step
 from tests.toy import Toy, make_arm
 
 

@@ -10,15 +10,15 @@ import pandas as pd
 import pytest
 import torch
 
-from analysis import noise
-from harness.config import LastWindow, OptimizerConfig, OptimizerName, Precision, TrialConfig
-from harness.measure.lock_step import Setting
-from harness.measure.noise_scale import NoiseWatch, read
-from harness.recipes.micro_batch import Even, Ragged, SplitPlan, windows
-from harness.recipes.recipe import Arm, take_step
-from harness.referee.oracle import snapshot
-from harness.trial import run_trial
-from harness.workloads import Batch
+from accumulation_harness.analysis import noise
+from accumulation_harness.config import LastWindow, OptimizerConfig, OptimizerName, Precision, TrialConfig
+from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.measure.noise_scale import NoiseWatch, read
+from accumulation_harness.recipes.micro_batch import Even, Ragged, SplitPlan, windows
+from accumulation_harness.recipes.recipe import Arm, take_step
+from accumulation_harness.referee.oracle import snapshot
+from accumulation_harness.trial import run_trial
+from accumulation_harness.workloads import Batch
 from tests.reference import Array, softmax_regression_gradients
 from tests.toy import CPU, Toy, make_arm
 

@@ -10,15 +10,25 @@ from typing import Any
 import pytest
 import torch
 
-from harness.config import Data, Model, Norm, OptimizerConfig, OptimizerName, Precision, Split, TrialConfig, WorkloadConfig
-from harness.measure.lock_step import REFERENCE, Setting
-from harness.measure.poison import PoisonedWindow, differing, measure, replaced, without
-from harness.recipes.faults import non_finite_micro_batch
-from harness.recipes.micro_batch import windows
-from harness.recipes.recipe import Arm, Recipe
-from harness.referee.oracle import Parts
-from harness.results.arm_name import PERMUTED
-from harness.trial import full_batch, permuted, split_plan
+from accumulation_harness.config import (
+    Data,
+    Model,
+    Norm,
+    OptimizerConfig,
+    OptimizerName,
+    Precision,
+    Split,
+    TrialConfig,
+    WorkloadConfig,
+)
+from accumulation_harness.measure.lock_step import REFERENCE, Setting
+from accumulation_harness.measure.poison import PoisonedWindow, differing, measure, replaced, without
+from accumulation_harness.recipes.faults import non_finite_micro_batch
+from accumulation_harness.recipes.micro_batch import windows
+from accumulation_harness.recipes.recipe import Arm, Recipe
+from accumulation_harness.referee.oracle import Parts
+from accumulation_harness.results.arm_name import PERMUTED
+from accumulation_harness.trial import full_batch, permuted, split_plan
 
 ADAM = OptimizerConfig(name=OptimizerName.adam, lr=1e-3)
 TEXT = WorkloadConfig(data=Data.text, model=Model.transformer, depth=1)

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.judge.cause import Cause, Causes
-from harness.judge.signature import Samples
-from harness.measure.probe import count_samples, fingerprint, keep_smallest, loss_error
-from harness.recipes.hand_written import FOREIGN, NO_SAMPLE
-from harness.referee.oracle import Loss
+from accumulation_harness.judge.cause import Cause, Causes
+from accumulation_harness.judge.signature import Samples
+from accumulation_harness.measure.probe import count_samples, fingerprint, keep_smallest, loss_error
+from accumulation_harness.recipes.hand_written import FOREIGN, NO_SAMPLE
+from accumulation_harness.referee.oracle import Loss
 from tests.toy import make_arm
 
 IDS = st.lists(st.integers(0, 9), min_size=1, max_size=12)

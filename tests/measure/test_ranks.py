@@ -16,10 +16,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from harness.config import ConfigError, OptimizerConfig, Split, TrialConfig
-from harness.measure import lock_step, ranks
-from harness.measure.lock_step import Setting
-from harness.measure.ranks import (
+from accumulation_harness.config import ConfigError, OptimizerConfig, Split, TrialConfig
+from accumulation_harness.measure import lock_step, ranks
+from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.measure.ranks import (
     RIGHT,
     SCALED,
     UNSYNCHRONISED,
@@ -32,7 +32,7 @@ from harness.measure.ranks import (
     summed,
     window_terms,
 )
-from harness.recipes.recipe import Arm, Recipe
+from accumulation_harness.recipes.recipe import Arm, Recipe
 from tests.reference import softmax_regression_gradients
 from tests.toy import CPU, Toy
 
@@ -160,9 +160,9 @@ def test_a_rank_that_raises_ends_all_at_once_and_is_quoted(setting: Setting) -> 
 
 PROGRAM = """
 import sys, time
-from harness.measure import lock_step
-from harness.measure.ranks import RIGHT, Ranks
-from harness.measure.lock_step import Setting
+from accumulation_harness.measure import lock_step
+from accumulation_harness.measure.ranks import RIGHT, Ranks
+from accumulation_harness.measure.lock_step import Setting
 from tests.measure.test_ranks import CONFIG, N
 from tests.toy import CPU, Toy
 if __name__ == "__main__":
@@ -178,8 +178,13 @@ def test_ranks_die_with_a_killed_parent(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     root = Path(__file__).parents[2]
-    with subprocess.Popen([sys.executable, str(program)], stdout=subprocess.PIPE, text=True, cwd=root,
-                          env=os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}) as parent:  # fmt: skip
+    with subprocess.Popen(
+        [sys.executable, str(program)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=root,
+        env=os.environ | {"PYTHONPATH": f"{root}:{root}/harness", "OMP_NUM_THREADS": "1"},
+    ) as parent:
         assert parent.stdout is not None
         folder, *pids = parent.stdout.readline().split()
         assert len(pids) == 2 and all(alive(int(pid)) for pid in pids) and Path(folder).exists()

@@ -12,14 +12,14 @@ import torch
 from scipy.stats import mannwhitneyu
 from torch import Tensor
 
-from harness.config import OptimizerConfig, OptimizerName, Precision, TrialConfig
-from harness.judge.sequential import spent
-from harness.judge.verdict import ROUNDING_GATE, Outcome, Rounding, judge, rounding_failures
-from harness.measure import rounding
-from harness.measure.lock_step import REFERENCE, Setting
-from harness.measure.rounding import zero_lr, zero_share
-from harness.recipes.micro_batch import Even
-from harness.recipes.recipe import Arm, Recipe
+from accumulation_harness.config import OptimizerConfig, OptimizerName, Precision, TrialConfig
+from accumulation_harness.judge.sequential import spent
+from accumulation_harness.judge.verdict import ROUNDING_GATE, Outcome, Rounding, judge, rounding_failures
+from accumulation_harness.measure import rounding
+from accumulation_harness.measure.lock_step import REFERENCE, Setting
+from accumulation_harness.measure.rounding import zero_lr, zero_share
+from accumulation_harness.recipes.micro_batch import Even
+from accumulation_harness.recipes.recipe import Arm, Recipe
 from tests.judge.test_verdict import GOOD
 from tests.reference import Array
 from tests.toy_setting import MakeSetting

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from harness.config import Arms, Norm, OptimizerConfig, OptimizerName, TrialConfig
-from harness.identity import identity
-from harness.measure import shelf
-from harness.measure.lock_step import Setting
-from harness.measure.shelf import FileShelf, Shelf
-from harness.trial import run_trial
+from accumulation_harness.config import Arms, Norm, OptimizerConfig, OptimizerName, TrialConfig
+from accumulation_harness.identity import identity
+from accumulation_harness.measure import shelf
+from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.measure.shelf import FileShelf, Shelf
+from accumulation_harness.trial import run_trial
 from tests.toy import CPU
 
 CONFIG = TrialConfig(
@@ -100,7 +100,7 @@ def test_what_is_taken_is_as_asked_for_or_by_the_room_there_is(monkeypatch: pyte
         return type(Setting(dataclasses.replace(CONFIG, arms=arms), CPU).shelf)
 
     assert (taken(Arms.together), taken(Arms.one_by_one), taken(Arms.auto)) == (Shelf, FileShelf, Shelf)
-    monkeypatch.setattr("harness.measure.shelf.available_bytes", lambda: 1000)
+    monkeypatch.setattr("accumulation_harness.measure.shelf.available_bytes", lambda: 1000)
     assert taken(Arms.auto) is FileShelf and taken(Arms.together) is Shelf
 
 

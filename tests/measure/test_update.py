@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.measure.update import averages, partial_gradients
-from harness.referee.oracle import Parts
+from accumulation_harness.measure.update import averages, partial_gradients
+from accumulation_harness.referee.oracle import Parts
 
 
 def test_averages_that_moved_for_every_micro_batch() -> None:

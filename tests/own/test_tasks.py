@@ -11,16 +11,26 @@ import pytest
 import torch
 from torch import nn
 
-from harness.config import ConfigError, Data, Norm, OptimizerConfig, OptimizerName, Precision, Split, TrialConfig, WorkloadConfig
-from harness.judge.cause import Cause
-from harness.judge.gates import ALGEBRA_GATE
-from harness.judge.signature import Attribution, Signature, WrongWindow
-from harness.judge.verdict import SHARED_DRAWS, WIDENED, Algebra, Doubt, Evidence, Outcome, Trajectory, judge
-from harness.measure.coarse import NO_ROUNDING
-from harness.measure.lock_step import Setting
-from harness.recipes.catalogue import named
-from harness.referee.oracle import snapshot
-from harness.trial import run_trial, with_faults
+from accumulation_harness.config import (
+    ConfigError,
+    Data,
+    Norm,
+    OptimizerConfig,
+    OptimizerName,
+    Precision,
+    Split,
+    TrialConfig,
+    WorkloadConfig,
+)
+from accumulation_harness.judge.cause import Cause
+from accumulation_harness.judge.gates import ALGEBRA_GATE
+from accumulation_harness.judge.signature import Attribution, Signature, WrongWindow
+from accumulation_harness.judge.verdict import SHARED_DRAWS, WIDENED, Algebra, Doubt, Evidence, Outcome, Trajectory, judge
+from accumulation_harness.measure.coarse import NO_ROUNDING
+from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.recipes.catalogue import named
+from accumulation_harness.referee.oracle import snapshot
+from accumulation_harness.trial import run_trial, with_faults
 from tests.own import optimizers, resnet50, tasks
 from tests.toy import CPU
 

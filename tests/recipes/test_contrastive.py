@@ -11,14 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from harness.config import ConfigError, Contrast, Data, Model, Precision, TrialConfig, WorkloadConfig
-from harness.measure.lock_step import Setting
-from harness.recipes import contrastive
-from harness.recipes.recipe import Arm, Recipe, clear, take_step
-from harness.recipes.sample_masks import masks_of_samples
-from harness.referee.gradients import by_tensor, flatten, gradients, relative_distance
-from harness.trial import accumulated, full_batch
-from harness.workloads import Batch
+from accumulation_harness.config import ConfigError, Contrast, Data, Model, Precision, TrialConfig, WorkloadConfig
+from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.recipes import contrastive
+from accumulation_harness.recipes.recipe import Arm, Recipe, clear, take_step
+from accumulation_harness.recipes.sample_masks import masks_of_samples
+from accumulation_harness.referee.gradients import by_tensor, flatten, gradients, relative_distance
+from accumulation_harness.trial import accumulated, full_batch
+from accumulation_harness.workloads import Batch
 from tests.small_corpus import config, corpus
 
 __all__ = ["corpus"]

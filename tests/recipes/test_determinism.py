@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.config import Precision
-from harness.recipes.determinism import deterministic
+from accumulation_harness.config import Precision
+from accumulation_harness.recipes.determinism import deterministic
 
 
 @pytest.mark.parametrize("precision", Precision)

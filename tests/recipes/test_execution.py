@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from harness.config import ConfigError, Execution, Model, Norm, Precision, Split, TrialConfig, WorkloadConfig
-from harness.measure import lock_step
-from harness.measure.lock_step import Setting
-from harness.recipes import execution
-from harness.recipes.execution import exchange_forward
-from harness.recipes.micro_batch import Even
-from harness.recipes.recipe import Recipe, take_step
-from harness.trial import run_trial
+from accumulation_harness.config import ConfigError, Execution, Model, Norm, Precision, Split, TrialConfig, WorkloadConfig
+from accumulation_harness.measure import lock_step
+from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.recipes import execution
+from accumulation_harness.recipes.execution import exchange_forward
+from accumulation_harness.recipes.micro_batch import Even
+from accumulation_harness.recipes.recipe import Recipe, take_step
+from accumulation_harness.trial import run_trial
 
 SMALL: dict[str, Any] = {
     "workload": WorkloadConfig(model=Model.mlp),

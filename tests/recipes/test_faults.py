@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.config import (
+from accumulation_harness.config import (
     Data,
     DataConfig,
     LastWindow,
@@ -21,12 +21,12 @@ from harness.config import (
     TrialConfig,
     WorkloadConfig,
 )  # fmt: skip
-from harness.judge.cause import BY_DESIGN, IN_AUDITS, INHERENT, ON_RANKS, Cause
-from harness.measure.ranks import SCALED, UNSYNCHRONISED
-from harness.recipes.catalogue import FAULTS
-from harness.recipes.recipe import Recipe
-from harness.studies import replicas
-from harness.trial import Candidate, Row, run_trial, split_plan, standard_candidates
+from accumulation_harness.judge.cause import BY_DESIGN, IN_AUDITS, INHERENT, ON_RANKS, Cause
+from accumulation_harness.measure.ranks import SCALED, UNSYNCHRONISED
+from accumulation_harness.recipes.catalogue import FAULTS
+from accumulation_harness.recipes.recipe import Recipe
+from accumulation_harness.studies import replicas
+from accumulation_harness.trial import Candidate, Row, run_trial, split_plan, standard_candidates
 
 ADAMW = OptimizerConfig(name=OptimizerName.adamw, lr=3e-3, weight_decay=0.1)
 MOMENTUM = OptimizerConfig(name=OptimizerName.momentum, lr=0.05)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.config import (
+from accumulation_harness.config import (
     Model,
     OptimizerConfig,
     OptimizerName,
@@ -21,10 +21,10 @@ from harness.config import (
     TrialConfig,
     WorkloadConfig,
 )  # fmt: skip
-from harness.recipes.hand_written import hand_written, sample_ids
-from harness.recipes.recipe import Arm
-from harness.trial import Candidate, Row, judge_loop, run_trial, split_plan, standard_candidates
-from harness.workloads import Batch
+from accumulation_harness.recipes.hand_written import hand_written, sample_ids
+from accumulation_harness.recipes.recipe import Arm
+from accumulation_harness.trial import Candidate, Row, judge_loop, run_trial, split_plan, standard_candidates
+from accumulation_harness.workloads import Batch
 from tests.toy import Toy
 
 CONFIG = TrialConfig(

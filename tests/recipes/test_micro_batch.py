@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.config import LastWindow
-from harness.recipes.micro_batch import Even, Ragged, windows
+from accumulation_harness.config import LastWindow
+from accumulation_harness.recipes.micro_batch import Even, Ragged, windows
 
 SIZES = st.integers(1, 300)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.config import ConfigError, Precision
-from harness.recipes.precision import autocast, check_available, make_scaler, parameter_dtype, power_of_two
+from accumulation_harness.config import ConfigError, Precision
+from accumulation_harness.recipes.precision import autocast, check_available, make_scaler, parameter_dtype, power_of_two
 from tests.toy import CPU
 
 PARAMETERS = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float32, "bfloat16": torch.float32}

@@ -11,11 +11,11 @@ import schedulefree
 import torch
 from torch.optim import Optimizer
 
-from harness import targets
-from harness.config import ConfigError, OptimizerConfig, OptimizerName, Precision, ScheduleConfig, ScheduleName
-from harness.measure.lock_step import Watch
-from harness.recipes.micro_batch import Even, Ragged, SplitPlan
-from harness.recipes.recipe import BOUNDARY, clear, clip, make_optimizer, make_schedule, step, take_step, unscale
+from accumulation_harness import targets
+from accumulation_harness.config import ConfigError, OptimizerConfig, OptimizerName, Precision, ScheduleConfig, ScheduleName
+from accumulation_harness.measure.lock_step import Watch
+from accumulation_harness.recipes.micro_batch import Even, Ragged, SplitPlan
+from accumulation_harness.recipes.recipe import BOUNDARY, clear, clip, make_optimizer, make_schedule, step, take_step, unscale
 from tests import reference
 from tests.toy import Toy, make_arm
 

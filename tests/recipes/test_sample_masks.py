@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from harness.config import Data, Model, TrialConfig, WorkloadConfig
-from harness.measure.lock_step import Setting
-from harness.recipes.sample_masks import SampleDropout, replace_dropout
+from accumulation_harness.config import Data, Model, TrialConfig, WorkloadConfig
+from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.recipes.sample_masks import SampleDropout, replace_dropout
 from tests.toy import CPU
 
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.config import Model, Norm, TrialConfig, WorkloadConfig
-from harness.recipes.two_pass import moments, pooled, reduction_passes, statistics_passes, with_window_norms
-from harness.referee.gradients import flatten, relative_distance
-from harness.referee.oracle import running_statistics, snapshot
-from harness.workloads import Batch, Workload
-from harness.workloads.build import make_workload
+from accumulation_harness.config import Model, Norm, TrialConfig, WorkloadConfig
+from accumulation_harness.recipes.two_pass import moments, pooled, reduction_passes, statistics_passes, with_window_norms
+from accumulation_harness.referee.gradients import flatten, relative_distance
+from accumulation_harness.referee.oracle import running_statistics, snapshot
+from accumulation_harness.workloads import Batch, Workload
+from accumulation_harness.workloads.build import make_workload
 
 EXACT = 1e-12  # float64: L0's gate, over several layers and 23 samples
 IDS = torch.arange(3, 26)

@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import nn
 
-from harness.config import OptimizerConfig
-from harness.recipes.recipe import make_optimizer
-from harness.referee.gradients import (
+from accumulation_harness.config import OptimizerConfig
+from accumulation_harness.recipes.recipe import make_optimizer
+from accumulation_harness.referee.gradients import (
     Elements,
     by_group,
     by_tensor,
@@ -101,7 +101,7 @@ def test_elements_read_in_blocks_are_the_elements(monkeypatch: pytest.MonkeyPatc
     a, g = flatten(tensors), flatten(others)
     whole = moments_of(Elements(tensors), Elements(others)), norm(Elements(tensors))
     assert torch.equal(whole[0], moments(a, g)) and float(whole[1]) == pytest.approx(np.linalg.norm(a.numpy()), rel=1e-14)
-    monkeypatch.setattr("harness.referee.gradients.BLOCK", 10)
+    monkeypatch.setattr("accumulation_harness.referee.gradients.BLOCK", 10)
     blocks = list(Elements(tensors))
     assert len(blocks) > 3 and max(map(len, blocks)) <= 10
     assert torch.equal(torch.cat(blocks), a) and torch.equal(Elements(tensors).vector(), a)
@@ -113,7 +113,7 @@ def test_elements_read_in_blocks_are_the_elements(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("block", [1, 10, 100, 10_000])  # smaller than a tensor, than an arm, than all arms, larger
 def test_distances_to_are_those_of_whole_vectors(block: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of many elements but for the rounding of each difference; an arm a rounding away is not at zero."""
-    monkeypatch.setattr("harness.referee.gradients.BLOCK", block)
+    monkeypatch.setattr("accumulation_harness.referee.gradients.BLOCK", block)
     shapes = [(3, 4), (1,), (25,), (2, 2, 2)]
     reference = [torch.nn.Parameter(torch.randn(shape, dtype=dtype)) for shape in shapes]
     arms = [[torch.nn.Parameter(p + size * torch.randn_like(p)) for p in reference] for size in (0, torch.finfo(dtype).eps, 1)]

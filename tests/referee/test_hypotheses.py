@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.referee.gradients import relative_distance
-from harness.referee.hypotheses import WindowFacts, hypotheses, partly, penalty_factors
-from harness.referee.oracle import Parts
+from accumulation_harness.referee.gradients import relative_distance
+from accumulation_harness.referee.hypotheses import WindowFacts, hypotheses, partly, penalty_factors
+from accumulation_harness.referee.oracle import Parts
 
 TERMS = (3, 20, 9, 32)
 TENSORS = (1, 4, 6)

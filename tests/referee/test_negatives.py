@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from harness.config import Contrast
-from harness.referee.negatives import Past, beside_bank, gradient_of, within_blocks
+from accumulation_harness.config import Contrast
+from accumulation_harness.referee.negatives import Past, beside_bank, gradient_of, within_blocks
 
 SIZES = [3, 1, 4]
 

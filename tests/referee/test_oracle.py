@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
-from harness.config import OUR_NORMS, Norm, TrialConfig, WorkloadConfig
-from harness.referee.gradients import flatten, relative_distance
-from harness.referee.oracle import GhostBatchNorm, Inside, Referee, clipped, running_statistics, snapshot
-from harness.workloads.build import make_workload
+from accumulation_harness.config import OUR_NORMS, Norm, TrialConfig, WorkloadConfig
+from accumulation_harness.referee.gradients import flatten, relative_distance
+from accumulation_harness.referee.oracle import GhostBatchNorm, Inside, Referee, clipped, running_statistics, snapshot
+from accumulation_harness.workloads.build import make_workload
 from tests import reference
 
 EXACT = 1e-13  # float64, two different orders of summation over a few thousand terms

@@ -10,9 +10,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from harness.judge.rank_diagnosis import RankEvidence, diagnose_ranks
-from harness.referee.oracle import Referee, snapshot
-from harness.referee.replicas import observe
+from accumulation_harness.judge.rank_diagnosis import RankEvidence, diagnose_ranks
+from accumulation_harness.referee.oracle import Referee, snapshot
+from accumulation_harness.referee.replicas import observe
 from tests.reference import softmax_regression_gradients
 from tests.toy import Toy
 

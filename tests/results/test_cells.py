@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from harness.results.cells import by_cell, caveats, control_failed, spread
-from harness.results.judged_arm import VerdictRow
+from accumulation_harness.results.cells import by_cell, caveats, control_failed, spread
+from accumulation_harness.results.judged_arm import VerdictRow
 
 ROW: dict[str, Any] = {
     "experiment": "single", "trial": "t", "workload": "digits", "norm": "none", "optimizer": "sgd", "precision": "float32",

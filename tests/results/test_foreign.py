@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from analysis import load, report
-from harness import status
-from harness.config import ConfigError
-from harness.results import sweeps
-from harness.results.record import keep_others_out
-from harness.results.store import State, Store
+from accumulation_harness import status
+from accumulation_harness.analysis import load, report
+from accumulation_harness.config import ConfigError
+from accumulation_harness.results import sweeps
+from accumulation_harness.results.record import keep_others_out
+from accumulation_harness.results.store import State, Store
 from tests.stored_trials import store_trial
 
 ROOT = Path(__file__).parents[2]
@@ -131,8 +131,8 @@ def test_nobody_else_may_write_what_is_stored(results: Path) -> None:
 
 def test_nobody_else_may_write_what_a_command_leaves(tmp_path: Path) -> None:
     small = ("steps=2", "algebra_steps=2", "effective_batch=8", "accumulation_steps=[2]", "tracking=offline")
-    command = [sys.executable, "-m", "harness", *small, f"results={tmp_path}/results"]
-    subprocess.run(command, umask=0, check=True, capture_output=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    command = [sys.executable, "-m", "accumulation_harness", "run", *small, f"results={tmp_path}/results"]
+    subprocess.run(command, umask=0, check=True, capture_output=True, env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/harness"})
     found = {str(path.relative_to(tmp_path)): path.lstat() for path in tmp_path.rglob("*") if not path.is_symlink()}
     assert any(name.endswith(".wandb") for name in found)
     assert not [name for name, one in found.items() if one.st_mode & (stat.S_IWOTH | stat.S_IWGRP)]

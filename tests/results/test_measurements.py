@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.results import measurements
-from harness.results.measurements import Measurement, Measurements
-from harness.results.store import Store
+from accumulation_harness.results import measurements
+from accumulation_harness.results.measurements import Measurement, Measurements
+from accumulation_harness.results.store import Store
 
 Asked = Callable[[], dict[str, float]]
 
@@ -57,7 +57,7 @@ def changed(path: Path) -> None:
 
 
 def of_another_kind(path: Path) -> None:
-    from harness.results.record import write_checked
+    from accumulation_harness.results.record import write_checked
 
     write_checked(path, {"made_by": "x", "result": [["x", "text"]]})
 

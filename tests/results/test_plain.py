@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from harness.results.plain import from_plain, to_plain
+from accumulation_harness.results.plain import from_plain, to_plain
 
 
 class Colour(StrEnum):

@@ -25,10 +25,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from harness.config import ConfigError
-from harness.results import locks, record
-from harness.results.rows import RowError, RowFile, from_parquet, read_rows, to_parquet
-from harness.results.store import State, Store, StoredTrial, StoreError, StoreWarning, TrialTaken
+from accumulation_harness.config import ConfigError
+from accumulation_harness.results import locks, record
+from accumulation_harness.results.rows import RowError, RowFile, from_parquet, read_rows, to_parquet
+from accumulation_harness.results.store import State, Store, StoredTrial, StoreError, StoreWarning, TrialTaken
 
 DOUBLES = st.floats(allow_subnormal=True, allow_nan=True, allow_infinity=True)
 SUMMARY: dict[str, Any] = {"arms": [{"arm": "accumulated", "scale": 1.0}], "environment": {"torch": "2.13.0"}, "seconds": 1.5}
@@ -280,7 +280,7 @@ def test_record_of_another_trial_or_another_format_is_not_taken_for_ours(store: 
     with pytest.warns(StoreWarning, match="belongs to e/a"):
         assert list(store.trials()) == []
     misplaced.rename(store.folder("e", "a"))
-    monkeypatch.setattr("harness.results.store.FORMAT", 2)
+    monkeypatch.setattr("accumulation_harness.results.store.FORMAT", 2)
     run_trial(store, "c")
     with pytest.warns(StoreWarning, match="format 2, this version reads 1"):
         assert [trial.trial for trial in store.trials()] == ["a"]
@@ -344,8 +344,8 @@ def test_root_that_is_no_folder_is_a_config_error(tmp_path: Path) -> None:
 
 READ_ONLY = """
 import os, sys
-from harness.config import ConfigError
-from harness.results.store import Store
+from accumulation_harness.config import ConfigError
+from accumulation_harness.results.store import Store
 if os.getuid() == 0:
     os.setuid(65534)  # root may write anywhere
 store = Store(sys.argv[1])
@@ -397,7 +397,7 @@ def test_full_disk_while_finishing_leaves_nothing_half_finished(store: Store, na
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         fsync(descriptor)
 
-    monkeypatch.setattr("harness.results.record.os.fsync", failing)
+    monkeypatch.setattr("accumulation_harness.results.record.os.fsync", failing)
     with pytest.raises(StoreError, match="the disk is full"), store.open_trial("e", "t", {}) as writer:
         writer.add({"a": 1})
         full["now"] = True
@@ -413,7 +413,7 @@ def test_full_disk_while_finishing_leaves_nothing_half_finished(store: Store, na
 NUM_TRIALS, NUM_ROWS = 80, 12
 processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(
-    ["pandas", "pyarrow.parquet", "harness.results.store", "hypothesis", "pytest"]
+    ["pandas", "pyarrow.parquet", "accumulation_harness.results.store", "hypothesis", "pytest"]
 )  # pyarrow loads pandas
 
 
@@ -524,7 +524,7 @@ def test_file_is_whole_before_it_is_seen(tmp_path: Path, monkeypatch: pytest.Mon
         seen.append((source.read_bytes(), target.read_bytes()))
         replace(source, target)
 
-    monkeypatch.setattr("harness.results.record.os.replace", watched)
+    monkeypatch.setattr("accumulation_harness.results.record.os.replace", watched)
     record.write_atomically(path, b"new")
     assert seen == [(b"new", b"old")]
     assert path.read_bytes() == b"new"
@@ -535,11 +535,11 @@ def test_two_processes_may_write_the_same_file_at_once(tmp_path: Path, monkeypat
     path, replace = tmp_path / "note.json", os.replace
 
     def interrupted(source: Path, target: Path) -> None:
-        monkeypatch.setattr("harness.results.record.os.replace", replace)
+        monkeypatch.setattr("accumulation_harness.results.record.os.replace", replace)
         record.write_atomically(path, b"theirs")
         replace(source, target)
 
-    monkeypatch.setattr("harness.results.record.os.replace", interrupted)
+    monkeypatch.setattr("accumulation_harness.results.record.os.replace", interrupted)
     record.write_atomically(path, b"ours")
     assert path.read_bytes() == b"ours" and [entry.name for entry in tmp_path.iterdir()] == ["note.json"]
 
@@ -550,13 +550,13 @@ def test_lock_file_removed_by_its_last_holder_is_no_lock(store: Store, monkeypat
     flock, others = fcntl.flock, []
 
     def late(descriptor: int, operation: int) -> None:
-        monkeypatch.setattr("harness.results.store.fcntl.flock", flock)
+        monkeypatch.setattr("accumulation_harness.results.store.fcntl.flock", flock)
         holder.close()
         others.append(os.open(holder.folder / "lock", os.O_RDWR | os.O_CREAT))
         flock(others[0], fcntl.LOCK_EX)
         flock(descriptor, operation)
 
-    monkeypatch.setattr("harness.results.store.fcntl.flock", late)
+    monkeypatch.setattr("accumulation_harness.results.store.fcntl.flock", late)
     assert locks.take(holder.folder / "lock") is None
     os.close(others[0])
 

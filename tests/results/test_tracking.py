@@ -22,9 +22,9 @@ from typing import Any
 
 import pytest
 
-from harness.config import ConfigError, HarnessConfig, TrackingConfig, TrackingMode, to_dict
-from harness.results import tracking
-from harness.results.tracking import LogError, MirroredRun, read_offline
+from accumulation_harness.config import ConfigError, HarnessConfig, TrackingConfig, TrackingMode, to_dict
+from accumulation_harness.results import tracking
+from accumulation_harness.results.tracking import LogError, MirroredRun, read_offline
 from tests.results.wandb_stand_in import API_KEY, StandIn, stand_in
 
 ONLINE = TrackingConfig(mode=TrackingMode.online)
@@ -33,8 +33,8 @@ SUMMARY = {"verdict": "different", "scale": math.nan, "worst": {"residual": math
 PREAMBLE = """
 import json, math, os, signal, sys, time
 from pathlib import Path
-from harness.results import tracking
-from harness.config import HarnessConfig, TrackingConfig, to_dict
+from accumulation_harness.results import tracking
+from accumulation_harness.config import HarnessConfig, TrackingConfig, to_dict
 from tests.results.test_tracking import ROWS, SUMMARY, TRIAL
 
 def open_run(mode, name="trial-1"):
@@ -59,7 +59,7 @@ ROWS = _rows()
 def environment(tmp_path: Path) -> dict[str, str]:
     """That of somebody who has never used W&B."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("WANDB") and "proxy" not in name.lower()}
-    return {**clean, "HOME": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONWARNINGS": "default"}
+    return {**clean, "HOME": str(tmp_path), "PYTHONPATH": f"{Path(__file__).parents[2]}/harness", "PYTHONWARNINGS": "default"}
 
 
 @pytest.fixture
@@ -429,7 +429,7 @@ def test_check_without_an_answer(outside: pytest.MonkeyPatch, server: StandIn, s
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A log of several blocks, whole."""
     folder = tmp_path_factory.mktemp("log")
-    run(folder, {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}, LOG_ALL)
+    run(folder, {**os.environ, "PYTHONPATH": f"{Path(__file__).parents[2]}/harness"}, LOG_ALL)
     (path,) = folder.rglob("*.wandb")
     return path
 

@@ -20,10 +20,10 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from harness import plan, studies
-from harness.audit.observe.stored import Store
-from harness.audit.session import audit
-from harness.config import (
+from accumulation_harness import plan, studies
+from accumulation_harness.audit.observe.stored import Store
+from accumulation_harness.audit.session import audit
+from accumulation_harness.config import (
     Data,
     Model,
     Norm,
@@ -35,21 +35,21 @@ from harness.config import (
     TrialConfig,
     WorkloadConfig,
 )
-from harness.measure import memory
-from harness.measure.lock_step import REFERENCE, LockStep, Setting, Watch
-from harness.measure.optimizer_state import leaves
-from harness.measure.training import train
-from harness.recipes import catalogue, contrastive
-from harness.recipes.determinism import deterministic
-from harness.recipes.execution import Captured
-from harness.recipes.micro_batch import Even
-from harness.recipes.recipe import Arm, Recipe, take_step
-from harness.recipes.sample_masks import masks_repeated
-from harness.referee.gradients import by_group
-from harness.studies import memory_and_time
-from harness.trial import full_batch, judge_loop, null_recipes, run_trial, standard_candidates
-from harness.watch import watch
-from harness.workloads import Batch
+from accumulation_harness.measure import memory
+from accumulation_harness.measure.lock_step import REFERENCE, LockStep, Setting, Watch
+from accumulation_harness.measure.optimizer_state import leaves
+from accumulation_harness.measure.training import train
+from accumulation_harness.recipes import catalogue, contrastive
+from accumulation_harness.recipes.determinism import deterministic
+from accumulation_harness.recipes.execution import Captured
+from accumulation_harness.recipes.micro_batch import Even
+from accumulation_harness.recipes.recipe import Arm, Recipe, take_step
+from accumulation_harness.recipes.sample_masks import masks_repeated
+from accumulation_harness.referee.gradients import by_group
+from accumulation_harness.studies import memory_and_time
+from accumulation_harness.trial import full_batch, judge_loop, null_recipes, run_trial, standard_candidates
+from accumulation_harness.watch import watch
+from accumulation_harness.workloads import Batch
 from tests.simgpu import device
 from tests.simgpu.trials import ADAM, ADAMW, BASE, F64, SHORT, TEXT, TOWERS, TRIALS
 

@@ -296,14 +296,14 @@ def _as_tensor(data: Any, dtype: torch.dtype | None = None, device: Any = None) 
 @contextmanager
 def entered() -> Iterator[torch.device]:
     """Inside, tensors can be made on the device, and it is what the harness chooses."""
-    import harness.plan
-    import harness.studies.verdicts  # noqa: F401 (with all that chooses a device)
-    from harness.recipes import determinism
+    import accumulation_harness.plan
+    import accumulation_harness.studies.verdicts  # noqa: F401 (with all that chooses a device)
+    from accumulation_harness.recipes import determinism
 
     chooses = [
         module
         for name, module in list(sys.modules.items())
-        if name.startswith("harness") and getattr(module, "choose_device", None) is determinism.choose_device
+        if name.startswith("accumulation_harness") and getattr(module, "choose_device", None) is determinism.choose_device
     ]
     with (
         mock.patch.object(torch, "tensor", _made),

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from harness.config import Study
+from accumulation_harness.config import Study
 from tests.simgpu.trials import BASE, OF_STUDIES, READS, TRIALS, WAITS_IN_STEPS
 
 FAULTS = ("loss_not_divided", "cached_weights_stale", "samples_repeated", "resume_in_window")
@@ -37,7 +37,7 @@ ELSEWHERE = {Study.verdicts, Study.replicas, Study.resumption}  # cases of their
 def run(*names: str) -> dict[str, Any]:
     """What each case found, by its name."""
     command = [sys.executable, "-m", "tests.simgpu.cases", *names]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/harness"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert [row["case"] for row in rows] == list(names), done.stderr

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.config import (
+from accumulation_harness.config import (
     Data,
     DataConfig,
     LastWindow,
@@ -24,7 +24,7 @@ TEXT = WorkloadConfig(data=Data.text, model=Model.transformer, depth=1, width=8)
 TOWERS = WorkloadConfig(data=Data.docstrings, model=Model.towers, width=4)
 ADAM, ADAMW = OptimizerConfig(name=OptimizerName.adam, lr=1e-3), OptimizerConfig(name=OptimizerName.adamw, weight_decay=0.1)
 MOMENTUM = OptimizerConfig(name=OptimizerName.momentum)
-MUON = OptimizerConfig(name=OptimizerName.custom, target="harness.recipes.muon:MuonAndAdam")
+MUON = OptimizerConfig(name=OptimizerName.custom, target="accumulation_harness.recipes.muon:MuonAndAdam")
 F16, F64 = {"precision": Precision.float16}, {"precision": Precision.float64}
 SHORT = {"steps": 2, "algebra_steps": 2}
 BASE: dict[str, Any] = {

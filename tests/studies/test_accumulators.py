@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from harness import studies
-from harness.config import Model, OptimizerConfig, Precision, Split, Study, TrialConfig, WorkloadConfig
-from harness.recipes.recipe import Arm, take_step
-from harness.studies.accumulators import FORMATS, independent_roundings, stops_at, summed_in
+from accumulation_harness import studies
+from accumulation_harness.config import Model, OptimizerConfig, Precision, Split, Study, TrialConfig, WorkloadConfig
+from accumulation_harness.recipes.recipe import Arm, take_step
+from accumulation_harness.studies.accumulators import FORMATS, independent_roundings, stops_at, summed_in
 from tests.toy import make_arm
 
 CONFIG = TrialConfig(

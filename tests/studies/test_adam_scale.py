@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from harness import studies
-from harness.config import OUR_OPTIMIZERS, OptimizerConfig, OptimizerName, Precision, Study, TrialConfig
-from harness.studies import adam_scale
-from harness.studies.adam_scale import as_if_right, first_update
+from accumulation_harness import studies
+from accumulation_harness.config import OUR_OPTIMIZERS, OptimizerConfig, OptimizerName, Precision, Study, TrialConfig
+from accumulation_harness.studies import adam_scale
+from accumulation_harness.studies.adam_scale import as_if_right, first_update
 from tests.reference import adam, sgd
 from tests.toy import Toy
 
@@ -29,7 +29,7 @@ class EqualTerms(Toy):
 @pytest.fixture
 def row_of(monkeypatch: pytest.MonkeyPatch, toy_setting):
     def row(name: OptimizerName, *, num: int = 4, clip_norm: float | None = None, **settings: Any) -> dict[str, Any]:
-        from harness.measure import lock_step
+        from accumulation_harness.measure import lock_step
 
         monkeypatch.setattr(lock_step, "make_workload", lambda config, *, device, dtype: EqualTerms(dtype))
         config = TrialConfig(

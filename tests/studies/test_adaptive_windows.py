@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness import studies
-from harness.config import Data, Model, OptimizerConfig, OptimizerName, Study, TrialConfig, WorkloadConfig
-from harness.studies.adaptive_windows import cut_windows
+from accumulation_harness import studies
+from accumulation_harness.config import Data, Model, OptimizerConfig, OptimizerName, Study, TrialConfig, WorkloadConfig
+from accumulation_harness.studies.adaptive_windows import cut_windows
 
 MLP = WorkloadConfig(data=Data.digits, model=Model.mlp)
 

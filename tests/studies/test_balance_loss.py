@@ -6,11 +6,21 @@ import numpy as np
 import pytest
 import torch
 
-from harness.config import ConfigError, Data, DataConfig, LastWindow, Model, Precision, Study, TrialConfig, WorkloadConfig
-from harness.measure.lock_step import Setting
-from harness.studies import balance_loss
-from harness.studies.balance_loss import Mixture, buffered, entropy, flat, own, two_pass, window_balance
-from harness.validation import validate
+from accumulation_harness.config import (
+    ConfigError,
+    Data,
+    DataConfig,
+    LastWindow,
+    Model,
+    Precision,
+    Study,
+    TrialConfig,
+    WorkloadConfig,
+)
+from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.studies import balance_loss
+from accumulation_harness.studies.balance_loss import Mixture, buffered, entropy, flat, own, two_pass, window_balance
+from accumulation_harness.validation import validate
 
 CONFIG = TrialConfig(
     study=Study.balance_loss, precision=Precision.float64, effective_batch=64, accumulation_steps=(4,), steps=5,

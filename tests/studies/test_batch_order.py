@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from harness.config import (
+from accumulation_harness.config import (
     ConfigError,
     DataConfig,
     LastWindow,
@@ -20,11 +20,11 @@ from harness.config import (
     TrialConfig,
     WorkloadConfig,
 )
-from harness.measure.lock_step import Setting
-from harness.recipes.recipe import take_step
-from harness.studies import batch_order
-from harness.trial import full_batch
-from harness.validation import validate
+from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.recipes.recipe import take_step
+from accumulation_harness.studies import batch_order
+from accumulation_harness.trial import full_batch
+from accumulation_harness.validation import validate
 
 CONFIG = TrialConfig(
     study=Study.batch_order, effective_batch=32, accumulation_steps=(4,), steps=4,

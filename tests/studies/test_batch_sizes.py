@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from harness.config import OptimizerConfig, Precision, TrialConfig
-from harness.studies import batch_sizes
+from accumulation_harness.config import OptimizerConfig, Precision, TrialConfig
+from accumulation_harness.studies import batch_sizes
 
 
 def test_every_batch_size_against_numpy(toy_setting, make_numpy) -> None:

@@ -10,13 +10,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from harness import studies
-from harness.config import ConfigError, Model, Norm, OptimizerConfig, OptimizerName, Precision, Study, TrialConfig, WorkloadConfig
-from harness.measure.lock_step import Setting
-from harness.recipes.determinism import choose_device
-from harness.recipes.micro_batch import windows
-from harness.recipes.remedies import REMEDIES
-from harness.referee.gradients import flatten, relative_distance
+from accumulation_harness import studies
+from accumulation_harness.config import (
+    ConfigError,
+    Model,
+    Norm,
+    OptimizerConfig,
+    OptimizerName,
+    Precision,
+    Study,
+    TrialConfig,
+    WorkloadConfig,
+)
+from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.recipes.determinism import choose_device
+from accumulation_harness.recipes.micro_batch import windows
+from accumulation_harness.recipes.remedies import REMEDIES
+from accumulation_harness.referee.gradients import flatten, relative_distance
 
 EXACT = 1e-12
 CONFIG = TrialConfig(

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness import studies
-from harness.config import Study, TrialConfig
+from accumulation_harness import studies
+from accumulation_harness.config import Study, TrialConfig
 
 N = 4
 CONFIG = TrialConfig(study=Study.clipping_threshold, effective_batch=24, accumulation_steps=(N,), seed=4)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from harness.config import Precision, TrialConfig
-from harness.recipes import contrastive
-from harness.studies import verdicts
-from harness.trial import Candidate, accumulated
+from accumulation_harness.config import Precision, TrialConfig
+from accumulation_harness.recipes import contrastive
+from accumulation_harness.studies import verdicts
+from accumulation_harness.trial import Candidate, accumulated
 from tests.small_corpus import config, corpus
 
 __all__ = ["corpus"]

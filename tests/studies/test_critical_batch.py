@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from harness.config import (
+from accumulation_harness.config import (
     ConfigError,
     DataConfig,
     LastWindow,
@@ -19,9 +19,9 @@ from harness.config import (
     TrialConfig,
     WorkloadConfig,
 )
-from harness.measure.lock_step import Setting
-from harness.studies import critical_batch
-from harness.validation import validate
+from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.studies import critical_batch
+from accumulation_harness.validation import validate
 
 CONFIG = TrialConfig(
     study=Study.critical_batch, effective_batch=32, accumulation_steps=(1, 2, 4), steps=8,

@@ -7,11 +7,11 @@ import math
 import pytest
 import torch
 
-from harness import studies
-from harness.config import ConfigError, Data, Model, Norm, Precision, Split, Study, TrialConfig, WorkloadConfig
-from harness.measure.lock_step import Setting
-from harness.referee.oracle import snapshot
-from harness.studies.gradient_noise import SIZES, batch_variance, moments, sample_gradients
+from accumulation_harness import studies
+from accumulation_harness.config import ConfigError, Data, Model, Norm, Precision, Split, Study, TrialConfig, WorkloadConfig
+from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.referee.oracle import snapshot
+from accumulation_harness.studies.gradient_noise import SIZES, batch_variance, moments, sample_gradients
 from tests.toy import CPU
 
 CONFIG = TrialConfig(

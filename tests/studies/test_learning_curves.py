@@ -9,10 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.config import ConfigError, OptimizerConfig, OptimizerName, Precision, ScheduleConfig, ScheduleName, TrialConfig
-from harness.studies import learning_curves
-from harness.studies.learning_curves import SMALL, SMALL_MEMORY, Samples, with_small_rate
-from harness.studies.optimizer_states import same_memory
+from accumulation_harness.config import (
+    ConfigError,
+    OptimizerConfig,
+    OptimizerName,
+    Precision,
+    ScheduleConfig,
+    ScheduleName,
+    TrialConfig,
+)
+from accumulation_harness.studies import learning_curves
+from accumulation_harness.studies.learning_curves import SMALL, SMALL_MEMORY, Samples, with_small_rate
+from accumulation_harness.studies.optimizer_states import same_memory
 
 CONFIG = TrialConfig(
     optimizer=OptimizerConfig(lr=0.3), precision=Precision.float64, effective_batch=10, accumulation_steps=(2, 5), steps=7

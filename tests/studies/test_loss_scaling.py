@@ -4,8 +4,17 @@ import dataclasses
 
 import pytest
 
-from harness import studies
-from harness.config import Model, OptimizerConfig, OptimizerName, Precision, Split, Study, TrialConfig, WorkloadConfig
+from accumulation_harness import studies
+from accumulation_harness.config import (
+    Model,
+    OptimizerConfig,
+    OptimizerName,
+    Precision,
+    Split,
+    Study,
+    TrialConfig,
+    WorkloadConfig,
+)
 
 EXACT = 1e-12  # relative, float64
 HALF = 0.02  # relative, one gradient under float16 autocast

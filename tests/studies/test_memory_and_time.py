@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness import studies
-from harness.config import Study, TrialConfig
+from accumulation_harness import studies
+from accumulation_harness.config import Study, TrialConfig
 
 
 def test_rows_of_the_study() -> None:

@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness import studies
-from harness.config import Study, TrialConfig
-from harness.measure.lock_step import Setting
-from harness.studies.method_memory import of_sizes, peak
-from harness.studies.retrieval import make_methods
+from accumulation_harness import studies
+from accumulation_harness.config import Study, TrialConfig
+from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.studies.method_memory import of_sizes, peak
+from accumulation_harness.studies.retrieval import make_methods
 from tests.small_corpus import config, corpus
 
 __all__ = ["corpus"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from harness.config import (
+from accumulation_harness.config import (
     ConfigError,
     DataConfig,
     LastWindow,
@@ -20,12 +20,12 @@ from harness.config import (
     TrialConfig,
     WorkloadConfig,
 )
-from harness.measure.lock_step import Setting
-from harness.recipes import muon as recipes
-from harness.recipes.recipe import take_step
-from harness.studies import muon
-from harness.trial import accumulated, full_batch
-from harness.validation import validate
+from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.recipes import muon as recipes
+from accumulation_harness.recipes.recipe import take_step
+from accumulation_harness.studies import muon
+from accumulation_harness.trial import accumulated, full_batch
+from accumulation_harness.validation import validate
 
 CONFIG = TrialConfig(
     study=Study.muon, precision=Precision.float64, effective_batch=32, accumulation_steps=(4,), steps=2, permutations=30,
@@ -93,5 +93,5 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
 
 def test_another_optimizer_is_refused() -> None:
     validate(CONFIG)
-    with pytest.raises(ConfigError, match=r"optimizer.label=sgd: expected target=harness.recipes.muon:MuonAndAdam"):
+    with pytest.raises(ConfigError, match=r"optimizer.label=sgd: expected target=accumulation_harness.recipes.muon:MuonAndAdam"):
         validate(TrialConfig(study=Study.muon))

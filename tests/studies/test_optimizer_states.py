@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from harness import studies
-from harness.config import OUR_OPTIMIZERS, Norm, OptimizerConfig, OptimizerName, Precision, Split, Study, TrialConfig
-from harness.recipes.micro_batch import Even, Ragged
-from harness.studies import optimizer_states
-from harness.studies.optimizer_states import InOrder, same_memory
-from harness.workloads import Batch
+from accumulation_harness import studies
+from accumulation_harness.config import OUR_OPTIMIZERS, Norm, OptimizerConfig, OptimizerName, Precision, Split, Study, TrialConfig
+from accumulation_harness.recipes.micro_batch import Even, Ragged
+from accumulation_harness.studies import optimizer_states
+from accumulation_harness.studies.optimizer_states import InOrder, same_memory
+from accumulation_harness.workloads import Batch
 from tests.reference import sgd
 
 STEPS = 7

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 import torch
 
-from harness import studies
-from harness.config import ConfigError, Model, Split, Study, TrialConfig, WorkloadConfig
-from harness.studies.randomness import distribution, draw_distances
+from accumulation_harness import studies
+from accumulation_harness.config import ConfigError, Model, Split, Study, TrialConfig, WorkloadConfig
+from accumulation_harness.studies.randomness import distribution, draw_distances
 
 CONFIG = TrialConfig(
     study=Study.randomness, workload=WorkloadConfig(model=Model.mlp, width=1, dropout=0.5), effective_batch=22,

@@ -7,12 +7,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from harness import studies
-from harness.config import ConfigError, Norm, OptimizerConfig, Precision, Study, TrialConfig
-from harness.measure.lock_step import Setting
-from harness.recipes.determinism import choose_device
-from harness.recipes.micro_batch import windows
-from harness.recipes.remedies import REMEDIES
+from accumulation_harness import studies
+from accumulation_harness.config import ConfigError, Norm, OptimizerConfig, Precision, Study, TrialConfig
+from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.recipes.determinism import choose_device
+from accumulation_harness.recipes.micro_batch import windows
+from accumulation_harness.recipes.remedies import REMEDIES
 
 CONFIG = TrialConfig(
     study=Study.remedies, norm=Norm.batch, precision=Precision.float64, effective_batch=24, accumulation_steps=(6,), steps=5,

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from analysis import load, report
-from experiments.replicas import CLAIMS
-from harness import studies
-from harness.config import ConfigError, Data, Device, Model, Split, Study, TrialConfig, WorkloadConfig, to_dict
-from harness.identity import identity
-from harness.measure.lock_step import Setting
-from harness.recipes.determinism import choose_device
-from harness.results.store import Store
-from harness.studies import replicas
+from accumulation_harness import studies
+from accumulation_harness.analysis import load, report
+from accumulation_harness.config import ConfigError, Data, Device, Model, Split, Study, TrialConfig, WorkloadConfig, to_dict
+from accumulation_harness.experiments.replicas import CLAIMS
+from accumulation_harness.identity import identity
+from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.recipes.determinism import choose_device
+from accumulation_harness.results.store import Store
+from accumulation_harness.studies import replicas
 
 MLP = WorkloadConfig(data=Data.digits, model=Model.mlp)
 SIZES = {"experiment": "replicas", "study": Study.replicas, "workload": MLP, "device": Device.cpu, "effective_batch": 26}

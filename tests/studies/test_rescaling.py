@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from harness.config import (
+from accumulation_harness.config import (
     ConfigError,
     DataConfig,
     LastWindow,
@@ -24,11 +24,11 @@ from harness.config import (
     TrialConfig,
     WorkloadConfig,
 )
-from harness.measure.lock_step import Setting
-from harness.recipes.recipe import make_optimizer, make_schedule
-from harness.recipes.rescaling import Rescaling, exact_weight_decay, rescaled
-from harness.studies import rescaling
-from harness.validation import validate
+from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.recipes.recipe import make_optimizer, make_schedule
+from accumulation_harness.recipes.rescaling import Rescaling, exact_weight_decay, rescaled
+from accumulation_harness.studies import rescaling
+from accumulation_harness.validation import validate
 
 K, LARGE_STEPS = 4, 10
 CONFIG = TrialConfig(

@@ -4,8 +4,16 @@ import dataclasses
 
 import pytest
 
-from harness import studies
-from harness.config import OptimizerConfig, OptimizerName, Precision, ScheduleConfig, ScheduleName, Study, TrialConfig
+from accumulation_harness import studies
+from accumulation_harness.config import (
+    OptimizerConfig,
+    OptimizerName,
+    Precision,
+    ScheduleConfig,
+    ScheduleName,
+    Study,
+    TrialConfig,
+)
 
 CONFIG = TrialConfig(
     study=Study.resumption, effective_batch=24, accumulation_steps=(4,), steps=5, seed=1,

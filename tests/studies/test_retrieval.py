@@ -6,12 +6,12 @@ import itertools
 import pytest
 import torch
 
-from harness import studies
-from harness.config import Study, TrialConfig
-from harness.measure.lock_step import Setting
-from harness.recipes.micro_batch import windows
-from harness.results.arm_name import ArmName
-from harness.workloads.contrastive import losses
+from accumulation_harness import studies
+from accumulation_harness.config import Study, TrialConfig
+from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.recipes.micro_batch import windows
+from accumulation_harness.results.arm_name import ArmName
+from accumulation_harness.workloads.contrastive import losses
 from tests.small_corpus import config, corpus
 
 __all__ = ["corpus"]

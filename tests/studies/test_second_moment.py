@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from harness import studies
-from harness.config import OptimizerConfig, OptimizerName, Precision, Study, TrialConfig
-from harness.recipes.recipe import take_step
-from harness.studies import gradient_noise, second_moment
-from harness.studies.second_moment import Noise, exact_noise, square_per_micro_batch
-from harness.trial import accumulated, full_batch
+from accumulation_harness import studies
+from accumulation_harness.config import OptimizerConfig, OptimizerName, Precision, Study, TrialConfig
+from accumulation_harness.recipes.recipe import take_step
+from accumulation_harness.studies import gradient_noise, second_moment
+from accumulation_harness.studies.second_moment import Noise, exact_noise, square_per_micro_batch
+from accumulation_harness.trial import accumulated, full_batch
 from tests.reference import softmax_regression_gradients
 
 CONFIG = TrialConfig(

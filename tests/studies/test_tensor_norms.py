@@ -7,11 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from harness import studies
-from harness.config import Norm, Study, TrialConfig
-from harness.measure.lock_step import Setting
-from harness.recipes.determinism import choose_device
-from harness.recipes.micro_batch import windows
+from accumulation_harness import studies
+from accumulation_harness.config import Norm, Study, TrialConfig
+from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.recipes.determinism import choose_device
+from accumulation_harness.recipes.micro_batch import windows
 
 CONFIG = TrialConfig(study=Study.tensor_norms, effective_batch=24, accumulation_steps=(3, 12), steps=3, probe_every=2, seed=6)
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from harness import studies
-from harness.config import LastWindow, OptimizerConfig, OptimizerName, Study, TrialConfig
-from harness.measure.lock_step import Setting
-from harness.recipes.determinism import choose_device
-from harness.recipes.micro_batch import windows
+from accumulation_harness import studies
+from accumulation_harness.config import LastWindow, OptimizerConfig, OptimizerName, Study, TrialConfig
+from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.recipes.determinism import choose_device
+from accumulation_harness.recipes.micro_batch import windows
 
 CONFIG = TrialConfig(
     study=Study.update_size, effective_batch=120, accumulation_steps=(2, 12), steps=2, seed=5,

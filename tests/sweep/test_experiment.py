@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from harness.config import Device, HarnessConfig, Precision, to_dict
-from harness.identity import identity, legacy_identity
-from harness.results.mirror import flat_metrics
-from harness.results.store import State, Store
-from harness.sweep import experiment
-from harness.sweep.child import Cell
-from harness.sweep.experiment import longest_first
+from accumulation_harness.config import Device, HarnessConfig, Precision, to_dict
+from accumulation_harness.identity import identity, legacy_identity
+from accumulation_harness.results.mirror import flat_metrics
+from accumulation_harness.results.store import State, Store
+from accumulation_harness.sweep import experiment
+from accumulation_harness.sweep.child import Cell
+from accumulation_harness.sweep.experiment import longest_first
 
 PROGRAM = Path(__file__).with_name("tiny_trials.py")
 
@@ -39,7 +39,7 @@ class Sweep:
     ) -> subprocess.Popen[str]:
         seeds = ",".join(str(seed) for seed in range(len(kinds)))
         environment = {"TINY_KINDS": ",".join(kinds), "TINY_DIR": str(self.folder), "TINY_PRELOAD": preload}
-        paths = (PROGRAM.parent, PROGRAM.parents[2], self.folder)
+        paths = (PROGRAM.parent, PROGRAM.parents[2], PROGRAM.parents[2] / "harness", self.folder)
         settings = [f"seed={seeds}", f"workers={workers}", f"results={self.results}", f"hydra/launcher={launcher}"]
         process = subprocess.Popen(
             [sys.executable, str(PROGRAM), "-m", *settings],

@@ -9,11 +9,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis import contrastive, convergence, load
-from experiments import batch_order, critical_batch
-from harness.config import HarnessConfig, OptimizerConfig, Study, TrackingConfig, TrackingMode
-from harness.results.store import Store
-from harness.sweep import experiment, tuning
+from accumulation_harness.analysis import contrastive, convergence, load
+from accumulation_harness.config import HarnessConfig, OptimizerConfig, Study, TrackingConfig, TrackingMode
+from accumulation_harness.experiments import batch_order, critical_batch
+from accumulation_harness.results.store import Store
+from accumulation_harness.sweep import experiment, tuning
 from tests.sweep.rated_trials import rated_trial
 
 RATES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)

@@ -11,10 +11,10 @@ import sys
 import time
 from pathlib import Path
 
-from harness.config import ConfigError, HarnessConfig, to_dict
-from harness.identity import identity
-from harness.results.store import Store, TrialWriter
-from harness.sweep import child, experiment
+from accumulation_harness.config import ConfigError, HarnessConfig, to_dict
+from accumulation_harness.identity import identity
+from accumulation_harness.results.store import Store, TrialWriter
+from accumulation_harness.sweep import child, experiment
 
 
 def tiny_trial(config: HarnessConfig) -> None:
@@ -66,7 +66,7 @@ def wait_until(ready: object, seconds: float = 20.0) -> None:
 
 
 if __name__ == "__main__":
-    from harness.run import main
+    from accumulation_harness.run import main
 
     experiment.run_one = tiny_trial
     child.PRELOAD = tuple(filter(None, os.environ.get("TINY_PRELOAD", "").split(",")))

@@ -10,8 +10,8 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from harness.watch import Report, watch
-from harness.watch.session import Watch
+from accumulation_harness.watch import Report, watch
+from accumulation_harness.watch.session import Watch
 
 
 def watched(train: Callable[..., Any], *arguments: Any) -> list[Report]:

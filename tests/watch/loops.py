@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from harness.watch import Report, watch
+from accumulation_harness.watch import Report, watch
 
 ROWS, FEATURES, CLASSES, N = 96, 10, 5, 4
 Losses = Callable[[nn.Module, Tensor, Tensor, int], Tensor]  # (model, x, y, rows of the window) -> what is differentiated

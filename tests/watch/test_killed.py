@@ -15,7 +15,7 @@ RUN = """
 import os, signal, sys
 import torch
 from torch.nn import functional
-from harness.watch import watch
+from accumulation_harness.watch import watch
 
 folder, watched, dies_at = sys.argv[1], sys.argv[2] == "watched", int(sys.argv[3])
 torch.manual_seed(0)
@@ -50,7 +50,7 @@ if watched:
 
 def run(folder: Path, watched: str, dies_at: int = -1) -> subprocess.CompletedProcess[str]:
     folder.mkdir(exist_ok=True)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": f"{Path(__file__).parents[2]}/harness"}
     arguments = [sys.executable, "-c", RUN, str(folder), watched, str(dies_at)]
     return subprocess.run(arguments, capture_output=True, text=True, env=environment)
 

@@ -12,7 +12,7 @@ import torch
 from torch import distributed, nn
 from torch.nn import functional
 
-from harness.watch import watch
+from accumulation_harness.watch import watch
 from tests.watch.loops import network
 
 N, WINDOWS = 4, 5

@@ -15,8 +15,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
-from harness.judge.cause import Cause
-from harness.watch import calibration, watch
+from accumulation_harness.judge.cause import Cause
+from accumulation_harness.watch import calibration, watch
 from tests.watch.loops import FEATURES, Loop, N, network, right
 
 

@@ -40,7 +40,7 @@ def _lightning(watched: dict[str, Any] | None, *, factor: float = 1.0, manual: b
     import lightning
     from torch.utils.data import DataLoader, TensorDataset
 
-    from harness.watch.callbacks.lightning import WatchCallback
+    from accumulation_harness.watch.callbacks.lightning import WatchCallback
 
     class Module(lightning.LightningModule):
         def __init__(self) -> None:
@@ -99,8 +99,8 @@ def test_the_trainer_of_trl(kind: str, tmp_path: Path) -> None:
     import transformers
     from trl import SFTConfig
 
-    from experiments.trainers import plain_run, text, trl_trainer
-    from harness.watch.callbacks.hf import WatchCallback
+    from accumulation_harness.watch.callbacks.hf import WatchCallback
+    from scoreboard import plain_run, text, trl_trainer
 
     class Mean(trl_trainer.Ordered):
         def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *_: Any, **__: Any) -> Tensor:

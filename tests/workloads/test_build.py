@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from harness.config import OUR_NORMS, ConfigError, Data, DataConfig, Model, Norm, TrialConfig, WorkloadConfig
-from harness.workloads import Workload
-from harness.workloads.build import make_workload, smallest_micro_batch
-from harness.workloads.image_models import make_resnet18
+from accumulation_harness.config import OUR_NORMS, ConfigError, Data, DataConfig, Model, Norm, TrialConfig, WorkloadConfig
+from accumulation_harness.workloads import Workload
+from accumulation_harness.workloads.build import make_workload, smallest_micro_batch
+from accumulation_harness.workloads.image_models import make_resnet18
 
 CPU = torch.device("cpu")
 PAIRS = [(model, norm) for model in (Model.conv, Model.mlp, Model.resnet18) for norm in OUR_NORMS] + [

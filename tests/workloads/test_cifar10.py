@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from harness.config import ConfigError, Data, DataConfig, Model, TrialConfig, WorkloadConfig
-from harness.workloads import Workload
-from harness.workloads.build import make_workload
-from harness.workloads.cifar10 import read_cifar10
+from accumulation_harness.config import ConfigError, Data, DataConfig, Model, TrialConfig, WorkloadConfig
+from accumulation_harness.workloads import Workload
+from accumulation_harness.workloads.build import make_workload
+from accumulation_harness.workloads.cifar10 import read_cifar10
 
 NAMES = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
 RNG = np.random.default_rng(0)

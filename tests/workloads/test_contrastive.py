@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.config import Contrast
-from harness.workloads.contrastive import Representations, losses, ranks
+from accumulation_harness.config import Contrast
+from accumulation_harness.workloads.contrastive import Representations, losses, ranks
 
 
 def made(queries: int = 5, passages: int = 5, texts: int = 1, bias: float | None = None) -> Representations:

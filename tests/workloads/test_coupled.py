@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from harness.config import Data, Model, TrialConfig, WorkloadConfig
-from harness.measure.lock_step import Setting
-from harness.referee.oracle import Inside, snapshot
-from harness.workloads import Workload
-from harness.workloads.build import make_workload
-from harness.workloads.pairs import TEMPERATURE
+from accumulation_harness.config import Data, Model, TrialConfig, WorkloadConfig
+from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.referee.oracle import Inside, snapshot
+from accumulation_harness.workloads import Workload
+from accumulation_harness.workloads.build import make_workload
+from accumulation_harness.workloads.pairs import TEMPERATURE
 
 CPU = torch.device("cpu")
 PAIRS = TrialConfig(workload=WorkloadConfig(data=Data.pairs, model=Model.mlp, width=2, penalty=0.3))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from sklearn.datasets import load_digits
 
-from harness.config import Data, Model, TrialConfig, WorkloadConfig
-from harness.workloads.build import make_workload
-from harness.workloads.images import ImageWorkload
+from accumulation_harness.config import Data, Model, TrialConfig, WorkloadConfig
+from accumulation_harness.workloads.build import make_workload
+from accumulation_harness.workloads.images import ImageWorkload
 
 CPU = torch.device("cpu")
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from harness.config import ConfigError, Contrast
-from harness.workloads.build import make_workload
-from harness.workloads.docstrings import HELD_OUT, Pair, distinct, neighbours, pairs_of, read_pairs
-from harness.workloads.towers import Tower, trigrams
+from accumulation_harness.config import ConfigError, Contrast
+from accumulation_harness.workloads.build import make_workload
+from accumulation_harness.workloads.docstrings import HELD_OUT, Pair, distinct, neighbours, pairs_of, read_pairs
+from accumulation_harness.workloads.towers import Tower, trigrams
 from tests.small_corpus import NOUNS, config, corpus, function
 
 __all__ = ["corpus"]

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.config import ConfigError, Data, DataConfig, Model, TrialConfig, WorkloadConfig
-from harness.validation import validate
-from harness.workloads import cifar10, mnist, text
-from harness.workloads.cifar10 import read_cifar10
-from harness.workloads.mnist import read_mnist
-from harness.workloads.text import read_corpus
+from accumulation_harness.config import ConfigError, Data, DataConfig, Model, TrialConfig, WorkloadConfig
+from accumulation_harness.validation import validate
+from accumulation_harness.workloads import cifar10, mnist, text
+from accumulation_harness.workloads.cifar10 import read_cifar10
+from accumulation_harness.workloads.mnist import read_mnist
+from accumulation_harness.workloads.text import read_corpus
 
 LINES = "one line\nand another\n"
 

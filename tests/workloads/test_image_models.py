@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from harness.config import OUR_NORMS, Norm
-from harness.workloads.image_models import make_conv, make_resnet18, pooling
+from accumulation_harness.config import OUR_NORMS, Norm
+from accumulation_harness.workloads.image_models import make_conv, make_resnet18, pooling
 
 
 def convolutions(net: nn.Module) -> Iterator[nn.Conv2d]:

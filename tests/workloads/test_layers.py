@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from harness.workloads.layers import replace_layers
+from accumulation_harness.workloads.layers import replace_layers
 
 
 def test_layers_of_a_kind_are_exchanged_wherever_they_are() -> None:

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from harness.config import ConfigError, Data, DataConfig, Model, TrialConfig, WorkloadConfig
-from harness.workloads import Workload
-from harness.workloads.build import make_workload
-from harness.workloads.mnist import read_mnist
+from accumulation_harness.config import ConfigError, Data, DataConfig, Model, TrialConfig, WorkloadConfig
+from accumulation_harness.workloads import Workload
+from accumulation_harness.workloads.build import make_workload
+from accumulation_harness.workloads.mnist import read_mnist
 
 RNG = np.random.default_rng(0)
 TRAIN, TEST = (RNG.integers(0, 256, (n, 28, 28), dtype=np.uint8) for n in (12, 5))

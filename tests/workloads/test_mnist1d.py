@@ -10,11 +10,11 @@ import torch
 from scipy.interpolate import interp1d
 from scipy.ndimage import gaussian_filter
 
-from harness.config import ConfigError, Data, Model, Norm, TrialConfig, WorkloadConfig
-from harness.validation import validate
-from harness.workloads import mnist1d
-from harness.workloads.build import make_workload
-from harness.workloads.mnist1d import generate, read_mnist1d, sampled, templates
+from accumulation_harness.config import ConfigError, Data, Model, Norm, TrialConfig, WorkloadConfig
+from accumulation_harness.validation import validate
+from accumulation_harness.workloads import mnist1d
+from accumulation_harness.workloads.build import make_workload
+from accumulation_harness.workloads.mnist1d import generate, read_mnist1d, sampled, templates
 
 CONFIG = TrialConfig(workload=WorkloadConfig(data=Data.mnist1d, model=Model.conv1d, width=2), norm=Norm.batch)
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from harness.config import Norm
-from harness.workloads.norms import make_norm
+from accumulation_harness.config import Norm
+from accumulation_harness.workloads.norms import make_norm
 
 GROUPS = [(8, 4, 4), (6, 4, 3), (7, 4, 1), (1, 4, 1), (64, 32, 32), (24, 32, 24), (40, 32, 20)]
 

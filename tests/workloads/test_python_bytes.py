@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.config import ConfigError, Data, Model, Norm, TrialConfig, WorkloadConfig
-from harness.validation import validate
-from harness.workloads import python_bytes
-from harness.workloads.build import _transformer
-from harness.workloads.python_bytes import LENGTH, BytesWorkload, Sources
+from accumulation_harness.config import ConfigError, Data, Model, Norm, TrialConfig, WorkloadConfig
+from accumulation_harness.validation import validate
+from accumulation_harness.workloads import python_bytes
+from accumulation_harness.workloads.build import _transformer
+from accumulation_harness.workloads.python_bytes import LENGTH, BytesWorkload, Sources
 
 CONFIG = TrialConfig(workload=WorkloadConfig(data=Data.python_bytes, model=Model.transformer, width=24), norm=Norm.layer)
 FILES = tuple(bytes([65 + i]) * (LENGTH * (i % 3 + 1) + i) for i in range(20))

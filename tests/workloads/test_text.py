@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.config import ConfigError, Data, DataConfig, Model, Norm, TrialConfig, WorkloadConfig
-from harness.workloads.build import make_workload
-from harness.workloads.text import IGNORED, PADDING, TextWorkload, embedded_text, read_corpus
+from accumulation_harness.config import ConfigError, Data, DataConfig, Model, Norm, TrialConfig, WorkloadConfig
+from accumulation_harness.workloads.build import make_workload
+from accumulation_harness.workloads.text import IGNORED, PADDING, TextWorkload, embedded_text, read_corpus
 
 CPU = torch.device("cpu")
 

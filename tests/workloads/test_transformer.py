@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.config import Norm
-from harness.workloads import Batch
-from harness.workloads.text import IGNORED, PADDING
+from accumulation_harness.config import Norm
+from accumulation_harness.workloads import Batch
+from accumulation_harness.workloads.text import IGNORED, PADDING
 from tests.workloads.test_text import text
 
 

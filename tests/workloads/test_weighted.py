@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from harness.config import Data, Model, TrialConfig, WorkloadConfig
-from harness.workloads.build import make_workload
+from accumulation_harness.config import Data, Model, TrialConfig, WorkloadConfig
+from accumulation_harness.workloads.build import make_workload
 
 CPU = torch.device("cpu")
 IDS = torch.arange(40, 75)

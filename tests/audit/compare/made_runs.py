@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.audit.evidence import Backward, Run, Step, Track, Vector
+from accumulation_harness.audit.evidence import Backward, Run, Step, Track, Vector
 
 P = 24
 TENSORS = (("weight", 16), ("bias", 8))

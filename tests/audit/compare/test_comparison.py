@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.audit.compare.comparison import ShapeError, facts
-from harness.audit.compare.facts import Facts, StepFacts
-from harness.audit.compare.floors import Floor
-from harness.audit.compare.probes import SAME_SUM, rows, separated, terms
-from harness.audit.compare.resumed import RESTORED, stitched
-from harness.audit.compare.windows import compare_rows, distance, effective, judged, off_line
-from harness.audit.evidence import Call, Clip, Row, Run, Step, Track
+from accumulation_harness.audit.compare.comparison import ShapeError, facts
+from accumulation_harness.audit.compare.facts import Facts, StepFacts
+from accumulation_harness.audit.compare.floors import Floor
+from accumulation_harness.audit.compare.probes import SAME_SUM, rows, separated, terms
+from accumulation_harness.audit.compare.resumed import RESTORED, stitched
+from accumulation_harness.audit.compare.windows import compare_rows, distance, effective, judged, off_line
+from accumulation_harness.audit.evidence import Call, Clip, Row, Run, Step, Track
 from tests.audit.compare.made_runs import P, backward, run, step, vectors
 
 PARTS = vectors(4, seed=5)

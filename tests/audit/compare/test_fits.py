@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.audit.compare import fits as module
-from harness.audit.compare.facts import Fits
-from harness.audit.compare.fits import by_rank, fits, lost, narrow_format, partly, rescaled, weighted_sum
-from harness.audit.evidence import Clip, Run, Step, Vector
+from accumulation_harness.audit.compare import fits as module
+from accumulation_harness.audit.compare.facts import Fits
+from accumulation_harness.audit.compare.fits import by_rank, fits, lost, narrow_format, partly, rescaled, weighted_sum
+from accumulation_harness.audit.evidence import Clip, Run, Step, Vector
 from tests.audit.compare.made_runs import P, backward, run, step, vectors
 
 GATE = 1e-6

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.audit.compare.comparison import facts
-from harness.audit.compare.facts import StepFacts
-from harness.audit.compare.floors import Floor, beyond_rounding, faint, gates, noisy
-from harness.audit.evidence import Copy, Run, Step, Vector
+from accumulation_harness.audit.compare.comparison import facts
+from accumulation_harness.audit.compare.facts import StepFacts
+from accumulation_harness.audit.compare.floors import Floor, beyond_rounding, faint, gates, noisy
+from accumulation_harness.audit.evidence import Copy, Run, Step, Vector
 from tests.audit.compare.made_runs import P, run, step, vectors
 
 G, ACROSS = vectors(2, seed=3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from experiments.trainers import data
+from scoreboard import data
 from tests.audit.loops import frame
 from tests.audit.loops.frame import Loop, X, Y, ce, sgd, train
 

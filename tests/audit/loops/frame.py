@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
 
-from experiments.trainers import data
+from scoreboard import data
 
 ce = functional.cross_entropy
 Loop = Callable[..., Any]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from experiments.trainers import data
+from scoreboard import data
 from tests.audit.loops import frame
 from tests.audit.loops.frame import TOKENS, X, Y, ce, sgd, train
 

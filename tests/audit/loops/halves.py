@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from experiments.trainers import data
+from scoreboard import data
 from tests.audit.loops.frame import X, full_windows
 
 HELD = ("1", "0")  # layer of each rank: not in the order of the model

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
 
-from experiments.trainers import data
+from scoreboard import data
 from tests.audit.loops import frame
 from tests.audit.loops.frame import X, Y, divided, mean_over_window, sgd, train
 

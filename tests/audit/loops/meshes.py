@@ -21,8 +21,8 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from experiments.trainers import data
-from harness.audit import record
+from accumulation_harness.audit import record
+from scoreboard import data
 from tests.audit.loops import frame, replicas
 from tests.audit.loops.frame import TOKENS, X, Y, ce, full_windows, token_mean_over_window
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from experiments.trainers import data
+from scoreboard import data
 from tests.audit.loops.frame import Loop, X, Y, ce, sgd
 
 Loss = Callable[[nn.Module, Tensor, Tensor, int], Tensor]  # (model, rows, classes, rows of the window)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_value_
 
-from experiments.trainers import data
+from scoreboard import data
 from tests.audit.loops import frame
 from tests.audit.loops.frame import TOKENS, Loop, X, Y, ce, full_windows, own_mean, sgd, train
 

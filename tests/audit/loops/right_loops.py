@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from experiments.trainers import data
+from scoreboard import data
 from tests.audit.loops import frame
 from tests.audit.loops.frame import TOKENS, X, Y, ce, full_windows, mean_over_window, sgd, train
 

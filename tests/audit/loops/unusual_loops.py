@@ -11,7 +11,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from experiments.trainers import data
+from scoreboard import data
 from tests.audit.loops import frame
 from tests.audit.loops.frame import TOKENS, X, Y, ce, divided, full_windows, mean_over_window, own_mean, sgd, train
 

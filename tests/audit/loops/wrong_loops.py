@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
 
-from experiments.trainers import data
+from scoreboard import data
 from tests.audit.loops import frame
 from tests.audit.loops.frame import TOKENS, X, Y, ce, divided, full_windows, mean_over_window, nothing, own_mean, train
 

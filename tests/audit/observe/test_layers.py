@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from harness.audit.evidence import Intervention, Layer, Run
-from harness.audit.observe.recorder import Recorder
+from accumulation_harness.audit.evidence import Intervention, Layer, Run
+from accumulation_harness.audit.observe.recorder import Recorder
 
 X = torch.arange(24.0).reshape(6, 4) / 10
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from harness.audit.evidence import Intervention, Run, Start
-from harness.audit.observe.live import KEPT, LONGEST
-from harness.audit.observe.recorder import Recorder
-from harness.audit.observe.starts import COLLINEAR
-from harness.audit.observe.tensors import vector
+from accumulation_harness.audit.evidence import Intervention, Run, Start
+from accumulation_harness.audit.observe.live import KEPT, LONGEST
+from accumulation_harness.audit.observe.recorder import Recorder
+from accumulation_harness.audit.observe.starts import COLLINEAR
+from accumulation_harness.audit.observe.tensors import vector
 
 X = torch.arange(12.0, dtype=torch.float64).reshape(4, 3) / 7 - 0.5
 

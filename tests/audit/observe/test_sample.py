@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.audit.observe.sample import (
+from accumulation_harness.audit.observe.sample import (
     FEWEST,
     KEPT,
     SUMMED,
@@ -24,8 +24,8 @@ from harness.audit.observe.sample import (
     signed_sums,
     size_of,
 )
-from harness.audit.observe.stored import Store
-from harness.audit.observe.tensors import vector
+from accumulation_harness.audit.observe.stored import Store
+from accumulation_harness.audit.observe.tensors import vector
 
 SIZES = (1, 30, 500, 4096, 300_000, 90_000)
 TENSORS = [torch.randn(n, generator=torch.Generator().manual_seed(n)) for n in SIZES]

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.audit.evidence import Copy
-from harness.audit.observe import shadows
-from harness.audit.observe.sample import sample_of
-from harness.audit.observe.shadows import NEAR, Shadow, nearest
+from accumulation_harness.audit.evidence import Copy
+from accumulation_harness.audit.observe import shadows
+from accumulation_harness.audit.observe.sample import sample_of
+from accumulation_harness.audit.observe.shadows import NEAR, Shadow, nearest
 
 GENERATOR = torch.Generator().manual_seed(11)
 SHAPES = ((5, 3), (5,), (2, 5))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from harness.audit.observe.wide import RoundedOnce
+from accumulation_harness.audit.observe.wide import RoundedOnce
 
 ULP = 2.0**-23  # relative; one rounding of a sum is at most half of it
 

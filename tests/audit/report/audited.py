@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.audit.command import judge, parser
+from accumulation_harness.audit.command import judge, parser
 
 SIZES = ("--batch-size", "8", "--accumulation-steps", "2,4")
 RIGHT, WRONG = "accumulation_steps", "1"  # what the loss is divided by

@@ -10,13 +10,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from harness.audit import Report
-from harness.audit.__main__ import main
-from harness.audit.formats import ENDINGS, TO_STDOUT
-from harness.audit.report import junit, markdown
-from harness.audit.report.report import TELLERS
-from harness.audit.report.subject import Place, Subject
-from harness.judge.cause import MEANINGS
+from accumulation_harness.audit import Report
+from accumulation_harness.audit.__main__ import main
+from accumulation_harness.audit.formats import ENDINGS, TO_STDOUT
+from accumulation_harness.audit.report import junit, markdown
+from accumulation_harness.audit.report.report import TELLERS
+from accumulation_harness.audit.report.subject import Place, Subject
+from accumulation_harness.judge.cause import MEANINGS
 from tests.audit.report.audited import LINE, SIZES, WRONG, said
 
 REQUIRED = {  # of the schema of SARIF 2.1.0: definition -> members it must have
@@ -150,7 +150,7 @@ def test_a_problem_of_one_arm_leaves_the_others_alone() -> None:
 def test_annotations_cannot_be_cut_short_by_what_they_quote(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from harness.audit.report import github
+    from accumulation_harness.audit.report import github
 
     monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary"))

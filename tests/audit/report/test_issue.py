@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.audit.evidence import Finding
-from harness.audit.report import ArmResult, Report
-from harness.audit.report import reproduction as scripts
-from harness.audit.report.issue import MOST_LINES, text
-from harness.audit.report.reproduction import Difference, Reproduction
-from harness.audit.report.subject import Place, Subject
-from harness.judge.cause import MEANINGS, Cause
+from accumulation_harness.audit.evidence import Finding
+from accumulation_harness.audit.report import ArmResult, Report
+from accumulation_harness.audit.report import reproduction as scripts
+from accumulation_harness.audit.report.issue import MOST_LINES, text
+from accumulation_harness.audit.report.reproduction import Difference, Reproduction
+from accumulation_harness.audit.report.subject import Place, Subject
+from accumulation_harness.judge.cause import MEANINGS, Cause
 from tests.audit.report.audited import WRONG, said
 
 MOST_SCRIPT_LINES = 25

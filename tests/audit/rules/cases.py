@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import is_dataclass, replace
 from typing import Any, TypeVar
 
-from harness.audit.compare.facts import Compared, RowFacts, RunFacts, RunSeen, StepFacts, Window
-from harness.judge.cause import Cause
+from accumulation_harness.audit.compare.facts import Compared, RowFacts, RunFacts, RunSeen, StepFacts, Window
+from accumulation_harness.judge.cause import Cause
 
 T = TypeVar("T", StepFacts, RunFacts)
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from harness.audit.compare.facts import RunFacts, StepFacts
-from harness.audit.evidence import Finding
-from harness.audit.rules.findings import explain, first_of_each
-from harness.judge.cause import Cause
+from accumulation_harness.audit.compare.facts import RunFacts, StepFacts
+from accumulation_harness.audit.evidence import Finding
+from accumulation_harness.audit.rules.findings import explain, first_of_each
+from accumulation_harness.judge.cause import Cause
 from tests.audit.rules.cases import ALL_EQUAL, EQUAL, FIRST_EQUAL, OFF, RUN, RUNS, WINDOWS, changed
 from tests.audit.rules.test_gradient_rules import WEIGHTED
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from harness.audit.compare.facts import OneTerm, RowFacts, StepFacts, TermFacts, WeightedSum
-from harness.audit.rules.gradient_rules import ROUNDOFF, explain_step
-from harness.judge.cause import Cause
+from accumulation_harness.audit.compare.facts import OneTerm, RowFacts, StepFacts, TermFacts, WeightedSum
+from accumulation_harness.audit.rules.gradient_rules import ROUNDOFF, explain_step
+from accumulation_harness.judge.cause import Cause
 from tests.audit.rules.cases import AT_EVERY_N, EQUAL, GATE, OFF, ROWS, STEPS, changed
 
 

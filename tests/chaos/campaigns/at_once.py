@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 from random import Random
 
-from harness.results.store import Store
+from accumulation_harness.results.store import Store
 from tests.chaos.campaign import Broken, ask
 from tests.chaos.campaigns.kills import GRID, table, undisturbed
 from tests.chaos.processes import check_nothing_is_left, surroundings

@@ -103,7 +103,16 @@ def attack(rng: Random, folder: Path) -> str:
     divisor = "accumulation_steps" if right else "1"
     (folder / "code.py").write_text(FILE.format(divisor=divisor, optimizer=rng.choice(("SGD", "Adam")), **parts))
     mark = uuid4().hex
-    command = [sys.executable, "-m", "harness.audit", "code.py:train", "--batch-size", "16", "--accumulation-steps", "4"]
+    command = [
+        sys.executable,
+        "-m",
+        "accumulation_harness.audit",
+        "code.py:train",
+        "--batch-size",
+        "16",
+        "--accumulation-steps",
+        "4",
+    ]
     answer = ask(command, folder=folder, env={"CHAOS_MARK": mark}, seconds=150)
     about = f"{'right' if right else 'wrong'} loop, {place}: {deed}\n{answer}"
     allowed = (2,) if ends else (0, 2) if right else (1, 2)

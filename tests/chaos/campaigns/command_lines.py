@@ -21,8 +21,8 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any, get_args, get_origin, get_type_hints
 
-from harness.config import HarnessConfig
-from harness.terminal import told
+from accumulation_harness.config import HarnessConfig
+from accumulation_harness.terminal import told
 from tests.chaos.campaign import Answer, Broken
 
 SECONDS = 60
@@ -155,9 +155,9 @@ def draw(rng: Random, folder: Path) -> tuple[str, list[str], Callable[[], int]]:
 
 
 MODULES = {
-    "status": "harness.status",
-    "audit": "harness.audit.__main__",
-    "report": "analysis.report",
+    "status": "accumulation_harness.status",
+    "audit": "accumulation_harness.audit.__main__",
+    "report": "accumulation_harness.analysis.report",
 }
 
 
@@ -231,9 +231,9 @@ def fitting_values(kind: Any) -> tuple[str, ...]:
 
 
 def run_main() -> int:
-    """`python -m harness`, where trials are counted in the place of being run."""
-    from harness import run
-    from harness.sweep import experiment
+    """`accumulation-harness run`, where trials are counted in the place of being run."""
+    from accumulation_harness import run
+    from accumulation_harness.sweep import experiment
 
     def count(configs: Sequence[HarnessConfig], run: object = None) -> experiment.Outcome:
         print(f"{len(configs)} trials")
@@ -244,8 +244,8 @@ def run_main() -> int:
 
 
 def plan_main() -> int:
-    """`python -m harness.plan`, where nothing is measured."""
-    from harness import plan
+    """`accumulation-harness plan`, where nothing is measured."""
+    from accumulation_harness import plan
 
     plan.fit_memory = lambda config: (1e6, 1e5)
     plan.failure = lambda config, micro_batch: None
@@ -253,9 +253,9 @@ def plan_main() -> int:
 
 
 def bench_main() -> int:
-    """`python -m harness.bench`, where nothing is measured."""
-    from harness.bench import __main__ as bench
-    from harness.bench import script_sweep
+    """`accumulation-harness bench`, where nothing is measured."""
+    from accumulation_harness.bench import __main__ as bench
+    from accumulation_harness.bench import script_sweep
 
     def measurements(configs: object = (), overrides: Sequence[str] = ()) -> list[Any]:
         script_sweep.changed(overrides)
@@ -267,7 +267,7 @@ def bench_main() -> int:
 
 def forked(run: Callable[[], int], arguments: Sequence[str], folder: Path) -> Answer:
     """What a copy of this process answers that has these arguments, in `folder`."""
-    import harness.run  # noqa: F401 # once, for all copies
+    import accumulation_harness.run  # noqa: F401 # once, for all copies
 
     out, err = folder / "stdout", folder / "stderr"
     child = os.fork()

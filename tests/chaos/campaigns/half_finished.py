@@ -7,7 +7,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from harness.results.record import write_record
+from accumulation_harness.results.record import write_record
 from tests.chaos.reports import reported
 from tests.chaos.whole_store import trials
 

@@ -11,8 +11,8 @@ from random import Random
 from typing import Any
 from xml.etree import ElementTree
 
-from analysis.tables import FORMULA
-from harness.results.record import StoreError, read_trial, write_record
+from accumulation_harness.analysis.tables import FORMULA
+from accumulation_harness.results.record import StoreError, read_trial, write_record
 from tests.chaos.campaign import Broken
 from tests.chaos.reports import Said, reported, status_of
 from tests.stored_trials import store_trial

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from analysis import load, tables
+from accumulation_harness.analysis import load, tables
 from tests.chaos.campaign import Broken, ask
 from tests.chaos.processes import alive, check_nothing_is_left, surroundings
 
@@ -60,17 +60,17 @@ class Command:
     ends: bool = True  # by itself, soon enough to be waited for
 
 
-GRID = Command(("harness", "-m", *TRIAL, "seed=0,1,2", "workers=2", "results=results"), 12.0)
+GRID = Command(("accumulation_harness", "run", "-m", *TRIAL, "seed=0,1,2", "workers=2", "results=results"), 12.0)
 COMMANDS = (
     GRID,
     GRID,
-    Command(("harness", *TRIAL, "results=results"), 8.0),
-    Command(("harness", "-m", *TRIAL, "seed=0,1", "hydra/launcher=basic", "results=results"), 12.0),
-    Command(("harness.plan", "b=auto", "effective_batch=64"), 8.0),
-    Command(("harness.audit", "train.py:train", "--batch-size=4", "--accumulation-steps=2", "--processes=2"), 10.0),
-    Command(("analysis.report", "--results={store}"), 6.0),
-    Command(("harness.status", "--results={store}"), 0.5),
-    Command(("harness.bench", "startup"), 20.0, ends=False),
+    Command(("accumulation_harness", "run", *TRIAL, "results=results"), 8.0),
+    Command(("accumulation_harness", "run", "-m", *TRIAL, "seed=0,1", "hydra/launcher=basic", "results=results"), 12.0),
+    Command(("accumulation_harness.plan", "b=auto", "effective_batch=64"), 8.0),
+    Command(("accumulation_harness.audit", "train.py:train", "--batch-size=4", "--accumulation-steps=2", "--processes=2"), 10.0),
+    Command(("accumulation_harness.analysis.report", "--results={store}"), 6.0),
+    Command(("accumulation_harness.status", "--results={store}"), 0.5),
+    Command(("accumulation_harness.bench", "startup"), 20.0, ends=False),
 )
 
 

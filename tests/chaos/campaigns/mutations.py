@@ -17,9 +17,9 @@ from random import Random
 
 import pandas as pd
 
-from analysis import load
-from harness.results import sweeps
-from harness.results.tracking import TrackingWarning
+from accumulation_harness.analysis import load
+from accumulation_harness.results import sweeps
+from accumulation_harness.results.tracking import TrackingWarning
 from tests.chaos.campaign import Broken, ask
 from tests.chaos.reports import Said, reported, status_of
 from tests.chaos.whole_store import FAULTS, LOSSES
@@ -35,7 +35,9 @@ def undamaged() -> tuple[Path, Said, tuple[pd.DataFrame, ...]]:
     folder = Path(tempfile.mkdtemp(prefix="chaos-store-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     results = folder / "results"
-    ask([sys.executable, "-m", "harness", *REAL, f"results={results}"], folder=folder, seconds=600, codes=(0,))
+    ask(
+        [sys.executable, "-m", "accumulation_harness", "run", *REAL, f"results={results}"], folder=folder, seconds=600, codes=(0,)
+    )
     for norm in ("none", "batch"):
         store_trial(results, norm=norm)
     store_trial(results, experiment="fault_matrix", faults=FAULTS, losses=LOSSES)

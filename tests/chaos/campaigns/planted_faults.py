@@ -12,18 +12,18 @@ from typing import Any
 
 import torch
 
-from harness.config import Data, Norm, Precision, TrialConfig
-from harness.draws import DRAWS, drawn
-from harness.identity import differing
-from harness.measure.algebra import windows_of
-from harness.measure.lock_step import Setting, arm_state
-from harness.recipes.catalogue import FAULTS, Fault
-from harness.recipes.determinism import deterministic, start_randomness
-from harness.recipes.micro_batch import hash_seed
-from harness.recipes.recipe import Recipe, take_step
-from harness.referee.gradients import flatten, gradients, relative_distance
-from harness.referee.oracle import snapshot
-from harness.trial import Candidate, accumulated, permuted, run_trial, standard_candidates
+from accumulation_harness.config import Data, Norm, Precision, TrialConfig
+from accumulation_harness.draws import DRAWS, drawn
+from accumulation_harness.identity import differing
+from accumulation_harness.measure.algebra import windows_of
+from accumulation_harness.measure.lock_step import Setting, arm_state
+from accumulation_harness.recipes.catalogue import FAULTS, Fault
+from accumulation_harness.recipes.determinism import deterministic, start_randomness
+from accumulation_harness.recipes.micro_batch import hash_seed
+from accumulation_harness.recipes.recipe import Recipe, take_step
+from accumulation_harness.referee.gradients import flatten, gradients, relative_distance
+from accumulation_harness.referee.oracle import snapshot
+from accumulation_harness.trial import Candidate, accumulated, permuted, run_trial, standard_candidates
 from tests.chaos.campaign import Broken
 
 CHANGED = 1e-9  # relative: a thousand times L0's gate for a gradient

@@ -8,12 +8,12 @@ from random import Random
 
 import torch
 
-from harness.config import ConfigError
-from harness.draws import drawn
-from harness.identity import differing
-from harness.judge.cause import INHERENT, JOINT
-from harness.judge.verdict import Doubt
-from harness.trial import run_trial
+from accumulation_harness.config import ConfigError
+from accumulation_harness.draws import drawn
+from accumulation_harness.identity import differing
+from accumulation_harness.judge.cause import INHERENT, JOINT
+from accumulation_harness.judge.verdict import Doubt
+from accumulation_harness.trial import run_trial
 from tests.chaos.campaign import Broken
 
 

@@ -27,14 +27,14 @@ def train(batch_size, accumulation_steps):
         optimizer.zero_grad()
 """
 COMMANDS: Mapping[str, tuple[str, int]] = {  # the command, and how often
-    "run": (f"-m harness {TINY}", 6),
-    "sweep": (f"-m harness -m seed=0,1 {TINY}", 2),
-    "refused": ("-m harness steps=0", 2),
-    "status": ("-m harness.status --results r", 4),
+    "run": (f"-m accumulation_harness run {TINY}", 6),
+    "sweep": (f"-m accumulation_harness run -m seed=0,1 {TINY}", 2),
+    "refused": ("-m accumulation_harness run steps=0", 2),
+    "status": ("-m accumulation_harness.status --results r", 4),
     "report": ("-m analysis.report --results r --out o", 3),
-    "plan": ("-m harness.plan memory=1GB effective_batch=16", 2),
-    "audit": ("-m harness.audit loop.py:train --batch-size 16 --accumulation-steps 4 --save a.html", 4),
-    "bench": ("-m harness.bench nothing", 1),
+    "plan": ("-m accumulation_harness.plan memory=1GB effective_batch=16", 2),
+    "audit": ("-m accumulation_harness.audit loop.py:train --batch-size 16 --accumulation-steps 4 --save a.html", 4),
+    "bench": ("-m accumulation_harness.bench nothing", 1),
 }
 BEFORE = (  # in the shell, before the command
     *("ulimit -n 8", "ulimit -n 12", "ulimit -n 20", "ulimit -n 40"),

@@ -1,0 +1,5 @@
+"""`python -m accumulation_harness COMMAND ...`, as `accumulation-harness COMMAND ...`."""
+
+from accumulation_harness.commands import main
+
+main()

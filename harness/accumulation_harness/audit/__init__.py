@@ -1,0 +1,23 @@
+"""Audit anybody's training code: does gradient accumulation change the computation, and why?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from accumulation_harness.audit.evidence import Finding
+    from accumulation_harness.audit.launch import merge, record
+    from accumulation_harness.audit.report import Report
+    from accumulation_harness.audit.session import audit
+
+__all__ = ["Finding", "Report", "audit", "merge", "record"]
+
+
+def __getattr__(name: str) -> object:
+    """The public names, imported when they are used: the command's own process does without torch."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from accumulation_harness.audit import evidence, launch, report, session
+
+    homes = {"Finding": evidence, "Report": report, "audit": session, "merge": launch, "record": launch}
+    return getattr(homes[name], name)

@@ -1,0 +1,313 @@
+"""The process in which the audited code runs: it judges, and hands over what is to be said and the exit code.
+
+With `--evidence` it is one rank of several, writes what its runs showed and judges nothing; `merge` judges what all have written.
+
+Started by `__main__.py` as `accumulation-harness audit.command DESCRIPTOR ARGUMENT...`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from accumulation_harness.audit.formats import ENDINGS, TO_STDOUT, Format, format_of
+from accumulation_harness.audit.request import MAX_STEPS, causes_of
+from accumulation_harness.terminal import BAD_INPUT, one_line
+
+if TYPE_CHECKING:
+    from accumulation_harness.audit.observe.runs import Train
+    from accumulation_harness.audit.report import Report
+    from accumulation_harness.audit.report.subject import Subject
+
+SCRIPT_SECONDS = 60.0  # for the script of an issue, beside the time of the whole audit
+
+
+MERGE = "merge"  # first word of the command that judges the evidence of ranks
+DESCRIPTION = "Does gradient accumulation change what a training function computes, and why?"
+EPILOG = """exit code 0: equivalent, 1: different, 2: could not be run or judged
+
+Ranks that another program starts write evidence (exit code 0 where it is written), which is judged later:
+    torchrun --nproc-per-node 4 -m accumulation_harness.audit FILE.py:FUNCTION --batch-size 4 \
+        --accumulation-steps 4 --evidence DIR
+    accumulation-harness audit merge DIR"""
+
+
+def parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """The options of the command; other ones where the first of the arguments is `merge`."""
+    return _merging() if arguments[:1] == [MERGE] else _auditing()
+
+
+def _auditing() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="accumulation-harness audit",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.set_defaults(merge=None)
+    made.add_argument(
+        "train", metavar="FILE.py:FUNCTION", help="train(batch_size, accumulation_steps): seeds itself, a handful of steps"
+    )
+    made.add_argument("--batch-size", type=int, required=True, help="samples per optimizer step (of one rank)")
+    made.add_argument("--accumulation-steps", type=_numbers, required=True, metavar="N,N", help="micro-batches per step, as 4,16")
+    made.add_argument("--reference", metavar="FILE.py:FUNCTION", help="an independent function to compare with")
+    made.add_argument("--processes", type=int, default=1, help="ranks of torch.distributed (default 1)")
+    made.add_argument("--max-steps", type=int, default=MAX_STEPS, help=f"optimizer steps of a run (default {MAX_STEPS})")
+    made.add_argument(
+        "--allow",
+        type=_causes,
+        default=frozenset(),
+        metavar="CAUSE,CAUSE",
+        help="findings that are told and no fault, as stochastic_layers",
+    )
+    made.add_argument("--evidence", type=_folder, metavar="DIR", help="be a rank of torchrun or srun, and write evidence there")
+    made.add_argument("--replicas", type=int, help="with --evidence: ranks that take rows of their own (default all)")
+    _add_telling(made)
+    made.add_argument("--record", type=_record, metavar="FILE.json", help="record of a released trainer to add this function to")
+    return made
+
+
+def _merging() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog=f"accumulation-harness audit {MERGE}",
+        description="Judge the evidence that ranks have written with --evidence.",
+        epilog=EPILOG.partition("\n")[0],
+    )
+    made.set_defaults(evidence=None)
+    made.add_argument(MERGE, type=_folder, metavar="DIR", help="folder with the evidence of all ranks")
+    _add_telling(made)
+    return made
+
+
+def _add_telling(made: argparse.ArgumentParser) -> None:
+    made.add_argument(
+        "--format", choices=TO_STDOUT, default="text", help="of what goes to stdout; remarks then go to stderr (default text)"
+    )
+    made.add_argument(
+        "--save", action="append", type=_page, default=[], metavar="FILE", help=f"write {' '.join(ENDINGS)}; may be repeated"
+    )
+    made.add_argument("--report", type=_issue, metavar="FILE.md", help="write an issue for the maintainer of the function")
+    made.add_argument(
+        "--packages",
+        default="torch",
+        metavar="P,P",
+        help="packages whose versions go into record and issue, the audited first",
+    )
+
+
+def parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    """What the command line asks for. Ends the process where it asks for what does not go together."""
+    made = parser(arguments)
+    given = made.parse_args(arguments[1:] if arguments[:1] == [MERGE] else arguments)
+    if given.evidence is not None:
+        asked = {
+            "--processes": given.processes > 1,
+            "--format": given.format != "text",
+            "--save": bool(given.save),
+            "--report": given.report is not None,
+            "--record": given.record is not None,
+            "--allow": bool(given.allow),
+        }
+        if off := [name for name, is_asked in asked.items() if is_asked]:
+            made.error(f"expected no {' and no '.join(off)} with --evidence: a rank judges nothing, `{MERGE}` does")
+    elif given.merge is None and given.replicas is not None:
+        made.error("expected --replicas with --evidence alone")
+    return given
+
+
+def _folder(text: str) -> Path:
+    path = Path(text).absolute()
+    if path.exists() and not path.is_dir():
+        raise argparse.ArgumentTypeError(f"expected a folder, got {text}, which is a file")
+    return path
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected numbers separated by commas, as 4,16, got {text}") from None
+
+
+def _causes(text: str) -> frozenset[str]:
+    try:
+        return causes_of(text.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _record(text: str) -> Path:
+    return _regular(Path(text).absolute())
+
+
+def _page(text: str) -> Path:
+    try:
+        format_of(Path(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return _target(text)
+
+
+def _issue(text: str) -> Path:
+    if Path(text).suffix != ".md":
+        raise argparse.ArgumentTypeError(f"expected a path ending in .md, got {text}")
+    return _target(text)
+
+
+def _target(text: str) -> Path:
+    """Where a file can be written, also after the audited code has changed the working folder."""
+    path = Path(text).absolute()
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"expected a file in a folder that is there, got {text}")
+    return _regular(path)
+
+
+def _regular(path: Path) -> Path:
+    """A path that a file may be moved to: never over a device, a pipe or a link, which would be gone then."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise argparse.ArgumentTypeError(f"expected a regular file or a new one, got {path}")
+    return path
+
+
+def judge(given: argparse.Namespace) -> tuple[int, str, str]:
+    """Audit and save: the exit code, what goes to stdout, and to stderr. Nothing that the audited code raises escapes."""
+    if given.evidence is not None:
+        return _evidence(given)
+    begun, said, remarks = time.monotonic(), "", ""
+    subject = subject_of(given) if given.merge is None else None
+    try:
+        from accumulation_harness.audit.observe.runs import load
+        from accumulation_harness.audit.released import record
+        from accumulation_harness.audit.report import github
+
+        train = load(given.train) if given.merge is None else None
+        report = _merged(given) if train is None else replace(_audited(given, train), subject=subject)
+        said = report.told(given.format)
+        remarks = github.tell(report)
+        if train is not None and given.record is not None:
+            settings = {name: vars(given)[name] for name in ("batch_size", "accumulation_steps", "processes")}
+            record(given.record, train, report, packages=given.packages.split(","), settings=settings)
+        remarks += _written(given, report, time.monotonic() - begun)
+    except BaseException as error:  # reading the file can raise anything
+        what = _told(error)
+        if not said:
+            return refused(given, subject, f"audit could not run: {what}")
+        return BAD_INPUT, *_streams(given.format, said, remarks, f"audit could not be saved: {what}")
+    return report.exit_code, *_streams(given.format, said, remarks)
+
+
+def _merged(given: argparse.Namespace) -> Report:
+    from accumulation_harness.audit.launch import merge
+
+    report = merge(given.merge)
+    assert report.subject is not None
+    return replace(report, subject=replace(report.subject, packages=tuple(given.packages.split(","))))
+
+
+def _audited(given: argparse.Namespace, train: Train) -> Report:
+    from accumulation_harness.audit.session import audit
+
+    return audit(train, processes=given.processes, allow=given.allow, **_asked(given))
+
+
+def _asked(given: argparse.Namespace) -> dict[str, Any]:
+    """What an audit and a rank of one are both told."""
+    from accumulation_harness.audit.observe.runs import load
+
+    return {
+        "batch_size": given.batch_size,
+        "accumulation_steps": given.accumulation_steps,
+        "reference": load(given.reference) if given.reference else None,
+        "max_steps": given.max_steps,
+        "progress": _tell,
+    }
+
+
+def _evidence(given: argparse.Namespace) -> tuple[int, str, str]:
+    """Be one rank: exit code 0 once its evidence is written, whatever it shows (another one has torchrun end the other ranks)."""
+    try:
+        from accumulation_harness.audit.launch import record
+        from accumulation_harness.audit.observe.runs import load
+
+        path = record(load(given.train), evidence=given.evidence, replicas=given.replicas, **_asked(given))
+    except BaseException as error:  # reading the file can raise anything
+        return BAD_INPUT, "", f"audit could not run: {_told(error)}\n"
+    return 0, f"saved {path}\n", ""
+
+
+def _told(error: BaseException) -> str:
+    return one_line(f"{type(error).__name__}: {error}").removesuffix(":")
+
+
+def _tell(line: str) -> None:
+    """Progress goes beside what is asked for, as it comes; the audited code may have closed stderr."""
+    with suppress(OSError, ValueError):
+        print(f"audit: {line}", file=sys.stderr, flush=True)
+
+
+def subject_of(given: argparse.Namespace) -> Subject:
+    """What the command line asks for, before the audited code can change the working folder."""
+    from accumulation_harness.audit.report.subject import Place, Subject
+
+    return Subject(
+        train=Place.of(given.train),
+        reference=Place.of(given.reference) if given.reference else None,
+        batch_size=given.batch_size,
+        accumulation_steps=given.accumulation_steps,
+        processes=given.processes,
+        packages=tuple(given.packages.split(",")),
+        folder=Path.cwd(),
+    )
+
+
+def _written(given: argparse.Namespace, report: Report, seconds: float = 0.0) -> str:
+    """A line per page and issue, once it is written; `seconds`: how long the audit took."""
+    from accumulation_harness.audit.report import issue
+
+    paths = [report.save(path) for path in given.save]
+    if given.report is not None and report.subject is not None:
+        paths.append(issue.write(given.report, report, SCRIPT_SECONDS + seconds))
+    return "".join(f"saved {path}\n" for path in paths)
+
+
+def refused(given: argparse.Namespace, subject: Subject | None, what: str) -> tuple[int, str, str]:
+    """The answer when nothing was judged: one line, and where text is not asked for, a report with that problem."""
+    from accumulation_harness.audit.report import Report, github
+
+    batch_size = 0 if subject is None else subject.batch_size
+    report = Report(batch_size=batch_size, results=(), problems=(what,), hidden=(), subject=subject)
+    said = "" if given.format == "text" else report.told(given.format)
+    return BAD_INPUT, *_streams(given.format, said, github.tell(report) + _written(given, report), what)
+
+
+def _streams(format: Format, said: str, remarks: str, error: str = "") -> tuple[str, str]:
+    """Stdout and stderr: remarks go beside the error where stdout holds another format than text."""
+    out = [said, remarks] if format == "text" else [said]
+    err = [error] if format == "text" else [remarks, error]
+    return _lines(out), _lines(err)
+
+
+def _lines(texts: Sequence[str]) -> str:
+    return "".join(text.rstrip("\n") + "\n" for text in texts if text)
+
+
+def main(descriptor: int, arguments: Sequence[str]) -> None:
+    """Judge, and hand over the answer; what the audited code has left to be done at its end comes after that."""
+    if "PYTHONSAFEPATH" not in os.environ:  # our modules were to be found before the folder's
+        sys.path.insert(0, os.getcwd())
+    answer = json.dumps(judge(parsed(arguments))).encode()
+    with suppress(OSError):  # the audited code has closed it: then there is no answer
+        Connection(descriptor).send_bytes(answer)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,285 @@
+"""Two runs beside each other: from vectors to the plain numbers that the rules read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from accumulation_harness.audit.compare.facts import (
+    Accumulator,
+    Compared,
+    Facts,
+    Layers,
+    Precision,
+    RankSum,
+    Scaling,
+    StepFacts,
+    Update,
+    Window,
+)
+from accumulation_harness.audit.compare.fits import Fitted, by_rank, emptied_at_last, fits, giving, lost, narrow_format, rescaled
+from accumulation_harness.audit.compare.floors import Floor, Gates, beyond_rounding, gates, noisy
+from accumulation_harness.audit.compare.resumed import sizes, stitched
+from accumulation_harness.audit.compare.whole_run import run_facts
+from accumulation_harness.audit.compare.windows import (
+    clipped_once,
+    compare_rows,
+    consumed_distance,
+    cosine,
+    distance,
+    effective,
+    finite,
+    judged,
+    movement,
+    raw,
+    slices,
+    state_distance,
+    until_not_finite,
+    update_distance,
+    without_preparation,
+)
+from accumulation_harness.audit.evidence import Call, Run, Step, Track, Vector, overflow_is_expected
+from accumulation_harness.referee.gradients import compare
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """One optimizer step of the candidate and of the reference."""
+
+    step: int
+    mine: Step
+    theirs: Step
+    before: Step | None  # the candidate's step before
+    nulls: Sequence[Step]  # the same step of the runs that do the same computation as the reference
+    keep: np.ndarray  # mask [P] of the elements whose update is more than noise
+
+
+OTHER_MOVE = 0.05  # relative; movements that differ by less are one, made of other weights
+
+
+class ShapeError(ValueError):
+    """The two runs train models that cannot be compared."""
+
+
+@overflow_is_expected
+def facts(candidate: Run, reference: Run, floor: Floor) -> list[Facts]:
+    """One `Facts` per optimizer, paired in the order in which they were made. Raises `ShapeError` when they do not pair."""
+    mine, theirs = stitched(candidate), stitched(reference)
+    if len(mine) != len(theirs):
+        raise ShapeError(f"{len(mine)} optimizers instead of {len(theirs)}")
+    pairs = zip(mine, theirs, strict=True)
+    return [_track_facts((candidate, reference), floor, pair, index) for index, pair in enumerate(pairs)]
+
+
+def _track_facts(runs: tuple[Run, Run], floor: Floor, pair: tuple[Track, Track], index: int) -> Facts:
+    (candidate, reference), (track, other) = runs, pair
+    if sizes(track) != sizes(other):
+        raise ShapeError(f"{track.name} holds tensors of sizes {sizes(track)[:12]} instead of {sizes(other)[:12]}")
+    mine, theirs = until_not_finite(*without_preparation(track, other))
+    nulls = [effective(n.tracks[index]) for n in floor.nulls if len(n.tracks) == len(reference.tracks)]
+    noise = noisy(theirs, nulls, reference)
+    allowed = gates(mine, theirs, nulls, noise, runs, drift=floor.drift)
+    for t, (a, b) in enumerate(zip(mine, theirs, strict=False)):
+        if a.gradient.shape != b.gradient.shape:
+            raise ShapeError(f"{track.name} holds {a.gradient.size} elements at step {t} instead of {b.gradient.size}")
+    steps = []
+    for t, (a, b) in enumerate(zip(mine, theirs, strict=False)):
+        others = [null[t] for null in nulls if t < len(null)]
+        aligned = Aligned(t, a, b, mine[t - 1] if t else None, others, ~noise[t])
+        steps.append(_step_facts(track.name, candidate, aligned, allowed))
+    return Facts(run_facts(runs, pair, (mine, theirs), nulls), tuple(steps))
+
+
+def _step_facts(track: str, candidate: Run, aligned: Aligned, allowed: Gates) -> StepFacts:
+    t, before, nulls, n = aligned.step, aligned.before, aligned.nulls, candidate.accumulation_steps
+    gate = allowed.gradient[t]
+    mine, theirs = judged(aligned.mine, aligned.theirs, n, gate)
+    bounds = clipped_once(mine) == clipped_once(theirs)
+    a, g = (_to_one_limit(mine, theirs, gate), raw(theirs)) if bounds else (mine.gradient, theirs.gradient)
+    skipped = mine.skipped and theirs.skipped  # a GradScaler left both out
+    apart, raw_apart = (0.0, 0.0) if skipped else (finite(consumed_distance(mine, theirs)), finite(distance(a, g)))
+    consumed, unclipped = _compared(mine.gradient, theirs.gradient, apart), _compared(a, g, raw_apart)
+    # a gradient that differs outside the sample alone is wrong, and no prediction of what was kept says how
+    wrong = not skipped and not (finite(distance(mine.gradient, theirs.gradient)) <= gate and unclipped.distance <= gate)
+    fitted = fits(mine, theirs, before, a, g, candidate, gate) if wrong else Fitted()
+    return StepFacts(
+        accumulation_steps=n,
+        ranks=candidate.ranks,
+        track=track,
+        step=t,
+        gate=gate,
+        consumed=consumed,
+        raw=unclipped,
+        window=_window(mine, theirs, aligned.keep),
+        accumulator=_accumulator(mine, a, first=before is None, wrong=wrong),
+        scaling=_scaling(mine, theirs),
+        precision=_precision(mine, theirs, nulls, candidate, a, g, wrong=wrong),
+        layers=Layers(
+            dropout=candidate.dropout_calls > 0, batch_norm=candidate.norm_calls > 0, buffers=_buffers(mine, theirs, nulls)
+        ),
+        fits=fitted.fits,
+        parts=fitted.right,
+        taken=fitted.taken,
+        by_rank=by_rank(mine, a, g, gate) if wrong and candidate.ranks > 1 and g.any() else RankSum(),
+        partly=fitted.partly,
+        update=Update(
+            distance=update_distance(mine, theirs, aligned.keep),
+            gate=allowed.update[t],
+            along_weights=_along(movement(mine) - movement(theirs), theirs.before, aligned.keep),
+            state_distance=state_distance(mine, theirs),
+            state_gate=allowed.state[t],
+        ),
+        tensors={name: _compared(a[part], g[part]) for name, part in slices(mine).items()},
+    )
+
+
+def _to_one_limit(mine: Step, theirs: Step, gate: float) -> Vector:
+    """The gradient before clipping; clipping N g to N c and dividing by N afterwards is clipping g to c."""
+    a = raw(mine)
+    if not (clipped_once(mine) and clipped_once(theirs)) or mine.clips[0].limit == theirs.clips[0].limit:
+        return a
+    if mine.clips[0].scale != 1 or not mine.clips[0].limit > 0 or not consumed_distance(mine, theirs) <= gate:
+        return a
+    divided = a * (theirs.clips[0].limit / mine.clips[0].limit)
+    return divided if distance(divided, raw(theirs)) <= gate else a
+
+
+def _compared(a: Vector, g: Vector, distance: float | None = None) -> Compared:
+    seen = compare(torch.from_numpy(a), torch.from_numpy(g))
+    return Compared(distance=seen.distance if distance is None else distance, scale=seen.scale, cosine=seen.cosine)
+
+
+def _window(mine: Step, theirs: Step, keep: np.ndarray) -> Window:
+    inside, usual = _moves_inside(mine), _moves_inside(theirs)
+    later = mine.backwards[1:]
+    moved = np.sum(inside, axis=0) if inside else None
+    apart = _otherwise(moved, np.sum(usual, axis=0), mine.before, keep) if moved is not None and usual else None
+    return Window(
+        backwards=len(mine.backwards),
+        reference_backwards=len(theirs.backwards),
+        rows=compare_rows(mine, theirs),
+        forwards=max((b.forwards for b in mine.backwards), default=0),
+        reference_forwards=max((b.forwards for b in theirs.backwards), default=0),
+        num_rows=mine.num_rows,
+        rows_each=tuple(len(b.rows or ()) for b in giving(mine)),
+        without_terms=sum(b.contribution is not None and not b.contribution.any() for b in mine.backwards),
+        kept=all(b.contribution is not None for b in mine.backwards),
+        drawn_inside=any(b.draws for b in mine.backwards),
+        drawn_outside=any(b.outside for b in mine.backwards),
+        drawn_between=bool(later) and all(b.outside for b in later),
+        moves=len(inside),
+        reference_moves=len(usual),
+        move_along_weights=cosine(moved, mine.before) if moved is not None else math.nan,
+        moved_apart=_relative(apart, mine.before),
+        apart_along_weights=cosine(apart, mine.before[keep]) if apart is not None else math.nan,
+        moved_before=_moved_before(mine, theirs),
+    )
+
+
+def _moves_inside(step: Step) -> list[Vector]:
+    """Movements of the parameters between the window's first backward and the optimizer's step."""
+    moves = [*(b.moved for b in step.backwards[1:]), step.moved]
+    return [moved for moved in moves if moved is not None]
+
+
+def _otherwise(moved: Vector, usual: Vector, before: Vector, keep: np.ndarray | slice = slice(None)) -> Vector | None:
+    """How much further parameters `before` [P] moved than usual, noise left out; None where other weights may have made that."""
+    if moved.shape != usual.shape or not np.isfinite(moved).all() or not np.isfinite(usual).all():
+        return None
+    a, b = moved[keep], usual[keep]
+    apart, largest = float(np.linalg.norm(a - b)), max(float(np.linalg.norm(a)), float(np.linalg.norm(b)))
+    return a - b if apart > OTHER_MOVE * largest and np.any(before) else None
+
+
+def _relative(apart: Vector | None, before: Vector) -> float:
+    return float(np.linalg.norm(apart) / np.linalg.norm(before)) if apart is not None else 0.0
+
+
+def _moved_before(mine: Step, theirs: Step) -> float:
+    """How far something other than the optimizers moved the parameters since their steps before, relative to these.
+
+    0 where the movements are the same but for what other weights make of them.
+    """
+    a, b = (step.backwards[0].moved if step.backwards else None for step in (mine, theirs))
+    if a is None and b is None:
+        return 0.0
+    moved, usual = (np.zeros_like(mine.before) if move is None else move for move in (a, b))
+    return _relative(_otherwise(moved, usual, mine.before), mine.before)
+
+
+def _accumulator(mine: Step, a: Vector, *, first: bool, wrong: bool) -> Accumulator:
+    """`a` [P]: the gradient before clipping; `first`: whether this is the first step of the run."""
+    start = mine.backwards[0].start if mine.backwards else "empty"
+    cleared = any(b.start in ("cleared", "empty", "manual") for b in mine.backwards)
+    return Accumulator(
+        found_changed=start == "changed",
+        stale=not first and start in ("kept", "scaled", "changed") and not cleared,
+        cleared_inside=sum(bool(b.emptied) for b in mine.backwards),
+        cleared_at_last=emptied_at_last(mine, a) if wrong else (),
+        cleared_then_filled="zero_grad" in _calls_after_last(mine) and bool(a.any()),
+        loaded_inside="load" in _calls_inside(mine),
+    )
+
+
+def _scaling(mine: Step, theirs: Step) -> Scaling:
+    before_last = mine.calls[: len(mine.calls) - len(_calls_after_last(mine))]
+    return Scaling(
+        clipped=any(c.active for c in (*mine.clips, *theirs.clips)),
+        limits=(mine.clips[0].limit, theirs.clips[0].limit)
+        if clipped_once(mine) and clipped_once(theirs)
+        else (math.nan, math.nan),
+        clips_inside=_clips_inside(mine),
+        reference_clips_inside=_clips_inside(theirs),
+        clips_scaled=any(c.active and c.scale > 1 and c.limit < c.scale for c in mine.clips),
+        rescaled=rescaled(mine),
+        loss_scales=len({b.scale for b in mine.backwards}),
+        unscaled_inside=before_last.count("unscale"),
+    )
+
+
+def _clips_inside(step: Step) -> int:
+    return sum(c.active and c.after < len(step.backwards) for c in step.clips)
+
+
+def _precision(
+    mine: Step, theirs: Step, nulls: Sequence[Step], candidate: Run, a: Vector, g: Vector, *, wrong: bool
+) -> Precision:
+    return Precision(
+        roundoff=candidate.roundoff,
+        float16=candidate.float16,
+        lost=lost(mine, theirs, nulls),
+        narrow=narrow_format(a, mine.total if mine.total is not None else g) if wrong else None,
+    )
+
+
+def _buffers(mine: Step, theirs: Step, nulls: Sequence[Step]) -> tuple[str, ...]:
+    """The model's buffers that have moved otherwise than rounding explains."""
+    found = []
+    for name in {**mine.buffers, **theirs.buffers}:
+        wanted = theirs.buffers.get(name)
+        seen = [distance(n.buffers[name], wanted) for n in nulls if wanted is not None and name in n.buffers]
+        if wanted is None or name not in mine.buffers or distance(mine.buffers[name], wanted) > beyond_rounding(seen):
+            found.append(name)
+    return tuple(found)
+
+
+def _calls_after_last(step: Step) -> tuple[Call, ...]:
+    """Those after the last backward."""
+    return step.calls[max((place + 1 for place, call in enumerate(step.calls) if call == "backward"), default=0) :]
+
+
+def _calls_inside(step: Step) -> tuple[Call, ...]:
+    """Those between the first backward and the last."""
+    first = step.calls.index("backward") if "backward" in step.calls else 0
+    return step.calls[first : len(step.calls) - len(_calls_after_last(step))]
+
+
+def _along(difference: Vector, direction: Vector, keep: np.ndarray) -> float:
+    """What is left of `difference` outside `direction`, relative; 1 when it points the other way (no shrinking)."""
+    d, p = difference[keep], direction[keep]
+    size = float(np.linalg.norm(d))
+    return math.sqrt(max(0.0, 1 - min(1.0, cosine(d, p) ** 2))) if size and cosine(d, p) < 0 else 1.0

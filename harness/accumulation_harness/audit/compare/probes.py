@@ -1,0 +1,142 @@
+"""Two runs whose rows, outputs and loss terms were looked at: what they show of the same rows, and of each addend of the loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from accumulation_harness.audit.compare.facts import OneTerm, RowFacts, TermFacts, WeightedSum
+from accumulation_harness.audit.compare.fits import weighted_sum
+from accumulation_harness.audit.compare.windows import distance, effective, finite, raw
+from accumulation_harness.audit.evidence import Matrix, Row, Run, Vector
+
+SAME_SUM = 1e-5  # relative; the addends of a loss make up its gradient
+SAME_SUM_ROUNDINGS = 100  # or, in coarse arithmetic, to so many roundings
+FEWEST = 4  # features of a position, below which two slopes are multiples by chance
+TOKENS_FIT = 0.01  # of what is left of the rows' slopes, which is left of those of their positions
+NOTHING = 1e-6  # of a row's largest slope, below which that of a position is rounding
+
+Pair = tuple[int, Matrix, Matrix]  # micro-batch; slope of a row [positions, features] in candidate and reference
+
+
+def rows(mine: Run, theirs: Run) -> RowFacts | None:
+    """What two probed runs show of the same rows: outputs, and slopes of the loss by them. None when no row is known to both.
+
+    Where not all rows that were made from weights are known to both, the same ones are no sample of them.
+    """
+    other = any(row not in theirs.probed for row, seen in mine.probed.items() if seen.computed)
+    known = [row for row, seen in mine.probed.items() if row in theirs.probed and not (other and seen.computed)]
+    shared = [row for row in known if _alike(mine.probed[row], theirs.probed[row])]
+    used = [
+        (mine.probed[row], theirs.probed[row]) for row in shared if theirs.probed[row].slope.any() or mine.probed[row].slope.any()
+    ]
+    if not used:
+        return None
+    outputs = [(a.micro_batch, finite(distance(a.output, b.output))) for a, b in used]
+    return replace(
+        _slopes([(a.micro_batch, a.slope, b.slope) for a, b in used]),
+        outputs=max(apart for _, apart in outputs),
+        outputs_of_first=max((apart for micro_batch, apart in outputs if micro_batch == 0), default=math.inf),
+    )
+
+
+def _slopes(pairs: Sequence[Pair]) -> RowFacts:
+    """Slopes of rows as multiples of the reference's; those of their positions, one by one, where that is what they are."""
+    whole = _multiples([(k, a.reshape(1, -1), b.reshape(1, -1)) for k, a, b in pairs])
+    if not whole.residual > 0 or any(len(a) < 2 or a.shape[1] < FEWEST for _, a, _ in pairs):
+        return whole
+    each = _multiples(pairs)
+    return replace(each, tokens=True) if each.residual < TOKENS_FIT * whole.residual else whole
+
+
+def _multiples(pairs: Sequence[Pair]) -> RowFacts:
+    """A row (or token) that counts in one of the two runs only has a factor of 0 or infinity, and no direction."""
+    factors: dict[int, list[float]] = {}
+    residual = 0.0
+    for micro_batch, a, b in pairs:
+        squared, sizes = (b * b).sum(axis=1), np.linalg.norm(a, axis=1)
+        faint = NOTHING * max(sizes.max(), math.sqrt(squared.max()))
+        known = (sizes > faint) | (np.sqrt(squared) > faint)
+        along = np.divide((a * b).sum(axis=1), squared, out=np.full(len(a), math.inf), where=squared > 0)
+        both = known & (squared > 0) & (sizes > 0)
+        if both.any():
+            multiple = along[both, None] * b[both]
+            residual = max(residual, finite(distance(a[both], multiple)) if multiple.any() else math.inf)
+        factors.setdefault(micro_batch, []).extend(along[known].tolist())
+    return RowFacts(residual=residual, factors=tuple(tuple(factors[k]) for k in sorted(factors)))
+
+
+def separated(mine: Run, reference: Run, index: int) -> bool:
+    """Whether the reference's loss couples rows that are in different micro-batches of the candidate's step `index`."""
+    if reference.coupled_copies > mine.coupled_copies:
+        return True
+    if not reference.coupled or not mine.tracks:
+        return False
+    steps = effective(mine.tracks[0])
+    held = [set(b.rows or ()) for b in steps[index].backwards] if index < len(steps) else []
+    return not all(any(rows.issuperset(pair) for rows in held) for pair in reference.coupled)
+
+
+def terms(mine: Run, reference: Run, index: int) -> TermFacts | None:
+    """Step `index` of the reference by the addends of the candidate's loss; None where these do not make up its gradient."""
+    parts, wanted = _addends(mine, index), effective(reference.tracks[0])
+    if not parts or index >= len(wanted):
+        return None
+    sums, g = [np.sum(addend, axis=0) for addend in parts], raw(wanted[index])
+    if not g.any():
+        return None
+    theirs = _addends(reference, index)
+    pairs = zip(parts, theirs, strict=True) if len(parts) == len(theirs) else ()
+    return TermFacts(
+        parts=weighted_sum(g, sums) if all(part.any() for part in sums) else WeightedSum(),
+        each=tuple(
+            replace(
+                _one_term(of_each, np.sum(whole, axis=0), float(np.linalg.norm(g))),
+                by_row=_rows_of_term(mine, reference, place),
+            )
+            for place, (of_each, whole) in enumerate(pairs)
+        ),
+    )
+
+
+def _addends(run: Run, index: int) -> list[list[Vector]]:
+    """Per addend of the loss, what it gave in each backward of step `index`; empty where these do not add up to the gradient."""
+    steps = effective(run.tracks[0]) if run.tracks else []
+    if not run.terms or len({len(of_one) for of_one in run.terms}) != 1 or not run.terms[0] or index >= len(steps):
+        return []
+    parts = [list(addend) for addend in zip(*run.terms, strict=True)]
+    whole, total = np.sum([np.sum(addend, axis=0) for addend in parts], axis=0), steps[index].total
+    same = total is not None and distance(whole, total) <= max(SAME_SUM, SAME_SUM_ROUNDINGS * run.roundoff)
+    return parts if same and np.isfinite(whole).all() else []
+
+
+def _one_term(parts: list[Vector], wanted: Vector, size: float) -> OneTerm:
+    """One addend by what it gave in each backward, beside `wanted` [P] at N=1; `size`: norm of the whole reference gradient."""
+    a, squared = np.sum(parts, axis=0), float(wanted @ wanted)
+    given = [part for part in parts if part.any()]
+    made = weighted_sum(wanted, given) if squared and given and 2 * len(given) <= a.size else WeightedSum()
+    return OneTerm(
+        distance=float(np.linalg.norm(a - wanted)) / size,
+        scale=float(a @ wanted) / squared if squared else math.inf,
+        parts=replace(made, residual=made.residual * math.sqrt(squared) / size),
+        micro_batches=len(parts),
+    )
+
+
+def _rows_of_term(mine: Run, reference: Run, place: int) -> RowFacts | None:
+    """The slopes of addend `place` by the same rows; None where there are none."""
+    theirs = {key: slope for of_one in reference.term_slopes if place < len(of_one) for key, slope in of_one[place].items()}
+    pairs = [
+        (micro_batch, slope, theirs[key])
+        for micro_batch, of_one in enumerate(mine.term_slopes)
+        for key, slope in (of_one[place].items() if place < len(of_one) else ())
+        if key in theirs and theirs[key].any() and theirs[key].shape == slope.shape and slope.size > 1
+    ]
+    return _slopes(pairs) if pairs else None
+
+
+def _alike(a: Row, b: Row) -> bool:
+    return a.output.shape == b.output.shape and a.slope.shape == b.slope.shape

@@ -1,0 +1,67 @@
+"""What must have been compared before two runs that agree are equal for a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from accumulation_harness.audit.compare.facts import Facts
+from accumulation_harness.audit.compare.floors import COARSE_GATE, COARSE_ROUNDOFF
+from accumulation_harness.audit.compare.windows import effective
+from accumulation_harness.audit.evidence import Run
+
+
+def nothing_compared(candidate: Run, reference: Run, one: Run, compared: Sequence[Facts]) -> str | None:
+    """Why the agreement of `candidate` and `reference` says nothing; None where it does.
+
+    `one`: the audited function at N=1, which is the reference where there is no independent one.
+    """
+    if not any(item.steps for item in compared):
+        return f"no optimizer step moves a weight (learning rates {_rates(reference)}): nothing was compared"
+    if not (_has_gradient(candidate) and _has_gradient(reference)):
+        if all(step.skipped for track in reference.tracks for step in track.steps):
+            return "the GradScaler leaves out every optimizer step: nothing was compared"
+        return "no optimizer step takes a gradient other than zero: nothing was compared"
+    if candidate.accumulation_steps > one.accumulation_steps and not _accumulates(candidate, one):
+        return (
+            f"it makes {_per_step(candidate)} per optimizer step, and at N=1 {_per_step(one)}: the function does not use its "
+            "arguments, or accumulates at N=1 as well"
+        )
+    return _too_coarse(reference, compared)
+
+
+def _has_gradient(run: Run) -> bool:
+    """Whether some step that was not left out took a gradient."""
+    steps = [step for track in run.tracks for step in effective(track) if not step.skipped]
+    return any(step.gradient.any() and np.isfinite(step.gradient).all() for step in steps)
+
+
+def _accumulates(candidate: Run, one: Run) -> bool:
+    """Whether there are more forwards or backwards per optimizer step; true as well where none are seen (weights handed over)."""
+    steps = candidate.num_steps, one.num_steps
+    pairs = ((candidate.backwards, one.backwards), (candidate.forwards, one.forwards))
+    return not any(b for _, b in pairs) or any(a / steps[0] > b / steps[1] for a, b in pairs)
+
+
+def _per_step(run: Run) -> str:
+    return f"{run.forwards / run.num_steps:.3g} forwards and {run.backwards / run.num_steps:.3g} backwards"
+
+
+def _rates(run: Run) -> str:
+    rates = sorted({rate for track in run.tracks for step in track.steps for rate in step.lrs})
+    return ", ".join(f"{rate:.3g}" for rate in rates[:4]) or "unknown"
+
+
+def _too_coarse(reference: Run, compared: Sequence[Facts]) -> str | None:
+    """In 32 bits and more, a hundredth of the gradient that is called rounding may as well be a fault."""
+    if reference.roundoff > COARSE_ROUNDOFF:
+        return None
+    steps = [step for item in compared for step in item.steps]
+    worst = max(steps, key=lambda step: step.raw.distance)
+    if worst.raw.distance <= COARSE_GATE:
+        return None
+    return (
+        f"the gradient of optimizer step {worst.step} differs by {worst.raw.distance:.2g}, and rounding alone moves it as far: a "
+        "fault of that size cannot be told from it; take fewer or smaller steps, or give the function a `dtype` parameter"
+    )

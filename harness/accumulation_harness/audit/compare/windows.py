@@ -1,0 +1,183 @@
+"""Two optimizer steps beside each other: which backwards and which gradient are judged, and distances between them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from itertools import pairwise, takewhile
+
+import numpy as np
+
+from accumulation_harness.audit.compare.facts import Rows
+from accumulation_harness.audit.evidence import Backward, Step, Track, Vector
+
+
+def effective(track: Track) -> list[Step]:
+    """The steps that could move parameters, each with the backwards of the idle steps before it."""
+    kept, waiting = [], []
+    for step in track.steps:
+        if not step.effective:
+            waiting.append(step)
+            continue
+        if waiting:
+            backwards = tuple(b for s in waiting for b in s.backwards) + step.backwards
+            step = dataclasses.replace(step, backwards=backwards)
+            waiting = []
+        kept.append(step)
+    return kept
+
+
+def without_preparation(mine: Track, theirs: Track) -> tuple[list[Step], list[Step]]:
+    """The effective steps of both. Where both begin with steps that move nothing (SOAP's basis), these are left out."""
+    both = takewhile(lambda pair: not (pair[0].effective or pair[1].effective), zip(mine.steps, theirs.steps, strict=False))
+    num = sum(1 for _ in both)
+    a, b = (effective(dataclasses.replace(track, steps=track.steps[num:])) for track in (mine, theirs))
+    return a, b
+
+
+def until_not_finite(mine: list[Step], theirs: list[Step]) -> tuple[list[Step], list[Step]]:
+    """The steps of both that begin with finite weights at N=1; of later ones nothing can be said."""
+    broken = (place for place, step in enumerate(theirs) if place and not np.isfinite(step.before).all())
+    end = next(broken, max(len(mine), len(theirs)))
+    return mine[:end], theirs[:end]
+
+
+def evaluations(step: Step) -> list[tuple[Backward, ...]]:
+    """The window cut where gradients were cleared: closures and two-pass steps evaluate their gradient more than once."""
+    cuts = [k for k, b in enumerate(step.backwards) if k and b.start == "cleared"]
+    edges = [0, *cuts, len(step.backwards)]
+    return [step.backwards[a:b] for a, b in pairwise(edges)]
+
+
+def judged(mine: Step, theirs: Step, num_micro_batches: int, gate: float) -> tuple[Step, Step]:
+    """The two steps, reduced to one evaluation each where both arms evaluate whole windows more than once.
+
+    Where the parameters moved in between, the first evaluation alone starts from equal parameters: it is taken when it differs.
+    """
+    a, b = evaluations(mine), evaluations(theirs)
+    if len(a) == len(b) == 1 or not _whole(a[-1], b[-1], num_micro_batches):
+        return mine, theirs
+    moved = all(any(p.moved is not None for part in parts[1:] for p in part) for parts in (a, b))
+    if moved and _whole(a[0], b[0], num_micro_batches):
+        first = _evaluated(mine, a[0]), _evaluated(theirs, b[0])
+        if first[0] is not None and first[1] is not None and not distance(raw(first[0]), raw(first[1])) <= gate:
+            return first[0], first[1]
+    return _last(mine, a[-1]), _last(theirs, b[-1])
+
+
+def _whole(mine: tuple[Backward, ...], theirs: tuple[Backward, ...], num_micro_batches: int) -> bool:
+    """Whether both hold the same rows; by their number where rows are unknown (a second backward of one forward has none)."""
+    if any(b.rows is None for b in (*mine, *theirs)) or not any(b.rows for b in mine) or not any(b.rows for b in theirs):
+        return len(mine) == num_micro_batches
+    return sorted(r for b in mine for r in b.rows or ()) == sorted(r for b in theirs for r in b.rows or ())
+
+
+def _evaluated(step: Step, part: tuple[Backward, ...]) -> Step | None:
+    """The step as if it had ended after its first evaluation; None where contributions were not kept."""
+    kept = [b.contribution for b in part if b.contribution is not None]
+    if len(kept) < len(part) or not kept:
+        return None
+    total = np.sum(kept, axis=0)
+    return dataclasses.replace(step, gradient=total, sums=None, total=total, backwards=part, clips=(), moved=None)
+
+
+def _last(step: Step, part: tuple[Backward, ...]) -> Step:
+    dropped = len(step.backwards) - len(part)
+    if not dropped:
+        return step
+    first = dataclasses.replace(part[0], start="empty", emptied=frozenset(), moved=None)
+    clips = tuple(dataclasses.replace(c, after=c.after - dropped) for c in step.clips if c.after > dropped)
+    kept = [b.contribution for b in part if b.contribution is not None]
+    total = np.sum(kept, axis=0) if len(kept) == len(part) else None
+    return dataclasses.replace(step, backwards=(first, *part[1:]), clips=clips, total=total)
+
+
+def clipped_once(step: Step) -> bool:
+    """Clipped exactly once, at the boundary, with the gradients before it kept."""
+    return len(step.clips) == 1 and step.clips[0].after == len(step.backwards) and step.clips[0].before is not None
+
+
+def raw(step: Step) -> Vector:
+    """The gradients before they were clipped once at the boundary; the consumed ones where they were not, or more often."""
+    if clipped_once(step) and (before := step.clips[0].before) is not None:
+        return before / step.clips[0].scale
+    return step.gradient
+
+
+def distance(a: Vector, b: Vector) -> float:
+    """||a - b|| / ||b||, NaN equal to NaN; infinite for other shapes, and where b alone is zero."""
+    if a.shape != b.shape:
+        return math.inf
+    if np.array_equal(a, b, equal_nan=True):
+        return 0.0
+    size = float(np.linalg.norm(b))
+    apart = float(np.linalg.norm(a - b))
+    if size == 0:
+        return 0.0 if apart == 0 else math.inf
+    return apart / size
+
+
+def consumed_distance(mine: Step, theirs: Step) -> float:
+    """Of the gradients that the two steps took; where these are samples, of the sums of all elements as well."""
+    apart = distance(mine.gradient, theirs.gradient)
+    if mine.sums is None or theirs.sums is None:
+        return apart
+    return max(apart, distance(mine.sums, theirs.sums))
+
+
+def compare_rows(mine: Step, theirs: Step) -> Rows:
+    """Whether the windows of the two steps hold the same rows, each as often; other ones made from weights tell nothing."""
+    a, b = mine.rows, theirs.rows
+    if not a or not b:
+        return "unknown"
+    if a == b:
+        return "same"
+    return "unknown" if any(backward.computed for backward in (*mine.backwards, *theirs.backwards)) else "different"
+
+
+def movement(step: Step) -> Vector:
+    """[P] how far the step moved the parameters."""
+    return step.after - step.before
+
+
+def update_distance(mine: Step, theirs: Step, keep: np.ndarray) -> float:
+    """Distance of the two updates, elements that move by noise left out; a skipped step against a taken one is infinite."""
+    if mine.skipped != theirs.skipped:
+        return math.inf
+    if mine.before.shape != theirs.before.shape:
+        return math.inf
+    a, b = movement(mine)[keep], movement(theirs)[keep]
+    # a parameter is stored to u of its own size: no update is known better than that
+    known = float(np.linalg.norm(theirs.before[keep])) * 2 * theirs.roundoff
+    return 0.0 if float(np.linalg.norm(a - b)) <= known else finite(distance(a, b))
+
+
+def state_distance(mine: Step, theirs: Step) -> float:
+    """The largest relative distance of an entry of the optimizer's state that both steps have; 0 without any."""
+    shared = [key for key in theirs.state if key in mine.state and mine.state[key].shape == theirs.state[key].shape]
+    return max((finite(distance(mine.state[key], theirs.state[key])) for key in shared), default=0.0)
+
+
+def finite(value: float) -> float:
+    """The value; infinity for NaN, which would compare as within any gate or none."""
+    return math.inf if math.isnan(value) else value
+
+
+def cosine(a: Vector, b: Vector) -> float:
+    """<a, b> / (||a|| ||b||); NaN where one is zero."""
+    sizes = float(np.linalg.norm(a) * np.linalg.norm(b))
+    return float(a @ b) / sizes if sizes else math.nan
+
+
+def off_line(a: Vector, direction: Vector) -> float:
+    """||a - its projection on direction|| / ||a||; infinite when they point in opposite directions or one is zero."""
+    if not cosine(a, direction) > 0:
+        return math.inf
+    rest = a - direction * (float(a @ direction) / float(direction @ direction))
+    return float(np.linalg.norm(rest) / np.linalg.norm(a))
+
+
+def slices(step: Step) -> dict[str, slice]:
+    """Tensor's name -> where it lies in the vectors of a step."""
+    edges = np.cumsum([0, *(step.kept or (count for _, count in step.tensors))])
+    return {name: slice(int(a), int(b)) for (name, _), a, b in zip(step.tensors, edges[:-1], edges[1:], strict=True)}

@@ -1,0 +1,266 @@
+"""What one run of a training function showed: plain numbers and NumPy vectors, no torch."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from accumulation_harness.judge.cause import Cause
+
+Vector = npt.NDArray[np.float64]
+Matrix = npt.NDArray[np.float64]
+FLOAT32 = 2.0**-24  # unit roundoff: half the distance from 1 to the next number
+overflow_is_expected = np.errstate(invalid="ignore", over="ignore")  # watched runs overflow, and are told about it elsewhere
+
+Start = Literal[
+    "empty",  # no gradients
+    "cleared",  # none, where an earlier backward of the window had left some
+    "kept",  # those that the backward before had left
+    "scaled",  # these times a number
+    "changed",  # others
+    "manual",  # unknown: this backward returned its gradient instead of adding it
+]
+Call = Literal["forward", "backward", "zero_grad", "load", "schedule", "clip", "unscale", "update scale", "step"]
+Layer = Literal["dropout", "batch_norm"]
+Kind = Literal[
+    "seen",  # wrong by itself: a call, a counter, a row, a movement of the parameters inside a window
+    "predicted",  # the gradient is what the cause predicts
+    "gradient",  # the gradient differs, and no prediction reproduces the whole of it
+    "update",  # equal gradients, and another movement of the parameters or of the optimizer's state
+    "schedule",  # the learning rates differ
+    "average",  # an averaged copy of the weights differs
+    "statistics",  # running statistics or other buffers of the model differ
+    "report",  # what the function returned differs
+    "layers",  # the difference is gone without a layer of the model
+    "ranks",  # the ranks differ from each other
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backward:
+    """One backward pass that reached the parameters of an optimizer."""
+
+    loss: float  # as differentiated, loss scale taken out; NaN when unknown
+    scale: float  # loss scale of a GradScaler, 1 without one
+    start: Start  # the gradients it found
+    emptied: frozenset[int] = frozenset()  # tensors whose gradients were cleared since the backward before
+    contribution: Vector | None  # [P] its increment of .grad, loss scale taken out; None in windows that were not kept
+    finite: bool  # whether all of it was
+    rescaled: float = math.nan  # norm of the gradients it found, where somebody had scaled them since the backward before
+    reached: frozenset[int] = frozenset()  # places of the optimizers whose parameters it reached
+    local: Vector | None = None  # [P] this rank's own gradient, before ranks are averaged; None on one rank
+    locals: tuple[Vector, ...] = ()  # of all ranks, once pooled
+    rows: tuple[str, ...] | None  # fingerprints of the rows of the forward before it; None when no module was called
+    computed: bool = False  # whether rows were made from weights: other weights make other rows
+    lengths: int  # different lengths among these rows, padding left out
+    forwards: int  # training forwards since the backward before
+    broken_forwards: int  # of these, with non-finite input or output
+    draws: bool  # whether random numbers were drawn inside a forward
+    outside: bool  # whether random numbers were drawn since the step or backward before, but not inside a forward
+    moved: Vector | None  # [P] movement of the parameters since the backward or step before, if any
+    lrs: tuple[float, ...]
+    shadows: tuple[float, ...] = ()  # checksums of the EMA copies
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clip:
+    """One call that clips gradients."""
+
+    after: int  # backwards of the window before it
+    before: Vector | None  # [P] gradients it was given, loss scale left in; None in windows that were not kept
+    active: bool
+    limit: float
+    scale: float  # loss scale still in the gradients: 1 when there is none or it has been taken out
+    size: float | None = None  # norm of all elements before; None where all are kept
+
+
+class Whole(Protocol):
+    """All elements of the tensors of which a run keeps a sample."""
+
+    def put(self, tensors: Sequence[Any]) -> None:
+        """Write them into tensors of the same sizes."""
+
+
+@dataclass(frozen=True)
+class Copy:
+    """An averaged copy of the parameters, from element `start` of their vector on."""
+
+    start: int
+    values: Vector
+    whole: Whole | None = None  # all elements, where `values` are a sample and other runs follow
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One optimizer step, and the window before it. P: elements of all its tensors, or of a sample of a large model's."""
+
+    tensors: tuple[tuple[str, int], ...]  # (name, number of elements) in the order of the vectors
+    kept: tuple[int, ...] = ()  # elements of each tensor in the vectors; empty: all
+    sums: Vector | None = None  # signed sums of all elements of the gradient, where the vectors are a sample
+    gradient: Vector  # [P] as the optimizer left it
+    total: Vector | None  # [P] sum of the window's contributions; None when there was no backward
+    spread: float  # ||sum_k |c_k|||, at least ||total||
+    lrs: tuple[float, ...]
+    decays: tuple[float, ...]
+    before: Vector  # [P] parameters
+    after: Vector
+    state: dict[str, Vector]
+    state_step: float | None
+    moved: Vector | None  # [P] movement between the last backward (or step) and this step
+    skipped: bool  # by a GradScaler, on non-finite gradients
+    backwards: tuple[Backward, ...]
+    clips: tuple[Clip, ...]
+    calls: tuple[Call, ...]  # in the order of the window
+    roundoff: float = FLOAT32  # of the narrowest parameter
+    norm_updates: int = 0  # BatchNorm `num_batches_tracked`, summed, so far
+    buffers: dict[str, Vector] = field(default_factory=dict)  # how far the model's buffers have moved, where they have
+    shadows: tuple[Copy, ...] = ()  # EMA copies when the next window's first backward begins (or the run ends)
+    shadow_updates: int = 0  # times they changed in this window
+    shards: tuple[tuple[int, ...], ...] = ()  # tensors of each rank, where the parts of all ranks were joined
+
+    @property
+    def rows(self) -> Counter[str] | None:
+        """The rows of the window; None where they were not seen."""
+        if any(b.rows is None for b in self.backwards) or not self.backwards:
+            return None
+        return Counter(row for b in self.backwards for row in b.rows or ())
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the window; 0 where they were not seen."""
+        return sum((self.rows or Counter()).values())
+
+    @cached_property  # asked for again and again, of every step of a run that others follow
+    def effective(self) -> bool:
+        """Whether the step could move the parameters and did; a step at learning rate 0 counts."""
+        return self.skipped or bool((self.after != self.before).any()) or not any(self.lrs) or not self.gradient.any()
+
+
+@dataclass(kw_only=True)
+class Track:
+    """One optimizer."""
+
+    name: str
+    tensors: tuple[tuple[str, int], ...]  # those of the last step
+    steps: list[Step] = field(default_factory=list)
+    pending: list[Backward] = field(default_factory=list)  # after the last step
+    first_backward: int = 0  # their numbers in the run
+    last_backward: int = 0
+    resumed: tuple[tuple[int, int], ...] = ()  # (step, backwards lost) where another optimizer of the same tensors went on
+    place: int = 0  # among the optimizers that were made, those that never step included
+    start: Vector | None = None  # [P] parameters before the first forward; None for an optimizer made after it
+    weights: list[Whole] = field(default_factory=list)  # before the first step and after each, where vectors are a sample
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a forward that a probe looked at."""
+
+    micro_batch: int
+    output: Vector
+    slope: Matrix  # [positions, features] of the loss by the output, loss scale taken out
+    computed: bool = False  # made from weights
+
+
+@dataclass(kw_only=True)
+class Run:
+    """One call of a training function."""
+
+    batch_size: int
+    accumulation_steps: int
+    tracks: list[Track] = field(default_factory=list)
+    reported: tuple[float, ...] | None = None  # losses the function returned
+    counts: dict[str, float] = field(default_factory=dict)  # steps, samples, tokens it returned
+    error: str | None = None
+    stopped: bool = False  # after as many optimizer steps as were asked for
+    accumulator_roundoff: float = 0.0  # of the narrowest .grad
+    roundoff: float = 0.0  # of the coarsest arithmetic seen (autocast, 16-bit parameters)
+    dropout_calls: int = 0
+    norm_calls: int = 0
+    forwards: int = 0
+    backwards: int = 0
+    summed: bool = False  # whether the loss of some backward was a sum of terms
+    horizon: float = 0.0  # steps for which the longest learning-rate schedule is laid out; 0 when unknown
+    float16: bool = False  # whether a loss, a forward or a parameter was in float16
+    coupled: frozenset[tuple[str, str]] = frozenset()  # rows whose loss depends on each other's outputs; only after a probe
+    elementwise: bool = False  # whether the loss couples no element of an output to another; only known after a probe
+    coupled_copies: int = 0  # rows whose cached copies bend the slope of another; only after a probe
+    mixes_rows: bool = False  # whether the model's output for one row depends on another; only known after a probe
+    probed: dict[str, Row] = field(default_factory=dict)  # by fingerprint; rows that came twice are left out
+    terms: list[list[Vector]] = field(default_factory=list)  # [P] of each addend of the loss, per backward of the probed window
+    term_names: tuple[str, ...] = ()  # of these addends, in order, as autograd calls them
+    term_slopes: list[list[dict[tuple[int, str], Matrix]]] = field(
+        default_factory=list
+    )  # of each addend by (output, row), likewise
+    ranks: int = 1
+    copies: bool = False  # no optimizer holds the model's own parameters: they hold copies of them, or of a part
+    sharded: bool = False  # each rank's optimizer holds a part of the weights, in plain tensors (FSDP1)
+    parts: tuple[tuple[int, ...], ...] = ()  # ranks that hold one part each, where they started from different weights
+    rank_distances: tuple[float, ...] = ()  # per optimizer step, between the gradients of the ranks
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps of the optimizer that took most."""
+        return max((len(track.steps) for track in self.tracks), default=0)
+
+    @property
+    def has_averages(self) -> bool:
+        """Whether averaged copies of the weights were seen: others are looked for only then, since they would stand alone."""
+        return any(step.shadows for track in self.tracks for step in track.steps)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that accumulation changed, with the evidence for it."""
+
+    accumulation_steps: int
+    optimizer_step: int | None  # the first one, from 0; None when it concerns the whole run
+    cause: Cause
+    evidence: Mapping[str, Any]  # for the reader; nothing is decided by it
+    message: str
+    kind: Kind
+    track: str | None = None  # name of the optimizer; None when it concerns all of them
+    steps: tuple[int, ...] = ()  # all optimizer steps it was seen at
+
+    @property
+    def since(self) -> str:
+        """The optimizer step from which it was seen, as words to go on with; empty where it concerns the whole run."""
+        return "" if self.optimizer_step is None else f", from optimizer step {self.optimizer_step}"
+
+    @property
+    def nameless(self) -> bool:
+        """Whether a gradient differs, and no cause says how."""
+        return self.cause is Cause.unexplained and self.kind == "gradient"
+
+    @property
+    def unreproduced(self) -> bool:
+        """Whether a gradient or a learning rate differs in a way that no cause's prediction reproduces."""
+        return self.kind == "gradient" or (self.kind == "schedule" and self.cause is Cause.unexplained)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Intervention:
+    """Nothing is changed by default: the function is only watched."""
+
+    perturb: float = 0.0  # move every parameter by this relative amount, with alternating signs, before each window
+    rounded_once: bool = False  # every operation in float32 is done in double precision, and its result rounded
+    leads: bool = False  # other runs will follow this one: its weights are kept after every step
+    follow: Run | None = None  # after step t, put the parameters this run had after step t: steps compare one by one
+    seek: bool = True  # look for averaged copies of the weights, which takes a look at every object
+    averages: bool = False  # with `follow`: averaged copies as well, which then stay where they are while a window lasts
+    freeze_weights: bool = False  # put the starting parameters back after every step: a cached forward then has the right ones
+    hold_buffers: bool = False  # every micro-batch starts with the buffers that the first one of its window found
+    keep: frozenset[int] = frozenset()  # windows whose contributions are kept, besides the usual ones
+    terms: int | None = None  # window whose loss is taken apart into its addends, each differentiated alone
+    probe: int | None = None  # window whose outputs and slopes are kept by row, and whose loss is asked whether it couples rows
+    disable: frozenset[Layer] = frozenset()  # no dropout; running statistics instead of the batch's
+
+
+WATCH = Intervention()

@@ -1,0 +1,301 @@
+"""Further runs of an arm that differs: at the reference's own weights, probed, frozen, and without what couples samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from accumulation_harness.audit.compare.comparison import ShapeError, facts
+from accumulation_harness.audit.compare.facts import Facts, Probe, StepFacts
+from accumulation_harness.audit.compare.floors import COARSE_GATE, Floor
+from accumulation_harness.audit.compare.nulls import not_rounding
+from accumulation_harness.audit.compare.probes import rows, separated, terms
+from accumulation_harness.audit.evidence import FLOAT32, Finding, Intervention, Layer, Run
+from accumulation_harness.audit.family import Family, Runs
+from accumulation_harness.audit.observe.live import KEPT
+from accumulation_harness.audit.observe.recorder import SHADOW_SEARCH
+from accumulation_harness.audit.rules.computation import ALMOST
+from accumulation_harness.audit.rules.finding import SAME_ROW
+from accumulation_harness.audit.rules.findings import explain, first_of_each
+from accumulation_harness.judge.cause import Cause
+
+CAUSE_OF: dict[Layer, Cause] = {"dropout": Cause.stochastic_layers, "batch_norm": Cause.batch_statistics}
+NAME_OF: dict[Layer, str] = {"dropout": "dropout", "batch_norm": "batch statistics"}
+FURTHER = 4.0  # roundings that a further null moves the weights by, where a distance is at most so many gates
+AMPLIFIED = 1e3  # roundings; a gate above it is one of a run that makes more of them
+COUPLED = (Cause.unexplained, Cause.stochastic_layers, Cause.non_separable_loss)  # what a layer of `CAUSE_OF` may look like
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A run beside the reference, and what the rules say of it."""
+
+    compared: Sequence[Facts]
+    run: Run
+
+    @property
+    def found(self) -> list[Finding]:
+        """One finding per cause."""
+        return explained(self.compared)
+
+    @property
+    def open(self) -> bool:
+        """Whether a gradient is unexplained."""
+        return any(f.nameless for f in self.found)
+
+    @property
+    def averages_differ(self) -> bool:
+        """Whether averaged copies of the weights are updated per micro-batch."""
+        return any(f.cause is Cause.ema_per_micro_batch for f in self.found)
+
+    def learning(self, learn: Callable[[Probe], Probe]) -> Judged:
+        """With what was learnt of the windows that differ."""
+        learnt = [replace(item, steps=tuple(_learning(step, learn) for step in item.steps)) for item in self.compared]
+        return replace(self, compared=learnt)
+
+
+def _learning(step: StepFacts, learn: Callable[[Probe], Probe]) -> StepFacts:
+    return step if step.gradients_agree else replace(step, probe=learn(step.probe))
+
+
+def explained(compared: Sequence[Facts]) -> list[Finding]:
+    """The findings of all optimizers, one per cause."""
+    found = [finding for item in compared for finding in explain(item.run, item.steps)]
+    if any(f.cause is Cause.step_every_micro_batch for f in found):  # gradients of other optimizers then see other weights
+        found = [f for f in found if not f.unreproduced]
+    return first_of_each(found)
+
+
+def _is_marginal(compared: Sequence[Facts], roundoff: float) -> bool:
+    """Whether gradients differ by not much more than rounding explains, where the run has amplified it: a line search does.
+
+    One unit of rounding is then too little of a null: a sum of micro-batches rounds several times.
+    """
+    off = [step for item in compared for step in item.steps if not step.gradients_agree]
+    distances = [max(step.consumed.distance, step.raw.distance) / step.gate for step in off if step.gate > AMPLIFIED * roundoff]
+    return bool(off) and len(distances) == len(off) and max(distances) <= FURTHER
+
+
+class ExtraRuns:
+    """The further runs of one arm, until every step can be judged alone."""
+
+    def __init__(self, runs: Runs, family: Family, n: int, *, same_at_one: bool) -> None:
+        """`same_at_one`: N=1 differs from the independent reference as well."""
+        self.runs, self.family, self.n, self.same_at_one = runs, family, n, same_at_one
+        self._grounds: dict[frozenset[Layer], tuple[Run, list[Run]]] = {}
+        self._tried: set[tuple[object, ...]] = set()  # further nulls: without which layers, and of which kind
+
+    def diagnose(self, free: Sequence[Facts]) -> tuple[Sequence[Facts], list[Finding]]:
+        """Facts and findings of the arm. `free`: of its first run, which went its own way."""
+        judged = self._followed() or Judged(free, self.family.candidates[self.n])
+        if later := _not_kept(judged):
+            judged = self._followed(keep=later) or judged
+        if judged.open and judged.averages_differ and self._follows_averages(judged):
+            return judged.compared, [f for f in judged.found if not f.unreproduced]
+        if judged.open and any(step.layers.buffers for item in judged.compared for step in item.steps):
+            judged = self._held(judged)
+        if judged.open and not (judged.run.dropout_calls or judged.run.norm_calls):
+            judged = self._probed(judged)
+        if judged.open and not judged.averages_differ:
+            judged = self._frozen(judged)
+        return judged.compared, self._without_layers(judged) or judged.found
+
+    def _followed(
+        self,
+        *,
+        disable: frozenset[Layer] = frozenset(),
+        keep: frozenset[int] = frozenset(),
+        averages: bool = False,
+        hold_buffers: bool = False,
+    ) -> Judged | None:
+        """Candidate and nulls that follow the reference's parameters step by step; None when they cannot."""
+        reference, nulls = self._ground(disable)
+        follow = replace(_following(reference, disable), keep=keep, averages=averages, hold_buffers=hold_buffers)
+        run = self.runs.candidate(self.n, self.family.options, follow)
+        if run.error is not None or reference.error is not None or not run.num_steps:
+            return None
+        try:
+            compared = facts(run, reference, Floor(nulls, drift=False))
+            further = self._further(compared, reference) if nulls else {}
+            if further and (disable, *further) not in self._tried:
+                self._tried.add((disable, *further))
+                more = self.runs.baseline(self.family.options, replace(_following(reference, disable), **further))
+                nulls += [more] if more.error is None else []
+                compared = facts(run, reference, Floor(nulls, drift=False))
+        except ShapeError:
+            return None
+        return Judged(compared, run).learning(lambda probe: replace(probe, same_at_one=self.same_at_one))
+
+    def _ground(self, disable: frozenset[Layer]) -> tuple[Run, list[Run]]:
+        """The reference without these layers, and its nulls so far, each of which follows it; they are made once."""
+        if disable not in self._grounds:
+            options = self.family.options
+            leading = Intervention(disable=disable, leads=True)
+            reference = self.runs.baseline(options, leading) if disable else self.family.reference
+            follow = _following(reference, disable)
+            null = self.runs.baseline(options, replace(follow, perturb=reference.roundoff))
+            nulls = [null] if null.error is None else []
+            nulls += [run for run in self.runs.permuted(options, follow) if self._is_null(run, reference, nulls)]
+            self._grounds[disable] = reference, nulls
+        return self._grounds[disable]
+
+    @staticmethod
+    def _further(compared: Sequence[Facts], reference: Run) -> dict[str, Any]:
+        """How a further null is made where the difference may still be rounding; empty where it is none."""
+        if _is_marginal(compared, reference.roundoff):
+            return {"perturb": FURTHER * reference.roundoff}
+        off = [step.raw.distance for item in compared for step in item.steps if not step.gradients_agree]
+        small = 0 < max(off, default=0.0) <= COARSE_GATE
+        if reference.roundoff == FLOAT32 and (small or any(f.cause is Cause.unexplained for f in explained(compared))):
+            return {"rounded_once": True}
+        return {}
+
+    def _is_null(self, permuted: Run, reference: Run, nulls: Sequence[Run]) -> bool:
+        return bool(nulls) and permuted.error is None and not_rounding(permuted, reference, nulls, drift=False) is None
+
+    def _follows_averages(self, judged: Judged) -> bool:
+        """Whether gradients agree once averaged copies of the weights are the reference's: then these take part in the loss."""
+        same = self._followed(averages=True)
+        if same is None:
+            return False
+        known = [(a, b) for a, b in _pairs(judged, same) if b.step >= SHADOW_SEARCH]
+        return all(b.gradients_agree for _, b in known) and not all(a.gradients_agree for a, _ in known)
+
+    def _held(self, judged: Judged) -> Judged:
+        """Gradients that agree only while buffers move once per window come from a forward that moves and uses them."""
+        held = self._followed(hold_buffers=True)
+        if held is None:
+            return judged
+        agreeing = {(step.track, step.step) for item in held.compared for step in item.steps if step.gradients_agree}
+
+        def learnt(step: StepFacts) -> StepFacts:
+            return replace(step, probe=replace(step.probe, agrees_when_held=(step.track, step.step) in agreeing))
+
+        return replace(judged, compared=[replace(item, steps=tuple(map(learnt, item.steps))) for item in judged.compared])
+
+    def _probed(self, judged: Judged, disable: frozenset[Layer] = frozenset()) -> Judged:
+        """Rows and terms of the full window that differs most; and whether the reference's loss couples rows."""
+        off = [step for item in judged.compared for step in item.steps if not step.gradients_agree]
+        most = max(step.window.backwards for step in off)
+        full = [step for step in off if step.window.backwards == most]
+        window = max(full, key=lambda step: (step.raw.distance / step.gate if step.gate else math.inf, -step.step)).step
+        probe = Intervention(probe=window, disable=disable, leads=bool(disable), seek=bool(disable))
+        theirs = self.runs.baseline(self.family.options, probe)
+        followed = theirs if disable else self.family.reference
+        mine = self.runs.candidate(self.n, self.family.options, replace(probe, follow=followed))
+        if theirs.error is not None or mine.error is not None:
+            return judged  # hooks of the trainer's own that stand no second differentiation: nothing is known
+        coupled, alone = separated(mine, theirs, window), mine.ranks == 1
+        by_row, by_term = (rows(mine, theirs), terms(mine, theirs, window)) if alone else (None, None)
+        return judged.learning(
+            lambda probe: replace(
+                probe,
+                made=True,
+                coupled=coupled,
+                elementwise=theirs.elementwise,
+                mixed=theirs.mixes_rows,
+                by_row=by_row,
+                by_term=by_term,
+            )
+        )
+
+    def _frozen(self, judged: Judged) -> Judged:
+        """Gradients that agree only while the weights stand still come from a cached forward."""
+        if any(item.steps and not item.steps[0].gradients_agree for item in judged.compared):
+            return judged
+        options, frozen = self.family.options, Intervention(freeze_weights=True, seek=self.family.reference.has_averages)
+        reference, run = self.runs.baseline(options, frozen), self.runs.candidate(self.n, options, frozen)
+        null = self.runs.baseline(options, replace(frozen, perturb=reference.roundoff))
+        if any(each.error is not None for each in (reference, run, null)):
+            return judged
+        again = facts(run, reference, Floor([null], drift=False))
+        agrees = all(step.gradients_agree for item in again for step in item.steps)
+        return judged.learning(lambda probe: replace(probe, agrees_when_frozen=agrees))
+
+    # -- without what couples samples ----------------------------------------------------------------------------------
+
+    def _without_layers(self, judged: Judged) -> list[Finding]:
+        """The layers that make the difference, and what differs without them too; empty where they make none."""
+        seen: tuple[tuple[Layer, int], ...] = (("dropout", judged.run.dropout_calls), ("batch_norm", judged.run.norm_calls))
+        suspects = frozenset(layer for layer, calls in seen if calls)
+        if not suspects or not any(f.cause in COUPLED for f in judged.found):
+            return []
+        without = self._followed(disable=suspects)
+        if without is None:
+            return []
+        if later := _not_kept(without):
+            without = self._followed(disable=suspects, keep=later) or without
+        left = self._probed(without, suspects) if without.open else without
+        causes = []
+        for suspect in CAUSE_OF:
+            rest = suspects - {suspect}
+            with_it = (self._followed(disable=rest) if rest else judged) if suspect in suspects else None
+            if with_it is None:
+                continue
+            if _differs_more(with_it, without) or (not left.open and self._rows_differ(with_it, rest)):
+                causes.append(_coupling(self.n, suspect, with_it, without))
+        return causes + left.found if causes else []
+
+    def _rows_differ(self, judged: Judged, disable: frozenset[Layer]) -> bool:
+        """Whether the model gives other outputs for the same rows at equal parameters."""
+        if all(step.gradients_agree for item in judged.compared for step in item.steps):
+            return False
+        probed = self._probed(judged, disable)
+        return any(
+            s.probe.by_row is not None and s.probe.by_row.outputs > SAME_ROW for item in probed.compared for s in item.steps
+        )
+
+
+def _following(reference: Run, disable: frozenset[Layer]) -> Intervention:
+    """A run that goes on from the reference's weights after every step."""
+    return Intervention(follow=reference, disable=disable, seek=reference.has_averages)
+
+
+def _not_kept(judged: Judged) -> frozenset[int]:
+    """The first windows that differ without an explanation and without their contributions."""
+    steps = [s for item in judged.compared for s in item.steps]
+    late = sorted({s.step for s in steps if not s.gradients_agree and not s.window.kept})
+    return frozenset(late[:KEPT]) if judged.open else frozenset()
+
+
+def _pairs(a: Judged, b: Judged) -> Iterator[tuple[StepFacts, StepFacts]]:
+    """The same steps of two runs."""
+    for x, y in zip(a.compared, b.compared, strict=True):
+        yield from zip(x.steps, y.steps, strict=False)
+
+
+def _differs_more(with_it: Judged, without: Judged) -> bool:
+    """Whether the micro-batches' own computations differ, at some step, and do not when the suspect is taken away."""
+    return any(_closed(a, b) for a, b in _pairs(with_it, without))
+
+
+def _closed(a: StepFacts, b: StepFacts) -> bool:
+    """Whether the difference that no weights mend is there in `a`, and (almost) none of it in `b`."""
+    return _outside(a) > a.gate and _outside(b) <= max(b.gate, ALMOST * _outside(a))
+
+
+def _outside(step: StepFacts) -> float:
+    """Distance that weights of the micro-batches cannot mend; 0 for equal gradients."""
+    if step.gradients_agree:
+        return 0.0
+    return step.parts.residual if math.isfinite(step.parts.residual) else step.raw.distance
+
+
+def _coupling(n: int, suspect: Layer, with_it: Judged, without: Judged) -> Finding:
+    differing = [(a, b) for a, b in _pairs(with_it, without) if not a.gradients_agree]
+    a, b = next(((a, b) for a, b in differing if _closed(a, b)), differing[0])
+    what = f"{NAME_OF[suspect]} off"
+    evidence: dict[str, Any] = {
+        "optimizer": a.track,
+        "distance": a.raw.distance,
+        "gate": a.gate,
+        "distance_without": b.raw.distance,
+        "without": what,
+    }
+    if suspect == "batch_norm":
+        evidence["updates_of_running_statistics"] = [item.run.mine.norm_updates for item in with_it.compared]
+        evidence["reference_updates_of_running_statistics"] = [item.run.reference.norm_updates for item in with_it.compared]
+    message = f"the gradients differ by {a.raw.distance:.2g}; with {what} by {b.raw.distance:.2g}"
+    return Finding(n, a.step, CAUSE_OF[suspect], evidence, message, "layers", a.track)

@@ -1,0 +1,98 @@
+"""The runs of one audit: N micro-batches or one batch, with what options and interventions; the reference with its nulls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from typing import Any, Protocol
+
+from accumulation_harness.audit.evidence import WATCH, Intervention, Run
+from accumulation_harness.audit.observe.pooling import pooled
+from accumulation_harness.audit.observe.runs import Job
+
+Progress = Callable[[str], None]  # is told, in a line, what is run and what is seen
+
+
+class Runner(Protocol):
+    """Where the audited function and the reference run: in this process, or on several ranks."""
+
+    def accepts(self, name: str, *, independent: bool = False) -> bool:
+        """Whether the function (or the independent one) has a parameter of that name."""
+
+    def run(self, job: Job) -> list[Run]:
+        """The evidence of every rank."""
+
+
+@dataclass(frozen=True)
+class Runs:
+    """What can be run: `batch_size` samples per optimizer step; `independent`: N=1 is another function than the audited one."""
+
+    runner: Runner
+    batch_size: int
+    independent: bool
+    max_steps: int
+    progress: Progress
+    _numbers: Iterator[int] = field(default_factory=partial(count, 1))
+    _alone: list[Run] = field(default_factory=list)  # the first run of the independent function
+
+    def candidate(self, n: int, options: Mapping[str, Any], intervention: Intervention = WATCH) -> Run:
+        """The audited function with N micro-batches, its ranks pooled."""
+        return self._run(n, options, intervention, independent=False)
+
+    def baseline(self, options: Mapping[str, Any], intervention: Intervention = WATCH) -> Run:
+        """The reference: N=1, of the independent function where there is one."""
+        return self._run(1, options, intervention, independent=self.independent)
+
+    def _run(self, n: int, options: Mapping[str, Any], intervention: Intervention, *, independent: bool) -> Run:
+        job = Job(
+            batch_size=self.batch_size // n,
+            accumulation_steps=n,
+            intervention=intervention,
+            options=options,
+            independent=independent,
+            max_steps=self.max_steps,
+        )
+        self.progress(f"run {next(self._numbers)}: N={n}{_besides(options, intervention)}")
+        run = pooled(self.runner.run(job), *self._alone)
+        if independent and not self._alone:
+            self._alone.append(run)
+        return run
+
+    def permuted(self, options: Mapping[str, Any], intervention: Intervention = WATCH) -> list[Run]:
+        """The reference with its samples in another order; none where the function has no `order_seed`."""
+        accepted = self.runner.accepts("order_seed", independent=self.independent)
+        return [self.baseline({**options, "order_seed": 1}, intervention)] if accepted else []
+
+    def accept_dtype(self) -> bool:
+        """Whether both functions can be run in another arithmetic."""
+        return self.runner.accepts("dtype") and (not self.independent or self.runner.accepts("dtype", independent=True))
+
+
+def _besides(options: Mapping[str, Any], intervention: Intervention) -> str:
+    """What is special about a run, in words; empty for one that is only watched."""
+    said = [str(options["dtype"]).removeprefix("torch.")] if "dtype" in options else []
+    said += ["rows in another order"] if options.get("order_seed") else []
+    said += ["weights moved by a rounding"] if intervention.perturb else []
+    said += ["operations in double precision"] if intervention.rounded_once else []
+    said += ["on the weights of N=1"] if intervention.follow else []
+    said += ["weights put back after every step"] if intervention.freeze_weights else []
+    said += [f"without {' and '.join(sorted(intervention.disable))}"] if intervention.disable else []
+    said += ["its loss taken apart"] if intervention.probe is not None or intervention.terms is not None else []
+    return f" ({', '.join(said)})" if said else ""
+
+
+@dataclass
+class Family:
+    """The reference and its nulls under one set of options: what every candidate of it is compared with."""
+
+    options: Mapping[str, Any]
+    reference: Run
+    nulls: Sequence[Run] = ()
+    candidates: dict[int, Run] = field(default_factory=dict)  # by N
+
+    @property
+    def arithmetic(self) -> str:
+        """`as trained`, or the dtype that the function was given."""
+        return str(self.options.get("dtype", "as trained")).removeprefix("torch.")

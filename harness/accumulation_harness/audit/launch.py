@@ -1,0 +1,105 @@
+"""An audit of ranks that another program starts: every rank makes the same runs and writes a file; the files are judged later."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from accumulation_harness.audit.evidence import Intervention, Run
+from accumulation_harness.audit.family import Progress, Runs
+from accumulation_harness.audit.observe.launched import Launched, Rank, setting_of
+from accumulation_harness.audit.observe.recorded import Recorded, Setting
+from accumulation_harness.audit.observe.runs import Train
+from accumulation_harness.audit.report import Report
+from accumulation_harness.audit.report.subject import Place, Subject
+from accumulation_harness.audit.request import MAX_STEPS, arms_of, checked
+from accumulation_harness.audit.session import Session
+
+
+def record(
+    train: Train,
+    *,
+    batch_size: int,
+    accumulation_steps: Sequence[int],
+    evidence: str | os.PathLike[str],
+    reference: Train | None = None,
+    replicas: int | None = None,
+    max_steps: int = MAX_STEPS,
+    progress: Progress | None = None,
+) -> Path:
+    """Make the runs of this rank, of those that torchrun or srun has started, and write what they show; the file.
+
+    Arguments as for `audit`, on every rank the same; `batch_size` is that of one rank. `evidence`: a folder that all ranks share.
+    The group of all ranks is made here; `train` finds it, and its own `init_process_group` does nothing. `reference` runs on
+    rank 0 alone, with the rows of all `replicas`: ranks that take rows of their own (all, unless given). Raises ValueError for
+    what cannot be run, OSError for what cannot be written; what `train` raises is evidence.
+    """
+    rank = Rank.of_environment()
+    replicas = rank.world if replicas is None else replicas
+    steps = checked(train, reference, batch_size, accumulation_steps, processes=rank.world, max_steps=max_steps)
+    if replicas < 1 or rank.world % replicas:
+        raise ValueError(f"expected replicas that divide the {rank.world} ranks, got {replicas}")
+    setting = setting_of(
+        train, reference, batch_size=batch_size, accumulation_steps=tuple(steps), max_steps=max_steps, replicas=replicas
+    )
+    arms = arms_of(setting.accumulation_steps, independent=reference is not None)
+    with Launched(train, reference, rank, setting, Path(evidence).absolute()) as ranks:
+        _make(_runs(ranks, setting, progress if rank.number == 0 else None), arms)
+        return ranks.write()
+
+
+def merge(evidence: str | os.PathLike[str], progress: Progress | None = None) -> Report:
+    """Judge what all ranks have written. Raises ValueError, in a line, unless it is the evidence of all ranks of one audit."""
+    recorded = Recorded(Path(evidence))
+    setting = recorded.setting
+    runs = _runs(recorded, setting, progress)
+    report = Session(runs, arms_of(setting.accumulation_steps, independent=setting.reference is not None)).report()
+    return replace(report, hidden=(*report.hidden, *recorded.unseen), subject=_subject(recorded, Path(evidence)))
+
+
+def _subject(recorded: Recorded, folder: Path) -> Subject:
+    (train, reference), setting = recorded.evidence[0].targets, recorded.setting
+    return Subject(
+        train=Place.of(train),
+        reference=None if reference is None else Place.of(reference),
+        batch_size=setting.batch_size,
+        accumulation_steps=setting.accumulation_steps,
+        processes=len(recorded.evidence),
+        evidence=folder,
+        replicas=setting.replicas,
+        folder=Path.cwd(),
+    )
+
+
+def _runs(runner: Launched | Recorded, setting: Setting, progress: Progress | None) -> Runs:
+    return Runs(runner, setting.batch_size, setting.reference is not None, setting.max_steps, progress or (lambda line: None))
+
+
+def _make(runs: Runs, arms: Sequence[int]) -> None:
+    """The runs of every rank, the same ones in the same order whatever they show: no rank can wait for what another decides.
+
+    Those of the reference come first, since an independent one runs before the ranks join.
+    """
+    families: list[Mapping[str, Any]] = [{}, *([{"dtype": torch.float64}] if runs.accept_dtype() else [])]
+    references = [(options, _make_references(runs, options)) for options in families]
+    for options, reference in references:
+        for n in arms:
+            runs.candidate(n, options)
+        for n in arms:
+            runs.candidate(n, options, Intervention(follow=reference))
+
+
+def _make_references(runs: Runs, options: Mapping[str, Any]) -> Run:
+    """N=1, again, perturbed and permuted; the last two once more, on the weights of the first."""
+    reference = runs.baseline(options, Intervention(leads=True))
+    seek = reference.has_averages
+    runs.baseline(options, Intervention(seek=seek))
+    for intervention in (Intervention(seek=seek), Intervention(seek=seek, follow=reference)):
+        runs.baseline(options, replace(intervention, perturb=reference.roundoff))
+        runs.permuted(options, intervention)
+    return reference

@@ -1,0 +1,112 @@
+"""Optimizers of Keras (torch backend) and of fastai, which fire no hook of torch: found and wrapped once they are imported."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from accumulation_harness.audit.observe.alive import alive
+from accumulation_harness.audit.observe.foreign import Foreign
+from accumulation_harness.audit.observe.observed import Observed
+from accumulation_harness.audit.observe.patches import Wrap
+from accumulation_harness.audit.observe.shadows import Shadow
+
+KERAS, KERAS_BASE = "keras.src.backend.torch.optimizers.torch_parallel_optimizer", "keras.src.optimizers.base_optimizer"
+FASTAI = "fastai.optimizer"
+Patch = Callable[[type, str, Wrap], None]  # replaces one method until the end of the run
+
+
+class KerasAdapter:
+    """Sees Keras optimizers step, through `_backend_update_step(grads, variables, learning_rate)`."""
+
+    def __init__(self, observed: Observed, patch: Patch) -> None:
+        self.observed, self.patch = observed, patch
+        self.known: dict[int, Foreign] = {}
+        self.patched = False
+
+    def look(self) -> None:
+        """Once Keras has been imported: wrap its step, and find the optimizers that have variables by now."""
+        module = sys.modules.get(KERAS)
+        if module is None or self.patched:
+            return
+        base = module.TorchParallelOptimizer
+        self.patched = True
+        self.patch(base, "_backend_update_step", self._step)
+        self.patch(sys.modules[KERAS_BASE].BaseOptimizer, "build", self._build)
+        for item in alive():
+            if issubclass(type(item), base) and getattr(item, "built", False):
+                self._foreign(item, item._trainable_variables)
+
+    def _foreign(self, optimizer: Any, variables: Sequence[Any]) -> Foreign:
+        found = self.known.get(id(optimizer))
+        if found is None:
+            found = self.known[id(optimizer)] = Foreign(optimizer, [variable.value for variable in variables])
+            self.observed.add(found)
+        return found
+
+    def _build(self, original: Callable[..., Any], optimizer: Any, variables: Sequence[Any], *args: Any, **kwargs: Any) -> None:
+        """An optimizer gets its variables: it is seen from its first window on, whatever an earlier run has left behind."""
+        original(optimizer, variables, *args, **kwargs)
+        self._foreign(optimizer, variables)
+
+    def _step(self, original: Callable[..., Any], optimizer: Any, grads: Any, variables: Any, learning_rate: Any) -> Any:
+        foreign = self._foreign(optimizer, variables)
+        foreign.param_groups[0]["lr"] = float(learning_rate)
+        live = self.observed.add(foreign)
+        live.before_step()
+        given = live.sample.take(grads)
+        result = original(optimizer, grads, variables, learning_rate)
+        live.close(given)
+        live.averages.shadows = [Shadow(0, kept, live.sample) for kept in foreign.averages()]
+        self.observed.settle(live)
+        return result
+
+
+class FastaiAdapter:
+    """Sees fastai's own optimizers (`fastai.optimizer.Optimizer`) as they are made and as they step."""
+
+    def __init__(self, observed: Observed, patch: Patch) -> None:
+        self.observed, self.patch = observed, patch
+        self.known: dict[int, Foreign] = {}
+        self.patched = False
+
+    def look(self) -> None:
+        """Once fastai has been imported: wrap its optimizer, and find those made before."""
+        module = sys.modules.get(FASTAI)
+        if module is None or self.patched or not hasattr(module, "Optimizer"):
+            return
+        self.patched = True
+        self.patch(module.Optimizer, "__init__", self._init)
+        self.patch(module.Optimizer, "step", self._step)
+
+    def look_back(self) -> None:
+        """Find the optimizers that were made before anybody looked."""
+        if self.patched and not self.known:
+            base = sys.modules[FASTAI].Optimizer
+            for item in alive():
+                if issubclass(type(item), base) and hasattr(item, "param_lists"):
+                    self._foreign(item)
+
+    def _foreign(self, optimizer: Any) -> Foreign:
+        found = self.known.get(id(optimizer))
+        if found is None:
+            parameters = [p for group in optimizer.param_lists for p in group]
+            found = self.known[id(optimizer)] = Foreign(optimizer, parameters)
+            self.observed.add(found)
+        first = optimizer.hypers[0]
+        found.param_groups[0] |= {"lr": first.get("lr", 1.0), "weight_decay": first.get("wd") or 0.0}
+        found.state = optimizer.state
+        return found
+
+    def _init(self, original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        original(optimizer, *args, **kwargs)
+        self._foreign(optimizer)
+
+    def _step(self, original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        live = self.observed.add(self._foreign(optimizer))
+        live.before_step()
+        result = original(optimizer, *args, **kwargs)
+        live.close(live.gradients())
+        self.observed.settle(live)
+        return result

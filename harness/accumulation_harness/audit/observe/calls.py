@@ -1,0 +1,242 @@
+"""The wrapped calls of a training loop: backward, clipping, loss scaling, clearing, loading and scheduling."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from accumulation_harness.audit.evidence import Call
+from accumulation_harness.audit.observe.forwards import generators
+from accumulation_harness.audit.observe.loss_graph import (
+    coupled_copies,
+    couplings,
+    gradients_by_term,
+    mixes_rows,
+    slopes_by_term,
+    term_names,
+)
+from accumulation_harness.audit.observe.observed import Observed
+from accumulation_harness.audit.observe.patches import Place, Wrap
+from accumulation_harness.audit.observe.tensors import dense, in_a_group, tensors_in
+
+
+class Calls:
+    """Wrappers that note what they see in `observed`; each hands on its arguments and its result untouched."""
+
+    def __init__(self, observed: Observed, find_optimizers: Callable[[], None]) -> None:
+        """`find_optimizers` adds the optimizers that were made before anybody watched."""
+        self.observed, self.find_optimizers = observed, find_optimizers
+
+    def methods(self) -> Mapping[Place, Wrap]:
+        """(class, method) -> its wrapper."""
+        return {
+            (Optimizer, "add_param_group"): self._add_param_group,
+            (Optimizer, "zero_grad"): self._noting_owner("zero_grad"),
+            (nn.Module, "zero_grad"): self._noting_owner("zero_grad"),
+            (Optimizer, "load_state_dict"): self._noting_owner("load"),
+            (nn.Module, "load_state_dict"): self._noting_owner("load"),
+            (LRScheduler, "step"): self._schedule,
+            (GradScaler, "scale"): self._scale,
+            (GradScaler, "unscale_"): self._unscale,
+            (GradScaler, "step"): self._scaler_step,
+            (GradScaler, "update"): self._noting("update scale"),
+        }
+
+    def functions(self) -> Mapping[Place, Wrap]:
+        """(module, function) -> its wrapper."""
+        return {
+            (torch.autograd, "backward"): self._backward,
+            (torch.autograd, "grad"): self._grad,
+            (nn.utils, "clip_grad_norm_"): self._clip,
+            (nn.utils, "clip_grad_value_"): self._clip,
+        }
+
+    def _noting(self, call: Call) -> Wrap:
+        def wrap(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            self.observed.note(call)
+            return original(*args, **kwargs)
+
+        return wrap
+
+    def _noting_owner(self, call: Call) -> Wrap:
+        """Only in the windows of the optimizer, or of those of the module's parameters."""
+
+        def wrap(original: Callable[..., Any], owner: Any, *args: Any, **kwargs: Any) -> Any:
+            members = {id(p) for p in owner.parameters()} if isinstance(owner, nn.Module) else set()
+            for live in self.observed.live.values():
+                if live.optimizer is owner or any(id(p) in members for p in live.parameters):
+                    live.note(call)
+            return original(owner, *args, **kwargs)
+
+        return wrap
+
+    def _schedule(self, original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        self.observed.note("schedule")
+        lengths = [getattr(scheduler, name, None) for name in ("total_steps", "T_max", "total_iters")]
+        run = self.observed.run
+        run.horizon = max([run.horizon, *(float(n) for n in lengths if isinstance(n, (int, float)))])
+        return original(scheduler, *args, **kwargs)
+
+    def _add_param_group(self, original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(optimizer, *args, **kwargs)
+        self.observed.made(optimizer)
+        return result
+
+    # -- backward ----------------------------------------------------------------------------------------------------
+
+    def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        observed = self.observed
+        if observed.backward_depth:  # checkpointing runs backward inside backward
+            return original(*args, **kwargs)
+        self.find_optimizers()
+        observed.run.backwards += 1
+        root = args[0] if args else kwargs.get("tensors")
+        observed.run.float16 |= any(t.dtype == torch.float16 for t in tensors_in(root))
+        if observed.intervention.leads and not observed.run.summed:
+            observed.run.summed = _is_sum(root)
+        if observed.forwards.probing:
+            self._probe(root)
+        leading = observed.leading
+        if leading is not None and observed.intervention.terms == len(leading.track.steps):
+            self._take_apart(root, leading.parameters)
+        unowned = self._unowned()
+        observed.run.copies |= bool(unowned)
+        for live in observed.live.values():
+            live.before_backward(unowned)
+        with observed.differentiating():
+            result = original(*args, **kwargs)
+        loss, lives = _total(root), observed.lives
+        reached = frozenset(i for i, live in enumerate(lives) if live.after_backward(loss, observed.loss_scale))
+        for i in reached:
+            lives[i].reached_with(reached)
+        self._end_of_backward()
+        return result
+
+    def _unowned(self) -> list[Tensor]:
+        """The parameters of the model under way, where no optimizer holds any of them: it then holds copies (or none)."""
+        observed = self.observed
+        owned = {id(p) for live in observed.live.values() for p in live.parameters}
+        model = observed.forwards.first
+        found: list[Tensor] = [p for p in model.parameters() if p.requires_grad] if model is not None else []
+        return [] if any(id(p) in owned for p in found) else found
+
+    def _take_apart(self, root: Any, parameters: Sequence[Tensor]) -> None:
+        """Differentiate each addend of the loss alone; none of it counts as a backward of the loop."""
+        observed, run = self.observed, self.observed.run
+        try:
+            with observed.differentiating():
+                parts = gradients_by_term(root, parameters)
+        except Exception:  # hooks in the graph that raise: nothing is known
+            parts = []
+        if parts and len(run.term_names) in (0, len(parts)):
+            run.term_names = term_names(root)
+            run.terms.append(parts)
+
+    def _probe(self, root: Any) -> None:
+        """Differentiate the loss aside; none of it counts as a backward of the loop."""
+        observed = self.observed
+        leading = observed.leading
+        try:
+            with observed.differentiating():
+                outputs = observed.forwards.outputs
+                observed.run.mixes_rows |= mixes_rows([output for _, output in outputs], observed.forwards.made)
+                bent = couplings(root, outputs)
+                observed.run.coupled |= bent.rows
+                observed.run.elementwise = bent.elementwise
+                copies = coupled_copies(root, observed.forwards.names)
+                observed.run.coupled_copies = max(observed.run.coupled_copies, copies)
+                if leading is not None and not in_a_group():
+                    forwards = observed.forwards.count
+                    observed.run.term_slopes.append(slopes_by_term(root, outputs, forwards))
+                    parts = gradients_by_term(root, leading.parameters, forwards)
+                    observed.run.terms.append([part / observed.loss_scale for part in parts])
+        except Exception:  # a graph that cannot be differentiated twice, or hooks in it that raise: nothing is known
+            observed.run.terms.append([])
+        observed.forwards.forget_slopes()
+
+    def _grad(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        observed = self.observed
+        inputs = args[1] if len(args) > 1 else kwargs.get("inputs")
+        inputs = [inputs] if isinstance(inputs, Tensor) else list(inputs or ())
+        if observed.backward_depth:
+            return original(*args, **kwargs)
+        self.find_optimizers()
+        places = {id(p): place for place, p in enumerate(inputs)}
+        reached = [live for live in observed.live.values() if live.parameters and all(id(p) in places for p in live.parameters)]
+        for live in reached:
+            live.before_backward()
+        aside = [] if reached else observed.forwards.unreached
+        result = original(*args, **kwargs)
+        for forward in aside:
+            forward.reached = False
+        for live in reached:
+            parts = [result[places[id(p)]] for p in live.parameters]
+            manual = live.sample.take(parts)
+            live.after_backward(_total(args[0] if args else kwargs.get("outputs")), observed.loss_scale, manual)
+        if reached:
+            self._end_of_backward()
+        return result
+
+    def _end_of_backward(self) -> None:
+        forwards = self.observed.forwards
+        forwards.reset()
+        forwards.last = generators()
+
+    # -- between backward and step -----------------------------------------------------------------------------------
+
+    def _clip(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        names = ("parameters", "max_norm" if "norm" in original.__name__ else "clip_value")
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        if not isinstance(given["parameters"], Tensor):
+            given["parameters"] = list(given["parameters"])  # it may be a generator
+        parameters = given["parameters"]
+        observed, members = self.observed, {id(p) for p in tensors_in(parameters)}
+        touched = [live for live in observed.live.values() if any(id(p) in members for p in live.parameters)]
+        before = [live.unclipped(by_value=names[1] == "clip_value") for live in touched]
+        result = original(**given) if len(args) <= len(names) else original(parameters, *args[1:], **kwargs)
+        for live, gradient in zip(touched, before, strict=True):
+            live.clipped(gradient, float(given[names[1]]), observed.loss_scale)
+        return result
+
+    def _scale(self, original: Callable[..., Any], scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(scaler, *args, **kwargs)
+        self.observed.loss_scale = float(scaler.get_scale())
+        return result
+
+    def _unscale(self, original: Callable[..., Any], scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(scaler, optimizer, *args, **kwargs)
+        live = self.observed.live.get(id(optimizer))
+        if live is not None:
+            live.unscaled()
+        return result
+
+    def _scaler_step(self, original: Callable[..., Any], scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        live = self.observed.live.get(id(optimizer))
+        count = len(live.track.steps) if live is not None else 0
+        result = original(scaler, optimizer, *args, **kwargs)
+        if live is not None and len(live.track.steps) == count:
+            live.skip()
+        return result
+
+
+def _is_sum(loss: Any) -> bool:
+    """Whether the loss is a sum of terms, or may be."""
+    try:
+        return bool(term_names(loss))
+    except Exception:  # a graph too deep to be looked through
+        return True
+
+
+def _total(outputs: Any) -> float:
+    """The number that was differentiated; NaN when it was not one number each."""
+    listed = [outputs] if isinstance(outputs, Tensor) else list(outputs or ())
+    if not all(isinstance(t, Tensor) and t.numel() == 1 for t in listed):
+        return math.nan
+    return float(sum(dense(t).double().item() for t in listed))

@@ -1,0 +1,261 @@
+"""What goes into and comes out of the model: rows, broken values, random draws, the arithmetic in use."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from accumulation_harness import accelerator
+from accumulation_harness.audit.evidence import Row, Run, Vector
+from accumulation_harness.audit.observe.rank_gradients import Unsharded
+from accumulation_harness.audit.observe.sample import by_position, looked_at
+from accumulation_harness.audit.observe.tensors import broken, dense, fingerprints, in_a_group, roundoff, tensors_in
+
+
+@dataclass(eq=False)
+class RowsOfForward:
+    """The rows that one outermost forward was given."""
+
+    rows: list[tuple[str, int]]  # fingerprint and length
+    broken: bool = False  # whether a non-finite value went in or came out
+    leads: bool = True  # whether it is one of the model that is called first
+    computed: bool = False  # whether they were made from weights: other weights make other rows
+    reached: bool = False  # whether a backward has come to its output
+
+    def reach(self, slope: Tensor) -> None:
+        """A backward has come to an output of this forward (a hook, which leaves the slope as it is)."""
+        self.reached = True
+
+
+class Forwards:
+    """The outermost training forwards since the last backward."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.probing = False  # whether the window under way is the probed one
+        # micro-batch, rows, whether these were made from weights, output, slopes
+        self.watched: list[tuple[int, list[str], bool, Tensor, list[Tensor]]] = []
+        self.inner: list[list[Tensor]] = []  # outputs by row inside each module under way; kept for a probe only
+        self.depth = 0
+        self.names: dict[int, str] = {}  # parameter id -> name
+        self.norms: dict[int, _BatchNorm] = {}
+        self.outermost: dict[int, nn.Module] = {}
+        self.first_buffers: dict[str, Tensor] = {}
+        self.micro_batch = 0  # of the window under way
+        self.before: Tensor | None = None  # generator state as the outermost forward began
+        self.unsharded = Unsharded()
+        self.last: Tensor | None = None  # as the last watched event ended; None before the first
+        self.pending: list[RowsOfForward] = []  # forwards that no backward has come to yet
+        self.reset()
+
+    def reset(self) -> None:
+        """A backward has ended: what was seen before it is forgotten."""
+        self.count, self.draws, self.outside = 0, False, False
+        self.seen: list[RowsOfForward] = []  # forwards since the last backward
+        self.unsharded.clear()
+        self.pending = [forward for forward in self.pending if not forward.reached] if self._any_reached else []
+        self.first: nn.Module | None = None
+        self.outputs: list[tuple[list[str], Tensor]] = []  # rows and outputs of the outermost forwards, kept for a probe only
+        self.made: list[Tensor] = []  # what modules inside them gave, kept for a probe only
+        self.produced: dict[int, torch.UntypedStorage] = {}  # memory of these outputs: what a model made is no row of data
+
+    @property
+    def _any_reached(self) -> bool:
+        return any(forward.reached for forward in self.pending)
+
+    @property
+    def rows(self) -> list[tuple[str, int]]:
+        """Fingerprint and length of the rows of the backward under way: of the forwards it came to; of all, if it came to none.
+
+        Pipelines run the forwards of several micro-batches first, and some of zeros, for shapes, that no backward comes to.
+        """
+        return [row for forward in self._chosen for row in forward.rows]
+
+    @property
+    def computed(self) -> bool:
+        """Whether some of these rows were made from weights."""
+        return any(forward.computed for forward in self._chosen)
+
+    @property
+    def _chosen(self) -> list[RowsOfForward]:
+        return [forward for forward in self.pending if forward.reached] if self._any_reached else self.pending
+
+    @property
+    def broken(self) -> int:
+        """Forwards with a non-finite value: of the model that is called first, and of others where a backward came to them.
+
+        Later stages of a pipeline try their shapes on memory that nobody has written to.
+        """
+        return sum(forward.broken and (forward.leads or forward.reached) for forward in self.seen)
+
+    @property
+    def unreached(self) -> list[RowsOfForward]:
+        """Forwards with a non-finite value that no backward has come to; a differentiation by inputs alone is none."""
+        return [forward for forward in self.seen if forward.broken and not forward.reached]
+
+    def end_window(self) -> None:
+        """An optimizer step is over: forwards that no backward came to were none of its window."""
+        self.pending = []
+
+    def begin(self) -> None:
+        """Training begins: forwards so far (of zeros, for shapes) were none of it."""
+        self.pending = []
+        self.reset()
+        self.watched.clear()
+        self.last = None
+
+    def forget_models(self) -> None:
+        """The run is over: what it trained must not be taken for an averaged copy by the next one."""
+        self.reset()
+        self.outermost.clear()
+        self.norms.clear()
+        self.first_buffers.clear()
+        self.watched.clear()
+        self.inner.clear()
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """A module's forward begins."""
+        self.depth += 1
+        if self.depth == 1:
+            self.inner.clear()
+        self.inner.append([])
+        self._note_arithmetic(args)
+        if isinstance(module, _BatchNorm):
+            self.norms.setdefault(id(module), module)
+        if self.depth == 1 and torch.is_grad_enabled():
+            self._note_parameters(module)
+            if id(module) not in self.outermost:
+                self.outermost[id(module)] = module
+                if in_a_group():
+                    self.unsharded.know(module)
+                self.first_buffers |= {k: t.detach().clone() for k, t in self._buffers() if k not in self.first_buffers}
+            self.before = generators()
+            self.outside |= self.last is not None and not torch.equal(self.before, self.last)
+            self.first = self.first or module
+
+    def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """A module's forward ends with `output`."""
+        self.depth = max(0, self.depth - 1)
+        if torch.is_grad_enabled():
+            self.unsharded.see(module)
+        outputs = self._by_row(output)
+        if self.depth or not torch.is_grad_enabled():
+            return
+        state = generators()
+        self.draws |= self.before is not None and not torch.equal(self.before, state)
+        self.last = state
+        self.run.forwards += 1
+        self.count += 1
+        rows = fingerprints(args, kwargs)
+        given = list(tensors_in([*args, kwargs]))
+        computed = any(t.grad_fn is not None for t in given)
+        forward = RowsOfForward(rows, broken(output) or broken(list(args)), module is self.first, computed)
+        self.seen.append(forward)
+        if self.probing:
+            self.outputs += [([row for row, _ in rows], output) for output in outputs]
+            self._watch_slopes(forward, outputs)
+        of_data = forward.leads and not any(_memory(t) in self.produced for t in given)
+        if of_data:
+            self.pending.append(forward)
+        for tensor in tensors_in(output) if of_data or forward.broken else ():
+            if tensor.requires_grad:
+                tensor.register_hook(forward.reach)
+        handed_on = {_memory(t) for t in given if not t.requires_grad}  # a dict that the model adds to
+        made = [t for t in tensors_in(output) if _memory(t) not in handed_on]
+        self.produced |= {_memory(t): t.untyped_storage() for t in made if _memory(t)}
+
+    def _by_row(self, output: Any) -> list[Tensor]:
+        """What the module under way gives per row: its output, or what modules inside it gave where that is a loss."""
+        inside = self.inner.pop() if self.inner else []
+        if not self.probing:
+            return []
+        found = [t for t in tensors_in(output) if t.ndim and t.requires_grad] or inside
+        if self.inner:
+            self.inner[-1].extend(found)
+            self.made += found
+        return found
+
+    def _buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Floating buffers of the outermost modules; sharded ones left out, since reading them is a collective."""
+        for place, module in enumerate(self.outermost.values()):
+            for name, buffer in module.named_buffers():
+                if buffer.is_floating_point() and not buffer.is_meta and not hasattr(buffer, "full_tensor"):
+                    yield (f"{name} of model {place}" if place else name), buffer
+
+    def buffer_movements(self) -> dict[str, Vector]:
+        """How far each buffer is from where it was before the first forward; those that stayed there are left out."""
+        first = self.first_buffers
+        moved = [(k, t) for k, t in self._buffers() if k in first and t.shape == first[k].shape and not torch.equal(t, first[k])]
+        return {key: looked_at([buffer]) - looked_at([first[key]]) for key, buffer in moved}
+
+    def norm_updates(self) -> int:
+        """Times that running statistics of BatchNorm were updated so far, all layers together."""
+        counters = (norm.num_batches_tracked for norm in self.norms.values())
+        return sum(int(counter) for counter in counters if counter is not None)
+
+    def _watch_slopes(self, forward: RowsOfForward, outputs: list[Tensor]) -> None:
+        rows = [row for row, _ in forward.rows]
+        output = next((t for t in outputs if rows and t.shape[0] == len(rows)), None)
+        if output is not None:
+            slopes: list[Tensor] = []
+            output.register_hook(lambda slope: slopes.append(slope.detach().clone()))
+            self.watched.append((self.micro_batch, rows, forward.computed, output.detach().clone(), slopes))
+
+    def probed(self, loss_scale: float) -> dict[str, Row]:
+        """The rows watched so far; those that came more than once, or got no gradient, left out."""
+        found: dict[str, list[Row]] = {}
+        times: Counter[tuple[int, str]] = Counter()
+        for micro_batch, rows, computed, output, slopes in self.watched:
+            if not slopes:
+                continue
+            total = torch.stack([dense(slope).double() for slope in slopes]).sum(0) / loss_scale
+            for index, row in enumerate(rows):
+                times[micro_batch, row] += 1  # several models may see the same row
+                key = f"{row} {times[micro_batch, row]}"
+                row_seen = Row(micro_batch, looked_at([output[index]]), by_position(total[index]), computed)
+                found.setdefault(key, []).append(row_seen)
+        return {row: seen[0] for row, seen in found.items() if len(seen) == 1}
+
+    def forget_slopes(self) -> None:
+        """Those of the micro-batch under way were of another differentiation."""
+        for micro_batch, _, _, _, slopes in self.watched:
+            if micro_batch == self.micro_batch:
+                slopes.clear()
+
+    def _note_parameters(self, module: nn.Module) -> None:
+        """A model may be narrower than the weights its optimizer holds (master weights), and shared out over ranks."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            from torch.distributed.fsdp import FullyShardedDataParallel
+
+            self.run.sharded |= any(isinstance(part, FullyShardedDataParallel) for part in module.modules())
+        dtypes = set()
+        for name, parameter in module.named_parameters():
+            self.names.setdefault(id(parameter), name)
+            dtypes.add(parameter.dtype)
+        self.run.roundoff = max([self.run.roundoff, *map(roundoff, dtypes)])
+        self.run.float16 |= torch.float16 in dtypes
+
+    def _note_arithmetic(self, args: tuple[Any, ...]) -> None:
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                self.run.roundoff = max(self.run.roundoff, roundoff(torch.get_autocast_dtype(device)))
+                self.run.float16 |= torch.get_autocast_dtype(device) == torch.float16
+        if accelerator.uses_tf32() and any(tensor.is_cuda and tensor.dtype == torch.float32 for tensor in tensors_in(list(args))):
+            self.run.roundoff = max(self.run.roundoff, accelerator.TF32_ROUNDOFF)
+
+
+def generators() -> Tensor:
+    """Where torch's generators stand: the CPU's, and those of CUDA devices that are in use."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return torch.cat([torch.get_rng_state(), *cuda])
+
+
+def _memory(tensor: Tensor) -> int:
+    """Where its elements are; 0 for tensors without memory of their own."""
+    return tensor.untyped_storage().data_ptr() if type(tensor) is Tensor and tensor.layout == torch.strided else 0

@@ -1,0 +1,95 @@
+"""The weights that an intervention puts in place of the run's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from accumulation_harness.audit.evidence import Intervention, Step, Track, Vector
+from accumulation_harness.audit.observe.live import LiveTrack
+from accumulation_harness.audit.observe.pooling import places
+from accumulation_harness.audit.observe.sample import BLOCK
+from accumulation_harness.audit.observe.tensors import dense, put, write
+
+
+def intervene(live: LiveTrack, what: Intervention, index: int, step: int) -> None:
+    """Put the followed run's parameters after step `step` of those that could move them (-1: at its start), then perturb them.
+
+    `index`: the place of the optimizer among those that were made.
+    """
+    if live.track.start is None and not live.track.steps:
+        live.track.start = live.last_parameters = live.weights()
+    if what.freeze_weights and live.start is not None and _sizes(live.start) == _sizes(live.parameters):
+        for p, start in zip(live.parameters, live.start, strict=True):
+            write(p, start)
+    track = _followed(what, index)
+    if track is not None and step < len(moving := _moving(track)):
+        _follow(live, track, moving[step] if step >= 0 else -1)
+    if what.perturb:
+        _perturb(live.parameters, what.perturb, step + 1)
+    if what.freeze_weights or track is not None or what.perturb:
+        live.last_parameters = live.weights()
+
+
+def intervene_on_averages(live: LiveTrack, what: Intervention, index: int) -> None:
+    """Before a forward: put the averaged copies that the followed run had as this window began."""
+    track = _followed(what, index)
+    if track is not None and 0 < live.num_effective <= len(moving := _moving(track)):
+        live.averages.put(track.steps[moving[live.num_effective - 1]].shadows)
+
+
+def _moving(track: Track) -> list[int]:
+    """Places of the steps that could move parameters: an optimizer may begin with one that only prepares (SOAP's basis)."""
+    return [place for place, step in enumerate(track.steps) if step.effective]
+
+
+def _sizes(tensors: Sequence[Tensor]) -> list[int]:
+    return [tensor.numel() for tensor in tensors]
+
+
+def _follow(live: LiveTrack, track: Track, step: int) -> None:
+    """Put the parameters after step `step` of the track, of all its steps."""
+    if track.weights:
+        if [count for _, count in track.tensors] == _sizes(live.parameters) and step + 1 < len(track.weights):
+            track.weights[step + 1].put(live.parameters)
+        return
+    theirs, size = track.steps[max(step, 0)], sum(_sizes(live.parameters))
+    wanted = _own_part(theirs, after=step >= 0)
+    if wanted.size > size and live.track.start is not None and live.track.start.size == size:
+        held = places(live.track.tensors, live.track.start, track)  # this rank holds a part of the model that is followed
+        wanted = wanted if held is None else _taken(wanted, theirs, held)
+    if wanted.size == size:
+        put(live.parameters, wanted)
+
+
+def _perturb(parameters: Sequence[Tensor], size: float, seed: int) -> None:
+    """Multiply every element by 1 + size or 1 - size, in float64."""
+    random = np.random.default_rng(seed)
+    for p in parameters:
+        blocks = []
+        for block in dense(p).reshape(-1).split(BLOCK):
+            signs = random.choice((-1.0, 1.0), size=block.numel())
+            moved = block.to("cpu", torch.float64) * torch.from_numpy(1 + size * signs)
+            blocks.append(moved.to(block.dtype))
+        write(p, torch.cat(blocks))
+
+
+def _followed(what: Intervention, index: int) -> Track | None:
+    """The track to follow for the optimizer that was made at this place."""
+    tracks = what.follow.tracks if what.follow is not None else []
+    return next((t for t in tracks if t.place == index), tracks[0] if len(tracks) == 1 else None)
+
+
+def _own_part(step: Step, *, after: bool) -> Vector:
+    """The parameters of a step; this rank's part where those of all ranks were joined (`pooling`)."""
+    whole = step.after if after else step.before
+    return _taken(whole, step, step.shards[torch.distributed.get_rank()]) if step.shards else whole
+
+
+def _taken(whole: Vector, step: Step, held: Sequence[int]) -> Vector:
+    """Of the parameters of a step, those of some of its tensors."""
+    edges = np.cumsum([0, *(count for _, count in step.tensors)])
+    return np.concatenate([whole[edges[place] : edges[place + 1]] for place in held])

@@ -1,0 +1,388 @@
+"""One optimizer being watched: its gradients, parameters and state as they change."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from accumulation_harness.audit.evidence import (
+    FLOAT32,
+    Backward,
+    Call,
+    Clip,
+    Intervention,
+    Run,
+    Start,
+    Step,
+    Track,
+    Vector,
+    overflow_is_expected,
+)
+from accumulation_harness.audit.observe.foreign import Foreign
+from accumulation_harness.audit.observe.forwards import Forwards
+from accumulation_harness.audit.observe.rank_gradients import LocalGradients
+from accumulation_harness.audit.observe.sample import Sample, all_finite, largest, looked_at, sample_of, signed_sums, size_of
+from accumulation_harness.audit.observe.shadows import Averages
+from accumulation_harness.audit.observe.starts import emptied_since, mark, start_of
+from accumulation_harness.audit.observe.stored import Store
+from accumulation_harness.audit.observe.tensors import dense, in_a_group, roundoff
+
+LONGEST = 400  # calls kept per window
+KEPT = 4  # windows whose contributions are kept: the first ones, as many with another number of backwards, and those asked for
+PADDING = 4096  # elements by which the one tensor of a sharded optimizer may be longer than the parameters in it
+
+
+@dataclass
+class OpenWindow:
+    """What was seen since the last optimizer step."""
+
+    backwards: list[Backward] = field(default_factory=list)
+    clips: list[Clip] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    filled: bool = False  # some backward has left a gradient
+    through_model: bool = False  # gradients were seen in the model, whose parameters the optimizer holds copies of
+    unscaled: bool = False  # the loss scale has been taken out of the gradients
+
+
+@dataclass(frozen=True)
+class Unclipped:
+    """Gradients before a clip; of a sample, what all of them show as well."""
+
+    values: Vector
+    size: float | None = None  # norm of all elements
+    largest: float = 0.0  # of all, where the clip is one by value
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A backward under way, and what it found."""
+
+    start: Start
+    gradient: Vector
+    emptied: frozenset[int]
+    moved: Vector | None
+    marks: list[tuple[int, int]]  # of every parameter's `.grad`
+
+
+class LiveTrack:
+    """Collects the `Track` of one optimizer."""
+
+    def __init__(self, optimizer: Optimizer | Foreign, run: Run, forwards: Forwards, what: Intervention) -> None:
+        self.optimizer, self.run, self.forwards, self.what = optimizer, run, forwards, what
+        self.store = Store() if what.leads else None
+        self.track = Track(name=getattr(optimizer, "name", type(optimizer).__name__), tensors=())
+        self.window = OpenWindow()
+        self.averages = Averages(self.track.steps, self.store)
+        self.parameters: list[Tensor] = []
+        self.sample = Sample((), ())  # the elements of the parameters that are kept
+        self.inner: set[int] = set()  # parameters (ids) that other optimizers stepped inside this one's step
+        self.num_effective = 0  # steps so far that could move parameters
+        self.last_gradient: Vector | None = None  # as the last event left it
+        self.start: list[Tensor] | None = None  # parameters before the first window, where they are put back
+        self._num_odd = 0  # windows so far with another number of backwards than the first one
+        self._local: LocalGradients | None = None
+        self._stand_in: LocalGradients | None = None
+        self._begun: Begun | None = None
+        self._given: Vector | None = None  # gradients as the step began
+        self._before: Vector | None = None  # parameters then
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Look the parameters up again: frameworks replace them when they shard or move a model."""
+        found = [p for group in self.optimizer.param_groups for p in group["params"]]
+        if [id(p) for p in found] != [id(p) for p in self.parameters]:
+            self.parameters, self.sample = found, sample_of(found)
+            self.last_parameters: Vector | None = None
+            self.last_gradient = None
+        names = [self.forwards.names.get(id(p), "parameter") for p in self.parameters]
+        alone = Counter(names)
+        shown = [name if alone[name] == 1 else f"{name} {i}" for i, name in enumerate(names)]
+        self.track.tensors = tuple((name, p.numel()) for name, p in zip(shown, self.parameters, strict=True))
+
+    def note(self, call: Call) -> None:
+        """Add to the order of calls of the window."""
+        if len(self.window.calls) < LONGEST:
+            self.window.calls.append(call)
+
+    @property
+    def is_wrapper(self) -> bool:
+        """Whether other optimizers step all its parameters inside its own steps, and have always done so."""
+        return bool(self.inner) and not self.track.steps and self.inner.issuperset(map(id, self.parameters))
+
+    def stepped_inside(self, other: LiveTrack) -> None:
+        """Another optimizer has stepped inside this one's step."""
+        self.inner.update({id(p) for p in self.parameters} & {id(p) for p in other.parameters})
+
+    def own_tensors(self) -> list[Tensor]:
+        """Tensors of the optimizer, and gradients: none of these is an average of weights."""
+        kept = [v for v in self.optimizer.state.values() if isinstance(v, Mapping)]  # some keep plain numbers beside them
+        state = [t for values in kept for t in values.values() if isinstance(t, Tensor)]
+        return state + [p.grad for p in self.parameters if p.grad is not None]
+
+    def gradients(self) -> Vector:
+        """[P] The gradients now. All ranks must agree on which are there when they are sharded."""
+        return self.sample.take(p.grad for p in self.parameters)
+
+    def weights(self) -> Vector:
+        """[P] The parameters now; the vector of the last look where they are the same."""
+        return _shared(self.sample.take(self.parameters), self.last_parameters)
+
+    # -- one backward -----------------------------------------------------------------------------------------------
+
+    @overflow_is_expected
+    def before_backward(self, unowned: Sequence[Tensor] = ()) -> None:
+        """`unowned`: parameters of the model under way that no optimizer holds; this one may hold copies of them."""
+        self.refresh()
+        found = _shared(self.gradients(), self.last_gradient)
+        start = start_of(found, self.last_gradient, filled=self.window.filled)
+        self.averages.see(window_begun=bool(self.window.backwards))
+        lost = start in ("cleared", "changed") and bool(self.window.backwards)
+        emptied = emptied_since(found, self.last_gradient, self.sample) if lost else frozenset()
+        self._begun = Begun(start, found, emptied, self._movement(), [mark(p) for p in self.parameters])
+        self._local = LocalGradients(self.parameters) if in_a_group() else None
+        self._stand_in = LocalGradients(unowned) if self._may_copy(unowned) else None
+
+    def _may_copy(self, unowned: Sequence[Tensor]) -> bool:
+        """Whether the optimizer's own tensors have room for these and little more; of one rank only, as ranks share them out."""
+        needed, own = sum(p.numel() for p in unowned), sum(p.numel() for p in self.parameters)
+        return 0 < needed <= own <= needed + PADDING and not in_a_group()
+
+    @overflow_is_expected
+    def after_backward(self, loss: float, scale: float, manual: Vector | None = None) -> bool:
+        """Whether it reached this optimizer. `manual` [P] is the gradient when it was returned instead of added."""
+        local = self._local.taken() if self._local is not None else None
+        local = self.forwards.unsharded.taken(self.parameters) if local is None else local
+        behind = self._stand_in.taken() if self._stand_in is not None else None
+        self._local = self._stand_in = None
+        begun, self._begun = self._begun, None
+        if begun is None:
+            return False
+        end = _shared(self.gradients(), begun.gradient)
+        same = begun.marks == [mark(p) for p in self.parameters] and end is begun.gradient
+        if manual is None and same:  # marks alone do not tell: sharded gradients are added to behind their wrapper
+            if behind is None and local is None:
+                return False  # this backward did not reach this optimizer
+            if behind is not None:
+                manual, self.window.through_model = self.sample.pick(behind), True
+        # FSDP holds the unsharded gradient until ranks are synchronised: FSDP1 in `.grad`, FSDP2 out of sight
+        whole = manual is not None or (begun.gradient.shape == end.shape and not same)
+        contribution = _shared((manual if manual is not None else end - begun.gradient) / scale, end) if whole else None
+        finite = bool(np.isfinite(end if contribution is None else contribution).all())
+        finite = finite and (self.sample.whole or manual is not None or all_finite(p.grad for p in self.parameters))
+        backward = self._backward(begun, loss, scale, contribution, finite=finite, added=manual is None)
+        self.window.backwards.append(dataclasses.replace(backward, local=None if local is None else local / scale))
+        # a loss of 0 leaves nothing that could be cleared
+        self.window.filled = self.window.filled or (manual is None and bool(end.any()))
+        self.last_gradient = end
+        self.track.first_backward = self.track.first_backward or self.run.backwards
+        self.track.last_backward = self.run.backwards
+        self.note("backward")
+        return True
+
+    def _backward(
+        self, begun: Begun, loss: float, scale: float, contribution: Vector | None, *, finite: bool, added: bool
+    ) -> Backward:
+        """`added`: the gradient was added to `.grad`, not returned."""
+        forwards = self.forwards
+        scaled = begun.start == "scaled" and self.window.backwards
+        return Backward(
+            loss=loss / scale,
+            scale=scale,
+            start=begun.start if added else "manual",
+            emptied=begun.emptied if added else frozenset(),
+            contribution=contribution,
+            finite=finite,
+            rescaled=float(np.linalg.norm(begun.gradient)) / scale if scaled else math.nan,
+            rows=tuple(row for row, _ in forwards.rows) if self.run.forwards else None,
+            computed=forwards.computed,
+            lengths=len({length for _, length in forwards.rows}),
+            forwards=forwards.count,
+            broken_forwards=forwards.broken,
+            draws=forwards.draws,
+            outside=forwards.outside,
+            moved=begun.moved,
+            lrs=self.lrs,
+            shadows=self.averages.checksums,
+        )
+
+    def reached_with(self, places: frozenset[int]) -> None:
+        """The last backward reached the optimizers at these places."""
+        self.window.backwards[-1] = dataclasses.replace(self.window.backwards[-1], reached=places)
+
+    # -- one optimizer step ----------------------------------------------------------------------------------------
+
+    @property
+    def lrs(self) -> tuple[float, ...]:
+        """Learning rates now, one per parameter group."""
+        return tuple(float(group.get("lr", 1.0)) for group in self.optimizer.param_groups)
+
+    @overflow_is_expected
+    def before_step(self) -> None:
+        """Take the parameters and gradients as the step begins."""
+        self.refresh()
+        self._moved = self._movement()
+        self.averages.see(window_begun=bool(self.window.backwards))
+        self._before = self.last_parameters = self.weights()
+        self._given = _shared(self.gradients(), self.last_gradient)
+        if self.store is not None and not self.sample.whole and not self.track.weights:
+            self.track.weights.append(self.store.add(self.parameters))
+        if self.what.freeze_weights and self.start is None:
+            self.start = [dense(p).clone() for p in self.parameters]
+
+    def after_step(self, *, in_backward: bool, loss_scale: float) -> None:
+        """`in_backward`: the step was taken inside a backward, which then ends for this optimizer."""
+        if self._before is None:
+            return
+        if in_backward:
+            self.after_backward(float("nan"), loss_scale)
+        found_inf = getattr(self.optimizer, "found_inf", None)
+        self.close(self.gradients(), skipped=found_inf is not None and bool(found_inf))
+
+    def skip(self) -> None:
+        """A GradScaler left the step out."""
+        self.before_step()
+        self.close(self.gradients(), skipped=True)
+
+    @overflow_is_expected
+    def close(self, gradient: Vector, *, skipped: bool = False) -> None:
+        """The step is over: it took `gradient` [P]; what it was given, where it clears gradients itself."""
+        assert self._before is not None
+        sums = None if self.sample.whole else signed_sums(self.parameters)
+        if self._given is not None and self._given.shape == gradient.shape and not gradient.any():
+            gradient, sums = self._given, None
+        gradient = _shared(gradient, self._given)
+        coarsest = max((roundoff(p.dtype) for p in self.parameters), default=0.0)
+        self.run.accumulator_roundoff = max(self.run.accumulator_roundoff, coarsest)
+        self.run.roundoff = max(self.run.roundoff, coarsest)
+        after = self.weights()
+        if self.store is not None and not self.sample.whole:
+            self.track.weights.append(self.store.add(self.parameters))
+        state, state_step = _state(self.optimizer, self.parameters)
+        self.note("step")
+        window = self.window
+        parts = [b.contribution for b in window.backwards if b.contribution is not None]
+        if len(parts) < len(window.backwards) or any(part.shape != gradient.shape for part in parts):
+            parts = []
+        if not self._kept():
+            window.backwards = [dataclasses.replace(b, contribution=None, local=None) for b in window.backwards]
+            window.clips = [dataclasses.replace(c, before=c.before if len(window.clips) == 1 else None) for c in window.clips]
+        step = Step(
+            tensors=self.track.tensors,
+            kept=() if self.sample.whole else self.sample.counts,
+            sums=sums,
+            gradient=gradient,
+            total=_sum(parts),
+            spread=_spread(parts, like=gradient if window.through_model else None),
+            lrs=self.lrs,
+            decays=tuple(float(group.get("weight_decay") or 0.0) for group in self.optimizer.param_groups),
+            before=self._before,
+            after=after,
+            state=state,
+            state_step=state_step,
+            moved=self._moved,
+            skipped=skipped,
+            backwards=tuple(window.backwards),
+            clips=tuple(window.clips),
+            calls=tuple(window.calls),
+            roundoff=max(coarsest, FLOAT32),
+            buffers=self.forwards.buffer_movements(),
+            norm_updates=self.forwards.norm_updates(),
+        )
+        self.track.steps.append(step)
+        self.num_effective += step.effective
+        self._before, self._given, self.last_parameters, self.last_gradient = None, None, after, gradient
+        self.window = OpenWindow()
+
+    def _kept(self) -> bool:
+        """Whether the contributions of the window that ends are kept: rules need those of a few windows only."""
+        steps, place = self.track.steps, self.num_effective  # windows are counted as they are compared
+        odd = bool(steps) and len(self.window.backwards) != len(steps[0].backwards)
+        self._num_odd += odd
+        return place < KEPT or (odd and self._num_odd <= KEPT) or place in self.what.keep
+
+    # -- between them ----------------------------------------------------------------------------------------------
+
+    def unclipped(self, *, by_value: bool) -> Unclipped:
+        """The gradients now, which are about to be clipped."""
+        if self.sample.whole:
+            return Unclipped(self.gradients())
+        found = [p.grad for p in self.parameters]
+        return Unclipped(self.gradients(), size_of(found), largest(found) if by_value else 0.0)
+
+    def clipped(self, before: Unclipped, limit: float, scale: float) -> None:
+        """Gradients were clipped to `limit`; they were `before`, with the loss scale `scale` unless it was taken out."""
+        scale = 1.0 if self.window.unscaled else scale
+        clip = Clip(
+            after=len(self.window.backwards),
+            before=_shared(before.values, self.last_gradient),
+            active=not np.array_equal(before.values, self.gradients(), equal_nan=True) or before.largest > limit,
+            limit=limit,
+            scale=scale,
+            size=before.size,
+        )
+        self.window.clips.append(clip)
+        self.note("clip")
+
+    def unscaled(self) -> None:
+        """The loss scale was taken out of the gradients."""
+        self.window.unscaled = True
+        self.last_gradient = self.gradients()
+        self.note("unscale")
+
+    def _movement(self) -> Vector | None:
+        """How far the parameters went since the last look, unless they stayed; None before the first window as well."""
+        last, self.last_parameters = self.last_parameters, self.weights()
+        now = self.last_parameters
+        if last is None or last.shape != now.shape or (not self.track.steps and not self.window.backwards):
+            return None
+        return None if now is last else now - last
+
+    def finish(self) -> None:
+        """The function has returned."""
+        self.averages.see(window_begun=bool(self.window.backwards))
+        self.track.pending = self.window.backwards
+        self.averages.finish()
+
+
+def _shared(new: Vector, known: Vector | None) -> Vector:
+    """One vector in memory for two of the same bits."""
+    same = known is not None and new.shape == known.shape and np.array_equal(new.view(np.int64), known.view(np.int64))
+    return known if known is not None and same else new
+
+
+def _sum(parts: Sequence[Vector]) -> Vector | None:
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    total: Vector = np.sum(parts, axis=0)
+    return total
+
+
+def _spread(parts: Sequence[Vector], *, like: Vector | None) -> float:
+    """||sum_k |c_k|||; in the size of the gradient `like` where parts were seen in the model, maybe with a loss scale in them."""
+    if not parts:
+        return 0.0
+    if len(parts) == 1 and like is None:
+        return float(np.linalg.norm(parts[0]))
+    spread = float(np.linalg.norm(np.sum([np.abs(part) for part in parts], axis=0)))
+    total = float(np.linalg.norm(np.sum(parts, axis=0)))
+    return spread if like is None or not total else spread * float(np.linalg.norm(like)) / total
+
+
+def _state(optimizer: Optimizer | Foreign, parameters: Sequence[Tensor]) -> tuple[dict[str, Vector], float | None]:
+    """The entries of the optimizer's state that all parameters have, and its step counter."""
+    states = [optimizer.state.get(p, {}) for p in parameters]
+    first: dict[str, Any] = next((s for s in states if s), {})
+    kept = {}
+    for key, value in first.items():
+        if isinstance(value, Tensor) and value.ndim and all(isinstance(s.get(key), Tensor) for s in states if s):
+            kept[str(key)] = looked_at([s[key] for s in states if s])
+    step = first.get("step")
+    return kept, None if step is None else float(step)

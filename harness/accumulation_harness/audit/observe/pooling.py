@@ -1,0 +1,383 @@
+"""The evidence of several ranks as that of one run: replicas are compared with each other, parts of one model are joined."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, pairwise
+
+import numpy as np
+
+from accumulation_harness.audit.evidence import Backward, Clip, Finding, Run, Start, Step, Track, Vector, overflow_is_expected
+from accumulation_harness.judge.cause import Cause
+
+SAME_START = 1e-5  # relative; starting weights of a tensor that is found in another run
+FIRST_TOLD: tuple[Start, ...] = ("changed", "cleared", "scaled", "manual", "kept", "empty")  # of parts that do not agree
+
+
+@overflow_is_expected
+def pooled(runs: Sequence[Run], like: Run | None = None) -> Run:
+    """One run of all ranks, with an error if any of them raised. `like`: the run in whose order of tensors parts are joined.
+
+    Ranks that start from the same weights are replicas: the first one's evidence stands for all, with the rows of all. Others
+    hold parts of one model (stages of a pipeline, shards), which are joined.
+    """
+    if len(runs) == 1:
+        return runs[0]
+    groups = holders(runs)
+    held = [_of_replicas([runs[rank] for rank in group]) for group in groups]
+    errors = [f"rank {rank}: {run.error}" for rank, run in enumerate(runs) if run.error is not None]
+    if len({len(run.tracks) for run in held}) > 1:
+        errors.append(f"the ranks have different numbers of optimizers: {', '.join(str(len(run.tracks)) for run in runs)}")
+    run = held[0] if len(held) == 1 else _of_parts(held, groups, like)
+    return replace(run, error="; ".join(errors) or None)
+
+
+def holders(runs: Sequence[Run]) -> list[list[int]]:
+    """The ranks, those together that hold the same: replicas. FSDP1 leaves every rank a part."""
+    groups: list[list[int]] = []
+    for rank, run in enumerate(runs):
+        same = None if run.sharded else next((group for group in groups if _are_replicas(runs[group[0]], run)), None)
+        if same is None:
+            groups.append([rank])
+        else:
+            same.append(rank)
+    return groups
+
+
+def _are_replicas(a: Run, b: Run) -> bool:
+    """Whether two ranks started from the same weights, or took the same gradient although they did not; true where unknown."""
+    firsts = [[track.steps[0] for track in run.tracks if track.steps] for run in (a, b)]
+    if not firsts[0] or not firsts[1]:
+        return True
+    if [step.tensors for step in firsts[0]] != [step.tensors for step in firsts[1]]:
+        return False
+    pairs = list(zip(*firsts, strict=True))
+    same = all(np.array_equal(x.before, y.before, equal_nan=True) for x, y in pairs)
+    return same or all(x.gradient.any() and np.array_equal(x.gradient, y.gradient) for x, y in pairs)
+
+
+# -- replicas ---------------------------------------------------------------------------------------------------------
+
+
+def _of_replicas(runs: Sequence[Run]) -> Run:
+    first, distinct = runs[0], _with_own_rows(runs)
+    tracks = []
+    for index, track in enumerate(first.tracks):
+        steps = []
+        for t, step in enumerate(track.steps):
+            others, readers = _same_step(runs[1:], index, t), _same_step(distinct, index, t)
+            steps.append(_pooled_step(step, others, readers))
+        tracks.append(replace(track, steps=steps))
+    return replace(first, tracks=tracks, ranks=len(runs), rank_distances=rank_distances(runs) if len(runs) > 1 else ())
+
+
+def _same_step(runs: Sequence[Run], index: int, t: int) -> list[Step]:
+    tracks = [run.tracks[index] for run in runs if index < len(run.tracks)]
+    return [track.steps[t] for track in tracks if t < len(track.steps)]
+
+
+def _with_own_rows(runs: Sequence[Run]) -> list[Run]:
+    """The other ranks that took rows of their own: ranks of tensor parallelism take the same ones all the time."""
+    seen, distinct = [_rows(runs[0])], []
+    for run in runs[1:]:
+        if (rows := _rows(run)) not in seen:
+            seen.append(rows)
+            distinct.append(run)
+    return distinct
+
+
+def _rows(run: Run) -> list[tuple[str, ...] | None]:
+    return [backward.rows for track in run.tracks for step in track.steps for backward in step.backwards]
+
+
+def _pooled_step(step: Step, others: Sequence[Step], readers: Sequence[Step]) -> Step:
+    """With the gradients of all ranks, and the rows of those in `readers` besides the first rank's."""
+    averaged = _mean([step.total, *(other.total for other in others)])
+    factor = _factor(step.gradient, averaged, 1 + len(others))
+    backwards = []
+    for k, backward in enumerate(step.backwards):
+        same = [backward, *(other.backwards[k] for other in others if k < len(other.backwards))]
+        own = [b.local for b in same if b.local is not None]
+        given = _mean([b.contribution for b in same])
+        backward = replace(
+            backward,
+            contribution=backward.contribution if given is None else given * factor,
+            locals=tuple(own) if len(own) == len(same) else (),
+            rows=_chained(backward.rows, [other.backwards[k].rows for other in readers if k < len(other.backwards)]),
+        )
+        backwards.append(backward)
+    return replace(step, total=step.total if averaged is None else averaged * factor, backwards=tuple(backwards))
+
+
+def _mean(vectors: Sequence[Vector | None]) -> Vector | None:
+    """Of what each rank gave, which is averaged over them before the step; None where all gave the same, or it is not known."""
+    first, *others = vectors
+    if first is None or all(other is not None and np.array_equal(first, other, equal_nan=True) for other in others):
+        return None
+    known = [v for v in vectors if v is not None and v.shape == first.shape]
+    return np.asarray(np.mean(known, axis=0)) if len(known) == len(vectors) else None
+
+
+def _factor(gradient: Vector, averaged: Vector | None, ranks: int) -> int:
+    """The number of ranks where the gradient is their sum, and not their mean: as far as its size shows."""
+    if averaged is None or averaged.shape != gradient.shape or not averaged.any():
+        return 1
+    return ranks if float(gradient @ averaged) / float(averaged @ averaged) > math.sqrt(ranks) else 1
+
+
+def _chained(rows: tuple[str, ...] | None, others: Sequence[tuple[str, ...] | None]) -> tuple[str, ...] | None:
+    if rows is None or any(other is None for other in others):
+        return None
+    return tuple(chain(rows, *(other or () for other in others)))
+
+
+def rank_distances(runs: Sequence[Run]) -> tuple[float, ...]:
+    """Per optimizer step, the largest relative distance of any rank's gradient from the first rank's."""
+    distances: list[float] = []
+    for tracks in zip(*(run.tracks for run in runs), strict=False):
+        for t, pair in enumerate(_per_step(tracks)):
+            distances += [0.0] * (t + 1 - len(distances))
+            distances[t] = max(distances[t], pair)
+    return tuple(distances)
+
+
+def _per_step(tracks: Sequence[Track]) -> list[float]:
+    found = []
+    for steps in zip(*(track.steps for track in tracks), strict=False):
+        first = steps[0].gradient
+        size = float(np.linalg.norm(first)) or 1.0
+        apart = (float(np.linalg.norm(s.gradient - first)) / size for s in steps[1:] if s.gradient.shape == first.shape)
+        found.append(max(apart, default=0.0))
+    return found
+
+
+def disagreement(candidate: Run, gate: float) -> list[Finding]:
+    """Ranks that step on gradients of their own. All arms of the same run may have it; it is wrong at every N."""
+    for t, distance in enumerate(candidate.rank_distances):
+        if not distance <= gate:
+            evidence = {"distance_between_ranks": distance, "gate": gate, "ranks": candidate.ranks}
+            message = f"the ranks step on different gradients ({distance:.2g} apart): they are not averaged before the step"
+            return [Finding(candidate.accumulation_steps, t, Cause.replicas_not_synchronised, evidence, message, "ranks")]
+    return []
+
+
+# -- parts of one model -----------------------------------------------------------------------------------------------
+
+
+def _of_parts(runs: Sequence[Run], groups: Sequence[Sequence[int]], like: Run | None) -> Run:
+    """Every run is one part, held by a group of ranks."""
+    first, num_ranks = runs[0], sum(len(group) for group in groups)
+    shared_out = all(run.sharded for run in runs) or all(run.copies for run in runs)  # FSDP1, ZeRO: each rank has its own rows
+    tracks = []
+    for index, parts in enumerate(zip(*(run.tracks for run in runs), strict=False)):
+        known = like.tracks[index] if like is not None and index < len(like.tracks) else None
+        tracks.append(_joined_track(parts, groups, known, shared_out=shared_out) if all(p.steps for p in parts) else parts[0])
+    distances = [run.rank_distances for run in runs if run.rank_distances]
+    return replace(
+        first,
+        tracks=tracks,
+        ranks=num_ranks if shared_out else first.ranks,
+        parts=() if shared_out else tuple(tuple(group) for group in groups),
+        rank_distances=tuple(max(at) for at in zip(*distances, strict=False)),
+        reported=next((run.reported for run in runs if run.reported is not None), None),
+        counts={key: value for run in reversed(runs) for key, value in run.counts.items()},
+        roundoff=max(run.roundoff for run in runs),
+        accumulator_roundoff=max(run.accumulator_roundoff for run in runs),
+        dropout_calls=sum(run.dropout_calls for run in runs),
+        norm_calls=sum(run.norm_calls for run in runs),
+        float16=any(run.float16 for run in runs),
+        summed=any(run.summed for run in runs),
+        stopped=any(run.stopped for run in runs),
+        horizon=max(run.horizon for run in runs),
+        coupled=frozenset().union(*(run.coupled for run in runs)),
+        mixes_rows=any(run.mixes_rows for run in runs),
+    )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the tensors of all parts are in the joined vectors."""
+
+    tensors: tuple[tuple[tuple[str, int], ...], ...]  # of each part: (name, elements)
+    order: tuple[tuple[int, int], ...]  # (part, tensor of it), as they are joined
+
+    @classmethod
+    def of(cls, steps: Sequence[Step], like: Track | None) -> Layout:
+        """In the order of `like` where it holds the same tensors; otherwise one part after the other."""
+        natural = [(part, place) for part, step in enumerate(steps) for place in range(len(step.tensors))]
+        found = [places(step.tensors, step.before, like) or () for step in steps] if like is not None else []
+        known = [place for part in found for place in part]
+        if known and sorted(known) == list(range(len(like.steps[0].tensors) if like is not None else 0)):
+            natural.sort(key=lambda at: found[at[0]][at[1]])
+        return cls(tuple(step.tensors for step in steps), tuple(natural))
+
+    @property
+    def joined(self) -> tuple[tuple[str, int], ...]:
+        """(name, elements) in the order of the joined vectors; with the number of the part where a name is in several."""
+        names = [self.tensors[part][place][0] for part, place in self.order]
+        alone = len(set(names)) == len(names)
+        found = zip(names, self.order, strict=True)
+        return tuple((name if alone else f"part {part} {name}", self.tensors[part][place][1]) for name, (part, place) in found)
+
+    def held(self, part: int) -> tuple[int, ...]:
+        """The places among the joined tensors of those of a part, in its own order."""
+        where = {at: place for place, at in enumerate(self.order)}
+        return tuple(where[part, place] for place in range(len(self.tensors[part])))
+
+    def join(self, vectors: Sequence[Vector]) -> Vector:
+        """[P] One vector of each part, put together."""
+        pieces = [np.split(v, _edges(tensors)[1:-1]) for v, tensors in zip(vectors, self.tensors, strict=True)]
+        return np.concatenate([pieces[part][place] for part, place in self.order])
+
+    def join_known(self, vectors: Sequence[Vector | None]) -> Vector | None:
+        """None unless every part has one of its own size."""
+        known = [v for v, tensors in zip(vectors, self.tensors, strict=True) if v is not None and v.size == _edges(tensors)[-1]]
+        return self.join(known) if len(known) == len(vectors) else None
+
+    def join_moved(self, vectors: Sequence[Vector | None]) -> Vector | None:
+        """Zeros where a part has none; None where none has."""
+        if all(v is None for v in vectors):
+            return None
+        sizes = [_edges(tensors)[-1] for tensors in self.tensors]
+        return self.join([np.zeros(size) if v is None else v for v, size in zip(vectors, sizes, strict=True)])
+
+    def cut(self, whole: Vector) -> Vector:
+        """A gradient of whole tensors, each of which every part holds a piece of, in the order of these pieces."""
+        counts = [[count for _, count in tensors] for tensors in self.tensors]
+        widths = np.sum(counts, axis=0) if len({len(each) for each in counts}) == 1 else np.zeros(1, dtype=int)
+        if whole.size != widths.sum():
+            return whole
+        starts = np.cumsum([0, *widths[:-1]]) + np.cumsum([[0] * len(widths), *counts[:-1]], axis=0)
+        return np.concatenate([whole[starts[at] : starts[at] + counts[at[0]][at[1]]] for at in self.order])
+
+
+def _edges(tensors: Sequence[tuple[str, int]]) -> Vector:
+    return np.cumsum([0, *(count for _, count in tensors)])
+
+
+def places(tensors: Sequence[tuple[str, int]], start: Vector, like: Track) -> tuple[int, ...] | None:
+    """Where the tensors of a part, which begin as `start` [P], are among those of a track of all; None where that is not known.
+
+    They have the names of those there, or begin as a run of neighbours there does, and only one.
+    """
+    if not like.steps:
+        return None
+    there, values = like.steps[0].tensors, like.steps[0].before
+    theirs = [values[a:b] for a, b in pairwise(_edges(there))]
+    own = [start[a:b] for a, b in pairwise(_edges(tensors))]
+    by_name = {_canonical(name): place for place, (name, _) in enumerate(there)}
+    named = [by_name.get(_canonical(name)) for name, _ in tensors]
+    runs = [range(first, first + len(own)) for first in range(len(there) - len(own) + 1)]
+    alike = [run for run in runs if all(_begin_alike(a, theirs[place]) for a, place in zip(own, run, strict=True))]
+    if all(place is not None and _begin_alike(a, theirs[place]) for a, place in zip(own, named, strict=True)):
+        return tuple(place for place in named if place is not None)
+    return tuple(alike[0]) if len(alike) == 1 else None
+
+
+def _canonical(name: str) -> str:
+    """Without what wrappers put before it."""
+    return name.removeprefix("module.")
+
+
+def _begin_alike(a: Vector, b: Vector) -> bool:
+    return a.shape == b.shape and float(np.linalg.norm(a - b)) <= SAME_START * float(np.linalg.norm(b))
+
+
+def _joined_track(parts: Sequence[Track], groups: Sequence[Sequence[int]], like: Track | None, *, shared_out: bool) -> Track:
+    layout = Layout.of([part.steps[0] for part in parts], like)
+    together = zip(*(part.steps for part in parts), strict=False)
+    steps = [_joined(steps, groups, layout, shared_out=shared_out) for steps in together]
+    start = layout.join_known([part.start for part in parts])
+    return replace(parts[0], steps=steps, start=start, tensors=layout.joined)
+
+
+def _joined(steps: Sequence[Step], groups: Sequence[Sequence[int]], layout: Layout, *, shared_out: bool) -> Step:
+    """One step of all parts. `shared_out`: a micro-batch's gradient is known of each rank as a whole only."""
+    steps = [_without_contributions(step) for step in steps] if shared_out else steps
+    first = steps[0]
+    of_rank = {rank: layout.held(part) for part, group in enumerate(groups) for rank in group}
+    return replace(
+        first,
+        tensors=layout.joined,
+        shards=tuple(of_rank[rank] for rank in sorted(of_rank)),
+        gradient=layout.join([step.gradient for step in steps]),
+        before=layout.join([step.before for step in steps]),
+        after=layout.join([step.after for step in steps]),
+        state={
+            key: layout.join([step.state[key] for step in steps]) for key in first.state if all(key in s.state for s in steps)
+        },
+        total=layout.join_known([step.total for step in steps]),
+        spread=math.hypot(*(step.spread for step in steps)),
+        moved=layout.join_moved([step.moved for step in steps]),
+        skipped=any(step.skipped for step in steps),
+        backwards=_joined_backwards(steps, layout, shared_out=shared_out),
+        clips=_joined_clips(steps, layout),
+        roundoff=max(step.roundoff for step in steps),
+        norm_updates=sum(step.norm_updates for step in steps),
+        buffers={
+            f"{name} of part {part}" if part else name: moved
+            for part, step in enumerate(steps)
+            for name, moved in step.buffers.items()
+        },
+        shadows=(),
+    )
+
+
+def _without_contributions(step: Step) -> Step:
+    backwards = tuple(replace(b, contribution=None, moved=None) for b in step.backwards)
+    return replace(step, total=None, spread=0.0, moved=None, backwards=backwards, clips=())
+
+
+def _joined_backwards(steps: Sequence[Step], layout: Layout, *, shared_out: bool) -> tuple[Backward, ...]:
+    """The k-th of every part together; those of the first part alone, without what it gave, where their numbers differ."""
+    if len({len(step.backwards) for step in steps}) > 1:
+        return tuple(replace(b, contribution=None, moved=None, locals=()) for b in steps[0].backwards)
+    return tuple(
+        _joined_backward(backwards, layout, shared_out=shared_out)
+        for backwards in zip(*(step.backwards for step in steps), strict=True)
+    )
+
+
+def _joined_backward(parts: Sequence[Backward], layout: Layout, *, shared_out: bool) -> Backward:
+    """Rows and forwards are those of the first part (later stages see activations); rows of all ranks where each has its own."""
+    first = parts[0]
+    if shared_out:
+        every = [local for part in parts for local in part.locals] if all(part.locals for part in parts) else []
+        own = tuple(layout.cut(local) for local in every)
+        rows = _chained(first.rows, [part.rows for part in parts[1:]])
+    else:
+        together = [layout.join_known(each) for each in zip(*(part.locals for part in parts), strict=False)]
+        known = [local for local in together if local is not None]
+        own = tuple(known) if len(known) == len(together) else ()
+        rows = first.rows
+    return replace(
+        first,
+        loss=next((part.loss for part in parts if not math.isnan(part.loss)), math.nan),
+        start=min((part.start for part in parts), key=FIRST_TOLD.index),
+        emptied=frozenset(layout.held(index)[place] for index, part in enumerate(parts) for place in part.emptied),
+        contribution=layout.join_known([part.contribution for part in parts]),
+        finite=all(part.finite for part in parts),
+        rescaled=math.hypot(*(part.rescaled for part in parts)),
+        locals=own,
+        rows=rows,
+        draws=any(part.draws for part in parts),
+        outside=any(part.outside for part in parts),
+        moved=layout.join_moved([part.moved for part in parts]),
+    )
+
+
+def _joined_clips(steps: Sequence[Step], layout: Layout) -> tuple[Clip, ...]:
+    """None where the parts are clipped at other places of the window."""
+    if len({tuple(clip.after for clip in step.clips) for step in steps}) > 1:
+        return ()
+    return tuple(
+        replace(
+            clips[0],
+            before=layout.join_known([clip.before for clip in clips]),
+            active=any(clip.active for clip in clips),
+            size=None,
+        )
+        for clips in zip(*(step.clips for step in steps), strict=True)
+    )

@@ -1,0 +1,214 @@
+"""Watching a training function: hooks and wrappers that read and never change, and are taken away afterwards."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.weak import WeakTensorKeyDictionary
+from typing_extensions import Self
+
+from accumulation_harness.audit.evidence import WATCH, Intervention, Run
+from accumulation_harness.audit.observe import shadows
+from accumulation_harness.audit.observe.adapters import FastaiAdapter, KerasAdapter
+from accumulation_harness.audit.observe.alive import alive
+from accumulation_harness.audit.observe.calls import Calls
+from accumulation_harness.audit.observe.foreign import HandedWeights
+from accumulation_harness.audit.observe.interventions import intervene, intervene_on_averages
+from accumulation_harness.audit.observe.layers import Layers
+from accumulation_harness.audit.observe.live import LiveTrack
+from accumulation_harness.audit.observe.observed import Observed
+from accumulation_harness.audit.observe.patches import Patches
+from accumulation_harness.audit.observe.tensors import transforming
+
+SHADOW_SEARCH = 2  # optimizer steps after which averaged copies are looked for
+MOST_SEARCHES = 3  # times that is done, since it looks at every object; again where the loop has let go of the copies
+
+
+class EnoughSteps(BaseException):
+    """The run has taken as many optimizer steps as were asked for, and is ended by this."""
+
+
+class Recorder:
+    """Context in which one run is watched; `run` holds the evidence afterwards."""
+
+    def __init__(
+        self,
+        run: Run,
+        intervention: Intervention = WATCH,
+        namespaces: Iterable[dict[str, Any]] = (),
+        max_steps: int | None = None,
+    ) -> None:
+        """`namespaces`: of functions that may have imported what is replaced, besides those of the imported modules.
+
+        `EnoughSteps` is raised where a step begins after `max_steps` of them.
+        """
+        self._steps, self._most = 0, math.inf if max_steps is None else max_steps
+        self.observed = Observed(run, intervention)
+        self._handed = HandedWeights()
+        self._stepping: list[Optimizer] = []
+        self._scanned = False
+        self._namespaces = list(namespaces)
+        self._patches = Patches()
+        self._calls = Calls(self.observed, self._find_optimizers)
+        self._layers = Layers(run, intervention.disable)
+        self._found: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # buffers as the window's first micro-batch found them
+        self._keras = KerasAdapter(self.observed, self._patches.method)
+        self._fastai = FastaiAdapter(self.observed, self._patches.method)
+
+    def __enter__(self) -> Self:
+        patches = self._patches
+        try:
+            patches.removing(register_optimizer_step_pre_hook(self._before_step))
+            patches.removing(register_optimizer_step_post_hook(self._after_step))
+            patches.removing(register_module_forward_pre_hook(self._enter))
+            patches.removing(register_module_forward_hook(self._leave, with_kwargs=True, always_call=True))
+            for (owner, name), wrap in {**self._calls.methods(), **self._layers.methods()}.items():
+                patches.method(owner, name, wrap)
+            patches.functions({**self._calls.functions(), **self._layers.functions()}, self._namespaces)
+            self._fastai.look()
+        except BaseException:
+            patches.restore()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._patches.restore()
+        observed = self.observed
+        for place, live in enumerate(observed.lives):
+            live.finish()
+            live.track.place = place
+        tracks = [live.track for live in observed.lives if live.track.steps]
+        if self._handed.track.steps:
+            tracks.append(self._handed.track)
+        observed.run.probed = observed.forwards.probed(observed.loss_scale)
+        observed.run.tracks = tracks or [live.track for live in observed.lives if live.track.pending]
+        observed.live.clear()
+        observed.forwards.forget_models()
+
+    def hand_over(self, weights: Mapping[str, Any]) -> None:
+        """Take the weights of a framework that is not torch: its starting weights first, then those after each step."""
+        if self._handed.track.tensors:  # the first weights are those before training
+            self._count_step()
+        self._handed.take(weights)
+
+    @property
+    def _aside(self) -> bool:
+        """Whether forwards are none of the loop's own: inside a transform, or computed again for a backward (checkpointing)."""
+        return transforming() or self.observed.backward_depth > 0
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if self._aside:
+            return
+        observed = self.observed
+        forwards, intervention = observed.forwards, observed.intervention
+        if forwards.depth == 0 and intervention.averages:
+            for index, live in enumerate(observed.lives):
+                intervene_on_averages(live, intervention, index)
+        if forwards.depth == 0 and torch.is_grad_enabled():
+            self._prepare(module)
+            observed.note("forward")
+            leading = observed.leading
+            forwards.micro_batch = len(leading.window.backwards) if leading else 0
+            forwards.probing = intervention.probe == (len(leading.track.steps) if leading else 0)
+            if intervention.hold_buffers:
+                self._hold(module, first=forwards.micro_batch == 0)
+        forwards.enter(module, args)
+
+    def _leave(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
+        """`rest`: keywords and output; torch leaves out the keywords where the forward has raised (checkpoints end one so)."""
+        if not self._aside:
+            kwargs, output = rest if len(rest) == 2 else ({}, *rest)
+            self.observed.forwards.leave(module, args, kwargs, output)
+
+    def _prepare(self, module: nn.Module) -> None:
+        """Before the first backward: put the starting weights that the intervention asks for.
+
+        Into what was there before the function was called only once the function uses it: the rest is somebody else's.
+        """
+        observed = self.observed
+        if observed.run.backwards or (observed.live and observed.prepared.issuperset(observed.live)):
+            return
+        self._find_optimizers()
+        used = {id(p) for p in module.parameters()}
+        for index, live in enumerate(observed.lives):
+            if id(live.optimizer) in observed.prepared:
+                continue
+            live.refresh()
+            if observed.is_found(live) and used.isdisjoint(map(id, live.parameters)):
+                continue
+            observed.prepared.add(id(live.optimizer))
+            intervene(live, observed.intervention, index, -1)
+
+    @torch.no_grad()
+    def _hold(self, module: nn.Module, *, first: bool) -> None:
+        """Keep the buffers that the first micro-batch of a window finds, and put them back before the others."""
+        for buffer in module.buffers():
+            if first:
+                self._found[buffer] = buffer.clone()
+            elif buffer in self._found:
+                buffer.copy_(self._found[buffer])
+
+    def _find_optimizers(self) -> None:
+        """Optimizers made before the function was called (once: it looks at every object)."""
+        self._keras.look()
+        self._fastai.look()
+        if self._scanned:
+            return
+        self._scanned = True
+        self._fastai.look_back()
+        if not self.observed.live:
+            for item in alive():
+                if issubclass(type(item), Optimizer) and getattr(item, "param_groups", None):
+                    self.observed.found.add(id(item))
+                    self.observed.add(item)
+
+    def _before_step(self, optimizer: Optimizer, *_: object) -> None:
+        nested = self._is_stepping(optimizer)
+        self._stepping.append(optimizer)
+        if nested or not getattr(optimizer, "param_groups", None):
+            return
+        live = self.observed.add(optimizer)
+        self._count_step()
+        live.before_step()
+
+    def _after_step(self, optimizer: Optimizer, *_: object) -> None:
+        while self._stepping and self._stepping.pop() is not optimizer:
+            pass
+        observed = self.observed
+        live = observed.live.get(id(optimizer))
+        if live is None or self._is_stepping(optimizer):
+            return
+        if live.is_wrapper:  # around other optimizers of the same parameters, which are the ones to watch
+            del observed.live[id(optimizer)]
+            return
+        for outer in self._stepping:
+            if id(outer) in observed.live:
+                observed.live[id(outer)].stepped_inside(live)
+        live.after_step(in_backward=observed.backward_depth > 0, loss_scale=observed.loss_scale)
+        self._look_for_shadows(live)
+        observed.settle(live)
+
+    def _count_step(self) -> None:
+        """End the run where a step goes beyond `max_steps` of each optimizer that was there at the first one."""
+        if not self._steps:
+            self._most *= max(1, len(self.observed.live))
+        if self._steps >= self._most:
+            raise EnoughSteps
+        self._steps += 1
+
+    def _is_stepping(self, optimizer: Optimizer) -> bool:
+        """Whether its step is under way: one that calls the step of its base class fires the hooks of both."""
+        return any(other is optimizer for other in self._stepping)
+
+    def _look_for_shadows(self, live: LiveTrack) -> None:
+        averages, first = live.averages, len(live.track.steps) == SHADOW_SEARCH
+        let_go = any(shadow.is_let_go for shadow in averages.shadows)
+        if self.observed.intervention.seek and (first or (let_go and averages.num_searches < MOST_SEARCHES)):
+            others = [p for other in self.observed.live.values() for p in other.parameters]
+            averages.search(lambda: shadows.find(live.parameters, [*live.own_tensors(), *others]))

@@ -1,0 +1,209 @@
+"""One call of a training function: which, with what arguments and interventions, and watched."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import os
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+
+from accumulation_harness import accelerator
+from accumulation_harness.audit.evidence import WATCH, Intervention, Run
+from accumulation_harness.audit.observe.recorder import EnoughSteps, Recorder
+from accumulation_harness.audit.observe.tensors import counts_in, losses_in
+from accumulation_harness.audit.observe.wide import RoundedOnce
+from accumulation_harness.targets import import_file
+
+Train = Callable[..., Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One call of the training function."""
+
+    batch_size: int
+    accumulation_steps: int
+    intervention: Intervention = WATCH
+    options: Mapping[str, Any] = field(default_factory=dict)  # `dtype`, `order_seed`
+    independent: bool = False  # the function given as `reference`
+    max_steps: int | None = None  # optimizer steps after which the run is ended
+
+
+QUICK = 1.0  # seconds of the processor; a collection of garbage takes a tenth of that
+
+
+class Local:
+    """Runs jobs in this process."""
+
+    def __init__(self, train: Train, reference: Train | None) -> None:
+        self.functions = {False: train, True: reference}
+        self.quick = True  # whether the run before was over soon, and so has left little behind
+
+    def accepts(self, name: str, *, independent: bool = False) -> bool:
+        """Whether the function (or the independent one) has a parameter of that name."""
+        return accepts(self.functions[independent], name)
+
+    def run(self, job: Job) -> list[Run]:
+        """The evidence of every rank; here of one."""
+        function = self.functions[job.independent]
+        assert function is not None
+        began, quick = time.process_time(), self.quick
+        run = watch(function, job, collect=not quick)
+        self.quick = time.process_time() - began < QUICK
+        return [run]
+
+
+def accepts(function: Train | None, name: str) -> bool:
+    """Whether the function has a parameter of that name."""
+    return function is not None and name in inspect.signature(function).parameters
+
+
+def watch(train: Train, job: Job, *, collect: bool = True) -> Run:
+    """One watched call from the same generator state each time; the caller's generators are put back.
+
+    `collect`: free first what an earlier run has left behind.
+    """
+    if collect:
+        gc.collect()
+    run = Run(batch_size=job.batch_size, accumulation_steps=job.accumulation_steps)
+    namespaces = [train.__globals__] if hasattr(train, "__globals__") else []
+    numpy_state = np.random.get_state()
+    with _same_draws():
+        try:
+            recording = Recorder(run, job.intervention, namespaces, job.max_steps)
+            with this_process_goes_on(), _repeatable(), recording as recorder, _arithmetic(job.intervention):
+                result = _call(train, job, recorder)
+            run.reported, run.counts = losses_in(result), counts_in(result)
+        except KeyboardInterrupt:
+            raise
+        except EnoughSteps:
+            run.stopped = True
+        except BaseException as error:
+            run.error = described(error, train)
+        finally:
+            np.random.set_state(numpy_state)
+    return run
+
+
+@contextmanager
+def _same_draws() -> Iterator[None]:
+    """The generators are put back: the CPU's and CUDA's, those also that the function was the first to use."""
+    seed, known = torch.initial_seed(), torch.cuda.is_initialized()
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if known else []):
+        try:
+            yield
+        finally:
+            if not known and torch.cuda.is_initialized():
+                torch.cuda.manual_seed_all(seed)  # with which CUDA begins: torch seeds both alike
+
+
+@contextmanager
+def _repeatable() -> Iterator[None]:
+    """Deterministic kernels where there is a GPU and the caller has no mode: atomics would make two runs of a right loop differ.
+
+    An operation that has none runs as ever, unsaid: the two runs that the audit compares show what it does.
+    """
+    if torch.get_deterministic_debug_mode() or not accelerator.is_available():
+        yield
+        return
+    torch.set_deterministic_debug_mode("warn")
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*does not have a deterministic implementation")
+            yield
+    finally:
+        torch.set_deterministic_debug_mode("default")
+
+
+def _arithmetic(what: Intervention) -> AbstractContextManager[Any]:
+    """The one that the intervention asks for."""
+    return RoundedOnce() if what.rounded_once else nullcontext()  # type: ignore[no-untyped-call]
+
+
+def _call(train: Train, job: Job, recorder: Recorder) -> Any:
+    """By name where the function has these names, by position where it has others."""
+    options = dict(job.options)
+    if accepts(train, "weights"):
+        options["weights"] = recorder.hand_over
+    sizes = {"batch_size": job.batch_size, "accumulation_steps": job.accumulation_steps}
+    parameters = inspect.signature(train).parameters.values()
+    if all(accepts(train, name) for name in sizes) or any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return train(**sizes, **options)
+    return train(*sizes.values(), **options)
+
+
+class ProcessEnded(SystemExit):
+    """Somebody called `os._exit`, which would have ended the whole process without a word."""
+
+
+@contextmanager
+def this_process_goes_on() -> Iterator[None]:
+    """`os._exit` raises here, and a copy of this process (`os.fork`) that leaves the block instead of ending ends."""
+    process, end = os.getpid(), os._exit
+
+    def refuse(status: int) -> NoReturn:
+        if os.getpid() != process or os._exit is not refuse:  # a copy; or somebody kept this function for later
+            end(status)
+        if threading.current_thread() is not threading.main_thread():
+            raise SystemExit(status)  # of this very class: of any other a thread prints a traceback
+        raise ProcessEnded(f"os._exit({status})")
+
+    os._exit = refuse
+    try:
+        yield
+    finally:
+        os._exit = end
+        if os.getpid() != process:
+            end(0)
+
+
+OURS = str(Path(__file__).parents[1])  # the folder of the audit
+
+
+def described(error: BaseException, train: Train | None = None) -> str:
+    """The exception in one line, with the place in the audited code: in the file of `train`, if it came through there."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    said = " ".join("".join(traceback.format_exception_only(error)).split())
+    if frames and frames[-1].filename.startswith(OURS) and _is_out_of_memory(error):
+        return f"{said}; the audit ran out of memory, not the function: it keeps vectors of every optimizer step"
+    file = train.__code__.co_filename if train is not None and hasattr(train, "__code__") else None
+    own = [frame for frame in frames if frame.filename == file] or frames
+    return said + (f" ({own[-1].filename}:{own[-1].lineno})" if own else "")
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+
+
+def load(target: str) -> Callable[..., Any]:
+    """The function. Raises ValueError that says what was expected when it cannot be found."""
+    path, separator, name = target.rpartition(":")
+    if not separator or not path.endswith(".py") or not name:
+        raise ValueError(f"expected FILE.py:FUNCTION, got {target}")
+    file = Path(path).resolve()
+    if not file.is_file():
+        raise ValueError(f"expected a file, got {path}, which is not there")
+    try:
+        function = getattr(load_module(file), name, None)
+    except (Exception, SystemExit, GeneratorExit) as error:
+        raise ValueError(f"expected a file that can be imported, got {path}: {described(error)}") from error
+    if not callable(function):
+        raise ValueError(f"expected a function {name} in {path}, found none")
+    result: Callable[..., Any] = function
+    return result
+
+
+def load_module(file: Path) -> Any:
+    """The file as a module of its own name, read anew."""
+    return import_file(file, f"audited_{file.stem}")

@@ -1,0 +1,150 @@
+"""Tensors of any kind (sparse, sharded, 16-bit, on a device) as float64 vectors, and back; fingerprints of rows."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from accumulation_harness.audit.evidence import Vector
+
+
+def dense(tensor: Tensor) -> Tensor:
+    """The whole tensor, strided and local; for a DTensor this is a collective of all ranks."""
+    tensor = tensor.detach()
+    if hasattr(tensor, "full_tensor"):
+        tensor = tensor.full_tensor()
+    return tensor.to_dense() if tensor.layout != torch.strided else tensor
+
+
+def vector(tensors: Iterable[Tensor]) -> Vector:
+    """One float64 vector of all elements in order, on the host; of what is large, a `Sample` is taken instead."""
+    parts = [dense(tensor).reshape(-1).to("cpu", torch.float64) for tensor in tensors]
+    joined: Vector = torch.cat(parts).numpy().copy() if parts else np.zeros(0)
+    return joined
+
+
+@torch.no_grad()
+def put(tensors: Sequence[Tensor], values: Vector) -> None:
+    """Write `values` [P] into the tensors in order; into sharded ones each rank's own part."""
+    start = 0
+    for p in tensors:
+        write(p, torch.from_numpy(values[start : start + p.numel()]))
+        start += p.numel()
+
+
+@torch.no_grad()
+def write(tensor: Tensor, values: Tensor) -> None:
+    """Write all elements of the tensor; into a sharded one this rank's own part.
+
+    Autograd is not told: a penalty on the weights may have been built before the first forward, and stands with the new ones.
+    """
+    value = values.reshape(tensor.shape).to(tensor.device, tensor.dtype)
+    if hasattr(tensor, "device_mesh"):
+        from torch.distributed.tensor import distribute_tensor
+
+        value = distribute_tensor(value, tensor.device_mesh, tensor.placements)  # type: ignore[attr-defined]
+    tensor.data.copy_(value)
+
+
+def transforming() -> bool:
+    """Whether a transform of `torch.func` (grad, vmap) is under way: tensors then have no storage to look at."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def in_a_group() -> bool:
+    """Whether several ranks of `torch.distributed` train together."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
+
+
+def roundoff(dtype: torch.dtype) -> float:
+    """Unit roundoff: half the distance from 1 to the next number."""
+    return torch.finfo(dtype).eps / 2 if dtype.is_floating_point else 0.0
+
+
+def tensors_in(values: Any, depth: int = 3) -> Iterator[Tensor]:
+    """Tensors in nested containers, in order."""
+    if isinstance(values, Tensor):
+        yield values
+    elif depth and isinstance(values, dict):
+        for value in values.values():
+            yield from tensors_in(value, depth - 1)
+    elif depth and isinstance(values, (list, tuple)):
+        for value in values:
+            yield from tensors_in(value, depth - 1)
+
+
+def fingerprints(args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[str, int]]:
+    """(hash, length) per row of the first tensor with rows; padding (around integers, after other numbers) does not count."""
+    first = next((t for t in tensors_in([*args, kwargs]) if t.ndim >= 1 and t.shape[0] > 0), None)
+    if first is None or first.is_meta:
+        return []
+    mask = next((given.get("attention_mask") for given in (kwargs, *args) if isinstance(given, Mapping)), None)
+    rows = dense(first).cpu()
+    keep = dense(mask).cpu().bool() if isinstance(mask, Tensor) and mask.shape == rows.shape else None
+    hashes = []
+    for index in range(rows.shape[0]):
+        row = rows[index]
+        if keep is not None:
+            row = row[keep[index]]
+        elif not row.is_floating_point() and row.ndim == 1:
+            used = ((row != 0) & (row != -100)).nonzero()
+            row = row[int(used[0]) : int(used[-1]) + 1] if len(used) else row[:0]
+        elif row.ndim:  # sequences of numbers or of vectors are padded to the longest of their batch
+            used = row.reshape(row.shape[0], -1).any(1).nonzero()
+            row = row[: int(used[-1]) + 1] if len(used) else row[:0]
+        content = row.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        features = rows[index].is_floating_point() and rows.ndim == 2  # a last one of 0 makes no shorter sequence
+        hashes.append((hashlib.blake2b(content, digest_size=8).hexdigest(), (rows[index] if features else row).numel()))
+    return hashes
+
+
+def broken(values: Any) -> bool:
+    """Whether a floating tensor in there holds a non-finite number (masks of -inf are common in inputs: only NaN counts)."""
+    return any(t.is_floating_point() and not t.is_meta and bool(dense(t).isnan().any()) for t in tensors_in(values))
+
+
+COUNTED = (
+    "steps",
+    "optimizer_steps",
+    "global_step",
+    "samples",
+    "samples_seen",
+    "examples",
+    "rows",
+    "tokens",
+    "tokens_seen",
+    "num_tokens",
+)
+
+
+def counts_in(value: Any) -> dict[str, float]:
+    """What a training function returned, in a mapping, as the number of steps, samples or tokens it has seen."""
+    if not isinstance(value, dict):
+        return {}
+    found = {key: value[key] for key in COUNTED if key in value}
+    return {
+        key: float(n)
+        for key, n in found.items()
+        if isinstance(n, (int, float, np.number)) or (isinstance(n, Tensor) and n.numel() == 1)
+    }
+
+
+def losses_in(value: Any) -> tuple[float, ...] | None:
+    """Losses a training function returned: a sequence of numbers, or a mapping that holds one under `losses` or `loss`."""
+    if isinstance(value, dict):
+        value = value.get("losses", value.get("loss"))
+    if isinstance(value, Tensor):
+        value = value.detach().cpu().reshape(-1).tolist()
+    if isinstance(value, np.ndarray):
+        value = value.reshape(-1).tolist()
+    if not isinstance(value, (list, tuple)) or not value:
+        return None
+    try:
+        return tuple(float(item) for item in value)
+    except (TypeError, ValueError):
+        return None

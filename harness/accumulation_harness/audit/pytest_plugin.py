@@ -1,0 +1,64 @@
+"""pytest: the fixture `audit_accumulation`, an audit whose failure fails the test and prints the findings.
+
+`@pytest.mark.accumulation(batch_size=16, accumulation_steps=(4, 16), allow={"stochastic_layers"})` gives its options, and
+`pytest -m accumulation` selects the tests that have it. `--audit-json=DIR` writes what every audit concluded. torch is imported
+where the fixture is used, and nowhere else: every session of the environment imports this file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from accumulation_harness.audit.report import Report
+
+MARKER, FOLDER = "accumulation", "--audit-json"
+
+
+class AccumulationChanged(AssertionError):
+    """The audited function is not equivalent, or could not be judged; the message is the report."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--audit-json=DIR`."""
+    group = parser.getgroup("accumulation audit")
+    group.addoption(
+        FOLDER, metavar="DIR", type=Path, help="write what every audit of `audit_accumulation` concluded as JSON to DIR"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The marker, for `--strict-markers`."""
+    config.addinivalue_line(
+        "markers", f"{MARKER}(**options): an audit of gradient accumulation, and options of `audit_accumulation`"
+    )
+
+
+@pytest.fixture
+def audit_accumulation(request: pytest.FixtureRequest) -> Callable[..., Report]:
+    """`audit_accumulation(train, batch_size=16, accumulation_steps=(4, 16))`: `audit` that fails unless equivalent."""
+    marker = request.node.get_closest_marker(MARKER)
+    usual: dict[str, Any] = dict(marker.kwargs) if marker else {}
+    folder: Path | None = request.config.getoption(FOLDER)
+    name = re.sub(r"[^\w.-]+", "_", request.node.nodeid)
+    done: list[Report] = []
+
+    def run(train: Callable[..., Any], **options: Any) -> Report:
+        __tracebackhide__ = True
+        from accumulation_harness.audit.session import audit
+
+        report = audit(train, **{**usual, **options})
+        done.append(report)
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            report.save(folder / f"{name}{f'-{len(done)}' if len(done) > 1 else ''}.json")
+        if not report.equivalent:
+            raise AccumulationChanged(f"\n{report}")
+        return report
+
+    return run

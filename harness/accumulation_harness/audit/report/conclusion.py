@@ -1,0 +1,170 @@
+"""What an audit concluded, as a value."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from accumulation_harness.audit.compare.facts import Facts, StepFacts
+from accumulation_harness.audit.evidence import Finding
+from accumulation_harness.audit.report.subject import Subject
+from accumulation_harness.judge.cause import Cause
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Status = Literal["equivalent", "different", "inconclusive"]
+COLUMNS = (
+    *("accumulation_steps", "arithmetic", "optimizer", "optimizer_step", "tensor", "distance", "scale", "cosine", "gate"),
+    *("update_distance", "learning_rate", "reference_learning_rate", "micro_batches", "equivalent"),
+)
+
+
+@dataclass(frozen=True)
+class ArmResult:
+    """One number of accumulation steps, in one arithmetic."""
+
+    accumulation_steps: int
+    arithmetic: str  # `as trained`, or the dtype the function was given
+    facts: tuple[Facts, ...]  # per optimizer
+    findings: tuple[Finding, ...]
+    evidence: dict[str, Any]
+    allowed: tuple[Finding, ...] = ()  # found, and permitted beforehand
+
+
+@dataclass(frozen=True)
+class Line:
+    """One optimizer of one arm, as a line of a table."""
+
+    arm: ArmResult
+    facts: Facts
+    verdict: str  # the causes, or the status of the arm
+
+    @property
+    def steps(self) -> str:
+        """Optimizer steps taken, and those of the reference."""
+        return f"{self.facts.run.mine.steps} of {self.facts.run.reference.steps}"
+
+    @property
+    def farthest(self) -> StepFacts | None:
+        """The step whose gradient is farthest beyond its gate."""
+        return max(self.facts.steps, key=lambda s: s.raw.distance / s.gate if s.gate else s.raw.distance, default=None)
+
+    @property
+    def first(self) -> StepFacts | None:
+        """The first step that differs; where none does, the one nearest to its gate."""
+        return next((step for step in self.facts.steps if not step.agrees), self.farthest)
+
+    def rates(self, step: StepFacts) -> tuple[float, float]:
+        """Learning rates of the step: of the arm and of the reference."""
+        mine, reference = self.facts.run.mine.lrs[step.step], self.facts.run.reference.lrs[step.step]
+        return (mine[0] if mine else math.nan), (reference[0] if reference else math.nan)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conclusion:
+    """The answer: `equivalent` only when every arm ran, was judged, and no finding was made."""
+
+    batch_size: int
+    results: tuple[ArmResult, ...]
+    problems: tuple[str, ...]  # why something could not be judged; partial evidence is in `results`
+    hidden: tuple[str, ...]  # what this run could not have shown, and what to change
+    subject: Subject | None = None  # None: a function that was handed over in Python
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """One per arm and cause, in whichever arithmetic it was seen first."""
+        kept: dict[tuple[int, Cause], Finding] = {}
+        for result in self.results:
+            for finding in result.findings:
+                kept.setdefault((finding.accumulation_steps, finding.cause), finding)
+        return tuple(kept[key] for key in sorted(kept, key=lambda key: key[0]))
+
+    @property
+    def allowed(self) -> tuple[Finding, ...]:
+        """What was found and permitted beforehand, one per arm and cause."""
+        kept = {(f.accumulation_steps, f.cause): f for result in reversed(self.results) for f in result.allowed}
+        return tuple(kept[key] for key in sorted(kept))
+
+    @property
+    def causes(self) -> dict[Cause, list[Finding]]:
+        """Cause -> its findings, in their order."""
+        kept: dict[Cause, list[Finding]] = {}
+        for finding in self.findings:
+            kept.setdefault(finding.cause, []).append(finding)
+        return kept
+
+    @property
+    def equivalent(self) -> bool:
+        """Whether every arm ran and was judged, and nothing was found."""
+        return bool(self.results) and not self.findings and not self.problems
+
+    @property
+    def status(self) -> Status:
+        """`inconclusive` when nothing was found, and not everything could be judged."""
+        if self.findings:
+            return "different"
+        return "equivalent" if self.equivalent else "inconclusive"
+
+    @property
+    def exit_code(self) -> int:
+        """Of the command: 0 equivalent, 1 different, 2 could not be judged."""
+        return {"equivalent": 0, "different": 1, "inconclusive": 2}[self.status]
+
+    def problems_of(self, accumulation_steps: int) -> tuple[str, ...]:
+        """The problems that concern an arm: those of other arms begin with their N, those of N=1 concern all."""
+        begins = [(problem, re.match(r"N=(\d+):", problem)) for problem in self.problems]
+        return tuple(problem for problem, n in begins if n is None or int(n[1]) in (1, accumulation_steps))
+
+    def status_of(self, arm: ArmResult) -> Status:
+        """Of one arm in one arithmetic."""
+        return "different" if arm.findings else self._status_without_findings(arm)
+
+    def _status_without_findings(self, arm: ArmResult) -> Status:
+        return "inconclusive" if self.problems_of(arm.accumulation_steps) else "equivalent"
+
+    @property
+    def lines(self) -> Iterator[Line]:
+        """One per arm, arithmetic and optimizer."""
+        for arm in self.results:
+            for item in arm.facts:
+                causes = sorted({f.cause for f in arm.findings if f.track in (None, item.run.track)})
+                allowed = sorted({f"{f.cause} (allowed)" for f in arm.allowed if f.track in (None, item.run.track)})
+                yield Line(arm, item, ", ".join([*causes, *allowed]) or self._status_without_findings(arm))
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """One row per arm, arithmetic, optimizer, optimizer step and tensor; the tensor `all` is the whole gradient.
+
+        The one thing of an audit that needs pandas.
+        """
+        import pandas as pd
+
+        return pd.DataFrame(list(self._rows()), columns=COLUMNS)
+
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        """The rows of whole gradients, as values."""
+        return [{name: row[name] for name in COLUMNS} for row in self._rows() if row["tensor"] == "all"]
+
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        for line in self.lines:
+            for step in line.facts.steps:
+                rate, reference_rate = line.rates(step)
+                shared = {
+                    "accumulation_steps": line.arm.accumulation_steps,
+                    "arithmetic": line.arm.arithmetic,
+                    "optimizer": step.track,
+                    "optimizer_step": step.step,
+                    "gate": step.gate,
+                    "learning_rate": rate,
+                    "reference_learning_rate": reference_rate,
+                    "micro_batches": step.window.backwards,
+                    "equivalent": step.agrees,
+                }
+                yield {**shared, "tensor": "all", **vars(step.raw), "update_distance": step.update.distance}
+                for name, seen in step.tensors.items():
+                    yield {**shared, "tensor": name, **vars(seen), "update_distance": math.nan}

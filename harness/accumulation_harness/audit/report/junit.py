@@ -1,0 +1,83 @@
+"""The conclusion as JUnit XML: one test case per number of accumulation steps and arithmetic."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element, SubElement
+
+from accumulation_harness.audit.report.conclusion import ArmResult, Conclusion
+from accumulation_harness.audit.report.remedies import remedy
+
+NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # what XML 1.0 has no character for
+SUITE = "gradient accumulation"
+
+
+def text(conclusion: Conclusion) -> str:
+    """A failure is a finding, an error is what could not be judged."""
+    cases = list(_cases(conclusion))
+    counts = {
+        "tests": str(len(cases)),
+        "failures": str(sum(case.find("failure") is not None for case in cases)),
+        "errors": str(sum(case.find("error") is not None for case in cases)),
+    }
+    root = Element("testsuites", {"name": SUITE, **counts})
+    suite = SubElement(root, "testsuite", {"name": _class(conclusion), **counts, "skipped": "0"})
+    suite.extend(cases)
+    ElementTree.indent(root)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{ElementTree.tostring(root, encoding="unicode")}\n'
+
+
+def _class(conclusion: Conclusion) -> str:
+    """The function as a dotted name, which viewers cut into a tree: `folder.file.function`."""
+    subject = conclusion.subject
+    if subject is None:
+        return SUITE
+    return f"{subject.train.seen_from(subject.folder).removesuffix('.py').strip('/').replace('/', '.')}.{subject.train.function}"
+
+
+def _cases(conclusion: Conclusion) -> Iterator[Element]:
+    """Those of the arms that ran, then of those that have no result."""
+    for arm in conclusion.results:
+        case = _case(conclusion, f"N={arm.accumulation_steps}, {arm.arithmetic}")
+        if arm.findings:
+            causes = ", ".join(dict.fromkeys(f.cause for f in arm.findings))
+            details = "\n".join(f"{f.cause}: {f.message}\nremedy: {remedy(f.cause)}" for f in arm.findings)
+            _add(case, "failure", causes, arm.findings[0].message, details)
+        elif problems := conclusion.problems_of(arm.accumulation_steps):
+            _add(case, "error", "inconclusive", problems[0], "\n".join(problems))
+        SubElement(case, "system-out").text = _xml(_numbers(conclusion, arm))
+        yield case
+    ran = {arm.accumulation_steps for arm in conclusion.results}
+    asked = () if conclusion.subject is None else sorted({*conclusion.subject.accumulation_steps} - {1})
+    missing = [n for n in asked if n not in ran]
+    for n in missing:
+        problems = conclusion.problems_of(n) or ("there is no result",)
+        yield _add(_case(conclusion, f"N={n}, as trained"), "error", "inconclusive", problems[0], "\n".join(problems))
+    if not ran and not missing:
+        problems = conclusion.problems or ("there is no result",)
+        yield _add(_case(conclusion, "audit"), "error", "inconclusive", problems[0], "\n".join(problems))
+
+
+def _case(conclusion: Conclusion, name: str) -> Element:
+    return Element("testcase", {"classname": _xml(_class(conclusion)), "name": _xml(name), "time": "0"})
+
+
+def _add(case: Element, kind: str, type_: str, message: str, details: str) -> Element:
+    SubElement(case, kind, {"type": type_, "message": _xml(" ".join(message.split()))}).text = _xml(details)
+    return case
+
+
+def _numbers(conclusion: Conclusion, arm: ArmResult) -> str:
+    """The gradient that is farthest from that of one batch, by optimizer."""
+    lines = [(line.facts.run.track, line.farthest) for line in conclusion.lines if line.arm is arm]
+    return "\n".join(
+        f"{track}, optimizer step {step.step}: distance {step.raw.distance:.3g}, rounding explains {step.gate:.3g}"
+        for track, step in lines
+        if step is not None
+    )
+
+
+def _xml(words: str) -> str:
+    return NO_XML.sub("�", words)

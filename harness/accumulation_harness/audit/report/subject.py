@@ -1,0 +1,136 @@
+"""What was audited: where the function stands, how the audit was called, and the versions of what ran."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import os
+import platform
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from accumulation_harness.packages import version
+
+TOOL = "accumulation-harness"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A function in a file."""
+
+    file: Path  # absolute
+    function: str
+
+    @classmethod
+    def of(cls, target: str) -> Place:
+        """The place that FILE.py:FUNCTION names, there or not."""
+        path, _, function = target.rpartition(":")
+        return cls(Path(path or function).absolute(), function)
+
+    @property
+    def source(self) -> str:
+        """Of the whole file; empty when it cannot be read."""
+        try:
+            return self.file.read_text()
+        except (OSError, ValueError):
+            return ""
+
+    @property
+    def tree(self) -> ast.AST:
+        """Of the source; of an empty file when it is no Python."""
+        try:
+            return ast.parse(self.source)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return ast.Module([], [])
+
+    @property
+    def definition(self) -> ast.FunctionDef | None:
+        """The last `def` of that name; None when there is none."""
+        nodes = [node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef) and node.name == self.function]
+        return max(nodes, key=lambda node: node.lineno, default=None)
+
+    @property
+    def line(self) -> int:
+        """Of the definition; 1 when there is none."""
+        return self.definition.lineno if self.definition is not None else 1
+
+    @property
+    def parameters(self) -> frozenset[str]:
+        """Names of the parameters, as far as the definition shows."""
+        if self.definition is None:
+            return frozenset()
+        given = self.definition.args
+        return frozenset(item.arg for item in (*given.posonlyargs, *given.args, *given.kwonlyargs))
+
+    def seen_from(self, folder: Path) -> str:
+        """The path relative to a folder that it is in, with forward slashes; absolute otherwise."""
+        return (self.file.relative_to(folder) if self.file.is_relative_to(folder) else self.file).as_posix()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What the command was asked to audit."""
+
+    train: Place
+    reference: Place | None = None
+    batch_size: int
+    accumulation_steps: tuple[int, ...]
+    processes: int = 1
+    evidence: Path | None = None  # folder of what ranks have written that another program started
+    replicas: int = 1  # of these ranks, those that take rows of their own
+    packages: tuple[str, ...] = ()  # the audited one first
+    folder: Path  # in which the command was called
+
+    @property
+    def name(self) -> str:
+        """FILE.py:FUNCTION, as seen from the folder."""
+        return self.shown(self.train)
+
+    def shown(self, place: Place) -> str:
+        """FILE.py:FUNCTION of a place."""
+        return f"{place.seen_from(self.folder)}:{place.function}"
+
+    @property
+    def root(self) -> Path:
+        """Of the sources: the checkout of a job of GitHub Actions when the file is in it, otherwise the folder."""
+        checkout = os.environ.get("GITHUB_WORKSPACE")
+        return Path(checkout) if checkout and self.train.file.is_relative_to(checkout) else self.folder
+
+    @property
+    def command(self) -> str:
+        """The command line, for a shell."""
+        started = ["torchrun", "--nproc-per-node", str(self.processes)] if self.evidence else ["python"]
+        words = [*started, "-m", "accumulation_harness.audit", self.name, "--batch-size", str(self.batch_size)]
+        words += ["--accumulation-steps", ",".join(str(n) for n in self.accumulation_steps)]
+        words += ["--reference", self.shown(self.reference)] if self.reference else []
+        if self.evidence is None:
+            words += ["--processes", str(self.processes)] if self.processes > 1 else []
+            return shlex.join(words)
+        words += ["--replicas", str(self.replicas)] if self.replicas != self.processes else []
+        merge = ["python", "-m", "accumulation_harness.audit", "merge", str(self.evidence)]
+        return f"{shlex.join([*words, '--evidence', str(self.evidence)])} && {shlex.join(merge)}"
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Of the named packages, those that the audited file imports, torch, Python, the platform and this tool."""
+        names = dict.fromkeys((*self.packages, *_imported(self.train), "torch"))
+        installed = {name: version(name) for name in names if name != TOOL}
+        return {
+            **{name: version for name, version in installed.items() if version},
+            "Python": platform.python_version(),
+            "platform": platform.platform(),
+            TOOL: version(TOOL) or "not installed: a source tree",
+        }
+
+
+def _imported(place: Place) -> list[str]:
+    """Installed distributions whose packages the file imports by name."""
+    modules = set()
+    for node in ast.walk(place.tree):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            modules.add(node.module.partition(".")[0])
+    distributions = importlib.metadata.packages_distributions()
+    return sorted({name for module in modules for name in distributions.get(module, ())})

@@ -1,0 +1,58 @@
+"""The conclusion as text for a terminal."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from accumulation_harness.audit.report.conclusion import Conclusion
+from accumulation_harness.audit.report.remedies import remedy_here
+from accumulation_harness.audit.report.values import short
+from accumulation_harness.judge.cause import MEANINGS
+
+WIDTH = 130
+COLUMNS = ("N", "arithmetic", "optimizer", "steps", "largest distance", "gate there", "scale", "cosine", "causes")
+NUMBERS = ("N", "steps", "largest distance", "gate there", "scale", "cosine")
+
+
+def text(conclusion: Conclusion) -> str:
+    """A table of the arms, then every finding with its remedy, and what could not be judged or seen."""
+    return "".join(f"{line.rstrip()}\n" for line in _lines(conclusion))
+
+
+def _lines(conclusion: Conclusion) -> Iterator[str]:
+    yield f"audit of batches of {conclusion.batch_size}: {conclusion.status}"
+    if conclusion.results:
+        yield from _table(conclusion)
+    for finding in conclusion.findings:
+        yield from _wrapped(f"N={finding.accumulation_steps}{finding.since}: {finding.cause}")
+        yield from _wrapped(f"    {finding.message}")
+        yield from _wrapped(f"    remedy: {MEANINGS[finding.cause].remedy} ({remedy_here(finding.cause)})")
+    for finding in conclusion.allowed:
+        yield from _wrapped(f"allowed: N={finding.accumulation_steps}{finding.since}: {finding.cause}: {finding.message}")
+    for title, lines in (("could not be judged", conclusion.problems), ("could not be seen", conclusion.hidden)):
+        for line in lines:
+            yield from _wrapped(f"{title}: {line}")
+
+
+def _wrapped(told: str) -> Iterator[str]:
+    for line in told.splitlines():
+        yield from textwrap.wrap(line, WIDTH, break_long_words=False, break_on_hyphens=False) or [""]
+
+
+def _table(conclusion: Conclusion) -> Iterator[str]:
+    rows: list[Sequence[str]] = [COLUMNS]
+    for line in conclusion.lines:
+        step = line.farthest
+        numbers = ("",) * 4 if step is None else (step.raw.distance, step.gate, step.raw.scale, step.raw.cosine)
+        cells = [str(line.arm.accumulation_steps), line.arm.arithmetic, line.facts.run.track, line.steps]
+        rows.append([*cells, *(short(number) for number in numbers), line.verdict])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for k, row in enumerate(rows):
+        aligned = (
+            cell.rjust(width) if name in NUMBERS else cell.ljust(width)
+            for name, cell, width in zip(COLUMNS, row, widths, strict=True)
+        )
+        yield (" │ " if k else " ┃ ").join(aligned)
+        if k == 0:
+            yield "━╇━".join("━" * width for width in widths)

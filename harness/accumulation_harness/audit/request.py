@@ -1,0 +1,87 @@
+"""What an audit is asked to do, checked before anything is run."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from accumulation_harness.judge.cause import Cause
+
+MAX_STEPS = 200  # optimizer steps of a run; a handful says as much
+SIZES = ("batch_size", "accumulation_steps")
+OFFERED = ("dtype", "order_seed", "weights")  # keyword parameters that a training function may have
+
+
+def checked(
+    train: Callable[..., Any],
+    reference: Callable[..., Any] | None,
+    batch_size: int,
+    accumulation_steps: Sequence[int],
+    *,
+    processes: int,
+    max_steps: int,
+) -> list[int]:
+    """The numbers of accumulation steps in order. Raises ValueError, in one line, for what cannot be run."""
+    _check_function("train", train)
+    if reference is not None:
+        _check_function("reference", reference)
+    for name, value in (("batch_size", batch_size), ("processes", processes), ("max_steps", max_steps)):
+        if not _is_count(value):
+            raise ValueError(f"expected {name} as a whole number of 1 or more, got {value!r}")
+    if isinstance(accumulation_steps, (str, bytes)) or not isinstance(accumulation_steps, Sequence):
+        raise ValueError(f"expected accumulation_steps as a sequence of whole numbers, as (4, 16), got {accumulation_steps!r}")
+    if not accumulation_steps:
+        raise ValueError("expected at least one number of accumulation_steps, got none")
+    for n in accumulation_steps:
+        if not _is_count(n) or batch_size % n:
+            raise ValueError(f"expected accumulation_steps as whole numbers that divide batch_size={batch_size}, got {n!r}")
+    return sorted(set(accumulation_steps))
+
+
+def causes_of(names: Collection[str]) -> frozenset[Cause]:
+    """The causes of these names. Raises ValueError for a name that is no cause, and for a text in place of a set of them."""
+    if isinstance(names, str):
+        raise ValueError(f"expected allow as a set of causes, as {{'stochastic_layers'}}, got {names!r}")
+    for name in names:
+        if name not in set(Cause):
+            close = get_close_matches(str(name), list(Cause), n=1) or list(Cause)
+            raise ValueError(f"expected allow to name causes, as {close[0]}, got {name!r}")
+    return frozenset(map(Cause, names))
+
+
+def arms_of(steps: Sequence[int], *, independent: bool) -> list[int]:
+    """Those that are compared with the reference: N=1 as well where it is another function. Raises ValueError for none."""
+    arms = ([1] if independent else []) + [n for n in steps if n != 1]
+    if not arms:
+        raise ValueError("expected accumulation_steps above 1, or a reference to compare N=1 with, got 1 alone")
+    return arms
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _check_function(name: str, function: Any) -> None:
+    """That it can be called with a micro-batch size and their number, and with nothing that is not offered."""
+    if not callable(function):
+        raise ValueError(f"expected {name} to be a function of (batch_size, accumulation_steps), got {function!r}")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # written in C: called by position, and told then
+        return
+    required = [
+        p.name
+        for p in signature.parameters.values()
+        if p.default is p.empty and p.name not in OFFERED and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    takes_any = any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in signature.parameters.values())
+    named = all(size in signature.parameters for size in SIZES)
+    if len(required) > len(SIZES) or not (named or takes_any or _takes_two(signature)):
+        raise ValueError(f"expected {name}(batch_size, accumulation_steps), got {name}{signature}")
+
+
+def _takes_two(signature: inspect.Signature) -> bool:
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.kind in positional and p.name not in OFFERED for p in signature.parameters.values()) >= len(SIZES)

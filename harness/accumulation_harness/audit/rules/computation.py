@@ -1,0 +1,327 @@
+"""Gradients that no weights of the micro-batches explain: their computations differ, or several things do at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from accumulation_harness.audit.compare.facts import OneTerm, RowFacts, StepFacts, WeightedSum
+from accumulation_harness.audit.evidence import Finding
+from accumulation_harness.audit.rules.finding import (
+    CONDITION_LIMIT,
+    UNEQUAL,
+    at,
+    equal,
+    known_weights,
+    listed,
+    other_factors,
+    same_factor,
+    same_row,
+)
+from accumulation_harness.audit.rules.weights import own_means
+from accumulation_harness.judge.cause import Cause
+
+ALMOST = 0.01  # of a difference, which is left where a cause explains the rest of it
+OF_THE_SUM = (  # what happens to gradients after a backward has given them
+    Cause.gradients_cleared_in_window,
+    Cause.accumulator_overwritten,
+    Cause.gradients_not_cleared,
+    Cause.clip_per_micro_batch,
+    Cause.sum_rescaled_in_window,
+)
+CLEAR = 10.0  # gates; a difference without a prediction of its own is not named below
+
+
+def other_computation(facts: StepFacts) -> list[Finding]:
+    """What terms, rows, layers and extra runs say of the difference; `unexplained` where they say nothing. Never empty."""
+    if found := _by_term(facts):
+        return found
+    for rule in RULES:
+        if named := rule(facts):
+            cause, more, message = named
+            return [at(facts, cause, "gradient", _evidence(facts) | more, message)]
+    return [at(facts, Cause.unexplained, "gradient", _evidence(facts), _without_a_name(facts))]
+
+
+def _without_a_name(facts: StepFacts) -> str:
+    if facts.fits.line <= facts.gate:
+        return f"the gradient is the right one times {facts.raw.scale:.6g}, a number that neither N nor the rows explain"
+    if len(facts.parts.weights) > 1 and facts.parts.residual <= facts.gate and facts.parts.condition <= CONDITION_LIMIT:
+        weights = listed(facts.parts.weights)
+        return f"micro-batches count otherwise than at N=1, and not by their numbers of loss terms; right weights: {weights}"
+    if facts.gate < facts.parts.residual <= ALMOST * facts.raw.distance and facts.parts.condition <= CONDITION_LIMIT:
+        return (
+            f"weights of the micro-batches ({listed(facts.parts.weights)}) give the right gradient "
+            f"but for {facts.parts.residual:.2g}, where rounding explains {facts.gate:.2g}"
+        )
+    rows = facts.probe.by_row
+    if rows is not None and rows.outputs > same_row(facts) and _undisturbed(facts):
+        return "the model gives the same rows other outputs, those of the window's first micro-batch as well"
+    if rows is not None and rows.outputs <= same_row(facts) < rows.residual and _undisturbed(facts):
+        return (
+            "the model gives the same rows the same outputs, and the loss has other slopes there: it uses statistics of the "
+            "micro-batch, or other targets"
+        )
+    return "the gradients differ, and no known cause reproduces how" + _where(facts)
+
+
+def _where(facts: StepFacts) -> str:
+    """Names the tensors that differ, where others agree."""
+    size = {name: seen.distance for name, seen in facts.tensors.items()}
+    off = [name for name, distance in size.items() if not distance <= CLEAR * facts.gate]
+    return f"; only {', '.join(off[:4])} differ" if 0 < len(off) < len(size) else ""
+
+
+def besides(facts: StepFacts, found: Sequence[Finding]) -> list[Finding]:
+    """What else is wrong where the step took less (or more) than its backwards gave: these give no multiple of what they should.
+
+    Nothing is said of a factor, which a loop may take out later.
+    """
+    off = facts.gate < facts.fits.sums_line < math.inf
+    if not off or not any(one.cause in OF_THE_SUM for one in found) or facts.window.rows == "different":
+        return []
+    means = own_means(facts) if known_weights(facts, facts.parts) and not other_factors(facts) else []
+    return [one for one in means if one.cause is Cause.mean_of_means] or other_computation(facts)
+
+
+def _evidence(facts: StepFacts) -> dict[str, Any]:
+    return {
+        "what": "gradient",
+        "distance": facts.raw.distance,
+        "gate": facts.gate,
+        "scale": facts.raw.scale,
+        "cosine": facts.raw.cosine,
+        "residual": facts.parts.residual if math.isfinite(facts.parts.residual) else math.nan,
+        "weights": facts.parts.weights,
+        "condition": facts.parts.condition,
+        "backwards": facts.window.backwards,
+        "rows": facts.window.rows,
+    }
+
+
+# -- terms of the loss ------------------------------------------------------------------------------------------------
+
+
+def _by_term(facts: StepFacts) -> list[Finding]:
+    """Terms of the loss one by one: some agree, hence the forwards do, and each of the others is wrong in a way of its own."""
+    if found := _by_micro_batch(facts):
+        return found
+    each = facts.probe.by_term.each if facts.probe.by_term is not None else ()
+    term = _one_term(facts)
+    if term is not None and not any(_of_some(facts, one) for one in each):
+        return [term]
+    off = [(place, term) for place, term in enumerate(each) if term.distance > facts.gate]
+    if not 0 < len(off) < len(each) or facts.window.rows == "different":
+        return []
+    return [one for place, term in off for one in _wrong_term(facts, term, f"term {place + 1} of {len(each)} of the loss")]
+
+
+def _summed_terms(facts: StepFacts) -> WeightedSum | None:
+    """The terms of the loss, where the reference gradient is a sum of them with positive weights."""
+    if facts.probe.by_term is None:
+        return None
+    seen = facts.probe.by_term.parts
+    known = seen.residual <= facts.gate and seen.condition <= CONDITION_LIMIT and min(seen.weights) > 0
+    return seen if known else None
+
+
+def _by_micro_batch(facts: StepFacts) -> list[Finding]:
+    """One backward for the whole window, whose loss has a term for every forward: these are its micro-batches."""
+    seen, window = _summed_terms(facts), facts.window
+    if seen is None or window.backwards != 1 or not window.reference_forwards < window.forwards == len(seen.weights):
+        return []
+    return own_means(replace(facts, parts=seen, window=replace(window, backwards=window.forwards)))
+
+
+def _one_term(facts: StepFacts) -> Finding | None:
+    """The reference gradient is a sum of the terms of the loss, one of which counts otherwise than the rest."""
+    seen = _summed_terms(facts)
+    if seen is None:
+        return None
+    off = [place for place, weight in enumerate(seen.weights) if abs(weight - 1) > UNEQUAL]
+    if not 0 < len(off) < len(seen.weights):
+        return None
+    evidence = {"right_weights_of_terms": seen.weights, "residual": seen.residual, "distance": facts.raw.distance}
+    message = "a term of the loss is not divided like the rest: " + ", ".join(
+        f"term {place + 1} of {len(seen.weights)} counts {1 / seen.weights[place]:.4g} times" for place in off
+    )
+    return at(facts, Cause.auxiliary_loss_scale, "predicted", evidence, message)
+
+
+def _wrong_term(facts: StepFacts, term: OneTerm, which: str) -> list[Finding]:
+    weights, residual, rows = term.parts.weights, term.parts.residual, term.by_row
+    evidence = {"term": which, "right_weights": weights, "scale_of_term": term.scale, "distance": term.distance}
+    if residual <= facts.gate:
+        known = term.parts.condition <= CONDITION_LIMIT and min(weights) > 0
+        return _weighted_term(facts, term, which, evidence) if known else []
+    if rows is not None and _other_weights(facts, rows):
+        message = (
+            f"the same {rows.what} gets another weight in {which} in another split: its divisor or baseline is the micro-batch's"
+        )
+        more = {"off_rows": rows.residual}
+        return [at(facts, Cause.normaliser_depends_on_split, "predicted", evidence | more, message)]
+    message = f"{which} depends on which rows share a micro-batch: no weights of the micro-batches give it; the others agree"
+    found = [at(facts, Cause.non_separable_loss, "predicted", evidence | {"residual": residual}, message)]
+    nearer_to_n = term.scale > math.sqrt(facts.accumulation_steps)  # than to 1
+    return [*found, _undivided(facts, term, which, evidence)] if nearer_to_n else found
+
+
+def _weighted_term(facts: StepFacts, term: OneTerm, which: str, evidence: dict[str, Any]) -> list[Finding]:
+    """The micro-batches' own terms, with other weights: those of means, N times these, or others."""
+    if equal(term.parts.weights) and not _of_some(facts, term):
+        return [_undivided(facts, term, which, evidence)]
+    for factor in (1, facts.accumulation_steps):
+        if abs(_mean_weight(term) * factor - 1) <= same_factor(facts):
+            message = f"micro-batches count equally in {which} although they hold unequal numbers of its terms; the others agree"
+            found = [at(facts, Cause.mean_of_means, "predicted", evidence, message)]
+            return found if factor == 1 else [*found, _undivided(facts, term, which, evidence)]
+    right = listed(term.parts.weights)
+    message = f"micro-batches count otherwise in {which}, and not by their numbers of its terms; right weights: {right}"
+    return [at(facts, Cause.unexplained, "gradient", evidence, message)]
+
+
+def _undivided(facts: StepFacts, term: OneTerm, which: str, evidence: dict[str, Any]) -> Finding:
+    message = f"{which} is not divided like the rest: it counts {term.scale:.4g} times"
+    return at(facts, Cause.auxiliary_loss_scale, "predicted", evidence, message)
+
+
+def _mean_weight(term: OneTerm) -> float:
+    """Over all micro-batches, also those without this term: 1 where each is averaged over its own numbers of it."""
+    return sum(term.parts.weights) / term.micro_batches
+
+
+def _of_some(facts: StepFacts, term: OneTerm) -> bool:
+    """Whether some micro-batches have nothing of this term, and the others count as if they had its share."""
+    return 0 < len(term.parts.weights) < term.micro_batches and abs(_mean_weight(term) - 1) <= same_factor(facts)
+
+
+def _other_weights(facts: StepFacts, rows: RowFacts) -> bool:
+    """Whether rows (or tokens) of a term count otherwise: their slopes are multiples, or each is a number of its own.
+
+    A loss of several rows has no slope at all where a row is alone.
+    """
+    if rows.residual <= same_row(facts):
+        return not (rows.chosen and (rows.tokens or facts.probe.coupled))
+    seen = facts.probe.by_row
+    return seen is not None and seen.outputs <= same_row(facts) and facts.probe.elementwise and _undisturbed(facts)
+
+
+# -- rows, layers and extra runs: each rule gives a cause, what it adds to the evidence, and a message ------------------
+
+Named = tuple[Cause, dict[str, Any], str]
+
+
+def _outside(facts: StepFacts) -> bool:
+    """Whether no weights of the micro-batches give the reference gradient."""
+    return facts.parts.residual > facts.gate
+
+
+def _moved_state(facts: StepFacts) -> Named | None:
+    if not (facts.probe.agrees_when_held and facts.layers.buffers and _undisturbed(facts)):
+        return None
+    moved = ", ".join(facts.layers.buffers[:4])
+    message = f"the difference is gone where {moved} move once per window: a forward moves and uses them"
+    return Cause.stateful_forward, {"buffers": facts.layers.buffers}, message
+
+
+def _cached_weights(facts: StepFacts) -> Named | None:
+    rows = facts.probe.by_row
+    as_before = rows is not None and max(rows.outputs, rows.residual) <= same_row(facts)
+    if not facts.probe.agrees_when_frozen or as_before:
+        return None
+    message = "the difference is gone when the weights stay where they are: a forward uses weights of before the last step"
+    return Cause.cached_weights_stale, {}, message
+
+
+def _random_draws(facts: StepFacts) -> Named | None:
+    window, layers = facts.window, facts.layers
+    known = layers.dropout or layers.batch_norm or window.rows == "different"
+    if _outside(facts) and window.drawn_inside and not known:
+        return Cause.stochastic_layers, {}, "random numbers are drawn inside the forward"
+    if window.drawn_between and facts.fits.sums <= facts.gate:
+        message = "what the micro-batches give adds up; random numbers are drawn after each, and its gradients change"
+        return Cause.stochastic_layers, {}, message
+    return None
+
+
+def _changed_before_step(facts: StepFacts) -> Named | None:
+    fits = facts.fits
+    if (
+        not min(fits.scaled_sum, fits.sums) <= CLEAR * facts.gate  # the gate of signs, say, is not that of the sum
+        or not CLEAR * facts.gate < fits.own_sum < math.inf
+        or fits.sum_line <= CLEAR * facts.gate
+    ):
+        return None
+    message = "what the backwards give adds up to the reference's gradient, and is changed before the optimizer takes it"
+    if known_weights(facts, facts.taken):
+        message += f": micro-batches count {listed(facts.taken.weights)} times there"
+    message += _where(facts)
+    return Cause.unexplained, {"distance_from_the_sum": fits.own_sum}, message
+
+
+def _coupled_rows(facts: StepFacts) -> Named | None:
+    if not (_outside(facts) and facts.probe.coupled and _undisturbed(facts)):
+        return None
+    message = "no weights of the micro-batches give the full gradient: the loss of a row depends on the outputs of others"
+    return Cause.non_separable_loss, {}, message
+
+
+def _undisturbed(facts: StepFacts) -> bool:
+    """The window holds the reference's rows, and no random numbers are drawn in its forwards."""
+    return not facts.window.drawn_inside and facts.window.rows != "different"
+
+
+def _other_outputs(facts: StepFacts) -> Named | None:
+    rows, buffers = facts.probe.by_row, facts.layers.buffers
+    if rows is None or rows.outputs <= same_row(facts) or not _undisturbed(facts):
+        return None
+    what, evidence = "the model gives the same rows other outputs: ", {"outputs_apart": rows.outputs, "buffers": buffers}
+    if facts.probe.mixed:
+        return Cause.batch_statistics, evidence, what + "each depends on the other rows of its micro-batch"
+    if buffers:
+        message = f"its forward updates and uses {', '.join(buffers[:4])}, once per micro-batch"
+        return Cause.stateful_forward, evidence, what + message
+    if rows.outputs_of_first <= same_row(facts):
+        message = "not those of the window's first micro-batch: a forward leaves something behind that the next one uses"
+        return Cause.stateful_forward, evidence, what + message
+    return None
+
+
+def _other_factors(facts: StepFacts) -> Named | None:
+    """The same outputs, and slopes that point alike, but not by one factor in a micro-batch."""
+    rows = facts.probe.by_row
+    if rows is None or not other_factors(facts):
+        return None
+    evidence = {"factors_of_rows": rows.factors}
+    if rows.chosen:
+        message = f"some {rows.what}s count in one split and not in another: which ones depends on the rows beside them"
+        return Cause.non_separable_loss, evidence, message
+    if facts.probe.same_at_one or facts.accumulation_steps == 1:
+        message = "rows count otherwise than in the reference, at every N: each is averaged over its own loss terms"
+        return Cause.mean_of_means, evidence, message
+    message = f"the same {rows.what} gets another weight in another split: its divisor or baseline is the micro-batch's"
+    return Cause.normaliser_depends_on_split, evidence, message
+
+
+def _some_tensors(facts: StepFacts) -> Named | None:
+    clear, rows = facts.raw.distance > CLEAR * facts.gate, facts.probe.by_row
+    if rows is not None and rows.residual > same_row(facts):  # the loss itself is another one
+        return None
+    if not (facts.probe.made and clear and facts.partly and _undisturbed(facts)) or facts.layers.batch_norm:
+        return None
+    message = f"only {', '.join(facts.partly[:4])} differ: a term of the loss that reaches only them is not divided like the rest"
+    return Cause.auxiliary_loss_scale, {"tensors": facts.partly}, message
+
+
+RULES = (
+    _moved_state,
+    _cached_weights,
+    _random_draws,
+    _changed_before_step,
+    _coupled_rows,
+    _other_outputs,
+    _other_factors,
+    _some_tensors,
+)

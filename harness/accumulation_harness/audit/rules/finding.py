@@ -1,0 +1,74 @@
+"""Findings as the rules make them, and the gates that several rules share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from accumulation_harness.audit.compare.facts import RunFacts, StepFacts, WeightedSum
+from accumulation_harness.audit.evidence import Finding, Kind
+from accumulation_harness.judge.cause import Cause
+
+CONDITION_LIMIT = 1e6  # of the micro-batch gradients; beyond it their weights mean nothing
+CERTAIN = 10.0  # roundings of a weight, which are what is left of the gradient times the condition
+UNEQUAL = 1e-2  # relative; weights that differ by more are not equal
+SAME_FACTOR = 1e-3  # relative; a mean weight is N (or 1 / N) up to this, or up to the gate where that is wider
+FACTOR_ROUNDINGS = 100.0  # by which the factors of two rows are unequal, where that is more than `UNEQUAL`
+SAME_ROW = 1e-3  # relative, for a row's output and the direction of its slope
+ROW_ROUNDINGS = 30.0  # or, in coarse arithmetic, so many roundings
+
+
+def finding(
+    facts: RunFacts | StepFacts, step: int | None, cause: Cause, kind: Kind, evidence: Mapping[str, Any], message: str
+) -> Finding:
+    """A finding about one optimizer, whose name stands first in the evidence. `step` is None for one about the whole run."""
+    return Finding(facts.accumulation_steps, step, cause, {"optimizer": facts.track, **evidence}, message, kind, facts.track)
+
+
+def at(facts: StepFacts, cause: Cause, kind: Kind, evidence: Mapping[str, Any], message: str) -> Finding:
+    """A finding about one optimizer step."""
+    return finding(facts, facts.step, cause, kind, evidence, message)
+
+
+def equal(weights: tuple[float, ...]) -> bool:
+    """Whether positive weights differ by no more than `UNEQUAL`."""
+    return max(weights) - min(weights) <= UNEQUAL * max(weights)
+
+
+def known_weights(facts: StepFacts, parts: WeightedSum) -> bool:
+    """Whether several parts make up the gradient, and each counts by more than rounding moves its weight."""
+    if len(parts.weights) < 2 or parts.condition > CONDITION_LIMIT or not parts.residual <= facts.gate:
+        return False
+    return min(parts.weights) > weights_known(parts)
+
+
+def weights_known(parts: WeightedSum) -> float:
+    """By how much rounding may move a weight."""
+    return CERTAIN * parts.residual * parts.condition
+
+
+def other_factors(facts: StepFacts) -> bool:
+    """Whether rows of one micro-batch count otherwise than each other, with the same outputs and slopes that point alike.
+
+    Factors that differ by little count where outputs and slopes are known better than the gradients differ.
+    """
+    rows, alike, rounding = facts.probe.by_row, same_row(facts), FACTOR_ROUNDINGS * facts.precision.roundoff
+    if rows is None or not (rows.outputs <= alike and rows.residual <= alike):
+        return False
+    fine = max(rows.outputs, rows.residual) <= facts.gate and rows.spread >= facts.raw.distance
+    return rows.spread > max(rounding, facts.gate if fine else UNEQUAL)
+
+
+def listed(weights: tuple[float, ...]) -> str:
+    """Weights with three digits, for a message."""
+    return ", ".join(f"{w:.3g}" for w in weights)
+
+
+def same_row(facts: StepFacts) -> float:
+    """The relative distance below which two outputs (or slopes) of a row are the same in this arithmetic."""
+    return max(SAME_ROW, ROW_ROUNDINGS * facts.precision.roundoff)
+
+
+def same_factor(facts: StepFacts) -> float:
+    """The relative distance below which two factors of a gradient are the same."""
+    return max(facts.gate, SAME_FACTOR)

@@ -1,0 +1,133 @@
+"""All that the plain numbers of one optimizer's run say: its windows, its steps one by one, then what gradients cannot show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from accumulation_harness.audit.compare.facts import RunFacts, StepFacts
+from accumulation_harness.audit.evidence import Finding
+from accumulation_harness.audit.rules.counters import buffers, counters, counts, reported, shadows, statistics
+from accumulation_harness.audit.rules.finding import UNEQUAL, equal, known_weights, listed
+from accumulation_harness.audit.rules.gradient_rules import explain_step
+from accumulation_harness.audit.rules.schedule import same_rates, schedule
+from accumulation_harness.audit.rules.structure import structure
+from accumulation_harness.audit.rules.weights import growth
+from accumulation_harness.judge.cause import Cause
+
+
+def explain(run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
+    """All findings of one optimizer of one candidate, in the order of the steps; empty when nothing differs."""
+    found = structure(run, steps)
+    limit = min((f.optimizer_step for f in found if f.optimizer_step is not None), default=math.inf)
+    broken_off = bool(found)
+    pure = True  # nothing before this step made state or rate another
+    for facts in steps:
+        if facts.step >= limit and broken_off:
+            break
+        pure = pure and same_rates(run.mine.lrs[facts.step], run.reference.lrs[facts.step])
+        said = explain_step(facts, judge_update=pure)
+        pure = pure and facts.gradients_agree
+        if broken_off and facts.window.rows == "unknown":  # a misplaced window explains it as well
+            said = [one for one in said if one.cause is not Cause.unexplained]
+        found += said
+        if not facts.window.backwards and not facts.window.reference_backwards and not facts.agrees:
+            break  # only weights were seen: later steps start from other weights
+    if not broken_off:
+        found += schedule(run) + counters(run) + shadows(run) + statistics(run)
+        found = found or buffers(run, steps)
+        clean = not found and all(facts.agrees for facts in steps)
+        found += reported(run) + counts(run) if clean else []
+    return first_of_each(_told_apart(found, run, steps))
+
+
+def _told_apart(found: list[Finding], run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
+    """Short windows are ambiguous: K/N is 1/N where K is 1, and a growing scale looks like unequal terms where K is 2 or 3."""
+    whole = [t for t, count in enumerate(run.mine.backwards) if count == run.accumulation_steps]
+    if any(f.cause is Cause.loss_divided_twice and f.optimizer_step in whole for f in found):
+        single = [facts.step for facts in steps if facts.window.backwards == 1]
+        found = [f for f in found if not (f.cause is Cause.short_window_divided_by_n and f.optimizer_step in single)]
+    weights: dict[int | None, tuple[float, ...]] = {facts.step: facts.parts.weights for facts in steps}
+    growths = [growth(weights[f.optimizer_step]) for f in found if _predicted(f, Cause.scaler_updated_in_window)]
+
+    def grows(f: Finding) -> bool:
+        unequal = _predicted(f, Cause.mean_of_means) or f.nameless
+        return unequal and any(_grows(weights[f.optimizer_step], factor) for factor in growths)
+
+    return _own_divisors(_multiples([f for f in found if not grows(f)], steps), steps)
+
+
+def _multiples(found: list[Finding], steps: Sequence[StepFacts]) -> list[Finding]:
+    """A wrong count makes every gradient a multiple of the right one: some are ratios of small numbers, all are on its line."""
+    on_line = {facts.step for facts in steps if facts.fits.line <= facts.gate}
+    nameless = [f for f in found if f.nameless]
+    if any(f.optimizer_step not in on_line for f in nameless):
+        return [f for f in found if not _predicted(f, Cause.counter_wrong)]
+    counted = any(_predicted(f, Cause.counter_wrong) for f in found)
+    return [f for f in found if not (counted and f in nameless)]
+
+
+def _own_divisors(found: list[Finding], steps: Sequence[StepFacts]) -> list[Finding]:
+    """Micro-batches divided by numbers of their own that no count of terms gives: they come and go with the rows.
+
+    Weights that are the same in every window go by the place in it, and weights that only rise (or fall) in each go by the time.
+    """
+    off = [f for f in steps if not f.gradients_agree and f.fits.sum_line <= f.gate < f.fits.line]
+    known = {f.step: f.parts.weights for f in off if known_weights(f, f.parts)}
+    nameless = [f for f in found if f.nameless]
+    if not nameless or any(f.optimizer_step not in known for f in nameless):
+        return found
+    windows = [known[f.optimizer_step] for f in nameless if f.optimizer_step is not None]
+    by_place = any(_proportional(a, b) for a, b in pairwise(windows))
+    by_time = any(all(list(w) == sorted(w, reverse=falls) for w in windows) for falls in (True, False))
+    if len(windows) < 2 or by_place or by_time:
+        return found
+    first = nameless[0]
+    message = (
+        "every micro-batch is divided by a number of its own, which is not its number of loss terms (a padded length, say); "
+        f"right weights: {listed(windows[0])}"
+    )
+    steps_seen = tuple(f.optimizer_step for f in nameless if f.optimizer_step is not None)
+    named = replace(first, cause=Cause.normaliser_depends_on_split, kind="predicted", message=message, steps=steps_seen)
+    return [named if f is first else f for f in found if f is first or f not in nameless]
+
+
+def _proportional(a: Sequence[float], b: Sequence[float]) -> bool:
+    ratios = tuple(x / y for x, y in zip(a, b, strict=False))
+    return equal(ratios)
+
+
+def _predicted(f: Finding, cause: Cause) -> bool:
+    return f.cause is cause and f.kind == "predicted"
+
+
+def _grows(weights: tuple[float, ...], factor: float | None) -> bool:
+    """Whether the weights of a window too short to tell fall as they do in longer ones."""
+    ratios = [a / b for a, b in pairwise(weights)]
+    return bool(ratios) and factor is not None and all(abs(ratio / factor - 1) <= UNEQUAL for ratio in ratios)
+
+
+def first_of_each(findings: Sequence[Finding]) -> list[Finding]:
+    """One finding per cause and arm, the first, with the steps it was seen at; `unexplained` only after nothing else.
+
+    An unexplained gradient stays beside explained ones: it is another difference. An update after a wrong gradient is not.
+    """
+    kept: dict[tuple[int, Cause], Finding] = {}
+    steps: dict[tuple[int, Cause], set[int]] = {}
+    for one in findings:
+        key = (one.accumulation_steps, one.cause)
+        kept.setdefault(key, one)
+        seen = one.steps if one.steps or one.optimizer_step is None else (one.optimizer_step,)
+        steps.setdefault(key, set()).update(seen)
+    explained = {n for n, cause in kept if cause is not Cause.unexplained}
+    return [
+        _seen_at(one, tuple(sorted(steps[key])))
+        for key, one in kept.items()
+        if one.cause is not Cause.unexplained or one.accumulation_steps not in explained or one.unreproduced
+    ]
+
+
+def _seen_at(one: Finding, steps: tuple[int, ...]) -> Finding:
+    return replace(one, steps=steps, evidence={**one.evidence, "steps": list(steps)})

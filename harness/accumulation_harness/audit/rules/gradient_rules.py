@@ -1,0 +1,277 @@
+"""From the plain numbers of one optimizer step to causes: every rule is a small pure function. No torch, no vectors.
+
+A rule speaks only when the prediction of its cause reproduces what was seen within the gate, or when it was seen directly
+(a call, a counter, a row). Whatever no rule reproduces is `unexplained`.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from accumulation_harness.audit.compare.facts import Format, StepFacts
+from accumulation_harness.audit.evidence import Finding
+from accumulation_harness.audit.rules.computation import besides, other_computation
+from accumulation_harness.audit.rules.finding import CERTAIN, at
+from accumulation_harness.audit.rules.seen import seen_directly
+from accumulation_harness.audit.rules.weights import clipped_aside, means_of_some, sum_rescaled, unequal_replicas, weighted
+from accumulation_harness.judge.cause import Cause
+
+BY_CHANCE = 0.01  # share of all factors that chance makes a ratio of counts
+ROUNDED = 1e-12  # relative; how well a factor is known at best
+LOST = 0.05  # share of elements that are 0 for no other reason than underflow
+ALONG_WEIGHTS = 0.05  # share of a difference of updates outside the direction of the parameters, below which it is a shrinking
+ROUNDOFF: dict[Format, float] = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
+
+
+def explain_step(facts: StepFacts, *, judge_update: bool = True) -> list[Finding]:
+    """What the gradient of this step says; when it agrees, what the update and the state say. Empty when nothing differs."""
+    found = seen_directly(facts)
+    if facts.gradients_agree:
+        found = found or _underflow(facts)
+        return found or (_update(facts) if judge_update else [])
+    if found:
+        return found + besides(facts, found)
+    for rule in RULES:
+        found = rule(facts)
+        if found:
+            return found + besides(facts, found)
+    return other_computation(facts)
+
+
+# -- one number: the gradient is a multiple of the reference's ------------------------------------------------------------
+
+
+class Factor(NamedTuple):
+    """A number by which a fault multiplies the gradient."""
+
+    fit: float  # distance of the gradient from the reference's times the factor
+    factor: float
+    cause: Cause
+    message: str
+
+
+def _replicas(facts: StepFacts) -> list[Finding]:
+    for fit, factor in ((facts.fits.times_ranks, facts.ranks), (facts.fits.over_ranks, 1 / facts.ranks)):
+        if facts.ranks > 1 and fit <= facts.gate and (facts.accumulation_steps == 1 or facts.ranks != facts.accumulation_steps):
+            evidence = {"scale": facts.raw.scale, "factor": factor, "ranks": facts.ranks, "fit": fit}
+            message = f"{factor:g} times the reference's gradient on {facts.ranks} ranks: sum and mean over replicas are mixed up"
+            return [at(facts, Cause.replica_scale, "predicted", evidence, message)]
+    return []
+
+
+def _scaled(facts: StepFacts) -> list[Finding]:
+    """The gradient is a multiple of the reference's, by a number that the window explains."""
+    fits = facts.fits
+    for fit, factor, cause, message in _factors(facts):
+        if factor in (0, 1) or not fit <= facts.gate:
+            continue
+        evidence = {"scale": facts.raw.scale, "cosine": facts.raw.cosine, "factor": factor, "fit": fit, "gate": facts.gate}
+        if facts.scaling.clipped and fits.clipped_then_divided <= facts.gate:
+            message = f"the undivided sum is clipped, and divided by {facts.accumulation_steps} afterwards"
+            return [at(facts, Cause.clip_before_unscale, "predicted", evidence, message)]
+        if facts.consumed.distance <= facts.gate:
+            message += "; active clipping hides it in this run"
+        return [at(facts, cause, "predicted", evidence, message)]
+    return []
+
+
+def _factors(facts: StepFacts) -> list[Factor]:
+    """In the order of `Cause`, except that the short window comes first.
+
+    One micro-batch alone is divided by N either way; whether the loss is divided twice, the full windows tell (`findings`).
+    """
+    fits, n, k, rows = facts.fits, facts.accumulation_steps, facts.window.backwards, facts.window.num_rows
+    added = "times too large: the losses are added, not averaged"
+    again = "times too small: something divides again"
+    not_divided, twice = Cause.loss_not_divided, Cause.loss_divided_twice
+    short = Factor(fits.k_over_n, k / n, Cause.short_window_divided_by_n, f"a window of {k} micro-batches is divided by {n}")
+    return [
+        *([short] if n > 1 and k < n else []),
+        Factor(fits.times_n, n, not_divided, f"the gradient is {n} {added}"),
+        Factor(fits.times_k, k, not_divided, f"the gradient is {k} {added}"),
+        Factor(fits.over_n, 1 / n, twice, f"the gradient is {n} {again}"),
+        Factor(fits.over_k, 1 / (k or 1), twice, f"the gradient is {k} {again}"),
+        Factor(fits.times_rows, rows, not_divided, f"the gradient is {rows} times too large: rows are added, not averaged"),
+        Factor(fits.over_rows, 1 / (rows or 1), twice, "the gradient is divided by the number of rows again"),
+    ]
+
+
+def _miscounted(facts: StepFacts) -> list[Finding]:
+    """A multiple of the independent reference at every N, N=1 as well: divided by another number of loss terms."""
+    alone = facts.accumulation_steps == 1 or facts.probe.same_at_one
+    if not alone or not facts.fits.line <= facts.gate:
+        return []
+    evidence = {"scale": facts.raw.scale, "cosine": facts.raw.cosine}
+    message = f"the gradient is the reference's times {facts.raw.scale:.6g}: another number of loss terms is counted"
+    return [at(facts, Cause.counter_wrong, "predicted", evidence, message)]
+
+
+# -- a part of the window, or something that is none of it ------------------------------------------------------------------
+
+
+def _foreign(facts: StepFacts) -> list[Finding]:
+    """Gradients of a loss that is not this optimizer's."""
+    fit, distance = facts.fits.without_foreign, facts.raw.distance
+    if fit <= facts.gate:
+        message = "another optimizer's loss has left gradients in the window; without its backward passes the sum is right"
+        return [at(facts, Cause.foreign_gradients, "predicted", {"fit": fit, "distance": distance}, message)]
+    if facts.accumulator.found_changed and facts.fits.sum <= facts.gate:
+        message = "the window begins with gradients that no backward of its own has left; without them the sum is right"
+        return [at(facts, Cause.foreign_gradients, "predicted", {"distance": distance}, message)]
+    return []
+
+
+def _last_only(facts: StepFacts) -> list[Finding]:
+    """Gradients were cleared, and the step takes what came after."""
+    fit, seen = facts.fits.since_clear, facts.accumulator
+    if not (seen.cleared_inside or seen.cleared_at_last) or not fit <= facts.gate:
+        return []
+    evidence: dict[str, Any] = {
+        "cleared_inside": seen.cleared_inside,
+        "cleared_before_the_step": seen.cleared_at_last,
+        "micro_batches": facts.window.backwards,
+        "fit": fit,
+        "cosine": facts.consumed.cosine,
+    }
+    cause = Cause.gradients_cleared_in_window
+    message = f"gradients are cleared {seen.cleared_inside} times inside the window: only what came after counts"
+    if seen.cleared_then_filled and not seen.cleared_at_last:
+        cause = Cause.accumulator_overwritten
+        message = "only the last micro-batch reaches the step, in gradients put back after they had been cleared"
+    elif seen.loaded_inside:
+        cause = Cause.resume_in_window
+        message = "a checkpoint is loaded inside the window, and the gradients that the window had so far are lost"
+    elif seen.cleared_at_last:
+        message = f"gradients are cleared between the last backward and the step ({', '.join(seen.cleared_at_last[:4])})"
+    return [at(facts, cause, "predicted", evidence, message)]
+
+
+def _overwritten(facts: StepFacts) -> list[Finding]:
+    """One micro-batch reaches the step, and not the sum of them all."""
+    for fit, which in ((facts.fits.first, "first"), (facts.fits.last, "last")):
+        if facts.window.backwards > 1 and fit <= facts.gate < facts.fits.own_sum:
+            evidence = {"fit": fit, "micro_batches": facts.window.backwards}
+            message = f"only the {which} micro-batch of the window reaches the step"
+            return [at(facts, Cause.accumulator_overwritten, "predicted", evidence, message)]
+    return []
+
+
+def _some_times_n(facts: StepFacts) -> list[Finding]:
+    """Some tensors alone get the whole window's gradient in every micro-batch (a temperature, where features are cached)."""
+    if not facts.fits.some_times_n <= facts.gate or not facts.fits.own_sum <= facts.gate:
+        return []
+    n, names = facts.accumulation_steps, ", ".join(facts.partly[:4])
+    evidence = {"tensors": facts.partly, "factor": n, "fit": facts.fits.some_times_n, "distance": facts.raw.distance}
+    message = (
+        f"only {names} differ, and are {n} times too large: the loss reaches them in every micro-batch, and is not divided there"
+    )
+    return [at(facts, Cause.auxiliary_loss_scale, "predicted", evidence, message)]
+
+
+def _regulariser(facts: StepFacts) -> list[Finding]:
+    """The difference is a multiple of the parameters, or of their signs: a penalty on them."""
+    known = max(facts.gate / max(facts.raw.distance, facts.gate), facts.gate)  # a difference is known no better than its parts
+    for fit, what in ((facts.fits.along_weights, "the parameters"), (facts.fits.along_signs, "the signs of the parameters")):
+        if fit <= known:
+            evidence = {"fit": fit, "distance": facts.raw.distance}
+            message = f"the gradients differ by a multiple of {what}: a penalty is not divided over the micro-batches"
+            return [at(facts, Cause.auxiliary_loss_scale, "predicted", evidence, message)]
+    return []
+
+
+def _other_count(facts: StepFacts) -> list[Finding]:
+    """A multiple of the reference by a ratio of small whole numbers: divided by another number of loss terms."""
+    known = min(facts.gate, CERTAIN * max(facts.fits.line, facts.precision.roundoff))  # what is off the line is rounding
+    ratio = _ratio(facts.raw.scale, known) if facts.fits.line <= facts.gate else None
+    if ratio is None or ratio == 1:
+        return []
+    evidence = {"scale": facts.raw.scale, "ratio": str(ratio), "cosine": facts.raw.cosine, "gate": facts.gate}
+    message = f"the gradient is the reference's times {ratio}: it is divided by another number of loss terms than at N=1"
+    return [at(facts, Cause.counter_wrong, "predicted", evidence, message)]
+
+
+def _ratio(factor: float, known: float) -> Fraction | None:
+    """The fraction that a factor, known so well, is; with a denominator so small that chance finds one for 1 in 100 factors.
+
+    About 0.3 q^2 fractions per unit have denominators up to q.
+    """
+    most = int(math.sqrt(BY_CHANCE / (0.6 * max(factor, 1.0) * max(known, ROUNDED))))
+    ratio = Fraction(factor).limit_denominator(most) if most and math.isfinite(factor) else None
+    return ratio if ratio and abs(factor / float(ratio) - 1) <= known else None
+
+
+# -- rounding -------------------------------------------------------------------------------------------------------------
+
+
+def _rounded(facts: StepFacts) -> list[Finding]:
+    """The sum is right, and the step takes it rounded to 16 bits."""
+    narrow, fits = facts.precision.narrow, facts.fits
+    if narrow is None:
+        return []
+    rounding = ROUNDOFF[narrow] * (facts.window.backwards + 1)
+    if not min(fits.sum, fits.sums) <= facts.gate or not fits.own_sum <= rounding:
+        return []
+    evidence = {"format": narrow, "distance": facts.raw.distance, "gate": facts.gate}
+    message = f"the accumulated gradient is held in {narrow}: all its elements fit in it"
+    return [at(facts, Cause.low_precision_accumulator, "predicted", evidence, message)]
+
+
+def _underflow(facts: StepFacts) -> list[Finding]:
+    """Elements are 0 in float16 that are not at N=1."""
+    lost = facts.precision.lost
+    if not facts.precision.float16 or lost <= LOST:
+        return []
+    evidence = {"share_of_elements_lost": lost, "scale": facts.raw.scale, "cosine": facts.raw.cosine}
+    message = f"{lost:.0%} of the gradient's elements are exactly 0 in float16, and are not at N=1: the smaller loss underflows"
+    return [at(facts, Cause.underflow_from_division, "seen", evidence, message)]
+
+
+# -- the update -----------------------------------------------------------------------------------------------------------
+
+
+def _update(facts: StepFacts) -> list[Finding]:
+    """Equal gradients, and the step made something else of them."""
+    if facts.agrees:
+        return []
+    update = facts.update
+    evidence: dict[str, Any] = {
+        "what": "update",
+        "update_distance": update.distance,
+        "update_gate": update.gate,
+        "state_distance": update.state_distance,
+        "state_gate": update.state_gate,
+    }
+    if update.distance > update.gate and update.along_weights <= ALONG_WEIGHTS:
+        evidence["outside_the_direction_of_the_parameters"] = update.along_weights
+        message = "equal gradients, but the parameters shrink by more: weight decay is applied more often"
+        return [at(facts, Cause.weight_decay_per_micro_batch, "update", evidence, message)]
+    if update.state_distance > update.state_gate:
+        message = "equal gradients, but the optimizer's state advanced differently"
+        return [at(facts, Cause.optimizer_state_per_micro_batch, "update", evidence, message)]
+    return [at(facts, Cause.unexplained, "update", evidence, "equal gradients and state, but another update")]
+
+
+# By strength of evidence, the first that speaks: first what was counted or seen and leaves no number free (ranks, the optimizers
+# that a backward reached, clearing), then one number that the window gives, then several fitted weights, last one fitted number.
+# The order of `Cause` settles predictions of equal strength (`_factors`). Between rules it would be wrong: `replica_scale` stands
+# late in it, and the number of ranks is known exactly; `mean_of_means` stands early, and has a free weight per micro-batch.
+RULES = (
+    _replicas,
+    unequal_replicas,
+    _foreign,
+    _last_only,
+    means_of_some,
+    _scaled,
+    _rounded,
+    sum_rescaled,
+    weighted,
+    _overwritten,
+    clipped_aside,
+    _some_times_n,
+    _underflow,
+    _regulariser,
+    _miscounted,
+    _other_count,
+)

@@ -1,0 +1,204 @@
+"""Rules about weights: of the micro-batches (or of ranks) in the reference gradient, and in the one that the step took."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+from accumulation_harness.audit.compare.facts import StepFacts
+from accumulation_harness.audit.evidence import Finding
+from accumulation_harness.audit.rules.finding import (
+    CONDITION_LIMIT,
+    UNEQUAL,
+    at,
+    equal,
+    known_weights,
+    listed,
+    other_factors,
+    same_factor,
+    weights_known,
+)
+from accumulation_harness.judge.cause import Cause
+
+FEWEST_RATIOS = 3  # of neighbouring weights, below which they fall evenly by chance
+SAME_NORM = 1e-3  # relative; norms of parts that differ by less are one
+SAME_RATIO = 1e-3  # relative; ratios of neighbouring weights that differ by less are one
+
+
+def unequal_replicas(facts: StepFacts) -> list[Finding]:
+    """The reference gradient weighs what the ranks gave otherwise than equally."""
+    weights, seen = facts.by_rank.weights, facts.by_rank
+    flat = [w for row in weights for w in row]
+    if not flat or seen.residual > facts.gate or seen.condition > CONDITION_LIMIT or min(flat) <= 0:
+        return []
+    columns = list(zip(*weights, strict=True))
+    ranks = tuple(sum(column) / len(weights) for column in columns)
+    evidence = {"right_weights": weights, "condition": seen.condition, "distance": facts.raw.distance}
+    found = []
+    if not equal(ranks):
+        message = f"ranks count equally although they hold unequal numbers of loss terms; right weights: {listed(ranks)}"
+        found.append(at(facts, Cause.replica_scale, "predicted", evidence, message))
+    if max(max(column) - min(column) for column in columns) > UNEQUAL * max(flat):
+        message = "the micro-batches of a rank count equally although they hold unequal numbers of loss terms"
+        found.append(at(facts, Cause.mean_of_means, "predicted", evidence, message))
+    return found
+
+
+def weighted(facts: StepFacts) -> list[Finding]:
+    """The reference gradient is a sum of the contributions with other weights: the micro-batches themselves are right."""
+    if facts.fits.line <= facts.gate:
+        return []  # a multiple of the right gradient: no micro-batch counts otherwise than another
+    if not known_weights(facts, facts.parts) or not facts.fits.sum_line <= facts.gate:
+        return []
+    if other_factors(facts) or max(facts.parts.weights) - min(facts.parts.weights) <= weights_known(facts.parts):
+        return []  # rows of one micro-batch count otherwise than each other; or the weights are equal, as far as they are known
+    if one := _one_backward(facts) or _growing(facts):
+        return [one]
+    return own_means(facts)
+
+
+def means_of_some(facts: StepFacts) -> list[Finding]:
+    """Micro-batches without any loss term have their share of the mean, and the others hold equal numbers of terms."""
+    k, without = facts.window.backwards, facts.window.without_terms
+    if not 0 < without < k or not facts.fits.line <= facts.gate:
+        return []
+    share = (k - without) / k
+    for cause, times in ((None, 1.0), (Cause.loss_not_divided, float(facts.accumulation_steps))):
+        if abs(facts.raw.scale / (share * times) - 1) <= same_factor(facts):
+            return _mean_of_means(facts, (cause, 1 / times))
+    return []
+
+
+def own_means(facts: StepFacts) -> list[Finding]:
+    """Every micro-batch is averaged over its own loss terms: with its share s_k in the sum, w_k s_k adds up to 1 (or to a fault).
+
+    Micro-batch k holds n_k of the window's n terms, and its mean counts with the share s_k: w_k = (n_k / n) / s_k.
+    """
+    if found := _own_means(facts):
+        return found
+    parts = facts.parts
+    added = replace(facts, parts=replace(parts, weights=tuple(w * parts.as_added for w in parts.weights)))
+    # Of a sum that was shortened nobody knows by what else it was divided.
+    return [one for one in _own_means(added) if one.cause not in (Cause.loss_not_divided, Cause.loss_divided_twice)]
+
+
+def _own_means(facts: StepFacts) -> list[Finding]:
+    weights, k, n = facts.parts.weights, facts.window.backwards, facts.accumulation_steps
+    losses = facts.window.reference_backwards
+    losses = losses if losses and len(weights) % losses == 0 and len(weights) > losses else 1  # each with backwards of its own
+    known = min(UNEQUAL, max(facts.gate * facts.parts.condition, weights_known(facts.parts)))
+    factors: list[tuple[Cause | None, float]] = [(None, 1.0)]
+    factors += [(Cause.short_window_divided_by_n, n * losses / k)] if k < n * losses else []
+    for count in dict.fromkeys((float(n), k / losses)) if n > 1 else ():  # a short window's means are added as well
+        factors += [(Cause.loss_not_divided, 1 / count), (Cause.loss_divided_twice, count)]
+    for shares in _shares(facts):
+        counted = [w * share * losses for w, share in zip(weights, shares, strict=True)]
+        sums = [sum(counted[place::losses]) for place in range(losses)]
+        found = [next(((cause, mean) for cause, f in factors if abs(mean / f - 1) <= known), None) for mean in sums]
+        if facts.window.without_terms and _part_of_one(sums[0], facts):
+            found[0] = found[0] or (None, sums[0])
+        if all(found):
+            return _mean_of_means(facts, found[0] if losses == 1 else None)
+    return []
+
+
+def _part_of_one(mean: float, facts: StepFacts) -> bool:
+    """Whether 1 is missed by what micro-batches without a gradient may have held: such a one may have loss terms all the same."""
+    return 0 < 1 - mean <= 2 * facts.window.without_terms / facts.window.backwards
+
+
+def _mean_of_means(facts: StepFacts, besides: tuple[Cause | None, float] | None) -> list[Finding]:
+    """`besides`: what the mean weight says of the whole, and that mean."""
+    weights, raw = facts.parts.weights, facts.raw
+    evidence = {"right_weights": weights, "cosine": raw.cosine, "scale": raw.scale, "condition": facts.parts.condition}
+    message = "micro-batches count equally although they hold unequal numbers (or weights) of loss terms"
+    if facts.window.without_terms:
+        message += f", {facts.window.without_terms} of them none"
+    found = [at(facts, Cause.mean_of_means, "predicted", evidence, f"{message}; right weights: {listed(weights)}")]
+    cause, mean = besides or (None, 1.0)
+    if cause is not None:
+        message = f"besides, the gradient as a whole is {1 / mean:.4g} times what it should be"
+        found.append(at(facts, cause, "predicted", {"factor": 1 / mean, "right_weights": weights}, message))
+    return found
+
+
+def _shares(facts: StepFacts) -> list[tuple[float, ...]]:
+    """What each micro-batch may have been given of the window: equal shares, or by its rows."""
+    rows, count = facts.window.rows_each, len(facts.parts.weights)
+    by_rows = [tuple(each / facts.window.num_rows for each in rows)] if len(rows) == count and all(rows) else []
+    return [(1 / facts.window.backwards,) * count, *by_rows]
+
+
+def _one_backward(facts: StepFacts) -> Finding | None:
+    """Several backwards per micro-batch, one for each loss: all of one loss count otherwise than those of another."""
+    losses, weights = facts.window.reference_backwards, facts.parts.weights
+    if losses < 2 or len(weights) % losses or len(weights) == losses:
+        return None
+    by_loss = [weights[place::losses] for place in range(losses)]
+    means = tuple(sum(same) / len(same) for same in by_loss)
+    if not all(equal(same) for same in by_loss) or equal(means):
+        return None
+    evidence = {"right_weights_of_losses": means, "condition": facts.parts.condition, "distance": facts.raw.distance}
+    message = (
+        f"the losses of a micro-batch, each with a backward of its own, are not divided alike; right weights: {listed(means)}"
+    )
+    return at(facts, Cause.auxiliary_loss_scale, "predicted", evidence, message)
+
+
+def growth(weights: tuple[float, ...]) -> float | None:
+    """The factor by which each micro-batch counts more (or less) than the one before, where it is one and the same.
+
+    Numbers of loss terms do not do that; None as well where the weights are equal, or too few to tell.
+    """
+    ratios = tuple(a / b for a, b in pairwise(weights))
+    if len(ratios) < FEWEST_RATIOS or max(ratios) - min(ratios) > SAME_RATIO * max(ratios) or abs(ratios[0] - 1) <= UNEQUAL:
+        return None
+    return ratios[0]
+
+
+def _growing(facts: StepFacts) -> Finding | None:
+    factor = growth(facts.parts.weights)
+    if factor is None:
+        return None
+    evidence = {"right_weights": facts.parts.weights, "factor": factor, "condition": facts.parts.condition}
+    message = f"every micro-batch counts {factor:.4g} times the one before: its loss is scaled by a factor that changes inside"
+    return at(facts, Cause.scaler_updated_in_window, "predicted", evidence, message)
+
+
+def sum_rescaled(facts: StepFacts) -> list[Finding]:
+    """The gradients were seen to be scaled between backwards: each scaling weighs all the micro-batches before it."""
+    weights = facts.taken.weights
+    if not facts.scaling.rescaled or not known_weights(facts, facts.taken) or facts.fits.own_sum <= facts.gate:
+        return []
+    ratios = [b / a for a, b in pairwise(weights) if not equal((a, b))]
+    if not ratios or min(ratios) < 0 or not equal((min(ratios), max(ratios))):
+        return []
+    evidence = {"weights": weights, "ratio": ratios[0], "distance": facts.raw.distance, "condition": facts.taken.condition}
+    message = f"the sum so far is divided by {ratios[0]:.4g} again and again: micro-batches count {listed(weights)} times"
+    return [at(facts, Cause.sum_rescaled_in_window, "predicted", evidence, message)]
+
+
+def clipped_aside(facts: StepFacts) -> list[Finding]:
+    """Each part is clipped before it is added in a buffer of the loop's own, or scaled to one norm, or clamped by value."""
+    fits, taken = facts.fits, facts.taken
+    if not min(fits.scaled_sum, fits.sums, fits.sums_line) <= facts.gate or facts.window.backwards < 2:
+        return []
+    if fits.own_sum <= facts.gate or fits.line <= facts.gate:
+        return []  # nothing is clipped, or nothing that is not at N=1 as well: rows are
+    evidence = {"weights": taken.weights, "norms": taken.sizes, "distance": facts.raw.distance}
+    message = "each micro-batch's gradient is clipped or scaled to one norm before it is added; unclipped, the sum is right"
+    if known_weights(facts, taken) and _to_one_norm(taken.weights, taken.sizes):
+        return [at(facts, Cause.clip_per_micro_batch, "predicted", evidence, message)]
+    for fit, what in ((fits.clamped, "the sum so far is"), (fits.clamped_parts, "each micro-batch's gradient is")):
+        if fit <= facts.gate:
+            message = f"{what} clipped by value inside the window; unclipped, the sum is right"
+            return [at(facts, Cause.clip_per_micro_batch, "predicted", {**evidence, "fit": fit}, message)]
+    return []
+
+
+def _to_one_norm(weights: tuple[float, ...], sizes: tuple[float, ...]) -> bool:
+    """Whether unequal weights give the parts one norm, at least two of them, and the smaller ones one weight."""
+    norms = [w * size for w, size in zip(weights, sizes, strict=True)]
+    clipped = [abs(norm / max(norms) - 1) <= SAME_NORM for norm in norms]
+    whole = [w for w, cut in zip(weights, clipped, strict=True) if not cut]
+    return not equal(weights) and sum(clipped) > 1 and all(abs(w / max(weights) - 1) <= SAME_NORM for w in whole)

@@ -1,0 +1,294 @@
+"""Run a training function with and without accumulation, compare, and say why where they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from accumulation_harness.audit.compare.comparison import ShapeError, facts
+from accumulation_harness.audit.compare.facts import Facts
+from accumulation_harness.audit.compare.floors import COARSE_GATE, Floor
+from accumulation_harness.audit.compare.nulls import not_rounding
+from accumulation_harness.audit.compare.resumed import stitched
+from accumulation_harness.audit.compare.vacuity import nothing_compared
+from accumulation_harness.audit.compare.windows import distance
+from accumulation_harness.audit.evidence import Intervention, Run
+from accumulation_harness.audit.extra_runs import ExtraRuns, explained
+from accumulation_harness.audit.family import Family, Progress, Runs
+from accumulation_harness.audit.observe.pooling import disagreement
+from accumulation_harness.audit.observe.ranks import Ranks
+from accumulation_harness.audit.observe.runs import Local, Train
+from accumulation_harness.audit.report import ArmResult, Report
+from accumulation_harness.audit.request import MAX_STEPS, arms_of, causes_of, checked
+from accumulation_harness.audit.rules.findings import first_of_each
+from accumulation_harness.audit.visibility import hidden
+from accumulation_harness.judge.cause import Cause
+
+REPEATED = 100.0  # roundings by which two runs with the same arguments may differ
+
+
+def audit(
+    train: Train,
+    *,
+    batch_size: int,
+    accumulation_steps: Sequence[int],
+    reference: Train | None = None,
+    processes: int = 1,
+    max_steps: int = MAX_STEPS,
+    allow: Collection[str] = (),
+    progress: Progress | None = None,
+) -> Report:
+    """Is `train(batch_size // N, N)` the same computation as `train(batch_size, 1)`, for each N; where not, why?
+
+    `train` gets the micro-batch and the number of them per optimizer step; it must seed itself, take its samples in a fixed order
+    and take a handful of optimizer steps. Keyword parameters it may have: `dtype`; `order_seed`; and, for frameworks that are not
+    torch, `weights`, a callback that takes the named arrays of all weights, once before training and after each optimizer step.
+    With `reference`, every arm (N=1 as well) is compared with `reference(batch_size, 1)`. `processes` runs it on that many ranks
+    with `torch.distributed` initialised; the reference then runs on one, with all rows. A run ends after `max_steps` optimizer
+    steps. Findings of the causes in `allow` are told and change no verdict: `allow={"stochastic_layers"}` for a model with
+    dropout. `progress` is told in a line what is run and what is seen. torch has the caller's number of threads afterwards.
+    Nothing raised by `train` escapes: see `Report.problems`.
+    Raises ValueError for arguments that cannot be run.
+    """
+    steps = checked(train, reference, batch_size, accumulation_steps, processes=processes, max_steps=max_steps)
+    arms = arms_of(steps, independent=reference is not None)
+    permitted = causes_of(allow)
+    with same_threads(), Ranks(train, reference, processes) if processes > 1 else nullcontext(Local(train, reference)) as runner:
+        runs = Runs(runner, batch_size, reference is not None, max_steps, progress or (lambda line: None))
+        return with_allowed(Session(runs, arms).report(), permitted)
+
+
+@contextmanager
+def same_threads() -> Iterator[None]:
+    """The number of torch's threads is put back afterwards, whatever the audited function made of it."""
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def with_allowed(report: Report, causes: Collection[Cause]) -> Report:
+    """The report, in which findings of these causes are no findings any more, and are told all the same."""
+    results = [
+        replace(
+            result,
+            findings=tuple(f for f in result.findings if f.cause not in causes),
+            allowed=tuple(f for f in result.findings if f.cause in causes),
+        )
+        for result in report.results
+    ]
+    return replace(report, results=tuple(results))
+
+
+class Session:
+    """One audit: which runs are made, and what is concluded from them."""
+
+    def __init__(self, runs: Runs, arms: Sequence[int]) -> None:
+        """`arms`: numbers of accumulation steps, each compared with the reference."""
+        self.runs, self.arms = runs, arms
+        self.problems: list[str] = []
+        self.unseen: list[str] = []  # what the runs that were made could not show
+        self.repeatable = True  # causes are named only for a function that does the same twice
+        self.results: list[ArmResult] = []
+
+    def report(self) -> Report:
+        """Every arm, as trained and, where the functions take a `dtype`, in float64."""
+        families = [self._family({})]
+        if families[0].reference.stopped:
+            self.unseen.append(f"what comes after {self.runs.max_steps} optimizer steps: runs are ended there (max_steps)")
+        if self.runs.accept_dtype() and not self.problems:
+            families.append(self._family({"dtype": torch.float64}))
+        for family in families:
+            if family.reference.error is None and family.reference.num_steps:
+                self._check_comparable(family.reference)
+                for n in self.arms:
+                    self._arm(family, n)
+        if self.repeatable and not self.problems and not any(result.findings for result in self.results):
+            self._look_for_silent_terms(families[0])
+        return Report(
+            batch_size=self.runs.batch_size,
+            results=tuple(self.results),
+            problems=tuple(dict.fromkeys(self.problems)),
+            hidden=tuple(dict.fromkeys([*self.unseen, *hidden(families[0].reference, families[0].candidates, self.results)])),
+        )
+
+    def _look_for_silent_terms(self, family: Family) -> None:
+        """Terms of the loss that give no gradient at N=1: whatever accumulation does to them does not show."""
+        if not family.reference.summed:
+            return
+        last = max(len(track.steps) for track in family.reference.tracks) - 1
+        run = self.runs.baseline(family.options, Intervention(terms=last))
+        for place, name in enumerate(run.term_names if run.error is None else ()):
+            if not any(each[place].any() for each in run.terms):
+                which = f"term {place + 1} of {len(run.term_names)} of the loss ({name})"
+                self.unseen.append(f"{which} gave no gradient at all at optimizer step {last}: a fault in it cannot show")
+
+    # -- the reference --------------------------------------------------------------------------------------------------
+
+    def _family(self, options: Mapping[str, Any]) -> Family:
+        """The reference twice (is it deterministic?), and perturbed or permuted: the floor."""
+        runs, reference = self.runs, self.runs.baseline(options, Intervention(leads=True))
+        if self._unusable(reference, "N=1"):
+            return Family(options, reference)
+        watched = Intervention(seek=reference.has_averages)
+        again = runs.baseline(options, watched)
+        made = (again, runs.baseline(options, replace(watched, perturb=reference.roundoff)))
+        nulls = [run for run in made if run.error is None]
+        if not nulls:
+            self.repeatable = False
+            self.problems.append(
+                f"N=1: the function raises when it is run again ({again.error}): its rounding cannot be measured"
+            )
+            return Family(options, reference)
+        self._check_repeatable(reference, again)
+        return Family(options, reference, [*nulls, *self._permuted(options, reference, nulls)])
+
+    def _permuted(self, options: Mapping[str, Any], reference: Run, nulls: Sequence[Run]) -> list[Run]:
+        """The reference with its samples in another order, where that is all that `order_seed` changes."""
+        kept = []
+        for run in self.runs.permuted(options, Intervention(seek=reference.has_averages)):
+            besides = run.error or not_rounding(run, reference, nulls, drift=True)
+            if besides is None:
+                kept.append(run)
+            else:
+                self.unseen.append(f"the run with `order_seed=1` says nothing of rounding: {besides}")
+        return kept
+
+    def _unusable(self, run: Run, label: str) -> bool:
+        if run.error is not None:
+            self.problems.append(f"{label}: the training function raised {run.error} after {run.num_steps} optimizer steps")
+            return True
+        if run.num_steps == 0:
+            self.problems.append(f"{label}: {_why_no_step(run)}")
+            return True
+        return False
+
+    def _check_repeatable(self, reference: Run, again: Run) -> None:
+        """Kernels that are not deterministic differ by roundings; a function that is not, by more."""
+        if again.error is not None:
+            return
+        try:
+            same = facts(again, reference, Floor([], drift=True))
+        except ShapeError as error:
+            self.repeatable = False
+            self.problems.append(f"the function is not deterministic: run twice, it makes {error}")
+            return
+        for item in same:
+            allowed = REPEATED * reference.roundoff
+            off = next((s for s in item.steps if s.consumed.distance > max(s.gate, allowed)), None)
+            if off is not None or item.run.mine.steps != item.run.reference.steps:
+                where = f"gradients {off.consumed.distance:.2g} apart at step {off.step}" if off else "another number of steps"
+                self.repeatable = False
+                self.problems.append(
+                    f"the function is not deterministic: run twice with the same arguments, {where}; it must seed everything, "
+                    "take samples in a fixed order and build its model and optimizer anew"
+                )
+                return
+
+    # -- arms ------------------------------------------------------------------------------------------------------------
+
+    def _arm(self, family: Family, n: int) -> None:
+        candidate = self.runs.candidate(n, family.options, Intervention(seek=family.reference.has_averages))
+        family.candidates[n] = candidate
+        if candidate.error is not None:
+            self.problems.append(
+                f"N={n}: the training function raised {candidate.error} after {candidate.num_steps} optimizer steps"
+            )
+        if not candidate.num_steps:
+            if candidate.error is None:
+                self.problems.append(f"N={n}: {_why_no_step(candidate)}")
+            return
+        try:
+            compared: Sequence[Facts] = facts(candidate, family.reference, Floor(family.nulls, drift=True))
+        except ShapeError as error:
+            self.problems.append(f"N={n}: the model is not the one of N=1: {error}; it must not depend on the arguments")
+            return
+        self._check_start(candidate, family.reference)
+        found = explained(compared) if self.repeatable else []
+        self.runs.progress(f"N={n}, {family.arithmetic}: {_first_answer(compared)}")
+        if self.repeatable and any(not step.agrees or step.gate > COARSE_GATE for item in compared for step in item.steps):
+            extra = ExtraRuns(self.runs, family, n, same_at_one=self._differs_at_one(family))
+            compared, found = extra.diagnose(compared)
+        split = disagreement(candidate, max((s.gate for item in compared for s in item.steps), default=0.0))
+        if split:  # what one rank's gradient looks like then says nothing of the window
+            found = split + [f for f in found if not f.unreproduced]
+        if candidate.error is not None:
+            found = [f for f in found if f.cause is not Cause.window_misplaced]  # the run was cut short by the exception
+        if not found and (empty := nothing_compared(candidate, family.reference, self._one(family), compared)):
+            self.problems.append(f"N={n}: {empty}")
+        self.results.append(ArmResult(n, family.arithmetic, tuple(compared), tuple(first_of_each(found)), _evidence(candidate)))
+
+    def _one(self, family: Family) -> Run:
+        """The audited function at N=1; where an independent function is the reference, only if it was asked for as an arm."""
+        return family.candidates.get(1, family.reference)
+
+    def _check_start(self, candidate: Run, reference: Run) -> None:
+        """Other weights from the start are no matter of accumulation: runs that follow the reference would hide them."""
+        allowed = REPEATED * max(candidate.roundoff, reference.roundoff)
+        for mine, theirs in zip(stitched(candidate), stitched(reference), strict=True):
+            if mine.start is None or theirs.start is None:
+                continue
+            apart = distance(mine.start, theirs.start)
+            if apart > allowed and self.repeatable:
+                self.problems.append(
+                    f"N={candidate.accumulation_steps}: {mine.name} starts from other weights than N=1 ({apart:.2g} apart); "
+                    "the function must seed its model alike at every N"
+                )
+
+    def _check_comparable(self, reference: Run) -> None:
+        """NaN equals NaN, and nothing equals nothing: what comes after is equal for no good reason."""
+        for track in reference.tracks:
+            broken = next((t for t, step in enumerate(track.steps) if not np.isfinite(step.after).all()), None)
+            if broken is not None:
+                where = f"N=1: the weights of {track.name} are not finite after optimizer step {broken}"
+                self.problems.append(f"{where}; what follows cannot be judged")
+            given = any(step.total is not None and step.total.any() for step in track.steps)
+            if given and not any(step.gradient.any() for step in track.steps):
+                self.problems.append(
+                    f"N=1: {track.name} steps without gradients, which were cleared after the backward: nothing can be compared"
+                )
+
+    def _differs_at_one(self, family: Family) -> bool:
+        """Whether N=1 as well differs from the independent reference."""
+        return any(r.accumulation_steps == 1 and r.findings for r in self.results if r.arithmetic == family.arithmetic)
+
+
+def _first_answer(compared: Sequence[Facts]) -> str:
+    """What the first run of an arm shows, before anything is explained."""
+    steps = [step for item in compared for step in item.steps]
+    worst = max(steps, key=lambda step: step.raw.distance / step.gate if step.gate else 0.0, default=None)
+    if worst is None:
+        return "no optimizer step to compare"
+    if all(step.agrees for step in steps):
+        return f"gradients and updates of {len(steps)} optimizer steps agree"
+    numbers = f"{worst.raw.distance:.2g} apart at optimizer step {worst.step}, where rounding explains {worst.gate:.2g}"
+    return f"different ({numbers}); looking for the cause"
+
+
+def _why_no_step(run: Run) -> str:
+    if run.backwards:
+        return (
+            f"{run.backwards} backward passes were seen and no step of a torch.optim optimizer: the audit needs a "
+            "function that steps optimizers of torch.optim in this process"
+        )
+    return (
+        "no optimizer of torch.optim and no backward pass were seen: the function must train in the calling process, with "
+        "torch.optim; training in a process of its own cannot be watched"
+    )
+
+
+def _evidence(run: Run) -> dict[str, Any]:
+    tracks = run.tracks
+    return {
+        "steps": run.num_steps,
+        "optimizers": [track.name for track in tracks],
+        "backwards_per_step": [len(step.backwards) for step in tracks[0].steps] if tracks else [],
+        "calls_of_first_window": list(tracks[0].steps[0].calls) if tracks and tracks[0].steps else [],
+        "reported": run.reported,
+    }

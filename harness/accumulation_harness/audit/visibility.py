@@ -1,0 +1,136 @@
+"""What an audit could not see, and what to change so that it can."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from accumulation_harness.audit.compare.fits import emptied_at_last
+from accumulation_harness.audit.compare.floors import COARSE_ROUNDOFF
+from accumulation_harness.audit.evidence import Run, Step, Track
+from accumulation_harness.audit.report import ArmResult
+from accumulation_harness.judge.cause import Cause
+
+FEWEST_STEPS = 3  # in which stale gradients, schedules and short windows show
+JUMPS = 1.0  # gate of an update, which is ten times what rounding alone did to it
+
+
+def hidden(reference: Run, candidates: Mapping[int, Run], results: Sequence[ArmResult]) -> Iterator[str]:
+    """One statement each; empty when every class of fault would have shown."""
+    steps = [step for track in reference.tracks for step in track.steps]
+    arms = {n: run.tracks for n, run in candidates.items()}
+    if not steps:
+        return
+    if not any(step.backwards for step in steps):
+        yield "only weights were seen: the number of steps and scale faults under plain SGD can be named, other causes cannot"
+        return
+    yield from _parts([reference, *candidates.values()])
+    yield from _samples(reference)
+    yield from _windows(steps, arms, shown=any(f.cause is Cause.mean_of_means for result in results for f in result.findings))
+    if any(_unseen(track.steps[0]) for tracks in arms.values() for track in tracks if track.steps):
+        yield "what each micro-batch gave was not seen (sharded out of sight): wrong weights of micro-batches cannot be named"
+    yield from _split_at_one(reference, steps)
+    yield from _clipping(steps)
+    yield from _cleared(steps)
+    yield from _schedules(steps)
+    yield from _updates(results)
+    if reference.roundoff > COARSE_ROUNDOFF:
+        yield (
+            f"arithmetic is rounded to {reference.roundoff:.1e}: smaller differences than the measured floor cannot be seen; "
+            "give the function a `dtype` parameter to judge the algebra in float64"
+        )
+    if len(steps) < FEWEST_STEPS:
+        yield f"only {len(steps)} optimizer steps: stale gradients, schedules and short windows need at least three"
+    if all(not any(step.decays) for step in steps):
+        yield "weight decay is 0: set it to see whether it is applied per micro-batch"
+
+
+def _parts(runs: Sequence[Run]) -> Iterator[str]:
+    for groups in dict.fromkeys(run.parts for run in runs if run.parts):
+        listed = " | ".join(", ".join(str(rank) for rank in group) for group in groups)
+        yield (
+            f"ranks {listed} start from different weights and were taken for the parts of one model: of replicas that are not "
+            "initialised alike, nothing else would show"
+        )
+
+
+def _samples(reference: Run) -> Iterator[str]:
+    for track in reference.tracks:
+        kept, count = sum(track.steps[-1].kept), sum(n for _, n in track.tensors)
+        if track.steps[-1].kept:
+            yield (
+                f"{kept:,} of the {count:,} elements of {track.name} were compared one by one, and of the gradients that it took "
+                f"sums of all: distances are known to about {1 / math.sqrt(kept):.1g} of themselves"
+            )
+
+
+def _windows(steps: Sequence[Step], arms: Mapping[int, list[Track]], *, shown: bool) -> Iterator[str]:
+    """`shown`: whether unequal weights were found, whatever the inputs look like."""
+    short = any(len(s.backwards) < n for n, tracks in arms.items() for track in tracks for s in track.steps)
+    sizes = {sum(step.rows.values()) for step in steps if step.rows}
+    if not sizes:
+        yield "rows were not seen (no module was called): dropped or repeated rows show only in the number of steps"
+    if arms and not short and len(sizes) <= 1:
+        yield "every window is full: short windows cannot show; take data that the window does not divide, for two epochs"
+    if arms and not shown and _equal_weights(arms):
+        yield "every micro-batch weighs the same: a mean of means cannot show; use sequences of unequal length"
+
+
+def _split_at_one(reference: Run, steps: Sequence[Step]) -> Iterator[str]:
+    """The reference accumulates as well: its backwards hold a batch together, and rows of their own each."""
+    held = [[set(b.rows) for b in step.backwards if b.rows] for step in steps]
+    size = reference.batch_size * reference.accumulation_steps
+    whole = [rows for rows in held if sum(map(len, rows)) == len(set.union(set(), *rows)) == size]
+    parts = max((len(rows) for rows in whole), default=1)
+    if parts > 1:
+        yield (
+            f"N=1 takes its batch in {parts} parts itself: what is told is the difference from that, and a fault that both have "
+            "cannot show; give a `reference` that takes it whole"
+        )
+
+
+def _unseen(step: Step) -> bool:
+    """Whether there were several backwards, and neither what they added to the gradients nor what they gave is known."""
+    return len(step.backwards) > 1 and step.total is None and not all(b.locals for b in step.backwards)
+
+
+def _equal_weights(arms: Mapping[int, list[Track]]) -> bool:
+    """Whether all micro-batches had one number of rows and rows of one length, as far as the model's input shows."""
+    backwards = [b for tracks in arms.values() for track in tracks for step in track.steps for b in step.backwards]
+    sizes = {
+        (n, len(b.rows)) for n, tracks in arms.items() for t in tracks for s in t.steps for b in s.backwards if b.rows is not None
+    }
+    return len(sizes) <= len(arms) and all(b.lengths <= 1 for b in backwards)
+
+
+def _clipping(steps: Sequence[Step]) -> Iterator[str]:
+    calls = [clip for step in steps for clip in step.clips]
+    if calls and all(clip.active for clip in calls):
+        yield "clipping was active at every step: scale faults are hidden from the update (and judged before it)"
+    elif calls and not any(clip.active for clip in calls):
+        yield "clipping was never active: faults of where it is applied cannot show; lower its limit"
+
+
+def _cleared(steps: Sequence[Step]) -> Iterator[str]:
+    names = set.intersection(*(set(emptied_at_last(step, step.gradient)) for step in steps))
+    if names and any(step.gradient.any() for step in steps):
+        listed = ", ".join(sorted(names)[:4])
+        yield f"gradients of {listed} are cleared before every step, also at N=1: give a `reference` to see whether that is meant"
+
+
+def _schedules(steps: Sequence[Step]) -> Iterator[str]:
+    if len({step.lrs for step in steps}) == 1:
+        yield "the learning rate is constant: a schedule that advances per micro-batch cannot show"
+
+
+def _updates(results: Sequence[ArmResult]) -> Iterator[str]:
+    """Known no better in any arithmetic."""
+    known: dict[str, float] = {}
+    for result in results:
+        worst = max((step.update.gate for item in result.facts for step in item.steps), default=0.0)
+        known[result.arithmetic] = max(known.get(result.arithmetic, 0.0), worst)
+    if known and min(known.values()) > JUMPS:
+        yield (
+            "rounding alone changes the optimizer's update by a tenth or more (a basis of eigenvectors, say): gradients were "
+            "compared, but not what it makes of them"
+        )

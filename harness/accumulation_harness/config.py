@@ -1,0 +1,344 @@
+"""What a trial is made of: frozen dataclasses and the names that their fields can have.
+
+Hydra and OmegaConf stop at `run.py`; everything below it reads these values and nobody writes to them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from accumulation_harness.enums import StrEnum
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be run: names the field, the value, and what was expected."""
+
+    def __init__(self, name: str, value: object, expected: str) -> None:
+        super().__init__(name, value, expected)  # what it is pickled by, on its way from another process
+        self.field = name
+
+    def __str__(self) -> str:
+        name, value, expected = self.args
+        return f"{name}={value}: expected {expected}"
+
+
+class NotReproducible(UserWarning):
+    """Operations that compute another result each time: there is no deterministic kernel for them on the device."""
+
+
+class Data(StrEnum):
+    """What is trained on; `workload=NAME` chooses data and model together."""
+
+    digits = "digits"
+    mnist = "mnist"
+    cifar10 = "cifar10"
+    mnist1d = "mnist1d"  # from its own generator
+    text = "text"
+    python_bytes = "python_bytes"  # sources that are installed anyway
+    pairs = "pairs"
+    policy = "policy"
+    docstrings = "docstrings"  # of functions, with their source
+    class_weights = "class_weights"  # the digits; so is the next
+    ignored_labels = "ignored_labels"
+    custom = "custom"  # the user's own, at `workload.target`
+
+
+EMBEDDED_DIGITS = (Data.digits, Data.pairs, Data.policy, Data.class_weights, Data.ignored_labels)
+EMBEDDED = (*EMBEDDED_DIGITS, Data.mnist1d, Data.python_bytes)
+TEXTS = (Data.text, Data.python_bytes)
+
+
+TUNING_SEEDS = 100  # and above: of trials that choose learning rates; the others judge
+COUPLED = (Data.pairs, Data.policy, Data.docstrings)  # whose losses take something from the other samples
+
+
+class Model(StrEnum):
+    """The network; each kind of data has those that fit it."""
+
+    conv = "conv"
+    conv1d = "conv1d"  # of mnist1d
+    mlp = "mlp"
+    resnet18 = "resnet18"
+    transformer = "transformer"
+    towers = "towers"  # two encoders of bytes
+
+
+class Contrast(StrEnum):
+    """The loss of pairs whose negatives are the other pairs of the batch (`workloads/contrastive.py`)."""
+
+    symmetric = "symmetric"  # InfoNCE of queries among passages and of passages among queries
+    one_sided = "one_sided"  # InfoNCE of queries among passages
+    sigmoid = "sigmoid"  # SigLIP's: every pair by itself
+
+
+class Norm(StrEnum):
+    """The normalisation layers of the model; `as_is` keeps those of a model of your own."""
+
+    as_is = "as_is"  # those that a model of the user's own has
+    none = "none"
+    batch = "batch"
+    group = "group"
+    layer = "layer"
+
+
+OUR_NORMS = tuple(norm for norm in Norm if norm != Norm.as_is)
+
+
+class OptimizerName(StrEnum):
+    """The optimizer: one of PyTorch's, or your own."""
+
+    sgd = "sgd"
+    momentum = "momentum"
+    nesterov = "nesterov"
+    adam = "adam"
+    adamw = "adamw"
+    custom = "custom"  # at `optimizer.target`
+
+
+OUR_OPTIMIZERS = tuple(name for name in OptimizerName if name != OptimizerName.custom)
+
+
+class ScheduleName(StrEnum):
+    """The course of the learning rate after the warm-up."""
+
+    constant = "constant"
+    cosine = "cosine"
+
+
+class Precision(StrEnum):
+    """The format under test: the 16-bit ones through autocast, float16 with a loss scaler."""
+
+    float64 = "float64"
+    float32 = "float32"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+
+
+class Execution(StrEnum):
+    """How the model runs in the precision under test."""
+
+    eager = "eager"
+    compile = "compile"
+    cuda_graph = "cuda_graph"
+
+
+class Split(StrEnum):
+    """How a window is cut into micro-batches: of equal or of unequal sizes."""
+
+    even = "even"
+    ragged = "ragged"
+
+
+class LastWindow(StrEnum):
+    """What becomes of the samples that fill no window at the end of an epoch: a short window, or left out."""
+
+    keep = "keep"
+    drop = "drop"
+
+
+class Device(StrEnum):
+    """Where a trial runs; `auto` takes the GPU where there is one."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class Arms(StrEnum):
+    """Where the compared models are: all in memory, or one at a time and the others in files; `auto` by the room there is."""
+
+    auto = "auto"
+    together = "together"
+    one_by_one = "one_by_one"
+
+
+class Study(StrEnum):
+    """What is measured of a trial; the others than `verdicts` serve the named experiments."""
+
+    verdicts = "verdicts"  # every arm judged, L0 to L3
+    convergence = "convergence"  # training alone, for many seeds
+    learning_curves = "learning_curves"  # training to a plateau, and small batches beside it, at equal samples
+    balance_loss = "balance_loss"  # of a mixture of experts, per micro-batch and per window
+    muon = "muon"  # its orthogonalised update of a window, accumulated and per micro-batch
+    model_bytes = "model_bytes"
+    memory_and_time = "memory_and_time"  # of a window, over N
+    remedies = "remedies"  # for BatchNorm, trained beside plain accumulation
+    fine_tuning = "fine_tuning"  # from a trained model, its BatchNorm statistics moving or frozen
+    batch_statistics = "batch_statistics"  # of BatchNorm over one window, exactly
+    optimizer_states = "optimizer_states"  # optimizer state in float64: accumulated, reordered, small steps
+    batch_sizes = "batch_sizes"  # training alone at B and at every B / N, at equal samples and at equal steps
+    batch_order = "batch_order"  # large batches first and small ones then, and the reverse, at equal samples
+    critical_batch = "critical_batch"  # one training, branched at several points into copies with batches of their own
+    rescaling = "rescaling"  # a batch k times as large: what has to be rescaled to train as the small one did
+    optimizer_memory = "optimizer_memory"  # with which weight past samples are in an optimizer's state
+    epoch_tail = "epoch_tail"  # the loop over a loader, at the end of an epoch
+    update_size = "update_size"  # how far one step moves, over N
+    resumption = "resumption"  # from a checkpoint at a window's boundary or inside it
+    clipping_threshold = "clipping_threshold"
+    adaptive_windows = "adaptive_windows"  # another N at every window
+    tensor_norms = "tensor_norms"  # of the gradient, tensor by tensor
+    gradient_noise = "gradient_noise"  # every sample's gradient, at points along a training
+    adam_scale = "adam_scale"  # what a gradient N times too large does under an optimizer, its eps, decay and clipping
+    second_moment = "second_moment"  # Adam's, of windows and of micro-batches
+    accumulators = "accumulators"  # rounding with the sum kept in float32, bfloat16, float16
+    randomness = "randomness"  # one gradient over many draws of dropout's masks
+    loss_scaling = "loss_scaling"  # a healthy window, one that overflows, and a healthy one
+    replicas = "replicas"  # two processes, each with its share of the window
+    negatives = "negatives"  # in-batch negatives: each method's gradient of one window beside the full batch's, exactly
+    retrieval = "retrieval"  # each of these methods trained: recall, bytes, seconds
+    method_memory = "method_memory"  # the bytes that live in a step of each of these methods, over B
+
+
+ARM_BY_ARM = (Study.learning_curves, Study.batch_order, Study.retrieval)  # studies whose arms can be trained alone
+
+
+class TrackingMode(StrEnum):
+    """Whether trials are mirrored to W&B: to a local log, to a server, or not at all."""
+
+    offline = "offline"
+    online = "online"
+    disabled = "disabled"
+
+
+def name_of_target(target: str | None) -> str:
+    """The NAME of `FILE.py:NAME` or `package.module:NAME`."""
+    return (target or "custom").rpartition(":")[2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkloadConfig:
+    """Data, model and the size of the model."""
+
+    data: Data = Data.digits
+    model: Model = Model.conv
+    width: int = 8  # channels of the first layer (conv), hidden units (mlp), a third of the embedding (transformer)
+    depth: int = 2  # transformer blocks; the image models have a fixed depth
+    dropout: float = 0.0  # probability of an activation to be dropped
+    penalty: float = 0.0  # coefficient of the squared norm of the last weight matrix, which is added to the loss
+    contrast: Contrast = Contrast.symmetric  # the loss of docstrings
+    hard_negatives: int = 0  # of docstrings, for each pair: passages of the same module
+    target: str | None = None  # FILE.py:NAME or package.module:NAME of a task, with data=custom
+    args: dict[str, Any] = field(default_factory=dict, hash=False)  # keyword arguments of that task
+    source: str | None = None  # fingerprint of the task's source, filled in before a trial is named
+
+    @property
+    def label(self) -> str:
+        """The name in tables: the data, and the model where it is not the usual one for that data; a task's own name."""
+        if self.data == Data.custom:
+            return name_of_target(self.target)
+        usual = {
+            Data.cifar10: Model.resnet18,
+            Data.mnist1d: Model.conv1d,
+            Data.text: Model.transformer,
+            Data.python_bytes: Model.transformer,
+            Data.pairs: Model.mlp,
+            Data.docstrings: Model.towers,
+            Data.class_weights: Model.mlp,
+            Data.ignored_labels: Model.mlp,
+        }.get(self.data, Model.conv)
+        return str(self.data) if usual == self.model else f"{self.data}_{self.model}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Where samples come from; `root` is a local folder, never an address."""
+
+    root: str | None = None  # a local folder that holds mnist, cifar10 or a text
+    last_window: LastWindow = LastWindow.keep
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """An optimizer and its settings; each takes those that it has, one of the user's own `lr`, `weight_decay` and `args`."""
+
+    name: OptimizerName = OptimizerName.sgd
+    lr: float = 0.1  # learning rate
+    momentum: float = 0.9  # of momentum and nesterov: the share of the buffer that stays at each step
+    beta1: float = 0.9  # of adam and adamw: the share of the first moment that stays
+    beta2: float = 0.999  # of adam and adamw: the share of the second moment that stays
+    eps: float = 1e-8  # of adam and adamw: added to the root of the second moment
+    weight_decay: float = 0.0  # times the weights: part of the gradient, or of the step with adamw
+    target: str | None = None  # FILE.py:NAME or package.module:NAME of what makes the optimizer, with name=custom
+    args: dict[str, Any] = field(default_factory=dict, hash=False)  # its other keyword arguments
+    source: str | None = None  # fingerprint of its source, filled in before a trial is named
+
+    @property
+    def label(self) -> str:
+        """The name in tables."""
+        return name_of_target(self.target) if self.name == OptimizerName.custom else str(self.name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """Learning-rate factor by optimizer step."""
+
+    name: ScheduleName = ScheduleName.constant
+    warmup_steps: int = 0  # optimizer steps over which the learning rate rises linearly
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackingConfig:
+    """The W&B mirror: where its runs go."""
+
+    mode: TrackingMode = TrackingMode.offline
+    project: str = "accumulation-harness"  # of W&B
+    entity: str | None = None  # of W&B: a user or a team
+    per_arm: bool = False  # also a W&B run for every model that is compared, beside that of its trial
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialConfig:
+    """Everything that can change a number of a trial, and nothing else: its hash is the trial's identity."""
+
+    experiment: str = "single"
+    study: Study = Study.verdicts
+    workload: WorkloadConfig = field(default_factory=WorkloadConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    norm: Norm = Norm.none
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    clip_norm: float | None = None  # largest norm of the gradient, clipped once per optimizer step
+    ema_decay: float | None = None  # of a moving average of the weights, updated once per optimizer step
+    precision: Precision = Precision.float32
+    # 2**12, not PyTorch's 2**16: gradients of small nets come near 1, and 2**16 would overflow float16 at the first step.
+    loss_scale: float = 4096.0  # of float16, at the first step
+    device: Device = Device.auto
+    execution: Execution = Execution.eager
+    arms: Arms = Arms.auto
+    effective_batch: int = 64  # B: samples of one optimizer step
+    accumulation_steps: tuple[int, ...] = (2, 4, 8, 16)  # N: micro-batches of b = B / N samples; each N is a run of its own
+    split: Split = Split.even
+    steps: int = 60  # optimizer steps of training in the precision under test
+    algebra_steps: int | None = None  # windows of the comparison in float64; null: as many as hold all that it tests
+    probe_every: int = 10  # optimizer steps between two looks at the micro-batches' gradients, and in float64 at the window's
+    referee_every: int = 50  # optimizer steps between two float64 gradients of every compared model, the most expensive measure
+    permutations: int = 30  # orders of the rows in which rounding is measured, at most: fewer where they decide
+    nulls: int = 2  # controls: large-batch runs whose rows are shuffled, beside one that starts one ulp off
+    faults: tuple[str, ...] = ()  # runs that are wrong on purpose: names of causes, `all`, or `scale@1e-6` (a planted error)
+    methods: tuple[str, ...] = ()  # what replaces plain accumulation with in-batch negatives: grad_cache, a bank of some SIZE
+    trained_arm: str | None = None  # of the arms that choose a learning rate the one to train, as small_batch-16; null: all
+    seed: int = 0  # of the weights, the order of the samples and every random draw
+
+
+@dataclass(frozen=True, kw_only=True)
+class HarnessConfig(TrialConfig):
+    """A trial, and where and how it runs."""
+
+    name: str | None = None  # of your sweep: its folder in the results, and its part of the page
+    results: str = "results"  # folder of the results
+    workers: int = 0  # trials at the same time; 0 is one per core, or one on a GPU
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+    @property
+    def trial(self) -> TrialConfig:
+        """The part that decides the numbers."""
+        return TrialConfig(**{f.name: getattr(self, f.name) for f in dataclasses.fields(TrialConfig)})
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Plain JSON types, nested, in field order."""
+    plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
+    return plain

@@ -1,0 +1,43 @@
+"""L2: what an arm must do exactly as often as the full batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from accumulation_harness.enums import StrEnum
+
+Counts = Mapping[str, float]  # by `Counter`, or by a counter of one part (`Counter.of`)
+Differences = Mapping[str, tuple[float, float]]  # those that differ: (arm, full batch)
+
+
+class Counter(StrEnum):
+    """A counter, by the words that reasons and stored results use for it."""
+
+    windows = "windows"
+    samples = "samples counted"
+    optimizer_steps = "optimizer steps"
+    state_step = "optimizer state's step"
+    schedule_index = "schedule index"
+    learning_rate = "learning rate"  # of each parameter group
+    batches_tracked = "BatchNorm num_batches_tracked"
+    loss_scale = "loss scale"
+    windows_with_other_samples = "windows with other samples"
+    windows_begun_with_gradients = "windows begun with gradients"
+    windows_at_another_rate = "windows at another learning rate"
+    poisoned_steps = "steps in a window with a non-finite micro-batch"
+    poisoned_finite = "finite weights after a non-finite micro-batch"
+    poisoned_scale = "loss scale's factor at a non-finite micro-batch"
+
+    def of(self, part: str) -> str:
+        """The key of this counter for one part, for example a parameter group."""
+        return f"{self} of {part}"
+
+
+def differing(arm: Counts, reference: Counts) -> dict[str, tuple[float, float]]:
+    """The counters of `arm` that are not the reference's, as (arm, reference). Both must have the same counters."""
+    return {name: (value, reference[name]) for name, value in arm.items() if value != reference[name]}
+
+
+def told(differences: Differences) -> tuple[str, ...]:
+    """Each difference in words: "optimizer steps is 12, full batch 3"."""
+    return tuple(f"{name} is {arm:g}, full batch {reference:g}" for name, (arm, reference) in differences.items())

@@ -1,0 +1,220 @@
+"""What the probes of L0 saw of one arm: filled window by window where it is seen, and merged over windows and runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from accumulation_harness.judge.cause import Causes, joined
+from accumulation_harness.judge.gates import ALGEBRA_GATE
+
+Errors = Mapping[Causes, float]  # of one window: causes -> relative error of the best variant of their oracle; (): no cause
+NEARER = 10.0  # times, that a cause has to bring the gradient nearer than no cause at all
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attribution:
+    """A consumed gradient a, or a part of it, beside the referee's g and its micro-batch gradients g_k."""
+
+    distance: float  # ||a - g|| / ||g||
+    scale: float  # ||a|| / ||g||
+    cosine: float
+    weights: tuple[float, ...]  # of a on the g_k, by least squares, relative to what they should be
+    residual: float  # ||part of a outside their span|| / ||a||
+    condition: float  # of the g_k at unit length; the weights mean nothing when it is huge
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrongWindow:
+    """A probed window whose consumed gradient was not the referee's."""
+
+    step: int
+    samples: int
+    micro_batches: int
+    clip_norm: float | None
+    whole: Attribution
+    groups: Mapping[str, Attribution]  # by the optimizer's parameter groups
+    tensors: Mapping[str, Attribution]
+
+    @property
+    def distance(self) -> float:
+        """||a - g|| / ||g|| of the whole gradient."""
+        return self.whole.distance
+
+
+@dataclass(frozen=True)
+class Movement:
+    """A change of the weights."""
+
+    length: float = 0.0  # relative to what the user of it says
+    along_weights: float = 0.0  # its cosine with the weights
+
+    @property
+    def magnitude(self) -> float:
+        """The length; NaN counts as the largest."""
+        return math.inf if math.isnan(self.length) else self.length
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """How the samples of a window's backwards differ from the window's."""
+
+    repeated: int = 0  # used more than once
+    missing: int = 0  # of the window, not used
+    foreign: int = 0  # of other windows
+    unknown: int = 0  # rows that are no training samples
+
+    def largest(self, other: Samples) -> Samples:
+        """The larger of each count."""
+        return Samples(
+            repeated=max(self.repeated, other.repeated),
+            missing=max(self.missing, other.missing),
+            foreign=max(self.foreign, other.foreign),
+            unknown=max(self.unknown, other.unknown),
+        )
+
+
+def worst(*errors: float) -> float:
+    """The largest, where NaN counts as worse than any number: a measure that failed must not pass."""
+    return math.nan if any(math.isnan(error) for error in errors) else max(errors, default=math.nan)
+
+
+def _longest(a: Movement, b: Movement) -> Movement:
+    return max(a, b, key=lambda movement: movement.magnitude)
+
+
+def _furthest(a: WrongWindow | None, b: WrongWindow | None) -> WrongWindow | None:
+    return a if b is None or (a is not None and b.distance <= a.distance) else b
+
+
+def _worst_by_name(a: Mapping[Any, float], b: Mapping[Any, float]) -> dict[Any, float]:
+    return {name: worst(a.get(name, 0.0), b.get(name, 0.0)) for name in a | b}  # type: ignore[operator]
+
+
+def _by(rule: Callable[[Any, Any], Any]) -> dict[str, Callable[[Any, Any], Any]]:
+    """The metadata of a field of `Signature` of which two sightings are merged by `rule`."""
+    return {"rule": rule}
+
+
+COUNTED, COLLECTED = _by(operator.add), _by(operator.add)
+MOST, SMALLEST, WORST, WORST_BY_NAME = _by(max), _by(min), _by(worst), _by(_worst_by_name)
+ANY, ALL, LONGEST = _by(operator.or_), _by(operator.and_), _by(_longest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signature:
+    """Everything the diagnosis looks at: of one probed window, or merged over many. The defaults say that nothing was seen."""
+
+    probes: int = field(default=0, metadata=COUNTED)  # windows
+    gradient_error: float = field(default=0.0, metadata=WORST)  # ||a - g|| / ||g||; NaN where nothing was consumed
+    resolution: float = field(default=0.0, metadata=WORST)  # the coarsest to which a gradient could be compared; 0: the gate's
+    unequal_terms: bool = field(default=False, metadata=ANY)  # micro-batches of a window had different numbers of loss terms
+    wrong_windows: tuple[Errors, ...] = field(default=(), metadata=COLLECTED)  # those whose gradient was wrong
+    other_samples: tuple[Errors, ...] = field(default=(), metadata=COLLECTED)  # windows judged on the other samples the arm saw
+    worst_window: WrongWindow | None = field(default=None, metadata=_by(_furthest))
+    gap_without_factor: Mapping[Causes, float] = field(default_factory=dict, metadata=WORST_BY_NAME)  # error without the last one
+    moved: Movement = field(default=Movement(), metadata=LONGEST)  # of the weights inside a window, relative to them
+    steps_in_window: tuple[int, int] = field(default=(1, 1), metadata=MOST)  # optimizer steps of a window, and its micro-batches
+    steps_before_last_forward: int = field(default=0, metadata=MOST)  # optimizer steps of a window before its last forward
+    skipped_windows: int = field(default=0, metadata=COUNTED)  # in which the full batch stepped and the arm did not
+    decays_fit: bool = field(default=True, metadata=ALL)  # movements along the weights are those of a decay per micro-batch
+    update: Movement = field(default=Movement(), metadata=LONGEST)  # error of a step beside a twin's, relative to the update
+    state_errors: Mapping[str, float] = field(default_factory=dict, metadata=WORST_BY_NAME)  # the same of the optimizer's state
+    advanced_error: float = field(default=0.0, metadata=WORST)  # of a wrong state beside one advanced for every micro-batch
+    average_error: float = field(default=0.0, metadata=WORST)  # of a wrong moving average beside one moved for every micro-batch
+    loss_error: float = field(default=0.0, metadata=WORST)  # relative, of the reported loss where the gradient is exact
+    samples: Samples = field(default=Samples(), metadata=_by(Samples.largest))
+    survivors_error: float = field(default=math.inf, metadata=SMALLEST)  # against the finite micro-batches' gradient
+
+    @property
+    def wrong(self) -> int:
+        """The number of windows whose gradient was wrong."""
+        return len(self.wrong_windows)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every probed window was the full batch's in all that a probe compares: gradient, step, state, loss, samples."""
+        errors = (self.gradient_error, self.loss_error, self.moved.length, self.update.length, *self.state_errors.values())
+        whole = self.steps_in_window[0] == 1 and not self.skipped_windows and self.samples == Samples()
+        return whole and all(error <= ALGEBRA_GATE for error in errors)
+
+    @property
+    def explanations(self) -> dict[Causes, float]:
+        """Causes -> the largest error of their oracle over the wrong windows."""
+        return explanations(self.wrong_windows)
+
+    @property
+    def sufficient_alone(self) -> frozenset[Causes]:
+        """The causes that reproduce at least one of the wrong windows."""
+        return frozenset(causes for errors in self.wrong_windows for causes, error in errors.items() if error <= ALGEBRA_GATE)
+
+    def merged(self, other: Signature) -> Signature:
+        """What was seen here and there, field by field."""
+        rules = {f.name: f.metadata["rule"] for f in dataclasses.fields(self)}
+        return Signature(**{name: rule(getattr(self, name), getattr(other, name)) for name, rule in rules.items()})
+
+    def above(self, gate: float) -> Signature:
+        """What was seen, with errors up to the gate as zeros: they count as none. A NaN stays one."""
+
+        def snapped(error: float) -> float:
+            return 0.0 if error <= gate else error
+
+        def moved(movement: Movement) -> Movement:
+            return movement if movement.magnitude > gate else Movement()
+
+        def each(errors: Errors) -> Errors:
+            return {causes: snapped(error) for causes, error in errors.items()}
+
+        is_wrong = not self.gradient_error <= gate
+        return dataclasses.replace(
+            self,
+            gradient_error=snapped(self.gradient_error),
+            wrong_windows=tuple(map(each, self.wrong_windows)) if is_wrong else (),
+            worst_window=self.worst_window if is_wrong else None,
+            gap_without_factor=each(self.gap_without_factor),
+            other_samples=tuple(map(each, self.other_samples)),
+            moved=moved(self.moved),
+            update=moved(self.update),
+            state_errors={name: snapped(error) for name, error in self.state_errors.items()},
+            advanced_error=snapped(self.advanced_error),
+            average_error=snapped(self.average_error),
+            loss_error=snapped(self.loss_error),
+            survivors_error=snapped(self.survivors_error),
+        )
+
+    def stored(self) -> dict[str, Any]:
+        """As in the store: plain JSON types, and what the wrong windows say together in place of each of them."""
+        row = dataclasses.asdict(self) | {
+            "wrong": self.wrong,
+            "explanations": {joined(causes): error for causes, error in self.explanations.items()},
+            "gap_without_factor": {joined(causes): gap for causes, gap in self.gap_without_factor.items()},
+            "sufficient_alone": sorted(joined(causes) for causes in self.sufficient_alone),
+        }
+        return {name: value for name, value in row.items() if name not in ("wrong_windows", "other_samples")}
+
+
+def explanations(windows: Sequence[Errors]) -> dict[Causes, float]:
+    """Causes -> the largest error of their oracle over the windows, for the causes that say something of every one of them.
+
+    A second cause beside the model's own (BatchNorm) may be at rest in a window (a short-window fault in a full one), where the
+    first alone explains it.
+    """
+
+    def error(window: Errors, causes: Causes) -> float:
+        return min(window.get(causes, math.inf), window.get(causes[:-1], math.inf))
+
+    every: Iterable[Causes] = sorted(set().union(*windows))
+    largest = {causes: max(error(window, causes) for window in windows) for causes in every}
+    return {causes: value for causes, value in largest.items() if math.isfinite(value)}
+
+
+def clearly_nearer(errors: Errors, distance: float) -> dict[Causes, float]:
+    """The causes that bring the gradient at least ten times nearer than no cause at all, of one wrong window.
+
+    Just above the gate the right gradient itself is near, and so is every cause that hardly changes it.
+    """
+    return {causes: error for causes, error in errors.items() if error <= distance / NEARER}

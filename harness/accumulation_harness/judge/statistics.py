@@ -1,0 +1,202 @@
+"""Intervals and tests on small samples by scipy, whose import takes its time: trials do without (`resampling.py`).
+
+Distributions are those of `scipy.special`, which `scipy.stats` rests on: half a second less to import, and a hundredth per value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import pairwise, zip_longest
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+from accumulation_harness.judge.resampling import Interval
+
+MOST_ENUMERATED = 20_000  # ways to call one run of every seed the arm; beyond, as many are drawn
+MOST_AT_ONCE = 4_000  # ways of a few seeds whose sums are tabulated, for draws to look up
+FEW_DRAWN, CLEARLY_NOTHING = 1_000, 0.2  # draws at first; above this p value they are enough
+RESOLUTION = 1e-14  # relative: differences that agree to so many digits have no spread
+ROUNDING = 1e-9  # of a sum of logarithms: equal sums in another order count as equal
+
+
+def mean_interval(differences: Sequence[float], *, level: float = 0.95) -> Interval:
+    """Mean and its Student t interval; NaN limits below two values."""
+    values = np.asarray(differences, dtype=np.float64)
+    mean = float(values.mean()) if len(values) else float("nan")
+    if len(values) < 2:
+        return Interval(mean, float("nan"), float("nan"))
+    half = float(special.stdtrit(len(values) - 1, (1 + level) / 2) * values.std(ddof=1) / np.sqrt(len(values)))
+    return Interval(mean, mean - half, mean + half)
+
+
+def median_interval(values: Sequence[float], *, level: float = 0.9) -> Interval:
+    """Median and the order statistics that hold it with at least that confidence, whatever the distribution.
+
+    Below log2(2 / (1 - level)) values, five at 90 %, there are none: all of their range, which is less sure.
+    """
+    from scipy import stats
+
+    sample = np.asarray(values, dtype=np.float64)
+    found = stats.quantile_test(sample, p=0.5).confidence_interval(level)
+    low, high = (sample.min(), sample.max()) if np.isnan(found.low) else (found.low, found.high)
+    return Interval(float(np.median(sample)), float(low), float(high))
+
+
+def equivalence_p(differences: Sequence[float], margin: float) -> float:
+    """TOST p value of |mean difference| < margin for paired differences (Lakens 2017): the larger of two one-sided t tests.
+
+    NaN below two pairs; 0 or 1 when all differences are the same.
+    """
+    values = np.asarray(differences, dtype=np.float64)
+    if len(values) < 2:
+        return float("nan")
+    error = values.std(ddof=1) / np.sqrt(len(values))
+    if error == 0:
+        return 0.0 if abs(values.mean()) < margin else 1.0
+    freedom = len(values) - 1
+    below = special.stdtr(freedom, -(values.mean() + margin) / error)
+    above = special.stdtr(freedom, (values.mean() - margin) / error)
+    return float(max(below, above))
+
+
+def stands_apart(differences: Sequence[float], null: Sequence[Sequence[float]], *, seed: int = 0) -> tuple[float, float]:
+    """How many times farther off the arm lies than the runs of its null from each other, and a permutation p value.
+
+    `differences`: arm - reference, one per seed; `null`: for each seed, null runs - reference. Where nothing but rounding parts
+    them, the arm, the reference and the null runs of a seed are exchangeable: any of them might have been called the arm. The
+    statistic is the mean over seeds of log(distance to the nearest other run of the seed); its null distribution calls each run
+    of each seed the arm, so that the p value holds for any mixture of distances, one flipped ReLU in a seed's reference included.
+    It is never below m ** -n, for m runs in each of n seeds. Distances below the resolution of 1.0 count as that. NaN below two
+    seeds with a null.
+    """
+    groups = [[own, 0.0, *others] for own, others in zip(differences, null, strict=True) if others]
+    if len(groups) < 2:
+        return float("nan"), float("nan")
+    sizes = tuple(map(len, groups))
+    scores = _log_distances(groups)
+    observed = float(scores[:, 0].sum())
+    apart = math.exp(np.mean(scores[:, 0] - np.nanmean(scores[:, 1:], axis=1)))
+    if math.prod(sizes) <= MOST_ENUMERATED:
+        return apart, float(np.mean(_sums(scores, sizes) >= observed - ROUNDING))
+    tables = [_sums(scores[few], sizes[few]) for few in _blocks(sizes)]
+
+    def drawn_p(*numbers: int) -> float:
+        sums = sum(table[places] for table, places in zip(tables, _drawn(sizes, numbers, seed), strict=True))
+        return float((1 + np.sum(sums >= observed - ROUNDING)) / (numbers[-1] + 1))
+
+    p = drawn_p(FEW_DRAWN)
+    return apart, p if p > CLEARLY_NOTHING else drawn_p(FEW_DRAWN, MOST_ENUMERATED)
+
+
+def _log_distances(groups: Sequence[Sequence[float]]) -> NDArray[np.float64]:
+    """[groups, runs of the largest]: the log of each run's distance to the nearest other of its group, then NaN."""
+    runs = np.array(list(zip_longest(*groups, fillvalue=np.nan))).T
+    distances = np.abs(runs[:, :, None] - runs[:, None, :])
+    own = np.arange(runs.shape[1])
+    distances[:, own, own] = np.nan
+    logs: NDArray[np.float64] = np.log(np.maximum(np.fmin.reduce(distances, axis=2), np.finfo(np.float64).eps))
+    return logs
+
+
+def _sums(scores: NDArray[np.float64], sizes: Sequence[int]) -> NDArray[np.float64]:
+    """[product of sizes]: the sum of one score of each row, for every way to choose them among its first `size`."""
+    sums = np.zeros(1)
+    for row, size in zip(scores, sizes, strict=True):
+        sums = (sums[:, None] + row[:size]).ravel()
+    return sums
+
+
+@lru_cache(maxsize=16)
+def _blocks(sizes: Sequence[int]) -> list[slice]:
+    """Rows that follow each other, as many as have no more than MOST_AT_ONCE ways to choose among them."""
+    ends, ways = [0], 1
+    for row, size in enumerate(sizes):
+        if ways * size > MOST_AT_ONCE:
+            ends, ways = [*ends, row], 1
+        ways *= size
+    return [slice(*both) for both in pairwise([*ends, len(sizes)])]
+
+
+@lru_cache(maxsize=16)
+def _drawn(sizes: Sequence[int], numbers: Sequence[int], seed: int) -> list[NDArray[np.intp]]:
+    """For each block, places in its `_sums`: the last of `numbers` of draws in a row. All cells of as many runs have the same."""
+    rng = np.random.default_rng(seed)
+    for number in numbers:
+        chosen = [rng.integers(size, size=number) for size in sizes]
+    return [np.ravel_multi_index(chosen[few], sizes[few]) for few in _blocks(sizes)]
+
+
+def detectable(differences: Sequence[float], *, level: float = 0.05, power: float = 0.8) -> float:
+    """The smallest mean difference that a paired t test on as many pairs of that spread finds with the given power."""
+    values = np.asarray(differences, dtype=np.float64)
+    if len(values) < 2:
+        return float("nan")
+    two_sided, wanted = special.stdtrit(len(values) - 1, [1 - level / 2, power])
+    return float((two_sided + wanted) * values.std(ddof=1) / np.sqrt(len(values)))
+
+
+def t_test(differences: Sequence[float]) -> float:
+    """Two-sided p value of a mean difference of 0; 1 where all differences are 0, 0 where all are another one; NaN below two."""
+    values = np.asarray(differences, dtype=np.float64)
+    if len(values) < 2:
+        return float("nan")
+    if values.std() <= RESOLUTION * abs(values.mean()):
+        return 1.0 if values[0] == 0 else 0.0
+    error = values.std(ddof=1) / np.sqrt(len(values))
+    return float(2 * special.stdtr(len(values) - 1, -abs(values.mean()) / error))
+
+
+def sign_flip_p(differences: Sequence[float], *, seed: int = 0) -> float:
+    """Two-sided permutation p value of a mean paired difference: the labels of each pair are exchangeable under no difference.
+
+    Exact for up to 14 pairs, of MOST_ENUMERATED random relabellings beyond; 1 where a difference is not finite.
+    """
+    from scipy import stats
+
+    values = np.asarray(differences, dtype=np.float64)
+    if len(values) < 2 or not np.isfinite(values).all():
+        return 1.0  # a run that diverged is no evidence
+    pairs, draws = (values, np.zeros_like(values)), np.random.default_rng(seed)
+    found = stats.permutation_test(
+        pairs, _mean_difference, permutation_type="samples", vectorized=True, n_resamples=MOST_ENUMERATED, rng=draws
+    )
+    return float(found.pvalue)
+
+
+def _mean_difference(a: NDArray[np.float64], b: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
+    return np.asarray((a - b).mean(axis=axis))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's step-down adjusted p values, in the order given."""
+    order = np.argsort(p_values)
+    adjusted = np.empty(len(p_values))
+    running = 0.0
+    for rank, index in enumerate(order):
+        running = max(running, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = running
+    return [float(p) for p in adjusted]
+
+
+def ratio_of_means(top: Sequence[float], bottom: Sequence[float], *, level: float = 0.95) -> Interval:
+    """mean(top) / mean(bottom) of pairs with Fieller's interval (1954); unbounded where the bottom's mean may be zero.
+
+    Never the mean of the ratios: that is biased, and has no bound where a single bottom comes near zero.
+    """
+    a, b = np.asarray(top, dtype=np.float64), np.asarray(bottom, dtype=np.float64)
+    num = len(a)
+    if num < 2:
+        return Interval(float(a.mean() / b.mean()) if num else float("nan"), float("nan"), float("nan"))
+    (aa, ab), (_, bb) = np.cov(a, b) / num
+    t2 = special.stdtrit(num - 1, (1 + level) / 2) ** 2
+    # the r with (mean(a) - r mean(b))^2 <= t^2 Var(mean(a) - r mean(b)), a quadratic in r
+    square, linear, constant = b.mean() ** 2 - t2 * bb, a.mean() * b.mean() - t2 * ab, a.mean() ** 2 - t2 * aa
+    estimate = float(a.mean() / b.mean())
+    if square <= 0:
+        return Interval(estimate, float("-inf"), float("inf"))
+    half = float(np.sqrt(max(linear**2 - square * constant, 0.0)))
+    return Interval(estimate, float((linear - half) / square), float((linear + half) / square))

@@ -1,0 +1,359 @@
+"""From evidence to a verdict. Plain numbers in, plain words out: no torch, so a stored trial can be judged again.
+
+The levels L0 to L3, their gates and the reasons for them: docs/equivalence.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from accumulation_harness.config import Precision
+from accumulation_harness.enums import StrEnum
+from accumulation_harness.judge.cause import INHERENT, Cause, Causes, joined
+from accumulation_harness.judge.counters import Differences, told
+from accumulation_harness.judge.diagnosis import VANISHED, Found, diagnose, underflow_cause
+from accumulation_harness.judge.gates import (
+    ALGEBRA_GATE,
+    RANK_LEVEL,
+    ROUNDING_GATE,
+    SCALE_FACTOR,
+    STORED,
+    TRAJECTORY_GATE,
+    clear_gate,
+    coarse_gate,
+)
+from accumulation_harness.judge.signature import Signature, worst
+
+CLEARLY_VANISHED = (
+    2.5e-2  # share of the entries; planted, a division took 4.1 % and more, a loss with in-batch negatives up to 1.3 %
+)
+CLOSES = 0.5  # of the gap: a factor is named when its removal closes more than that
+
+
+WIDENED = (
+    "the task narrows its numbers inside: in float64 it was run with these casts widened, which in exact arithmetic is the same"
+)
+SHARED_DRAWS = (
+    "the model draws random numbers, and every row had the draws that it has in the full batch: by design where they are drawn "
+    "by sample, else because a single draw a forward, taken from one stream on a CPU, comes out so, which other shapes, another "
+    "row order or a GPU change"
+)
+
+
+class Doubt(StrEnum):
+    """Why an arm cannot be judged, as the sentence of it begins: properties of the settings, with what would tell."""
+
+    diverged = "a loss or a parameter became non-finite: a smaller optimizer.lr, or fewer steps, would tell"
+    diverged_at_once = "in float64 the full batch itself ran away in the first window: a smaller optimizer.lr would tell"
+    unresolved = "the model resolves too little in float64"
+    overflowed = "the rounding could not be measured"
+    vanished = "the gradient vanishes in float16: a larger loss_scale would tell"
+    unmeasured = "not a number in float64"
+    not_accumulated = "the loop takes every window in one forward: it does not accumulate, and nothing was compared"
+    no_float64 = "the task does not compute in float64"
+    no_gradient = "the gradient of the first window is zero: other data, or another seed, would tell"
+
+
+class Outcome(StrEnum):
+    """What is said of an arm: the full batch's computation, less exact, another one, or nothing."""
+
+    equivalent = "equivalent"
+    degraded = "degraded"
+    different = "different"
+    inconclusive = "inconclusive"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algebra:
+    """L0: in float64."""
+
+    gradient_error: float  # largest over the probes, clipping as configured, off and active
+    state_error: float  # optimizer state after the first step, largest over its entries
+    trajectory_error: float  # largest ||theta_acc - theta_full|| / ||theta_full - theta_0||, before `parted_at`
+    loss_error: float  # reported loss against the loss whose gradient was consumed, relative, where that gradient is exact
+    steps: int
+    floor: float  # the gradient error of a permuted full batch: what this model can resolve
+    clipping_active: bool  # some window was really clipped: otherwise the clipping test was vacuous
+    clipped_share: float  # of the windows of the configured run
+    short_windows: int  # windows smaller than the effective batch
+    unequal_terms: bool  # some micro-batches of a window had different numbers of loss terms
+    not_float64: str = ""  # why the task has no float64, where it has none: the numbers are then those of float32
+    draws: bool = False  # the model draws random numbers in training: dropout, or noise
+    widened: bool = False  # its code narrows numbers inside, and was run with these widened
+    parted_at: int | None = (
+        None  # window from which on rounding is amplified; each one since was compared at the arm's own weights
+    )
+
+    @property
+    def error(self) -> float:
+        """`algebra_error` of the tables."""
+        return worst(self.gradient_error, self.state_error)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounding:
+    """L1: in the target precision, at the first weights, against float64. NaN in float64, which is its own referee."""
+
+    ratio: float  # median error of the arm over median error of the full batch
+    low: float  # of the errors' ratio, as exact limits that hold with 95 % at whatever look it was decided
+    high: float
+    full_error: float  # median over permutations of ||g_full - g_64|| / ||g_64||
+    arm_error: float  # the same of the arm
+    rank_p: float
+    permutations: int  # that it took to decide
+    scale: float  # natural order: ||a|| / ||g_64||
+    cosine: float
+    residual: float  # of a outside the span of the full batch's micro-batch gradients
+    weights: tuple[float, ...]
+    condition: float
+    zeros: float = math.nan  # share of the entries that are not zero in float64 and exactly zero here
+    full_zeros: float = math.nan  # the same of the full batch
+    skipped: int  # permutations whose gradient overflowed and was skipped by the loss scaler
+    windows: int = 1  # that were tried: a rejection counts when further windows confirm it, and the last one's numbers are here
+
+    @property
+    def factor(self) -> float:
+        """<a, g_64> / ||g_64||^2, the least-squares factor of the arm's gradient on the exact one."""
+        return self.scale * self.cosine if self.scale else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trajectory:
+    """L3: reported, never a gate."""
+
+    ratio: float  # largest d_t over the largest null at t, before the null's first jump
+    jump_step: int | None  # first step with null > 100 times the null of the first step
+    final_distance: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """All that is known of one arm."""
+
+    precision: Precision
+    algebra: Algebra
+    rounding: Rounding
+    trajectory: Trajectory
+    counters: Differences  # L2
+    signature: Signature = field(default_factory=Signature)
+    ablation: Mapping[str, float] = field(default_factory=dict)  # factor -> share of the gap that its removal closes
+    finite: bool = True  # losses and parameters stayed finite, the losses of windows that overflowed apart
+    overflows: tuple[int, ...] = ()  # windows of the run in float16 that the loss scaler skipped
+    full_overflows: tuple[int, ...] = ()  # the same of the full batch
+
+    def stored(self) -> dict[str, Any]:
+        """As in the store: plain JSON types."""
+        return dataclasses.asdict(self) | {"signature": self.signature.stored()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What is said of an arm, and why."""
+
+    verdict: Outcome
+    causes: Causes = ()  # empty when there is nothing to explain
+    explained: bool = False
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def cause(self) -> str:
+        """As in the tables: several causes joined by `+`."""
+        return joined(self.causes)
+
+
+def judge(evidence: Evidence) -> Verdict:
+    """The verdict of one arm: L0 and L2 decide `different`, then L1 decides `degraded`."""
+    if evidence.algebra.not_float64:
+        return judged_in_float32(evidence)
+    verdict = _judged(evidence)
+    judged_right = verdict.verdict in (Outcome.equivalent, Outcome.degraded)
+    notes = (SHARED_DRAWS,) * (evidence.algebra.draws and judged_right) + (WIDENED,) * evidence.algebra.widened
+    return dataclasses.replace(verdict, reasons=verdict.reasons + notes)
+
+
+def judged_in_float32(evidence: Evidence) -> Verdict:
+    """Of an arm whose task does not compute in float64: what differs clearly is `different`, and nothing is equivalent.
+
+    A gradient that no cause reproduces has to differ in every window: in a single one a ReLU may have flipped.
+    """
+    algebra, signature = evidence.algebra, evidence.signature
+    gate = coarse_gate(algebra.floor)
+    unseen = (
+        f"{Doubt.no_float64} ({algebra.not_float64}): not measured were rounding (L1), the reported loss, windows that are not "
+        f"finite, and differences of a gradient below {gate:.0e} (the shuffled full batch differs by {algebra.floor:.1e})"
+    )
+    if not evidence.finite and not evidence.counters:
+        return Verdict(verdict=Outcome.inconclusive, reasons=(Doubt.diverged, unseen))
+    diagnosis = diagnose(signature, evidence.counters)
+    flipped = signature.wrong < max(3, signature.probes) and diagnosis.causes == (Cause.unexplained,)
+    wrong = (*coarse_failures(signature, gate), *told(evidence.counters))
+    if wrong and not (flipped and not evidence.counters):
+        reasons = (*diagnosis.sentences, *wrong, unseen)
+        return Verdict(verdict=Outcome.different, causes=diagnosis.causes, reasons=reasons)
+    seen = f"in float32 gradients differ by at most {algebra.gradient_error:.1e} in {signature.probes} windows; counters agree"
+    return Verdict(verdict=Outcome.inconclusive, reasons=(unseen, seen))
+
+
+def coarse_failures(signature: Signature, gate: float) -> tuple[str, ...]:
+    """What fails of L0 in float32, in words."""
+    measures = (
+        ("gradients", signature.gradient_error),
+        ("updates, given their gradients,", worst(signature.update.magnitude, signature.moved.magnitude)),
+        ("optimizer state after a step", worst(0.0, *signature.state_errors.values())),
+        ("reported loss", signature.loss_error),
+    )
+    return tuple(f"{what} differ by {error:.1e} in float32 (gate {gate:.0e})" for what, error in measures if error > gate)
+
+
+def _judged(evidence: Evidence) -> Verdict:
+    doubt = unjudgeable(evidence)
+    if doubt:
+        return Verdict(verdict=Outcome.inconclusive, reasons=(doubt,))
+    if evidence.algebra.floor > ALGEBRA_GATE:
+        return _judged_above(evidence)
+    vanished: Found = {}
+    if evidence.precision == Precision.float16:  # the other formats have float32's range
+        vanished = underflow_cause(evidence.rounding.zeros, evidence.rounding.full_zeros)
+    wrong = (*algebra_failures(evidence.algebra), *told(evidence.counters))
+    if wrong:
+        diagnosis = diagnose(evidence.signature, evidence.counters)
+        # A loop with a fault of its own may rightly have other zeros than the full batch, and so may any where that has some.
+        also = vanished if INHERENT.issuperset(diagnosis.causes) and _clearly_vanished(evidence.rounding) else {}
+        return Verdict(
+            verdict=Outcome.different,
+            causes=(*diagnosis.causes, *also),
+            explained=diagnosis.explained and not also,
+            reasons=(*diagnosis.sentences, *also.values(), *wrong, *[str(Doubt.diverged)] * (not evidence.finite)),
+        )
+    doubt = unmeasured(evidence.precision, evidence.algebra, evidence.rounding)
+    if doubt:
+        return Verdict(verdict=Outcome.inconclusive, reasons=(doubt,))
+    aside = remarks(evidence)
+    rough = rounding_failures(evidence.precision, evidence.rounding)
+    if rough:
+        reasons = (*vanished.values(), *rough, *attribution(evidence.ablation), *aside)
+        return Verdict(verdict=Outcome.degraded, causes=tuple(vanished), reasons=reasons)
+    return Verdict(verdict=Outcome.equivalent, reasons=aside)
+
+
+def _judged_above(evidence: Evidence) -> Verdict:
+    """Of an arm whose model resolves less in float64 than L0 asks for: what differs clearly is `different`, nothing is right."""
+    floor, gate = evidence.algebra.floor, clear_gate(evidence.algebra.floor)
+    doubt = f"{Doubt.unresolved}: at its first weights a shuffled full batch differs by {floor:.1e}"
+    measures = algebra_measures(evidence.algebra)[:-1]  # trajectories part by what rounding becomes
+    failures = _above((what, error, gate) for what, error, _ in measures)
+    if not evidence.finite or not (failures or evidence.counters):
+        return Verdict(verdict=Outcome.inconclusive, reasons=(doubt,))
+    diagnosis = diagnose(evidence.signature.above(gate), evidence.counters)
+    return Verdict(
+        verdict=Outcome.different,
+        causes=diagnosis.causes,
+        explained=diagnosis.explained,
+        reasons=(*diagnosis.sentences, *failures, *told(evidence.counters), f"{doubt}: smaller differences are not judged"),
+    )
+
+
+def _clearly_vanished(own: Rounding) -> bool:
+    """Whether entries vanished of a gradient that is rightly not the full batch's, which has lost none."""
+    return own.full_zeros <= VANISHED and own.zeros - own.full_zeros > CLEARLY_VANISHED
+
+
+def remarks(evidence: Evidence) -> tuple[str, ...]:
+    """What a reader of an arm with the right algebra has to know although it decides nothing."""
+    told = []
+    parted = evidence.algebra.parted_at
+    if parted is not None:
+        told.append(
+            f"from window {parted} on this training amplifies rounding, so that trajectories part whatever the loop: each window "
+            "since was compared at the arm's own weights, and is exact"
+        )
+    if evidence.overflows != evidence.full_overflows:
+        own, full = (", ".join(map(str, steps)) or "none" for steps in (evidence.overflows, evidence.full_overflows))
+        told.append(
+            f"float16 overflowed and the loss scaler skipped windows {own} (full batch: {full}): a property of the format at "
+            "this loss scale, not of the loop; a smaller loss_scale avoids it"
+        )
+    return tuple(told)
+
+
+def unjudgeable(evidence: Evidence) -> str:
+    """Why nothing can be said of this arm; empty when something can."""
+    # One that ran away is judged when its float64 gradients were finite and wrong at its own weights: that may be why.
+    own = (evidence.algebra.gradient_error, evidence.algebra.state_error)
+    if not evidence.finite and not any(ALGEBRA_GATE < error < math.inf for error in own):
+        return Doubt.diverged
+    return Doubt.diverged_at_once if evidence.algebra.steps < 1 else ""
+
+
+def unmeasured(precision: str, algebra: Algebra, own: Rounding) -> str:
+    """Why an arm in which nothing is wrong so far cannot be called right; empty when it can."""
+    if math.isnan(algebra.trajectory_error):  # the arm has run away in float64, the full batch has not
+        return Doubt.diverged
+    failed = [what for what, error, _ in algebra_measures(algebra) if math.isnan(error)]
+    if failed:
+        return f"{Doubt.unmeasured}: {', '.join(failed)}"
+    if precision == Precision.float64:
+        return ""
+    if own.full_error == 0 or (math.isnan(own.full_error) and not own.skipped):
+        return Doubt.no_gradient
+    if own.scale == 0 and own.full_zeros == 1:
+        return Doubt.vanished
+    if not all(map(math.isfinite, (own.ratio, own.high, own.factor))):
+        return f"{Doubt.overflowed}: gradients overflowed in {precision}; a smaller loss_scale would tell"
+    return ""
+
+
+def algebra_measures(algebra: Algebra) -> tuple[tuple[str, float, float], ...]:
+    """What L0 decides on: its name, its error, its gate."""
+    return (
+        ("gradients", algebra.gradient_error, ALGEBRA_GATE),
+        ("optimizer state after one step", algebra.state_error, ALGEBRA_GATE),
+        ("reported loss", algebra.loss_error, ALGEBRA_GATE),
+        (f"parameters over {algebra.steps} steps", algebra.trajectory_error, TRAJECTORY_GATE),
+    )
+
+
+def algebra_failures(algebra: Algebra) -> tuple[str, ...]:
+    """What fails of L0, in words. A NaN is a measure that failed, no difference: see `unmeasured`."""
+    return _above(algebra_measures(algebra))
+
+
+def _above(measures: Iterable[tuple[str, float, float]]) -> tuple[str, ...]:
+    return tuple(f"{what} differ by {error:.1e} in float64 (gate {gate:.0e})" for what, error, gate in measures if error > gate)
+
+
+def rounding_failures(precision: str, own: Rounding) -> tuple[str, ...]:
+    """What fails of L1, in words."""
+    return rounding_rejections(
+        precision, ratio=own.ratio, high=own.high, full_error=own.full_error, factor=own.factor, rank_p=own.rank_p
+    )
+
+
+def rounding_rejections(
+    precision: str, *, ratio: float, high: float, full_error: float, factor: float, rank_p: float
+) -> tuple[str, ...]:
+    """What L1 rejects, in words; nothing in float64, where L0 has already measured the rounding.
+
+    `factor` is <a, g_64> / ||g_64||^2, the least-squares factor of the arm's gradient on the exact one; the other numbers are
+    those of `Rounding`.
+    """
+    if precision == Precision.float64:
+        return ()
+    failures, allowed = [], SCALE_FACTOR * ratio * full_error
+    if not high <= ROUNDING_GATE and not ratio * full_error <= STORED:
+        failures.append(f"rounding error is {ratio:.2f} times the full batch's (95 % up to {high:.2f})")
+    if not abs(factor - 1) <= allowed:
+        failures.append(f"gradient scale is off by {abs(factor - 1):.1e} (allowed {allowed:.1e})")
+    if precision == Precision.float32 and rank_p <= RANK_LEVEL and ratio * full_error > STORED:
+        failures.append(f"error ranks above the permuted full batches (p = {rank_p:.3f})")
+    return tuple(failures)
+
+
+def attribution(ablation: Mapping[str, float]) -> tuple[str, ...]:
+    """The factors whose removal closes at least half of the gap, in words."""
+    closing = sorted(((share, factor) for factor, share in ablation.items() if share >= CLOSES), reverse=True)
+    return tuple(f"without {factor} {share:.0%} of the gap closes" for share, factor in closing)

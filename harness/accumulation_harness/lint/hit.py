@@ -1,0 +1,28 @@
+"""One line of source that does something else with accumulation than without."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+
+from accumulation_harness.judge.cause import Cause
+
+
+@dataclass(frozen=True, order=True)
+class Hit:
+    """A place and what is wrong there; `last_line` is where the expression ends."""
+
+    line: int
+    column: int  # counted from 1, as editors do
+    cause: Cause
+    sentence: str
+    last_line: int
+
+    @classmethod
+    def at(cls, node: ast.expr | ast.stmt, cause: Cause, sentence: str) -> Hit:
+        """Return the hit at an expression or statement."""
+        return cls(node.lineno, node.col_offset + 1, cause, sentence, node.end_lineno or node.lineno)
+
+    def told(self, path: str) -> str:
+        """The line that is printed: `PATH:LINE:COL: CAUSE: sentence (docs/remedies.md#CAUSE)`."""
+        return f"{path}:{self.line}:{self.column}: {self.cause}: {self.sentence} (docs/remedies.md#{self.cause})"

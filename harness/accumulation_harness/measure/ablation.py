@@ -1,0 +1,149 @@
+"""Attribution by removal: run one window again without a factor, and see how much of the gap to the full batch it closes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from accumulation_harness import pace
+from accumulation_harness.config import Precision
+from accumulation_harness.measure.lock_step import ArmChanges, Setting, Watch, tensors_of
+from accumulation_harness.measure.rounding import zero_lr
+from accumulation_harness.recipes.micro_batch import Even
+from accumulation_harness.recipes.recipe import Recipe, take_step
+from accumulation_harness.recipes.remedies import batch_norms
+from accumulation_harness.referee.gradients import relative_distance
+from accumulation_harness.referee.oracle import clipped, no_clipping, snapshot
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One window under the trial's own conditions, or with one of them removed."""
+
+    recipe: Recipe
+    ids: Tensor
+    precision: Precision
+    clip_norm: float | None
+    dropout: bool = True
+    frozen_statistics: bool = False
+    cudnn: bool = True  # whether convolutions may be cuDNN's
+
+
+Removal = Callable[[Setting, Run], Run]
+
+
+def frozen_batch_norm(setting: Setting, run: Run) -> Run:
+    """BatchNorm normalises by its running statistics."""
+    return dataclasses.replace(run, frozen_statistics=True)
+
+
+def dropout_off(setting: Setting, run: Run) -> Run:
+    """Dropout layers do nothing."""
+    return dataclasses.replace(run, dropout=False)
+
+
+def clipping_off(setting: Setting, run: Run) -> Run:
+    """The threshold of clipping is infinite."""
+    return dataclasses.replace(run, clip_norm=no_clipping(run.clip_norm))
+
+
+def float64(setting: Setting, run: Run) -> Run:
+    """The arm computes in float64, as the referee does."""
+    return dataclasses.replace(run, precision=Precision.float64)
+
+
+def equal_lengths(setting: Setting, run: Run) -> Run:
+    """A full window of samples with equally many loss terms, cut evenly."""
+    workload, config, num = setting.exact, setting.config, run.recipe.accumulation_steps
+    terms = workload.num_terms(workload.batch(torch.arange(workload.num_samples))).cpu()
+    commonest = terms.mode().values
+    alike = torch.nonzero(terms == commonest).flatten()
+    micro_batch = max(1, min(config.effective_batch, len(alike)) // num)
+    recipe = dataclasses.replace(run.recipe, split=Even(micro_batch))
+    return dataclasses.replace(run, recipe=recipe, ids=alike[: micro_batch * num])
+
+
+def cudnn_off(setting: Setting, run: Run) -> Run:
+    """Convolutions are torch's own: cuDNN chooses its algorithm by the shape, another one for b samples than for B."""
+    return dataclasses.replace(run, cudnn=False)
+
+
+REMOVALS: dict[str, Removal] = {
+    "batch statistics": frozen_batch_norm,
+    "dropout": dropout_off,
+    "clipping": clipping_off,
+    "low precision": float64,
+    "unequal lengths": equal_lengths,
+}
+GAP = 3.0  # work of one gap, in optimizer steps
+WORK = GAP * (1 + len(REMOVALS))  # of an attribution in one window, as `pace` counts it
+ON_CUDA: dict[str, Removal] = {"cuDNN": cudnn_off}
+
+
+def attribute(setting: Setting, recipe: Recipe, windows: Sequence[Tensor]) -> Mapping[str, float]:
+    """Factor -> share of the gap that its removal closes (1: all of it, 0: none; below 0: the gap grew).
+
+    The gap is ||a - g|| / ||g|| of one consumed gradient against the float64 full batch under the same conditions, on the window
+    of `windows` where it is widest. Empty when no single window shows a gap: the fault then needs several, or is no gradient's.
+    """
+    config = setting.config
+    if setting.not_float64:
+        return {}
+    shared: dict[str, Any] = {"precision": config.precision, "clip_norm": config.clip_norm, "dropout": setting.masks_are_shared}
+    runs = [Run(recipe=recipe, ids=ids, **shared) for ids in windows]
+    gaps = [gap(setting, run) for run in runs]
+    widest, whole = max(zip(runs, gaps, strict=True), key=lambda pair: _nan_first(pair[1]))
+    if not whole > 0 or not math.isfinite(whole):
+        return {}
+    removals = REMOVALS | (ON_CUDA if setting.device.type == "cuda" else {})
+    return {name: 1 - gap(setting, remove(setting, widest)) / whole for name, remove in removals.items()}
+
+
+def gap(setting: Setting, run: Run) -> float:
+    """||a - g|| / ||g|| of one window; NaN when the step was skipped."""
+    changes = ArmChanges(precision=run.precision, steps=1, clip_norm=run.clip_norm, optimizer=zero_lr(setting.config.optimizer))
+    arm = setting.arm(run.recipe, dropout=run.dropout, **changes)
+    if run.frozen_statistics:
+        freeze(arm.model)
+    watch = Watch(arm)
+    with setting.randomness(), _convolutions(run.cudnn):
+        take_step(arm, arm.workload.batch(run.ids))
+    pace.advance(GAP)
+    if watch.gradient is None:
+        return math.nan
+    setting.shelf.settle([*tensors_of(arm), watch.gradient])
+    referee = setting.referee(dropout=run.dropout)
+    if run.frozen_statistics:
+        freeze(referee.model)
+    with setting.randomness():
+        exact = referee.gradient(snapshot(referee.model), setting.exact.batch(run.ids))
+    return relative_distance(watch.gradient, clipped(exact, run.clip_norm))
+
+
+@contextmanager
+def _convolutions(of_cudnn: bool) -> Iterator[None]:
+    """cuDNN's or torch's own; `torch.backends.cudnn.flags` raises where its two interfaces for TF32 disagree."""
+    kernels: Any = torch.backends.cudnn
+    before = kernels.enabled
+    kernels.enabled = before and of_cudnn
+    try:
+        yield
+    finally:
+        kernels.enabled = before
+
+
+def freeze(model: nn.Module) -> None:
+    """Put every BatchNorm layer into evaluation mode."""
+    for layer in batch_norms(model):
+        layer.eval()
+
+
+def _nan_first(value: float) -> float:
+    return -1.0 if math.isnan(value) else value

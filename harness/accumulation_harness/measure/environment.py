@@ -1,0 +1,61 @@
+"""The machine, the versions and the commit a result was made with."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from accumulation_harness import accelerator, driver, source
+from accumulation_harness.packages import version
+
+PACKAGES = ("torch", "numpy", "hydra-core", "wandb", "pandas", "scikit-learn", "scipy")
+
+
+def describe(device: torch.device, not_deterministic: Sequence[str] = ()) -> dict[str, Any]:
+    """Versions, processor or card, threads, commit; nothing that names the machine or its user.
+
+    `not_deterministic`: operations that the device has no deterministic kernel for, as the trial met them.
+    """
+    return {
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "device": name_of(device),
+        **(card(device) if device.type == "cuda" else {}),
+        **({"not_deterministic": list(not_deterministic)} if not_deterministic else {}),
+        "threads": torch.get_num_threads(),
+        "packages": {name: version(name) or "absent" for name in PACKAGES},
+        **source.commit(),
+    }
+
+
+def name_of(device: torch.device) -> str:
+    """The card's name, or the kind of device."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def card(device: torch.device) -> dict[str, Any]:
+    """What results on a CUDA device may depend on: its libraries, driver, memory, and whether TF32 is on."""
+    properties = torch.cuda.get_device_properties(device)
+    return {
+        "cuda": torch.version.cuda or torch.version.hip,
+        "cudnn": torch.backends.cudnn.version(),
+        "driver": driver.version(),
+        "capability": f"{properties.major}.{properties.minor}",
+        "device_bytes": properties.total_memory,
+        "tf32": accelerator.uses_tf32(),
+    }
+
+
+def available_bytes() -> int:
+    """Memory that can be had without paging; all there is where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

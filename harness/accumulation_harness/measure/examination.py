@@ -1,0 +1,229 @@
+"""What a task of the user's own is, found out before anything is trained: in float64, or in float32 where it has no other."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from accumulation_harness.config import ConfigError, OptimizerConfig
+from accumulation_harness.judge.cause import Cause
+from accumulation_harness.measure.optimizer_state import with_inner
+from accumulation_harness.recipes.determinism import fixed_randomness
+from accumulation_harness.recipes.recipe import make_optimizer
+from accumulation_harness.referee.oracle import State, ghost_model, restore, snapshot
+from accumulation_harness.targets import said, told
+from accumulation_harness.workloads import Batch, nest
+from accumulation_harness.workloads.calm import CONSTANTS, mark_draws
+from accumulation_harness.workloads.custom import CustomWorkload
+from accumulation_harness.workloads.layers import has_batch_norm, in_format, without_dropout
+from accumulation_harness.workloads.widening import Narrow
+
+# Relative: outputs and losses of a row in other company, where it makes no difference, by their format.
+SAME = {torch.float64: 1e-9, torch.complex128: 1e-9}
+SAME_IN_FLOAT32 = 1e-4
+
+
+def why_not_float64(workload: CustomWorkload, initial: nn.Module, ids: Tensor, device: torch.device) -> str:
+    """Why the task does not compute in float64, tried on the samples `ids` of its float64 workload; empty where it does.
+
+    Where it narrows its numbers inside, its code is widened (`workload.widens`).
+    """
+    window, why = workload.batch(ids), ""
+    model = in_format(copy.deepcopy(initial), device, torch.float64)
+    state, trained = snapshot(model), [p for p in model.parameters() if p.requires_grad]
+    for workload.widens in (False, True):
+        narrow = Narrow()
+        try:
+            with narrow:
+                losses = _tried(workload, model, state, window, 0)[1]
+                if losses.requires_grad:
+                    torch.autograd.grad(losses.sum(), trained, allow_unused=True)
+        except ConfigError:
+            raise
+        except Exception as error:  # whatever the task's code raises
+            why = said(error)
+            continue
+        if not narrow.operations:
+            return ""
+        why = f"it computes {', '.join(narrow.operations[:3])} in a narrower format"
+    return why
+
+
+def examine(workload: CustomWorkload, initial: nn.Module, ids: Tensor, device: torch.device, dtype: torch.dtype) -> None:
+    """Try the samples `ids` on the workload of format `dtype`; note in it whether rows are coupled (`coupling`, `mixes_rows`).
+
+    Raises ConfigError where the task cannot be judged: data that are not the same when read again, losses that are not [n] or
+    not finite, no gradient, random numbers that are not dropout's.
+    """
+    window = workload.batch(ids)
+    if not _same(window.inputs, workload.batch(ids).inputs):
+        raise workload.refused("train() whose samples are the same whenever they are read; they changed between two reads")
+    model = in_format(copy.deepcopy(initial), device, dtype)
+    state = snapshot(model)
+    with workload.told("a model and losses that run on the first window"):
+        outputs, losses = _tried(workload, model, state, window, 0)
+    if not _same(window.inputs, workload.batch(ids).inputs):
+        raise workload.refused("a forward and losses that leave the batch as it is; they changed it in place")
+    _check_gradient(workload, model, losses)
+    workload.num_terms(window)
+    workload.correct(outputs, window)
+    _try_held_out(workload, model, state, len(window))
+    calm = without_dropout(model)
+    outputs, losses = _tried(workload, calm, state, window, 0)
+    if not _same_numbers(_tried(workload, calm, state, window, 0), (outputs, losses)):
+        raise workload.refused("forwards that repeat from the same weights, buffers and seed of torch; two of them differ")
+    if not _same_numbers(_tried(workload, calm, state, window, 1), (outputs, losses)):
+        for one in (initial, calm):
+            mark_draws(one, one is initial)
+        outputs, losses = _tried(workload, calm, state, window, 0)
+        if not _same_numbers(_tried(workload, calm, state, window, 1), (outputs, losses)):
+            known = ", ".join(name for name in CONSTANTS if not name.endswith("_"))
+            raise workload.refused(
+                f"random numbers of the model's forward alone, by {known} or dropout; without these two differ"
+            )
+    workload.smallest_micro_batch = _smallest(workload, calm, state, window)
+    workload.is_stateful = _is_stateful(workload, calm, state, window, outputs)
+    if len(window) >= 4:
+        _note_couplings(workload, calm, state, window)
+
+
+def _try_held_out(workload: CustomWorkload, model: nn.Module, state: State, size: int) -> None:
+    """What is asked for at the end of a training."""
+    expected = "a forward of held_out() under torch.no_grad() (torch.enable_grad() around what needs gradients)"
+    with workload.told(expected), torch.no_grad():
+        model.eval()
+        batch = next(workload.held_out_batches(size))
+        _tried(workload, model, state, batch, 0)
+        workload.num_terms(batch)
+        model.train()
+
+
+def _note_couplings(workload: CustomWorkload, model: nn.Module, state: State, window: Batch) -> None:
+    """Note what the outputs and the losses of two halves are otherwise than those of the whole, beside BatchNorm's doing."""
+    sizes = [len(window) // 2, len(window) - len(window) // 2]
+    halves = [window.rows(slice(0, sizes[0])), window.rows(slice(sizes[0], None))]
+    alone = [_tried(workload, model, state, half, 0) for half in halves]
+    whole = ghost_model(model, sizes) if has_batch_norm(model) else model
+    outputs, losses = _tried(workload, whole, state, window, 0)
+    workload.pools_rows = not all(_is_of_rows(leaf, [len(window), *sizes]) for leaf in _together(outputs, alone))
+    if workload.pools_rows:
+        apart = torch.cat([own for _, own in alone])
+    else:
+        cut = [nest.rows(outputs, slice(0, sizes[0])), nest.rows(outputs, slice(sizes[0], None))]
+        apart = torch.cat([workload.losses(own, half) for own, half in zip(cut, halves, strict=True)])
+    workload.coupling = None if _near(apart, losses) else Cause.non_separable_loss
+    rows = [[leaf for leaf in nest.tensors(of) if leaf.dim()] for of in (nest.joined([own for own, _ in alone]), outputs)]
+    workload.mixes_rows = not _same_numbers(*rows)
+
+
+def _together(outputs: Any, alone: Sequence[tuple[Any, Tensor]]) -> Iterator[tuple[Any, ...]]:
+    """Each leaf of the outputs with those of its halves."""
+    return zip(nest.leaves(outputs), *(nest.leaves(own) for own, _ in alone), strict=True)
+
+
+def _is_of_rows(leaf: Sequence[Any], sizes: Sequence[int]) -> bool:
+    """Whether leaves, of the whole and of its halves, have a row for each sample, or are the same in all three."""
+    if all(nest.num_rows(one) == size for one, size in zip(leaf, sizes, strict=True)):
+        return True
+    first, *others = leaf
+    return all(first.shape == one.shape and _near(first, one) for one in others) if isinstance(first, Tensor) else True
+
+
+def try_step(config: OptimizerConfig, initial: nn.Module) -> None:
+    """Raise ConfigError where an optimizer of the user's own cannot take a step on gradients of the model's shapes."""
+    if config.target is None:
+        return
+    first, second = (_stepped(config, config.target, initial) for _ in range(2))
+    if not all(map(torch.equal, first, second)):
+        raise ConfigError(
+            "optimizer.target", config.target, "a step() that repeats from the same seed of torch; two of them differ"
+        )
+
+
+def _stepped(config: OptimizerConfig, target: str, initial: nn.Module) -> list[Tensor]:
+    """The parameters after a step."""
+    model, generator = copy.deepcopy(initial), torch.Generator().manual_seed(0)
+    optimizer = make_optimizer(config, model.parameters())
+    held = {id(p) for one in with_inner(optimizer) for group in one.param_groups for p in group["params"]}
+    left = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in held]
+    if left:
+        expected = f"an optimizer of all parameters that require gradients; its groups lack {', '.join(left[:3])}"
+        raise ConfigError("optimizer.target", target, expected)
+    for p in model.parameters():
+        p.grad = torch.randn(p.shape, generator=generator, dtype=p.dtype) if p.requires_grad else None
+    with fixed_randomness(0, torch.device("cpu")), told("optimizer.target", target, "an optimizer whose step() runs"):
+        optimizer.step()
+    own: list[Tensor] = list(model.parameters())
+    if not all(bool(p.isfinite().all()) for p in own):
+        raise ConfigError("optimizer.target", target, "an optimizer whose step() gives finite weights, got NaN or infinity")
+    if all(map(torch.equal, own, initial.parameters())) and not any(one.state for one in with_inner(optimizer)):
+        raise ConfigError("optimizer.target", target, "an optimizer whose step() moves weights or keeps state; it did nothing")
+    return own
+
+
+def _is_stateful(workload: CustomWorkload, model: nn.Module, state: State, window: Batch, outputs: Any) -> bool:
+    """Whether a second forward, with the buffers that a first one has left, gives other outputs."""
+    _tried(workload, model, state, window, 0)
+    return not _same_numbers(_tried(workload, model, snapshot(model), window, 0)[0], outputs)
+
+
+def _smallest(workload: CustomWorkload, model: nn.Module, state: State, window: Batch) -> int:
+    """2 where BatchNorm refuses a single row, else 1."""
+    if has_batch_norm(model):
+        try:
+            _tried(workload, model, state, window.rows(slice(0, 1)), 0)
+        except ValueError:
+            return 2
+    return 1
+
+
+def _check_gradient(workload: CustomWorkload, model: nn.Module, losses: Tensor) -> None:
+    if not bool(torch.isfinite(losses).all()):
+        shown = ", ".join(f"{value:g}" for value in losses.detach().flatten()[:4].tolist())
+        raise workload.refused(f"finite losses at the initial weights, got {shown}")
+    if not losses.requires_grad:
+        raise workload.refused("losses(outputs, batch) that depend on the model's parameters, got values without a gradient")
+    trained = [p for p in model.parameters() if p.requires_grad]
+    with workload.told("a model that torch.autograd.grad differentiates"):
+        found = [one for one in torch.autograd.grad(losses.sum(), trained, allow_unused=True) if one is not None]
+    if any(one.is_sparse for one in found):
+        raise workload.refused("dense gradients, got sparse ones (of an embedding with sparse=True), which cannot be clipped")
+    if not any(bool(one.any()) for one in found):
+        raise workload.refused("losses with a gradient at the initial weights, got zeros for every parameter")
+    if not all(bool(torch.isfinite(one).all()) for one in found):
+        raise workload.refused("a finite gradient at the initial weights, got NaN or infinity")
+
+
+def _tried(workload: CustomWorkload, model: nn.Module, state: State, batch: Batch, seed: int) -> tuple[Any, Tensor]:
+    """Outputs and losses of a forward from `state`, whatever earlier forwards have done to the model's buffers."""
+    restore(model, state)
+    with fixed_randomness(seed, next(model.parameters()).device):
+        outputs = workload.forward(model, batch)
+        return outputs, workload.losses(outputs, batch)
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two nests hold the same, bit by bit."""
+    mine, others = nest.leaves(a), nest.leaves(b)
+    return len(mine) == len(others) and all(
+        _equal(x, y) if isinstance(x, Tensor) and isinstance(y, Tensor) else bool(x == y)
+        for x, y in zip(mine, others, strict=True)
+    )
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())  # NaN is the same as NaN
+
+
+def _same_numbers(a: Any, b: Any) -> bool:
+    """Whether the floating tensors of two nests agree within rounding, where they have the same shapes."""
+    pairs = zip(nest.tensors(a), nest.tensors(b), strict=False)
+    return all(_near(x, y) for x, y in pairs if x.is_floating_point() and x.shape == y.shape)
+
+
+def _near(a: Tensor, b: Tensor) -> bool:
+    return bool(torch.linalg.vector_norm(a - b) <= SAME.get(b.dtype, SAME_IN_FLOAT32) * torch.linalg.vector_norm(b))

@@ -1,0 +1,519 @@
+"""Arms trained side by side on the same windows, and what is seen of them.
+
+Measuring leaves no trace: gradients are read in the optimizer's own hook, parameters are copied, generators are put back.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import gc
+import hashlib
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import islice
+from typing import Any, Literal, TypedDict
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from typing_extensions import Self, Unpack
+
+from accumulation_harness.config import ConfigError, LastWindow, OptimizerConfig, Precision, ScheduleConfig, TrialConfig, to_dict
+from accumulation_harness.judge.counters import Counter, Counts, Differences, differing
+from accumulation_harness.measure.environment import name_of
+from accumulation_harness.measure.examination import examine, try_step, why_not_float64
+from accumulation_harness.measure.optimizer_state import common_state, learning_rates, optimizer_state, state_steps, state_tensors
+from accumulation_harness.measure.shelf import Shelf, choose_shelf
+from accumulation_harness.recipes import precision
+from accumulation_harness.recipes.determinism import (
+    RandomState,
+    fixed_randomness,
+    kept_randomness,
+    random_state,
+    start_randomness,
+)
+from accumulation_harness.recipes.execution import check_available, exchange_forward
+from accumulation_harness.recipes.micro_batch import hash_seed, windows
+from accumulation_harness.recipes.recipe import Arm, Recipe, make_optimizer, make_schedule, take_step
+from accumulation_harness.referee.gradients import (
+    Comparison,
+    Elements,
+    comparison,
+    distances_to,
+    flatten,
+    gradients,
+    group_names,
+    moments_of,
+    relative_distance,
+)
+from accumulation_harness.referee.oracle import Referee
+from accumulation_harness.results.arm_name import FULL, ArmName
+from accumulation_harness.workloads import Batch, Workload, nest
+from accumulation_harness.workloads.build import make_workload
+from accumulation_harness.workloads.calm import has_draws
+from accumulation_harness.workloads.custom import CustomWorkload
+from accumulation_harness.workloads.layers import draws, has_batch_norm, in_format, without_dropout
+
+REFERENCE = str(ArmName(FULL))
+ExactGradient = Callable[[str], Tensor | None]  # label of an arm -> [P] float64 at its present parameters
+Gradients = Literal["kept", "compared"]  # what becomes of the gradients that the optimizers consume
+
+
+class ArmChanges(TypedDict, total=False):
+    """Settings of the trial that an arm may have otherwise; what is absent is as the trial configures it."""
+
+    precision: Precision
+    steps: int  # of the learning-rate schedule
+    clip_norm: float | None
+    optimizer: OptimizerConfig
+    schedule: ScheduleConfig
+    ema_decay: float | None
+
+
+class Setting:
+    """What all arms of a trial share: the data in float64 and in the trial's format, the device, and the initial weights."""
+
+    def __init__(self, config: TrialConfig, device: torch.device) -> None:
+        self.config, self.device = config, device
+        self.not_float64 = ""  # why a task of the user's own does not compute in float64, where it does not
+        check_available(config.execution, device)
+        self.workloads: dict[torch.dtype, Workload] = {
+            dtype: make_workload(config, device=device, dtype=dtype)
+            for dtype in {torch.float64, precision.parameter_dtype(config.precision)}
+        }
+        with fixed_randomness(config.seed, torch.device("cpu")):
+            self.initial = self.exact.make_model().train()
+        self.shelf = choose_shelf(config, self.initial, device)
+        self.has_batch_norm = has_batch_norm(self.initial)
+        if isinstance(self.exact, CustomWorkload):
+            ids = next(self.windows(1))
+            self.not_float64 = why_not_float64(self.exact, self.initial, ids, device)
+            if self.not_float64 and config.precision == Precision.float64:
+                expected = f"float32 or a 16-bit format: the task does not compute in float64 ({self.not_float64})"
+                raise ConfigError("precision", config.precision, expected)
+            examine(self.exact, self.initial, ids, device, self.exact_dtype)
+        try_step(config.optimizer, self.initial)
+        self.shelf.settle(self.initial.parameters())
+        self.draws = draws(self.initial)  # random numbers, in a training forward
+        # A GPU draws as many numbers at once as fit into 16 bytes, so that dropout's masks depend on the format there, as normal
+        # and uniform numbers do everywhere.
+        same = device.type == "cpu" and not has_draws(self.initial)
+        self.masks_are_shared = not self.draws or same or config.precision == Precision.float64
+
+    def under(self, config: TrialConfig) -> Self:
+        """The same data, model and weights under another configuration, which has other windows, recipes or probes."""
+        other = copy.copy(self)
+        other.config = config
+        return other
+
+    @property
+    def exact_dtype(self) -> torch.dtype:
+        """The format of exact gradients: float64, or float32 of a task that has no other."""
+        return torch.float32 if self.not_float64 else torch.float64
+
+    @property
+    def exact(self) -> Workload:
+        """The workload in `exact_dtype`."""
+        return self.workloads[self.exact_dtype]
+
+    def windows(self, num: int | None = None, *, size: int | None = None, last: LastWindow | None = None) -> Iterator[Tensor]:
+        """Sample ids ([n] int64) of the trial's first `num` windows, `config.steps` unless told.
+
+        They have `size` samples (`config.effective_batch` unless told); `last` says what becomes of an epoch's remainder
+        (`config.data.last_window` unless told).
+        """
+        config = self.config
+        size, last = size or config.effective_batch, last or config.data.last_window
+        return islice(windows(self.exact.num_samples, size, config.seed, last), config.steps if num is None else num)
+
+    def randomness(self, *stream: int) -> AbstractContextManager[None]:
+        """Draws from torch's generators start from the trial's seed and `stream` (in a training, the optimizer step)."""
+        return fixed_randomness(hash_seed(self.config.seed, *stream) if stream else self.config.seed, self.device)
+
+    def generator(self, *stream: int) -> torch.Generator:
+        """A generator on the CPU that starts from the trial's seed and `stream`."""
+        return torch.Generator().manual_seed(hash_seed(self.config.seed, *stream))
+
+    def referee(self, *, dropout: bool = True) -> Referee:
+        """The referee of the trial's model and loss, in `exact_dtype`; without `dropout` its layers of that kind do nothing."""
+        model = self._model(self.exact_dtype, dropout)
+        self.shelf.settle(model.parameters())
+        return Referee(self.exact, model, keep=self.shelf.put)
+
+    def identity(self, settings: Sequence[str], windows: Sequence[Tensor], **more: Any) -> dict[str, Any]:
+        """What a measurement on `windows` depends on: these settings, the machine, the very weights and samples, and `more`."""
+        plain, samples = to_dict(self.config), nest.tensors([self.exact.batch(ids).inputs for ids in windows])
+        values = [self._initial_digest, digest_of([*samples, *windows])]
+        machine = [torch.__version__, torch.backends.cpu.get_cpu_capability(), torch.get_num_threads(), name_of(self.device)]
+        return {"settings": {name: plain[name] for name in settings}, "machine": machine, "values": values, **more}
+
+    @cached_property
+    def _initial_digest(self) -> str:
+        return digest_of([*self.initial.parameters(), *self.initial.buffers()])
+
+    def arms(
+        self, recipes: Mapping[str, Recipe], *, dropout: bool = True, scaler: bool = True, **changes: Unpack[ArmChanges]
+    ) -> dict[str, Arm]:
+        """A fresh arm for each recipe, by its label: see `arm`."""
+        if self.device.type != "cpu" or type(self.shelf) is not Shelf:
+            gc.collect()  # arms of an earlier phase are cycles, and hold memory of the device, or pages of files
+        made = {}
+        for label, recipe in recipes.items():
+            made[label] = self.arm(recipe, dropout=dropout, scaler=scaler, **changes)
+            self.shelf.settle(tensors_of(made[label]))
+        return made
+
+    def arm(self, recipe: Recipe, *, dropout: bool = True, scaler: bool = True, **changes: Unpack[ArmChanges]) -> Arm:
+        """A fresh arm at the initial weights, as the trial configures it but for `changes`; `dropout` and `scaler` can be off."""
+        config = dataclasses.replace(self.config, **changes)
+        dtype = precision.parameter_dtype(config.precision)
+        model = self._model(dtype, dropout)
+        optimizer = make_optimizer(config.optimizer, model.parameters())
+        ema = None if config.ema_decay is None else AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(config.ema_decay))
+        scale = config.loss_scale
+        if config.precision == self.config.precision:
+            exchange_forward(model, recipe.execution)
+        else:
+            scale = precision.power_of_two(scale)
+        return Arm(
+            recipe=recipe,
+            workload=self.workloads[dtype],
+            model=model,
+            optimizer=optimizer,
+            schedule=make_schedule(config.schedule, optimizer, config.steps),
+            scaler=precision.make_scaler(self.config.precision if scaler else config.precision, self.device, scale),
+            precision=config.precision,
+            device=self.device,
+            clip_norm=config.clip_norm,
+            ema=ema,
+        )
+
+    def _model(self, dtype: torch.dtype, dropout: bool) -> nn.Module:
+        model = in_format(copy.deepcopy(self.initial), self.device, dtype)
+        return model if dropout else without_dropout(model)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """How an optimizer step was taken, beside the gradient that it consumed."""
+
+    rates: tuple[float, ...]  # learning rates of the parameter groups
+    idle: tuple[bool, ...]  # of each parameter: whether it had no gradient
+    randomness: RandomState | None = None  # from which it drew, if it drew; where forwards are watched
+
+
+def digest_of(tensors: Iterable[Tensor]) -> str:
+    """Hex digits of the SHA-256 of their formats, shapes and bytes."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def tensors_of(arm: Arm) -> Iterator[Tensor]:
+    """What an arm carries from step to step: weights, buffers, the optimizer's state and the moving average.
+
+    Found as they are asked for: a shelf in memory asks for none, and this would be 2 % of a small model's training.
+    """
+    for owner in (arm.model, arm.ema):
+        if owner is not None:
+            yield from owner.parameters()
+            yield from owner.buffers()
+    yield from state_tensors(arm.optimizer)
+
+
+class Watch:
+    """Sees what an arm's optimizer consumes, each time it steps, and where the weights are at each forward."""
+
+    def __init__(self, arm: Arm, *, compares: bool = True) -> None:
+        self.compares = compares  # whether anything but its steps is wanted
+        self.keeps = True  # whether `gradient` is wanted of this window
+        self.gradient: Tensor | None = None  # [P] float64, of the last optimizer step; None when the scaler skipped it
+        self.reference: Elements | None = None  # a gradient that each step's is compared with at once
+        self.moments: Tensor | None = None  # [4] of the last optimizer step and the reference
+        self.consumed: Elements | None = None  # of the last optimizer step, where there is no reference
+        self.last_forward: Tensor | None = None  # [P] float64, the weights at the window's last forward, where watched
+        self.left_over: Tensor | None = None  # [P] float64, gradients there before the window's first backward, if any
+        self.taken: Taken | None = None  # the last optimizer step
+        self._idle: Taken | None = None  # the window's last step without any gradient
+        self.steps = self.steps_in_window = 0
+        self.steps_before_last_forward = 0  # of the window, where forwards are watched
+        self.sees_forwards = self._backward_begun = False
+        self.parameters = list(arm.model.parameters())
+        self._optimizer = arm.optimizer
+        arm.optimizer.register_step_pre_hook(self._see_step)
+        if compares:
+            arm.model.register_forward_hook(self._see_outputs)
+
+    def start_window(self, reference: Elements | None = None) -> None:
+        """Forget the last window; what the optimizer consumes is compared with `reference` at once, where there is one."""
+        self.gradient = self.moments = self.consumed = self.last_forward = self.left_over = None
+        self.reference = reference
+        self.steps_in_window = self.steps_before_last_forward = 0
+        self._backward_begun = False
+        self._idle = None
+
+    def _see_step(self, *_: object) -> None:
+        taken = Taken(
+            rates=learning_rates(self._optimizer),
+            idle=tuple(p.grad is None for p in self.parameters),
+            randomness=random_state(self.parameters[0].device) if self.sees_forwards else None,
+        )
+        if all(taken.idle):
+            self._idle = taken  # it does nothing, and is the window's step only where there is no other
+        else:
+            self._take(taken)
+
+    def end_window(self) -> None:
+        """Count a window whose only steps found no gradient: it has consumed zeros."""
+        if self.steps_in_window == 0 and self._idle is not None:
+            self._take(self._idle)
+
+    def _take(self, taken: Taken) -> None:
+        self.steps += 1
+        self.steps_in_window += 1
+        self.taken = taken
+        if not self.compares:
+            return
+        consumed = Elements(gradients(self.parameters))
+        self.gradient = consumed.vector() if self.keeps else None
+        if self.reference is None:
+            self.consumed = consumed.kept()  # an optimizer may write on the gradients that it consumes
+        else:
+            self.moments = moments_of(consumed, self.reference)
+
+    def _see_outputs(self, _model: nn.Module, _inputs: object, outputs: Any) -> None:
+        if self._backward_begun and not self.sees_forwards:
+            return
+        weights = None
+        for output in nest.tensors(outputs):
+            if output.requires_grad and not self._backward_begun:
+                output.register_hook(self._see_backward)
+            if output.requires_grad and self.sees_forwards:
+                weights = flatten(self.parameters) if weights is None else weights
+                output.register_hook(partial(self._note_forward, weights, self.steps_in_window))
+
+    def _note_forward(self, weights: Tensor, steps: int, _gradient: Tensor) -> None:
+        """Note that a backward goes through a forward with these weights; a forward for logging alone has none."""
+        self.last_forward, self.steps_before_last_forward = weights, steps
+
+    def _see_backward(self, _gradient: Tensor) -> None:
+        """Note gradients that are there before anything is added to them: the outputs come first in a backward."""
+        if self._backward_begun:
+            return
+        self._backward_begun = True
+        if any(p.grad is not None and bool(p.grad.count_nonzero()) for p in self.parameters):
+            self.left_over = flatten(gradients(self.parameters))
+
+
+class LossScale:
+    """What float16's overflows did to an arm's loss scale: the windows that the scaler skipped, and the scale without them."""
+
+    def __init__(self, scaler: torch.amp.GradScaler) -> None:
+        self._scaler = scaler
+        self._initial = self._last = self._expected = scaler.get_scale()
+        self._good_windows = 0  # since the last overflow or growth
+        self.overflows: list[int] = []  # windows, by number
+
+    @property
+    def present(self) -> float:
+        """The factor of the next window's losses."""
+        return self._last
+
+    def end_window(self, step: int, *, stepped: bool) -> None:
+        """See the scale at the end of window `step`: one that shrank where there was no optimizer step has met an overflow."""
+        if not self._scaler.is_enabled():
+            return
+        scale, self._last = self._last, self._scaler.get_scale()
+        self._good_windows += 1
+        if self._last < scale and not stepped:
+            self.overflows.append(step)
+            self._expected *= self._scaler.get_backoff_factor()
+            self._good_windows = 0
+        elif self._good_windows == self._scaler.get_growth_interval():
+            self._expected *= self._scaler.get_growth_factor()
+            self._good_windows = 0
+
+    @property
+    def without_overflows(self) -> float:
+        """The first scale, unless something else than overflows and the growth between them has changed it."""
+        return self._initial * (self._last / self._expected)
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One arm's optimizer step beside the reference's, each at its own parameters."""
+
+    loss: float
+    gradient: Comparison  # what the optimizers consumed; NaN when one of the two steps was skipped
+    gradient_norm: float  # ||g_arm||, and
+    gradient_difference_norm: float  # ||g_arm - g_full||; NaN as above
+    parameter_distance: float  # ||theta_arm - theta_full|| / ||theta_full - theta_0||
+    learning_rate: float  # of the first parameter group: with which the step was taken, or would have been
+    loss_scale: float  # of the window; 1 where there is none
+    gradient_error: float = math.nan  # ||g - g_64|| / ||g_64||, where an exact gradient was given
+
+
+class LockStep:
+    """One reference arm and its candidates, stepped together."""
+
+    def __init__(self, arms: Mapping[str, Arm], seed: int, band: Collection[str] = (), shelf: Shelf | None = None) -> None:
+        """`arms` by label; the one labelled `REFERENCE` comes first. Of the `band` only weights are compared.
+
+        `shelf`: where an arm lies while another one steps; in memory unless told.
+        """
+        self.shelf = shelf or Shelf()
+        assert next(iter(arms)) == REFERENCE and REFERENCE not in band
+        self.arms, self.seed, self.steps = dict(arms), seed, 0
+        self.watches = {label: Watch(arm, compares=label not in band) for label, arm in arms.items()}
+        self.began = [self.shelf.put(parameter.detach().clone()) for parameter in self.watches[REFERENCE].parameters]
+        self.foreign_windows = dict.fromkeys(arms, 0)  # windows whose samples were not the window's
+        self.dirty_starts = dict.fromkeys(arms, 0)  # windows that began with gradients left over
+        self.foreign_rates = dict.fromkeys(arms, 0)  # windows whose step had another learning rate than the reference's
+        self.movement = 0.0  # ||theta_full - theta_0|| after the last step
+        self.loss_scales = {label: LossScale(arm.scaler) for label, arm in arms.items()}
+
+    @property
+    def start(self) -> Tensor:
+        """[P] float64, the reference's weights before its first step."""
+        return flatten(self.began)
+
+    def step(self, ids: Tensor, *, gradients: Gradients = "kept", exact: ExactGradient | None = None) -> dict[str, StepRecord]:
+        """All arms take the window `ids`; one transfer from the device at the end, in float16 two more for each arm.
+
+        GradScaler has to know on the host whether a gradient overflowed, and its scale is read to count such windows.
+
+        `gradients`: every arm's stays in its watch (`kept`), or is compared with the reference's at once, which holds two copies
+        of the parameters however many arms there are: where the reference began, and what it consumed. `exact(label)` is asked
+        for before the arm's step, one arm after the other; None for an arm that is not judged.
+        """
+        arms, seed = self.arms, self._seed(self.steps)
+        device = arms[REFERENCE].device
+        window = arms[REFERENCE].workload.batch(ids)
+        consumed, losses, errors = None, [], {}
+        rates = {label: learning_rates(arm.optimizer)[0] for label, arm in arms.items()}
+        scales = {label: scale.present for label, scale in self.loss_scales.items()}
+        with kept_randomness(device):
+            for label, arm in arms.items():
+                watch = self.watches[label]
+                watch.start_window(consumed)
+                expected = exact(label) if exact is not None else None
+                watch.keeps = gradients == "kept" or expected is not None
+                start_randomness(seed, device)
+                losses.append(take_step(arm, window))
+                watch.end_window()
+                if watch.taken is not None and watch.steps_in_window:
+                    rates[label] = watch.taken.rates[0]
+                self.loss_scales[label].end_window(self.steps, stepped=watch.steps_in_window > 0)
+                if watch.compares:
+                    self._count(label, window)
+                if label == REFERENCE:
+                    consumed = watch.consumed
+                    watch.moments = None if consumed is None else moments_of(consumed, consumed)
+                    watch.consumed = None
+                    self.shelf.settle(() if consumed is None else consumed.tensors)
+                if expected is not None and watch.gradient is not None:
+                    errors[label] = relative_distance(watch.gradient, expected)
+                if gradients != "kept":
+                    watch.gradient = None
+                elif watch.gradient is not None:
+                    watch.gradient = self.shelf.put(watch.gradient)
+                if watch.last_forward is not None:
+                    watch.last_forward = self.shelf.put(watch.last_forward)
+                self.shelf.settle(tensors_of(arm))
+        self.steps += 1
+        weights = [watch.parameters for watch in self.watches.values()]
+        distances = self._distances(weights)
+        moments = {label: watch.moments for label, watch in self.watches.items() if watch.moments is not None}
+        seen = [distances, torch.stack(losses), *moments.values()]
+        movement, *values = torch.cat(seen).tolist()
+        self.movement = movement
+        num, rest = len(arms), iter(values[2 * len(arms) :])
+        records = {}
+        for label, distance, loss in zip(arms, values[:num], values[num:], strict=False):
+            four = [next(rest) for _ in range(4)] if label in moments else [math.nan] * 4
+            records[label] = StepRecord(
+                loss=loss,
+                gradient=comparison(four),
+                gradient_norm=math.sqrt(four[1]),
+                gradient_difference_norm=math.sqrt(four[0]),
+                parameter_distance=distance / movement if movement > 0 else (0.0 if distance == 0 else math.inf),
+                learning_rate=rates[label],
+                loss_scale=scales[label],
+                gradient_error=errors.get(label, math.nan),
+            )
+        return records
+
+    def _distances(self, weights: Sequence[Sequence[Tensor]]) -> Tensor:
+        """[1 + A]: of the reference's weights to where it began and to each arm's; each is put back before the next is read."""
+        others = [self.began, *weights]
+        if type(self.shelf) is Shelf:
+            return distances_to(weights[0], others)
+        found = []
+        for own in others:
+            found.append(distances_to(weights[0], [own]))
+            self.shelf.settle([*own, *weights[0]])
+        return torch.cat(found)
+
+    def _count(self, label: str, window: Batch) -> None:
+        """Count what an arm did otherwise than the reference in this window."""
+        watch, reference = self.watches[label], self.watches[REFERENCE]
+        self.dirty_starts[label] += watch.left_over is not None
+        self.foreign_windows[label] += not window.holds(torch.cat(self.arms[label].seen))
+        if watch.steps_in_window and reference.steps_in_window and watch.taken and reference.taken:
+            self.foreign_rates[label] += watch.taken.rates != reference.taken.rates
+
+    def watch_forwards(self, on: bool) -> None:
+        """Copy every arm's weights at each forward from now on, or stop doing so."""
+        for watch in self.watches.values():
+            watch.sees_forwards = on
+
+    def randomness(self, step: int) -> AbstractContextManager[None]:
+        """The draws (dropout) of a step: every arm, and the referee, starts it from the same generator state."""
+        return fixed_randomness(self._seed(step), self.arms[REFERENCE].device)
+
+    def _seed(self, step: int) -> int:
+        return hash_seed(self.seed, step)
+
+    def counters(self, label: str) -> Counts:
+        """L2: what must be the same as the reference's, exactly."""
+        arm, watch = self.arms[label], self.watches[label]
+        buffers = dict(arm.model.named_buffers())
+        tracked = [float(value) for name, value in buffers.items() if name.endswith("num_batches_tracked")]
+        # A window that overflowed ends in the scaler's skip in place of a step: that is float16's, and counts as the step.
+        overflows = len(self.loss_scales[label].overflows)
+        counts_steps = any(state_steps(each.optimizer) for each in self.arms.values())
+        names = group_names(arm.optimizer)
+        return {
+            Counter.windows: arm.windows,
+            Counter.samples: arm.samples,
+            Counter.optimizer_steps: watch.steps + overflows,
+            Counter.state_step: max(state_steps(arm.optimizer), default=0.0) + overflows * counts_steps,
+            Counter.schedule_index: arm.schedule.last_epoch,
+            **{Counter.learning_rate.of(name): rate for name, rate in zip(names, learning_rates(arm.optimizer), strict=True)},
+            Counter.batches_tracked: max(tracked, default=0.0),
+            Counter.loss_scale: self.loss_scales[label].without_overflows,
+            Counter.windows_with_other_samples: self.foreign_windows[label],
+            Counter.windows_begun_with_gradients: self.dirty_starts[label],
+            Counter.windows_at_another_rate: self.foreign_rates[label],
+        }
+
+    def clipped_share(self, label: str) -> float:
+        """Of the arm's windows so far, those whose gradient was clipped."""
+        flags = [bool(flag) for flag in self.arms[label].clipped]
+        return sum(flags) / max(1, len(flags))
+
+    def differing_counters(self, label: str) -> Differences:
+        """The arm's counters that are not the reference's."""
+        return differing(self.counters(label), self.counters(REFERENCE))
+
+
+def arm_state(arm: Arm) -> dict[str, Tensor]:
+    """What an arm carries from step to step beside its weights: the optimizer's state and the moving average."""
+    ema = {} if arm.ema is None else {"ema": flatten(arm.ema.module.parameters())}
+    return optimizer_state(arm.optimizer, arm.model.parameters()) | common_state(arm.optimizer) | ema

@@ -1,0 +1,206 @@
+"""Bytes that a training step takes: M = M_s + a b, a static part and what the backward of a micro-batch of b keeps.
+
+On the CPU the activations are counted exactly: the storages that autograd saves for backward, each once, without parameters,
+buffers and the data itself. Temporaries inside an operation are not among them. On a GPU the allocator's peaks have them as well:
+one while micro-batches are computed, one while the optimizer steps. What else lies in its memory (data, other arms) is left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from accumulation_harness import accelerator
+from accumulation_harness.recipes.recipe import Arm, take_step
+from accumulation_harness.workloads import Batch, nest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes of one window's step, each at its largest."""
+
+    parameters: int  # and buffers
+    gradients: int
+    state: int  # the optimizer's
+    activations: int  # of the largest micro-batch
+    alive: int  # activations and gradients together, at the moment when they are most; less than both maxima where those part
+    peak: int | None  # the allocator's, up to the end of the last backward; None on the CPU
+    step_peak: int | None = None  # the allocator's, while the optimizer steps; None on the CPU
+
+    @property
+    def micro_batches(self) -> int:
+        """While micro-batches are computed: the allocator's peak where there is one, else the sum of the parts."""
+        return self.peak if self.peak is not None else self.parameters + self.gradients + self.state + self.activations
+
+    @property
+    def step(self) -> int:
+        """While the optimizer steps: the allocator's peak where there is one, else the sum of what is there then."""
+        return self.step_peak if self.step_peak is not None else self.parameters + self.gradients + self.state
+
+    @property
+    def total(self) -> int:
+        """The larger of the two."""
+        return max(self.micro_batches, self.step)
+
+
+class Alive:
+    """What lives at a time between forward and step: the storages that autograd holds, and the gradients."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.parameters = parameters
+        self.held: dict[int, tuple[int, int]] = {}  # storage -> how many saved tensors hold it, and its bytes
+        self.most = 0
+
+    def look(self) -> None:
+        """Note the bytes that live now, where they are the most so far."""
+        gradients = num_bytes(p.grad for p in self.parameters if p.grad is not None)
+        self.most = max(self.most, gradients + sum(size for _, size in self.held.values()))
+
+
+class Held:
+    """A tensor that autograd saved: counted until backward lets go of it."""
+
+    def __init__(self, tensor: Tensor, alive: Alive | None) -> None:
+        self.tensor, self.alive = tensor, alive
+        if alive is not None:
+            storage = tensor.untyped_storage()
+            self.key = storage._cdata
+            count, size = alive.held.get(self.key, (0, storage.nbytes()))
+            alive.held[self.key] = (count + 1, size)
+            alive.look()
+
+    def __del__(self) -> None:
+        if self.alive is not None:
+            count, size = self.alive.held.pop(self.key)
+            if count > 1:
+                self.alive.held[self.key] = (count - 1, size)
+
+
+def of_step(arm: Arm, window: Batch) -> Memory:
+    """Take one step of the arm on `window`, and count the bytes it needs; the step itself is the same to the bit.
+
+    On a GPU another step comes before it: the optimizer's state is made in an arm's first, after the activations are gone.
+    """
+    device = None if arm.device.type == "cpu" else accelerator.module(arm.device)
+    if device is not None:
+        take_step(arm, window)
+        gc.collect()
+    own = [*arm.model.parameters(), *arm.model.buffers(), *nest.tensors((window.inputs, window.targets))]
+    known = {tensor.untyped_storage()._cdata for tensor in own}
+    saved: dict[int, int] = {}
+    most, gradients = [0], [0]
+    alive = Alive(list(arm.model.parameters()))
+
+    def pack(tensor: Tensor) -> Held:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in known:
+            saved[storage._cdata] = storage.nbytes()
+            return Held(tensor.detach(), alive)
+        return Held(tensor.detach(), None)
+
+    def end_micro_batch(_arm: Arm) -> None:
+        most[0] = max(most[0], sum(saved.values()))
+        saved.clear()
+
+    def see_gradients(arm: Arm) -> None:
+        gradients[0] = num_bytes(p.grad for p in arm.model.parameters() if p.grad is not None)
+        if device is not None:
+            peaks.append(device.max_memory_allocated(arm.device))
+            device.reset_peak_memory_stats(arm.device)
+
+    recipe = arm.recipe
+    arm.recipe = dataclasses.replace(
+        recipe, after_backward=(end_micro_batch, *recipe.after_backward), at_boundary=(see_gradients, *recipe.at_boundary)
+    )
+    hooks = [p.register_post_accumulate_grad_hook(lambda _: alive.look()) for p in alive.parameters if p.requires_grad]
+    peaks: list[int] = []
+    foreign = 0
+    if device is not None:
+        foreign = device.memory_allocated(arm.device) - num_bytes(kept(arm))
+        device.reset_peak_memory_stats(arm.device)
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda held: held.tensor):
+            take_step(arm, window)
+    finally:
+        arm.recipe = recipe
+        for hook in hooks:
+            hook.remove()
+    if device is not None:
+        peaks.append(device.max_memory_allocated(arm.device))
+    return Memory(
+        parameters=num_bytes([*arm.model.parameters(), *arm.model.buffers()]),
+        gradients=gradients[0],
+        state=num_bytes(state_tensors(arm)),
+        activations=most[0],
+        alive=alive.most,
+        peak=peaks[0] - foreign if peaks else None,
+        step_peak=peaks[-1] - foreign if peaks else None,
+    )
+
+
+class Live(TorchDispatchMode):
+    """The bytes of the tensors that live at a time, those between operations included: `most`, the largest sum so far.
+
+    `held`: what is there before. Each storage counts once, from the operation that makes it until its last tensor is gone.
+    MemoryError after the operation that brings the sum above `budget`. Temporaries inside an operation are not seen.
+    """
+
+    def __init__(self, held: Iterable[Tensor] = (), budget: int | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.budget = budget
+        self.most = 0
+        self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._add(held)
+
+    def __torch_dispatch__(self, func: Callable[..., object], types: object, args: tuple[object, ...] = (),
+                           kwargs: dict[str, object] | None = None) -> object:  # fmt: skip
+        made = func(*args, **(kwargs or {}))
+        self._add(leaf for leaf in tree_leaves(made) if isinstance(leaf, Tensor))
+        return made
+
+    def _add(self, tensors: Iterable[Tensor]) -> None:
+        for storage in (tensor.untyped_storage() for tensor in tensors):
+            self._storages.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes()))
+        # A weak reference keeps the address of a storage from being given to another.
+        self._storages = {key: one for key, one in self._storages.items() if not one[0].expired()}
+        live = sum(size for _, size in self._storages.values())
+        self.most = max(self.most, live)
+        if self.budget is not None and live > self.budget:
+            raise MemoryError(f"{live:,} bytes live, of {self.budget:,} that are allowed")
+
+
+def fit(micro_batches: Sequence[int], totals: Sequence[int]) -> tuple[float, float]:
+    """(M_s, a) of M = M_s + a b by least squares, in bytes; a is per sample. One size alone has no fit."""
+    if len(set(micro_batches)) < 2:
+        raise ValueError(f"expected two or more sizes of micro-batches, got {sorted(set(micro_batches))}")
+    slope, static = np.polyfit(np.asarray(micro_batches, dtype=float), np.asarray(totals, dtype=float), 1)
+    return float(static), float(slope)
+
+
+def kept(arm: Arm) -> Iterator[Tensor]:
+    """What the arm holds on its device between two steps."""
+    model = arm.model
+    yield from (*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters() if p.grad is not None))
+    yield from (one for one in state_tensors(arm) if one.device.type == arm.device.type)
+    if arm.ema is not None:
+        yield from (*arm.ema.parameters(), *arm.ema.buffers())
+
+
+def num_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of all elements together."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def state_tensors(arm: Arm) -> Iterator[Tensor]:
+    """The optimizer's tensors of a parameter's shape; its scalar counters are not memory that grows with the model."""
+    for entries in arm.optimizer.state.values():
+        yield from (value for value in entries.values() if isinstance(value, Tensor) and value.dim() > 0)

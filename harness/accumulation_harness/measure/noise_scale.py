@@ -1,0 +1,106 @@
+"""The gradient noise scale as a by-product of accumulation: a window's micro-batches are samples of smaller batches.
+
+McCandlish et al. 2018 (arXiv:1812.06162), appendix A.1: squared gradient norms at two batch sizes b < B give unbiased estimates
+of |G|^2 and S = tr(Sigma). With the shares w_k = n_k / n of the micro-batches in the window's loss terms, sum_k w_k |g_k|^2 has
+the expectation |G|^2 + S N / B whatever their sizes: it stands for the smaller batch, of b = B / N samples. Exact where all
+samples have as many loss terms, else to first order in 1/b. Under BatchNorm S is no sample's: a g_k depends on its micro-batch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import chain
+
+import torch
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from accumulation_harness.recipes.recipe import Arm
+from accumulation_harness.referee.gradients import Elements, gradients, norm
+
+Row = dict[str, float]
+
+
+class NoiseWatch:
+    """Sees the squared norms of an arm's micro-batch gradients and of their sum; the arm's recipe is a right one.
+
+    What a backward adds is seen on its way to the `.grad`s. Nothing is changed, nothing is read back.
+    """
+
+    def __init__(self, arm: Arm, every: int = 1) -> None:
+        self._arm, self._normalise, self._every = arm, arm.recipe.normalise, every
+        self.is_seen = False  # the present or last window
+        self._parameters = [p for p in arm.model.parameters() if p.requires_grad]
+        self._hooks: list[RemovableHandle] = []  # of the parameters, while a window is seen: a hook costs each backward a call
+        self._added: dict[int, Tensor] = {}  # by the last backward, one gradient for each parameter that has a part in it
+        self._norms: list[Tensor] = []  # of what each micro-batch added; the window's sum last
+        self._terms: Sequence[Tensor] = ()
+        self._one = self._scale = torch.ones((), device=arm.device)
+        arm.recipe = dataclasses.replace(
+            arm.recipe,
+            normalise=self._start_window,
+            after_backward=(self._see_micro_batch, *arm.recipe.after_backward),
+            at_boundary=(self._see_window, *arm.recipe.at_boundary),
+        )
+
+    @property
+    def seen(self) -> tuple[list[Tensor], list[Tensor], Tensor]:
+        """What was seen of the last window, on the device: norms, loss terms, and the loss scale.
+
+        The norms are those of each micro-batch's gradient times its share of the loss terms, the window's own last.
+        """
+        return self._norms, list(self._terms), self._scale
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Micro-batches and samples of the last window: N and B."""
+        return len(self._arm.seen), sum(len(ids) for ids in self._arm.seen)
+
+    def _start_window(self, terms: Sequence[Tensor], accumulation_steps: int) -> Sequence[Tensor]:
+        self._norms, self._terms, self.is_seen = [], terms, self._arm.windows % self._every == 0
+        if self.is_seen:
+            self._hooks = [p.register_hook(partial(self._added.__setitem__, k)) for k, p in enumerate(self._parameters)]
+        return self._normalise(terms, accumulation_steps)
+
+    def _see_micro_batch(self, arm: Arm) -> None:
+        if self.is_seen:
+            self._norms.append(norm(Elements(self._added.values())))
+            self._added.clear()
+
+    def _see_window(self, arm: Arm) -> None:
+        if not self.is_seen:
+            return
+        self._norms.append(norm(Elements(gradients(self._parameters))))
+        for hook in self._hooks:
+            hook.remove()
+        self._scale = arm.scaler.scale(self._one)  # before the scaler updates it
+
+
+def watch(arms: Mapping[str, Arm], every: int) -> dict[str, NoiseWatch]:
+    """A watch on every so many windows for each arm that accumulates; the arms' recipes are right ones."""
+    return {label: NoiseWatch(arm, every) for label, arm in arms.items() if arm.recipe.accumulation_steps > 1}
+
+
+def read(watches: Mapping[str, NoiseWatch]) -> dict[str, Row]:
+    """What a step row says of each arm's last window, before clipping and without loss scale: sum_k w_k |g_k|^2 and |g_B|^2.
+
+    One transfer from the device for all arms; the arithmetic, on a few hundred numbers, is the host's.
+    """
+    seen = {label: watch for label, watch in watches.items() if watch.is_seen}
+    if not seen:
+        return {}
+    norms, terms, scales = zip(*(watch.seen for watch in seen.values()), strict=True)
+    kinds = (chain.from_iterable(norms), chain.from_iterable(terms), scales)
+    values = iter(torch.cat([torch.stack(list(kind)).double().reshape(-1) for kind in kinds]).tolist())
+    lengths = [[next(values) for _ in own] for own in norms]
+    shares = [[next(values) for _ in own] for own in terms]
+    rows = {}
+    for (label, watch), length, share, scale in zip(seen.items(), lengths, shares, values, strict=True):
+        num, samples = watch.sizes
+        *parts, window = [(x / scale) ** 2 for x in length]
+        # what a micro-batch adds is w_k g_k: nothing where it has no loss term
+        small = sum(part * sum(share) / own for part, own in zip(parts, share, strict=True) if own)
+        rows[label] = {"micro_batches": num, "window_samples": samples, "micro_batch_square": small, "window_square": window}
+    return rows

@@ -1,0 +1,163 @@
+"""What an optimizer carries from step to step, whatever its class: read as numbers, and copied whole onto other parameters."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from accumulation_harness.config import ConfigError
+from accumulation_harness.referee.gradients import flatten
+
+STEP = "step"  # an optimizer counts its steps by this name, for each parameter or each group: compared as a counter
+NO_STATE_OF_GROUP = ("params", "name", STEP, "lr", "initial_lr")  # the rates are the schedule's
+NO_STATE_OF_OPTIMIZER = ("defaults", "state", "param_groups", STEP)  # the last is the method, where a schedule has wrapped it
+
+
+def optimizer_state(optimizer: Optimizer, parameters: Iterable[Tensor]) -> dict[str, Tensor]:
+    """What is kept for each parameter, by entry name (`exp_avg`, ...): a float64 vector in the order of `parameters`.
+
+    A list or dictionary has its numbers one after the other. A parameter without an entry that others have in their own shape
+    (it never had a gradient) has zeros there. Left out are the counter `step` and what is neither a tensor nor a number.
+    """
+    own = [(p, _entries_of(optimizer, p)) for p in parameters]
+    found = {}
+    for name in dict.fromkeys(name for _, state in own for name in state if name != STEP):
+        has_shape = all(name not in state or getattr(state[name], "shape", None) == p.shape for p, state in own)
+        absent = torch.zeros_like if has_shape else lambda p: ()
+        values = [leaf for p, state in own for leaf in leaves(state[name] if name in state else absent(p), p.device)]
+        if values:
+            found[name] = flatten(values)
+    return found
+
+
+def _entries_of(optimizer: Optimizer, parameter: Tensor) -> dict[str, Any]:
+    states = [one.state.get(parameter, {}) for one in with_inner(optimizer)]
+    return {str(name): value for state in states for name, value in state.items() if value is not None}
+
+
+def common_state(optimizer: Optimizer) -> dict[str, Tensor]:
+    """What is kept for no single parameter: entries of groups that have left their default, attributes, and other state.
+
+    Numbers and tensors alone, by a name that says where they are; no learning rates and no counters called `step`.
+    """
+    found: dict[str, list[Tensor]] = {}
+    device = optimizer.param_groups[0]["params"][0].device
+
+    def add(name: str, value: object) -> None:
+        found.setdefault(name, []).extend(leaves(value, device))
+
+    for one in with_inner(optimizer):
+        defaults = getattr(one, "defaults", {})
+        for group in one.param_groups:
+            for name, value in group.items():
+                if name not in NO_STATE_OF_GROUP and not (name in defaults and _is_same(value, defaults[name])):
+                    add(f"param_groups.{name}", value)
+        others: dict[Any, Any] = {key: value for key, value in one.state.items() if not isinstance(key, Tensor)}
+        for key, value in others.items():
+            if key != STEP:
+                add(f"state.{key}", value)
+        for name, value in vars(one).items():
+            if name not in NO_STATE_OF_OPTIMIZER and not name.startswith("_"):
+                add(f"optimizer.{name}", value)
+    return {name: flatten(values) for name, values in found.items() if values}
+
+
+def _is_same(a: object, b: object) -> bool:
+    return a is b or (not (isinstance(a, Tensor) or isinstance(b, Tensor)) and bool(a == b))
+
+
+def leaves(value: object, device: torch.device) -> Iterator[Tensor]:
+    """The tensors and numbers in a nest of lists and dictionaries, real and on the device.
+
+    Parameters are passed over, and so is what is neither a tensor nor a number.
+    """
+    if isinstance(value, nn.Parameter):
+        return
+    if isinstance(value, Tensor):
+        yield (torch.view_as_real(value) if value.is_complex() else value).to(device, torch.float64)
+    elif isinstance(value, (bool, int, float)):
+        yield torch.tensor(float(value), device=device, dtype=torch.float64)
+    elif isinstance(value, Mapping):
+        for member in value.values():
+            yield from leaves(member, device)
+    elif isinstance(value, (list, tuple, deque)):
+        for member in value:
+            yield from leaves(member, device)
+
+
+def state_tensors(optimizer: Optimizer) -> list[Tensor]:
+    """The tensors that are kept for single parameters, as they are."""
+    states = [state for one in with_inner(optimizer) for state in one.state.values() if isinstance(state, dict)]
+    return [value for state in states for value in state.values() if isinstance(value, Tensor)]
+
+
+def state_steps(optimizer: Optimizer) -> list[float]:
+    """Every counter called `step`, of parameters and of groups."""
+    states = [state for one in with_inner(optimizer) for state in (*one.state.values(), *one.param_groups)]
+    counters = [state[STEP] for state in states if isinstance(state, dict) and STEP in state]
+    return [float(each) for each in counters if isinstance(each, (int, float, Tensor))]
+
+
+def learning_rates(optimizer: Optimizer) -> tuple[float, ...]:
+    """Of each parameter group, in order."""
+    return tuple(float(group["lr"]) for group in optimizer.param_groups)
+
+
+def set_learning_rates(optimizer: Optimizer, rates: Sequence[float]) -> None:
+    """One for each parameter group; a rate that is a tensor stays one."""
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
+def with_inner(optimizer: Optimizer) -> list[Optimizer]:
+    """The optimizer, and those that it holds as attributes (Muon for the matrices beside Adam for the rest, say)."""
+    found = [optimizer]
+    for one in found:
+        found += [
+            inner for value in vars(one).values() for inner in _optimizers_in(value) if all(inner is not other for other in found)
+        ]
+    return found
+
+
+def _optimizers_in(value: object) -> list[Optimizer]:
+    members = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else (value,)
+    return [member for member in members if isinstance(member, Optimizer)]
+
+
+def copied(optimizer: Optimizer, parameters: Sequence[Tensor]) -> tuple[Optimizer, list[nn.Parameter]]:
+    """A copy, with all groups, state and attributes, that steps copies of the `parameters` and shares nothing with its original.
+
+    Hooks that others have registered, and a schedule's wrapper around `step`, stay with the original.
+    Raises `ConfigError` where an attribute cannot be copied.
+    """
+    own = [nn.Parameter(p.detach().clone(), requires_grad=p.requires_grad) for p in parameters]
+    for p, twin in zip(parameters, own, strict=True):
+        vars(twin).update(vars(p))
+    memo: dict[int, Any] = {id(p): twin for p, twin in zip(parameters, own, strict=True)}
+    originals = with_inner(optimizer)
+    for one in originals:  # without `Optimizer.__getstate__`, which leaves attributes out
+        memo[id(one)] = object.__new__(type(one))
+    for one in originals:
+        for name, value in vars(one).items():
+            if name != STEP:
+                vars(memo[id(one)])[name] = _copy_of(one, name, value, memo)
+    return memo[id(optimizer)], own
+
+
+def _copy_of(optimizer: Optimizer, name: str, value: Any, memo: dict[int, Any]) -> Any:
+    if name.endswith("_hooks"):
+        value = OrderedDict((key, hook) for key, hook in value.items() if getattr(hook, "__self__", None) is optimizer)
+    try:
+        return copy.deepcopy(value, memo)
+    except Exception as error:  # whatever a class of the user's own raises
+        expected = f"an optimizer that can be copied; its {name} cannot: {error}"
+        raise ConfigError("optimizer", type(optimizer).__name__, expected) from error

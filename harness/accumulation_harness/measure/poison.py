@@ -1,0 +1,221 @@
+"""A window with one micro-batch that is not finite, met by the reference as well: who skips it, who steps, and on what.
+
+With a loss scaler the right answer is to skip the whole window once, to halve the scale once and to move nothing; without one the
+full batch's step is not finite, so the accumulated one must not be either.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from accumulation_harness import pace
+from accumulation_harness.config import Precision
+from accumulation_harness.judge import counters
+from accumulation_harness.judge.counters import Counter, Counts, Differences
+from accumulation_harness.measure.lock_step import REFERENCE, LockStep, Setting
+from accumulation_harness.measure.optimizer_state import STEP, common_state, leaves, state_tensors, with_inner
+from accumulation_harness.measure.probe import inside_causes
+from accumulation_harness.recipes.recipe import Arm, Recipe
+from accumulation_harness.referee.gradients import flatten, relative_distance
+from accumulation_harness.referee.oracle import WHOLE, Parts, State, no_clipping, snapshot, summed
+from accumulation_harness.results.measurements import Measurement
+from accumulation_harness.workloads import Batch, nest
+
+DEPENDS_ON = (
+    "workload", "norm", "optimizer", "schedule", "clip_norm", "ema_decay", "device", "effective_batch",
+    "accumulation_steps", "split", "seed", "faults", "methods",
+)  # fmt: skip
+WORK = 6.0  # for one arm, as `pace` counts it
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoisonedWindow:
+    """What an arm did with the window."""
+
+    steps: int  # optimizer steps taken in it; 0 where the scaler skipped it
+    finite: bool  # its weights afterwards
+    moved: bool  # weights, optimizer state or moving average are not what they were
+    scale_before: float  # of the loss; 1 without a scaler
+    scale_after: float
+    survivors: float  # relative distance of the consumed gradient to that of the finite micro-batches; infinite without a step
+
+    def counters(self) -> Counts:
+        """What must be the same as the reference's, exactly."""
+        return {
+            Counter.poisoned_steps: self.steps,
+            Counter.poisoned_finite: self.finite,
+            Counter.poisoned_scale: self.scale_after / self.scale_before,
+        }
+
+
+def measurement(
+    setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[Tensor], *, ours: bool
+) -> Measurement[dict[str, PoisonedWindow]]:
+    """`measure`, as trials share it; `ours`: all arms are our right ones, and nothing but the scaler is the precision's."""
+    config = setting.config
+    is_scaled = config.precision == Precision.float16
+    settings = DEPENDS_ON + (("loss_scale",) if is_scaled else ())
+    if not ours or config.precision == Precision.float64:
+        settings += ("precision", "execution")
+    depends_on = partial(setting.identity, settings, windows, is_scaled=is_scaled)
+    return Measurement("poison", dict[str, PoisonedWindow], depends_on, partial(measure, setting, recipes, windows))
+
+
+def measure(setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[Tensor]) -> dict[str, PoisonedWindow]:
+    """All arms, the reference (`full`) too, in float64: `windows[0]` as it is, then `windows[1]` with one sample poisoned.
+
+    Clipping and dropout are off. The scaler is the configured precision's; a power of two, so exact in float64.
+    """
+    unseen = PoisonedWindow(steps=0, finite=True, moved=False, scale_before=1, scale_after=1, survivors=math.inf)
+    if setting.not_float64:
+        return dict.fromkeys(recipes, unseen)
+    clip_norm = no_clipping(setting.config.clip_norm)
+    arms = setting.arms(recipes, dropout=False, precision=Precision.float64, steps=2, clip_norm=clip_norm)
+    lock = LockStep(arms, setting.config.seed, shelf=setting.shelf)
+    first, ids = windows
+    lock.step(first)
+    before, states, shelf = {}, {}, setting.shelf
+    for label, arm in arms.items():
+        before[label] = [shelf.put(tensor.detach().clone()) for tensor in _everything(arm)]
+        states[label] = shelf.put_all(snapshot(arm.model))
+        shelf.settle(before[label])
+    scales = {label: arm.scaler.get_scale() for label, arm in arms.items()}
+    window = setting.exact.batch(ids)
+    sample = window.rows(slice(len(ids) // 2, len(ids) // 2 + 1))
+    try:
+        with poisoned(list(arms.values()), sample):
+            lock.step(ids)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        # The optimizer decomposes its gradients (Shampoo), which fails where they are not finite.
+        return dict.fromkeys(arms, unseen)
+    found = {}
+    for label, arm in arms.items():
+        pace.advance(WORK)
+        after = _everything(arm)
+        moved = len(after) != len(before[label]) or not all(map(torch.equal, after, before[label]))
+        shelf.release()
+        found[label] = PoisonedWindow(
+            steps=lock.watches[label].steps_in_window,
+            finite=bool(torch.isfinite(flatten(arm.model.parameters())).all()),
+            moved=moved,
+            scale_before=scales[label],
+            scale_after=arm.scaler.get_scale(),
+            survivors=_survivors(setting, arm, states[label], lock.watches[label].gradient, window, sample.ids),
+        )
+    return found
+
+
+def differing(found: Mapping[str, PoisonedWindow], label: str) -> Differences:
+    """Counters of an arm that are not the reference's.
+
+    Without a scaler the reference's weights are lost; an arm that leaves the whole window out, and moves nothing, is no worse.
+    """
+    if not (found[label].steps or found[label].moved or found[REFERENCE].finite):
+        return {}
+    return counters.differing(found[label].counters(), found[REFERENCE].counters())
+
+
+def _survivors(setting: Setting, arm: Arm, state: State, consumed: Tensor | None, window: Batch, sample: Tensor) -> float:
+    """Smallest relative distance of the consumed gradient to that of the window without the micro-batch of the id `sample`."""
+    poison = int(sample)
+    seen = torch.cat(arm.seen)
+    # Where no backward has gone through the micro-batch at all, it is what is missing of the window.
+    missing = window.ids[~torch.isin(window.ids, seen)]
+    cut = [*arm.seen, missing] if len(missing) else arm.seen
+    if consumed is None or not bool(torch.isfinite(consumed).all()) or not window.holds(torch.cat(cut)):
+        return math.inf
+    if len(missing) and poison in seen:
+        return math.inf
+    lost = next(k for k, ids in enumerate(cut) if poison in ids)
+    referee, sizes = setting.referee(dropout=False), [len(ids) for ids in cut]
+    inside = (WHOLE, *inside_causes(setting).values())
+    taken = (referee.parts(state, window.in_order(torch.cat(cut)), sizes, one) for one in inside)
+    apart = torch.cat([window.ids[window.ids != poison], sample])
+    errors = [relative_distance(consumed, kept) for parts in taken for kept in without(parts, lost)]
+    survivors = next(without(referee.parts(state, window.in_order(torch.cat(cut)), sizes), lost))
+    [others] = referee.parts(state, window.in_order(apart), [len(window) - 1, 1]).shares_of([0])
+    return min(*errors, relative_distance(consumed, replaced(consumed, survivors, others)))
+
+
+def replaced(consumed: Tensor, survivors: Tensor, others: Tensor) -> Tensor:
+    """The window's gradient when entries that are not finite become 0, in the sum or in the lost micro-batch's.
+
+    The other entries have what the `others`, all samples but the one, have in them.
+    """
+    nearest, distance = torch.zeros_like(others), consumed.abs()
+    for choice in (survivors, others):
+        own = (choice - consumed).abs()
+        nearest = torch.where(own < distance, choice, nearest)
+        distance = torch.minimum(own, distance)
+    return nearest
+
+
+def without(parts: Parts, lost: int) -> Iterator[Tensor]:
+    """The window's gradient when micro-batch `lost` is dropped: the others as they are, weighted up by terms, or by number."""
+    kept = [k for k in range(len(parts.parts)) if k != lost]
+    rest = summed(parts.shares_of(kept)) if kept else torch.zeros_like(parts.parts[lost])
+    yield rest
+    left = sum(parts.terms) - parts.terms[lost]
+    if left:
+        yield rest * (sum(parts.terms) / left)
+        yield rest * (len(parts.terms) / (len(parts.terms) - 1))
+
+
+@contextmanager
+def poisoned(arms: Sequence[Arm], sample: Batch) -> Iterator[None]:
+    """Inside, the model's output for `sample` (one row) is infinite, so that its loss and its gradients are not finite."""
+
+    def by_id(forward: Callable[[Arm, Batch], Any], arm: Arm, micro_batch: Batch) -> Any:
+        return infinite(forward(arm, micro_batch), torch.isin(micro_batch.ids, sample.ids))
+
+    def by_inputs(_model: nn.Module, inputs: tuple[Any, ...], outputs: Any) -> Any:
+        """Of a loop that calls the model itself."""
+        rows, own = next(nest.tensors(inputs)), next(nest.tensors(sample.inputs))
+        if rows.shape[1:] != own.shape[1:]:
+            return outputs
+        return infinite(outputs, (rows == own.to(rows)).flatten(1).all(1))
+
+    recipes = [arm.recipe for arm in arms]
+    handles = []
+    for arm in arms:
+        if arm.recipe.loop is None:
+            arm.recipe = dataclasses.replace(arm.recipe, forward=partial(by_id, arm.recipe.forward))
+        else:
+            handles.append(arm.model.register_forward_hook(by_inputs))
+    try:
+        yield
+    finally:
+        for arm, recipe in zip(arms, recipes, strict=True):
+            arm.recipe = recipe
+        for handle in handles:
+            handle.remove()
+
+
+def infinite(outputs: Any, mine: Tensor) -> Any:
+    """The outputs of a forward with the rows `mine` ([n] bool) of every floating tensor multiplied by infinity."""
+
+    def multiplied(leaf: Any) -> Any:
+        if not (isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.dim() and len(leaf) == len(mine)):
+            return leaf
+        factors = torch.where(mine.to(leaf.device, non_blocking=True), math.inf, 1.0).to(leaf)
+        return leaf * factors.view(-1, *[1] * (leaf.dim() - 1))
+
+    return nest.map_leaves(multiplied, outputs)
+
+
+def _everything(arm: Arm) -> list[Tensor]:
+    """Weights, and what is carried from step to step, but for buffers: as they are where they are tensors."""
+    ema = [] if arm.ema is None else [*arm.ema.module.parameters()]
+    states = [state for one in with_inner(arm.optimizer) for state in one.state.values() if isinstance(state, dict)]
+    numbers = [value for state in states for name, value in state.items() if name != STEP and not isinstance(value, Tensor)]
+    others = [*leaves(numbers, arm.device), *common_state(arm.optimizer).values()]
+    return [*arm.model.parameters(), *ema, *state_tensors(arm.optimizer), *others]

@@ -1,0 +1,393 @@
+"""A probe of L0: what an arm's optimizer consumed in a window, beside the referee's gradient and those of known faults."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from accumulation_harness.judge.cause import Cause, Causes
+from accumulation_harness.judge.gates import ALGEBRA_GATE, RESOLVED
+from accumulation_harness.judge.signature import Attribution, Errors, Samples, Signature, WrongWindow, clearly_nearer, worst
+from accumulation_harness.measure.lock_step import REFERENCE, LockStep, Setting, tensors_of
+from accumulation_harness.measure.optimizer_state import state_tensors
+from accumulation_harness.measure.update import Before, check_update, decayed, factors_left, is_decays, movement
+from accumulation_harness.recipes.hand_written import FOREIGN, NO_SAMPLE
+from accumulation_harness.recipes.recipe import Arm
+from accumulation_harness.referee.gradients import by_group, by_tensor, compare, decompose, flatten, relative_distance
+from accumulation_harness.referee.hypotheses import Hypothesis, WindowFacts, hypotheses, partly, stale
+from accumulation_harness.referee.oracle import WHOLE, Inside, Loss, Parts, Referee, State, clipped, running_statistics, snapshot
+from accumulation_harness.workloads import Batch
+
+Computed = Callable[[State], tuple[Loss, Tensor]]  # a window's objective and its gradient [P], at a state
+FEW_ULPS = 2.0**-50  # relative, of float64: what a dot product rounds
+REMEMBERED = 4, 16  # windows, at least and at most, whose first weights are kept, to recognise a forward with old ones
+REMEMBERED_BYTES = 2**26  # that these may take, of one arm
+
+
+@dataclass(frozen=True)
+class ConsumedWindow:
+    """A window as an arm saw it, and the gradient that its optimizer consumed."""
+
+    arm: Arm
+    step: int
+    window: Batch  # in the order in which the arm saw its samples
+    consumed: Tensor  # [P]
+    state: State  # parameters and buffers at its start
+    stale: Tensor | None = None  # [P] weights of an earlier window that its last forward has used
+
+    @property
+    def sizes(self) -> list[int]:
+        """Samples of each micro-batch."""
+        return [len(part) for part in self.arm.seen]
+
+
+class Probe:
+    """Compares what each optimizer consumed with the referee's gradient at the very parameters it was computed at."""
+
+    def __init__(self, setting: Setting, lock: LockStep, referee: Referee) -> None:
+        self.setting, self.lock, self.referee = setting, lock, referee
+        self.contexts = inside_causes(setting)
+        self.states: dict[str, State] = {}
+        self.consumed_before: dict[str, Tensor | None] = {}
+        self.carried: dict[str, Before] = {}
+        self.earlier: dict[str, list[Tensor]] = {label: [] for label in lock.arms}  # weights at the start of earlier windows
+        self.started: dict[str, set[tuple[float, float]]] = {label: set() for label in lock.arms}  # fingerprints of all of them
+
+    def before(self) -> None:
+        """Remember every arm's parameters, buffers and optimizer state at the window's start."""
+        shelf = self.setting.shelf
+        for label, arm in self.lock.arms.items():
+            self.states[label] = shelf.put_all(snapshot(arm.model))
+            self.consumed_before[label] = self.lock.watches[label].gradient
+            self.carried[label] = Before.of(arm)
+            shelf.settle([*self.carried[label].parameters, *state_tensors(self.carried[label].optimizer), *tensors_of(arm)])
+        self.lock.watch_forwards(True)
+
+    def remember(self) -> None:
+        """Keep the weights with which a window, probed or not, began: the very first ones and the last ones."""
+        for label, arm in self.lock.arms.items():
+            kept = self.earlier[label]
+            kept.append(self.setting.shelf.put(flatten(arm.model.parameters())))
+            self.started[label].add(fingerprint(kept[-1]))
+            self.setting.shelf.settle([kept[-1], *arm.model.parameters()])
+            least, most = REMEMBERED
+            if len(kept) > max(least, min(most, REMEMBERED_BYTES // kept[-1].nbytes)):
+                del kept[1]
+
+    def after(self, label: str, ids: Tensor, step: int, loss: float) -> Signature:
+        """What the arm did with the window `ids`; `loss`: the one it reported."""
+        found = self._after(label, ids, step, loss)
+        arm, carried = self.lock.arms[label], self.carried[label]
+        kept = [*self.states[label].values(), *carried.parameters, *state_tensors(carried.optimizer), *tensors_of(arm)]
+        gradient = self.lock.watches[label].gradient
+        self.setting.shelf.settle(kept if gradient is None else [*kept, gradient])
+        return found
+
+    def _after(self, label: str, ids: Tensor, step: int, loss: float) -> Signature:
+        arm, watch, state = self.lock.arms[label], self.lock.watches[label], self.states[label]
+        self.lock.watch_forwards(False)
+        window = self.setting.exact.batch(ids)
+        start = self.setting.shelf.put(flatten(state[name] for name in self.referee.names))
+        self.setting.shelf.settle(state.values())
+        stale = self._stale_forward(label, start)
+        found = self._inside(label, ids, start, stale)
+        if watch.gradient is None:
+            skipped = int(self.lock.watches[REFERENCE].steps_in_window > 0)
+            return dataclasses.replace(found, gradient_error=math.nan, skipped_windows=skipped)
+        with self.lock.randomness(step):
+            exact_loss, gradient = self.referee.loss_and_gradient(state, window)
+        gradient = self.setting.shelf.put(gradient)
+        self.setting.shelf.settle([*state.values(), *self.referee.model.parameters()])
+        if watch.steps_in_window == 1 and watch.taken is not None:
+            # A schedule that ticks inside the window is a fault of its own: the step is judged by the rates that it took.
+            parts, before = partial(self._parts_of, label, window, state, step), self.carried[label]
+            found = found.merged(check_update(self.setting, arm, watch.gradient, watch.taken, start, before, parts))
+        seen = ConsumedWindow(arm, step, window, watch.gradient, state, stale)
+        return found.merged(self._gradient(label, seen, gradient, loss, exact_loss))
+
+    def _inside(self, label: str, ids: Tensor, start: Tensor, stale: Tensor | None) -> Signature:
+        """What happened inside the window, whatever was consumed at its end."""
+        arm, watch = self.lock.arms[label], self.lock.watches[label]
+        found = Signature(
+            probes=1,
+            steps_in_window=max((1, 1), (watch.steps_in_window, len(arm.seen))),
+            steps_before_last_forward=watch.steps_before_last_forward,
+            samples=count_samples(torch.cat(arm.seen), ids),
+        )
+        if watch.last_forward is None or stale is not None:
+            return found
+        before = self.carried[label]
+        decay = before.decay(before.rates)
+        moved = movement(watch.last_forward - start, decayed(start, decay), torch.linalg.vector_norm(start))
+        # before the last forward the last decay, and perhaps the first, have not acted
+        fits = is_decays(moved.length, start, factors_left(decay, arm, fewest=len(arm.seen) - 2))
+        return dataclasses.replace(found, moved=moved, decays_fit=fits)
+
+    def _gradient(self, label: str, seen: ConsumedWindow, gradient: Tensor, loss: float, exact_loss: Loss) -> Signature:
+        """The consumed gradient beside the window's own [P], clipped, and beside those of the causes where it is wrong."""
+        arm, window, samples = seen.arm, seen.window, torch.cat(seen.arm.seen)
+        exact = clipped(gradient, arm.clip_norm)
+        stepped_once = self.lock.watches[label].steps_in_window == 1
+        error = relative_distance(seen.consumed, exact)
+        found = Signature(gradient_error=error, unequal_terms=self._unequal_terms(arm, window))
+        whole = partial(self.referee.loss_and_gradient, window=window)
+        if error <= ALGEBRA_GATE:
+            own = [self._loss_error(seen, loss, (exact_loss, gradient), whole)]
+            if own[0] > ALGEBRA_GATE and window.holds(samples):
+                own += self._losses_within(dataclasses.replace(seen, window=window.in_order(samples)), loss)
+            return dataclasses.replace(found, loss_error=min(own))
+        resolution = self._resolution(seen, (exact_loss, gradient), whole)[1]
+        if error <= RESOLVED * resolution:
+            return dataclasses.replace(found, gradient_error=0.0, resolution=resolution)
+        if window.holds(samples):
+            taken = dataclasses.replace(seen, window=window.in_order(samples))
+            errors, own_error = self._errors(label, taken, loss) if stepped_once else ({}, 0.0)
+            return dataclasses.replace(
+                found,
+                wrong_windows=(clearly_nearer(errors, error),),
+                worst_window=self._wrong_window(taken, exact),
+                loss_error=own_error,
+            )
+        if stepped_once and len(samples) and bool((samples >= 0).all()):
+            return dataclasses.replace(found, other_samples=(self._beside(label, seen),))
+        return found
+
+    def _losses_within(self, taken: ConsumedWindow, reported: float) -> Iterator[float]:
+        """The error of the reported loss beside those of what is computed within micro-batches, which a gradient may not show."""
+        for inside in self.contexts.values() if len(taken.sizes) > 1 else ():
+            with self.lock.randomness(taken.step):
+                yield loss_error(taken.arm, reported, self.referee.within(taken.state, taken.window, taken.sizes, inside)[0])
+
+    def _loss_error(self, seen: ConsumedWindow, reported: float, exact: tuple[Loss, Tensor], compute: Computed) -> float:
+        """The error of the reported loss; zero where float64 does not resolve more of the loss itself."""
+        error = loss_error(seen.arm, reported, exact[0])
+        return 0.0 if error > ALGEBRA_GATE and error <= RESOLVED * self._resolution(seen, exact, compute)[0] else error
+
+    def _resolution(self, seen: ConsumedWindow, exact: tuple[Loss, Tensor], compute: Computed) -> tuple[float, float]:
+        """Of a loss l and its gradient g: |l(theta') - l| / magnitude and ||g(theta') - g|| / ||g||, each the largest of three.
+
+        `exact` is (l, g) as `compute` gives them at the weights theta themselves.
+
+        theta' is moved by a few units in the last place at random. Two right ways to compute l and g in float64 are no nearer to
+        each other than about this, since each rounds as much on its way. It is large where the samples' gradients cancel, at the
+        end of a training for example, and where weights have decayed so far that rounding is all there is.
+        """
+        generator = self.setting.generator(seen.step)
+
+        def moved(weights: Tensor) -> Tensor:
+            signs = 2 * torch.rand(weights.shape, generator=generator, dtype=torch.float64).to(weights.device) - 1
+            return weights + FEW_ULPS * signs * (weights.abs() + weights.abs().mean())
+
+        def errors() -> tuple[float, float]:
+            state = {**seen.state, **{name: moved(seen.state[name]) for name in self.referee.names}}
+            with self.lock.randomness(seen.step):
+                loss, gradient = compute(state)
+            return exact[0].error(loss.value), relative_distance(gradient, exact[1])
+
+        of_losses, of_gradients = zip(*(errors() for _ in range(3)), strict=True)
+        return max(of_losses), max(of_gradients)
+
+    def _unequal_terms(self, arm: Arm, window: Batch) -> bool:
+        """Whether the micro-batches, as the data has them or as the window does, have different numbers of loss terms."""
+        exact = self.setting.exact
+        terms = {int(exact.num_terms(exact.batch(part)).sum()) for part in arm.seen}
+        samples = torch.cat(arm.seen)
+        if len(terms) == 1 and window.holds(samples):
+            terms = {int(n.sum()) for n in exact.num_terms(window.in_order(samples)).split([len(part) for part in arm.seen])}
+        return len(terms) > 1
+
+    def _beside(self, label: str, seen: ConsumedWindow) -> Errors:
+        """Causes -> error of their best variant, of the samples that the arm saw in place of its window's."""
+        other = dataclasses.replace(seen, window=self.setting.exact.batch(torch.cat(seen.arm.seen)), stale=None)
+        facts, max_norm = self._facts(label, other, WHOLE), seen.arm.clip_norm
+        share = sum(facts.parts.terms) / float(self.setting.exact.num_terms(seen.window).sum())
+        alone = (clipped(times * facts.parts.gradient, max_norm) for times in (1, share))
+        smallest: dict[Causes, float] = {(): min(relative_distance(seen.consumed, gradient) for gradient in alone)}
+        keep_smallest(smallest, seen.consumed, hypotheses(facts))
+        return smallest
+
+    def _wrong_window(self, taken: ConsumedWindow, exact: Tensor) -> WrongWindow:
+        self.setting.shelf.release()
+        with self.lock.randomness(taken.step):
+            parts = self.referee.parts(taken.state, taken.window, taken.sizes)
+        arm, right = taken.arm, [n * len(taken.sizes) / max(1, sum(parts.terms)) for n in parts.terms]
+
+        def attributed(*places: slice) -> Attribution:
+            def own(vector: Tensor) -> Tensor:
+                pieces = [vector[place] for place in places]
+                return pieces[0] if len(pieces) == 1 else self.setting.shelf.put(torch.cat(pieces))
+
+            a = own(taken.consumed)
+            near, apart = compare(a, own(exact)), decompose(a, [own(part) for part in parts.parts])
+            weights = tuple(w / r if r else math.nan for w, r in zip(apart.weights, right, strict=True))
+            return Attribution(
+                distance=near.distance,
+                scale=near.scale,
+                cosine=near.cosine,
+                weights=weights,
+                residual=apart.residual,
+                condition=apart.condition,
+            )
+
+        return WrongWindow(
+            step=taken.step,
+            samples=len(taken.window),
+            micro_batches=len(taken.sizes),
+            clip_norm=arm.clip_norm,
+            whole=attributed(slice(None)),
+            groups={name: attributed(*places) for name, places in by_group(arm.model, arm.optimizer).items()},
+            tensors={name: attributed(place) for name, place in by_tensor(arm.model).items()},
+        )
+
+    def _errors(self, label: str, taken: ConsumedWindow, loss: float) -> tuple[Errors, float]:
+        """Causes -> error of their best variant, also beside what the model computes within micro-batches (BatchNorm).
+
+        With it the error of the reported `loss`, where the model's own computation explains the gradient; else 0.
+        """
+        smallest: dict[Causes, float] = {}
+        resolved: dict[Causes, float] = {}  # what float64 resolves of what is computed within the micro-batches
+        if not bool(torch.isfinite(taken.consumed).all()):
+            return smallest, 0.0
+        arm = taken.arm
+        contexts = self.contexts if len(taken.sizes) > 1 else {}
+        for causes, inside in contexts.items():
+            with self.lock.randomness(taken.step):
+                own_loss, gradient, after = self.referee.within(taken.state, taken.window, taken.sizes, inside)
+            own, statistics = (own_loss, self.setting.shelf.put(gradient)), (own_loss, running_statistics(after))
+            del gradient, after  # each as large as the model
+
+            def within(state: State, inside: Inside = inside) -> tuple[Loss, Tensor]:
+                return self.referee.within(state, taken.window, taken.sizes, inside)[:2]
+
+            smallest[causes] = relative_distance(taken.consumed, clipped(own[1], arm.clip_norm))
+            if smallest[causes] > ALGEBRA_GATE:
+                resolved[causes] = RESOLVED * self._resolution(taken, own, within)[1]
+                smallest[causes] = 0.0 if smallest[causes] <= resolved[causes] else smallest[causes]
+            if inside.statistics:
+
+                def moved(state: State, inside: Inside = inside) -> tuple[Loss, Tensor]:
+                    loss, _, then = self.referee.within(state, taken.window, taken.sizes, inside)
+                    return loss, running_statistics(then)
+
+                error = relative_distance(running_statistics(dict(arm.model.named_buffers())), statistics[1])
+                if ALGEBRA_GATE < error <= RESOLVED * self._resolution(taken, statistics, moved)[1]:
+                    error = 0.0  # in deep layers they are as ill-conditioned as what they normalise
+                smallest[causes] = worst(smallest[causes], error)
+            if smallest[causes] <= ALGEBRA_GATE:
+                return smallest, self._loss_error(taken, loss, own, within)
+        for tell in (hypotheses, stale):
+            for context, inside in ({(): WHOLE} | contexts).items():
+                found: dict[Causes, float] = {}
+                keep_smallest(found, taken.consumed, tell(self._facts(label, taken, inside)), context)
+                near = resolved.get(context, 0.0)
+                for causes, error in found.items():
+                    smallest[causes] = min(smallest.get(causes, math.inf), 0.0 if error <= near else error)
+            if min(smallest.values()) <= ALGEBRA_GATE:
+                return smallest, 0.0  # weights of earlier windows cost a forward each: only for what nothing else explains
+        keep_smallest(smallest, taken.consumed, partly(self._facts(label, taken, WHOLE), taken.consumed))
+        return smallest, 0.0
+
+    def _facts(self, label: str, taken: ConsumedWindow, inside: Inside) -> WindowFacts:
+        arm, watch = taken.arm, self.lock.watches[label]
+
+        def parts(state: State) -> Parts:
+            with self.lock.randomness(taken.step):
+                return self.referee.parts(state, taken.window, taken.sizes, inside)
+
+        of = parts(taken.state)
+        return WindowFacts(
+            parts=of,
+            configured_steps=arm.recipe.accumulation_steps,
+            configured_terms=sum(of.terms) / len(taken.window) * self.setting.config.effective_batch,
+            max_norm=arm.clip_norm,
+            loss_scale=arm.scaler.get_scale(),
+            left_over=watch.left_over,
+            consumed_before=self.consumed_before[label],
+            penalty=self.referee.penalty_gradient(taken.state) if self.setting.exact.penalty else None,
+            decay=self.setting.config.optimizer.weight_decay * flatten(taken.state[name] for name in self.referee.names),
+            earlier=(self._stale(parts, taken.state, weights) for weights in self._earlier(label, taken)),
+            tensors=[parameter.numel() for parameter in self.referee.model.parameters()],
+        )
+
+    def _earlier(self, label: str, taken: ConsumedWindow) -> list[Tensor]:
+        """Weights of earlier windows: those a forward was seen to use, then those that are remembered."""
+        return ([] if taken.stale is None else [taken.stale]) + self.earlier[label][:-1]
+
+    def _stale_forward(self, label: str, start: Tensor) -> Tensor | None:
+        """The weights of the window's last forward, if they are not those it began with but exactly those an earlier one did."""
+        used = self.lock.watches[label].last_forward
+        if used is None or torch.equal(used, start) or fingerprint(used) not in self.started[label]:
+            return None
+        return used
+
+    def _parts_of(self, label: str, window: Batch, state: State, step: int) -> Parts | None:
+        """The micro-batch gradients of a window; None where the arm saw others than its samples."""
+        seen = self.lock.arms[label].seen
+        if not window.holds(torch.cat(seen)):
+            return None
+        with self.lock.randomness(step):
+            return self.referee.parts(state, window.in_order(torch.cat(seen)), [len(part) for part in seen])
+
+    def _stale(self, parts: Callable[[State], Parts], state: State, weights: Tensor) -> Parts:
+        """`parts` of a forward at other `weights`; the penalty is that of the weights themselves."""
+        old = {**state, **self._named(weights)}
+        of = parts(old)
+        if not self.setting.exact.penalty:
+            return of
+        difference = self.referee.penalty_gradient(state) - self.referee.penalty_gradient(old)
+        return Parts(tuple(part + difference for part in of.parts), of.terms)
+
+    def _named(self, flat: Tensor) -> State:
+        shapes = [parameter.shape for parameter in self.referee.model.parameters()]
+        pieces = flat.split([shape.numel() for shape in shapes])
+        return {name: piece.view(shape) for name, piece, shape in zip(self.referee.names, pieces, shapes, strict=True)}
+
+
+def inside_causes(setting: Setting) -> dict[Causes, Inside]:
+    """What this trial's model and loss compute within a micro-batch, by the causes that it has when they are accumulated."""
+    exact, causes = setting.exact, dict[Causes, Inside]()
+    mixes = setting.has_batch_norm or exact.mixes_rows
+    model = (Cause.batch_statistics,) * mixes + (Cause.stateful_forward,) * exact.is_stateful
+    if model:
+        causes[model] = Inside(statistics=True)
+    if exact.coupling:
+        if not (model and exact.pools_rows):  # such a loss is computed with the forward of the micro-batch
+            causes[(exact.coupling,)] = Inside(loss=True)
+        if model:
+            causes[(*model, exact.coupling)] = Inside(statistics=True, loss=True)
+    return causes
+
+
+def keep_smallest(smallest: dict[Causes, float], consumed: Tensor, variants: Iterable[Hypothesis], context: Causes = ()) -> None:
+    """By cause, beside those of its context, the smallest relative distance of `consumed` to the cause's variants, in place."""
+    for cause, _, gradient in variants:
+        causes = (*context, cause)
+        smallest[causes] = min(smallest.get(causes, math.inf), relative_distance(consumed, gradient))
+
+
+def fingerprint(weights: Tensor) -> tuple[float, float]:
+    """Two numbers that weights have in common only when they are the same, or as good as."""
+    return float(weights.sum()), float(weights @ weights)
+
+
+def loss_error(arm: Arm, reported: float, exact: Loss) -> float:
+    """`Loss.error`; zero within the format that the loss was reported in."""
+    error = exact.error(reported)
+    return 0.0 if error <= arm.loss_resolution else error
+
+
+def count_samples(seen: Tensor, wanted: Tensor) -> Samples:
+    """How the ids of the samples an arm saw differ from those of its window; rows that are no samples have negative ids."""
+    used, counts = seen[seen >= 0].unique(return_counts=True)
+    return Samples(
+        repeated=int((counts - 1).sum()),
+        missing=int((~torch.isin(wanted, seen)).sum()),
+        foreign=int((~torch.isin(used, wanted)).sum()) + int((seen == FOREIGN).sum()),
+        unknown=int((seen == NO_SAMPLE).sum()),
+    )

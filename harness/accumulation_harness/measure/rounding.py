@@ -1,0 +1,195 @@
+"""L1, the rounding in the target precision: is the accumulated gradient less accurate than the full batch's?
+
+All gradients are taken at the initial weights and judged by their distance to the float64 referee, never by
+their distance to each other: in 16-bit formats permuting a full batch moves almost nothing while correct accumulation does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from accumulation_harness import pace
+from accumulation_harness.config import OptimizerConfig, Precision, TrialConfig
+from accumulation_harness.judge.gates import RANK_LEVEL, ROUNDING_GATE
+from accumulation_harness.judge.resampling import permutation_rank
+from accumulation_harness.judge.sequential import EARLY_LOOKS, ratio_limits, spent
+from accumulation_harness.judge.verdict import Rounding, rounding_failures
+from accumulation_harness.measure.coarse import NO_ROUNDING
+from accumulation_harness.measure.lock_step import REFERENCE, LockStep, Setting
+from accumulation_harness.measure.probe import inside_causes
+from accumulation_harness.recipes.recipe import Recipe
+from accumulation_harness.referee.gradients import Comparison, Decomposition, compare, decompose, relative_distance
+from accumulation_harness.referee.oracle import WHOLE, no_clipping, snapshot
+from accumulation_harness.results.measurements import Measurement
+
+PERMUTATION_STREAM = 1  # of the trial's seed
+APART = 3.0  # work for an arm's first gradient and its parts, in optimizer steps
+WORK = APART + 6.0  # for one arm, as `pace` counts it, as most are decided after six permutations
+DEPENDS_ON = (
+    "workload", "norm", "precision", "device", "execution", "effective_batch", "accumulation_steps", "split",
+    "permutations", "seed",
+)  # fmt: skip
+# Arms that are not ours may look at them.
+OTHERS_DEPEND_ON = ("faults", "methods", "optimizer", "schedule", "clip_norm", "ema_decay")
+
+
+def zero_lr(optimizer: OptimizerConfig) -> OptimizerConfig:
+    """The optimizer with lr=0: its state updates, the weights do not.
+
+    Its parameter groups and its state stay those of the trial: a hand-written loop may look into them.
+    """
+    return dataclasses.replace(optimizer, lr=0.0)
+
+
+def measure(
+    setting: Setting, recipes: Mapping[str, Recipe], ids: Tensor, *, early: Mapping[int, float] = EARLY_LOOKS
+) -> dict[str, Rounding]:
+    """L1 of every arm but the reference on the window `ids` ([n] int64), over as many permutations of its rows as decide it.
+
+    At most `config.permutations`; at the `early` looks (permutations -> what a limit may err) it ends where all arms are decided.
+    Dropout and clipping are off. An error is ||g - g_64|| / ||g_64|| of the gradient g that the arm's optimizer consumed, of the
+    mean over the window's loss terms.
+    """
+    config = setting.config
+    if setting.not_float64:  # there is nothing to measure it by
+        return {label: NO_ROUNDING for label in recipes if label != REFERENCE}
+    referee, clip_norm = setting.referee(dropout=False), no_clipping(config.clip_norm)
+    state, window = setting.shelf.put_all(snapshot(referee.model)), setting.exact.batch(ids)
+    exact = setting.shelf.put(referee.gradient(state, window))
+    setting.shelf.settle(referee.model.parameters())
+    arms = setting.arms(recipes, dropout=False, steps=1, clip_norm=clip_norm, optimizer=zero_lr(config.optimizer))
+    lock = LockStep(arms, config.seed, shelf=setting.shelf)
+    lock.step(ids)
+    natural = {label: _compared(watch.gradient, exact) for label, watch in lock.watches.items()}
+    # Beside what its micro-batches compute in exact arithmetic: under BatchNorm a small one has other dead units than the window.
+    inside = [WHOLE, *inside_causes(setting).values()][-1]
+    own = {  # without such parts the window's gradient is every arm's
+        label: exact
+        if inside == WHOLE
+        else setting.shelf.put(referee.within(state, window, recipe.split(len(window)), inside)[1])
+        for label, recipe in recipes.items()
+    }
+    zeros = {label: zero_share(watch.gradient, own[label]) for label, watch in lock.watches.items()}
+    apart = {}
+    for label, recipe in recipes.items():
+        setting.shelf.release()
+        apart[label] = _decomposed(lock, label, referee.parts(state, window, recipe.split(len(window))).parts)
+        pace.advance(APART)
+    setting.shelf.release()
+    generator = setting.generator(PERMUTATION_STREAM)
+    errors: dict[str, list[float]] = {label: [] for label in recipes}
+    for done in range(1, config.permutations + 1):
+        lock.step(ids[torch.randperm(len(ids), generator=generator)])
+        pace.advance(len(recipes))
+        for label, watch in lock.watches.items():
+            if watch.gradient is not None:
+                errors[label].append(relative_distance(watch.gradient, exact))
+                setting.shelf.settle([watch.gradient])
+        alpha = spent(done, config.permutations, early)
+        if alpha is None:
+            continue
+        found = {
+            label: dataclasses.replace(
+                _rounding(config.precision, done, alpha, natural[label], apart[label], errors[label], errors[REFERENCE]),
+                zeros=zeros[label],
+                full_zeros=zeros[REFERENCE],
+            )
+            for label in recipes
+            if label != REFERENCE
+        }
+        if all(_is_decided(own, config) for own in found.values()):
+            break
+    return found
+
+
+def _is_decided(own: Rounding, config: TrialConfig) -> bool:
+    """Whether more permutations cannot change what the gates say of an arm, but with the probability that was spent."""
+    if config.precision == Precision.float64:
+        return True  # nothing is gated
+    ranks = config.precision != Precision.float32 or own.rank_p * (own.permutations + 1) > RANK_LEVEL * (config.permutations + 1)
+    return ranks and (own.high <= ROUNDING_GATE or own.low > ROUNDING_GATE)
+
+
+def measurement(setting: Setting, recipes: Mapping[str, Recipe], ids: Tensor, *, ours: bool) -> Measurement[dict[str, Rounding]]:
+    """`measure`, as trials share it; `ours`: all arms are our right ones, whose first gradient no optimizer changes."""
+    is_scaled = ("loss_scale",) if setting.config.precision == Precision.float16 else ()
+    settings = (*DEPENDS_ON, *is_scaled, *(() if ours else OTHERS_DEPEND_ON))
+    depends_on = partial(setting.identity, settings, [ids], arms=[*recipes])
+    return Measurement("rounding", dict[str, Rounding], depends_on, partial(measure, setting, recipes, ids))
+
+
+def confirmed(
+    found: Mapping[str, Rounding],
+    judged: Collection[str],
+    precision: Precision,
+    others: Sequence[Callable[[Collection[str]], Mapping[str, Rounding]]],
+) -> dict[str, Rounding]:
+    """What was `found` in the first window; what rejects an arm of `judged` is confirmed in the others, one after the other.
+
+    Each of `others` measures the arms of those labels in its window. A ReLU that flips by rounding multiplies the error of one
+    window, in the right arm or in the full batch, whatever the order of the rows; in another window it is another sample's, or
+    none. Rounding that is the loop's own is found in every window.
+    """
+    present = dict(found)
+    for tried, measured in enumerate(others, start=2):
+        rejected = {label for label in judged if rounding_failures(precision, present[label])}
+        if not rejected:
+            break
+        present |= {label: dataclasses.replace(own, windows=tried) for label, own in measured(rejected).items()}
+    return present
+
+
+def _compared(gradient: Tensor | None, exact: Tensor) -> Comparison:
+    return Comparison(math.nan, math.nan, math.nan) if gradient is None else compare(gradient, exact)
+
+
+def zero_share(gradient: Tensor | None, exact: Tensor) -> float:
+    """Of the entries of `exact` ([P]) that are not zero, the share that is zero in `gradient`; NaN where the step was skipped."""
+    if gradient is None or not bool(exact.count_nonzero()):
+        return math.nan
+    return float(((gradient == 0) & (exact != 0)).sum() / (exact != 0).sum())
+
+
+def _decomposed(lock: LockStep, label: str, parts: tuple[Tensor, ...]) -> Decomposition:
+    gradient = lock.watches[label].gradient
+    return Decomposition((), math.nan, math.nan) if gradient is None else decompose(gradient, parts)
+
+
+def _rounding(
+    precision: Precision,
+    done: int,
+    alpha: float,
+    natural: Comparison,
+    apart: Decomposition,
+    errors: list[float],
+    full_errors: list[float],
+) -> Rounding:
+    """What `done` permutations say of an arm; a limit of the interval errs with probability `alpha` at this look."""
+    usable = len(errors) > 0 and len(full_errors) > 0 and statistics.median(full_errors) > 0
+    ratio = low = high = rank = math.nan
+    if usable and precision != Precision.float64:
+        ratio = statistics.median(errors) / statistics.median(full_errors)
+        low, high = ratio_limits(errors, full_errors, alpha)
+        rank = permutation_rank(natural.distance, full_errors)
+    return Rounding(
+        ratio=ratio,
+        low=low,
+        high=high,
+        full_error=statistics.median(full_errors) if full_errors else math.nan,
+        arm_error=statistics.median(errors) if errors else math.nan,
+        rank_p=rank,
+        permutations=done,
+        scale=natural.scale,
+        cosine=natural.cosine,
+        residual=apart.residual,
+        weights=apart.weights,
+        condition=apart.condition,
+        skipped=2 * done - len(errors) - len(full_errors),
+    )

@@ -1,0 +1,158 @@
+"""The run in the target precision: losses, distances of weights and gradients by step (L3), and where the training ended."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from accumulation_harness import pace
+from accumulation_harness.config import Precision
+from accumulation_harness.judge.verdict import Trajectory
+from accumulation_harness.measure import noise_scale
+from accumulation_harness.measure.lock_step import REFERENCE, ExactGradient, LockStep, Setting, StepRecord
+from accumulation_harness.recipes import precision
+from accumulation_harness.recipes.recipe import Arm, Recipe, evaluated
+from accumulation_harness.referee.oracle import clipped, snapshot
+from accumulation_harness.results.arm_name import ACCUMULATED, ULP, ArmName
+from accumulation_harness.results.judged_arm import Ending
+
+Row = dict[str, Any]
+OnStep = Callable[[int, list[Row]], None]  # (optimizer step, one row per arm)
+
+JUMP = 100.0  # the null band has jumped when it is this many times its first value: some ReLU flipped
+HELD_OUT_BATCH = 512
+
+
+@dataclass
+class Distances:
+    """The target-precision run, by label: losses and d_t by step."""
+
+    losses: dict[str, list[float]]
+    parameters: dict[str, list[float]]
+    null_labels: tuple[str, ...]
+
+    def finite(self, label: str, overflows: Collection[int]) -> bool:
+        """Whether the weights stayed finite, and the losses but those of windows that overflowed."""
+        losses = (loss for step, loss in enumerate(self.losses[label]) if step not in overflows)
+        return all(map(math.isfinite, (*losses, *self.parameters[label])))
+
+    def trajectory(self, label: str) -> Trajectory:
+        """L3: d_t against the null band, up to the band's first jump; steps where the whole band is at zero say nothing."""
+        band = [max(values) for values in zip(*(self.parameters[null] for null in self.null_labels), strict=True)]
+        own = self.parameters[label]
+        first = next((value for value in band if value > 0), math.nan)
+        jump = next((t for t, value in enumerate(band) if value > JUMP * first), None)
+        ratios = [d / null for d, null in zip(own[:jump], band[:jump], strict=True) if null > 0]
+        return Trajectory(ratio=max(ratios, default=math.nan), jump_step=jump, final_distance=own[-1])
+
+
+def train(
+    setting: Setting, recipes: Mapping[str, Recipe], nulls: Mapping[str, Recipe], stream: Sequence[Tensor], on_step: OnStep
+) -> tuple[LockStep, Distances]:
+    """All arms and the nulls in the target precision, one row per arm and step; the null `ULP` starts one ulp away.
+
+    A row has what the optimizer consumed beside the reference's gradient, the learning rate and, in float16, the loss scale; the
+    error against float64 where the referee looks (NaN where float64 draws other masks), and the squares of `noise_scale` where
+    its watch saw the window. Of a null, which is the band of d_t, it has the loss and d_t alone.
+    """
+    config = setting.config
+    lock = LockStep(setting.arms({**recipes, **nulls}), config.seed, band=nulls, shelf=setting.shelf)
+    move_one_ulp(lock.arms[ULP].model)
+    names = {label: ArmName.parse(label) for label in lock.arms}
+    noise = noise_scale.watch(
+        {label: lock.arms[label] for label in recipes if names[label].name == ACCUMULATED}, config.probe_every
+    )
+    distances = Distances({label: [] for label in names}, {label: [] for label in names}, tuple(nulls))
+    exact = ExactGradients(setting, lock, frozenset(recipes))
+    for t, ids in enumerate(stream):
+        is_refereed = t % config.referee_every == 0
+        looks = is_refereed and setting.masks_are_shared and not setting.not_float64
+        records = lock.step(ids, gradients="compared", exact=exact.at(t, ids) if looks else None)
+        squares = noise_scale.read(noise)
+        rows = []
+        for label, record in records.items():
+            distances.losses[label].append(record.loss)
+            distances.parameters[label].append(record.parameter_distance)
+            row: Row = {
+                "step": t,
+                **names[label].columns,
+                "loss": record.loss,
+                "parameter_distance": record.parameter_distance,
+            }
+            if label in recipes:
+                row |= _consumed(record) | ({"loss_scale": record.loss_scale} if config.precision == Precision.float16 else {})
+            if label in recipes and is_refereed:
+                row["gradient_error"] = record.gradient_error
+            rows.append(row | squares.get(label, {}))
+        on_step(t, rows)
+        pace.advance(len(records))
+    return lock, distances
+
+
+def _consumed(record: StepRecord) -> Row:
+    """What a row says of the gradient g that the arm's optimizer consumed, unscaled and clipped, beside the reference's."""
+    return {
+        "gradient_norm": record.gradient_norm,
+        "gradient_difference_norm": record.gradient_difference_norm,
+        "gradient_distance": record.gradient.distance,
+        "scale": record.gradient.scale,
+        "cosine": record.gradient.cosine,
+        "learning_rate": record.learning_rate,
+    }
+
+
+@dataclass(frozen=True)
+class ExactGradients:
+    """The exact gradients of the judged arms, each at its own parameters, in float64."""
+
+    setting: Setting
+    lock: LockStep
+    judged: frozenset[str]
+
+    def at(self, step: int, ids: Tensor) -> ExactGradient:
+        """For `LockStep.step`: the clipped gradient of the window `ids`; one for all at the first step, where all stand alike."""
+        referee, max_norm = self.setting.referee(), self.setting.config.clip_norm
+        window = self.setting.exact.batch(ids)
+
+        def gradient(label: str) -> Tensor:
+            with self.lock.randomness(step):
+                return clipped(referee.gradient(snapshot(self.lock.arms[label].model), window), max_norm)
+
+        first = gradient(REFERENCE) if step == 0 else None
+
+        def exact(label: str) -> Tensor | None:
+            if label not in self.judged:
+                return None
+            return gradient(label) if first is None else first
+
+        return exact
+
+
+def move_one_ulp(model: nn.Module) -> None:
+    """Move the first weight by one unit in the last place: the smallest perturbation there is."""
+    with torch.no_grad():
+        first = next(model.parameters()).reshape(-1)[:1]
+        first.copy_(torch.nextafter(first, torch.full_like(first, math.inf)))
+
+
+def outcome(arm: Arm, losses: Sequence[float]) -> Ending:
+    """Where the training ended: last loss, mean loss of the last tenth, held-out loss and accuracy (per loss term)."""
+    tail = losses[-max(1, len(losses) // 10) :]
+    loss, correct, terms = 0.0, 0.0, 0
+    with evaluated(arm), torch.no_grad(), precision.autocast(arm.precision, arm.device):
+        for batch in arm.workload.held_out_batches(HELD_OUT_BATCH):
+            outputs = arm.workload.forward(arm.model, batch)
+            loss += float(arm.workload.losses(outputs, batch).double().sum())
+            correct += float(arm.workload.correct(outputs, batch).sum())
+            terms += int(arm.workload.num_terms(batch).sum())
+    return Ending(
+        final_loss=losses[-1],
+        tail_loss=sum(tail) / len(tail),
+        held_out_loss=loss / terms,
+        held_out_accuracy=correct / terms,
+    )

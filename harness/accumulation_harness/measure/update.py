@@ -1,0 +1,290 @@
+"""What a step did, given the gradient it consumed: against a twin of the optimizer that starts from the same state."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from accumulation_harness.judge.gates import ALGEBRA_GATE
+from accumulation_harness.judge.signature import Movement, Signature
+from accumulation_harness.measure.lock_step import Setting, Taken, tensors_of
+from accumulation_harness.measure.optimizer_state import (
+    STEP,
+    common_state,
+    copied,
+    learning_rates,
+    optimizer_state,
+    set_learning_rates,
+    state_tensors,
+    with_inner,
+)
+from accumulation_harness.measure.shelf import Shelf
+from accumulation_harness.recipes.determinism import kept_randomness, set_random_state
+from accumulation_harness.recipes.recipe import Arm
+from accumulation_harness.referee.gradients import flatten, relative_distance
+from accumulation_harness.referee.oracle import Parts
+
+DECAY_TOLERANCE = 0.02  # relative: the weights may be those before or after the step
+DECAYED_FIRST = 1e-6  # relative to the whole step: Adam turns a decay before the step into another step, by a few per cent
+WEIGHT_ROUNDING = 2.0**-50  # a few roundings of float64, relative
+Kinds = frozenset[str]  # of an optimizer's state
+COUNTS, MOMENTS = frozenset({"counts"}), frozenset({"moments"})
+# What code that advances state by hand reaches: counters called `step`, tensors with a shape, or both, and no other numbers.
+BY_HAND = (COUNTS, MOMENTS, COUNTS | MOMENTS)
+EVERYTHING = COUNTS | MOMENTS | {"numbers"}
+
+
+@dataclass(frozen=True)
+class Before:
+    """What an arm's optimizer and moving average carried when a window began."""
+
+    optimizer: Optimizer  # a copy of the arm's, never stepped
+    parameters: Sequence[nn.Parameter]  # that the copy would step
+    ema: Tensor | None  # None before the first average
+
+    @staticmethod
+    def of(arm: Arm) -> Before:
+        """What the arm's optimizer and moving average carry now."""
+        started = arm.ema is not None and int(arm.ema.n_averaged) > 0
+        return Before(
+            *copied(arm.optimizer, list(arm.model.parameters())),
+            ema=flatten(arm.ema.module.parameters()) if arm.ema is not None and started else None,
+        )
+
+    def state(self) -> dict[str, Tensor]:
+        """The optimizer's, by entry."""
+        return optimizer_state(self.optimizer, self.parameters) | common_state(self.optimizer)
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """The learning rates of the parameter groups."""
+        return learning_rates(self.optimizer)
+
+    def decay(self, rates: Sequence[float]) -> Tensor:
+        """What one decoupled weight decay takes of the weights, as a factor: 0-dim, or [P] where groups decay differently."""
+        groups = self.optimizer.param_groups
+        each = [rate * float(group.get("weight_decay") or 0.0) for rate, group in zip(rates, groups, strict=True)]
+        if len(set(each)) == 1:
+            return torch.tensor(each[0], dtype=torch.float64, device=self.parameters[0].device)
+        of = {p: one for one, group in zip(each, groups, strict=True) for p in group["params"]}
+        return flatten(torch.full_like(p, of.get(p, 0.0)) for p in self.parameters)
+
+
+@dataclass(frozen=True)
+class Twin:
+    """An optimizer's weights and state after a step."""
+
+    weights: Tensor  # [P]
+    state: Mapping[str, Tensor]  # `optimizer_state`
+    common: Mapping[str, Tensor]  # `common_state`
+
+    @staticmethod
+    def stepped(
+        before: Before,
+        taken: Taken,
+        start: Tensor,
+        consumed: Tensor,
+        first: Sequence[Tensor] = (),
+        *,
+        decays: bool = True,
+        advances: Kinds = EVERYTHING,
+        shelf: Shelf,
+    ) -> Twin:
+        """One plain step from `before`, at the weights `start` [P], of the gradient `consumed` [P], taken as the arm took it.
+
+        `first`: gradients that its state alone has taken in, at rates of zero; `decays`: with the configured weight decay;
+        `advances`: the kinds of state that these have changed, the others being as before.
+        """
+        optimizer, parameters = copied(before.optimizer, before.parameters)
+        shelf.settle([*before.parameters, *state_tensors(before.optimizer)])
+        with kept_randomness(start.device):
+            for gradient in first:
+                set_learning_rates(optimizer, [0.0] * len(taken.rates))
+                for group in optimizer.param_groups if not decays else ():
+                    group["weight_decay"] = 0.0
+                _give(parameters, start, gradient, taken.idle)
+                optimizer.step()
+            if advances != EVERYTHING:
+                optimizer, parameters = _partly_advanced(before, optimizer, parameters, advances)
+            for group, own in zip(optimizer.param_groups, before.optimizer.param_groups, strict=True):
+                if "weight_decay" in group:
+                    group["weight_decay"] = own.get("weight_decay")
+            set_learning_rates(optimizer, taken.rates)
+            if taken.randomness is not None:
+                set_random_state(taken.randomness, start.device)
+            _give(parameters, start, consumed, taken.idle)
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return Twin.of(optimizer, parameters, shelf)
+
+    @staticmethod
+    def of(optimizer: Optimizer, parameters: Sequence[nn.Parameter], shelf: Shelf) -> Twin:
+        """Where an optimizer and its parameters are now."""
+        shelf.settle([*parameters, *state_tensors(optimizer)])
+        state = shelf.put_all(optimizer_state(optimizer, parameters))
+        return Twin(shelf.put(flatten(parameters)), state, common_state(optimizer))
+
+    def state_errors(self, reference: Twin) -> dict[str, float]:
+        """By entry; of what is kept for no single parameter those alone that differ."""
+        common = entry_errors(self.common, reference.common)
+        return entry_errors(self.state, reference.state) | {name: error for name, error in common.items() if error != 0}
+
+
+@torch.no_grad()
+def _give(parameters: Sequence[nn.Parameter], weights: Tensor, gradient: Tensor, idle: Sequence[bool]) -> None:
+    """Set weights and gradients from flat vectors; an idle parameter has none."""
+    sizes = [p.numel() for p in parameters]
+    for p, weight, own, is_idle in zip(parameters, weights.split(sizes), gradient.split(sizes), idle, strict=True):
+        p.copy_(weight.view_as(p))
+        p.grad = None if is_idle else torch.empty_like(p).copy_(own.view_as(p))
+
+
+def _partly_advanced(
+    before: Before, advanced: Optimizer, theirs: Sequence[Tensor], kinds: Kinds
+) -> tuple[Optimizer, list[nn.Parameter]]:
+    """A copy of the optimizer `before`, with those kinds of state that the `advanced` one keeps for its parameters `theirs`."""
+    optimizer, parameters = copied(before.optimizer, before.parameters)
+    for own, other in zip(with_inner(optimizer), with_inner(advanced), strict=True):
+        for p, q in zip(parameters, theirs, strict=True):
+            for name, value in other.state.get(q, {}).items():
+                if _kind(name, value) in kinds:
+                    own.state[p][name] = value
+        for group, reached in zip(own.param_groups, other.param_groups, strict=True):
+            group |= {name: reached[name] for name in {STEP} & reached.keys() if "counts" in kinds}
+    return optimizer, parameters
+
+
+def _kind(name: str, value: object) -> str:
+    if name == STEP:
+        return "counts"
+    return "moments" if isinstance(value, Tensor) and value.dim() else "numbers"
+
+
+def check_update(
+    setting: Setting, arm: Arm, consumed: Tensor, taken: Taken, start: Tensor, before: Before, parts: Callable[[], Parts | None]
+) -> Signature:
+    """What the arm's optimizer made of the gradient it consumed [P], beside a twin in the same state at the same weights.
+
+    The twin is a copy of the optimizer with copies of the parameters: shapes, groups, state and attributes are the arm's own.
+    `taken`: how the step was taken; `start` [P]: the weights before it. `parts`: the micro-batch gradients, asked for only where
+    the state is wrong. Of the state tensors and numbers are compared; what is neither is copied for the twin, and not compared.
+    """
+
+    def twin(weights: Tensor, first: Sequence[Tensor] = (), *, decays: bool = True, advances: Kinds = EVERYTHING) -> Twin:
+        return Twin.stepped(before, taken, weights, consumed, first, decays=decays, advances=advances, shelf=setting.shelf)
+
+    def others() -> Iterator[Mapping[str, float]]:
+        """The state's errors beside twins that have advanced for every micro-batch; one entry alone may have done so."""
+        zeros = [torch.zeros_like(consumed)] * (len(arm.seen) - 1)
+        hypotheses = [(zeros, False, EVERYTHING), *((each, True, EVERYTHING) for each in partial_gradients(parts()))]
+        for first, decays, advances in (*hypotheses, *((zeros, False, kinds) for kinds in BY_HAND)):
+            with contextlib.suppress(Exception):  # a class of the user's own may know no rate of zero: then this says nothing
+                yield own.state_errors(twin(start, first, decays=decays, advances=advances))
+
+    right, own = twin(start), Twin.of(arm.optimizer, list(arm.model.parameters()), setting.shelf)
+    setting.shelf.settle(tensors_of(arm))
+    expected, reached = right.weights, own.weights
+    difference, decay = reached - expected, before.decay(taken.rates)
+    error = Movement()  # of the weights, relative to the update; zero within their rounding
+    length = torch.linalg.vector_norm(start)
+    # Rounding of the weights themselves: it looks large beside a tiny update, at the end of a cosine schedule for example.
+    if torch.linalg.vector_norm(difference) > WEIGHT_ROUNDING * length:
+        error = movement(difference, decayed(start, decay), torch.linalg.vector_norm(expected - start))
+    shrunk = float(torch.linalg.vector_norm(difference) / length) if error.length else 0.0
+    factors = factors_left(decay, arm, fewest=len(arm.seen) - 1)
+    fits = is_decays(shrunk, start, factors) or any(
+        relative_distance(twin(start * factor).weights - start, reached - start) <= DECAYED_FIRST for factor in factors
+    )
+    errors = own.state_errors(right)
+    advanced_error = 0.0
+    if not all(value <= ALGEBRA_GATE for value in errors.values()):
+        advanced_error = min((_worst_entry_of_best_twin(errors, each) for each in others()), default=math.inf)
+    average, average_error = average_errors(setting, arm, before, start, reached)
+    return Signature(
+        update=error,
+        decays_fit=fits,
+        state_errors=errors | average,
+        advanced_error=advanced_error,
+        average_error=average_error,
+    )
+
+
+def average_errors(setting: Setting, arm: Arm, before: Before, start: Tensor, reached: Tensor) -> tuple[dict[str, float], float]:
+    """The error of the moving average, by its name, where the trial keeps one; and, if wrong, of one moved too often."""
+    decay = setting.config.ema_decay
+    if arm.ema is None or decay is None:
+        return {}, 0.0
+    mean = flatten(arm.ema.module.parameters())
+    right, *wrong = (relative_distance(mean, each) for each in averages(before.ema, start, reached, decay, len(arm.seen)))
+    return {"ema": right}, 0.0 if right <= ALGEBRA_GATE else min(wrong, default=math.inf)
+
+
+def _worst_entry_of_best_twin(a: Mapping[str, float], b: Mapping[str, float]) -> float:
+    """The largest error of an entry, each by the twin that it is nearer to."""
+    return max((min(a[name], b.get(name, math.inf)) for name in a), default=0.0)
+
+
+def partial_gradients(parts: Parts | None) -> Iterator[Sequence[Tensor]]:
+    """What an optimizer's state may have been given before the window's gradient: each micro-batch's, or the running sum."""
+    for each in () if parts is None else (parts.shares, list(parts.parts)):
+        yield each[:-1]
+        yield list(accumulate(each))[:-1]
+
+
+def averages(before: Tensor | None, start: Tensor, reached: Tensor, decay: float, num: int) -> Iterator[Tensor]:
+    """The moving average after the window: the right one first, then those that moved for every micro-batch.
+
+    `before`: None where there is none yet, and the first weights are taken as they are. Weights at `start`, and after the step.
+    """
+    for early, late in ((0, 1), *(((num, 0), (num - 1, 1), (num, 1), (0, num)) if num > 1 else ())):
+        mean = before
+        for weights in [start] * early + [reached] * late:
+            mean = weights if mean is None else decay * mean + (1 - decay) * weights
+        assert mean is not None
+        yield mean
+
+
+def decayed(start: Tensor, decay: Tensor) -> Tensor:
+    """[P]: the direction in which a weight decay pulls; the weights themselves where there is none."""
+    return start * decay if decay.dim() and bool(decay.any()) else start
+
+
+def factors_left(decay: Tensor, arm: Arm, *, fewest: int) -> list[Tensor]:
+    """What is left of the weights after `fewest` decoupled weight decays, up to one for every micro-batch."""
+    return [(1 - decay) ** k for k in range(max(1, fewest), len(arm.seen) + 1)]
+
+
+def is_decays(shrunk: float, start: Tensor, factors: Sequence[Tensor]) -> bool:
+    """Whether ||change|| / ||weights|| is what one of the `factors` makes of the weights [P]."""
+    length = torch.linalg.vector_norm(start)
+    made = (float(torch.linalg.vector_norm((1 - factor) * start) / length) for factor in factors)
+    return shrunk == 0 or any(abs(shrunk - each) <= DECAY_TOLERANCE * shrunk for each in made)
+
+
+def movement(difference: Tensor, along: Tensor, unit: Tensor) -> Movement:
+    """||difference|| / unit, and the cosine of the difference with `along`."""
+    length = torch.linalg.vector_norm(difference)
+    if length == 0:
+        return Movement()
+    return Movement(float(length / unit), float(difference @ along / length / torch.linalg.vector_norm(along)))
+
+
+def entry_errors(state: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> dict[str, float]:
+    """Relative distance of each entry of the optimizer's state; infinite where one of the two lacks it."""
+    return {
+        name: _error(state[name], reference[name]) if name in state and name in reference else math.inf
+        for name in {**state, **reference}
+    }
+
+
+def _error(entry: Tensor, reference: Tensor) -> float:
+    if entry.shape != reference.shape:
+        return math.inf
+    return 0.0 if torch.equal(entry, reference) else relative_distance(entry, reference)  # infinities may be equal too

@@ -1,0 +1,191 @@
+"""`accumulation-harness plan workload=digits memory=24GB effective_batch=512`: the (b, N) to use, and why.
+
+Memory is M = max(M_s + a b, M_step): while micro-batches are computed, and while the optimizer steps, whose temporaries a GPU's
+allocator counts. They are measured on the model itself at two small micro-batches (`memory.of_step`), and the largest b whose M
+fits the budget is kept; B = N b stays what it is, so only divisors of B are asked. With `b=auto` in the place of a budget this
+machine is asked: b = B is tried, and after every failure for want of memory at most half of it. A trial itself has no `b=auto`:
+its reference is the full batch, which has to fit.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing import get_context
+
+from accumulation_harness.config import ConfigError, TrialConfig
+from accumulation_harness.processes import die_with_parent, interrupts_blocked, run_command
+from accumulation_harness.run import BadInput, compose_trial
+from accumulation_harness.terminal import one_line
+
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+MARGIN = 0.05  # of the budget that stays free: temporaries inside operations are not counted on a CPU
+USAGE = "accumulation-harness plan memory=24GB|b=auto effective_batch=512 [any setting of a trial, as workload=text norm=layer]"
+AUTO = "b=auto"
+TRIED_STEPS = 2  # the first step makes the optimizer's state, which is there throughout the second
+
+
+@dataclass(frozen=True)
+class Plan:
+    """N micro-batches of b samples, and the bytes they are expected to take."""
+
+    micro_batch: int
+    accumulation_steps: int
+    static: float  # M_s
+    per_sample: float  # a
+    step: float = 0  # M_step: while the optimizer steps, when the activations are gone
+
+    @property
+    def total(self) -> float:
+        """M in bytes."""
+        return max(self.static + self.per_sample * self.micro_batch, self.step)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the plan, or what is wrong with the arguments; the exit code is 0 or 2."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    budgets = [text.removeprefix("memory=") for text in given if text.startswith("memory=")]
+    if len(budgets) + (AUTO in given) != 1 or {"-h", "--help"} & set(given):
+        print(f"usage: {USAGE}", file=sys.stderr)
+        return 2
+    try:
+        settings = [text for text in given if not text.startswith("memory=") and text != AUTO]
+        config = compose_trial([*settings, "accumulation_steps=[1]"])  # N is what is asked
+        for line in by_trying(config) if AUTO in given else by_budget(config, parse_bytes(budgets[0])):
+            print(line)
+    except (BadInput, ConfigError) as error:
+        print(one_line(error), file=sys.stderr)
+        return 2
+    return 0
+
+
+def by_budget(config: TrialConfig, budget: int) -> list[str]:
+    """The lines that explain what fits into `budget` bytes, measured; ConfigError where nothing does."""
+    return explain(choose(config.effective_batch, budget, *fit_memory(config)), budget, config.effective_batch)
+
+
+def by_trying(config: TrialConfig) -> Iterator[str]:
+    """A line for every b that was tried, the last with the one that fits; at b = 1 the error itself goes on."""
+    size, b = config.effective_batch, config.effective_batch
+    while (error := failure(config, b)) is not None:
+        if b == 1:
+            raise error
+        yield f"b = {b}: {next(iter(str(error).splitlines()), type(error).__name__)}"
+        b = max(divisor for divisor in range(1, b // 2 + 1) if size % divisor == 0)
+    yield f"b = {b}, N = {size // b}: {TRIED_STEPS} steps of {size} samples taken on this machine"
+
+
+def failure(config: TrialConfig, micro_batch: int) -> RuntimeError | MemoryError | None:
+    """What stops `take_windows`, or None. Any such error: that memory was short is told differently by every library.
+
+    In a process of its own: all memory is given back, and one that the kernel ends for want of it takes nothing with it.
+    """
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=die_with_parent) as pool:
+        try:
+            with interrupts_blocked():
+                tried = pool.submit(take_windows, config, micro_batch)
+            tried.result()
+        except BrokenProcessPool:
+            return MemoryError("the process was ended, as the system does when memory is short")
+        except (RuntimeError, MemoryError) as error:
+            return error
+    return None
+
+
+def take_windows(config: TrialConfig, micro_batch: int) -> None:
+    """Train on windows of B samples in micro-batches of b."""
+    import torch
+
+    from accumulation_harness.measure.lock_step import Setting
+    from accumulation_harness.recipes.determinism import choose_device, deterministic
+    from accumulation_harness.recipes.micro_batch import Even
+    from accumulation_harness.recipes.recipe import Recipe, take_step
+
+    size = config.effective_batch
+    recipe = Recipe(accumulation_steps=size // micro_batch, split=Even(micro_batch))
+    device = choose_device(config.device)
+    with deterministic(config.precision, device):
+        setting = Setting(config, device)
+        arm = setting.arm(recipe, steps=TRIED_STEPS)
+        ids = torch.arange(size) % setting.exact.num_samples
+        for _ in range(TRIED_STEPS):
+            take_step(arm, arm.workload.batch(ids))
+
+
+def parse_bytes(text: str) -> int:
+    """A number of bytes with its unit; `ConfigError` for anything else.
+
+    >>> parse_bytes("24GB"), parse_bytes("1.5 GiB"), parse_bytes("800")
+    (24000000000, 1610612736, 800)
+    """
+    found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([A-Za-z]*)\s*", text)
+    if found is None or found[2].upper() not in UNITS:
+        raise ConfigError("memory", text, "a number of bytes of up to 18 digits, as 24GB or 800MiB")
+    return round(float(found[1]) * UNITS[found[2].upper()])
+
+
+def fit_memory(config: TrialConfig) -> tuple[float, float, int]:
+    """(M_s, a, M_step) in bytes, from a window each at two micro-batches; M_step is what the optimizer's own step takes.
+
+    Both windows accumulate: beside the gradients that are there already, those of a micro-batch take memory of their own.
+    """
+    import torch
+
+    from accumulation_harness.config import LastWindow
+    from accumulation_harness.measure import memory
+    from accumulation_harness.measure.lock_step import Setting
+    from accumulation_harness.recipes.determinism import choose_device, deterministic
+    from accumulation_harness.recipes.micro_batch import Even
+    from accumulation_harness.recipes.recipe import Recipe
+
+    device = choose_device(config.device)
+    with deterministic(config.precision, device):
+        setting = Setting(config, device)
+        most = min(config.effective_batch, setting.exact.num_samples)
+        sizes = sorted({min(8, most), min(16, most)})
+        if len(sizes) < 2:
+            raise ConfigError("effective_batch", config.effective_batch, "more than 8 samples, to measure at two sizes")
+        [ids] = setting.windows(1, size=sizes[-1], last=LastWindow.drop)
+        taken = []
+        for size in sizes:
+            recipe = Recipe(accumulation_steps=2 * sizes[-1] // size, split=Even(size))
+            arm = setting.arm(recipe, steps=1)
+            taken.append(memory.of_step(arm, arm.workload.batch(torch.cat([ids, ids]))))
+    return *memory.fit(sizes, [one.micro_batches for one in taken]), max(one.step for one in taken)
+
+
+def choose(effective_batch: int, budget: float, static: float, per_sample: float, step: float = 0) -> Plan:
+    """The largest divisor b of B with M within the budget less its margin; ConfigError when not even b = 1 fits."""
+    divisors = [b for b in range(1, effective_batch + 1) if effective_batch % b == 0]
+    plans = [Plan(b, effective_batch // b, static, per_sample, step) for b in divisors]
+    fitting = [plan for plan in plans if plan.total <= budget * (1 - MARGIN)]
+    if not fitting:
+        needed = plans[0].total / (1 - MARGIN)
+        raise ConfigError("memory", f"{budget:.0f}", f"at least {needed:.0f} bytes: parameters, gradients, state and one sample")
+    return fitting[-1]
+
+
+def explain(plan: Plan, budget: float, effective_batch: int) -> list[str]:
+    """What is printed: b and N, the memory they take of the `budget` bytes, and what they save."""
+    b, num = plan.micro_batch, plan.accumulation_steps
+    whole = max(plan.static + plan.per_sample * effective_batch, plan.step)
+    cut = f"{num} micro-batches of {b} samples" if num > 1 else f"the whole window of {b} samples"
+    formula = "M_s + a b" if plan.total > plan.step else "M_step (while the optimizer steps)"
+    lines = [
+        f"b = {b}, N = {num}: {cut}",
+        f"static part M_s = {plan.static / 1e6:.4g} MB (parameters, gradients, optimizer state), "
+        f"a = {plan.per_sample / 1e6:.4g} MB per sample (kept for backward)",
+        f"M = {formula} = {plan.total / 1e6:.4g} MB of {budget / 1e6:.4g} MB, of which {MARGIN:.0%} stay free; "
+        f"the full batch would take {whole / 1e6:.4g} MB",
+    ]
+    if num > 1:
+        lines.append(f"accumulating saves {1 - plan.total / whole:.0%}: less than 1 - 1/N, because the static part stays")
+    return lines
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

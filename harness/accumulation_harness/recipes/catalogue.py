@@ -1,0 +1,175 @@
+"""The catalogue: every fault under its cause, where it changes the computation, and errors of a given size."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from accumulation_harness.config import ConfigError, Data, OptimizerName, Precision, Split, TrialConfig
+from accumulation_harness.judge.cause import MEANINGS, Cause
+from accumulation_harness.recipes import faults
+from accumulation_harness.recipes.faults import Transform
+from accumulation_harness.recipes.recipe import Arm, Recipe
+from accumulation_harness.referee.gradients import flatten
+
+STATELESS = {OptimizerName.sgd}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A wrong way to accumulate."""
+
+    cause: Cause  # what a diagnosis should call it
+    apply: Transform
+    changes: Callable[[TrialConfig], bool]  # whether it changes the computation of such a trial at all
+
+    @property
+    def id(self) -> str:
+        """Its number in the catalogue."""
+        return MEANINGS[self.cause].fault
+
+    @property
+    def summary(self) -> str:
+        """What it does, in one line."""
+        return (self.apply.__doc__ or "").strip().splitlines()[0]
+
+
+def always(config: TrialConfig) -> bool:
+    """Of a fault that changes every trial."""
+    return True
+
+
+def _several(config: TrialConfig) -> bool:
+    return max(config.accumulation_steps) > 1
+
+
+def _unequal_terms(config: TrialConfig) -> bool:
+    """Some micro-batches of some window have different numbers of loss terms: text, weights, ragged splits, or a remainder."""
+    weighted = config.workload.data in ("text", "class_weights", "ignored_labels")
+    return weighted or config.split == Split.ragged or _short_windows(config)
+
+
+def _short_windows(config: TrialConfig) -> bool:
+    return config.data.last_window == "keep" and NUM_DIGITS % config.effective_batch > 0
+
+
+def _scaled(config: TrialConfig) -> bool:
+    return config.precision == Precision.float16
+
+
+def _decayed(config: TrialConfig) -> bool:
+    return config.optimizer.weight_decay > 0
+
+
+def _stateful(config: TrialConfig) -> bool:
+    return config.optimizer.name not in STATELESS
+
+
+def _penalised(config: TrialConfig) -> bool:
+    return config.workload.penalty > 0 and _several(config)
+
+
+def _normalised(config: TrialConfig) -> bool:
+    return config.workload.data == Data.policy and _several(config)
+
+
+def _averaged(config: TrialConfig) -> bool:
+    return config.ema_decay is not None
+
+
+NUM_DIGITS = 1500  # training samples of the digits, on which the matrix runs
+
+FAULTS = (
+    Fault(Cause.loss_not_divided, faults.loss_not_divided, _several),
+    Fault(Cause.loss_divided_twice, faults.loss_divided_twice, _several),
+    Fault(Cause.mean_of_means, faults.mean_of_means, _unequal_terms),
+    Fault(Cause.short_window_divided_by_n, faults.short_window_divided_by_n, _short_windows),
+    Fault(Cause.window_misplaced, faults.window_misplaced, always),
+    Fault(Cause.gradients_cleared_in_window, faults.gradients_cleared_in_window, _several),
+    Fault(Cause.gradients_not_cleared, faults.gradients_not_cleared, always),
+    Fault(Cause.step_every_micro_batch, faults.step_every_micro_batch, _several),
+    Fault(Cause.schedule_per_micro_batch, faults.schedule_per_micro_batch, _several),
+    Fault(Cause.clip_per_micro_batch, faults.clip_per_micro_batch, always),  # L0 has active clipping in every trial
+    Fault(Cause.clip_before_unscale, faults.clip_before_unscale, _scaled),
+    Fault(Cause.scaler_updated_in_window, faults.scaler_updated_in_window, _scaled),
+    Fault(Cause.accumulator_overwritten, faults.accumulator_overwritten, _several),
+    Fault(Cause.low_precision_accumulator, faults.low_precision_accumulator, always),
+    Fault(Cause.underflow_from_division, faults.underflow_from_division, _scaled),
+    Fault(Cause.loss_report_differs, faults.loss_report_differs, _several),
+    Fault(Cause.weight_decay_per_micro_batch, faults.weight_decay_per_micro_batch, _decayed),
+    Fault(Cause.optimizer_state_per_micro_batch, faults.optimizer_state_per_micro_batch, _stateful),
+    Fault(Cause.ema_per_micro_batch, faults.ema_per_micro_batch, _averaged),
+    Fault(Cause.auxiliary_loss_scale, faults.auxiliary_loss_scale, _penalised),
+    Fault(Cause.cached_weights_stale, faults.cached_weights_stale, always),
+    Fault(Cause.non_finite_micro_batch, faults.non_finite_micro_batch, _several),
+    Fault(Cause.resume_in_window, faults.resume_in_window, _several),
+    Fault(Cause.counter_wrong, faults.counter_wrong, always),
+    Fault(Cause.samples_repeated, faults.samples_repeated, always),
+    Fault(Cause.foreign_gradients, faults.foreign_gradients, always),
+    Fault(Cause.normaliser_depends_on_split, faults.normaliser_depends_on_split, _normalised),
+)
+
+PLANTED = ("scale", "direction", "tensor")
+LARGEST_ERROR = 1e4  # relative, that a planted one may have: gradients have to stay within the format
+
+
+def planted(kind: str, size: float, precision: Precision) -> Transform:
+    """A relative error ||a' - a|| / ||a|| = `size` in the accumulated gradient.
+
+    `kind`: in its scale, in a random direction, or in the first tensor alone. Arms of `precision` only have it: one in float64
+    would show it to L0 at once.
+    """
+
+    def plant(arm: Arm) -> None:
+        if arm.precision != precision:
+            return
+        gradients = [p.grad for p in arm.model.parameters() if p.grad is not None]
+        norm = torch.linalg.vector_norm(flatten(gradients))
+        if kind == "scale":
+            errors = [g.clone() for g in gradients]
+        elif kind == "direction":
+            generator = torch.Generator().manual_seed(arm.windows)
+            errors = [torch.randn(g.shape, generator=generator, dtype=torch.float64).to(g) for g in gradients]
+        else:
+            errors = [gradients[0].clone(), *(torch.zeros_like(g) for g in gradients[1:])]
+        length = torch.linalg.vector_norm(flatten(errors))
+        for g, error in zip(gradients, errors, strict=True):
+            g.add_((error.double() * (size * norm / length)).to(g))
+
+    def apply(recipe: Recipe) -> Recipe:
+        return dataclasses.replace(recipe, at_boundary=(plant, *recipe.at_boundary))
+
+    return apply
+
+
+def named(name: str, precision: Precision) -> Transform:
+    """The transform of a cause of the catalogue or of a planted error (`direction@1e-6`). Raises `ConfigError`."""
+    kind, _, size = name.partition("@")
+    if kind in PLANTED and _is_size(size):
+        return planted(kind, float(size), precision)
+    for fault in FAULTS:
+        if fault.cause == name:
+            return fault.apply
+    known = ", ".join(["all", *(f"{kind}@SIZE" for kind in PLANTED), *(fault.cause for fault in FAULTS)])
+    raise ConfigError("faults", name, f"one of {known}, with a SIZE up to {LARGEST_ERROR:g}")
+
+
+def _is_size(text: str) -> bool:
+    try:
+        return 0 < float(text) <= LARGEST_ERROR
+    except ValueError:
+        return False
+
+
+def names(config: TrialConfig) -> list[str]:
+    """The faults that a trial asks for; `all` stands for the catalogue."""
+    return [cause for name in config.faults for cause in ([fault.cause for fault in FAULTS] if name == "all" else [name])]
+
+
+def expected(config: TrialConfig) -> dict[str, bool]:
+    """For each fault a trial asks for: whether it changes the computation there, so that missing it would be a miss."""
+    by_cause: dict[str, Fault] = {fault.cause: fault for fault in FAULTS}
+    return {name: name not in by_cause or by_cause[name].changes(config) for name in names(config)}

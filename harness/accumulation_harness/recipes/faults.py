@@ -1,0 +1,319 @@
+"""Faults: each a function from a right recipe to a wrong one. The engine knows none of them.
+
+The threads named are where real projects shipped the fault.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from accumulation_harness.recipes.recipe import (
+    BOUNDARY,
+    Arm,
+    Recipe,
+    Stage,
+    clear,
+    clip,
+    step,
+    step_schedule,
+    unscale,
+    update_ema,
+    update_scale,
+)
+from accumulation_harness.workloads import Batch, Forward, Workload
+
+Transform = Callable[[Recipe], Recipe]
+SHRINK = 2.0**27
+
+
+def boundary_without(*dropped: Stage) -> tuple[Stage, ...]:
+    """The right stages at the window's boundary but for some."""
+    return tuple(stage for stage in BOUNDARY if stage not in dropped)
+
+
+def loss_not_divided(recipe: Recipe) -> Recipe:
+    """Sum of the micro-batches' mean losses, without 1/N (nanoGPT#168, XLM#217)."""
+
+    def own_terms(terms: Sequence[Tensor], num: int) -> Sequence[Tensor]:
+        return terms
+
+    return dataclasses.replace(recipe, normalise=own_terms)
+
+
+def loss_divided_twice(recipe: Recipe) -> Recipe:
+    """Divided by N in the trainer and again in the library below it (accelerate#3533, transformers#40052)."""
+
+    def too_often(terms: Sequence[Tensor], num: int) -> Sequence[Tensor]:
+        return [total * num for total in recipe.normalise(terms, num)]
+
+    return dataclasses.replace(recipe, normalise=too_often)
+
+
+def mean_of_means(recipe: Recipe) -> Recipe:
+    """Means over micro-batches averaged although their numbers of loss terms differ (transformers#34191, torchtune#1842)."""
+
+    def own_terms_times_number(terms: Sequence[Tensor], num: int) -> Sequence[Tensor]:
+        return [n * len(terms) for n in terms]
+
+    return dataclasses.replace(recipe, normalise=own_terms_times_number)
+
+
+def short_window_divided_by_n(recipe: Recipe) -> Recipe:
+    """Sums divided by the terms of a full window, also where the epoch's last window is short (transformers#39659)."""
+
+    def as_if_full(terms: Sequence[Tensor], num: int) -> Sequence[Tensor]:
+        return [total.double() * num / len(terms) for total in recipe.normalise(terms, num)]  # an integer would become float32
+
+    def own_terms_times_n(terms: Sequence[Tensor], num: int) -> Sequence[Tensor]:
+        return as_if_full(terms, num) if len(terms) < num else recipe.normalise(terms, num)
+
+    return dataclasses.replace(recipe, normalise=own_terms_times_n)
+
+
+def window_misplaced(recipe: Recipe) -> Recipe:
+    """The last samples of a window never reach the step (burn#5695, Swin-Transformer#185)."""
+
+    def lose_the_tail(window: Batch, _step: int) -> Batch:
+        return window.rows(slice(0, max(1, len(window) - len(window) // 8 - 1)))
+
+    return dataclasses.replace(recipe, arrange=lose_the_tail)
+
+
+def gradients_cleared_in_window(recipe: Recipe) -> Recipe:
+    """`zero_grad` before every micro-batch: only the last one counts (accelerate#1299, opacus#93)."""
+    return dataclasses.replace(recipe, before_micro_batch=(clear,))
+
+
+def gradients_not_cleared(recipe: Recipe) -> Recipe:
+    """No `zero_grad` at the boundary: stale gradients stay in the sum (tez#38, pytorch#47175)."""
+    return dataclasses.replace(recipe, at_boundary=boundary_without(clear))
+
+
+def step_every_micro_batch(recipe: Recipe) -> Recipe:
+    """The optimizer steps after every backward (Lightning#21808)."""
+    return dataclasses.replace(
+        recipe, after_backward=(unscale, clip, step, update_scale, clear), at_boundary=(update_ema, step_schedule)
+    )
+
+
+def schedule_per_micro_batch(recipe: Recipe) -> Recipe:
+    """The learning-rate schedule ticks N times per optimizer step (accelerate#963, diffusers#2632)."""
+    return dataclasses.replace(recipe, after_backward=(step_schedule,), at_boundary=boundary_without(step_schedule))
+
+
+def clip_per_micro_batch(recipe: Recipe) -> Recipe:
+    """The running sum is clipped after every backward (transformers#986, accelerate#641)."""
+    return dataclasses.replace(recipe, after_backward=(clip,))
+
+
+def clip_before_unscale(recipe: Recipe) -> Recipe:
+    """Clipping sees the scaled gradients (TorchSSL#59, transformers#40799)."""
+    return dataclasses.replace(recipe, at_boundary=(clip, unscale, *boundary_without(clip, unscale)))
+
+
+def scaler_updated_in_window(recipe: Recipe) -> Recipe:
+    """The loss scale grows after the window's first backward (pytorch#36601, accelerate#2866)."""
+
+    def grow_once(arm: Arm) -> None:
+        if arm.scaler.is_enabled() and arm.position == 0:
+            arm.scaler.update(new_scale=2 * arm.scaler.get_scale())
+
+    def back(arm: Arm) -> None:
+        if arm.scaler.is_enabled():
+            arm.scaler.update(new_scale=arm.scaler.get_scale() / 2)
+
+    wrong = tuple(back if stage is update_scale else stage for stage in BOUNDARY)
+    return dataclasses.replace(recipe, after_backward=(grow_once,), at_boundary=wrong)
+
+
+def accumulator_overwritten(recipe: Recipe) -> Recipe:
+    """A fused buffer keeps the first micro-batch's gradient (DeepSpeed#6550, open-instruct#1498)."""
+    kept: dict[int, Tensor] = {}
+
+    def keep_the_first(arm: Arm) -> None:
+        for p in arm.model.parameters():
+            if p.grad is not None and arm.position == 0:
+                kept[id(p)] = p.grad.clone()
+            elif p.grad is not None:
+                p.grad.copy_(kept[id(p)])
+
+    return dataclasses.replace(recipe, after_backward=(keep_the_first,))
+
+
+def low_precision_accumulator(recipe: Recipe) -> Recipe:
+    """The sum is kept in bfloat16 (DeepSpeed#2768, mxnet#17703)."""
+
+    def round_the_sum(arm: Arm) -> None:
+        for p in arm.model.parameters():
+            if p.grad is not None:
+                p.grad = p.grad.bfloat16().to(p.dtype)
+
+    return dataclasses.replace(recipe, after_backward=(round_the_sum,))
+
+
+def underflow_from_division(recipe: Recipe) -> Recipe:
+    """The loss is made small before the backward and the gradients are multiplied back (GradientAccumulator#35).
+
+    Float16 underflows between the two. The factor undoes the loss scale and stands for the N and the layers of a larger model.
+    """
+
+    def small(terms: Sequence[Tensor], num: int) -> Sequence[Tensor]:
+        return [total * SHRINK for total in recipe.normalise(terms, num)]
+
+    def multiply_back(arm: Arm) -> None:
+        for p in arm.model.parameters():
+            if p.grad is not None:
+                p.grad.mul_(SHRINK)
+
+    def report(contributions: Sequence[Tensor]) -> Tensor:
+        return recipe.report(contributions) * SHRINK
+
+    return dataclasses.replace(recipe, normalise=small, report=report, at_boundary=(multiply_back, *recipe.at_boundary))
+
+
+def loss_report_differs(recipe: Recipe) -> Recipe:
+    """The last micro-batch's loss is reported as the window's (transformers#35207, allennlp#4706)."""
+
+    def last_alone(contributions: Sequence[Tensor]) -> Tensor:
+        return contributions[-1] * len(contributions)
+
+    return dataclasses.replace(recipe, report=last_alone)
+
+
+def weight_decay_per_micro_batch(recipe: Recipe) -> Recipe:
+    """Decoupled weight decay acts after every backward (keras#19990)."""
+
+    def decay(arm: Arm) -> None:
+        group = arm.optimizer.param_groups[0]
+        if arm.position > 0:  # the optimizer's own decay is the first
+            with torch.no_grad():
+                for p in arm.model.parameters():
+                    p.mul_(1 - group["lr"] * group["weight_decay"])
+
+    return dataclasses.replace(recipe, after_backward=(decay,))
+
+
+def optimizer_state_per_micro_batch(recipe: Recipe) -> Recipe:
+    """Momentum, second moment and bias correction advance with every backward (DeepSpeed#8443)."""
+
+    def advance(arm: Arm) -> None:
+        group = arm.optimizer.param_groups[0]
+        beta1, beta2 = group.get("betas", (group.get("momentum", 0.0), 1.0))[:2]
+        decays = {"momentum_buffer": beta1, "exp_avg": beta1, "exp_avg_sq": beta2}
+        for state in arm.optimizer.state.values() if arm.position > 0 else ():
+            for name, decay in decays.items():
+                if state.get(name) is not None:
+                    state[name].mul_(decay)
+            if "step" in state:
+                state["step"] += 1
+
+    return dataclasses.replace(recipe, after_backward=(advance,))
+
+
+def ema_per_micro_batch(recipe: Recipe) -> Recipe:
+    """The moving average of the weights moves with every backward (F5-TTS#631, Lightning#11688)."""
+    return dataclasses.replace(recipe, after_backward=(update_ema,))
+
+
+def auxiliary_loss_scale(recipe: Recipe) -> Recipe:
+    """The penalty is added undivided at every micro-batch (Megatron-LM#5798, torchtitan#3000)."""
+
+    def undivided(own: Tensor, normaliser: Tensor) -> Tensor:
+        return torch.ones_like(own)
+
+    return dataclasses.replace(recipe, auxiliary_share=undivided)
+
+
+def cached_weights_stale(recipe: Recipe) -> Recipe:
+    """The forward uses a copy of the weights that is renewed in every other window only (TransformerEngine#1047)."""
+
+    def with_cached_weights(arm: Arm, micro_batch: Batch) -> Any:
+        if arm.position == 0 and arm.windows % 2 == 0:
+            arm.memory["weights"] = {name: p.detach().clone() for name, p in arm.model.named_parameters()}
+        cached = arm.memory["weights"]
+        # the cached value, with the gradient going to the parameter itself
+        values = {name: p + (cached[name] - p).detach() for name, p in arm.model.named_parameters()}
+        return functional_call(
+            Forward(arm.workload, arm.model), {f"model.{name}": value for name, value in values.items()}, (micro_batch,)
+        )
+
+    return dataclasses.replace(recipe, forward=with_cached_weights)
+
+
+def normaliser_depends_on_split(recipe: Recipe) -> Recipe:
+    """Advantages are normalised within each micro-batch (verl#907)."""
+
+    def prepared_apart(workload: Workload, window: Batch, chunks: Sequence[slice]) -> list[Batch]:
+        return [workload.prepared(window.rows(chunk)) for chunk in chunks]
+
+    return dataclasses.replace(recipe, prepare=prepared_apart)
+
+
+def non_finite_micro_batch(recipe: Recipe) -> Recipe:
+    """A micro-batch whose gradient is not finite is left out, and the others are weighted up by number (espnet#3283)."""
+
+    def keep(arm: Arm) -> None:
+        arm.memory["sum"] = [None if p.grad is None else p.grad.clone() for p in arm.model.parameters()]
+        if arm.position == 0:
+            arm.memory["lost"] = 0
+
+    def put_back(arm: Arm) -> None:
+        if not all(bool(torch.isfinite(p.grad).all()) for p in arm.model.parameters() if p.grad is not None):
+            arm.memory["lost"] += 1
+            for p, kept in zip(arm.model.parameters(), arm.memory["sum"], strict=True):
+                if p.grad is not None:  # zeros, not none: where all are left out, a scaler still wants a gradient
+                    p.grad = torch.zeros_like(p.grad) if kept is None else kept
+
+    def weight_up(arm: Arm) -> None:
+        taken, lost = len(arm.seen), arm.memory["lost"]
+        for p in arm.model.parameters() if 0 < lost < taken else ():
+            if p.grad is not None:
+                p.grad.mul_(taken / (taken - lost))
+
+    return dataclasses.replace(
+        recipe, before_micro_batch=(keep,), after_backward=(put_back,), at_boundary=(weight_up, *recipe.at_boundary)
+    )
+
+
+def resume_in_window(recipe: Recipe) -> Recipe:
+    """A checkpoint inside a window forgets the gradients so far (transformers#22143)."""
+
+    def forget_once(arm: Arm) -> None:
+        if arm.windows == 1 and arm.position == 1:
+            clear(arm)
+
+    return dataclasses.replace(recipe, before_micro_batch=(forget_once,))
+
+
+def counter_wrong(recipe: Recipe) -> Recipe:
+    """Samples are counted once more for every micro-batch (nanochat#177)."""
+
+    def count(arm: Arm) -> None:
+        arm.samples += len(arm.seen[arm.position])
+
+    return dataclasses.replace(recipe, after_backward=(count,))
+
+
+def samples_repeated(recipe: Recipe) -> Recipe:
+    """A sample is used twice in a window and another never (stylegan2#9, gpt-neox#308)."""
+
+    def repeat_the_first(window: Batch, _step: int) -> Batch:
+        return window.rows(torch.cat([torch.arange(len(window) - 1), torch.zeros(1, dtype=torch.long)]))
+
+    return dataclasses.replace(recipe, arrange=repeat_the_first)
+
+
+def foreign_gradients(recipe: Recipe) -> Recipe:
+    """Another loss has left its gradients behind before the window begins (Lightning#8284)."""
+
+    def leave_something(arm: Arm) -> None:
+        for p in arm.model.parameters():
+            p.grad = torch.full_like(p, 1e-3)
+
+    return dataclasses.replace(recipe, at_boundary=(*BOUNDARY, leave_something))

@@ -1,0 +1,189 @@
+"""Exact oracles of causes: what the consumed gradient would be if a known fault were there.
+
+Each hypothesis is the textbook description of a fault, evaluated in float64 on the referee's micro-batch gradients; nothing here
+runs the loop under test. A cause may have several variants and explains an arm when, in *every* probed window where the arm is
+wrong, one of them reproduces the consumed gradient within the gate of L0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from accumulation_harness.judge.cause import Cause
+from accumulation_harness.judge.gates import ALGEBRA_GATE
+from accumulation_harness.referee.gradients import relative_distance
+from accumulation_harness.referee.oracle import Parts, clipped
+
+Hypothesis = tuple[Cause, str, Tensor]  # (cause, variant, gradient [P] that would have been consumed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowFacts:
+    """What a hypothesis may know of a window."""
+
+    parts: Parts  # the referee's micro-batch gradients: means over each micro-batch's loss terms
+    configured_steps: int  # N; a short window has fewer parts
+    configured_terms: float  # loss terms of a full window; for text its samples times this window's mean per sample
+    max_norm: float | None  # of clipping
+    loss_scale: float  # of the scaler; 1 without one
+    left_over: Tensor | None  # gradients that were there before the first backward
+    consumed_before: Tensor | None  # what the optimizer consumed in the window before this one
+    penalty: Tensor | None = None  # gradient of the penalty alone, where the objective has one
+    decay: Tensor | None = None  # weight decay times the weights: what an L2 term adds to the gradient
+    earlier: Iterable[Parts] = ()  # `parts` at the weights of earlier windows
+    tensors: Sequence[int] = ()  # entries of each parameter tensor, in order
+
+
+def hypotheses(facts: WindowFacts) -> Iterator[Hypothesis]:
+    """Every hypothesis that says something of this window."""
+    for cause, variant, gradient in unclipped(facts):
+        yield cause, variant, clipped(gradient, facts.max_norm)
+    if facts.max_norm is not None and math.isfinite(facts.max_norm):
+        yield from clipping(facts, facts.max_norm)
+
+
+def unclipped(facts: WindowFacts) -> Iterator[Hypothesis]:
+    """Hypotheses of the accumulated gradient before a correct clip. g_k: mean gradients, n_k: loss terms, W their sum."""
+    g, n, num = facts.parts.parts, facts.parts.terms, facts.configured_steps
+    total = sum(n)
+    shares = facts.parts.shares
+    means = torch.stack(g).sum(0)
+    right = torch.stack(shares).sum(0)
+    yield Cause.loss_not_divided, "means", means
+    yield Cause.loss_not_divided, "sums", right * total
+    for count, divisor in (("configured", num), ("real", len(g))):
+        yield Cause.loss_not_divided, f"weighted_{count}", right * divisor
+        yield Cause.loss_divided_twice, f"means_{count}", means / (divisor * len(g))
+        yield Cause.loss_divided_twice, f"weighted_{count}", right / divisor
+    yield Cause.loss_divided_twice, "means", means / num**2
+    yield Cause.mean_of_means, "real", means / len(g)
+    if len(g) < num:
+        yield Cause.short_window_divided_by_n, "means", means / num
+        yield Cause.short_window_divided_by_n, "weighted", right * (len(g) / num)
+        yield Cause.short_window_divided_by_n, "terms", right * (total / facts.configured_terms)
+    for cause, kept in ((Cause.gradients_cleared_in_window, -1), (Cause.accumulator_overwritten, 0)):
+        yield cause, "shares", shares[kept]
+        yield cause, "means", g[kept] / num
+        yield cause, "undivided", g[kept]
+    yield Cause.gradients_cleared_in_window, "all", torch.zeros_like(right)
+    for lost in range(1, len(g) - 1):
+        for cause in (Cause.gradients_cleared_in_window, Cause.resume_in_window):
+            yield cause, f"lost_first_{lost}", torch.stack(shares[lost:]).sum(0)
+    if facts.left_over is not None:
+        origin = _origin(facts)
+        yield origin, "added", right + facts.left_over
+        yield origin, "added_before_unscaling", right + facts.left_over / facts.loss_scale
+    if facts.penalty is not None:
+        for times in penalty_factors(len(g), num, total):
+            yield Cause.auxiliary_loss_scale, f"times_{times:.3g}", right + (times - 1) * facts.penalty
+    if facts.decay is not None:
+        for times in (len(g) - 1, len(g)):
+            yield Cause.weight_decay_per_micro_batch, f"in_gradient_{times}", right + times * facts.decay
+    yield from doubled_scale(shares)
+    for divided, summands in ((1, shares), (num, g), (total, [part * count for part, count in zip(g, n, strict=True)])):
+        for cause, variant, summed in low_precision(summands):
+            yield cause, variant, summed / divided
+
+
+def penalty_factors(parts: int, num: int, total: int) -> list[float]:
+    """How often the penalty may be in a gradient that should have it once: too often, too seldom, or not at all."""
+    return [parts, total, parts / num, 1 / num, 1 / num**2, 1 / total, parts / total, 0.0]
+
+
+def partly(facts: WindowFacts, consumed: Tensor) -> Iterator[Hypothesis]:
+    """Every hypothesis in the tensors that it brings nearer to `consumed`, the right gradient in the others.
+
+    Nothing of a tensor's gradient is no evidence of a clearing: the tensor may be frozen.
+    """
+    right = clipped(facts.parts.gradient, facts.max_norm).split(list(facts.tensors))
+    own = consumed.split(list(facts.tensors))
+    for cause, variant, gradient in hypotheses(facts):
+        chosen = [
+            wrong if wrong.count_nonzero() and (a - wrong).norm() < (a - g).norm() else g
+            for a, g, wrong in zip(own, right, gradient.split(list(facts.tensors)), strict=True)
+        ]
+        yield cause, variant, torch.cat(chosen)
+
+
+def _origin(facts: WindowFacts) -> Cause:
+    """Gradients left over are the last window's, in some tensors or scaled down perhaps, or somebody else's."""
+    assert facts.left_over is not None
+    if facts.consumed_before is None:
+        return Cause.foreign_gradients
+    sizes = list(facts.tensors) or [len(facts.left_over)]
+    pairs = zip(facts.left_over.split(sizes), facts.consumed_before.split(sizes), strict=True)
+    left = [(old, before) for old, before in pairs if old.count_nonzero()]
+    # A tensor of one entry is along any other.
+    known = any(len(old) > 1 for old, _ in left) and all(_along(old, before) for old, before in left)
+    return Cause.gradients_not_cleared if known else Cause.foreign_gradients
+
+
+def _along(a: Tensor, b: Tensor) -> bool:
+    """Whether a is a positive multiple of b."""
+    scale = torch.linalg.vector_norm(a) / torch.linalg.vector_norm(b)
+    return bool(torch.isfinite(scale)) and relative_distance(a, scale * b) < ALGEBRA_GATE
+
+
+def stale(facts: WindowFacts) -> Iterator[Hypothesis]:
+    """Hypotheses of a forward with weights of an earlier window, in all micro-batches, in all but the first, or in the first."""
+    fresh = facts.parts.shares
+    for old in (parts.shares for parts in facts.earlier):
+        for which, shares in (("all", old), ("later", [fresh[0], *old[1:]]), ("first", [old[0], *fresh[1:]])):
+            yield Cause.cached_weights_stale, which, clipped(torch.stack(shares).sum(0), facts.max_norm)
+
+
+def clipping(facts: WindowFacts, max_norm: float) -> Iterator[Hypothesis]:
+    """Hypotheses of clipping at the wrong place or on the wrong scale."""
+    shares = facts.parts.shares
+    right, num = torch.stack(shares).sum(0), facts.configured_steps
+    for name, scale in (("", 1.0), ("_scaled", facts.loss_scale)):
+        running = torch.zeros_like(right)
+        for share in shares:
+            running = clipped(running + scale * share, max_norm)
+        yield Cause.clip_per_micro_batch, f"running{name}", running / scale
+        yield Cause.clip_per_micro_batch, f"running{name}_then_window", clipped(running / scale, max_norm)
+    each = torch.stack([clipped(share, max_norm) for share in shares]).sum(0)
+    yield Cause.clip_per_micro_batch, "each", each
+    yield Cause.clip_per_micro_batch, "each_then_window", clipped(each, max_norm)
+    for k in range(1, len(shares)):
+        early, late = torch.stack(shares[:k]).sum(0), torch.stack(shares[k:]).sum(0)
+        yield Cause.clip_per_micro_batch, f"once_after_{k}", clipped(clipped(early, max_norm) + late, max_norm)
+    means = torch.stack(facts.parts.parts).sum(0)
+    undivided = torch.stack([clipped(part, max_norm) for part in facts.parts.parts]).sum(0)
+    yield Cause.clip_before_unscale, "scaled", clipped(right * facts.loss_scale, max_norm) / facts.loss_scale
+    yield Cause.clip_before_unscale, "undivided_sum", clipped(right * num, max_norm)
+    for count, divisor in (("configured", num), ("real", len(shares))):
+        yield Cause.clip_per_micro_batch, f"each_undivided_{count}", undivided / divisor
+        yield Cause.clip_before_unscale, f"undivided_{count}", clipped(right * divisor, max_norm) / divisor
+        yield Cause.clip_before_unscale, f"means_{count}", clipped(means, max_norm) / divisor
+    total = sum(facts.parts.terms)
+    yield Cause.clip_before_unscale, "undivided_terms", clipped(right * total, max_norm) / total
+
+
+def doubled_scale(shares: Sequence[Tensor]) -> Iterator[Hypothesis]:
+    """The loss scale doubled (or halved) once inside the window, after micro-batch k; the sum is divided by the last scale."""
+    for k in range(1, len(shares)):
+        early, late = torch.stack(list(shares[:k])).sum(0), torch.stack(list(shares[k:])).sum(0)
+        yield Cause.scaler_updated_in_window, f"doubled_after_{k}", early / 2 + late
+        yield Cause.scaler_updated_in_window, f"halved_after_{k}", early * 2 + late
+    growing = [share * 2.0 ** (k + 1 - len(shares)) for k, share in enumerate(shares)]
+    yield Cause.scaler_updated_in_window, "doubled_each", torch.stack(growing).sum(0)
+
+
+def low_precision(shares: Sequence[Tensor]) -> Iterator[Hypothesis]:
+    """The running sum is kept in a narrow format, rounded after every addition; or each gradient is, before that; or both."""
+    for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16), ("float16", torch.float16)):
+        running = torch.zeros_like(shares[0])
+        for share in shares:
+            running = (running + share).to(dtype).double()
+        yield Cause.low_precision_accumulator, name, running
+        narrow = torch.zeros_like(shares[0], dtype=dtype)
+        for share in shares:
+            narrow = narrow + share.to(dtype)
+        yield Cause.low_precision_accumulator, f"both_{name}", narrow.double()
+        yield Cause.low_precision_accumulator, f"each_{name}", torch.stack([share.to(dtype).double() for share in shares]).sum(0)

@@ -1,0 +1,250 @@
+"""The float64 referee: gradients by a path that shares nothing with the loop under test.
+
+One forward over the whole window of a model of its own, at weights and buffers that are put there, per-sample losses, and
+`torch.autograd.grad`: no `.grad` accumulation, no optimizer, no autocast, no state from one gradient to the next.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from accumulation_harness.referee.gradients import flatten
+from accumulation_harness.workloads import Batch, Workload, nest
+from accumulation_harness.workloads.layers import replace_layers
+
+State = dict[str, Tensor]  # parameters and buffers by name, floating ones in float64
+
+
+def snapshot(model: nn.Module) -> State:
+    """Float64 copies of the model's parameters and buffers; the model is left alone."""
+    return {name: value.detach().to(torch.float64 if value.is_floating_point() else value.dtype, copy=True)
+            for name, value in (*model.named_parameters(), *model.named_buffers())}  # fmt: skip
+
+
+def restore(model: nn.Module, state: State) -> None:
+    """Put the values of a snapshot into the model, in place."""
+    with torch.no_grad():
+        for name, value in (*model.named_parameters(), *model.named_buffers()):
+            value.copy_(state[name])
+
+
+def clipped(gradient: Tensor, max_norm: float | None) -> Tensor:
+    """g * min(1, max_norm / (||g|| + 1e-6)), PyTorch's rule for clipping by norm."""
+    if max_norm is None:
+        return gradient
+    return gradient * torch.clamp(max_norm / (torch.linalg.vector_norm(gradient) + 1e-6), max=1.0)
+
+
+def no_clipping(max_norm: float | None) -> float | None:
+    """The threshold that switches clipping off: infinite where one is configured, for a loop may rely on there being one."""
+    return None if max_norm is None else math.inf
+
+
+def summed(vectors: Iterable[Tensor]) -> Tensor:
+    """[P] their sum, with one of them in memory beside it."""
+    rest = iter(vectors)
+    total = next(rest).clone()
+    for vector in rest:
+        total += vector
+    return total
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The full-batch gradient taken apart by micro-batches: gradient = sum_k terms[k] / sum(terms) * parts[k]."""
+
+    parts: tuple[Tensor, ...]  # [P] each: gradient of micro-batch k's mean loss, with the full batch's forward
+    terms: tuple[int, ...]
+
+    @property
+    def shares(self) -> list[Tensor]:
+        """[P] each: what a micro-batch rightly contributes, terms[k] / sum(terms) * parts[k]."""
+        return list(self.shares_of(range(len(self.parts))))
+
+    def shares_of(self, places: Iterable[int]) -> Iterator[Tensor]:
+        """The shares of some micro-batches, each made when it is asked for."""
+        total = sum(self.terms)
+        return (self.parts[k] * (self.terms[k] / total) for k in places)
+
+    @property
+    def gradient(self) -> Tensor:
+        """[P] the full batch's gradient."""
+        return summed(self.shares_of(range(len(self.parts))))
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A window's objective."""
+
+    value: float
+    magnitude: float  # the same of the terms' absolute values: what rounding is relative to where they cancel
+
+    def error(self, reported: float) -> float:
+        """|reported - value| / magnitude; 0 where both are zero."""
+        return 0.0 if reported == self.value else abs(reported - self.value) / self.magnitude if self.magnitude else math.inf
+
+
+@dataclass(frozen=True)
+class Inside:
+    """What is computed within each micro-batch although the full batch computes it over the window."""
+
+    statistics: bool = False  # of BatchNorm, and what else a forward takes from its rows or leaves to the next one
+    loss: bool = False  # of a loss whose terms depend on other samples
+
+
+WHOLE = Inside()
+
+
+class Referee:
+    """Exact gradients of the window's mean loss at any parameters, in float64."""
+
+    def __init__(self, workload: Workload, model: nn.Module, keep: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> None:
+        """`workload` and `model` in float64; the model is the referee's own: its values are put before each forward.
+
+        `keep` gives a tensor of the same values: where the parts of a gradient lie, of which there is one for each micro-batch.
+        """
+        self.workload = workload
+        self.model, self._keep = model.train(), keep
+        self.names = [name for name, _ in model.named_parameters()]
+
+    def gradient(self, state: State, window: Batch) -> Tensor:
+        """[P] gradient of the objective over the whole window, in one forward."""
+        return self.loss_and_gradient(state, window)[1]
+
+    def loss_and_gradient(self, state: State, window: Batch) -> tuple[Loss, Tensor]:
+        """The window's objective sum_i l_i / sum_i n_i + penalty, and its gradient [P]."""
+        return self._whole(state, window, [len(window)], WHOLE)[:2]
+
+    def within(self, state: State, window: Batch, sizes: Sequence[int], inside: Inside) -> tuple[Loss, Tensor, State]:
+        """`loss_and_gradient` with what `inside` says computed within chunks of `sizes`, and the state after it.
+
+        Hoffer et al. 2017 for BatchNorm: chunk k is normalised by its own statistics and moves the running statistics in turn.
+        Accumulation over micro-batches of the same sizes is this computation exactly.
+        """
+        return self._whole(state, window, sizes, inside)
+
+    def parts(self, state: State, window: Batch, sizes: Sequence[int], inside: Inside = WHOLE) -> Parts:
+        """The full-batch gradient by micro-batches of `sizes`: one forward of the whole window, one backward each.
+
+        With BatchNorm or a loss that couples samples the parts are the full batch's, so an accumulated gradient leaves their
+        span, unless `inside` has those computed within the micro-batches. The penalty's gradient is in every part.
+        """
+        losses, model = self._losses(state, window, sizes, inside)
+        terms = [int(n.sum()) for n in self.workload.num_terms(window).split(list(sizes))]
+        penalty = self._penalty(model)
+        means = [loss.sum() / max(n, 1) + penalty for loss, n in zip(losses.split(list(sizes)), terms, strict=True)]
+        return Parts(tuple(self._keep(self._gradient(mean, model)) for mean in means), tuple(terms))
+
+    def penalty_gradient(self, state: State) -> Tensor:
+        """[P] gradient of the penalty alone."""
+        restore(self.model, state)
+        return self._gradient(self._penalty(self.model), self.model)
+
+    def _whole(self, state: State, window: Batch, sizes: Sequence[int], inside: Inside) -> tuple[Loss, Tensor, State]:
+        losses, model = self._losses(state, window, sizes, inside)
+        shares, penalty = losses / self.workload.num_terms(window).sum(), self._penalty(model)
+        gradient = self._gradient(shares.sum() + penalty, model)
+        loss = Loss(float((shares.sum() + penalty).detach()), float((shares.abs().sum() + penalty.abs()).detach()))
+        return loss, gradient, snapshot(model)
+
+    def _losses(self, state: State, window: Batch, sizes: Sequence[int], inside: Inside) -> tuple[Tensor, nn.Module]:
+        """[n] per-sample losses, and the model they came from, its buffers moved on.
+
+        One forward of the whole window; or one for each chunk, inside which a model mixes rows in layers that are not
+        BatchNorm's, and after which it has moved state that the next forward uses; or for which its outputs have a part of
+        their own that the loss takes.
+        """
+        workload = self.workload
+        by_chunk = (inside.statistics and (workload.mixes_rows or workload.is_stateful)) or (inside.loss and workload.pools_rows)
+        model = ghost_model(self.model, sizes) if inside.statistics and not by_chunk else self.model
+        restore(model, state)
+        edges = list(accumulate(sizes, initial=0))
+        chunks = [window.rows(slice(start, end)) for start, end in pairwise(edges)]
+        if by_chunk:
+            outputs = [self.workload.forward(model, chunk) for chunk in chunks]
+            whole = nest.joined(outputs)
+        else:
+            whole = self.workload.forward(model, window)
+            outputs = [nest.rows(whole, slice(*edge)) for edge in pairwise(edges)] if inside.loss else []
+        if not inside.loss:
+            return self.workload.losses(whole, self.workload.prepared(window)), model
+        own = [self.workload.losses(out, self.workload.prepared(chunk)) for out, chunk in zip(outputs, chunks, strict=True)]
+        return torch.cat(own), model
+
+    def _gradient(self, objective: Tensor, model: nn.Module) -> Tensor:
+        """[P] of all parameters; zeros for those that are frozen or not reached. The graph stays for the next part."""
+        trained = [p for p in model.parameters() if p.requires_grad]
+        found = iter(torch.autograd.grad(objective, trained, retain_graph=True, materialize_grads=True))
+        return flatten(next(found) if p.requires_grad else torch.zeros_like(p) for p in model.parameters())
+
+    def _penalty(self, model: nn.Module) -> Tensor:
+        return self.workload.auxiliary(dict(model.named_parameters()))
+
+
+def running_statistics(state: State) -> Tensor:
+    """All running means and variances as one vector (empty without BatchNorm)."""
+    values = [value for name, value in state.items() if name.endswith(("running_mean", "running_var"))]
+    return flatten(values) if values else torch.zeros(0, dtype=torch.float64)
+
+
+class GhostBatchNorm(nn.Module):
+    """BatchNorm over virtual batches, from its definition: y = (x - mean_k) / sqrt(var_k + eps) * weight + bias.
+
+    Written out rather than called from `torch.nn.functional`, so that it is independent of the layer it referees.
+    Running statistics move once for each chunk, in order: r <- (1 - m) r + m s_k, with the unbiased variance.
+    """
+
+    weight: Tensor | None
+    bias: Tensor | None
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    num_batches_tracked: Tensor | None
+
+    def __init__(self, layer: _BatchNorm, sizes: Sequence[int]) -> None:
+        super().__init__()
+        self.sizes, self.eps, self.momentum = list(sizes), layer.eps, layer.momentum
+        for name, parameter in layer._parameters.items():  # None where the layer has no scale and shift
+            self.register_parameter(name, parameter)
+        for name, buffer in layer._buffers.items():  # None where it keeps no running statistics
+            self.register_buffer(name, buffer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, C, ...] -> the same shape; the n samples are cut into chunks of `sizes`."""
+        shape = [1, -1] + [1] * (x.dim() - 2)
+        others = [0, *range(2, x.dim())]
+        outputs = []
+        for chunk in x.split(self.sizes):
+            mean = chunk.mean(others)
+            centred = chunk - mean.view(shape)
+            variance = (centred * centred).mean(others)
+            outputs.append(centred / torch.sqrt(variance + self.eps).view(shape))
+            self._move(mean.detach(), variance.detach(), chunk.numel() // chunk.shape[1])
+        normalised = torch.cat(outputs)
+        if self.weight is None or self.bias is None:
+            return normalised
+        return normalised * self.weight.view(shape) + self.bias.view(shape)
+
+    def _move(self, mean: Tensor, variance: Tensor, count: int) -> None:
+        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+            return
+        self.num_batches_tracked += 1
+        rate = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        self.running_mean.mul_(1 - rate).add_(rate * mean)
+        self.running_var.mul_(1 - rate).add_(rate * variance * count / (count - 1))
+
+
+def ghost_model(model: nn.Module, sizes: Sequence[int]) -> nn.Module:
+    """A copy of `model` whose BatchNorm layers are `GhostBatchNorm`; names of parameters and buffers stay the same."""
+    computed = (value for layer in model.modules() for value in vars(layer).values() if isinstance(value, Tensor))
+    made_by_hooks = {id(value): value.detach() for value in computed if not value.is_leaf}  # as weight_norm's, which has no copy
+    ghost = copy.deepcopy(model, made_by_hooks)
+    replace_layers(ghost, _BatchNorm, lambda layer: GhostBatchNorm(layer, sizes))
+    return ghost

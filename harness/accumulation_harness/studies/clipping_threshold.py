@@ -1,0 +1,47 @@
+"""Which threshold clips an averaged and a summed gradient as the full batch's is clipped."""
+
+from __future__ import annotations
+
+import torch
+
+from accumulation_harness.config import Precision
+from accumulation_harness.measure.lock_step import Setting, Watch
+from accumulation_harness.measure.training import OnStep, Row
+from accumulation_harness.recipes import faults
+from accumulation_harness.recipes.recipe import take_step
+from accumulation_harness.referee.gradients import relative_distance
+from accumulation_harness.referee.oracle import clipped, snapshot
+from accumulation_harness.trial import accumulated
+
+THRESHOLDS = {"clipped": 0.5, "not_clipped": 1.5}  # times the norm of the full batch's gradient
+
+
+def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
+    """One row per N, averaged or summed mean losses, threshold (c / N, c or c·N), and a c that clips or does not.
+
+    On the first window at the initial weights, in float64. `error`: relative distance of the consumed gradient to the full
+    batch's, clipped at c; `error_of_nth`: the same of the N-th part of the consumed gradient.
+    """
+    config = setting.config
+    ids = next(setting.windows())
+    window, referee = setting.exact.batch(ids), setting.referee()
+    full = referee.gradient(snapshot(referee.model), window)
+    norm = float(torch.linalg.vector_norm(full))
+    rows: list[Row] = []
+    for num in config.accumulation_steps:
+        averaged = accumulated(config, num)
+        summed = faults.loss_not_divided(averaged)
+        for kind, share in THRESHOLDS.items():
+            for name, recipe in (("averaged", averaged), ("summed", summed)):
+                for factor in (1 / num, 1.0, float(num)):
+                    arm = setting.arm(recipe, precision=Precision.float64, steps=1, clip_norm=factor * share * norm)
+                    watch = Watch(arm)
+                    take_step(arm, window)
+                    assert watch.gradient is not None
+                    right = clipped(full, share * norm)
+                    errors = (relative_distance(watch.gradient, right), relative_distance(watch.gradient / num, right))
+                    rows.append(
+                        {"arm": name, "accumulation_steps": num, "threshold": kind, "factor": factor,
+                         "error": errors[0], "error_of_nth": errors[1]}
+                    )  # fmt: skip
+    return rows

@@ -1,0 +1,139 @@
+"""What accumulation does to Muon's step: the matrices' update of a window against the full batch's, and training with it.
+
+Muon orthogonalises in bfloat16 whatever the trial's format: a gradient that differs by its last bits gives the same update to
+the bit, or one that differs by roundings of bfloat16. So the permuted full batch, whose gradient differs by rounding alone, is
+measured beside every arm.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+import torch
+from torch import Tensor
+
+from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.measure.training import OnStep, Row, outcome
+from accumulation_harness.recipes.faults import low_precision_accumulator
+from accumulation_harness.recipes.muon import held, matrices, orthogonalised_per_micro_batch
+from accumulation_harness.recipes.recipe import Arm, Recipe, clear, take_step
+from accumulation_harness.referee.gradients import flatten, relative_distance
+from accumulation_harness.results.arm_name import ACCUMULATED, FULL, PERMUTED
+from accumulation_harness.trial import accumulated, full_batch, permuted
+
+PER_MICRO_BATCH, BFLOAT16_SUM = "per_micro_batch", "bfloat16_sum"
+STREAM = 21  # of the trial's seed, for the windows that are looked at
+NULL_STREAM = 22  # of the orders of the permuted arm
+State = dict[str, Tensor]
+
+
+@dataclass(eq=False)
+class Look:
+    """An arm that takes single windows from weights that are put back, with what its steps did."""
+
+    arm: Arm
+    update: Tensor = field(default_factory=lambda: torch.zeros(0))  # [P] float64, of the matrices, in the last window
+    gradient: Tensor = field(default_factory=lambda: torch.zeros(0))  # [P] float64, of the matrices, summed over the window
+    orthogonalisations: int = 0  # of each matrix, in all windows
+    update_errors: list[float] = field(default_factory=list)
+    gradient_errors: list[float] = field(default_factory=list)
+    cosines: list[float] = field(default_factory=list)
+    lengths: list[float] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, setting: Setting, recipe: Recipe) -> Look:
+        """With a unit learning rate, at which the rounding of the weights is small beside the update."""
+        look = cls(setting.arm(recipe, optimizer=dataclasses.replace(setting.config.optimizer, lr=1.0)))
+        held(look.arm).register_step_pre_hook(lambda *_: look._count())
+        stages = look.arm.recipe.at_boundary
+        at = stages.index(clear)
+        look.arm.recipe = dataclasses.replace(look.arm.recipe, at_boundary=(*stages[:at], look._keep, *stages[at:]))
+        return look
+
+    def _count(self) -> None:
+        self.orthogonalisations += all(p.grad is not None for p in matrices(self.arm))
+
+    def _keep(self, arm: Arm) -> None:
+        self.gradient = flatten([p.grad for p in matrices(arm) if p.grad is not None]).double()
+
+    def take(self, state: State, ids: Tensor) -> None:
+        """The step of one window from the weights `state`, with an optimizer that has no memory yet."""
+        self.arm.model.load_state_dict(state)
+        held(self.arm).state.clear()
+        before = flatten(p.detach() for p in matrices(self.arm)).double()
+        take_step(self.arm, self.arm.workload.batch(ids))
+        self.update = before - flatten(p.detach() for p in matrices(self.arm)).double()
+
+    def compare(self, full: Look) -> None:
+        """Note this window's update and gradient beside the full batch's."""
+        self.update_errors.append(relative_distance(self.update, full.update))
+        self.gradient_errors.append(relative_distance(self.gradient, full.gradient))
+        self.cosines.append(float(torch.nn.functional.cosine_similarity(self.update, full.update, dim=0)))
+        self.lengths.append(float(self.update.norm() / full.update.norm()))
+
+
+def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
+    """Rows `update`, one per arm, N and number of steps trained before (none, and `steps`), and `training`, one per arm and N."""
+    config = setting.config
+    recipes = _recipes(setting)
+    arms = {key: setting.arm(recipe) for key, recipe in recipes.items()}
+    rows = _updates(setting, recipes, _state(arms[FULL, 1]), 0)
+    losses: dict[tuple[str, int], list[float]] = {key: [] for key in arms}
+    for t, ids in enumerate(setting.windows()):
+        for key, arm in arms.items():
+            with setting.randomness(t):
+                losses[key].append(float(take_step(arm, arm.workload.batch(ids))))
+        on_step(t, [{"arm": name, "accumulation_steps": num, "step": t, "replicate": 0, "loss": own[-1]}
+                    for (name, num), own in losses.items()])  # fmt: skip
+    rows += _updates(setting, recipes, _state(arms[FULL, 1]), config.steps)
+    return rows + [
+        {"quantity": "training", "arm": name, "accumulation_steps": num, "after_steps": config.steps,
+         **vars(outcome(arm, losses[name, num]))}
+        for (name, num), arm in arms.items()
+    ]  # fmt: skip
+
+
+def _recipes(setting: Setting) -> dict[tuple[str, int], Recipe]:
+    config = setting.config
+    recipes = {(FULL, 1): full_batch(config), (PERMUTED, 1): permuted(config, NULL_STREAM)}
+    for num in (num for num in config.accumulation_steps if num > 1):
+        right = accumulated(config, num)
+        recipes |= {
+            (ACCUMULATED, num): right,
+            (BFLOAT16_SUM, num): low_precision_accumulator(right),
+            (PER_MICRO_BATCH, num): orthogonalised_per_micro_batch(right),
+        }
+    return recipes
+
+
+def _state(arm: Arm) -> State:
+    return {name: value.clone() for name, value in arm.model.state_dict().items()}
+
+
+def _updates(setting: Setting, recipes: dict[tuple[str, int], Recipe], state: State, after: int) -> list[Row]:
+    """Every arm's step over `permutations` windows from the same weights, beside the full batch's over the same windows."""
+    config = setting.config
+    looks = {key: Look.of(setting, recipe) for key, recipe in recipes.items()}
+    generator = setting.generator(STREAM, after)
+    for t in range(config.permutations):
+        ids = torch.randperm(setting.exact.num_samples, generator=generator)[: config.effective_batch]
+        for look in looks.values():
+            with setting.randomness(after, t):
+                look.take(state, ids)
+            look.compare(looks[FULL, 1])
+    return [
+        {"quantity": "update", "arm": name, "accumulation_steps": num, "after_steps": after, "windows": config.permutations,
+         "orthogonalisations": look.orthogonalisations / config.permutations,
+         "same": sum(error == 0 for error in look.update_errors), "update_error": rms(look.update_errors),
+         "gradient_error": rms(look.gradient_errors), "cosine": fmean(look.cosines), "length": fmean(look.lengths)}
+        for (name, num), look in looks.items()
+    ]  # fmt: skip
+
+
+def rms(values: Sequence[float]) -> float:
+    """sqrt(mean of squares)."""
+    return math.sqrt(fmean(value * value for value in values))

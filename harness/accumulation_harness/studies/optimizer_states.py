@@ -1,0 +1,171 @@
+"""What optimizers remember, in float64, beside the full batch's: accumulated, reordered, and trained in small steps instead.
+
+Every arm starts from the same weights and sees the same windows. Each has the arm it is held against: accumulated gradients the
+full batch, another order of the micro-batches the usual order, small steps the full batch's one step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from accumulation_harness.config import OptimizerConfig, OptimizerName, Precision, TrialConfig
+from accumulation_harness.judge.cause import Cause
+from accumulation_harness.judge.signature import worst
+from accumulation_harness.measure.lock_step import REFERENCE, LockStep, Setting, arm_state
+from accumulation_harness.measure.training import OnStep, Row
+from accumulation_harness.recipes.faults import loss_not_divided, optimizer_state_per_micro_batch, step_every_micro_batch
+from accumulation_harness.recipes.micro_batch import SplitPlan, hash_seed
+from accumulation_harness.recipes.recipe import Arm, Recipe
+from accumulation_harness.referee.gradients import relative_distance
+from accumulation_harness.referee.oracle import running_statistics
+from accumulation_harness.results.arm_name import ACCUMULATED, FULL, PERMUTED, ArmName
+from accumulation_harness.trial import Candidate, accumulated, full_batch, permuted
+from accumulation_harness.workloads import Batch
+
+REORDERED = "reordered"  # the same micro-batches in another order
+PER_MICRO_BATCH = Cause.optimizer_state_per_micro_batch
+SMALL = "small_steps"  # a step after every micro-batch, on its mean loss: training at batch b on the same samples
+SMALL_REORDERED = "small_steps_reordered"
+SMALL_RATE = "small_steps_rate"  # as far per sample as the window: learning rate divided by N
+SMALL_MEMORY = "small_steps_memory"  # and remembering as many samples: beta^(1/N)
+CHECKPOINTS = (1, 50)  # optimizer steps that are reported beside the last
+
+
+@dataclass(frozen=True)
+class InOrder:
+    """The micro-batches of `split` in another order, the same for all windows of a size; each keeps its samples."""
+
+    split: SplitPlan
+    seed: int
+
+    def __call__(self, window_size: int) -> list[int]:
+        """Sizes of the micro-batches in their new order."""
+        sizes = self.split(window_size)
+        return [sizes[k] for k in self.order(len(sizes))]
+
+    def arrange(self, window: Batch, _step: int) -> Batch:
+        """The window's rows, micro-batch by micro-batch in the new order."""
+        sizes = self.split(len(window))
+        chunks = torch.arange(len(window)).split(sizes)
+        return window.rows(torch.cat([chunks[k] for k in self.order(len(sizes))]))
+
+    def order(self, num: int) -> list[int]:
+        """A permutation of `num` micro-batches that moves at least two of them (`num` > 1)."""
+        drawn: list[int] = torch.randperm(num, generator=torch.Generator().manual_seed(hash_seed(self.seed, num))).tolist()
+        return drawn if drawn != sorted(drawn) else drawn[::-1]
+
+
+@dataclass(frozen=True)
+class ComparedArm:
+    """An arm, the arm that it is compared with, and its optimizer where it is not the configured one."""
+
+    candidate: Candidate
+    against: ArmName
+    optimizer: OptimizerConfig | None = None
+
+
+def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
+    """One row per arm and checkpoint, with the largest relative distances so far.
+
+    They are those of consumed gradients, optimizer state, parameters and running statistics to the arm that it is held against.
+    """
+    config = setting.config
+    compared = {one.candidate.label: one for one in _compared_arms(config)}
+    arms = {REFERENCE: setting.arm(full_batch(config), precision=Precision.float64)}
+    for label, one in compared.items():
+        optimizer = one.optimizer or config.optimizer
+        arms[label] = setting.arm(one.candidate.recipe, precision=Precision.float64, optimizer=optimizer)
+    lock = LockStep(arms, config.seed)
+    largest: dict[str, dict[str, float]] = {label: {} for label in compared}
+    found: list[Row] = []
+    for t, ids in enumerate(setting.windows(), start=1):
+        records = lock.step(ids)
+        rows = []
+        for label, one in compared.items():
+            now = _errors(lock, label, str(one.against))
+            largest[label] = {name: worst(largest[label].get(name, 0.0), value) for name, value in now.items()}
+            own: Row = {"arm": one.candidate.arm, "accumulation_steps": one.candidate.recipe.accumulation_steps}
+            rows.append({**own, "step": t - 1, "replicate": 0, "loss": records[label].loss, **now})
+            if t in (*CHECKPOINTS, config.steps):
+                row = {**own, "against": one.against.name, "after_steps": t, **largest[label]}
+                row |= {f"{name}_now": value for name, value in now.items()}
+                found.append(row | {"loss": records[label].loss, "loss_against": records[str(one.against)].loss})
+        on_step(t - 1, rows)
+    return found
+
+
+def _compared_arms(config: TrialConfig) -> Iterator[ComparedArm]:
+    full = ArmName(FULL)
+    yield ComparedArm(Candidate(PERMUTED, permuted(config, 0)), full)
+    for num in config.accumulation_steps:
+        right = accumulated(config, num)
+        ordering = InOrder(right.split, config.seed)
+        other_order = dataclasses.replace(right, split=ordering, arrange=ordering.arrange)
+        yield ComparedArm(Candidate(ACCUMULATED, right), full)
+        yield ComparedArm(Candidate(REORDERED, other_order), ArmName(ACCUMULATED, num))
+        yield ComparedArm(Candidate(PER_MICRO_BATCH, optimizer_state_per_micro_batch(right)), full)
+        small, small_other_order = (small_batch(recipe) for recipe in (right, other_order))
+        yield ComparedArm(Candidate(SMALL, small), full)
+        yield ComparedArm(Candidate(SMALL_REORDERED, small_other_order), ArmName(SMALL, num))
+        yield ComparedArm(Candidate(SMALL_RATE, small), full, slower(config.optimizer, num))
+        yield ComparedArm(Candidate(SMALL_MEMORY, small), full, same_memory(config.optimizer, num))
+
+
+def small_batch(right: Recipe) -> Recipe:
+    """Training at batch b on the window's samples: a step after every micro-batch, on the micro-batch's own mean loss."""
+    wrong = step_every_micro_batch(loss_not_divided(right))
+    return dataclasses.replace(wrong, report=lambda contributions: torch.stack(list(contributions)).mean())
+
+
+def slower(optimizer: OptimizerConfig, num: int) -> OptimizerConfig:
+    """The learning rate divided by `num`: `num` steps then go as far as one did, at the same gradient."""
+    return dataclasses.replace(optimizer, lr=optimizer.lr / num)
+
+
+def same_memory(optimizer: OptimizerConfig, num: int) -> OptimizerConfig:
+    """`slower`, and beta^(1/num): half-lives stay the same in samples where a step sees 1/`num` as many.
+
+    A constant gradient moves PyTorch's momentum by lr / (1 - mu) per step, which is kept; it moves Adam by lr.
+    """
+    mu, root = optimizer.momentum, 1 / num
+    lr = optimizer.lr / num
+    if optimizer.name in (OptimizerName.momentum, OptimizerName.nesterov):
+        lr *= (1 - mu**root) / (1 - mu)
+    return dataclasses.replace(optimizer, lr=lr, momentum=mu**root, beta1=optimizer.beta1**root, beta2=optimizer.beta2**root)
+
+
+def _errors(lock: LockStep, label: str, against: str) -> dict[str, float]:
+    """Relative distances of arm `label` to arm `against` after the present step.
+
+    `state_error` is the largest over the entries of the state; NaN where the optimizer keeps none, and where a step was skipped.
+    """
+    arm, other = lock.arms[label], lock.arms[against]
+    return {
+        "gradient_error": _distance(lock.watches[label].gradient, lock.watches[against].gradient),
+        "state_error": _state_error(arm_state(arm), arm_state(other)),
+        "parameter_error": _parameter_error(arm, other, lock.start),
+        "buffer_error": relative_distance(
+            running_statistics(arm.model.state_dict()), running_statistics(other.model.state_dict())
+        ),
+    }
+
+
+def _distance(a: Tensor | None, g: Tensor | None) -> float:
+    return math.nan if a is None or g is None else relative_distance(a, g)
+
+
+def _state_error(state: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
+    assert state.keys() == other.keys()
+    return max((relative_distance(value, other[name]) for name, value in state.items()), default=math.nan)
+
+
+def _parameter_error(arm: Arm, other: Arm, start: Tensor) -> float:
+    """||theta - theta'|| / ||theta' - theta_0||."""
+    own, theirs = (torch.nn.utils.parameters_to_vector(one.model.parameters()).detach() for one in (arm, other))
+    return relative_distance(own - start, theirs - start)

@@ -1,0 +1,107 @@
+"""Two ranks, right and wrong ways to synchronise them: each window's step against the referee's, and what went over the wire."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch.nn.utils import vector_to_parameters
+
+from accumulation_harness.config import ConfigError, Precision
+from accumulation_harness.judge.cause import Cause
+from accumulation_harness.judge.rank_diagnosis import RankEvidence, diagnose_ranks
+from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.measure.ranks import RIGHT, SCALED, UNSYNCHRONISED, Ranks, Trace, Way, micro_batches, whole_windows
+from accumulation_harness.measure.training import OnStep, Row
+from accumulation_harness.recipes.recipe import take_step
+from accumulation_harness.referee.gradients import flatten, relative_distance
+from accumulation_harness.referee.oracle import State, snapshot
+from accumulation_harness.referee.replicas import observe
+from accumulation_harness.trial import full_batch
+
+WORLD = 2
+WAYS: dict[str, Way] = {**RIGHT, **SCALED, **UNSYNCHRONISED}
+
+
+def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
+    """One row per N and way to synchronise, in float64. Raises `ConfigError` where a share is too small, or on a GPU."""
+    config = setting.config
+    if setting.device.type != "cpu":
+        raise ConfigError("device", config.device, "cpu: the ranks are processes with gloo between them")
+    for num in config.accumulation_steps:
+        micro_batches(config, WORLD, num)  # raises for a share that is too small, before a process is started
+    whole = _on_one_process(setting)
+    with Ranks(setting, WORLD) as ranks:
+        return [
+            _row(setting, name, num, ranks.run(way, num), whole)
+            for num in config.accumulation_steps
+            for name, way in WAYS.items()
+            if num > 1 or "halfway" not in name
+        ]
+
+
+def expected(name: str, unequal: bool) -> Cause | None:
+    """The cause that a way to synchronise should be given; None for a right one."""
+    if name in RIGHT or (name == "mean_of_local_means" and not unequal):
+        return None
+    return Cause.replica_scale if name in SCALED else Cause.replicas_not_synchronised
+
+
+def windows_seen(setting: Setting, num: int, traces: Sequence[Trace]) -> list[RankEvidence]:
+    """The evidence of each window up to the first wrong one: after that, the ranks are not where they should be."""
+    referee, cuts = setting.referee(), micro_batches(setting.config, len(traces), num)
+    state, seen = snapshot(setting.initial), []
+    for t, ids in enumerate(whole_windows(setting)):
+        consumed = [torch.from_numpy(trace.gradients[t]) for trace in traces]
+        after = [torch.from_numpy(trace.parameters[t]) for trace in traces]
+        seen.append(observe(referee, state, setting.exact.batch(ids), cuts, consumed, after))
+        if not seen[-1].is_right:
+            break
+        state = _at(setting, after[0])
+    return seen
+
+
+def _row(setting: Setting, name: str, num: int, traces: Sequence[Trace], whole: torch.Tensor) -> Row:
+    seen, start = windows_seen(setting, num, traces), flatten(setting.initial.parameters())
+    last, wire, steps = seen[-1], traces[0].wire, setting.config.steps
+    unequal = len(set(last.terms)) > 1
+    ends = [torch.from_numpy(trace.parameters[-1]) for trace in traces]
+    finding = diagnose_ranks(last)
+    return {
+        "arm": name,
+        "accumulation_steps": num,
+        "ranks": len(traces),
+        "unequal_terms": unequal,
+        "terms": "+".join(str(n) for n in last.terms),
+        "expected": expected(name, unequal) or "",
+        "cause": finding.cause,
+        "sentence": finding.sentence,
+        "windows": len(seen),
+        "gradient_error": max(one.distance for one in seen),
+        "scale": last.scale,
+        "cosine": last.cosine,
+        "weights": "; ".join(", ".join(f"{w:.4g}" for w in own) for own in last.weights),
+        "residual": last.residual,
+        "rank_distance": max(one.rank_distance for one in seen),
+        "ends_apart": max(relative_distance(end - start, ends[0] - start) for end in ends),
+        "trajectory_error": max(relative_distance(end - start, whole - start) for end in ends),
+        "reductions": wire.gradient_reductions / steps,
+        "gradient_bytes": wire.gradient_bytes / steps,
+        "count_bytes": wire.count_bytes / steps,
+        "num_parameters": start.numel(),
+    }
+
+
+def _on_one_process(setting: Setting) -> torch.Tensor:
+    """[P] weights at the end of the full batch's training on one process."""
+    arm = setting.arm(full_batch(setting.config), precision=Precision.float64, clip_norm=None)
+    for ids in whole_windows(setting):
+        take_step(arm, setting.exact.batch(ids))
+    return flatten(arm.model.parameters())
+
+
+def _at(setting: Setting, parameters: torch.Tensor) -> State:
+    model = copy.deepcopy(setting.initial).double()
+    vector_to_parameters(parameters, model.parameters())
+    return snapshot(model)

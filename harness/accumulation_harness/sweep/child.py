@@ -1,0 +1,261 @@
+"""One trial in a process of its own, which takes nothing with it when it raises, exits, crashes or is killed.
+
+Children come from a forkserver that has torch imported: about 0.05 s each, and no state of the parent, which does not import it.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import math
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import NamedTuple
+
+from accumulation_harness import pace
+from accumulation_harness.config import ConfigError, HarnessConfig, NotReproducible
+from accumulation_harness.identity import identity
+from accumulation_harness.processes import die_with_parent, interrupts_blocked
+from accumulation_harness.results import tracking
+from accumulation_harness.results.record import keep_others_out
+from accumulation_harness.results.store import State, Store, StoreWarning, TrialTaken
+
+TrialFunction = Callable[[HarnessConfig], None]
+
+SAFE_PATH, OURS = "PYTHONSAFEPATH", "forkserver"  # any text switches it on
+PRELOAD: tuple[str, ...] = ("accumulation_harness.sweep.preloaded",)  # imported once, before the first child
+MOST_WARNINGS = 3  # of one trial that are shown
+LINGER_SECONDS = 5.0  # of a process whose results are stored, after its mirror should have been closed
+OUTPUT_TAIL = 8192  # characters of a traceback, or of a dead child's output, that are kept
+LINE_LENGTH = 300  # characters of a line of either in the terminal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A trial that did not finish: `summary` in one line, `details` the traceback or the last output."""
+
+    trial: str
+    summary: str
+    details: str
+    is_bad_input: bool = False
+
+
+class Cell(NamedTuple):
+    """A trial to be run, and where: its store and its name there."""
+
+    config: HarnessConfig
+    store: Store
+    trial: str
+
+    @property
+    def folder(self) -> Path:
+        """Where the trial's results lie, or will."""
+        return self.store.folder(self.config.experiment, self.trial)
+
+    def is_finished(self) -> bool:
+        """Whether its results are there and undamaged."""
+        return self.store.finished(self.config.experiment, self.trial)
+
+
+class Done(NamedTuple):
+    """A trial that was run to its end."""
+
+    warnings: tuple[str, ...] = ()  # of the store and the mirror: what was set aside, what was not mirrored
+
+
+class RunsElsewhere(NamedTuple):
+    """A trial that another process had when ours was started: it runs it (`running`), or has run it (`finished`)."""
+
+    state: State
+
+
+@dataclass(kw_only=True)
+class Child:
+    """One trial's process, the pipe of its report and the pipe of what it prints."""
+
+    cell: Cell
+    process: BaseProcess
+    report: Connection
+    output: Connection
+    pace: Connection
+    gpu: str | None = None  # the only one that it sees; None where it sees all
+    share: float = 0.0  # of its work that is done, as far as it has told
+    tail: bytes = b""
+    finished: float = math.inf  # when its results were first seen
+
+    @classmethod
+    def start(cls, cell: Cell, run: TrialFunction, threads: int, gpu: str | None = None) -> Child:
+        """Start the process that calls `run`, which computes on `threads` threads and sees the `gpu` alone.
+
+        EOFError or OSError where none starts.
+        """
+        start_forkserver()  # again, where it was killed
+        report, child_report = multiprocessing.Pipe(duplex=False)
+        output, child_output = multiprocessing.Pipe(duplex=False)
+        told, child_pace = multiprocessing.Pipe(duplex=False)
+        process = multiprocessing.get_context("forkserver").Process(
+            target=_child_main, args=(run, cell.config, threads, gpu, child_report, child_output, child_pace), name=cell.trial
+        )
+        process.start()
+        child_report.close()
+        child_output.close()
+        child_pace.close()
+        return cls(cell=cell, process=process, report=report, output=output, pace=told, gpu=gpu)
+
+    def read_output(self) -> None:
+        """Take what the child has printed, keep the end of it."""
+        chunk = os.read(self.output.fileno(), 65536)
+        if not chunk:
+            self.output.close()
+        self.tail = (self.tail + chunk)[-OUTPUT_TAIL:]
+
+    def read_pace(self) -> float:
+        """The share of its work that is done."""
+        with suppress(EOFError, OSError):
+            while self.pace.poll():
+                self.share = self.pace.recv()
+        return self.share
+
+    def lingers(self) -> bool:
+        """Whether its results are stored for so long that it must hang: W&B's process can be stopped."""
+        if self.finished == math.inf and (self.cell.folder / "trial.json").exists():
+            self.finished = time.monotonic()
+        allowed = tracking.finish_seconds(self.cell.config.tracking.mode) + LINGER_SECONDS
+        return time.monotonic() > self.finished + allowed
+
+    def end(self) -> Done | RunsElsewhere | Failure:
+        """What became of a process that is no longer alive."""
+        self.process.join()
+        while not self.output.closed and self.output.poll():
+            self.read_output()
+        try:
+            report = self.report.recv() if self.report.poll() else None
+        except EOFError:
+            report = None
+        self.close()
+        if isinstance(report, (Done, RunsElsewhere, Failure)):
+            return report
+        if self.cell.store.is_running(self.cell.folder):  # the forkserver was killed, which tells us of its children's end
+            return RunsElsewhere(State.running)
+        code = self.process.exitcode
+        summary = _describe_exit(code if code is not None else 255)
+        return Failure(trial=self.cell.trial, summary=summary, details=self.tail.decode(errors="replace"))
+
+    def close(self) -> None:
+        """Close all pipes."""
+        self.pace.close()
+        self.report.close()
+        self.output.close()
+
+
+def _describe_exit(code: int) -> str:
+    if code == -signal.SIGKILL:
+        return "killed by SIGKILL (by hand, or out of memory)"
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    return f"left with exit code {code} before it was finished"
+
+
+def _child_main(
+    run: TrialFunction,
+    config: HarnessConfig,
+    threads: int,
+    gpu: str | None,
+    report: Connection,
+    output: Connection,
+    told: Connection,
+) -> None:
+    """Run one trial and report how it ended; a crash shows as a process that ends without a report."""
+    for descriptor in (1, 2):  # also what libraries print; the parent's terminal belongs to the progress bar
+        os.dup2(output.fileno(), descriptor)
+    output.close()
+    if os.environ.get(SAFE_PATH) == OURS:
+        del os.environ[SAFE_PATH]  # what the trial starts is not ours
+    if gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # read when CUDA starts, which nothing preloaded has done
+    faulthandler.enable()
+    keep_others_out()  # what wandb writes too; the forkserver may be older than our own umask
+    die_with_parent()
+    if torch := sys.modules.get("torch"):  # preloaded
+        torch.set_num_threads(threads)
+    os.set_blocking(told.fileno(), False)
+    pace.listen(partial(_tell, told))
+    report.send(_attempt(run, config))
+
+
+def _tell(told: Connection, share: float) -> None:
+    """To a parent that may have stopped reading: what does not fit into the pipe is left out."""
+    with suppress(OSError):
+        told.send(share)
+
+
+def _attempt(run: TrialFunction, config: HarnessConfig) -> Done | RunsElsewhere | Failure:
+    try:
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("default")
+            run(config)
+        ours = [w for w in seen if issubclass(w.category, (StoreWarning, tracking.TrackingWarning, NotReproducible))]
+        return Done(tuple(str(w.message)[:LINE_LENGTH] for w in ours[:MOST_WARNINGS]))
+    except TrialTaken as taken:
+        return RunsElsewhere(taken.state)
+    except ConfigError as error:
+        return _failure(config, str(error), is_bad_input=True)
+    except SystemExit as error:
+        return _failure(config, f"called sys.exit({error.code!r})")
+    except BaseException as error:
+        return _failure(config, f"{type(error).__name__}: {error}")
+
+
+def _failure(config: HarnessConfig, summary: str, is_bad_input: bool = False) -> Failure:
+    """About the exception in flight, cut to what fits into a pipe: the parent reads the report after the child has ended."""
+    return Failure(
+        trial=identity(config.trial),
+        summary=next(iter(summary.splitlines()), "")[:LINE_LENGTH],
+        details=traceback.format_exc()[-OUTPUT_TAIL:],
+        is_bad_input=is_bad_input,
+    )
+
+
+def start_forkserver() -> None:
+    """Start it, deaf to Ctrl-C as its children are; a `harness.py` of the working directory is none of ours."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(list(PRELOAD))
+    with interrupts_blocked(), _working_directory_unseen():
+        forkserver.ensure_running()
+
+
+@contextmanager
+def _working_directory_unseen() -> Iterator[None]:
+    """A Python that is started inside finds no module in the working directory."""
+    if SAFE_PATH in os.environ:
+        yield
+        return
+    os.environ[SAFE_PATH] = OURS
+    try:
+        yield
+    finally:
+        del os.environ[SAFE_PATH]
+
+
+@contextmanager
+def forkserver_at_work(*, start: bool) -> Iterator[None]:
+    """Start the forkserver now or not, and leave none behind: while it imports it would hold our output open for seconds."""
+    if start:
+        start_forkserver()
+    try:
+        yield
+    finally:
+        if pid := forkserver._forkserver._forkserver_pid:  # type: ignore[attr-defined] # there is no public name for it
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)

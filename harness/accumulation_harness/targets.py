@@ -1,0 +1,182 @@
+"""Code of the user's own, named `FILE.py:NAME` or `package.module:NAME`: found, fingerprinted without being run, and imported."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from accumulation_harness.config import ConfigError
+
+EXPECTED = "FILE.py:NAME or package.module:NAME"
+SAYS = "the data's fingerprint: "  # before it, whatever the task's code prints
+SHOWN = 8  # names of a file that are told
+
+
+def fingerprint(field: str, target: str) -> str:
+    """16 hex digits of the SHA-256 of the source: of the file, and of the files beside it that it imports, as text alone.
+
+    `field` is the setting that names the target. Raises ConfigError where there is no such file.
+    """
+    digest = hashlib.sha256()
+    for name, content in sorted(_sources(_file(field, target)).items()):
+        digest.update(f"{name}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()[:16]
+
+
+def defines(field: str, target: str, method: str) -> bool:
+    """Whether a function of that name is in the source of the target; found without running it."""
+    try:
+        tree = ast.parse(_file(field, target).read_bytes())
+    except (SyntaxError, ValueError):
+        return False
+    return any(isinstance(node, ast.FunctionDef) and node.name == method for node in ast.walk(tree))
+
+
+def data_fingerprint(field: str, target: str, arguments: str) -> str:
+    """16 hex digits of what `fingerprint()` of the task says of its data, asked in a process of its own; empty without one.
+
+    `arguments`: the task's keyword arguments as a JSON object. ConfigError where it cannot be asked.
+    """
+    code = "import sys; from accumulation_harness.targets import tell_data; tell_data(*sys.argv[1:])"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])}
+    asked = subprocess.run(
+        [sys.executable, "-P", "-c", code, field, target, arguments], env=environment, capture_output=True, text=True, check=False
+    )
+    if asked.returncode == 0:
+        return asked.stdout.rpartition(SAYS)[2].strip()
+    last = (asked.stderr.strip().splitlines() or ["it said nothing"])[-1]
+    own = last.partition(": expected ")[2] if last.startswith(f"{ConfigError.__module__}.ConfigError: ") else ""
+    raise ConfigError(field, target, own or f"fingerprint() that gives a text; {last}")
+
+
+def tell_data(field: str, target: str, arguments: str) -> None:
+    """Print the fingerprint of a task's data, where it has one: the method may be another class's of the same file."""
+    task = load(field, target)(**json.loads(arguments))
+    print(SAYS + (digest_of(task.fingerprint()) if hasattr(task, "fingerprint") else ""))
+
+
+def digest_of(value: object) -> str:
+    """16 hex digits of what a task says of its data."""
+    return hashlib.sha256(str(value).encode()).hexdigest()[:16]
+
+
+def load(field: str, target: str) -> Callable[..., Any]:
+    """The class or function. It is imported here, in the process of a trial. ConfigError where it cannot be."""
+    place, _, name = target.rpartition(":")
+    file = _file(field, target)
+    with told(field, target, "a file that can be imported"):
+        module = _from_file(file) if place.endswith(".py") else _from_package(place)
+    found = getattr(module, name, None)
+    if not callable(found):
+        own = {one: value for one, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__}
+        near = [one for one, value in own.items() if callable(value)]
+        shown = ", ".join(near[:SHOWN] + [f"{len(near) - SHOWN} more"] * (len(near) > SHOWN))
+        raise ConfigError(field, target, f"a class or function of that name; {file.name} has {shown or 'none'}")
+    return found  # type: ignore[no-any-return]
+
+
+@contextmanager
+def told(field: str, target: str, expected: str) -> Iterator[None]:
+    """What the user's code raises inside becomes a ConfigError: what was expected, what was raised, and where."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+        own = Path(target.rpartition(":")[0]).name
+        mine = [frame for frame in frames if Path(frame.filename).name == own] or frames
+        where = f" ({Path(mine[-1].filename).name}:{mine[-1].lineno})" if mine else ""
+        raise ConfigError(field, target, f"{expected}; it raised {said(error)}{where}") from error
+
+
+def said(error: BaseException) -> str:
+    """The kind of an error and its message, in one line."""
+    return " ".join("".join(traceback.format_exception_only(error)).split())
+
+
+def _file(field: str, target: str) -> Path:
+    """The source of the target; found without importing anything."""
+    place = target.rpartition(":")[0]
+    if place.endswith(".py"):
+        file = Path(place).expanduser().resolve()
+        if not file.is_file():
+            raise ConfigError(field, target, f"{EXPECTED}; there is no file {place}")
+        return file
+    parts = place.split(".")
+    for root in [Path.cwd(), *map(Path, sys.path)]:
+        for file in (root.joinpath(*parts).with_suffix(".py"), root.joinpath(*parts, "__init__.py")):
+            if file.is_file():
+                return file.resolve()
+    raise ConfigError(field, target, f"{EXPECTED}; there is no module {place} in this folder or in an installed package")
+
+
+def _from_file(file: Path) -> Any:
+    name = f"custom_{file.stem}"
+    if (known := sys.modules.get(name)) is not None and getattr(known, "__file__", None) == str(file):
+        return known
+    return import_file(file, name)
+
+
+def import_file(file: Path, name: str) -> Any:
+    """The file as a module of that name, read anew; its folder is importable while it is read and afterwards."""
+    if str(file.parent) not in sys.path:
+        sys.path.insert(0, str(file.parent))
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _from_package(name: str) -> Any:
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    return importlib.import_module(name)
+
+
+def _sources(file: Path) -> dict[str, bytes]:
+    """The file and every file of its folder (and of folders in it) that is imported from there, by path within the folder."""
+    found: dict[str, bytes] = {}
+    waiting = [file]
+    while waiting:
+        one = waiting.pop()
+        name = one.relative_to(file.parent).as_posix()
+        if name in found:
+            continue
+        found[name] = one.read_bytes()
+        waiting += [other for module in _imported(found[name]) for other in _beside(file.parent, module)]
+    return found
+
+
+def _imported(content: bytes) -> Iterator[str]:
+    """Dotted names that a source imports; none of one that cannot be read, which its import will tell."""
+    try:
+        tree = ast.parse(content)
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            yield base
+            yield from (f"{base}.{alias.name}".lstrip(".") for alias in node.names)
+
+
+def _beside(folder: Path, module: str) -> Iterator[Path]:
+    if module:
+        path = folder.joinpath(*module.split("."))
+        yield from (file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file())

@@ -1,0 +1,18 @@
+"""Accelerate: `with watch_prepared(accelerator, model, optimizer) as seen:` around the loop, after `accelerator.prepare`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from accumulation_harness.watch.session import Watch, watch
+
+
+def watch_prepared(accelerator: Any, model: Any, optimizer: Any, **options: Any) -> Watch:
+    """Watch what `accelerator.prepare` returned; `options`: those of `watch`.
+
+    Metrics go to `accelerator.log` where there are trackers.
+    """
+    if accelerator.trackers and "log" not in options:
+        options["log"] = accelerator.log
+    steps = accelerator.gradient_accumulation_steps
+    return watch(accelerator.unwrap_model(model), optimizer, **{"accumulation_steps": steps, **options})

@@ -1,0 +1,62 @@
+"""Two watched runs beside each other: of one training at different splits, say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from accumulation_harness.terminal import in_columns
+from accumulation_harness.watch.report import FORMAT
+
+KEYS = ("verdict", "causes", "windows", "micro_batches", "checked", "properties")
+CLOSE = 0.05  # relative difference of two metrics that is no difference worth a word
+
+
+def read(path: Path) -> Mapping[str, Any]:
+    """A report as `seen.report("run.json")` wrote it; raises ValueError, in a line, for anything else."""
+    try:
+        found = json.loads(path.read_text())
+    except OSError as error:
+        raise ValueError(f"{path}: expected the report of a watch, which cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise ValueError(f"{path}: expected the report of a watch, got no JSON ({error})") from error
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise ValueError(f"{path}: expected a report of the format '{FORMAT}', got another file")
+    return found
+
+
+def compared(a: Path, b: Path) -> str:
+    """A table of both; what differs is marked."""
+    one, other = read(a), read(b)
+    rows = [("", a.name, b.name), *_rows(one, other)]
+    marks = ("" if x == y or not name or _close(x, y) else "<- differs" for name, x, y in rows)
+    return "\n".join(in_columns([(*row, mark) for row, mark in zip(rows, marks, strict=True)])) + "\n"
+
+
+def _rows(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    for key in KEYS:
+        yield key, _shown(one.get(key)), _shown(other.get(key))
+    for name in sorted({*one["metrics"], *other["metrics"]}):
+        yield name, _shown(one["metrics"].get(name)), _shown(other["metrics"].get(name))
+    for name in sorted({*one["versions"], *other["versions"]}):
+        yield name, _shown(one["versions"].get(name)), _shown(other["versions"].get(name))
+
+
+def _shown(value: Any) -> str:
+    if value is None or value == [] or value == {}:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {_shown(item)}" for key, item in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _close(x: str, y: str) -> bool:
+    try:
+        a, b = float(x), float(y)
+    except ValueError:
+        return False
+    return abs(a - b) <= CLOSE * max(abs(a), abs(b))

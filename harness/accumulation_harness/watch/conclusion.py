@@ -1,0 +1,141 @@
+"""From what the judge has kept to a report: the verdict, and what could not be seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from accumulation_harness.judge.cause import Cause
+from accumulation_harness.watch.evidence import Finding
+from accumulation_harness.watch.judge import Judge
+from accumulation_harness.watch.report import Report, Verdict
+
+MOST_NOTES = 8
+SAME = 2e-2  # relative difference of two totals that are one: that of 16-bit slopes
+ROWS = "which rows a window holds (repeated, left out, of two epochs) and whether their labels are right"
+BY_HAND = "averages of the weights, schedules and reported losses that the loop computes by hand; what a large batch would do"
+NEIGHBOURS = "whether the rows of a micro-batch act on each other (statistics by hand, random draws outside of dropout layers)"
+
+
+# What a replay says of a gradient that is not the batch's, whatever has become of it: no news where the sum itself is wrong.
+OF_ANY_GRADIENT = (Cause.unexplained, Cause.auxiliary_loss_scale)
+
+
+def concluded(judge: Judge) -> Report:
+    """What all windows so far say together."""
+    findings = tuple(_kept(judge))
+    reasons = tuple(_reasons(judge, findings))
+    ledger = judge.weighed > 0 or any(replayed.right for replayed in judge.replays)
+    sums = judge.summed > 0 or any(replayed.right for replayed in judge.replays)
+    normalised = Cause.batch_statistics in judge.properties and any(size > 1 for size in judge.sizes)
+    doubted = normalised or bool(judge.doubts) or _of_unknown_total(judge.constants) or any(_doubts_of_all(judge))
+    verdict: Verdict = "different" if findings else "equivalent" if ledger and sums and not doubted else "inconclusive"
+    return Report(
+        verdict=verdict,
+        windows=judge.windows,
+        micro_batches=dict(sorted(judge.sizes.items())),
+        findings=findings,
+        reasons=reasons,
+        properties=tuple(judge.properties.values()),
+        checked={
+            "sums": judge.summed,
+            "weights": judge.weighed,
+            "replays": sum(replayed.right for replayed in judge.replays),
+        },
+        metrics=dict(judge.metrics()),
+        unseen=tuple(_unseen(judge)),
+    )
+
+
+def _unseen(judge: Judge) -> Iterator[str]:
+    """What a wrong run may have that no watch sees, however right all that it saw."""
+    yield ROWS
+    yield BY_HAND
+    if not any(replayed.right for replayed in judge.replays):
+        yield NEIGHBOURS
+
+
+def _doubts_of_all(judge: Judge) -> Iterator[str]:
+    """What shows in all windows together only."""
+    if judge.labels[True] > 1 and not judge.labels[False]:
+        yield "all micro-batches of a window have the same labels in the same order, in every window that was looked at"
+    steps = sum(judge.sizes.values())
+    micro_batches = sum(size * many for size, many in judge.sizes.items())
+    if micro_batches > steps and micro_batches in judge.laid_out:
+        yield (
+            f"a schedule is laid out for {micro_batches} steps, which is the number of micro-batches, and the run took {steps} "
+            "(schedule_per_micro_batch)"
+        )
+
+
+def _kept(judge: Judge) -> Iterator[Finding]:
+    """The findings; an optimizer that steps at every micro-batch leaves gradients behind for that reason."""
+    every = judge.carried and judge.clean and set(judge.sizes) == {1}
+    shrinks = Cause.clip_per_micro_batch in judge.findings  # in a short window by one factor, which could be any
+    summed_wrongly = any(finding.rung == "sketch" for finding in judge.findings.values())
+    for cause, finding in judge.findings.items():
+        if summed_wrongly and finding.rung == "replay" and cause in OF_ANY_GRADIENT:
+            continue
+        if cause is Cause.sum_rescaled_in_window and shrinks:
+            continue
+        if cause is Cause.gradients_not_cleared and every and 0 < judge.still < judge.windows:
+            yield Finding(
+                cause=Cause.optimizer_state_per_micro_batch, window=finding.window, rung="ledger", count=finding.count,
+                message="the optimizer is called after every micro-batch, and moves the weights in some calls only",
+                evidence=finding.evidence,
+            )  # fmt: skip
+        elif cause is Cause.gradients_not_cleared and every:
+            yield Finding(
+                cause=Cause.step_every_micro_batch, window=finding.window, rung=finding.rung, count=finding.count,
+                message="the optimizer steps after every micro-batch, and gradients are cleared after several steps",
+                evidence=finding.evidence,
+            )  # fmt: skip
+        else:
+            yield finding
+    if (judge.configured or 1) > 1 and set(judge.sizes) == {1} and judge.windows > 2 and not judge.findings:
+        message = f"every window has one micro-batch, and {judge.configured} are configured"
+        yield Finding(cause=Cause.step_every_micro_batch, window=0, rung="ledger", message=message)
+
+
+def _reasons(judge: Judge, findings: Sequence[Finding]) -> Iterator[str]:
+    if not judge.windows:
+        yield "no optimizer step was seen"
+    elif judge.sizes and max(judge.sizes) == 1 and not findings:
+        yield "no window had more than one micro-batch: nothing was accumulated"
+        share = judge.constants[-1][1] if judge.constants else 1.0
+        if share and abs(1 / share - round(1 / share)) < 1e-3 and round(1 / share) > 1:
+            yield f"with one micro-batch in a window, loss terms weigh 1/{round(1 / share)} of their mean"
+    if judge.closures:
+        yield f"{judge.closures} steps were taken inside a backward, or differentiated inside themselves (closures): not judged"
+    if judge.skipped:
+        yield f"{judge.skipped} windows were left out by the loss scaler: a property of float16"
+    if judge.left_over:
+        yield f"{judge.left_over} micro-batches came after the last step and were not used in one"
+    yield from _doubts_of_all(judge)
+    for note, times in (judge.doubts + judge.notes).most_common(MOST_NOTES):
+        yield f"{note} ({times} windows)"
+    for refused in dict.fromkeys(replayed.refused for replayed in judge.replays if replayed.refused):
+        yield f"replay: {refused}"
+    if not judge.replays:
+        yield "no window was replayed (pass `loss`): faults in the loss itself, such as in-batch negatives, were not looked for"
+    yield from _unseen(judge)
+    constants = [share for _, share in judge.constants]
+    if constants and not findings:
+        yield from _total(judge.constants)
+
+
+def _of_unknown_total(constants: Sequence[tuple[float, float]]) -> bool:
+    """Whether the terms of a window weigh together neither one, as a mean's do, nor one each, as a sum's do."""
+    return not (all(abs(share - 1) <= SAME for _, share in constants) or all(abs(each - 1) <= SAME for each, _ in constants))
+
+
+def _total(constants: Sequence[tuple[float, float]]) -> Iterator[str]:
+    shares, each = [s for _, s in constants], [c for c, _ in constants]
+    if all(abs(s - 1) <= SAME for s in shares):
+        return
+    low, high = min(shares), max(shares)
+    if high - low <= SAME * abs(high):
+        yield f"all terms of a window weigh {high:.4g} of their mean, alike in every window: a weight of the loss, or its unit"
+    elif max(each) - min(each) <= SAME * abs(max(each)):
+        yield f"every loss term weighs {max(each):.4g}, whatever the window holds: a sum, or a fixed divisor"
+    else:
+        yield f"the terms of a window weigh {low:.4g} to {high:.4g} of their mean, in no way that is known"

@@ -1,0 +1,377 @@
+"""Rung 3: the window again, at the same weights, as one large batch; and with its rows reversed, as the floor."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+
+from accumulation_harness.judge.cause import Cause
+from accumulation_harness.watch.batches import Batches
+from accumulation_harness.watch.evidence import Finding, Sketch
+from accumulation_harness.watch.heads import Heads
+from accumulation_harness.watch.track import Sketched, Track
+from accumulation_harness.watch.weights import alike, near
+
+Loss = Callable[[nn.Module, Any], Any]
+ROUNDING = 16.0  # floors that a distance may be
+LEAST = {torch.bfloat16: 3e-2, torch.float16: 1e-2}  # of the gate, in 16-bit arithmetic: whole batches round otherwise than parts
+LEAST_WIDE = 1e-5
+WITHOUT_STATE = ("cpu", "meta", "mps")  # the CPU's is kept in any case; the others' is not a device's
+
+
+@dataclass(kw_only=True)
+class Replayed:
+    """One window beside itself."""
+
+    window: int
+    pieces: str = ""  # how it was taken
+    error: float = float("nan")  # distance of the run's gradient, relative to the large batch's
+    floor: float = float("nan")  # of the large batch with its rows reversed
+    gate: float = float("nan")
+    factors: tuple[float, ...] = ()  # of each micro-batch: its weight in the run, over that in the large batch
+    findings: list[Finding] = field(default_factory=list)
+    refused: str = ""  # why nothing could be compared
+
+    @property
+    def right(self) -> bool:
+        """Whether it was compared, and is the same."""
+        return not self.refused and not self.findings and self.error <= self.gate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """A window that was taken again: its gradient, and that of its rows reversed."""
+
+    whole: Sketch
+    again: Sketch
+    terms: float  # by which both are to be divided; 0: they are means
+
+    def of(self, gradient: Sketch) -> Sketch:
+        """One of both, as a mean over its terms."""
+        return gradient / self.terms if self.terms else gradient
+
+
+class Unequal(ValueError):
+    """Batches that cannot be put together, or cut."""
+
+
+class Replay:
+    """Replays windows of one model through the loss that it was given."""
+
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        self.model, self.loss = getattr(model, "module", model) if isinstance(model, DistributedDataParallel) else model, loss
+
+    def run(self, track: Track, gradients: Sketched, batches: Batches, heads: Heads, told: Mapping[Cause, str]) -> Replayed:
+        """Compare the gradient at the step, of these sketches; leaves no trace in the run. `told`: properties of the model."""
+        replayed = Replayed(window=track.num_windows)
+        if track.sharded:
+            replayed.refused = "windows of sharded parameters are not replayed"
+            return replayed
+        parts: Sequence[Sketch | None] = [_part(b.contribution, b.scale) for b in track.window.backwards]
+        found = self._taken_again(replayed, track, batches.window, heads.autocast)
+        if _in_a_group():
+            found, parts = _over_ranks(replayed, found, parts)
+        if found is not None and not replayed.refused:
+            whole, again = found.of(found.whole), found.of(found.again)
+            _compare(replayed, track, gradients, whole, again, parts, heads.autocast, told)
+        return replayed
+
+    def _taken_again(self, replayed: Replayed, track: Track, window: Sequence[Any], autocast: torch.dtype | None) -> Taken | None:
+        """The window of this rank, as large pieces and reversed; None where `replayed.refused` says why."""
+        num = len(track.window.backwards)
+        if len(window) != num:
+            replayed.refused = f"{len(window)} batches were seen for {num} micro-batches: hand each over with `seen.batch(batch)`"
+            return None
+        try:
+            with untouched(self.model, track.parameters), _without_dropout(self.model), _cast(autocast, track.parameters):
+                replayed.pieces, pieces = self._pieces(window)
+                whole, terms = self._gradient(track, pieces)
+                again, _ = self._gradient(track, [_reversed(piece) for piece in reversed(pieces)])
+            return Taken(whole=whole, again=again, terms=terms)
+        except Unequal as error:
+            replayed.refused = str(error)
+        except torch.OutOfMemoryError:
+            replayed.refused = (
+                "the window does not fit into memory as one batch: let `loss` return its sum and its number of terms"
+            )
+        except Exception as error:
+            replayed.refused = f"the loss handed over failed: {type(error).__name__}: {error}".splitlines()[0][:200]
+        return None
+
+    def _pieces(self, window: Sequence[Any]) -> tuple[str, list[Any]]:
+        """Halves of the micro-batches where the loss gives its sum and its terms; else the whole window as one batch."""
+        with torch.no_grad():
+            probe = self.loss(self.model, window[0])
+        if isinstance(probe, tuple):
+            halves = [half for batch in window for half in _halves(batch)]
+            return f"{len(halves)} halves of micro-batches", halves
+        return f"one batch of {sum(map(num_rows, window))} rows", [_joined(window)]
+
+    def _gradient(self, track: Track, pieces: Sequence[Any]) -> tuple[Sketch, float]:
+        """The gradient's sketch, of a sum over so many terms; 0 terms: of a mean."""
+        for p in track.parameters:
+            p.grad = None
+        terms = 0.0
+        for piece in pieces:
+            loss = self.loss(self.model, piece)
+            if isinstance(loss, tuple):
+                loss, own = loss
+                terms += float(own)
+            if not isinstance(loss, Tensor) or loss.numel() != 1:
+                raise ValueError(f"expected one number, got {type(loss).__name__}")
+            loss.backward()
+        sketched = track.gradients()
+        return np.stack([np.zeros(8) if s is None else s.double().cpu().numpy() for s in sketched]), terms
+
+
+def _over_ranks(
+    replayed: Replayed, own: Taken | None, parts: Sequence[Sketch | None]
+) -> tuple[Taken | None, Sequence[Sketch | None]]:
+    """The window of all ranks; and their micro-batches, as gradients that are averaged over ranks weigh them. A collective."""
+    world = torch.distributed.get_world_size()
+    gathered: list[Any] = [None] * world
+    torch.distributed.all_gather_object(gathered, (own, list(parts), replayed.refused))
+    refused = [reason for _, _, reason in gathered if reason]
+    taken: list[Taken] = [one for one, _, _ in gathered if one is not None]
+    if refused or len(taken) < world:
+        replayed.refused = refused[0] if refused else "a rank has no window to replay"
+    elif not all(one.terms for one in taken):
+        replayed.refused = "over ranks, a window is replayed where `loss` returns its sum and its number of terms"
+    if replayed.refused:
+        return None, parts
+    whole: Sketch = np.sum([one.whole for one in taken], axis=0)
+    again: Sketch = np.sum([one.again for one in taken], axis=0)
+    shares = [None if part is None else part / world for _, ranked, _ in gathered for part in ranked]
+    return Taken(whole=whole, again=again, terms=sum(one.terms for one in taken)), shares
+
+
+def _compare(
+    replayed: Replayed,
+    track: Track,
+    gradients: Sketched,
+    whole: Sketch,
+    again: Sketch,
+    parts: Sequence[Sketch | None],
+    autocast: torch.dtype | None,
+    told: Mapping[Cause, str],
+) -> None:
+    size = float(np.linalg.norm(whole))
+    own = np.stack([np.zeros(8) if s is None else s.double().cpu().numpy() for s in gradients])
+    if not np.isfinite(own).all() or not size or not np.isfinite(size):
+        replayed.refused = "the gradient is zero or not finite"
+        return
+    replayed.error = float(np.linalg.norm(own - whole)) / size
+    replayed.floor = float(np.linalg.norm(again - whole)) / size
+    narrow = autocast or next((p.dtype for p in track.parameters if p.dtype in LEAST), None)
+    replayed.gate = max(ROUNDING * replayed.floor, LEAST.get(narrow, LEAST_WIDE) if narrow else LEAST_WIDE)
+    if Cause.stochastic_layers in told:
+        replayed.refused = (
+            "dropout, or other random draws: the replay does not draw what the run drew, so that they cannot be compared"
+        )
+        return
+    if replayed.floor > 0.1:
+        replayed.refused = (
+            f"rows reversed give another gradient ({replayed.floor:.2g}): the loss depends on their order, or draws"
+        )
+        return
+    if replayed.error <= replayed.gate:
+        return
+    replayed.factors = _factors(parts, whole, replayed.gate) if all(p is not None for p in parts) else ()
+    cause, message = _named(replayed, own, whole, len(track.window.backwards), told, track)
+    evidence = {"distance": replayed.error, "floor": replayed.floor, "gate": replayed.gate, "replayed as": replayed.pieces}
+    if replayed.factors:
+        evidence["weights of micro-batches, of what they should be"] = [float(f"{f:.4g}") for f in replayed.factors[:16]]
+    if cause is not None:
+        replayed.findings.append(Finding(cause=cause, message=message, window=replayed.window, rung="replay", evidence=evidence))
+
+
+def _named(
+    replayed: Replayed, own: Sketch, whole: Sketch, num: int, told: Mapping[Cause, str], track: Track
+) -> tuple[Cause | None, str]:
+    """Which cause turns the large batch's gradient into the run's."""
+    gate, far = replayed.gate, f"the gradient is {replayed.error:.2g} away from one large batch's (floor {replayed.floor:.1g})"
+    factor = float((own * whole).sum() / np.square(whole).sum())
+    off = float(np.linalg.norm(own - factor * whole) / np.linalg.norm(own))
+    tolerance = max(1e-3, 4 * gate)
+    if off <= gate and factor > 0:
+        if num > 1 and near(factor, num, tolerance):
+            return Cause.loss_not_divided, f"the gradient is {factor:.4g} times one large batch's, with {num} micro-batches"
+        if num > 1 and near(factor, 1 / num, tolerance):
+            return Cause.loss_divided_twice, f"the gradient is {factor:.4g} of one large batch's, with {num} micro-batches"
+        replayed.refused = f"the gradient is {factor:.4g} times that of the loss handed over: another loss, or another divisor"
+        return None, ""
+    if replayed.factors and not alike(replayed.factors, tolerance):
+        return Cause.mean_of_means, f"micro-batches are weighted wrongly: {far}"
+    if num < 2:
+        replayed.refused = f"with one micro-batch, {far}: the loss handed over is another one"
+        return None, ""
+    if Cause.batch_statistics in told:
+        return Cause.batch_statistics, far
+    penalty = _penalty(own, whole, track)
+    if penalty is not None:
+        return (
+            Cause.auxiliary_loss_scale,
+            f"{far}, by {penalty:.3g} times the weights: a penalty on them counts once per micro-batch",
+        )
+    return Cause.unexplained, f"{far}, and no weighting of micro-batches makes up for it"
+
+
+def _penalty(own: Sketch, whole: Sketch, track: Track) -> float | None:
+    """The multiple of the weights that is the difference."""
+    sketched = track.sketches.of(track.parameters)
+    weights = np.stack([np.zeros(8) if s is None else s.double().cpu().numpy() for s in sketched])
+    difference = own - whole
+    factor = float((difference * weights).sum() / np.square(weights).sum())
+    off = float(np.linalg.norm(difference - factor * weights) / np.linalg.norm(difference))
+    return factor if off <= 1e-2 and factor > 0 else None
+
+
+def _part(contribution: Sketched | None, scale: Tensor | None) -> Sketch | None:
+    if contribution is None:
+        return None
+    found = np.stack([np.zeros(8) if s is None else s.double().cpu().numpy() for s in contribution])
+    return found if scale is None else found / float(scale)
+
+
+def _factors(parts: Sequence[Sketch | None], whole: Sketch, gate: float) -> tuple[float, ...]:
+    """Weights w with `whole` = sum_k w_k part_k; their inverses are what each part weighs of what it should."""
+    columns = np.stack([cast(Sketch, part).ravel() for part in parts], axis=1)
+    norms = np.linalg.norm(columns, axis=0)
+    if len(columns) < 2 * columns.shape[1] + 4 or not norms.all():
+        return ()
+    weights, _, rank, values = np.linalg.lstsq(columns / norms, whole.ravel(), rcond=None)
+    weights = weights / norms
+    residual = np.linalg.norm(columns @ weights - whole.ravel()) / np.linalg.norm(whole)
+    if rank < columns.shape[1] or values[-1] < 1e-3 * values[0] or residual > gate or not (weights > 0).all():
+        return ()
+    return tuple(float(1 / w) for w in weights)
+
+
+# -- without a trace --------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def untouched(model: nn.Module, parameters: Sequence[Tensor]) -> Iterator[None]:
+    """Gradients, buffers, training modes, and every generator of random numbers are put back."""
+    own = list(dict.fromkeys([*parameters, *model.parameters()]))
+    grads = [(p, p.grad) for p in own]
+    buffers = [(b, b.detach().clone()) for b in model.buffers()]
+    modes = [(m, m.training) for m in model.modules()]
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with _generators_kept(own):
+            for p in own:
+                p.grad = None
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        for m, training in modes:
+            m.training = training
+        with torch.no_grad():
+            for b, before in buffers:
+                if not torch.equal(b, before):
+                    b.copy_(before)
+        for p, grad in grads:
+            p.grad = grad
+
+
+def _generators_kept(tensors: Sequence[Tensor]) -> AbstractContextManager[None]:
+    """The CPU's and those of the tensors' own devices: of all that there are torch would warn, where there are several."""
+    devices = {t.device for t in tensors if t.device.type not in WITHOUT_STATE}
+    return torch.random.fork_rng(devices=devices, device_type=next((device.type for device in devices), "cuda"))
+
+
+@contextmanager
+def _without_dropout(model: nn.Module) -> Iterator[None]:
+    """Layers that draw are in evaluation mode; `untouched` puts them back."""
+    for layer in model.modules():
+        if isinstance(layer, nn.modules.dropout._DropoutNd) and not isinstance(layer, _BatchNorm):
+            layer.training = False
+    yield
+
+
+@contextmanager
+def _cast(dtype: torch.dtype | None, parameters: Sequence[Tensor]) -> Iterator[None]:
+    """Autocast of the device that the model is on: a loop on the CPU of a machine with GPUs is cast on the CPU."""
+    if dtype is None:
+        yield
+        return
+    with torch.autocast(parameters[0].device.type, dtype=dtype):
+        yield
+
+
+# -- batches ----------------------------------------------------------------------------------------------------------
+
+
+def num_rows(batch: Any) -> int:
+    """The first dimension of a batch's first tensor."""
+    for tensor in _tensors(batch):
+        return int(tensor.shape[0])
+    raise Unequal("the batches hold no tensor with rows")
+
+
+def _tensors(batch: Any) -> Iterator[Tensor]:
+    if isinstance(batch, Tensor) and batch.dim():
+        yield batch
+    elif isinstance(batch, Mapping):
+        for value in batch.values():
+            yield from _tensors(value)
+    elif isinstance(batch, (tuple, list)):
+        for value in batch:
+            yield from _tensors(value)
+
+
+def _mapped(change: Callable[..., Any], *batches: Any) -> Any:
+    """`change` of all tensors that have rows, in the nest of the first batch."""
+    first = batches[0]
+    if isinstance(first, Tensor):
+        return change(*batches) if first.dim() else first
+    if isinstance(first, Mapping):
+        made = {key: _mapped(change, *(b[key] for b in batches)) for key in first}
+        return made
+    if isinstance(first, tuple) and hasattr(first, "_fields"):
+        return type(first)(*(_mapped(change, *values) for values in zip(*batches, strict=True)))
+    if isinstance(first, (tuple, list)):
+        return type(first)(_mapped(change, *values) for values in zip(*batches, strict=True))
+    return first
+
+
+def _joined(window: Sequence[Any]) -> Any:
+    def join(*tensors: Tensor) -> Tensor:
+        if len({t.shape[1:] for t in tensors}) > 1:
+            shapes = ", ".join(str(tuple(t.shape)) for t in tensors[:4])
+            raise Unequal(f"batches of unequal shapes ({shapes}) make no single batch: let `loss` return its sum and its terms")
+        return torch.cat([t.detach() for t in tensors])
+
+    return _mapped(join, *window)
+
+
+def _halves(batch: Any) -> list[Any]:
+    rows = num_rows(batch)
+    if rows < 2:
+        return [batch]
+    middle = rows // 2
+
+    def cut(t: Tensor, part: slice) -> Tensor:
+        return t.detach()[part] if t.shape[0] == rows else t
+
+    return [_mapped(lambda t, part=part: cut(t, part), batch) for part in (slice(None, middle), slice(middle, None))]
+
+
+def _reversed(batch: Any) -> Any:
+    rows = num_rows(batch)
+    return _mapped(lambda t: t.detach().flip(0) if t.shape[0] == rows else t, batch)
+
+
+def _in_a_group() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1

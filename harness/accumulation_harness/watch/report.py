@@ -1,0 +1,141 @@
+"""What a watch concluded: a verdict, causes, and what could not be seen."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from accumulation_harness.audit.report.remedies import remedy
+from accumulation_harness.judge.cause import MEANINGS, Cause
+from accumulation_harness.packages import version
+from accumulation_harness.results.record import write_atomically
+from accumulation_harness.watch.evidence import Finding
+
+Verdict = Literal["equivalent", "different", "inconclusive"]
+FORMAT = "accumulation-watch 1"
+PACKAGES = ("torch", "numpy", "transformers", "accelerate", "lightning", "trl", "deepspeed", "accumulation-harness")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """The answer of a watched run."""
+
+    verdict: Verdict
+    windows: int
+    micro_batches: dict[int, int]  # in a window -> in how many
+    findings: tuple[Finding, ...]
+    reasons: tuple[str, ...]  # why the verdict is not firmer, and what could not be seen
+    properties: tuple[str, ...]  # of the model: nothing a loop could change
+    checked: dict[str, int]  # windows whose sum, weights and replay were right
+    metrics: dict[str, float]
+    unseen: tuple[str, ...] = ()  # what no watch sees, or this one did not; also among the reasons
+
+    @property
+    def causes(self) -> tuple[Cause, ...]:
+        """What is wrong, in the order in which it was seen."""
+        return tuple(finding.cause for finding in self.findings)
+
+    @property
+    def headline(self) -> str:
+        """One line."""
+        sizes = ", ".join(f"{many} of {size}" for size, many in self.micro_batches.items()) or "none"
+        seen = f"{self.windows} windows (micro-batches: {sizes})"
+        if self.verdict == "different":
+            return f"accumulation: different in {seen}: {', '.join(self.causes)}"
+        if self.verdict == "equivalent":
+            told = ", ".join(f"{name} of {number}" for name, number in self.checked.items() if number)
+            return f"accumulation: equivalent; {seen}; right: {told}; {len(self.unseen)} things cannot be seen"
+        return f"accumulation: inconclusive in {seen}"
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        yield self.headline
+        for finding in self.findings:
+            times = f", {finding.count} times" if finding.count > 1 else ""
+            yield f"{finding.cause} ({finding.rung}, window {finding.window + 1}{times}): {finding.message}"
+            for key, value in finding.evidence.items():
+                yield f"    {key}: {_short(value)}"
+            yield f"    remedy: {MEANINGS[finding.cause].remedy} ({remedy(finding.cause)})"
+        for line in self.properties:
+            yield f"told: {line}"
+        for line in self.reasons:
+            yield f"not seen: {line}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as JSON holds it."""
+        return {
+            "format": FORMAT,
+            "verdict": self.verdict,
+            "causes": list(self.causes),
+            "windows": self.windows,
+            "micro_batches": {str(size): many for size, many in self.micro_batches.items()},
+            "findings": [_finite(asdict(finding)) for finding in self.findings],
+            "reasons": list(self.reasons),
+            "properties": list(self.properties),
+            "checked": self.checked,
+            "metrics": _finite(self.metrics),
+            "versions": versions(),
+        }
+
+    def to_json(self) -> str:
+        """The report as JSON text; numbers that are not finite are null."""
+        return json.dumps(self.as_dict(), indent=1)
+
+    def save(self, path: str | Path) -> Path:
+        """Write JSON, or a page for an issue where the name ends in `.md`; whole or not at all."""
+        path = Path(path)
+        if path.suffix not in (".json", ".md"):
+            raise ValueError(f"{path}: expected a name that ends in .json or .md, got {path.suffix or 'none'}")
+        write_atomically(path, (self.issue() if path.suffix == ".md" else self.to_json() + "\n").encode())
+        return path
+
+    def issue(self) -> str:
+        """A page that can be attached to an issue."""
+        causes = ", ".join(f"`{cause}`" for cause in self.causes)
+        title = {
+            "different": f"Accumulated micro-batches are not one large batch: {causes}",
+            "equivalent": "Accumulated micro-batches are one large batch, as far as was watched",
+            "inconclusive": "Whether accumulated micro-batches are one large batch could not be judged",
+        }[self.verdict]
+        lines = [f"# {title}", "", self.headline + ".", "", "## Versions", ""]
+        lines += [f"- {name} {number}" for name, number in versions().items()]
+        for finding in self.findings:
+            sentence = MEANINGS[finding.cause].sentence
+            lines += ["", f"## Cause: `{finding.cause}`", "", f"{sentence[0].upper()}{sentence[1:]}. {finding.message}", ""]
+            lines += [f"Seen first in window {finding.window + 1} ({finding.rung}), {finding.count} times in all.", ""]
+            if finding.evidence:
+                lines += ["| evidence | value |", "|---|---|"]
+                lines += [f"| {key} | {_short(value)} |" for key, value in finding.evidence.items()] + [""]
+            lines += [f"**Remedy.** {MEANINGS[finding.cause].remedy} (`{remedy(finding.cause)}`)"]
+        for heading, told in (("Properties of the model", self.properties), ("What could not be seen", self.reasons)):
+            if told:
+                lines += ["", f"## {heading}", "", *(f"- {line}" for line in told)]
+        return "\n".join(lines) + "\n"
+
+
+def versions() -> dict[str, str]:
+    """Of what is installed."""
+    return {"python": platform.python_version()} | {name: found for name in PACKAGES if (found := version(name))}
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return "not finite" if not math.isfinite(value) else f"{value:.3g}"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(_short(v) for v in value)
+    return str(value)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,405 @@
+"""One watched optimizer: its parameters' hooks, and the window that is open."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from accumulation_harness.watch.averages import Averages
+from accumulation_harness.watch.evidence import MicroBatch, Ranks, Sketch, Window
+from accumulation_harness.watch.sketch import WIDTH, Sketches, local_part
+from accumulation_harness.watch.slopes import Slope, concluded, is_transformed, reported
+
+Sketched = list[Tensor | None]  # [T] of [WIDTH], on the device of the gradients
+NARROW = (torch.bfloat16, torch.float16)
+LOOKED_AT = 512  # entries of each gradient whose format is looked at
+FEWEST = 64  # that must not be zero
+MANY = 32  # tensors, of which every window looks at a share of
+SHARE = 5  # one in so many, in turn
+AVERAGED = 1  # index of the window in which averages of the weights are looked for
+
+
+@dataclass(kw_only=True)
+class Head:
+    """One loss in a backward: numbers that are still on their device."""
+
+    numbers: Mapping[str, Tensor]
+    rows: int
+    dtype: torch.dtype
+    kind: str = ""  # of the loss function that was called; empty: one of logits
+
+
+@dataclass(kw_only=True)
+class Backward:
+    """A micro-batch before its numbers are on the host."""
+
+    contribution: Sketched | None
+    before: Sketched | None
+    after: Sketched | None
+    empty: bool
+    scale: Tensor | None
+    loss: Tensor | None
+    heads: Sequence[Head] | None
+    calls: tuple[str, ...]
+    lrs: tuple[float, ...]
+    fed: bool
+    forwards: int
+
+
+@dataclass
+class Open:
+    """The window that is open."""
+
+    backwards: list[Backward] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+    unclipped: Sketched | None = None
+    weights: int = 0  # versions of the parameters at the first backward
+    state: int = 0
+    moved: bool = False
+    state_moved: bool = False
+    closure: bool = False
+    rounded: str = ""
+    averages: Averages | None = None  # since the first backward
+    averaged: float | None = None  # the rate at which they move inside the window
+    inside: int = 0  # backwards inside the optimizer's step
+    first: Sketched | None = None  # of the weights at the first backward
+    clipped: Sketched | None = None  # `.grad` after the last clip
+    forwards: int = 0  # after the last backward
+    still: bool = False  # the step moves no weights
+    buffers_moved: bool = False
+
+
+class Track:
+    """Hooks on the parameters of one optimizer, and what they have shown of its open window."""
+
+    def __init__(self, index: int, optimizer: Optimizer, model: nn.Module) -> None:
+        self.index, self.optimizer = index, optimizer
+        self.names = {id(p): name for name, p in model.named_parameters()}
+        self.parameters: list[Tensor] = []
+        self._handles: dict[int, Any] = {}
+        self._sums: Sketched = []
+        self.window = Open()
+        self.num_windows = 0
+        self.resumed = False
+        self.detail = self.whole = True  # whether `.grad` is looked at around every backward; whether all tensors are
+        self._before: Sketched | None = None
+        self._empty = self._reached = False
+        self._in_backward = False
+        self.stepped_inside = False  # the backward under way
+        self._marks: list[tuple[int, int]] = []
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Follow the optimizer's groups, and parameters that have been frozen or freed."""
+        found = [p for group in self.optimizer.param_groups for p in group["params"]]
+        if [id(p) for p in found] != [id(p) for p in self.parameters]:
+            self.parameters = found
+            self.sketches = Sketches((self.names.get(id(p), f"parameter {i}"), p) for i, p in enumerate(found))
+            self._sums = [None] * len(found)
+        for i, p in enumerate(found):
+            if p.requires_grad and id(p) not in self._handles:
+                self._handles[id(p)] = p.register_hook(ParameterHook(self, i))
+
+    def detach(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles.values():
+            handle.remove()
+        self._handles.clear()
+
+    @property
+    def sharded(self) -> bool:
+        """Whether parameters are shards, which are differentiated out of sight."""
+        return any(hasattr(p, "to_local") for p in self.parameters)
+
+    def add(self, place: int, gradient: Tensor) -> None:
+        """A gradient on its way to `.grad`."""
+        if not self._in_backward or is_transformed(gradient):
+            return
+        self._reached = True
+        if not self.is_sketched(place):
+            return
+        found = self.sketches.signs[place].of(gradient.detach())
+        known = self._sums[place]
+        self._sums[place] = found if known is None else known + found
+
+    def is_sketched(self, place: int) -> bool:
+        """Whether the open window looks at what micro-batches give to this tensor."""
+        return self.whole or len(self.parameters) < MANY or (place + self.num_windows) % SHARE == 0
+
+    def gradients(self) -> Sketched:
+        """Sketches of `.grad` now."""
+        return self.sketches.of([p.grad for p in self.parameters])
+
+    @property
+    def lrs(self) -> tuple[float, ...]:
+        """Learning rates now."""
+        return tuple(float(group.get("lr", 1.0)) for group in self.optimizer.param_groups)
+
+    # -- one backward ------------------------------------------------------------------------------------------------
+
+    def before_backward(self) -> None:
+        """A backward begins, which may reach this optimizer."""
+        self.refresh()
+        window = self.window
+        if window.backwards:
+            window.moved = window.moved or window.weights != versions(self.parameters)
+            if window.averages is not None:
+                window.averaged, window.averages = None if window.moved else window.averages.rate(), None
+            window.state_moved = window.state_moved or window.state != versions(_state(self.optimizer))
+        else:
+            if not self.num_windows:
+                self.resumed = bool(self.optimizer.state)
+            window.weights, window.state = versions(self.parameters), versions(_state(self.optimizer))
+            window.first = self.sketches.of(self.parameters) if self.detail else None
+        self.look_at_format()
+        self._empty = all(p.grad is None for p in self.parameters)
+        self._before = self.gradients() if self.detail and not self._empty else None
+        self._sums = [None] * len(self.parameters)
+        self._marks = [_mark(p.grad) for p in self.parameters] if self.sharded else []
+        self._in_backward, self._reached = True, False
+
+    def after_backward(
+        self, heads: Sequence[Head] | None, scale: Tensor | None, loss: Tensor | None, *, fed: bool, forwards: int
+    ) -> bool:
+        """Whether it reached this optimizer."""
+        self._in_backward = False
+        reached = self._reached
+        changed = bool(self._marks) and self._marks != [_mark(p.grad) for p in self.parameters]
+        stepped, self.stepped_inside = self.stepped_inside, False
+        if stepped or (not reached and not self._marks):
+            return False
+        after = self.gradients() if self.detail else None
+        contribution: Sketched | None = self._sums
+        if self._marks:  # FSDP2 assigns gradients behind its hooks, and holds them back until ranks are synchronised
+            contribution = _minus(after, self._before) if changed and after is not None else None
+        self.window.backwards.append(
+            Backward(
+                contribution=contribution, before=self._before, after=after, empty=self._empty, scale=scale, loss=loss,
+                heads=heads, calls=tuple(self.window.calls), lrs=self.lrs, fed=fed, forwards=forwards,
+            )
+        )  # fmt: skip
+        self.window.calls.clear()
+        self._sums, self._before = [None] * len(self.parameters), None
+        if self.num_windows == AVERAGED and len(self.window.backwards) == 1 and not self.sharded:
+            grads = [p.grad for p in self.parameters if p.grad is not None]
+            self.window.averages = Averages(self.parameters, [*grads, *_state(self.optimizer)])
+        self.window.unclipped = self.window.clipped = None
+        return True
+
+    def look_at_format(self) -> None:
+        """Whether a sum of at least two micro-batches has been rounded to 16 bits."""
+        if self.detail and not self.window.rounded and len(self.window.backwards) > 1:
+            self.window.rounded = _fits_16_bits(self.parameters)
+
+    def abort(self) -> None:
+        """A backward raised."""
+        self._in_backward = False
+
+    # -- the step ----------------------------------------------------------------------------------------------------
+
+    def before_clip(self) -> None:
+        """`.grad` is about to be clipped: what it is now is compared with the sum."""
+        if self.window.backwards and self.window.unclipped is None:
+            self.window.unclipped = self.gradients()
+
+    def after_clip(self) -> None:
+        """It has been."""
+        if self.window.unclipped is not None:
+            self.window.clipped = self.gradients()
+
+    @property
+    def still(self) -> bool:
+        """Whether the weights are those of the first backward."""
+        return self.window.weights == versions(self.parameters)
+
+    def close(self, *, skipped: bool, gradients: Sketched | None, parameters: Sketched | None, alone: bool) -> Window | None:
+        """The window that ends with an optimizer step, on the host with one copy; None when nothing was differentiated."""
+        opened, self.window = self.window, Open()
+        if not opened.backwards:
+            return None
+        sketched = np.array([self.is_sketched(place) for place in range(len(self.parameters))])
+        self.num_windows += 1
+        before_clip = opened.unclipped if opened.unclipped is not None else gradients
+        assert before_clip is not None
+        host = Host()
+        parts = [_part(host, b) for b in opened.backwards]
+        ends = [host.sketch(before_clip), host.sketch(gradients), host.sketch(parameters), host.sketch(opened.first)]
+        ends.append(host.sketch(opened.clipped))
+        host.copy()
+        micro_batches = [part() for part in parts]
+        gradient, at_step, weights, first, clipped = (end() for end in ends)
+        assert gradient is not None
+        norm = float(np.sqrt(np.square(gradient).mean(axis=1).sum()))
+        for end in (gradient, at_step, clipped):
+            if end is not None:
+                end[~sketched] = 0
+        return Window(
+            index=self.num_windows - 1,
+            track=self.index,
+            micro_batches=micro_batches,
+            gradient=gradient,
+            norm=norm,
+            whole=bool(sketched.all()),
+            at_step=at_step if opened.unclipped is not None else None,
+            parameters=weights,
+            first=first,
+            clipped=clipped,
+            narrow=any(p.grad is not None and p.grad.dtype in NARROW for p in self.parameters),
+            rounded=opened.rounded,
+            calls=tuple(opened.calls),
+            skipped=skipped,
+            closure=opened.closure,
+            moved=opened.moved,
+            state_moved=opened.state_moved,
+            resumed=self.resumed and self.num_windows == 1,
+            alone=alone,
+            ranks=None if alone or skipped or not self.detail else gathered(micro_batches, gradient, sharded=self.sharded),
+            averaged=opened.averaged,
+            forwards=opened.forwards + sum(b.forwards for b in opened.backwards),
+            still=opened.still,
+            buffers_moved=opened.buffers_moved,
+        )
+
+
+class ParameterHook:
+    """A hook that a copied or pickled parameter leaves behind."""
+
+    def __init__(self, track: Track | None, place: int) -> None:
+        self.track, self.place = track, place
+
+    def __call__(self, gradient: Tensor) -> None:
+        """A gradient on its way to the parameter."""
+        if self.track is not None:
+            self.track.add(self.place, gradient)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ParameterHook, (None, self.place)
+
+    def __deepcopy__(self, memo: Any) -> ParameterHook:
+        return ParameterHook(None, self.place)
+
+
+def gathered(parts: Sequence[MicroBatch], gradient: Sketch, *, sharded: bool) -> Ranks:
+    """What every rank has seen of a window, on all of them. A collective: every rank closes the same windows."""
+    contributions = [part.contribution for part in parts]
+    total = None if any(c is None for c in contributions) else np.sum([c for c in contributions if c is not None], axis=0)
+    terms = sum(slope.terms for part in parts for slope in (part.slopes or ())[:1])
+    found: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(found, (total, gradient, float(terms)))
+    return Ranks(
+        contributions=[c for c, _, _ in found],
+        gradients=[g for _, g, _ in found],
+        terms=[t for _, _, t in found],
+        sharded=sharded,
+    )
+
+
+class Host:
+    """Numbers that travel to the host together."""
+
+    def __init__(self) -> None:
+        self._tensors: list[Tensor] = []
+        self._numbers: list[np.ndarray[Any, Any]] = []
+
+    def number(self, tensor: Tensor | None) -> Any:
+        """A function that returns the number, once it has been copied."""
+        if tensor is None:
+            return lambda: float("nan")
+        place = self._put(tensor)
+        return lambda: float(self._numbers[place][0])
+
+    def sketch(self, sketched: Sketched | None) -> Any:
+        """A function that returns the sketch, zeros where there was no gradient."""
+        if sketched is None:
+            return lambda: None
+        places = [None if s is None else self._put(s) for s in sketched]
+        return lambda: np.stack([np.zeros(WIDTH) if place is None else self._numbers[place] for place in places])
+
+    def copy(self) -> None:
+        """One copy for each device."""
+        self._numbers = [np.empty(0)] * len(self._tensors)
+        for device in {t.device for t in self._tensors}:
+            places = [i for i, t in enumerate(self._tensors) if t.device == device]
+            whole = torch.cat([self._tensors[i].detach().reshape(-1).double() for i in places]).cpu().numpy()
+            sizes = np.cumsum([self._tensors[i].numel() for i in places])[:-1]
+            for i, part in zip(places, np.split(whole, sizes), strict=True):
+                self._numbers[i] = part
+
+    def _put(self, tensor: Tensor) -> int:
+        self._tensors.append(tensor)
+        return len(self._tensors) - 1
+
+
+def _part(host: Host, backward: Backward) -> Any:
+    sketches = [host.sketch(s) for s in (backward.contribution, backward.before, backward.after)]
+    scale, loss = host.number(backward.scale), host.number(backward.loss)
+    heads = [(head, {key: host.number(value) for key, value in head.numbers.items()}) for head in backward.heads or ()]
+
+    def made() -> MicroBatch:
+        contribution, before, after = (s() for s in sketches)
+        factor = 1.0 if backward.scale is None else scale()
+        slopes: list[Slope] | None = None
+        if backward.heads is not None:
+            slopes = [_slope(head, {key: number() for key, number in numbers.items()}) for head, numbers in heads]
+        return MicroBatch(
+            contribution=None if contribution is None else contribution / factor,
+            before=None if before is None else before / factor,
+            after=None if after is None else after / factor,
+            empty=backward.empty,
+            scale=factor,
+            slopes=slopes,
+            loss=loss() / factor,
+            calls=backward.calls,
+            lrs=backward.lrs,
+            fed=backward.fed,
+        )
+
+    return made
+
+
+def _slope(head: Head, numbers: Mapping[str, float]) -> Slope:
+    return reported(numbers, head.kind, head.rows) if head.kind else concluded(numbers, head.rows, head.dtype)
+
+
+def versions(tensors: Sequence[Tensor]) -> int:
+    """How often they have been written to."""
+    return sum(t._version for t in tensors)
+
+
+def _state(optimizer: Optimizer) -> list[Tensor]:
+    kept = [values for values in optimizer.state.values() if isinstance(values, Mapping)]
+    return [t for values in kept for t in values.values() if isinstance(t, Tensor)]
+
+
+def _mark(gradient: Tensor | None) -> tuple[int, int]:
+    """Of a sharded gradient, what is here: FSDP2 adds to that behind the tensor that shows."""
+    held = getattr(gradient, "_local_tensor", gradient)
+    return (0, 0) if held is None else (id(held), held._version)
+
+
+def _minus(after: Sketched | None, before: Sketched | None) -> Sketched | None:
+    if after is None or before is None:
+        return after
+    return [a if b is None or a is None else a - b for a, b in zip(after, before, strict=True)]
+
+
+def _fits_16_bits(parameters: Sequence[Tensor]) -> str:
+    """The 16-bit format in which nearly all entries of wide gradients can be written: then they have been rounded to it."""
+    parts = [
+        local_part(p.grad)[0].reshape(-1)[:LOOKED_AT] for p in parameters if p.grad is not None and p.grad.dtype not in NARROW
+    ]
+    if not parts:
+        return ""
+    with torch.no_grad():
+        found = torch.cat([part.float() for part in parts])
+        found = found[found != 0]
+        for narrow in NARROW:
+            if len(found) >= FEWEST and float((found == found.to(narrow).float()).float().mean()) > 0.98:
+                return str(narrow).removeprefix("torch.")
+    return ""

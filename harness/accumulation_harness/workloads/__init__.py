@@ -1,0 +1,113 @@
+"""What is trained: data, model and per-sample loss, behind one small interface."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from accumulation_harness.judge.cause import Cause
+from accumulation_harness.workloads import nest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Samples that go through the model together; row i of every tensor is the same sample."""
+
+    ids: Tensor  # [n] int64, position in the training set, on the CPU
+    inputs: Any  # a tensor [n, ...]; of a task of the user's own the nest of tensors that its `collate` gives
+    targets: Tensor  # [n, ...]; of such a task the ids
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def rows(self, index: Tensor | slice) -> Batch:
+        """The chosen rows, in the order of `index` (a CPU index tensor or a slice)."""
+        return Batch(ids=self.ids[index], inputs=nest.rows(self.inputs, index), targets=self.targets[self._on_device(index)])
+
+    def _on_device(self, index: Tensor | slice) -> Tensor | slice:
+        return index if isinstance(index, slice) else index.to(self.targets.device, non_blocking=True)
+
+    def holds(self, ids: Tensor) -> bool:
+        """Whether `ids` are exactly this batch's samples, in any order."""
+        return torch.equal(ids, self.ids) or torch.equal(ids.sort().values, self._sorted_ids)
+
+    @cached_property
+    def _sorted_ids(self) -> Tensor:
+        return self.ids.sort().values
+
+    def in_order(self, ids: Tensor) -> Batch:
+        """The rows in the order of `ids`, a permutation of this batch's."""
+        assert self.holds(ids)
+        return self.rows(self.ids.argsort()[ids.argsort().argsort()])
+
+
+class Workload(Protocol):
+    """Data, model and loss of one problem.
+
+    A window's objective is `losses(...).sum() / num_terms(...).sum() + auxiliary(...)` of its prepared batch: the mean over its
+    loss terms (samples or tokens), and a penalty where there is one. What a problem does not have keeps its default here.
+    """
+
+    num_samples: int
+    held_out: Batch
+    penalty: float = 0.0  # coefficient of `auxiliary`
+    coupling: Cause | None = None  # of computing the loss within micro-batches; None: each term depends on its own sample alone
+    smallest_micro_batch: int = 1  # samples; a task's model may need two, for its BatchNorm
+    widens: bool = False  # whether a task's code computes in narrower formats unless it is widened: of the float64 workload
+    is_stateful: bool = False  # whether a training forward moves buffers that the next one's outputs depend on
+    pools_rows: bool = False  # whether its outputs have a part that is of the whole batch (a balance loss, say)
+    mixes_rows: bool = False  # whether the model's outputs for a sample depend on the others, beside by BatchNorm layers
+
+    def make_model(self) -> nn.Module:
+        """A fresh float32 model on the CPU, drawn from torch's global generator."""
+        ...
+
+    def batch(self, ids: Tensor) -> Batch:
+        """The samples `ids` ([n] int64) on the workload's device; floating inputs in the workload's dtype."""
+        ...
+
+    def forward(self, model: nn.Module, batch: Batch) -> Any:
+        """The model's outputs: a tensor [n, ...], or a nest of such tensors."""
+        return model(batch.inputs)
+
+    def held_out_batches(self, size: int) -> Iterator[Batch]:
+        """The held-out samples, `size` at a time."""
+        yield from (self.held_out.rows(slice(start, start + size)) for start in range(0, len(self.held_out), size))
+
+    def prepared(self, window: Batch) -> Batch:
+        """The window with whatever its losses take from all of its samples, but from no parameter (normalised advantages)."""
+        return window
+
+    def auxiliary(self, parameters: Mapping[str, Tensor]) -> Tensor:
+        """penalty / 2 * ||W||^2 of the last weight matrix W: a term of the objective that depends on no sample; 0-dim."""
+        last = [value for value in parameters.values() if value.dim() > 1][-1]
+        return 0.5 * self.penalty * last.square().sum()
+
+    def losses(self, outputs: Any, batch: Batch) -> Tensor:
+        """[n] per-sample loss, *summed* over the sample's terms; float32 or wider."""
+        ...
+
+    def num_terms(self, batch: Batch) -> Tensor:
+        """[n] int64 number of loss terms of each sample: 1 for images, the predicted characters for text."""
+        ...
+
+    def correct(self, outputs: Any, batch: Batch) -> Tensor:
+        """[n] number of loss terms whose most likely class is the target; NaN where nobody says what is correct."""
+        ...
+
+
+class Forward(nn.Module):
+    """A workload's forward as a module around its model, whose weights `torch.func` can then exchange."""
+
+    def __init__(self, workload: Workload, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self._workload = model, workload
+
+    def forward(self, batch: Batch) -> Any:
+        """The model's outputs."""
+        return self._workload.forward(self.model, batch)

@@ -1,0 +1,54 @@
+"""Losses of pairs whose negatives are the other pairs of the batch, over the representations of queries and of passages."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from accumulation_harness.config import Contrast
+
+
+class Representations(NamedTuple):
+    """What two towers give for n pairs; the passage of query i is passage i.
+
+    There may be more passages than queries (a memory bank): they are negatives of every query.
+    """
+
+    queries: Tensor  # [n, E], unit rows
+    passages: Tensor  # [m, 1 or 2, E], unit rows: the passage of the pair, and a hard negative where there is one
+    log_scale: Tensor  # 0-dim: scores are exp(log_scale) times cosines, the inverse of a learned temperature
+    bias: Tensor | None = None  # 0-dim, added to the scores of the sigmoid loss
+
+
+def scores(of: Representations) -> Tensor:
+    """[n, m or 2m] score of every query with every passage, those of pairs first; float32 or wider."""
+    queries, passages = (x if x.dtype == torch.float64 else x.float() for x in (of.queries, of.passages))
+    similar = of.log_scale.exp() * queries @ passages.transpose(0, 1).flatten(0, 1).T
+    return similar if of.bias is None else similar + of.bias
+
+
+def losses(of: Representations, contrast: Contrast) -> Tensor:
+    """[n] loss of each query; a window's loss is their mean.
+
+    InfoNCE (arXiv:1807.03748): l_i = -log softmax_j(s_ij)[i]; `symmetric` is the mean of this and of the same over queries, as
+    in CLIP (arXiv:2103.00020). `sigmoid` (SigLIP, arXiv:2303.15343): l_i = -sum_j log sigmoid(±s_ij), + at j = i.
+    """
+    own, table = torch.arange(len(of.queries), device=of.queries.device), scores(of)
+    if contrast == Contrast.sigmoid:
+        signs = -torch.ones_like(table)
+        signs[own, own] = 1.0
+        return -F.logsigmoid(signs * table).sum(1)
+    forth = F.cross_entropy(table, own, reduction="none")
+    if contrast == Contrast.one_sided:
+        return forth
+    return 0.5 * (forth + F.cross_entropy(table[:, : len(own)].T, own, reduction="none"))
+
+
+def ranks(of: Representations) -> Tensor:
+    """[n] int64 rank of each query's passage among all passages of pairs, from 1; of equal scores the own is the last."""
+    table = of.queries @ of.passages[:, 0].T
+    own = table.diagonal()
+    return (table >= own.unsqueeze(1)).sum(1)

@@ -1,0 +1,202 @@
+"""Dense retrieval on real text: a function's docstring is the query, its source is the passage that answers it."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from accumulation_harness.config import ConfigError, Contrast
+from accumulation_harness.judge.cause import Cause
+from accumulation_harness.workloads import Batch, Workload
+from accumulation_harness.workloads.contrastive import Representations, losses, ranks
+from accumulation_harness.workloads.files import read_data
+from accumulation_harness.workloads.towers import trigrams
+
+QUERY_LENGTH, PASSAGE_LENGTH = 80, 160  # bytes of a text that are read
+SHORTEST_QUERY, SHORTEST_PASSAGE = 20, 40  # characters: "Return x." is said of many functions
+HELD_OUT = 1000  # pairs, and so passages of the pool; of a small folder a quarter
+SPLIT_SEED = 20240601  # of the modules' order; never a trial's seed: all trials train on the same pairs
+MAX_BYTES = 100_000_000  # of all files of a folder together
+# Not part of a library, or no text that somebody wrote about a function.
+LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "site-packages", "ensurepip", "turtledemo", "pydoc_data", "_vendor"}
+
+
+@dataclass(frozen=True, order=True)
+class Pair:
+    """A docstring's first paragraph and the function's source without it, white space made one."""
+
+    module: str
+    query: str
+    passage: str
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """All pairs: those of some modules to train on, those of the others held out."""
+
+    train: tuple[Pair, ...]
+    held_out: tuple[Pair, ...]
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of all texts in order: two machines with the same have the same data."""
+        digest = hashlib.sha256()
+        for part in (self.train, self.held_out):
+            for pair in part:
+                digest.update("\0".join((pair.module, pair.query, pair.passage, "")).encode())
+        return digest.hexdigest()
+
+
+@cache
+def read_pairs(root: str | None) -> Pairs:
+    """The pairs of the standard library and numpy, or of all `*.py` below the folder `root`.
+
+    Raises `ConfigError` when the folder has fewer than two modules with pairs.
+    """
+    libraries = {"": Path(root)} if root is not None else {"": Path(ast.__file__).parent, "numpy": Path(np.__file__).parent}
+    found = [pair for name, folder in libraries.items() for pair in _harvest(name, folder, root)]
+    pairs = distinct(found)
+    modules = sorted({pair.module for pair in pairs})
+    if len(modules) < 2:
+        raise ConfigError("data.root", root, "a folder with two or more *.py files that have functions with docstrings")
+    order = torch.randperm(len(modules), generator=torch.Generator().manual_seed(SPLIT_SEED)).tolist()
+    wanted, chosen, taken = min(HELD_OUT, len(pairs) // 4), set[str](), 0
+    for i in order[:-1]:
+        if taken >= wanted:
+            break
+        chosen.add(modules[i])
+        taken += sum(pair.module == modules[i] for pair in pairs)
+    train = tuple(pair for pair in pairs if pair.module not in chosen)
+    return Pairs(train, tuple(pair for pair in pairs if pair.module in chosen)[: max(wanted, 1)])
+
+
+def distinct(pairs: Sequence[Pair]) -> list[Pair]:
+    """The pairs in order, without those of which a query or a passage, as far as it is read, was there before."""
+    queries, passages, kept = set[bytes](), set[bytes](), []
+    for pair in sorted(pairs):
+        query, passage = pair.query.lower().encode()[:QUERY_LENGTH], pair.passage.lower().encode()[:PASSAGE_LENGTH]
+        if query not in queries and passage not in passages:
+            kept.append(pair)
+        queries.add(query)
+        passages.add(passage)
+    return kept
+
+
+def _harvest(library: str, folder: Path, root: str | None) -> Iterator[Pair]:
+    left = MAX_BYTES
+    for path in sorted(folder.rglob("*.py")):
+        parts = path.relative_to(folder).with_suffix("").parts
+        if LEFT_OUT.intersection(parts[:-1]) or parts[-1].startswith("test"):
+            continue
+        content = path.read_bytes() if root is None else read_data(root, path, left)
+        left -= len(content)
+        yield from pairs_of(".".join([library, *parts] if library else parts), content)
+
+
+def pairs_of(module: str, content: bytes) -> Iterator[Pair]:
+    """The pairs of a file of Python; none of one that cannot be parsed."""
+    try:
+        source = content.decode()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)  # an invalid escape in somebody's text
+            tree = ast.parse(source)
+    except (SyntaxError, ValueError):  # not UTF-8, or Python of another version
+        return
+    lines = source.splitlines()
+    for node in ast.walk(tree):
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or len(node.body) < 2:
+            continue
+        told = ast.get_docstring(node)
+        if not told:
+            continue
+        text = node.body[0]
+        assert text.end_lineno is not None and node.end_lineno is not None
+        code = lines[node.lineno - 1 : text.lineno - 1] + lines[text.end_lineno : node.end_lineno]
+        query, passage = (" ".join(one.split()) for one in (told.split("\n\n")[0], textwrap.dedent("\n".join(code))))
+        if len(query) >= SHORTEST_QUERY and len(passage) >= SHORTEST_PASSAGE:
+            yield Pair(module, query, passage)
+
+
+class DocstringWorkload(Workload):
+    """Two towers and a loss with in-batch negatives; one loss term per pair.
+
+    inputs [n, 2 or 3, 160] int64 are byte trigrams (`towers.py`) of query, passage and hard negative; targets are the ids.
+    `held_out.ids` go on after the training set's.
+    """
+
+    coupling = Cause.non_separable_loss
+
+    def __init__(
+        self,
+        pairs: Pairs,
+        make_model: Callable[[], nn.Module],
+        *,
+        contrast: Contrast,
+        hard_negatives: int,
+        device: torch.device,
+    ) -> None:
+        self.pairs, self.contrast = pairs, contrast
+        self._make_model, self._device = make_model, device
+        self.num_samples = len(pairs.train)
+        self._train = texts_of(pairs.train, hard_negatives)
+        held_out = texts_of(pairs.held_out, hard_negatives)
+        self.held_out = self._placed(torch.arange(len(held_out)) + self.num_samples, held_out)
+
+    def make_model(self) -> nn.Module:
+        """Two fresh towers."""
+        return self._make_model()
+
+    def batch(self, ids: Tensor) -> Batch:
+        """The pairs `ids` of the training set."""
+        return self._placed(ids, self._train[ids])
+
+    def losses(self, outputs: Representations, batch: Batch) -> Tensor:
+        """[n] of `outputs`, whatever rows they have: a memory bank may have added some."""
+        return losses(outputs, self.contrast)
+
+    def num_terms(self, batch: Batch) -> Tensor:
+        """[n] ones."""
+        return torch.ones(len(batch), dtype=torch.long, device=self._device)
+
+    def correct(self, outputs: Representations, batch: Batch) -> Tensor:
+        """[n] whether the nearest passage of the batch is the query's own."""
+        return (ranks(outputs) == 1).long()
+
+    def _placed(self, ids: Tensor, texts: Tensor) -> Batch:
+        return Batch(ids=ids, inputs=texts.to(self._device, non_blocking=True), targets=ids.to(self._device, non_blocking=True))
+
+
+def texts_of(pairs: Sequence[Pair], hard_negatives: int) -> Tensor:
+    """[n, 2 or 3, 160] trigrams; the hard negative of a pair is the passage of the next pair of its module, in a circle.
+
+    A module with one pair has the next module's.
+    """
+    queries, passages = (
+        torch.from_numpy(np.stack([trigrams(text, length) for text in texts]))
+        for texts, length in (([p.query for p in pairs], QUERY_LENGTH), ([p.passage for p in pairs], PASSAGE_LENGTH))
+    )
+    parts = [torch.nn.functional.pad(queries, (0, PASSAGE_LENGTH - QUERY_LENGTH)), passages]
+    if hard_negatives:
+        parts.append(passages[neighbours([pair.module for pair in pairs])])
+    return torch.stack(parts, 1)
+
+
+def neighbours(modules: Sequence[str]) -> list[int]:
+    """For each place the next one of the same module (modules are contiguous), of its last the first; see `texts_of`."""
+    first = {module: i for i, module in reversed(list(enumerate(modules)))}
+    found = []
+    for i, module in enumerate(modules):
+        follows = i + 1 < len(modules) and modules[i + 1] == module
+        other = i + 1 if follows else first[module]
+        found.append(other if other != i else (i + 1) % len(modules))
+    return found

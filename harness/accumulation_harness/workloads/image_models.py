@@ -1,0 +1,144 @@
+"""Image classifiers: a two-layer convolutional net, a perceptron, and ResNet-18 in its CIFAR form.
+
+Layers before a normalisation have no bias: BatchNorm subtracts it again, and a parameter whose true gradient is zero would
+only show rounding noise. Nothing works in place, so that `torch.func` can differentiate per sample.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from accumulation_harness.config import Norm
+from accumulation_harness.workloads.norms import make_norm
+
+POOLED = 4  # side of the feature maps that the convolutional net's last layer sees
+
+
+def make_conv(
+    shape: tuple[int, int, int], *, width: int, norm: Norm, dropout: float = 0.0, num_classes: int = 10
+) -> nn.Sequential:
+    """Conv-norm-ReLU, Conv(stride 2)-norm-ReLU, Linear; `width` channels, then twice as many.
+
+    `shape` is (C, H, W) with H = W >= 7. Maps larger than 4x4 after the second convolution are average-pooled to 4x4.
+    """
+    channels, side, _ = shape
+    bias = norm == Norm.none
+    return nn.Sequential(
+        nn.Conv2d(channels, width, 3, padding=1, bias=bias),
+        make_norm(norm, width, 2),
+        nn.ReLU(),
+        nn.Conv2d(width, 2 * width, 3, padding=1, stride=2, bias=bias),
+        make_norm(norm, 2 * width, 2),
+        nn.ReLU(),
+        *pooling((side + 1) // 2),
+        nn.Flatten(),
+        *dropping(dropout),
+        nn.Linear(2 * width * POOLED**2, num_classes),
+    )
+
+
+def make_conv1d(
+    shape: tuple[int, int, int], *, width: int, norm: Norm, dropout: float = 0.0, num_classes: int = 10
+) -> nn.Sequential:
+    """Three of Conv-norm-ReLU along the last axis (5, 3 and 3 places wide, stride 2), and a Linear; 3 * `width` channels.
+
+    mnist1d's own net has 25 channels and no normalisation; `shape` is (C, 1, L) with L >= 8, and L = 40 leaves 5 places.
+    """
+    channels, _, length = shape
+    hidden = 3 * width
+    layers: list[nn.Module] = []
+    for channels_in, reach in ((channels, 5), (hidden, 3), (hidden, 3)):
+        layers += [
+            nn.Conv2d(channels_in, hidden, (1, reach), stride=(1, 2), padding=(0, 1), bias=norm == Norm.none),
+            make_norm(norm, hidden, 2),
+            nn.ReLU(),
+        ]
+        length = (length + 2 - reach) // 2 + 1
+    return nn.Sequential(*layers, nn.Flatten(), *dropping(dropout), nn.Linear(hidden * length, num_classes))
+
+
+def make_mlp(
+    shape: tuple[int, int, int], *, width: int, norm: Norm, dropout: float = 0.0, num_classes: int = 10
+) -> nn.Sequential:
+    """Two hidden layers of 8 * width units, each Linear-norm-ReLU, and a Linear."""
+    channels, height, side = shape
+    hidden = 8 * width
+    bias = norm == Norm.none
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(channels * height * side, hidden, bias=bias),
+        make_norm(norm, hidden, 0),
+        nn.ReLU(),
+        nn.Linear(hidden, hidden, bias=bias),
+        make_norm(norm, hidden, 0),
+        nn.ReLU(),
+        *dropping(dropout),
+        nn.Linear(hidden, num_classes),
+    )
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions and a shortcut, projected where the shape changes (He et al., arXiv:1512.03385, section 4.2)."""
+
+    def __init__(self, channels_in: int, channels: int, *, stride: int, norm: Norm) -> None:
+        super().__init__()
+        bias = norm == Norm.none
+        self.conv1 = nn.Conv2d(channels_in, channels, 3, padding=1, stride=stride, bias=bias)
+        self.norm1 = make_norm(norm, channels, 2, max_groups=32)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=bias)
+        self.norm2 = make_norm(norm, channels, 2, max_groups=32)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or channels_in != channels:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(channels_in, channels, 1, stride=stride, bias=bias), make_norm(norm, channels, 2, max_groups=32)
+            )
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """[n, C_in, H, W] -> [n, C, H / stride, W / stride]."""
+        hidden = F.relu(self.norm1(self.conv1(maps)))
+        return F.relu(self.norm2(self.conv2(hidden)) + self.shortcut(maps))
+
+
+class GlobalAverage(nn.Module):
+    """[n, C, H, W] -> [n, C]; a plain mean, whose gradient on CUDA is deterministic unlike that of adaptive pooling."""
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """[n, C, H, W] -> [n, C], means over the places."""
+        return maps.mean((2, 3))
+
+
+def make_resnet18(
+    shape: tuple[int, int, int], *, width: int, norm: Norm, dropout: float = 0.0, num_classes: int = 10
+) -> nn.Sequential:
+    """ResNet-18 for 32x32 images: 3x3 stem, stages of 8, 16, 32 and 64 times `width` channels with two blocks each."""
+    base = 8 * width
+    layers: list[nn.Module] = [
+        nn.Conv2d(shape[0], base, 3, padding=1, bias=norm == Norm.none),
+        make_norm(norm, base, 2, max_groups=32),
+        nn.ReLU(),
+    ]
+    channels_in = base
+    for stage in range(4):
+        channels = base * 2**stage
+        layers.append(BasicBlock(channels_in, channels, stride=1 if stage == 0 else 2, norm=norm))
+        layers.append(BasicBlock(channels, channels, stride=1, norm=norm))
+        channels_in = channels
+    return nn.Sequential(*layers, GlobalAverage(), *dropping(dropout), nn.Linear(channels_in, num_classes))
+
+
+def pooling(side: int) -> list[nn.Module]:
+    """Average pooling of `side` x `side` maps to 4x4, or nothing where they are that small.
+
+    A fixed window of side - 3 * (side // 4) at stride side // 4 covers every row, as adaptive pooling does (the same
+    operation where 4 divides `side`), and unlike it has a deterministic gradient on CUDA.
+    """
+    if side < POOLED:
+        raise ValueError(f"expected feature maps of at least {POOLED}x{POOLED}, got {side}x{side}")
+    stride = side // POOLED
+    return [] if side == POOLED else [nn.AvgPool2d(side - (POOLED - 1) * stride, stride)]
+
+
+def dropping(probability: float) -> list[nn.Module]:
+    """Dropout, or no layer at all: then a training step draws nothing from the random generator."""
+    return [nn.Dropout(probability)] if probability else []

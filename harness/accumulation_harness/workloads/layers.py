@@ -1,0 +1,92 @@
+"""The layers of any model: which there are, and exchanging them in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.utils import parametrize
+
+from accumulation_harness.workloads import calm
+
+Old = TypeVar("Old", bound=nn.Module)
+New = TypeVar("New", bound=nn.Module)
+
+
+def replace_layers(model: nn.Module, kind: type[Old], make: Callable[[Old], New]) -> list[New]:
+    """Put `make(layer)` in the place of every layer of `kind`; the new layers in the order of `model.named_modules()`.
+
+    What `make` puts around a layer is not looked into again. A layer under several names, and the model itself, stay.
+    """
+    layers = []
+    for name, layer in list(model.named_modules()):
+        if isinstance(layer, kind):
+            parent, _, child = name.rpartition(".")
+            layers.append(make(layer))
+            setattr(model.get_submodule(parent), child, layers[-1])
+    return layers
+
+
+def has_batch_norm(model: nn.Module) -> bool:
+    """Whether some layer normalises by the statistics of its batch."""
+    return any(isinstance(layer, _BatchNorm) for layer in model.modules())
+
+
+def draws(model: nn.Module) -> bool:
+    """Whether a training forward draws random numbers, for dropout or as it has been marked."""
+    return calm.has_draws(model) or any(_probabilities(layer) for layer in model.modules())
+
+
+def without_dropout(model: nn.Module) -> nn.Module:
+    """The model, with all its probabilities of dropout at 0, and without the draws that it has been marked to make."""
+    if calm.has_draws(model):
+        calm.mark_draws(model, False)
+    for layer in model.modules():
+        for name in _probabilities(layer):
+            setattr(layer, name, 0.0)
+    return model
+
+
+def _probabilities(layer: nn.Module) -> dict[str, float]:
+    """Positive probabilities of dropout by attribute: `p` of a dropout layer, else numbers with `dropout` in their names."""
+    own = {"p": layer.p} if isinstance(layer, _DropoutNd) else {k: v for k, v in vars(layer).items() if "dropout" in k}
+    return {name: value for name, value in own.items() if isinstance(value, float) and value > 0}
+
+
+def in_format(model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """The model, moved in place, its real numbers in `dtype` and its complex ones in pairs of it."""
+    of_pairs = torch.complex128 if dtype == torch.float64 else torch.complex64
+
+    def placed(tensor: Tensor) -> Tensor:
+        own = dtype if tensor.is_floating_point() else of_pairs if tensor.is_complex() else tensor.dtype
+        return tensor.to(device, own)
+
+    model._apply(placed)  # `Module.to` would cut imaginary parts off
+    return model
+
+
+class AsComplex(nn.Module):
+    """A complex parameter, kept as its real and imaginary parts: what PyTorch's optimizers make of it inside a step."""
+
+    def forward(self, real: Tensor, imaginary: Tensor) -> Tensor:
+        """The complex value of two parts."""
+        return torch.complex(real, imaginary)
+
+    def right_inverse(self, value: Tensor) -> tuple[Tensor, Tensor]:
+        """The parts of a complex value, in memory of their own."""
+        return value.real.clone(), value.imag.clone()
+
+
+def with_real_parameters(model: nn.Module) -> None:
+    """Keep each complex parameter as real ones, in place; ValueError where one has several names."""
+    places = [
+        (layer, name) for layer in model.modules() for name, own in layer.named_parameters(recurse=False) if own.is_complex()
+    ]
+    if len(places) > sum(own.is_complex() for own in model.parameters()):
+        raise ValueError("a complex parameter has several names")
+    for layer, name in places:
+        parametrize.register_parametrization(layer, name, AsComplex(), unsafe=True)

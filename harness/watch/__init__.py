@@ -1,6 +1,0 @@
-"""Watch a training run as it is: are its windows of accumulated micro-batches what one large batch would compute?"""
-
-from harness.watch.report import Report
-from harness.watch.session import Watch, watch
-
-__all__ = ["Report", "Watch", "watch"]

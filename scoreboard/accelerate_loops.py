@@ -1,0 +1,66 @@
+"""accelerate: the naive use of `accumulate()`, the documented recipe for unequal tokens, and it without its factor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import GradientAccumulationPlugin
+
+from scoreboard import data
+
+
+def _prepared(batch_size: int, accumulation_steps: int, **plugin: Any) -> tuple[Accelerator, Any, Any, Any]:
+    """`accelerate` keeps process-wide state, which must not pass from one call to the next."""
+    from accelerate.state import AcceleratorState, GradientState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    made = GradientAccumulationPlugin(num_steps=accumulation_steps, **plugin)
+    accelerator = Accelerator(gradient_accumulation_plugin=made, cpu=True)
+    model = data.language_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = torch.utils.data.DataLoader(list(data.sentences()), batch_size=batch_size, shuffle=False)  # type: ignore[arg-type, var-annotated]
+    return accelerator, *accelerator.prepare(model, optimizer, loader)
+
+
+def naive(batch_size: int, accumulation_steps: int) -> None:
+    """Mean loss of each micro-batch inside `accumulate()`, which divides by N; unequal tokens, a short last window."""
+    accelerator, model, optimizer, loader = _prepared(batch_size, accumulation_steps)
+    for _ in range(data.EPOCHS):
+        for rows in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(data.token_loss(model(rows), rows, "mean"))
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+def documented(batch_size: int, accumulation_steps: int) -> None:
+    """The recipe for tokens: sum, divided by the tokens of the window, times N because `backward` divides by N."""
+    accelerator, model, optimizer, loader = _prepared(batch_size, accumulation_steps)
+    for _ in range(data.EPOCHS):
+        batches = list(loader)
+        for start in range(0, len(batches), accumulation_steps):
+            window = batches[start : start + accumulation_steps]
+            total = sum(data.num_targets(rows) for rows in window)
+            for i, rows in enumerate(window):
+                accelerator.gradient_state._set_sync_gradients(i == len(window) - 1)
+                accelerator.backward(data.token_loss(model(rows), rows) / total * accumulation_steps)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def documented_without_factor(batch_size: int, accumulation_steps: int) -> None:
+    """The same with the factor N left out: divided by the tokens of the window, and by N in `backward`."""
+    accelerator, model, optimizer, loader = _prepared(batch_size, accumulation_steps)
+    for _ in range(data.EPOCHS):
+        batches = list(loader)
+        for start in range(0, len(batches), accumulation_steps):
+            window = batches[start : start + accumulation_steps]
+            total = sum(data.num_targets(rows) for rows in window)
+            for i, rows in enumerate(window):
+                accelerator.gradient_state._set_sync_gradients(i == len(window) - 1)
+                accelerator.backward(data.token_loss(model(rows), rows) / total)
+            optimizer.step()
+            optimizer.zero_grad()
