@@ -320,7 +320,7 @@ def test_real_trials_run_in_parallel_with_one_thread_each(tmp_path: Path) -> Non
     assert first == "Nothing to do: 2 trials finished already."
     assert cell.split()[:8] == ["digits", "none", "sgd", "float32", "2", "equivalent", "(2", "of"]
     assert last == f"Results: {tmp_path}. Next: accumulation-harness report --results {tmp_path}"
-    subprocess.run([*command[:4], "seed=2", *command[5:]], check=True)  # alone: several threads would slow down a small model
+    subprocess.run([*command[:4], "seed=2", *command[6:]], check=True)  # alone: several threads would slow down a small model
     trials = list(Store(tmp_path).trials())
     assert [trial.environment["threads"] for trial in trials] == [1, 1, 1]
     assert all(trial.num_rows > 0 and trial.arms for trial in trials)
