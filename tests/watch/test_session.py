@@ -327,20 +327,6 @@ def test_transformed_functions_are_left_alone() -> None:
         loop.run()
 
 
-@pytest.mark.slow
-def test_a_compiled_model_is_watched() -> None:
-    torch.compiler.reset()
-    loops = [Loop(), Loop()]
-    for loop in loops:
-        compiled = torch.compile(loop.model, backend="aot_eager")
-        loop.loss = lambda model, x, y, rows, compiled=compiled: right(compiled, x, y, rows)
-    report = loops[0].watched()
-    torch.compiler.reset()
-    loops[1].run()
-    assert report.causes == () and report.checked["sums"] == 6
-    assert all(torch.equal(a, b) for a, b in zip(loops[0].weights, loops[1].weights, strict=True))
-
-
 def test_nothing_is_left_behind() -> None:
     before = torch.autograd.backward, functional.cross_entropy, torch.nn.utils.clip_grad_norm_, torch.optim.Optimizer.zero_grad
     loop = Loop()

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Sequence
 
 import torch
+from harness.audit.observe.alive import PLAIN, readable
 from torch import Tensor
 
 LOOKED_AT = 512  # entries of each tensor
@@ -22,15 +23,17 @@ class Averages:
 
     def __init__(self, weights: Sequence[Tensor], known: Sequence[Tensor]) -> None:
         """`known`: gradients, the optimizer's state: what is no average."""
-        self.weights = [p for p in weights if p.requires_grad and p.numel() >= FEWEST]
+        self.weights = [p for p in weights if readable(p) and p.requires_grad and p.numel() >= FEWEST]
         shapes = {(p.shape, p.device) for p in self.weights}
         own = {id(t) for t in (*weights, *known)}
         self._before: list[tuple[weakref.ref[Tensor], Tensor]] = []
         for item in gc.get_objects():
-            if not issubclass(type(item), Tensor) or id(item) in own or len(self._before) == MOST:
+            if type(item) not in PLAIN or id(item) in own or not readable(item):
                 continue
-            if item.layout == torch.strided and item.is_floating_point() and (item.shape, item.device) in shapes:
+            if item.is_floating_point() and (item.shape, item.device) in shapes:
                 self._before.append((weakref.ref(item), _sample(item).clone()))
+                if len(self._before) == MOST:
+                    break
 
     @torch.no_grad()
     def rate(self) -> float | None:
@@ -41,7 +44,7 @@ class Averages:
             weights = torch.stack([_sample(self.weights[i]).double() for i in places])
             for reference, before in self._before:
                 tensor = reference()
-                if tensor is not None and tensor.shape == shape:
+                if tensor is not None and readable(tensor) and tensor.shape == shape:
                     rates |= _rates(weights, places, before, _sample(tensor))
         if not rates or len(rates) < AS_MUCH * len(self.weights):
             return None

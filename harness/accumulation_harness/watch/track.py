@@ -150,7 +150,7 @@ class Track:
         if window.backwards:
             window.moved = window.moved or window.weights != versions(self.parameters)
             if window.averages is not None:
-                window.averaged, window.averages = None if window.moved else window.averages.rate(), None
+                window.averaged, window.averages = None if window.moved else _rate(window.averages), None
             window.state_moved = window.state_moved or window.state != versions(_state(self.optimizer))
         else:
             if not self.num_windows:
@@ -187,10 +187,17 @@ class Track:
         self.window.calls.clear()
         self._sums, self._before = [None] * len(self.parameters), None
         if self.num_windows == AVERAGED and len(self.window.backwards) == 1 and not self.sharded:
-            grads = [p.grad for p in self.parameters if p.grad is not None]
-            self.window.averages = Averages(self.parameters, [*grads, *_state(self.optimizer)])
+            self.window.averages = self._averages()
         self.window.unclipped = self.window.clipped = None
         return True
+
+    def _averages(self) -> Averages | None:
+        """What may be averages of the weights; None where the look failed: the run is worth more than what it would have told."""
+        grads = [p.grad for p in self.parameters if p.grad is not None]
+        try:
+            return Averages(self.parameters, [*grads, *_state(self.optimizer)])
+        except Exception:  # every report says that averages kept by hand may go unseen
+            return None
 
     def look_at_format(self) -> None:
         """Whether a sum of at least two micro-batches has been rounded to 16 bits."""
@@ -368,8 +375,16 @@ def _slope(head: Head, numbers: Mapping[str, float]) -> Slope:
 
 
 def versions(tensors: Sequence[Tensor]) -> int:
-    """How often they have been written to."""
-    return sum(t._version for t in tensors)
+    """How often they have been written to, as far as it is counted; no code of a subclass of Tensor is called for that."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return sum(t._version for t in tensors if not t.is_inference())
+
+
+def _rate(averages: Averages) -> float | None:
+    try:
+        return averages.rate()
+    except Exception:  # as of `Track._averages`
+        return None
 
 
 def _state(optimizer: Optimizer) -> list[Tensor]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
@@ -26,6 +27,7 @@ from accumulation_harness.audit.evidence import (
     Vector,
     overflow_is_expected,
 )
+from accumulation_harness.audit.observe.alive import PLAIN, readable
 from accumulation_harness.audit.observe.foreign import Foreign
 from accumulation_harness.audit.observe.forwards import Forwards
 from accumulation_harness.audit.observe.rank_gradients import LocalGradients
@@ -381,8 +383,21 @@ def _state(optimizer: Optimizer | Foreign, parameters: Sequence[Tensor]) -> tupl
     states = [optimizer.state.get(p, {}) for p in parameters]
     first: dict[str, Any] = next((s for s in states if s), {})
     kept = {}
-    for key, value in first.items():
-        if isinstance(value, Tensor) and value.ndim and all(isinstance(s.get(key), Tensor) for s in states if s):
-            kept[str(key)] = looked_at([s[key] for s in states if s])
+    for key in first:
+        values = _numbers([s.get(key) for s in states if s])
+        if values is not None:
+            kept[str(key)] = values
     step = first.get("step")
     return kept, None if step is None else float(step)
+
+
+def _numbers(entries: Sequence[Any]) -> Vector | None:
+    """Those of tensors with dimensions; None for anything else, and for tensors of kinds that cannot be read."""
+    try:
+        if any(
+            not isinstance(t, Tensor) or (type(t) in PLAIN and t.layout == torch.strided and not readable(t)) for t in entries
+        ):
+            return None
+        return looked_at(entries) if entries[0].ndim else None
+    except Exception:  # a subclass of Tensor may know as few operations as it likes, and raise what it likes
+        return None

@@ -9,16 +9,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from accumulation_harness.audit.evidence import Copy, Step
-from accumulation_harness.audit.observe.alive import alive
+from accumulation_harness.audit.observe.alive import PLAIN, alive, readable
 from accumulation_harness.audit.observe.sample import Sample, looked_at, sample_of
 from accumulation_harness.audit.observe.stored import Store
 from accumulation_harness.audit.observe.tensors import put
 
-PLAIN = (Tensor, nn.Parameter)  # not the fake ones of a compiler, nor sharded ones
 OURS = 2  # references to what a shadow alone holds, while they are counted
 NEAR = 0.5  # an average of weights stays within this relative distance of them; lists of gradients or batches do not
 
@@ -139,11 +137,13 @@ def find(parameters: Sequence[Tensor], excluded: Iterable[Tensor]) -> list[Shado
     taken = {_storage(tensor) for tensor in [*parameters, *excluded]}
     found: dict[frozenset[int], Shadow] = {}
     for item in _containers(sum(p.numel() for p in parameters)):
-        flat = type(item) in PLAIN
-        tensors = _cut(item, parameters) if flat else _tensors(item, len(parameters))
-        if not tensors or any(_storage(tensor) in taken for tensor in tensors):
+        try:
+            tensors = _cut(item, parameters) if type(item) in PLAIN else _tensors(item, len(parameters))
+            if not tensors or any(_storage(tensor) in taken for tensor in tensors):
+                continue
+            shadow = _match(tensors, parameters, item)
+        except Exception:  # somebody's container or module that cannot be read as such
             continue
-        shadow = _match(tensors, parameters, item)
         if shadow is not None:
             found.setdefault(_memory(shadow), shadow)
     whole = [shadow for key, shadow in found.items() if not any(key < other for other in found)]  # not the layers of one
@@ -167,7 +167,7 @@ def _containers(size: int) -> Iterator[Any]:
             if item and type(item[0]) in PLAIN:
                 yield item
         elif kind in PLAIN:
-            if item.layout == torch.strided and item.ndim == 1 and item.numel() == size and item.is_floating_point():
+            if readable(item) and item.ndim == 1 and item.numel() == size and item.is_floating_point():
                 yield item
         elif kind in modules:
             yield item
@@ -187,9 +187,7 @@ def nearest(shadows: Sequence[Shadow], wanted: Copy) -> Shadow | None:
 
 def _storage(tensor: Tensor) -> int:
     """Identity of the memory; tensors without memory of their own (sparse, wrapped) stand for themselves."""
-    if tensor.layout != torch.strided or type(tensor) not in (Tensor, nn.Parameter):
-        return id(tensor)
-    return tensor.untyped_storage().data_ptr()
+    return tensor.untyped_storage().data_ptr() if readable(tensor) else id(tensor)
 
 
 def _cut(vector: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
@@ -206,7 +204,11 @@ def _tensors(item: Any, count: int) -> list[Tensor]:
             return []
     else:
         values = list(item.parameters()) if "_parameters" in vars(item) else []
-    return [value for value in values if value.is_floating_point()] if all(type(value) in PLAIN for value in values) else []
+    return (
+        [value for value in values if readable(value) and value.is_floating_point()]
+        if all(type(value) in PLAIN for value in values)
+        else []
+    )
 
 
 def _match(tensors: list[Tensor], parameters: Sequence[Tensor], kept: Any) -> Shadow | None:

@@ -1,0 +1,235 @@
+"""Runs in whose process there are tensors that the watch does not know: a compiler's, subclasses, and such without numbers."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map
+
+from accumulation_harness.audit import audit
+from accumulation_harness.audit.observe.alive import PLAIN, readable
+from accumulation_harness.judge.cause import Cause
+from accumulation_harness.watch import Report
+from tests.watch.loops import Loop, data, network, right
+from tests.watch.test_session import Average
+
+
+def compiled(model: nn.Module, backend: str) -> Loop:
+    whole = torch.compile(model, backend=backend)
+    return Loop(model=model, loss=lambda _, x, y, rows: right(whole, x, y, rows))
+
+
+def compiled_and_handed_over(model: nn.Module, backend: str) -> Loop:
+    return Loop(model=torch.compile(model, backend=backend))  # type: ignore[arg-type]
+
+
+def compiled_in_place(model: nn.Module, backend: str) -> Loop:
+    model.compile(backend=backend)
+    return Loop(model=model)
+
+
+def compiled_block(model: nn.Module, backend: str) -> Loop:
+    model[0].compile(backend=backend)  # type: ignore[index]
+    return Loop(model=model)
+
+
+def compiled_loss(model: nn.Module, backend: str) -> Loop:
+    return Loop(model=model, loss=torch.compile(right, backend=backend))
+
+
+def compiled_with_any_size(model: nn.Module, backend: str) -> Loop:
+    whole = torch.compile(model, backend=backend, dynamic=True)
+    return Loop(model=model, loss=lambda _, x, y, rows: right(whole, x, y, rows))
+
+
+COMPILED = [compiled, compiled_and_handed_over, compiled_in_place, compiled_block, compiled_loss, compiled_with_any_size]
+
+
+def watched_and_not(make: Callable[[], Loop]) -> Report:
+    """The report, of a run that ends with the weights of one that nobody watched."""
+    torch.compiler.reset()
+    seen, alone = make(), make()
+    report = seen.watched()
+    torch.compiler.reset()
+    alone.run()
+    assert all(torch.equal(a, b) for a, b in zip(seen.weights, alone.weights, strict=True))
+    return report
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("kind", COMPILED)
+def test_a_compiled_model_is_watched(kind: Callable[[nn.Module, str], Loop], backend: str) -> None:
+    report = watched_and_not(lambda: kind(network(), backend))
+    assert report.causes == () and report.checked["sums"] == report.windows == 6
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # PyTorch's own
+def test_a_model_is_watched_that_inductor_has_compiled() -> None:
+    report = watched_and_not(lambda: compiled(network(), "inductor"))
+    assert report.causes == () and report.checked["sums"] == 6
+
+
+@pytest.mark.parametrize("wrong", [0.1, None])
+def test_an_average_by_hand_is_found_beside_a_compiled_model(wrong: float | None) -> None:
+    def make() -> Loop:
+        loop = compiled(network(), "aot_eager")
+        loop.after_backward = Average(wrong).update if wrong else loop.after_backward
+        return loop
+
+    assert watched_and_not(make).causes == ((Cause.ema_per_micro_batch,) if wrong else ())
+
+
+# -- tensors that only lie in the process, with the shape of a weight ---------------------------------------------------
+
+
+class Hostile(Tensor):
+    """A subclass on which every operation raises, and every look at an attribute."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotImplementedError(str(func))
+
+
+class Wrapper(Tensor):
+    """A subclass without memory of its own, which knows no operation but a detached copy."""
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Wrapper:
+        return Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)  # type: ignore[attr-defined, no-any-return]
+
+    def __init__(self, inner: Tensor) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.ops.aten.detach.default:
+            raise NotImplementedError(str(func))
+        return tree_map(lambda item: item, args[0])
+
+
+def fake(like: Tensor) -> Tensor:
+    with FakeTensorMode():
+        return torch.empty(like.shape)
+
+
+def given_back(like: Tensor) -> Tensor:
+    """What FSDP leaves of a weight between forwards."""
+    empty = like.clone()
+    empty.untyped_storage().resize_(0)
+    return empty
+
+
+def of_a_transform(like: Tensor) -> Tensor:
+    kept: list[Tensor] = []
+    torch.func.grad(lambda x: (kept.append(x), x.square().sum())[1])(like)
+    return kept[0]
+
+
+ALIENS: dict[str, Callable[[Tensor], Any]] = {
+    "hostile subclass": lambda like: like.clone().as_subclass(Hostile),
+    "hostile parameter": lambda like: nn.Parameter(like.clone()).as_subclass(Hostile),
+    "wrapper": Wrapper,
+    "fake": fake,
+    "meta": lambda like: torch.empty_like(like, device="meta"),
+    "sparse": lambda like: like.to_sparse(),
+    "csr": lambda like: like.to_sparse_csr(),
+    "nested": lambda like: torch.nested.nested_tensor(list(like)),
+    "jagged": lambda like: torch.nested.nested_tensor(list(like), layout=torch.jagged),
+    "given back": given_back,
+    "of a transform": of_a_transform,
+    "quantized": lambda like: torch.quantize_per_tensor(like, 0.1, 0, torch.qint8),
+    "functional": torch._to_functional_tensor,  # type: ignore[attr-defined]
+    "lazy": lambda like: nn.parameter.UninitializedParameter(),
+    "mkldnn": lambda like: like.to_mkldnn(),
+}
+
+
+def made(kind: str, like: Tensor) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what PyTorch calls a prototype
+        return ALIENS[kind](like)
+
+
+def held(like: Sequence[Tensor]) -> list[Any]:
+    """All of these, of every shape, alone and in a list, a tuple and a dict each: in no way part of a training."""
+    aliens = [[made(kind, weight) for weight in like] for kind in ALIENS]
+    return [*aliens, *map(tuple, aliens), *(dict(enumerate(alien)) for alien in aliens)]
+
+
+@pytest.mark.parametrize("kind", ALIENS)
+def test_what_is_not_plain_is_not_read(kind: str) -> None:
+    assert not readable(made(kind, torch.randn(16, 10)))
+
+
+def test_plain_tensors_are_read_whatever_their_strides() -> None:
+    whole = torch.randn(8, 8)
+    for plain in (whole, nn.Parameter(whole), whole[1:, ::2], whole.t(), whole[0, 0], torch.zeros(0, 3), whole[:1].expand(9, 8)):
+        assert type(plain) in PLAIN and readable(plain)
+
+
+def matrices(model: nn.Module) -> list[Tensor]:
+    return [p.detach() for p in model.parameters() if p.ndim == 2]
+
+
+def test_a_watch_passes_by_tensors_that_it_does_not_know() -> None:
+    around = held(matrices(network()))
+    assert watched_and_not(Loop).verdict == "equivalent" and around
+
+
+def with_state(depth: int) -> Loop:
+    """An optimizer whose state holds such tensors, so many containers below a parameter's own entry."""
+    loop = Loop()
+    for p in loop.model.parameters():
+        for kind in ALIENS if p.ndim == 2 else ():
+            inner = made(kind, p.detach())
+            for _ in range(depth):
+                inner = {"inner": [inner]}
+            loop.optimizer.state[p][kind] = inner
+    return loop
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_a_watch_passes_by_an_optimizer_state_that_it_does_not_know(depth: int) -> None:
+    report = watched_and_not(lambda: with_state(depth))
+    assert report.causes == () and report.checked["sums"] == 6
+
+
+@pytest.mark.parametrize("part", ["__init__", "rate"])
+def test_a_look_for_averages_that_fails_ends_no_run(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(f"accumulation_harness.watch.averages.Averages.{part}", fails)
+    report = watched_and_not(lambda: Loop(after_backward=Average(0.1).update))
+    assert report.causes == () and report.checked["sums"] == 6
+    assert any(line.startswith("averages of the weights") for line in report.unseen)
+
+
+# -- the audit ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("in_state", [False, True])
+def test_an_audit_passes_by_tensors_that_it_does_not_know(in_state: bool) -> None:
+    def train(batch_size: int, accumulation_steps: int) -> None:
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        for p in model.parameters() if in_state else ():
+            optimizer.state[p] = {kind: made(kind, p.detach()) for kind in ALIENS if p.ndim == 2}
+        around = held(matrices(model))
+        x, y = data()
+        for window in torch.arange(48).split(batch_size * accumulation_steps):
+            optimizer.zero_grad()
+            for rows in window.split(batch_size):
+                (right(model, x[rows], y[rows], batch_size) / accumulation_steps).backward()
+            optimizer.step()
+        assert around
+
+    report = audit(train, batch_size=16, accumulation_steps=(2,))
+    assert report.status == "equivalent", str(report)
