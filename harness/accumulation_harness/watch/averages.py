@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Sequence
 
 import torch
-from harness.audit.observe.alive import PLAIN, readable
+from accumulation_harness.audit.observe.alive import PLAIN, readable
 from torch import Tensor
 
 LOOKED_AT = 512  # entries of each tensor
