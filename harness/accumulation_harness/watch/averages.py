@@ -7,8 +7,9 @@ import weakref
 from collections.abc import Sequence
 
 import torch
-from accumulation_harness.audit.observe.alive import PLAIN, readable
 from torch import Tensor
+
+from accumulation_harness.audit.observe.alive import PLAIN, readable
 
 LOOKED_AT = 512  # entries of each tensor
 FEWEST = 8  # entries of a tensor that is looked at
