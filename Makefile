@@ -28,7 +28,7 @@ $(VENV)/.ready: pyproject.toml constraints-cpu.txt
 # other one. What is behind an @ narrows a group.
 QUESTIONS := equivalence@seed=0 \
 	equivalence \
-	fault_matrix,calibration,sensitivity,accounting,batchnorm,groupnorm,gradient_noise,normalisation_of_loss,order_of_operations \
+	fault_matrix,sensitivity,accounting,batchnorm,groupnorm,gradient_noise,normalisation_of_loss,order_of_operations \
 	adaptive_windows,precision,randomness,contrastive,momentum,adam,learning_rate,convergence,batch_order,critical_batch,rescaling,balance_loss,muon,memory_and_time,replicas
 # Exit code 1 of a sweep: some trials failed. The others are reported, and the code is handed on.
 define sweep_and_report

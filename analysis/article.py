@@ -20,7 +20,7 @@ FIRST = (
     "equivalence", "normalisation_of_loss", "batchnorm", "groupnorm", "contrastive", "randomness", "momentum", "adam",
     "learning_rate", "convergence", "batch_order", "critical_batch", "rescaling", "balance_loss", "muon", "gradient_noise",
     "order_of_operations", "adaptive_windows", "precision",
-    "replicas", "memory_and_time", "accounting", "released_trainers", "fault_matrix", "calibration", "sensitivity",
+    "replicas", "memory_and_time", "accounting", "released_trainers", "fault_matrix", "sensitivity",
 )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from accumulation_harness.analysis.content import Picture, Section, Table, Text,
 from accumulation_harness.analysis.figures import faults as fault_figures
 from accumulation_harness.analysis.question import Answer, Experiment, Material
 from accumulation_harness.analysis.rates import Rate, of_trials, percent, rate
+from accumulation_harness.analysis.watched import random_settings
 from accumulation_harness.judge.cause import INHERENT, MEANINGS, ON_RANKS
 
 NAMED = 0.97  # of the detected, at least
@@ -218,5 +219,5 @@ EXPERIMENT = Experiment(
     f"{ENOUGH} trials leave it open: without any failure, the exact 95% interval of the share of trials that have one then "
     f"reaches beyond {percent(IN_TRIALS)}. Intervals are over trials, whose arms share data and weights.",
     answer=answer,
-    sections=(matrix, misses, settings, elsewhere),
+    sections=(matrix, misses, settings, elsewhere, random_settings),
 )

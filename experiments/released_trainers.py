@@ -10,7 +10,6 @@ from accumulation_harness.analysis.audits import released_trainers
 from accumulation_harness.analysis.content import Section
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
-from accumulation_harness.analysis.watched import watched_runs
 
 
 def of(results: Results, *frameworks: str) -> pd.DataFrame:
@@ -148,5 +147,5 @@ EXPERIMENT = Experiment(
     rule="The audit's verdict decides, per release and setting: the same training function at N = 1, 4 and 16 (docs/audit.md). "
     "It holds for that release and setting. Run an audit with make audit-<name>: each has an environment of its own.",
     claims=CLAIMS,
-    sections=(table, watched_runs),
+    sections=(table,),
 )

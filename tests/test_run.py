@@ -9,9 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
-from random import Random
 
 import pytest
 from hydra.errors import MissingConfigException
@@ -31,7 +29,6 @@ from accumulation_harness.config import (
     TrackingConfig,
     TrackingMode,
 )
-from accumulation_harness.draws import drawn
 from accumulation_harness.identity import identity
 from accumulation_harness.results.store import Store
 from accumulation_harness.sweep import experiment
@@ -158,7 +155,6 @@ BAD_INPUT = {
     "study=second_moment": "optimizer.name=sgd: expected adam or adamw, with study=second_moment",
     "study=gradient_noise norm=batch": "norm=batch: expected none, group or layer: under BatchNorm a sample has no gradient",
     "study=loss_scaling": "precision=float32: expected float16: the others have no loss scale, with study=loss_scaling",
-    "+experiment=calibration drawn=3,x": "drawn=x: expected the number of a trial drawn at random, 0 or more",
     "hydra/launcher=nope": "hydra/launcher=nope: expected one of basic, forkserver",
     "-m --cfg job": "-m --cfg job: ",
 }
@@ -252,21 +248,6 @@ def test_the_quick_grid_is_a_part_of_the_full_one(command: Command) -> None:
     assert set(quick) < set(full) and len(quick) == 4
     _, restricted = command("+experiment=accounting", "hydra.sweeper.size=quick", "optimizer=adam")
     assert set(restricted) == {config for config in quick if config.optimizer.name == OptimizerName.adam}
-
-
-def test_trials_drawn_at_random_are_named_by_their_numbers(command: Command) -> None:
-    """Explicit settings win over drawn ones."""
-    _, configs = command("+experiment=calibration", "drawn=5,3", "precision=float64")
-    right = [replace(drawn(Random(f"drawn {n}")), experiment="calibration", precision=Precision.float64) for n in (3, 5)]
-    assert [config.trial for config in configs] == right
-    _, configs = command("+experiment=calibration", "hydra.sweeper.size=quick")
-    assert len({identity(config.trial) for config in configs}) == 40
-
-
-@pytest.mark.slow
-def test_the_full_calibration_has_3200_trials(command: Command) -> None:
-    _, configs = command("+experiment=calibration")
-    assert len({identity(config.trial) for config in configs}) == 3200
 
 
 def test_fast_composition_is_hydras_composition(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

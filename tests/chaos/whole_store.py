@@ -15,7 +15,7 @@ from accumulation_harness.results.store import Store
 from tests.chaos.campaign import ask
 from tests.stored_trials import store_trial
 
-JUDGED = ("equivalence", "fault_matrix", "calibration", "sensitivity", "batchnorm", "groupnorm", "precision", "accounting",
+JUDGED = ("equivalence", "fault_matrix", "sensitivity", "batchnorm", "groupnorm", "precision", "accounting",
           "normalisation_of_loss", "order_of_operations")  # fmt: skip
 FAULTS = {"no_division": True, "skip_last_micro_batch": True, "scale@1e-3": True}
 # A trial of every study of every experiment that measures something; those that judge arms are written by hand.

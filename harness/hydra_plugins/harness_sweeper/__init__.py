@@ -1,7 +1,6 @@
 """Hydra sweeper `grids`: a union of cartesian grids, where the basic sweeper has one.
 
-`hydra.sweeper.grids` is a list of mappings from an axis to its values, written as on the command line (`"a,b,c"`). The axis
-`drawn` is no setting: its values are the numbers of trials whose settings are drawn at random (`draws.py`).
+`hydra.sweeper.grids` is a list of mappings from an axis to its values, written as on the command line (`"a,b,c"`).
 Without it, this is the basic sweeper.
 """
 
@@ -85,7 +84,6 @@ class GridsSweeper(BasicSweeper):
             raise ConfigCompositionException(
                 f"{' '.join(arguments)}: expected values that one grid of the experiment has together"
             )
-        cells = [drawn(cell) for cell in cells]
         if isinstance(self.launcher, ForkserverLauncher):
             return self.launcher.launch(cells, initial_job_idx=0)
         configs = Composer(loader, self.config).cells(cells)  # the others compose one by one, or on another machine
@@ -177,18 +175,6 @@ def restrict(grids: Sequence[Grid], given: Grid) -> list[Grid]:
         if all(shared.values()):
             restricted.append(grid | given | shared)
     return restricted
-
-
-def drawn(cell: Sequence[str]) -> list[str]:
-    """The cell with the settings that `drawn=NUMBER` stands for, if it has one, before its own, which win."""
-    numbers = [override.partition("=")[2] for override in cell if override.startswith("drawn=")]
-    if not numbers:
-        return list(cell)
-    from accumulation_harness.draws import overrides
-
-    if not numbers[0].isdecimal():
-        raise ConfigCompositionException(f"drawn={numbers[0]}: expected the number of a trial drawn at random, 0 or more")
-    return [*overrides(int(numbers[0])), *(override for override in cell if not override.startswith("drawn="))]
 
 
 def union(grids: Sequence[Grid]) -> list[list[str]]:

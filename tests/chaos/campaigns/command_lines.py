@@ -92,7 +92,7 @@ HYDRA_VALUES = (
     "MULTIRUN",
     "RUN",
     "quick",
-    "[calibration]",
+    "[sensitivity]",
 )
 
 
