@@ -10,51 +10,46 @@ from accumulation_harness.analysis import tables
 from accumulation_harness.analysis.batch_norm import DEFAULT_MOMENTUM, corrected
 from accumulation_harness.analysis.content import Section, Table, Text, number
 from accumulation_harness.analysis.question import Material
-from accumulation_harness.judge.cause import Cause, parsed
+from accumulation_harness.judge.cause import INHERENT, Cause, parsed
+from accumulation_harness.judge.verdict import Outcome
 from accumulation_harness.results.cells import ArmCell, Caveat, by_cell, caveats, spread
 from accumulation_harness.results.judged_arm import VERDICT_COLUMNS, VerdictRow, restored
 
-# What is inherent in a normalisation, an optimizer, a format: in a sentence or two, and in the words of a table's cell.
+# What is known of a normalisation, an optimizer, a format, whatever this sweep has found; no advice follows from it.
 REMEMBERS = (
-    "is updated once per window, as with the large batch, so that nothing changes at the same B. Against optimizer steps on "
-    "single micro-batches it remembers N times more samples"
+    "is updated once per window, as with the large batch. Against optimizer steps on single micro-batches it remembers N times "
+    "more samples"
 )
 NORMS = {
-    "none": ("Without normalisation no layer couples the samples.", ""),
-    "group": ("GroupNorm normalises each sample by itself: N changes nothing.", ""),
-    "layer": ("LayerNorm normalises each sample by itself: N changes nothing.", ""),
+    "group": "GroupNorm normalises each sample by itself.",
+    "layer": "LayerNorm normalises each sample by itself.",
     "batch": (
-        "BatchNorm normalises each micro-batch by its own statistics, and moves its running statistics N times per step.",
-        "Use GroupNorm, or a trained model with its statistics frozen",
+        "BatchNorm in training normalises each micro-batch by its own statistics, and moves its running statistics N times per "
+        "step."
     ),
 }
 STATES = {
-    "sgd": ("SGD keeps no state: at the same B nothing changes.", ""),
-    **dict.fromkeys(
-        ("momentum", "nesterov"),
-        (f"Momentum: the buffer {REMEMBERS}; a momentum of β^N keeps the memory.", "β^N only where N small steps became one"),
-    ),
+    **dict.fromkeys(("momentum", "nesterov"), f"Momentum: the buffer {REMEMBERS}; a momentum of β^N keeps the memory."),
     **dict.fromkeys(
         ("adam", "adamw"),
-        (
-            f"Adam: the state {REMEMBERS}; β₁^N and β₂^N keep the memory. Adam hides a wrong scale of the gradient from the loss "
-            "curve: compare gradients.",
-            "β^N only where N small steps became one; judge gradients, not losses",
-        ),
+        f"Adam: the state {REMEMBERS}; β₁^N and β₂^N keep the memory. Adam hides a wrong scale of the gradient from the loss "
+        "curve: compare gradients.",
     ),
 }
 FORMATS = {
-    "float64": ("In double precision nothing is lost.", ""),
-    "float32": ("In float32, summing N gradients rounds like summing the rows of one batch.", ""),
     "float16": (
         "In float16, unscale once per window, then clip, then step; keep .grad in float32. A window that overflows is skipped "
-        "as a whole.",
-        "unscale once per window, before clipping",
+        "as a whole."
     ),
-    "bfloat16": (
-        "In bfloat16, keep .grad in float32: a 16-bit sum stops growing once a micro-batch is below 1/256 of it.",
-        "keep .grad in float32",
-    ),
+    "bfloat16": "In bfloat16, keep .grad in float32: a 16-bit sum stops growing once a micro-batch is below 1/256 of it.",
+}
+# What to do, by cause where one was found, else by verdict: the words of a table's cell.
+AS_IT_IS = "accumulate as it is"
+REMEDIES = {Cause.batch_statistics: "use GroupNorm, or a trained model with its statistics frozen"}
+WITHOUT_CAUSE = {
+    Outcome.different: "find out why it is another computation before accumulating",
+    Outcome.degraded: "keep the accumulator in float32, or accumulate fewer micro-batches",
+    Outcome.inconclusive: "nothing is known where it could not be judged",
 }
 NAMES = {"none": "no normalisation", "group": "GroupNorm", "layer": "LayerNorm", "batch": "BatchNorm"}
 HEAD = ("normalisation", "optimizer", "precision", "what was found", "what to do")
@@ -76,7 +71,7 @@ def caveats_that_occur(material: Material) -> Section | None:
     ]
     told = told or [Text("Every run is equivalent to its large batch: nothing in this sweep has to be avoided.")]
     for column, inherent in (("norm", NORMS), ("optimizer", STATES), ("precision", FORMATS)):
-        told += [Text(words) for words in dict.fromkeys(inherent[n][0] for n in sorted(arms[column].unique()) if n in inherent)]
+        told += [Text(words) for words in dict.fromkeys(inherent[n] for n in sorted(arms[column].unique()) if n in inherent)]
     if (bound := arms[arms["norm"] == "batch"])["trial"].any():
         told.append(Text(_momenta(bound)))
     if len(clipped := arms[arms["clip_norm"].notna()]):
@@ -119,16 +114,15 @@ def _found(arms: pd.DataFrame, l4: pd.DataFrame) -> str:
 
 
 def _advice(arms: pd.DataFrame) -> str:
-    """What to do about what was found, in a few words; the paragraphs above have the reasons."""
-    first = arms.iloc[0]
-    causes = dict.fromkeys(cause for text in arms["cause"] for cause in parsed(text))
-    others = [f"fix {cause}" for cause in causes if cause != Cause.batch_statistics]
-    kept = [
-        inherent[first[column]][1]
-        for column, inherent in (("norm", NORMS), ("optimizer", STATES), ("precision", FORMATS))
-        if first[column] in inherent
-    ]
-    return "; ".join(filter(None, [*others, *kept])) or "accumulate as it is"
+    """What to do about what was found, in a few words: from verdicts and causes alone, whatever the settings are called."""
+    told: dict[str, None] = {}
+    for verdict, text in zip(arms["verdict"], arms["cause"], strict=True):
+        if verdict == Outcome.equivalent:
+            continue
+        causes = [cause for cause in parsed(text) if cause is not Cause.unexplained]
+        named = [REMEDIES.get(cause, f"{'know of' if cause in INHERENT else 'fix'} {cause}") for cause in causes]
+        told |= dict.fromkeys(named or [WITHOUT_CAUSE[Outcome(verdict)]])
+    return "; ".join(told) or AS_IT_IS
 
 
 def _clipping(arms: pd.DataFrame) -> str:
