@@ -18,7 +18,7 @@ from pathlib import Path
 from random import Random
 
 from tests.chaos import campaigns
-from tests.chaos.campaign import Attack, Broken
+from tests.chaos.campaign import Attack, Broken, CannotStart
 
 
 @dataclass
@@ -30,6 +30,7 @@ class Tally:
     tried: int = 0
     answers: Counter[str] = field(default_factory=Counter)
     broken: dict[int, str] = field(default_factory=dict)  # by the number of the case
+    lacks: str = ""  # what could not be made before its first attack: it is not tried again
 
 
 def found() -> dict[str, Tally]:
@@ -39,11 +40,14 @@ def found() -> dict[str, Tally]:
 
 
 def try_case(name: str, tally: Tally, number: int, seed: int) -> None:
-    """One case; any exception out of it is a break, since a campaign has to expect what it provokes."""
+    """One case; any exception out of an attack is a break, since a campaign has to expect what it provokes."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         try:
             tally.answers[tally.attack(Random(f"{seed}/{name}/{number}"), Path(folder))] += 1
+        except CannotStart as lacks:
+            tally.lacks = str(lacks)
+            return
         except Broken as broken:
             tally.broken[number] = str(broken)
         except Exception:
@@ -60,13 +64,23 @@ def table(tallies: dict[str, Tally]) -> str:
         lines.append(f"{name:<20}{tally.tried:>8}{clear:>8}{len(tally.broken):>8}{tally.seconds:>9.0f}")
     for name, tally in tallies.items():
         lines += [f"  {name}: {count} x {answer}" for answer, count in tally.answers.most_common()]
+    lines += [
+        f"COULD NOT START {name}, which has attacked nothing: {tally.lacks}" for name, tally in tallies.items() if tally.lacks
+    ]
     for name, tally in tallies.items():
         lines += [f"BROKEN {name} --case {number}: {what}" for number, what in tally.broken.items()]
     return "\n".join(lines)
 
 
+def exit_code(tallies: dict[str, Tally]) -> int:
+    """1 where anything broke; else 2 where a campaign could not start."""
+    if any(tally.broken for tally in tallies.values()):
+        return 1
+    return 2 if any(tally.lacks for tally in tallies.values()) else 0
+
+
 def main() -> int:
-    """Exit code 1 where anything broke."""
+    """Exit code 1 where anything broke, else 2 where a campaign could not start."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description="attacks on the program, drawn from a seed")
     parser.add_argument("--minutes", type=float, default=15.0)
     parser.add_argument("--seed", type=int, default=0)
@@ -80,14 +94,14 @@ def main() -> int:
         for name, tally in tallies.items():
             try_case(name, tally, options.case, options.seed)
     end = time.monotonic() + 60 * options.minutes
-    while options.case is None and time.monotonic() < end:
-        name, tally = min(tallies.items(), key=lambda item: item[1].seconds)
+    while options.case is None and time.monotonic() < end and not all(tally.lacks for tally in tallies.values()):
+        name, tally = min(((n, t) for n, t in tallies.items() if not t.lacks), key=lambda item: item[1].seconds)
         try_case(name, tally, tally.tried, options.seed)
         print(f"\r{sum(t.tried for t in tallies.values())} cases, {sum(len(t.broken) for t in tallies.values())} broken",
               end="", file=sys.stderr, flush=True)  # fmt: skip
     print(file=sys.stderr)
     print(table(tallies))
-    return int(any(tally.broken for tally in tallies.values()))
+    return exit_code(tallies)
 
 
 if __name__ == "__main__":

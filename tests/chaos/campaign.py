@@ -7,15 +7,36 @@ import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, wraps
 from pathlib import Path
 from random import Random
+from typing import TypeVar
 
 ROOT = Path(__file__).parents[2]  # of the source tree
+Made = TypeVar("Made")
 Attack = Callable[[Random, Path], str]  # (source of every draw, an empty folder) -> what came of it, in a few words
 
 
 class Broken(AssertionError):
     """What must not happen: a traceback, an endless wait, a process left over, a result lost, repeated, wrong or blamed."""
+
+
+class CannotStart(RuntimeError):
+    """What a campaign needs before its first attack could not be made: nothing was attacked, and nothing was found."""
+
+
+def prepared(make: Callable[[], Made]) -> Callable[[], Made]:
+    """What `make` gives, made once in a process. Raises `CannotStart` where it cannot be made."""
+
+    @cache
+    @wraps(make)
+    def made() -> Made:
+        try:
+            return make()
+        except Exception as error:
+            raise CannotStart(f"{make.__name__}: {error}") from error
+
+    return made
 
 
 @dataclass(frozen=True)

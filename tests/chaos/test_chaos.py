@@ -9,8 +9,8 @@ from random import Random
 
 import pytest
 
-from tests.chaos.__main__ import Tally, found, table, try_case
-from tests.chaos.campaign import ROOT, Broken, ask
+from tests.chaos.__main__ import Tally, exit_code, found, table, try_case
+from tests.chaos.campaign import ROOT, Broken, ask, prepared
 
 
 def test_a_case_is_drawn_from_its_seed_and_number_alone() -> None:
@@ -38,6 +38,20 @@ def test_what_breaks_is_counted_and_told_with_its_number() -> None:
     assert tally.tried == len(tally.broken) == 8
     told = table({"one": tally})
     assert "BROKEN one --case 0: " in told and "lost a trial" in told and "a slip of the campaign" in told
+
+
+def test_a_campaign_that_cannot_start_has_found_nothing() -> None:
+    @prepared
+    def store() -> str:
+        return ask([sys.executable, "-c", "import sys; sys.exit('steps=10: expected more')"], folder=ROOT, codes=(0,)).out
+
+    idle, clear, broke = Tally(lambda rng, folder: store()), Tally(lambda rng, folder: "worked"), Tally(lambda rng, folder: 1 / 0)  # type: ignore[arg-type,return-value]
+    for name, tally in {"idle": idle, "clear": clear, "broke": broke}.items():
+        try_case(name, tally, 0, 0)
+    assert (idle.tried, idle.broken, clear.lacks, broke.lacks) == (0, {}, "", "")
+    told = table({"idle": idle, "clear": clear})
+    assert "COULD NOT START idle" in told and "steps=10: expected more" in told and "BROKEN" not in told
+    assert [exit_code(t) for t in ({"a": clear}, {"a": clear, "b": idle}, {"a": idle, "b": broke})] == [0, 2, 1]
 
 
 @pytest.mark.parametrize(

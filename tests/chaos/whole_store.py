@@ -7,12 +7,11 @@ import shutil
 import sys
 import tempfile
 import warnings
-from functools import cache
 from pathlib import Path
 
 from accumulation_harness.results.record import StoredTrial
 from accumulation_harness.results.store import Store
-from tests.chaos.campaign import ask
+from tests.chaos.campaign import ask, prepared
 from tests.stored_trials import store_trial
 
 JUDGED = ("equivalence", "fault_matrix", "sensitivity", "batchnorm", "groupnorm", "precision", "accounting",
@@ -32,10 +31,10 @@ run_many, experiment.run_many = experiment.run_many, few
 sys.argv[1:1] = ["+experiment=all", "hydra.sweeper.size=quick"]
 sys.exit(run.main())
 """
-SHORT = ("steps=10", "algebra_steps=10", "permutations=30", "tracking=disabled", "workers=2")
+SHORT = ("steps=16", "algebra_steps=10", "permutations=30", "tracking=disabled", "workers=2")
 
 
-@cache
+@prepared
 def whole_store() -> Path:
     """The store; to be read only."""
     folder = Path(tempfile.mkdtemp(prefix="chaos-store-"))
@@ -53,7 +52,7 @@ def whole_store() -> Path:
 LOSSES = {name: [1.0 + step / 10 for step in range(12)] for name in FAULTS}
 
 
-@cache
+@prepared
 def trials() -> tuple[StoredTrial, ...]:
     """Every trial of the store."""
     with warnings.catch_warnings():

@@ -6,7 +6,6 @@ store whole.
 
 from __future__ import annotations
 
-import functools
 import shutil
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from pathlib import Path
 from random import Random
 
 from accumulation_harness.results.store import Store
-from tests.chaos.campaign import Broken, ask
+from tests.chaos.campaign import Broken, ask, prepared
 from tests.chaos.campaigns.kills import GRID, table, undisturbed
 from tests.chaos.processes import check_nothing_is_left, surroundings
 
@@ -103,7 +102,7 @@ def _check_whole(folder: Path, store: Path, commands: dict[str, list[str]], env:
     check_nothing_is_left(folder)
 
 
-@functools.cache
+@prepared
 def replayed() -> Path:
     """A store of one trial."""
     folder = Path(tempfile.mkdtemp(dir=undisturbed()[0].parent))

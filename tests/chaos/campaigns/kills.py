@@ -7,7 +7,6 @@ again, and the tables are those of a grid that nobody disturbed.
 from __future__ import annotations
 
 import atexit
-import functools
 import os
 import shutil
 import signal
@@ -22,7 +21,7 @@ from pathlib import Path
 from random import Random
 
 from accumulation_harness.analysis import load, tables
-from tests.chaos.campaign import Broken, ask
+from tests.chaos.campaign import Broken, ask, prepared
 from tests.chaos.processes import alive, check_nothing_is_left, surroundings
 
 END_SECONDS = 10.0  # between a signal and the end of what it was sent to
@@ -192,7 +191,7 @@ def table(results: Path) -> bytes:
     return tables.to_csv(tables.verdicts(load.read(results).arms))
 
 
-@functools.cache
+@prepared
 def undisturbed() -> tuple[Path, bytes]:
     """The store of the grid, run once, and its table."""
     folder = Path(tempfile.mkdtemp(prefix="chaos-undisturbed-"))

@@ -11,7 +11,6 @@ import tempfile
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from random import Random
 
@@ -20,7 +19,7 @@ import pandas as pd
 from accumulation_harness.analysis import load
 from accumulation_harness.results import sweeps
 from accumulation_harness.results.tracking import TrackingWarning
-from tests.chaos.campaign import Broken, ask
+from tests.chaos.campaign import Broken, ask, prepared
 from tests.chaos.reports import Said, reported, status_of
 from tests.chaos.whole_store import FAULTS, LOSSES
 from tests.stored_trials import store_trial
@@ -29,7 +28,7 @@ REAL = ("steps=6", "algebra_steps=6", "effective_batch=8", "accumulation_steps=[
 FOLDER_NAMES = (".lock", ".sweeps", "lock", "trial.json", "steps.parquet", "config.json", "failed.json", "wandb", "other")
 
 
-@cache
+@prepared
 def undamaged() -> tuple[Path, Said, tuple[pd.DataFrame, ...]]:
     """A store of four trials, one of them real and mirrored to W&B; its report; and what W&B's log says. Made once."""
     folder = Path(tempfile.mkdtemp(prefix="chaos-store-"))
