@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 
-from accumulation_harness import run
-from accumulation_harness.bounds import BOUNDS
+from accumulation_harness import compose as composing
 from accumulation_harness.config import TrialConfig
 from accumulation_harness.draws import DRAWS, LEFT_OUT, drawn, overrides
 from accumulation_harness.identity import identity
 from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.settings import BOUNDS
 from accumulation_harness.trial import check_splits, standard_candidates
 from tests.toy import CPU
 
@@ -76,8 +76,8 @@ def test_what_is_drawn_can_be_run_with_its_data() -> None:
 
 
 def test_the_command_line_makes_the_trial_that_was_drawn() -> None:
-    run.register_schema()
-    with initialize_config_dir(str(run.conf_dir()), version_base="1.3"):
+    composing.register_schema()
+    with initialize_config_dir(str(composing.conf_dir()), version_base="1.3"):
         for number in range(30):
-            composed = run.to_config(compose("config", overrides(number))).trial
+            composed = composing.to_config(compose("config", overrides(number))).trial
             assert identity(composed) == identity(drawn(Random(f"drawn {number}")))

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from accumulation_harness.compose import compose_trial
 from accumulation_harness.doctor import machine
-from accumulation_harness.run import compose_trial
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

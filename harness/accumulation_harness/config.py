@@ -10,7 +10,10 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from accumulation_harness.bounds import FLOAT16_MAX, MOST_SAMPLES, MOST_STEPS, Bounds, integers, numbers, setting
 from accumulation_harness.enums import StrEnum
+
+DECAY = Bounds(low=0.0, high=1.0, excludes_high=True, why="the share that a moving average keeps at each step")
 
 
 class ConfigError(ValueError):
@@ -212,16 +215,36 @@ def name_of_target(target: str | None) -> str:
 class WorkloadConfig:
     """Data, model and the size of the model."""
 
-    data: Data = Data.digits
-    model: Model = Model.conv
-    width: int = 8  # channels of the first layer (conv), hidden units (mlp), a third of the embedding (transformer)
-    depth: int = 2  # transformer blocks; the image models have a fixed depth
-    dropout: float = 0.0  # probability of an activation to be dropped
-    penalty: float = 0.0  # coefficient of the squared norm of the last weight matrix, which is added to the loss
-    contrast: Contrast = Contrast.symmetric  # the loss of docstrings
-    hard_negatives: int = 0  # of docstrings, for each pair: passages of the same module
-    target: str | None = None  # FILE.py:NAME or package.module:NAME of a task, with data=custom
-    args: dict[str, Any] = field(default_factory=dict, hash=False)  # keyword arguments of that task
+    data: Data = setting(Data.digits)
+    model: Model = setting(Model.conv)
+    width: int = setting(
+        8,
+        "channels of the first layer (conv), hidden units (mlp), a third of the embedding (transformer)",
+        integers(1, 512, "memory grows with its square; the usual ResNet-18 has 8"),
+    )
+    depth: int = setting(
+        2,
+        "transformer blocks; the image models have a fixed depth",
+        integers(1, 64, "every block is kept for each arm"),
+    )
+    dropout: float = setting(
+        0.0,
+        "probability of an activation to be dropped",
+        Bounds(low=0.0, high=1.0, excludes_high=True, why="a probability, at 1 nothing is left to train"),
+    )
+    penalty: float = setting(
+        0.0,
+        "coefficient of the squared norm of the last weight matrix, which is added to the loss",
+        numbers(0.0, FLOAT16_MAX, "a coefficient of the loss, which has to stay within float16"),
+    )
+    contrast: Contrast = setting(Contrast.symmetric, "the loss of docstrings")
+    hard_negatives: int = setting(
+        0,
+        "of docstrings, for each pair: passages of the same module",
+        integers(0, 1, "a pair has one neighbour in its module"),
+    )
+    target: str | None = setting(None, "FILE.py:NAME or package.module:NAME of a task, with data=custom")
+    args: dict[str, Any] = setting({}, "keyword arguments of that task")
     source: str | None = None  # fingerprint of the task's source, filled in before a trial is named
 
     @property
@@ -246,23 +269,37 @@ class WorkloadConfig:
 class DataConfig:
     """Where samples come from; `root` is a local folder, never an address."""
 
-    root: str | None = None  # a local folder that holds mnist, cifar10 or a text
-    last_window: LastWindow = LastWindow.keep
+    root: str | None = setting(None, "a local folder that holds mnist, cifar10 or a text")
+    last_window: LastWindow = setting(LastWindow.keep)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     """An optimizer and its settings; each takes those that it has, one of the user's own `lr`, `weight_decay` and `args`."""
 
-    name: OptimizerName = OptimizerName.sgd
-    lr: float = 0.1  # learning rate
-    momentum: float = 0.9  # of momentum and nesterov: the share of the buffer that stays at each step
-    beta1: float = 0.9  # of adam and adamw: the share of the first moment that stays
-    beta2: float = 0.999  # of adam and adamw: the share of the second moment that stays
-    eps: float = 1e-8  # of adam and adamw: added to the root of the second moment
-    weight_decay: float = 0.0  # times the weights: part of the gradient, or of the step with adamw
-    target: str | None = None  # FILE.py:NAME or package.module:NAME of what makes the optimizer, with name=custom
-    args: dict[str, Any] = field(default_factory=dict, hash=False)  # its other keyword arguments
+    name: OptimizerName = setting(OptimizerName.sgd)
+    # A step is lr times a gradient, decay times a weight: what a gradient of 1 gives has to stay within the formats under test.
+    lr: float = setting(
+        0.1,
+        "learning rate",
+        numbers(1e-16, FLOAT16_MAX, "below it no float64 weight moves, above it a step leaves float16"),
+        also=("learning_rate",),
+    )
+    momentum: float = setting(0.9, "of momentum and nesterov: the share of the buffer that stays at each step", DECAY)
+    beta1: float = setting(0.9, "of adam and adamw: the share of the first moment that stays", DECAY)
+    beta2: float = setting(0.999, "of adam and adamw: the share of the second moment that stays", DECAY)
+    eps: float = setting(
+        1e-8,
+        "of adam and adamw: added to the root of the second moment",
+        numbers(2e-38, FLOAT16_MAX, "below it float32 has a zero, by which Adam divides"),
+    )
+    weight_decay: float = setting(
+        0.0,
+        "times the weights: part of the gradient, or of the step with adamw",
+        numbers(0.0, FLOAT16_MAX, "a factor of the weights, which have to stay within float16"),
+    )
+    target: str | None = setting(None, "FILE.py:NAME or package.module:NAME of what makes the optimizer, with name=custom")
+    args: dict[str, Any] = setting({}, "its other keyword arguments")
     source: str | None = None  # fingerprint of its source, filled in before a trial is named
 
     @property
@@ -275,18 +312,23 @@ class OptimizerConfig:
 class ScheduleConfig:
     """Learning-rate factor by optimizer step."""
 
-    name: ScheduleName = ScheduleName.constant
-    warmup_steps: int = 0  # optimizer steps over which the learning rate rises linearly
+    name: ScheduleName = setting(ScheduleName.constant)
+    warmup_steps: int = setting(
+        0,
+        "optimizer steps over which the learning rate rises linearly",
+        integers(0, MOST_STEPS, "a trial has no more steps"),
+        also=("warmup", "lr_scheduler"),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrackingConfig:
     """The W&B mirror: where its runs go."""
 
-    mode: TrackingMode = TrackingMode.offline
-    project: str = "accumulation-harness"  # of W&B
-    entity: str | None = None  # of W&B: a user or a team
-    per_arm: bool = False  # also a W&B run for every model that is compared, beside that of its trial
+    mode: TrackingMode = setting(TrackingMode.offline, also=("wandb",))
+    project: str = setting("accumulation-harness", "of W&B")
+    entity: str | None = setting(None, "of W&B: a user or a team")
+    per_arm: bool = setting(False, "also a W&B run for every model that is compared, beside that of its trial")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,42 +336,100 @@ class TrialConfig:
     """Everything that can change a number of a trial, and nothing else: its hash is the trial's identity."""
 
     experiment: str = "single"
-    study: Study = Study.verdicts
+    study: Study = setting(Study.verdicts)
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
     data: DataConfig = field(default_factory=DataConfig)
-    norm: Norm = Norm.none
+    norm: Norm = setting(Norm.none)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    clip_norm: float | None = None  # largest norm of the gradient, clipped once per optimizer step
-    ema_decay: float | None = None  # of a moving average of the weights, updated once per optimizer step
-    precision: Precision = Precision.float32
+    clip_norm: float | None = setting(
+        None,
+        "largest norm of the gradient, clipped once per optimizer step",
+        numbers(1e-12, 1e12, "Adam squares the clipped gradient, which float32 has to represent"),
+        also=("clip", "max_grad_norm", "grad_clip"),
+    )
+    ema_decay: float | None = setting(
+        None,
+        "of a moving average of the weights, updated once per optimizer step",
+        Bounds(low=0.0, high=1.0, excludes_low=True, excludes_high=True, why="the share of the average that stays"),
+    )
+    precision: Precision = setting(Precision.float32, also=("dtype", "amp", "fp16", "bf16"))
     # 2**12, not PyTorch's 2**16: gradients of small nets come near 1, and 2**16 would overflow float16 at the first step.
-    loss_scale: float = 4096.0  # of float16, at the first step
-    device: Device = Device.auto
-    execution: Execution = Execution.eager
-    arms: Arms = Arms.auto
-    effective_batch: int = 64  # B: samples of one optimizer step
-    accumulation_steps: tuple[int, ...] = (2, 4, 8, 16)  # N: micro-batches of b = B / N samples; each N is a run of its own
-    split: Split = Split.even
-    steps: int = 60  # optimizer steps of training in the precision under test
-    algebra_steps: int | None = None  # windows of the comparison in float64; null: as many as hold all that it tests
-    probe_every: int = 10  # optimizer steps between two looks at the micro-batches' gradients, and in float64 at the window's
-    referee_every: int = 50  # optimizer steps between two float64 gradients of every compared model, the most expensive measure
-    permutations: int = 30  # orders of the rows in which rounding is measured, at most: fewer where they decide
-    nulls: int = 2  # controls: large-batch runs whose rows are shuffled, beside one that starts one ulp off
-    faults: tuple[str, ...] = ()  # runs that are wrong on purpose: names of causes, `all`, or `scale@1e-6` (a planted error)
-    methods: tuple[str, ...] = ()  # what replaces plain accumulation with in-batch negatives: grad_cache, a bank of some SIZE
-    trained_arm: str | None = None  # of the arms that choose a learning rate the one to train, as small_batch-16; null: all
-    seed: int = 0  # of the weights, the order of the samples and every random draw
+    loss_scale: float = setting(
+        4096.0,
+        "of float16, at the first step",
+        numbers(1e-8, 1e10, "gradients times it have to come within float16, a halving for each step skipped"),
+    )
+    device: Device = setting(Device.auto)
+    execution: Execution = setting(Execution.eager)
+    arms: Arms = setting(Arms.auto)
+    effective_batch: int = setting(
+        64,
+        "B: samples of one optimizer step",
+        integers(1, MOST_SAMPLES, "no data set has more training samples"),
+        also=("B", "batch_size", "global_batch_size"),
+    )
+    accumulation_steps: tuple[int, ...] = setting(
+        (2, 4, 8, 16),
+        "N: micro-batches of b = B / N samples; each N is a run of its own",
+        integers(1, MOST_SAMPLES, "a micro-batch has a sample or more"),
+        also=("N", "b", "gradient_accumulation_steps", "accumulate_grad_batches", "micro_batch_size"),
+    )
+    split: Split = setting(Split.even)
+    steps: int = setting(
+        60,
+        "optimizer steps of training in the precision under test",
+        integers(1, MOST_STEPS, "every arm takes each, and leaves a row of it"),
+        also=("epochs", "max_steps", "num_steps"),
+    )
+    algebra_steps: int | None = setting(
+        None,
+        "windows of the comparison in float64; null: as many as hold all that it tests",
+        integers(1, MOST_STEPS, "every arm takes each, in float64"),
+    )
+    probe_every: int = setting(
+        10,
+        "optimizer steps between two looks at the micro-batches' gradients, and in float64 at the window's",
+        integers(1, 10**9, "optimizer steps; above `steps`, the first alone is probed"),
+    )
+    referee_every: int = setting(
+        50,
+        "optimizer steps between two float64 gradients of every compared model, the most expensive measure",
+        integers(1, 10**9, "optimizer steps; above `steps`, the first alone is refereed"),
+    )
+    permutations: int = setting(
+        30,
+        "orders of the rows in which rounding is measured, at most: fewer where they decide",
+        integers(30, 10_000, "each is a gradient of every arm"),  # the last limits of L1 need 30 (docs/equivalence.md)
+    )
+    nulls: int = setting(
+        2,
+        "controls: large-batch runs whose rows are shuffled, beside one that starts one ulp off",
+        integers(1, 100, "each is a model with its optimizer, trained beside the others"),
+    )
+    faults: tuple[str, ...] = setting(
+        (), "runs that are wrong on purpose: names of causes, `all`, or `scale@1e-6` (a planted error)"
+    )
+    methods: tuple[str, ...] = setting(
+        (), "what replaces plain accumulation with in-batch negatives: grad_cache, a bank of some SIZE"
+    )
+    trained_arm: str | None = setting(
+        None, "of the arms that choose a learning rate the one to train, as small_batch-16; null: all"
+    )
+    seed: int = setting(
+        0, "of the weights, the order of the samples and every random draw", integers(0, 2**63 - 1, "what a generator takes")
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class HarnessConfig(TrialConfig):
     """A trial, and where and how it runs."""
 
-    name: str | None = None  # of your sweep: its folder in the results, and its part of the page
-    results: str = "results"  # folder of the results
-    workers: int = 0  # trials at the same time; 0 is one per core, or one on a GPU
+    name: str | None = setting(None, "of your sweep: its folder in the results, and its part of the page")
+    results: str = setting("results", "folder of the results", also=("out", "output", "output_dir"))
+    workers: int = setting(
+        0, "trials at the same time; 0 is one per core, or one on a GPU", integers(0, 1024, "processes; 0 is one per core")
+    )
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     @property

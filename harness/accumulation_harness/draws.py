@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any
 
-from accumulation_harness.bounds import BOUNDS
 from accumulation_harness.config import (
     OUR_OPTIMIZERS,
     ConfigError,
@@ -25,6 +24,7 @@ from accumulation_harness.config import (
     Split,
     TrialConfig,
 )
+from accumulation_harness.settings import BOUNDS
 from accumulation_harness.validation import validate, value_of
 
 Draw = Callable[[Random], Any]

@@ -1,4 +1,4 @@
-"""Every setting of the command line: its name, default, choices and meaning, read from the dataclasses and their comments.
+"""Every setting of the command line: its name, default, values and meaning, as the dataclasses of `config.py` declare it.
 
 `accumulation-harness run --help` prints them, and `python -m accumulation_harness.settings` writes docs/settings.md.
 """
@@ -6,12 +6,9 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import enum
-import inspect
-import io
-import re
 import textwrap
-import tokenize
 import types
 import typing
 from collections.abc import Iterator
@@ -19,11 +16,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from accumulation_harness.bounds import BOUNDS
-from accumulation_harness.config import HarnessConfig, to_dict
+from accumulation_harness.bounds import Bounds
+from accumulation_harness.config import HarnessConfig
 
-HIDDEN = ("experiment", "workload.source", "optimizer.source")  # chosen in another way, or filled in before a trial is named
 WIDTH = 110  # columns of the text
+KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "text", types.NoneType: "null"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,102 +28,103 @@ class Setting:
     """One setting."""
 
     name: str  # dotted
-    default: str
-    choices: str  # the values it takes
+    kind: Any  # of its values
+    default: Any
     meaning: str
+    bounds: Bounds | None
+    also: tuple[str, ...]  # what other programs call it
+
+    @property
+    def values(self) -> str:
+        """What a value looks like."""
+        return self._looks(self.kind)
+
+    def _looks(self, kind: Any) -> str:
+        parts, origin = typing.get_args(kind), typing.get_origin(kind)
+        if isinstance(kind, types.UnionType):
+            return " or ".join(map(self._looks, parts))
+        if origin is tuple:
+            return f"a list, each {self._looks(parts[0])}"
+        if origin is dict:
+            return f"+{self.name}.KEY=VALUE"
+        if issubclass(kind, enum.Enum):
+            return f"one of {', '.join(map(str, kind))}"
+        return str(self.bounds) if self.bounds and kind in (int, float) else KINDS[kind]
+
+    @property
+    def written(self) -> str:
+        """The default, as on the command line."""
+        if isinstance(self.default, tuple):
+            return f"[{','.join(map(str, self.default))}]"
+        return "null" if self.default is None else str(self.default).lower() if self.kind is bool else str(self.default)
 
 
 @cache
-def settings() -> tuple[Setting, ...]:
-    """All of them, in the order of the dataclasses."""
-    return tuple(setting for setting in _of(HarnessConfig, "", to_dict(HarnessConfig())) if setting.name not in HIDDEN)
+def settings() -> dict[str, Setting]:
+    """All of them by name, in the order of the dataclasses. A field that says nothing is filled in otherwise, and is none."""
+    return {setting.name: setting for setting in _of(HarnessConfig())}
 
 
-def _of(kind: Any, prefix: str, defaults: dict[str, Any]) -> Iterator[Setting]:
-    hints = typing.get_type_hints(kind)
-    classes = [base for base in reversed(kind.__mro__) if base is not object]
-    meanings = {name: text for base in classes for name, text in _comments(base).items()}
-    for field in dataclasses.fields(kind):
-        hint, name = hints[field.name], prefix + field.name
-        if dataclasses.is_dataclass(hint):
-            yield from _of(hint, f"{name}.", defaults[field.name])
-            continue
-        comment = meanings.get(field.name) or (hint.__doc__ if isinstance(hint, enum.EnumMeta) else "") or ""
-        yield Setting(
-            name=name, default=_written(defaults[field.name]), choices=_choices(name, hint), meaning=comment.rstrip(".")
-        )
+def _of(config: Any, prefix: str = "") -> Iterator[Setting]:
+    kinds = typing.get_type_hints(type(config))
+    for field in dataclasses.fields(config):
+        name, default, kind = prefix + field.name, getattr(config, field.name), kinds[field.name]
+        if dataclasses.is_dataclass(default):
+            yield from _of(default, f"{name}.")
+        elif field.metadata:
+            told: dict[str, Any] = {"meaning": "", **field.metadata}
+            told["meaning"] = told["meaning"] or kind.__doc__.rstrip(".")
+            yield Setting(name=name, kind=kind, default=default, **told)
 
 
-def _written(value: Any) -> str:
-    """As on the command line."""
-    if isinstance(value, list):
-        return f"[{','.join(map(str, value))}]"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "null" if value is None else "{}" if value == {} else str(value)
+BOUNDS = {name: setting.bounds for name, setting in settings().items() if setting.bounds}
 
 
-def _choices(name: str, hint: Any) -> str:
-    """What a value looks like."""
-    parts = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    can_be_absent = " or null" if types.NoneType in parts else ""
-    if isinstance(hint, type) and issubclass(hint, enum.Enum):
-        return ", ".join(str(member) for member in hint)
-    if hint is bool:
-        return "true, false"
-    if name in BOUNDS:
-        listed = "a list, each " if typing.get_origin(hint) is tuple else ""
-        return listed + str(BOUNDS[name]).partition(" (")[0] + can_be_absent
-    if typing.get_origin(hint) is dict:
-        return f"+{name}.KEY=VALUE"
-    return ("a list of names" if typing.get_origin(hint) is tuple else "text") + can_be_absent
+def expected(name: str) -> str | None:
+    """What a value of the setting looks like; None for a name that is no setting."""
+    if name in settings():
+        return settings()[name].values
+    inner = [one.removeprefix(f"{name}.") for one in settings() if one.startswith(f"{name}.")]
+    return f"its settings: {', '.join(inner)}" if inner else None
 
 
-@cache
-def _comments(kind: type) -> dict[str, str]:
-    """The comment of each field: at the end of its line, or above it. Of a value of several lines, the comment at its end."""
-    source = textwrap.dedent(inspect.getsource(kind))
-    found: dict[str, str] = {}
-    above: list[str] = []
-    name = ""
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        text = token.string.removeprefix("#").strip()
-        if token.type == tokenize.NAME and re.match(rf"    {re.escape(token.string)}: ", token.line):
-            name = name if token.start[1] > 4 else token.string
-            if above and token.start[1] == 4:
-                found[name], above = " ".join(above), []
-        elif token.type == tokenize.COMMENT and token.line.strip().startswith("#"):
-            above.append(text)
-        elif token.type == tokenize.COMMENT and name:
-            found[name] = text
-    return found
+def meant(name: str) -> str:
+    """Which setting a name that is none may have meant: of that last part, called so elsewhere, or spelt nearly so."""
+    last = name.rpartition(".")[2]
+    called = {alias: one.name for one in settings().values() for alias in (one.name.rpartition(".")[2], *one.also)}
+    groups = {one.partition(".")[0] for one in settings()}
+    known = {**called, **{one: one for one in (*groups, *settings())}}
+    for asked in (name, last):
+        if close := difflib.get_close_matches(asked, known, n=1, cutoff=0.75):
+            return f"a known setting; did you mean {known[close[0]]}?"
+    return "a setting: accumulation-harness run --help lists them"
 
 
 def text() -> str:
     """For a terminal: a line for each setting, and its meaning below where the line is full."""
-    width = max(len(f"{setting.name}={setting.default}") for setting in settings()) + 2
+    width = max(len(f"{one.name}={one.written}") for one in settings().values()) + 2
     lines = []
-    for setting in settings():
-        told = "; ".join(filter(None, [setting.meaning, setting.choices]))
-        first, *rest = textwrap.wrap(told, WIDTH - width, break_long_words=False) or [""]
-        lines += [f"{setting.name + '=' + setting.default:{width}}{first}", *(" " * width + line for line in rest)]
+    for one in settings().values():
+        first, *rest = textwrap.wrap(f"{one.meaning}; {one.values}", WIDTH - width, break_long_words=False)
+        lines += [f"{f'{one.name}={one.written}':{width}}{first}", *(" " * width + line for line in rest)]
     return "\n".join(lines)
 
 
 def markdown() -> str:
     """docs/settings.md."""
-    rows = [f"| `{s.name}` | `{s.default}` | {s.choices} | {s.meaning} |" for s in settings()]
-    head = [
-        "# Settings",
-        "",
-        "Each is written `name=value` on the command line, and sweeps over `name=a,b,c` after `-m`. This page is made from the",
-        "dataclasses of `config.py` by `python -m accumulation_harness.settings`; "
-        "`accumulation-harness run --help` prints the same.",
-        "",
-        "| setting | default | values | meaning |",
-        "|---|---|---|---|",
-    ]
-    return "\n".join([*head, *rows]) + "\n"
+    return "\n".join(
+        [
+            "# Settings",
+            "",
+            "Each is written `name=value` on the command line, and sweeps over `name=a,b,c` after `-m`.",
+            "This page is made by `python -m accumulation_harness.settings`; `accumulation-harness run --help` prints the same.",
+            "",
+            "| setting | default | values | meaning |",
+            "|---|---|---|---|",
+            *(f"| `{one.name}` | `{one.written}` | {one.values} | {one.meaning} |" for one in settings().values()),
+            "",
+        ]
+    )
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from accumulation_harness.bounds import BOUNDS, MOST_ARMS, MOST_WINDOW_SAMPLES
 from accumulation_harness.config import (
     ARM_BY_ARM,
     COUPLED,
@@ -28,6 +27,10 @@ from accumulation_harness.config import (
     TrialConfig,
     WorkloadConfig,
 )
+from accumulation_harness.settings import settings
+
+MOST_WINDOW_SAMPLES = 10**8  # int64 ids of all windows of a trial, which are kept: 0.8 GB
+MOST_ARMS = 64  # numbers of accumulation steps of one trial
 
 
 @dataclass(frozen=True)
@@ -171,12 +174,12 @@ def validate(config: TrialConfig) -> None:
 
 
 def _check_bounds(config: TrialConfig) -> None:
-    """Every number that there is, against the table; `null` is the absence of one."""
-    for name, bounds in BOUNDS.items():
-        value = value_of(config, name)  # None of `workers`, which is no setting of a trial
+    """Every number that there is, against its bounds; `null` is the absence of one."""
+    for name, setting in settings().items():
+        value = value_of(config, name) if setting.bounds else None  # None of `workers`, which is no setting of a trial
         for number in value if isinstance(value, tuple) else (value,):
-            if number is not None and not bounds.hold(number):
-                raise ConfigError(name, number, str(bounds))
+            if setting.bounds and number is not None and not setting.bounds.hold(number):
+                raise ConfigError(name, number, f"{setting.bounds} ({setting.bounds.why})")
 
 
 def _check_targets(config: TrialConfig) -> None:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from accumulation_harness.config import Device, HarnessConfig, Precision, to_dict
-from accumulation_harness.identity import identity, legacy_identity
+from accumulation_harness.config import Device, HarnessConfig, Precision
+from accumulation_harness.identity import identity
 from accumulation_harness.results.mirror import flat_metrics
 from accumulation_harness.results.store import State, Store
 from accumulation_harness.sweep import experiment
@@ -182,24 +182,6 @@ def test_a_damaged_result_is_named_set_aside_and_made_again(sweep: Sweep) -> Non
     assert code == 0 and f"{damaged} set aside as {damaged.name}.set-aside-1" in errors
     assert (damaged.with_name(f"{damaged.name}.set-aside-1") / "trial.json").read_text() == "{}"
     assert len(list(Store(sweep.results).trials())) == 2
-
-
-@pytest.mark.parametrize(
-    ("ran_on", "has_cuda", "is_found"),
-    [("cpu", False, True), ("NVIDIA H100", True, True), ("cpu", True, False), ("NVIDIA H100", False, False)],
-)
-def test_a_trial_that_is_stored_under_its_former_name_is_finished(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran_on: str, has_cuda: bool, is_found: bool
-) -> None:
-    """On the same kind of device: a trial on a CPU is not the same on a GPU."""
-    monkeypatch.setattr(experiment, "_has_cuda", lambda: has_cuda)
-    config = HarnessConfig(seed=5, results=str(tmp_path))
-    former = legacy_identity(config.trial)
-    assert former is not None
-    with Store(tmp_path).open_trial(config.experiment, former, to_dict(config.trial)) as writer:
-        writer.finish({"arms": [], "environment": {"device": ran_on}, "seconds": 0.0})
-    assert [cell.is_finished() for cell in experiment._distinct([config])] == [is_found]
-    assert not is_found or experiment.run_many([config]).skipped == 1
 
 
 def test_trials_on_a_gpu_are_others_than_on_a_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ from typing import Any
 
 from accumulation_harness.bench.cost import CommandFailed
 from accumulation_harness.bench.measurement import Measurement, from_dict, table, to_dict
+from accumulation_harness.compose import BadInput, compose_trial
 from accumulation_harness.config import ConfigError
 from accumulation_harness.processes import run_command
-from accumulation_harness.run import BadInput, compose_trial
 from accumulation_harness.terminal import one_line
 
 PARTS = {

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from accumulation_harness.bench.cost import Cost, alternate, of_command, ratios, seconds
 from accumulation_harness.bench.measurement import Measurement
-from accumulation_harness.bounds import BOUNDS
 from accumulation_harness.config import ConfigError, Device
 from accumulation_harness.recipes.determinism import choose_device
+from accumulation_harness.settings import BOUNDS
 
 PART = "by_hand"
 TARGET_CPU, TARGET_WALL = 1.35, 1.0

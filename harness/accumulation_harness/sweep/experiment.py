@@ -32,11 +32,11 @@ from accumulation_harness.config import (
     WorkloadConfig,
     to_dict,
 )
-from accumulation_harness.identity import identity, legacy_identity
+from accumulation_harness.identity import identity
 from accumulation_harness.results import sweeps, tracking
 from accumulation_harness.results.measurements import Measurements
 from accumulation_harness.results.mirror import Mirror
-from accumulation_harness.results.record import in_one_line, read_trial, told
+from accumulation_harness.results.record import in_one_line, told
 from accumulation_harness.results.store import State, Store, TrialWriter
 from accumulation_harness.sweep import ending, tuning
 from accumulation_harness.sweep.child import (
@@ -219,7 +219,7 @@ def _distinct(configs: Sequence[HarnessConfig]) -> list[Cell]:
         found = resolved(config, source_of)
         try:
             trial = dataclasses.replace(found.trial, device=config.device)  # older stores have names of unresolved ones
-            cell = Cell(found, stores[config.results], _name(stores[config.results], trial))
+            cell = Cell(found, stores[config.results], _name(trial))
             cells.setdefault(cell.folder, cell)
         except ValueError as error:
             raise ConfigError("name" if config.name else "experiment", config.experiment, "the name of a folder") from error
@@ -262,14 +262,9 @@ def _source_of(name: str, target: str, arguments: str | None) -> str:
     return "-".join(filter(None, (code, targets.data_fingerprint(field, target, arguments))))
 
 
-def _name(store: Store, trial: TrialConfig) -> str:
-    """The trial's identity; or its former one, where the store has it finished under that on the same kind of device."""
-    former, uses_cuda = legacy_identity(trial), _uses_cuda(trial.device)
-    if former is not None and store.finished(trial.experiment, former):
-        device = read_trial(store.folder(trial.experiment, former)).environment.get("device", "cpu")
-        if (device != "cpu") == uses_cuda:
-            return former
-    return identity(dataclasses.replace(trial, device=Device.cuda if uses_cuda else Device.cpu))
+def _name(trial: TrialConfig) -> str:
+    """The trial's identity, on the device that this machine has."""
+    return identity(dataclasses.replace(trial, device=Device.cuda if _uses_cuda(trial.device) else Device.cpu))
 
 
 def longest_first(cells: Sequence[Cell]) -> list[Cell]:

@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-from accumulation_harness.config import Data, Norm, Precision, TrialConfig
+from accumulation_harness.config import Data, Norm, Precision, TrialConfig, to_dict
 from accumulation_harness.draws import DRAWS, drawn
-from accumulation_harness.identity import differing
 from accumulation_harness.measure.algebra import windows_of
 from accumulation_harness.measure.lock_step import Setting, arm_state
 from accumulation_harness.recipes.catalogue import FAULTS, Fault
@@ -50,7 +49,7 @@ def attack(rng: Random, folder: Path) -> str:
     if verdict == "inconclusive" and beside["verdict"] == "inconclusive":
         return "not judged, nor was the right arm"
     if changes(config, right, fault):
-        raise Broken(f"{fault.cause} is {verdict}: {own['reasons']}\n{json.dumps(differing(config))}")
+        raise Broken(f"{fault.cause} is {verdict}: {own['reasons']}\n{json.dumps(to_dict(config))}")
     return "at rest"
 
 

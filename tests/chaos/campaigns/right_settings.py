@@ -8,9 +8,8 @@ from random import Random
 
 import torch
 
-from accumulation_harness.config import ConfigError
+from accumulation_harness.config import ConfigError, to_dict
 from accumulation_harness.draws import drawn
-from accumulation_harness.identity import differing
 from accumulation_harness.judge.cause import INHERENT, JOINT
 from accumulation_harness.judge.verdict import Doubt
 from accumulation_harness.trial import run_trial
@@ -21,7 +20,7 @@ def attack(rng: Random, folder: Path) -> str:
     """One trial, every arm of which is right."""
     torch.set_num_threads(1)
     config = drawn(rng)
-    asked = json.dumps(differing(config))
+    asked = json.dumps(to_dict(config))
     try:
         arms = run_trial(config, lambda step, rows: None).arms
     except ConfigError as error:

@@ -1,0 +1,215 @@
+"""From a command line to configurations: Hydra composes, and what it gives becomes frozen, validated dataclasses.
+
+Hydra and OmegaConf stop here. Nothing below imports torch, wandb or pandas: `--help` answers in well under a second.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import pickle
+import sys
+import traceback
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+
+from accumulation_harness.config import ConfigError, HarnessConfig, TrialConfig
+from accumulation_harness.settings import expected, meant
+from accumulation_harness.validation import validate
+
+
+class BadInput(ValueError):
+    """Input that cannot be run, told in one line."""
+
+
+def conf_dir() -> Path:
+    """The folder of the YAML files."""
+    return Path(__file__).resolve().parent / "conf"
+
+
+def register_schema() -> None:
+    """Tell Hydra the fields and types of `HarnessConfig`, so that the YAML files select and override only what there is."""
+    schema = OmegaConf.structured(HarnessConfig)
+    # OmegaConf makes frozen dataclasses read-only, and then no YAML file or override could be merged into them.
+    for node in (schema, *(schema[key] for key in schema if isinstance(schema[key], DictConfig))):
+        OmegaConf.set_readonly(node, None)
+    ConfigStore.instance().store(name="schema", node=schema)
+    OmegaConf.register_new_resolver("usual_norm", lambda data: "as_is" if str(data) == "custom" else "none", replace=True)
+
+
+def to_config(composed: DictConfig) -> HarnessConfig:
+    """The frozen, validated configuration; ConfigError names a setting that is unknown or cannot be run."""
+    values: Any = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+    config: HarnessConfig = _made(HarnessConfig, {key: value for key, value in values.items() if key != "hydra"})
+    if config.name is not None:
+        config = dataclasses.replace(config, experiment=config.name)
+    validate(config)
+    if not config.results:
+        raise ConfigError("results", "''", "a folder")
+    return config
+
+
+def _made(kind: Any, values: Mapping[str, Any], prefix: str = "") -> Any:
+    """`kind` from plain values. OmegaConf checks types, but not of keys added with `+`, nor of what `${...}` stands for."""
+    kinds, made = _kinds(kind), {}
+    for key, value in values.items():
+        name = prefix + key
+        if key not in kinds:
+            raise ConfigError(name, value, meant(name))
+        try:
+            if dataclasses.is_dataclass(kinds[key]):
+                made[key] = _made(kinds[key], value, f"{name}.")
+            else:
+                made[key] = _taken(kinds[key], value)
+        except (TypeError, AttributeError, OverflowError):
+            raise ConfigError(name, value, expected(name) or "another value") from None
+    return kind(**made)
+
+
+def _taken(kind: Any, value: Any) -> Any:
+    """The value as one of that kind; TypeError where it is none."""
+    parts, origin = typing.get_args(kind), typing.get_origin(kind)
+    if isinstance(kind, types.UnionType):
+        return None if value is None else _taken(parts[0], value)
+    if origin is tuple and isinstance(value, list):
+        return tuple(_taken(parts[0], one) for one in value)
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not (origin or kind):
+        raise TypeError(value)
+    return value
+
+
+@functools.cache
+def _kinds(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def compose_trial(overrides: Sequence[str]) -> TrialConfig:
+    """The trial that these settings describe, as the command line composes it; BadInput about what cannot be run."""
+    register_schema()
+    try:
+        with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
+            return to_config(hydra.compose("config", list(overrides))).trial
+    except Exception as error:
+        if not is_bad_input(error):
+            raise
+        raise BadInput(explain(error)) from error
+
+
+class Composer:
+    """Configurations of a sweep's cells.
+
+    Hydra's own composition costs 40 ms or more. Only the choice of groups needs it, and cells share those: each distinct choice
+    is composed once, and `key=value` overrides are set on a copy, with the type checks that Hydra's composition makes.
+    """
+
+    def __init__(self, loader: ConfigLoader, master: DictConfig) -> None:
+        self._loader = loader
+        self._master = master
+        self._parse = functools.cache(OverridesParser.create(config_loader=loader).parse_override)
+        self._is_group = functools.cache(lambda key: bool(loader.get_group_options(key)))
+        self._bases: dict[tuple[str, ...], bytes] = {}  # pickled: loading one takes a quarter of the time of a deep copy
+
+    def cells(self, cells: Sequence[Sequence[str]]) -> list[HarnessConfig]:
+        """All cells, or BadInput about the first that cannot be run."""
+        configs = []
+        for number, overrides in enumerate(cells, start=1):
+            try:
+                configs.append(to_config(self._compose(overrides)))
+            except (ConfigError, HydraException, OmegaConfBaseException) as error:
+                where = f" (trial {number} of {len(cells)}: {' '.join(overrides)})"
+                raise BadInput(explain(error) + (where if len(cells) > 1 else "")) from error
+        return configs
+
+    def _compose(self, overrides: Sequence[str]) -> DictConfig:
+        parsed = {text: self._parse(text) for text in overrides}
+        composed: DictConfig = pickle.loads(self._base(tuple(t for t, one in parsed.items() if not self._is_value(one))))
+        for override in filter(self._is_value, parsed.values()):
+            try:
+                OmegaConf.update(composed, override.key_or_group, override.value(), merge=True)
+            except (ConfigAttributeError, ConfigKeyError) as error:  # both as Hydra would tell them
+                raise ConfigCompositionException(f"Could not override '{override.key_or_group}'.") from error
+            except OmegaConfBaseException as error:
+                raise ConfigCompositionException(f"Error merging override {override.input_line}") from error
+        return composed
+
+    def _base(self, overrides: tuple[str, ...]) -> bytes:
+        if overrides not in self._bases:
+            base = self._loader.load_sweep_config(self._master, list(overrides))
+            OmegaConf.set_struct(base, False)
+            del base["hydra"]  # the larger part by far, and constant in a sweep
+            OmegaConf.set_struct(base, True)
+            self._bases[overrides] = pickle.dumps(base)
+        return self._bases[overrides]
+
+    def _is_value(self, override: Override) -> bool:
+        """Whether it sets a known key to a value, which no other override's composition can depend on."""
+        return (
+            override.type == OverrideType.CHANGE
+            and override.package is None
+            and not override.is_hydra_override()
+            and not self._is_group(override.key_or_group)
+        )
+
+
+# Messages ----------------------------------------------------------------------------------------------------------------------
+
+
+def is_bad_input(error: BaseException) -> bool:
+    """Whether the input is to blame: an error of the configuration, or one that Hydra stumbled over, as over `optimizer=[1]`."""
+    if isinstance(error, (BadInput, ConfigError, HydraException, OmegaConfBaseException)):
+        return True
+    packages = [frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in traceback.walk_tb(error.__traceback__)]
+    raised_in = next((package for package in reversed(packages) if package not in sys.stdlib_module_names), "")
+    return isinstance(error, Exception) and raised_in in ("hydra", "omegaconf", "antlr4")
+
+
+def explain(error: BaseException) -> str:
+    """One line for a user: the setting, the value, and what was expected."""
+    text = " ".join(str(error).split())
+    first = next(iter(str(error).strip().splitlines()), "")
+    match error:
+        case BadInput() | ConfigError():
+            return str(error)
+        case MissingConfigException(missing_cfg_file=str(path), options=[*options]) if "/" in path:
+            group, _, option = path.rpartition("/")
+            known = ", ".join(str(name) for name in options)
+            is_absent = option.startswith("submitit") and "submitit" not in known
+            where = " (pip install 'accumulation-harness[slurm]')" if is_absent else ""
+            return f"{group}={option}: expected one of {known}{where}"
+        case OverrideParseException():
+            return f"{error.override}: expected key=value ({first})"
+        case ConfigCompositionException() if first.startswith("Could not override") and "'hydra." not in first:
+            key = first.split("'")[1]
+            is_group = ("defaults list" in first and expected(key)) or key == "experiment"
+            return f"{key}: expected " + (f"+{key}=NAME; name=NAME gives a sweep of your own a name" if is_group else meant(key))
+        case ConfigCompositionException() if first.startswith("Ambiguous value for argument"):
+            override = first.split("'")[1]
+            name, _, values = override.partition("=")
+            return f"{override}: expected one value; add -m to sweep over several, or write {name}=[{values}] for a list"
+        case ConfigCompositionException(__cause__=cause) if first.startswith("Error merging override") and cause is not None:
+            override = first.removeprefix("Error merging override ")
+            looks = expected(override.partition("=")[0].lstrip("+"))
+            return f"{override}: expected {looks}" if looks else f"{override}: {next(iter(str(cause).splitlines()), '')}"
+        case ConfigCompositionException(__cause__=OmegaConfBaseException() as cause) if not first:  # a value in a YAML file
+            return explain(cause)
+        case OmegaConfBaseException(full_key=str(key)) if key:
+            looks = expected(key)
+            return f"{key}: expected {looks} ({first})" if looks else f"{key}: {first}"
+        case HydraException():
+            return text
+        case _:
+            return f"{' '.join(sys.argv[1:])}: {text}"
