@@ -8,16 +8,13 @@ import warnings
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from accumulation_harness.analysis import made
+import pandas as pd
+
+from accumulation_harness.analysis import article, caveats, faults, ledger, load, site, tables
+from accumulation_harness.analysis.question import ReportWarning
 from accumulation_harness.processes import run_command
 from accumulation_harness.results.record import FOLDER_MODE, MOST_TOLD, in_one_line, keep_others_out, told, write_atomically
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from accumulation_harness.analysis import load
 
 
 class NothingToReport(RuntimeError):
@@ -32,30 +29,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     keep_others_out()
     try:
-        said, written = _reported(options.results, options.out)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always", ReportWarning)
+            written = write(options.results, options.out)
     except (NothingToReport, OSError) as error:
         print(in_one_line(f"accumulation-harness report: {error}"), file=sys.stderr)
         return 1
-    for line in said:
+    for line in dict.fromkeys(in_one_line(str(warning.message)) for warning in seen):
         print(f"accumulation-harness report: {line}", file=sys.stderr)
     print(written)
     return 0
-
-
-def _reported(results: Path, out: Path) -> tuple[list[str], str]:
-    """What is to be said of the results, and where the page is: made now, or as it stands where nothing has changed."""
-    standing = made.standing(results, out)
-    if standing is not None:
-        return standing, f"{out / 'index.html'} (nothing has changed since it was made)"
-    from accumulation_harness.analysis.question import ReportWarning
-
-    sources = made.sources_of(results)
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always", ReportWarning)
-        written = write(results, out)
-    said = list(dict.fromkeys(in_one_line(str(warning.message)) for warning in seen))
-    made.note(results, out, sources, said)
-    return said, f"{written}"
 
 
 def write(results: Path, out: Path) -> Path:
@@ -64,10 +47,6 @@ def write(results: Path, out: Path) -> Path:
     Raises NothingToReport without trials. A store without faults of the catalogue has no `faults.csv`: one that an earlier
     report left there is removed.
     """
-    # Importing these takes longer than to find that nothing has changed.
-    from accumulation_harness.analysis import article, caveats, faults, ledger, load, site, tables
-    from accumulation_harness.analysis.question import ReportWarning
-
     loaded = load.read(results)
     if not loaded.trials.empty:
         loaded = faults.with_visibility(results, loaded)
@@ -96,8 +75,6 @@ def write(results: Path, out: Path) -> Path:
 
 
 def _write_faults(arms: pd.DataFrame, path: Path) -> None:
-    from accumulation_harness.analysis import faults, tables
-
     table = faults.to_table(arms)
     if table.empty:
         path.unlink(missing_ok=True)
