@@ -10,6 +10,7 @@ from accumulation_harness.analysis import tables
 from accumulation_harness.analysis.batch_norm import DEFAULT_MOMENTUM, corrected
 from accumulation_harness.analysis.content import Section, Table, Text, number
 from accumulation_harness.analysis.question import Material
+from accumulation_harness.config import State, state_of
 from accumulation_harness.judge.cause import INHERENT, Cause, parsed
 from accumulation_harness.judge.verdict import Outcome
 from accumulation_harness.results.cells import ArmCell, Caveat, by_cell, caveats, spread
@@ -29,11 +30,10 @@ NORMS = {
     ),
 }
 STATES = {
-    **dict.fromkeys(("momentum", "nesterov"), f"Momentum: the buffer {REMEMBERS}; a momentum of β^N keeps the memory."),
-    **dict.fromkeys(
-        ("adam", "adamw"),
+    State.buffer: f"Momentum: the buffer {REMEMBERS}; a momentum of β^N keeps the memory.",
+    State.moments: (
         f"Adam: the state {REMEMBERS}; β₁^N and β₂^N keep the memory. Adam hides a wrong scale of the gradient from the loss "
-        "curve: compare gradients.",
+        "curve: compare gradients."
     ),
 }
 FORMATS = {
@@ -43,6 +43,7 @@ FORMATS = {
     ),
     "bfloat16": "In bfloat16, keep .grad in float32: a 16-bit sum stops growing once a micro-batch is below 1/256 of it.",
 }
+INHERENT_OF: dict[str | None, str] = dict([*NORMS.items(), *STATES.items(), *FORMATS.items()])
 # What to do, by cause where one was found, else by verdict: the words of a table's cell.
 AS_IT_IS = "accumulate as it is"
 REMEDIES = {Cause.batch_statistics: "use GroupNorm, or a trained model with its statistics frozen"}
@@ -70,8 +71,9 @@ def caveats_that_occur(material: Material) -> Section | None:
         Text(f"{one.finding[:1].upper()}{one.finding[1:]} {one.advice}", lead=_whose(one)) for one in caveats(by_cell(rows(arms)))
     ]
     told = told or [Text("Every run is equivalent to its large batch: nothing in this sweep has to be avoided.")]
-    for column, inherent in (("norm", NORMS), ("optimizer", STATES), ("precision", FORMATS)):
-        told += [Text(words) for words in dict.fromkeys(inherent[n] for n in sorted(arms[column].unique()) if n in inherent)]
+    swept = {column: sorted(arms[column].unique()) for column in ("norm", "optimizer", "precision")}
+    found = (*swept["norm"], *dict.fromkeys(map(state_of, swept["optimizer"])), *swept["precision"])
+    told += [Text(INHERENT_OF[one]) for one in found if one in INHERENT_OF]
     if (bound := arms[arms["norm"] == "batch"])["trial"].any():
         told.append(Text(_momenta(bound)))
     if len(clipped := arms[arms["clip_norm"].notna()]):

@@ -13,12 +13,13 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import special
 
+from accumulation_harness import config
 from accumulation_harness.judge import statistics
 from accumulation_harness.results.judged_arm import VERDICT_COLUMNS
 
 WORST_FIRST = ("different", "degraded", "inconclusive", "equivalent")
 PRECISIONS = ("float64", "float32", "float16", "bfloat16")
-OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam", "adamw")
+OPTIMIZERS = tuple(map(str, config.OPTIMIZERS))
 NORMS = ("none", "group", "layer", "batch")  # BatchNorm last: the exception beside the rule
 ROW = ["workload", "norm", "optimizer"]
 CELL = [*ROW, "precision", "arm", "accumulation_steps"]

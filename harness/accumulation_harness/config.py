@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,7 +92,7 @@ OUR_NORMS = tuple(norm for norm in Norm if norm != Norm.as_is)
 
 
 class OptimizerName(StrEnum):
-    """The optimizer: one of PyTorch's, or your own."""
+    """The optimizer: one of PyTorch's, each with its row in OPTIMIZERS, or your own."""
 
     sgd = "sgd"
     momentum = "momentum"
@@ -99,9 +100,6 @@ class OptimizerName(StrEnum):
     adam = "adam"
     adamw = "adamw"
     custom = "custom"  # at `optimizer.target`
-
-
-OUR_OPTIMIZERS = tuple(name for name in OptimizerName if name != OptimizerName.custom)
 
 
 class ScheduleName(StrEnum):
@@ -306,6 +304,43 @@ class OptimizerConfig:
     def label(self) -> str:
         """The name in tables."""
         return name_of_target(self.target) if self.name == OptimizerName.custom else str(self.name)
+
+
+class State(StrEnum):
+    """What an optimizer remembers of former gradients."""
+
+    none = "none"
+    buffer = "buffer"  # a moving sum of gradients
+    moments = "moments"  # moving averages of gradients, their squares, or both: a scale of the gradient cancels
+
+
+@dataclass(frozen=True)
+class TorchOptimizer:
+    """An optimizer of PyTorch: its class in `torch.optim`, what it remembers, its arguments besides `lr` and `weight_decay`."""
+
+    made_by: str
+    state: State
+    arguments: Callable[[OptimizerConfig], dict[str, Any]] = lambda config: {}
+
+
+def _moments(config: OptimizerConfig) -> dict[str, Any]:
+    return {"betas": (config.beta1, config.beta2), "eps": config.eps}
+
+
+# In the order of tables and figures. One more: its name above, its row here, and a file in conf/optimizer/ with its rate.
+OPTIMIZERS = {
+    OptimizerName.sgd: TorchOptimizer("SGD", State.none),
+    OptimizerName.momentum: TorchOptimizer("SGD", State.buffer, lambda c: {"momentum": c.momentum}),
+    OptimizerName.nesterov: TorchOptimizer("SGD", State.buffer, lambda c: {"momentum": c.momentum, "nesterov": True}),
+    OptimizerName.adam: TorchOptimizer("Adam", State.moments, _moments),
+    OptimizerName.adamw: TorchOptimizer("AdamW", State.moments, _moments),
+}
+OUR_OPTIMIZERS = tuple(OPTIMIZERS)
+
+
+def state_of(name: str) -> State | None:
+    """What the optimizer of that name remembers; None of one that is not ours, which may remember anything."""
+    return OPTIMIZERS[OptimizerName(name)].state if name in OUR_OPTIMIZERS else None
 
 
 @dataclass(frozen=True, kw_only=True)

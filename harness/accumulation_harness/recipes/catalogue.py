@@ -8,14 +8,12 @@ from dataclasses import dataclass
 
 import torch
 
-from accumulation_harness.config import ConfigError, Data, OptimizerName, Precision, Split, TrialConfig
+from accumulation_harness.config import ConfigError, Data, Precision, Split, State, TrialConfig, state_of
 from accumulation_harness.judge.cause import MEANINGS, Cause
 from accumulation_harness.recipes import faults
 from accumulation_harness.recipes.faults import Transform
 from accumulation_harness.recipes.recipe import Arm, Recipe
 from accumulation_harness.referee.gradients import flatten
-
-STATELESS = {OptimizerName.sgd}
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ def _decayed(config: TrialConfig) -> bool:
 
 
 def _stateful(config: TrialConfig) -> bool:
-    return config.optimizer.name not in STATELESS
+    return state_of(config.optimizer.name) != State.none
 
 
 def _penalised(config: TrialConfig) -> bool:

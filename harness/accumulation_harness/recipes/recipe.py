@@ -20,6 +20,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from accumulation_harness import targets
 from accumulation_harness.config import (
+    OPTIMIZERS,
     ConfigError,
     Execution,
     OptimizerConfig,
@@ -190,20 +191,13 @@ def make_optimizer(config: OptimizerConfig, parameters: Iterable[nn.Parameter]) 
     everything = list(parameters)
     named = {"matrices": [p for p in everything if p.dim() > 1], "vectors": [p for p in everything if p.dim() <= 1]}
     groups = [{"params": group, "name": name} for name, group in named.items() if group]
-    decay = config.weight_decay
-    betas = (config.beta1, config.beta2)
-    match config.name:
-        case OptimizerName.sgd:
-            return torch.optim.SGD(groups, lr=config.lr, weight_decay=decay)
-        case OptimizerName.momentum | OptimizerName.nesterov:
-            nesterov = config.name == OptimizerName.nesterov
-            return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, nesterov=nesterov, weight_decay=decay)
-        case OptimizerName.adam:
-            return torch.optim.Adam(groups, lr=config.lr, betas=betas, eps=config.eps, weight_decay=decay)
-        case OptimizerName.adamw:
-            return torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.eps, weight_decay=decay)
-        case OptimizerName.custom:
-            return own_optimizer(config, groups)
+    if config.name == OptimizerName.custom:
+        return own_optimizer(config, groups)
+    ours = OPTIMIZERS[config.name]
+    made: torch.optim.Optimizer = getattr(torch.optim, ours.made_by)(
+        groups, lr=config.lr, weight_decay=config.weight_decay, **ours.arguments(config)
+    )
+    return made
 
 
 def own_optimizer(config: OptimizerConfig, groups: Sequence[dict[str, Any]]) -> torch.optim.Optimizer:
