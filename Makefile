@@ -67,8 +67,8 @@ format: $(VENV)/.ready  ## let ruff mend what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.ready  ## what the harness costs: a table, and reports/bench.json (25 minutes on 2 idle cores)
-	$(BIN)/accumulation-harness bench --out $(REPORTS)/bench.json
+bench: $(VENV)/.ready  ## what the harness costs: a table of ratios (an idle machine)
+	$(BIN)/python benchmarks/run.py
 
 doctor: $(VENV)/.ready  ## what is installed, what the device can do and how long things will take; for a bug report too
 	$(BIN)/accumulation-harness doctor

@@ -155,7 +155,7 @@ def test_the_lint_reaches_only_the_standard_library() -> None:
 
 def test_only_tracking_knows_wandb() -> None:
     users = {name for name, others in graph().items() if inside(others, "wandb")}
-    assert users == {"accumulation_harness.results.tracking", "accumulation_harness.bench.sweep_by_hand"}
+    assert users == {"accumulation_harness.results.tracking"}
 
 
 def test_the_walls_would_hold(monkeypatch: pytest.MonkeyPatch) -> None:

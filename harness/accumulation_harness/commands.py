@@ -17,7 +17,6 @@ COMMANDS = {
     "sync": ("accumulation_harness.analysis.sync", "upload the offline W&B runs of a store, and one run per sweep"),
     "status": ("accumulation_harness.status", "where the trials of a store stand"),
     "doctor": ("accumulation_harness.doctor", "what is installed, what the device can do, how long things take"),
-    "bench": ("accumulation_harness.bench", "what the harness itself costs"),
 }
 LIGHT = ("audit", "watch", "doctor")  # torch and numpy are enough
 OF_SWEEPS = (  # packages of the extra `sweep`

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import math
 from itertools import islice
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from accumulation_harness.bench.memory import live_bytes
 from accumulation_harness.config import (
     DataConfig,
     LastWindow,
@@ -103,6 +103,14 @@ def test_draws_have_streams_of_their_own(toy_setting) -> None:
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(torch.rand(3, generator=setting.generator(1)), torch.rand(3, generator=setting.generator(1)))
     assert not torch.equal(torch.rand(3, generator=setting.generator(1)), torch.rand(3, generator=setting.generator(2)))
+
+
+def live_bytes() -> int:
+    """Bytes of all tensors that exist, each storage once."""
+    gc.collect()
+    found = [thing for thing in gc.get_objects() if type(thing) in (Tensor, nn.Parameter)]  # isinstance wakes lazy modules
+    found += [tensor.grad for tensor in found if tensor.is_leaf and tensor.grad is not None]
+    return sum({tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in found}.values())
 
 
 @pytest.mark.parametrize("keep", [False, True])

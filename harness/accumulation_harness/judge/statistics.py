@@ -33,19 +33,6 @@ def mean_interval(differences: Sequence[float], *, level: float = 0.95) -> Inter
     return Interval(mean, mean - half, mean + half)
 
 
-def median_interval(values: Sequence[float], *, level: float = 0.9) -> Interval:
-    """Median and the order statistics that hold it with at least that confidence, whatever the distribution.
-
-    Below log2(2 / (1 - level)) values, five at 90 %, there are none: all of their range, which is less sure.
-    """
-    from scipy import stats
-
-    sample = np.asarray(values, dtype=np.float64)
-    found = stats.quantile_test(sample, p=0.5).confidence_interval(level)
-    low, high = (sample.min(), sample.max()) if np.isnan(found.low) else (found.low, found.high)
-    return Interval(float(np.median(sample)), float(low), float(high))
-
-
 def equivalence_p(differences: Sequence[float], margin: float) -> float:
     """TOST p value of |mean difference| < margin for paired differences (Lakens 2017): the larger of two one-sided t tests.
 

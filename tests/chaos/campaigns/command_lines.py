@@ -18,7 +18,6 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
 from typing import Any, get_args, get_origin, get_type_hints
 
 from accumulation_harness.config import HarnessConfig
@@ -118,7 +117,7 @@ def attack(rng: Random, folder: Path) -> str:
 
 def draw(rng: Random, folder: Path) -> tuple[str, list[str], Callable[[], int]]:
     """The name of a command, arguments for it, and what runs it."""
-    kind = rng.choices(("run", "sweep", "plan", "status", "audit", "bench", "report"), (40, 30, 10, 5, 5, 5, 5))[0]
+    kind = rng.choices(("run", "sweep", "plan", "status", "audit", "report"), (40, 30, 10, 5, 5, 5))[0]
     if kind in ("run", "sweep"):
         return kind, run_line(rng, is_sweep=kind == "sweep"), run_main
     if kind == "plan":
@@ -139,19 +138,13 @@ def draw(rng: Random, folder: Path) -> tuple[str, list[str], Callable[[], int]]:
             ["f.py:f", "--batch-size=16", "--accumulation-steps=5,5", "--processes", rng.choice(NUMBERS)],
             [],
         ),
-        "bench": (
-            [rng.choice(TEXTS)],
-            ["startup", "--out", path],
-            [setting(rng, sweep=False)],
-            ["by_hand", setting(rng, sweep=True)],
-        ),
         "report": (
             [f"--results={path}", f"--out={folder / 'out'}"],
             ["--results", str(folder / "none"), f"--out={path}"],
             ["--x"],
         ),
     }
-    return kind, rng.choice(options[kind]), bench_main if kind == "bench" else importlib.import_module(MODULES[kind]).main
+    return kind, rng.choice(options[kind]), importlib.import_module(MODULES[kind]).main
 
 
 MODULES = {
@@ -250,19 +243,6 @@ def plan_main() -> int:
     plan.fit_memory = lambda config: (1e6, 1e5)
     plan.failure = lambda config, micro_batch: None
     return plan.main()
-
-
-def bench_main() -> int:
-    """`accumulation-harness bench`, where nothing is measured."""
-    from accumulation_harness.bench import __main__ as bench
-    from accumulation_harness.bench import script_sweep
-
-    def measurements(configs: object = (), overrides: Sequence[str] = ()) -> list[Any]:
-        script_sweep.changed(overrides)
-        return []
-
-    bench.importlib = SimpleNamespace(import_module=lambda _name: SimpleNamespace(measurements=measurements))
-    return bench.main()
 
 
 def forked(run: Callable[[], int], arguments: Sequence[str], folder: Path) -> Answer:

@@ -69,7 +69,6 @@ COMMANDS = (
     Command(("accumulation_harness.audit", "train.py:train", "--batch-size=4", "--accumulation-steps=2", "--processes=2"), 10.0),
     Command(("accumulation_harness.analysis.report", "--results={store}"), 6.0),
     Command(("accumulation_harness.status", "--results={store}"), 0.5),
-    Command(("accumulation_harness.bench", "startup"), 20.0, ends=False),
 )
 
 

@@ -34,7 +34,6 @@ COMMANDS: Mapping[str, tuple[str, int]] = {  # the command, and how often
     "report": ("-m analysis.report --results r --out o", 3),
     "plan": ("-m accumulation_harness.plan memory=1GB effective_batch=16", 2),
     "audit": ("-m accumulation_harness.audit loop.py:train --batch-size 16 --accumulation-steps 4 --save a.html", 4),
-    "bench": ("-m accumulation_harness.bench nothing", 1),
 }
 BEFORE = (  # in the shell, before the command
     *("ulimit -n 8", "ulimit -n 12", "ulimit -n 20", "ulimit -n 40"),
