@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from accumulation_harness.audit import audit
+from accumulation_harness.audit.allowed import with_allowed
+from accumulation_harness.judge.cause import Cause
 from scoreboard import data
 from tests.audit.loops import (
     empty,
@@ -68,6 +70,11 @@ def test_a_wrong_loop_has_its_cause_and_no_other(train: Loop, causes: set[str]) 
     assert {finding.cause for finding in report.findings} == causes, str(report)
     assert not report.equivalent and report.exit_code == 1 and not report.problems
     assert all(finding.message and finding.evidence for finding in report.findings)
+    for allowed in (*({cause} for cause in Cause), set(causes), set(Cause)):
+        told = with_allowed(report, allowed)
+        compared = all(step.agrees for arm in told.results for item in arm.facts for step in item.steps)
+        without = {finding.cause for finding in told.allowed} <= {Cause.stochastic_layers, Cause.batch_statistics}
+        assert told.status != "equivalent" or (causes <= allowed and (compared or without)), (allowed, str(told))
 
 
 def test_a_clip_that_nobody_sees_hides_no_mean_of_means() -> None:
