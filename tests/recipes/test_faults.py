@@ -57,8 +57,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "optimizer": OptimizerConfig(name=OptimizerName.adam, lr=0.01, weight_decay=0.05),
         "schedule": ScheduleConfig(name=ScheduleName.cosine),
         "workload": WorkloadConfig(model=Model.mlp),
-        "effective_batch": 320,
-        "algebra_steps": 6,
         "steps": 6,
         "seed": 11,
     },
@@ -78,7 +76,7 @@ CASES = [pytest.param(settings, id=name, marks=[pytest.mark.slow] if name in LON
 
 def judged(settings: dict[str, Any], accumulation_steps: int = 4) -> tuple[TrialConfig, dict[str, Row]]:
     """All faults as arms of one trial, beside the correct ones."""
-    defaults = {"steps": 3, "algebra_steps": 26}
+    defaults = {"steps": 2, "effective_batch": 320, "algebra_steps": 6}
     config = TrialConfig(accumulation_steps=(accumulation_steps,), **{**defaults, **settings})
     right = Recipe(accumulation_steps=accumulation_steps, split=split_plan(config, accumulation_steps))
     wrong = [Candidate(fault.id, fault.apply(right)) for fault in FAULTS]
@@ -125,7 +123,7 @@ def test_faults_are_named_on_text() -> None:
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 def test_two_faults_give_two_causes_or_unexplained() -> None:
     by_id = {fault.id: fault for fault in FAULTS}
-    config = TrialConfig(accumulation_steps=(4,), steps=3, algebra_steps=26, optimizer=ADAMW)
+    config = TrialConfig(accumulation_steps=(4,), steps=1, effective_batch=320, algebra_steps=6, optimizer=ADAMW)
     right = Recipe(accumulation_steps=4, split=split_plan(config, 4))
     arms = [Candidate(f"{a}{b}", by_id[a].apply(by_id[b].apply(right))) for a, b in BOTH_NAMED]
     rows = run_trial(config, lambda step, rows: None, [*standard_candidates(config), *arms]).arms[2:]
