@@ -1,0 +1,186 @@
+"""Loops that are known to be judged wrongly today, one example of each kind; what would be right stands in the golden table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from accumulation_harness.audit import audit
+from accumulation_harness.watch import Report, watch
+from scoreboard import data
+from tests.audit.loops.frame import X, Y, full_windows
+from tests.watch.loops import CLASSES, FEATURES, N, network
+
+ce = functional.cross_entropy
+
+
+class Autoencoder(nn.Module):
+    """A variational one, which draws its code in its forward: 12 numbers in a micro-batch of 4 rows, 48 in 16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.encode, self.decode = nn.Linear(12, 6), nn.Linear(3, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mu, logvar = self.encode(x).chunk(2, -1)
+        out: Tensor = self.decode(mu + (logvar / 2).exp() * torch.randn_like(mu))
+        return out
+
+
+class Spectral(nn.Module):
+    """A filter with complex weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight, self.head = nn.Parameter(torch.randn(7, dtype=torch.complex64)), nn.Linear(12, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(torch.fft.irfft(torch.fft.rfft(x) * self.weight, n=12))
+        return out
+
+
+class Trained:
+    """The loop that everyone writes, over tensors that have a parameter group each; what it exchanges is a method."""
+
+    def __init__(self, batch_size: int, accumulation_steps: int) -> None:
+        self.size, self.num, self.model = batch_size, accumulation_steps, self.make()
+        self.optimizer = torch.optim.SGD([{"params": [p]} for p in self.model.parameters()], lr=0.1)
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 100)
+        for window in full_windows(batch_size * accumulation_steps):
+            for ids in window.split(batch_size):
+                self.loss(ids).backward()
+                self.after_backward()
+            self.before_step()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+    def make(self) -> nn.Module:
+        return data.model()
+
+    def loss(self, ids: Tensor) -> Tensor:
+        return ce(self.model(X[ids]), Y[ids]) / self.num
+
+    def after_backward(self) -> None: ...
+    def before_step(self) -> None: ...
+
+
+class ClippedByTotalNorm(Trained):
+    """Not divided, and every step is clipped to the same length, as torchtitan clips."""
+
+    def loss(self, ids: Tensor) -> Tensor:
+        return ce(self.model(X[ids]), Y[ids])
+
+    def before_step(self) -> None:
+        own = list(self.model.parameters())
+        clip_grads_with_norm_(own, 0.1, get_total_norm([p.grad for p in own if p.grad is not None]))
+
+
+class ScheduleByMicroBatch(Trained):
+    """It moves the rate after the end of this run alone."""
+
+    def after_backward(self) -> None:
+        self.schedule.step()
+
+
+class AutoencoderUndivided(Trained):
+    def make(self) -> nn.Module:
+        return Autoencoder()
+
+    def loss(self, ids: Tensor) -> Tensor:
+        return (self.model(X[ids]) - X[ids]).square().mean()
+
+
+class DividedByRows(Trained):
+    """Where there are as many rows as micro-batches, that is the right number."""
+
+    def loss(self, ids: Tensor) -> Tensor:
+        return ce(self.model(X[ids]), Y[ids]) / (self.size if self.num > 1 else 1)
+
+
+class RatesByLayer(Trained):
+    """LARS by hand."""
+
+    def before_step(self) -> None:
+        for group in self.optimizer.param_groups:
+            (p,) = group["params"]
+            group["lr"] = float(0.05 * p.norm() / p.grad.norm())
+
+
+class ComplexWeights(Trained):
+    def make(self) -> nn.Module:
+        return Spectral()
+
+
+def watched(model: nn.Module, micro_batches: Callable[[], Iterator[Tensor]], num: int = N) -> Report:
+    """The report of 6 windows of `num` micro-batches, each of which gives the losses that are differentiated one by one."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    torch.manual_seed(1)
+    with watch(model, optimizer, tell=None) as seen:
+        for _ in range(6):
+            for _ in range(num):
+                for loss in micro_batches():
+                    loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return seen.report()
+
+
+def critic_of_real_and_fake() -> Report:
+    """A discriminator that nothing is accumulated for: a backward of real rows, then one of generated ones."""
+    critic, bce = nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, 1)), functional.binary_cross_entropy_with_logits
+    return watched(critic, lambda: (bce(critic(torch.randn(8, FEATURES)), torch.full((8, 1), y)) for y in (1.0, 0.0)), 1)
+
+
+def half_the_squared_error() -> Report:
+    model = network()
+    half = lambda: functional.mse_loss(model(torch.randn(4, FEATURES)), torch.randn(4, CLASSES)) / 2  # noqa: E731
+    return watched(model, lambda: iter([0.5 * half()]), 2)
+
+
+class Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.value, self.classes = nn.Linear(FEATURES, 8), nn.Linear(8, 1), nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.body(x).tanh()
+        return self.value(hidden), self.classes(hidden)
+
+
+def value_undivided() -> Report:
+    """Of two heads in one sum the one that is called first is not divided by N."""
+    model = Heads()
+
+    def losses() -> Iterator[Tensor]:
+        value, classes = model(torch.randn(4, FEATURES))
+        yield 0.5 * functional.mse_loss(value, torch.randn(4, 1)) + ce(classes, torch.randint(0, CLASSES, (4,))) / N
+
+    return watched(model, losses)
+
+
+def audited(loop: type[Trained], **options: Any) -> Any:
+    return audit(lambda batch_size, accumulation_steps: loop(batch_size, accumulation_steps), batch_size=16,
+                 accumulation_steps=(4,), **options)  # fmt: skip
+
+
+AUDITED: dict[str, Callable[[], Any]] = {
+    "A1 clipped by total norm": lambda: audited(ClippedByTotalNorm),
+    "A2 schedule by micro-batch": lambda: audited(ScheduleByMicroBatch),
+    "A10 autoencoder undivided": lambda: audited(AutoencoderUndivided, allow=("stochastic_layers",)),
+    "A11 divided by rows": lambda: audited(DividedByRows),
+    "A12 rates by layer": lambda: audited(RatesByLayer),
+    "A13 complex weights": lambda: audited(ComplexWeights),
+}
+WATCHED: dict[str, Callable[[], Report]] = {
+    "W10 real and fake rows": critic_of_real_and_fake,
+    "W12 half the squared error": half_the_squared_error,
+    "W18 value undivided": value_undivided,
+}
