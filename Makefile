@@ -70,11 +70,11 @@ format: $(VENV)/.ready  ## let ruff mend what it can
 bench: $(VENV)/.ready  ## what the harness costs: a table of ratios (an idle machine)
 	$(BIN)/python benchmarks/run.py
 
-doctor: $(VENV)/.ready  ## what is installed, what the device can do and how long things will take; for a bug report too
+doctor: $(VENV)/.ready  ## what a report of a bug needs, and why a GPU is not seen
 	$(BIN)/accumulation-harness doctor
 
-gpu: $(VENV)/.ready  ## on a CUDA machine: doctor, operations, GPU tests, sweep, bench; results/gpu.tar.gz is what to send
-	$(BIN)/accumulation-harness doctor gpu --out results/gpu
+gpu: $(VENV)/.ready  ## on a CUDA machine: doctor, GPU tests, grid, benchmarks (MINUTES=25); results/gpu.tar.gz is what to send
+	$(BIN)/python benchmarks/gpu.py --minutes $(or $(MINUTES),25)
 
 scoreboard: $(VENV)/.ready  ## write docs/findings/scoreboard.md, and say what audits made since then say otherwise
 	$(BIN)/python -m accumulation_harness.analysis.scoreboard --new $(RESULTS)

@@ -32,7 +32,7 @@ from accumulation_harness.audit import audit
 from accumulation_harness.config import TrialConfig, to_dict
 from tests import wrong_today
 from tests.audit.loops import lookalikes
-from tests.audit.test_loops import RIGHT, WRONG
+from tests.audit.test_loops import RIGHT, WRONG, nothing_is_hidden_by_what_is_allowed
 from tests.recipes import test_faults
 from tests.watch import foreign, test_session, test_trainers
 
@@ -140,6 +140,8 @@ def _audited(train: Any, *steps: int) -> Rows:
     report = audit(train, batch_size=16, accumulation_steps=steps)
     lookalikes.KEPT.clear()
     assert all(finding.message and finding.evidence for finding in report.findings)
+    if report.findings and steps == (4,):
+        nothing_is_hidden_by_what_is_allowed(report)
     if report.equivalent and steps == (4,):
         assert max(step["gate"] for step in report.steps) < 0.2, "so wide a gate lets faults pass"
     return {f"{train.__name__} / N={n}": _of_arm(report, n) for n in steps}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +23,14 @@ from accumulation_harness.config import (
     WorkloadConfig,
 )
 from accumulation_harness.measure.lock_step import Setting
-from accumulation_harness.recipes import faults
 from accumulation_harness.recipes.determinism import deterministic
 from accumulation_harness.recipes.micro_batch import hash_seed
-from accumulation_harness.recipes.recipe import BOUNDARY, Recipe, clear, step_schedule, take_step
+from accumulation_harness.recipes.recipe import Recipe, take_step
 from accumulation_harness.results.arm_name import ArmName
 from accumulation_harness.results.measurements import Measurements
 from accumulation_harness.trial import (
     Candidate,
     Row,
-    accumulated,
     full_batch,
     permuted,
     run_trial,
@@ -43,8 +40,8 @@ from accumulation_harness.trial import (
 
 ADAM = OptimizerConfig(name=OptimizerName.adam, lr=3e-3)
 MOMENTUM = OptimizerConfig(name=OptimizerName.momentum, lr=0.05)
-# 31 steps of 49: an epoch of 1,500 ends in a short window of 30.
-SHORT = TrialConfig(effective_batch=49, accumulation_steps=(7,), steps=31, algebra_steps=31, probe_every=10)
+# 9 steps of 196: an epoch of 1,500 ends in a short window of 128.
+SHORT = TrialConfig(effective_batch=196, accumulation_steps=(7,), steps=9, algebra_steps=9, probe_every=5)
 TEXT = WorkloadConfig(data=Data.text, model=Model.transformer)
 
 
@@ -89,31 +86,8 @@ def mean_of_means(terms: list[torch.Tensor], num: int) -> list[torch.Tensor]:
     return [n * num for n in terms]
 
 
-def not_divided(terms: list[torch.Tensor], num: int) -> list[torch.Tensor]:
-    return list(terms)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"normalise": mean_of_means},  # shows in the short window only
-        {"normalise": not_divided},
-        {"after_backward": (clear,)},
-        {"after_backward": (step_schedule,)},
-        {"at_boundary": tuple(stage for stage in BOUNDARY if stage is not clear)},
-    ],
-    ids=["mean_of_means", "not_divided", "cleared", "ticked", "not_cleared"],
-)
-@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # PyTorch notices this one by itself
-def test_wrong_recipes_are_different_and_not_called_batch_statistics(changes: dict[str, Any]) -> None:
-    config = dataclasses.replace(SHORT, optimizer=ADAM)
-    wrong = Recipe(accumulation_steps=7, split=split_plan(config, 7), **changes)
-    row = run(config, [Candidate("wrong", wrong), *standard_candidates(config)])["wrong-7"]
-    assert row["verdict"] == "different" and row["cause"] != "batch_statistics" and row["reasons"]
-
-
 def test_a_fault_of_short_windows_is_invisible_where_there_are_none() -> None:
-    config = dataclasses.replace(SHORT, steps=30, algebra_steps=30)
+    config = dataclasses.replace(SHORT, steps=7, algebra_steps=7)
     wrong = Recipe(accumulation_steps=7, split=split_plan(config, 7), normalise=mean_of_means)
     row = run(config, [Candidate("wrong", wrong), *standard_candidates(config)])["wrong-7"]
     assert row["verdict"] == "equivalent" and row["evidence"]["algebra"]["short_windows"] == 0
@@ -148,14 +122,6 @@ IGNORING = dataclasses.replace(
 )
 
 
-def test_micro_batches_without_a_loss_term_are_right_and_a_wrong_division_is_found() -> None:
-    """A third of the labels is ignored, and each of the twelve micro-batches has one sample. Divided twice by N is wrong."""
-    wrong = Candidate("wrong", faults.loss_divided_twice(accumulated(IGNORING, 12)))
-    rows = run(IGNORING, [wrong, *standard_candidates(IGNORING)])
-    assert rows["accumulated-12"]["verdict"] == rows["permuted-1"]["verdict"] == "equivalent"
-    assert rows["wrong-12"]["verdict"] == "different" and rows["wrong-12"]["cause"] == "loss_divided_twice"
-
-
 def test_a_window_without_any_loss_term_is_refused_by_name() -> None:
     config = dataclasses.replace(IGNORING, effective_batch=2, accumulation_steps=(2,))
     with pytest.raises(ConfigError, match=r"effective_batch=2: expected windows with a loss term each: window \d+ has none"):
@@ -173,7 +139,7 @@ def test_training_that_explodes_is_inconclusive() -> None:
 def test_measuring_changes_no_bit(workload: WorkloadConfig, precision: Precision) -> None:
     """A probed trial and bare loops over the same arms see the same losses, step by step, and the same generator afterwards."""
     config = dataclasses.replace(
-        SHORT, norm=Norm.batch, workload=workload, precision=precision, optimizer=ADAM, probe_every=1, referee_every=2, steps=9
+        SHORT, norm=Norm.batch, workload=workload, precision=precision, optimizer=ADAM, probe_every=1, referee_every=2
     )
     measured: dict[str, list[float]] = {"full-1": [], "accumulated-7": [], "permuted-1": []}
 
@@ -206,7 +172,8 @@ def test_measuring_changes_no_bit(workload: WorkloadConfig, precision: Precision
 
 def test_trials_of_one_store_share_what_they_measure_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Verdict rows are the same to the bit, also where training goes first, because another trial measures at this moment."""
-    float32 = dataclasses.replace(SHORT, steps=3, algebra_steps=None, norm=Norm.batch)
+    tiny = WorkloadConfig(model=Model.mlp, width=2)
+    float32 = dataclasses.replace(SHORT, workload=tiny, steps=3, algebra_steps=3, norm=Norm.batch)
     trials = {
         "float32": float32,
         "float16": dataclasses.replace(float32, precision=Precision.float16),
@@ -231,27 +198,6 @@ def test_trials_of_one_store_share_what_they_measure_alike(tmp_path: Path, monke
         "adam": {"algebra": "adam", "rounding": "float32", "poison": "adam"},
         "adam in float16": {"algebra": "adam", "rounding": "float16", "poison": "adam in float16"},
     }
-
-
-def test_rows_of_every_step_and_arm() -> None:
-    seen: list[tuple[int, list[Row]]] = []
-    config = dataclasses.replace(SHORT, steps=4, algebra_steps=2, probe_every=2, referee_every=3)
-    run_trial(config, lambda step, rows: seen.append((step, rows)))
-    assert [step for step, _ in seen] == [0, 1, 2, 3]
-    for step, rows in seen:
-        names = [(row["arm"], row["accumulation_steps"], row["replicate"]) for row in rows]
-        nulls = [("null", 1, i) for i in range(config.nulls)] + [("ulp", 1, 0)]
-        assert names == [("full", 1, 0), ("accumulated", 7, 0), ("permuted", 1, 0), *nulls]
-        judged, band = rows[:3], rows[3:]
-        for name, looks in (("gradient_distance", (0, 1, 2, 3)), ("gradient_error", (0, 3))):
-            assert all((name in row) == (step in looks) and row.get(name, 0.0) < 1e-5 for row in judged)
-        assert not any({"gradient_distance", "gradient_error"} & row.keys() for row in band), "of the band only d_t is wanted"
-        for row in judged:
-            relative = row["gradient_difference_norm"] / judged[0]["gradient_norm"]
-            assert math.isclose(row["gradient_distance"], relative, rel_tol=1e-12)
-            assert row["gradient_norm"] > 0 and row["learning_rate"] == config.optimizer.lr and "loss_scale" not in row
-        assert judged[1]["gradient_difference_norm"] > 0 and judged[0]["gradient_difference_norm"] == 0
-        assert all(0 < row["parameter_distance"] < 1e-3 for row in rows[1:-1]) and rows[0]["parameter_distance"] == 0
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ COMMANDS = {
     "plan": ("accumulation_harness.plan", "the micro-batch that fits a memory"),
     "sync": ("accumulation_harness.analysis.sync", "upload the offline W&B runs of a store, and one run per sweep"),
     "status": ("accumulation_harness.status", "where the trials of a store stand"),
-    "doctor": ("accumulation_harness.doctor", "what is installed, what the device can do, how long things take"),
+    "doctor": ("accumulation_harness.doctor", "what a report of a bug needs, and why a GPU is not seen"),
 }
 LIGHT = ("audit", "watch", "doctor")  # torch and numpy are enough
 OF_SWEEPS = (  # packages of the extra `sweep`

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from accumulation_harness.judge.resampling import permutation_rank
 from accumulation_harness.judge.statistics import (
     detectable,
     equivalence_p,
@@ -26,13 +25,6 @@ def test_equivalence_p_against_two_one_sided_t_tests() -> None:
     above = stats.ttest_1samp(SMALL, -0.02, alternative="greater").pvalue
     below = stats.ttest_1samp(SMALL, 0.02, alternative="less").pvalue
     assert equivalence_p(SMALL, 0.02) == pytest.approx(max(above, below), rel=1e-12)
-
-
-def test_equivalence_needs_small_differences_and_small_spread() -> None:
-    assert equivalence_p(SMALL, 0.02) < 0.01
-    assert equivalence_p([x + 0.02 for x in SMALL], 0.02) > 0.2
-    assert equivalence_p(WIDE, 0.02) > 0.2
-    assert np.isnan(equivalence_p([0.0], 1.0))
 
 
 def test_mean_interval_against_scipy() -> None:
@@ -66,16 +58,6 @@ def test_equivalent_arms_raise_no_more_alarms_than_the_level(seeds: int, nulls: 
 @pytest.mark.parametrize(("seeds", "nulls", "least"), [(3, 1, 0.5), (5, 1, 0.95), (4, 5, 0.95), (12, 1, 0.99)])
 def test_a_planted_difference_is_found(seeds: int, nulls: int, least: float) -> None:
     assert alarms(seeds, nulls, planted=1e-2) >= least
-
-
-def test_an_f_test_would_have_alarmed() -> None:
-    """Of the same equivalent runs: variances of mixtures are nowhere near an F distribution."""
-    rng, found = np.random.default_rng(0), 0
-    for _ in range(400):
-        runs = np.array([flipping(rng, 3) for _ in range(5)])
-        own, null = runs[:, 0] - runs[:, 1], runs[:, 2] - runs[:, 1]
-        found += stats.f.sf(own.var(ddof=1) / null.var(ddof=1), 4, 4) <= 0.05
-    assert found / 400 > 0.1
 
 
 def test_the_p_value_is_a_count_of_labels_and_never_below_their_number() -> None:
@@ -121,24 +103,8 @@ def test_the_detectable_difference_is_found_as_often_as_it_says() -> None:
     assert abs(found - 0.8) < 0.05 and missed < 0.3
 
 
-def test_rank_counts_the_null_at_or_above() -> None:
-    null = [float(k) for k in range(99)]
-    assert permutation_rank(1e9, null) == 0.01
-    assert permutation_rank(-1.0, null) == 1.0
-    assert permutation_rank(98.0, null) == 0.02
-
-
 def test_holm_against_the_definition() -> None:
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-
-
-def test_ratio_of_means_where_the_mean_of_ratios_fails() -> None:
-    """Noisy denominators near zero: the ratio of means is within its interval of the truth, the mean of ratios far from it."""
-    rng = np.random.default_rng(0)
-    top, bottom = rng.normal(6, 1, 2000), rng.normal(1, 2, 2000)
-    found = ratio_of_means(top.tolist(), bottom.tolist())
-    assert found.low < 6 < found.high and found.high - found.low < 1.5
-    assert not found.low < float(np.mean(top / bottom)) < found.high
 
 
 def test_fieller_covers_the_truth() -> None:
@@ -153,12 +119,6 @@ def test_fieller_covers_the_truth() -> None:
     assert abs(covered / 2000 - 0.95) < 4 * math.sqrt(0.95 * 0.05 / 2000)
 
 
-def test_fieller_without_bounds_and_without_pairs() -> None:
-    assert ratio_of_means([1.0, 2.0, 1.5], [1.0, -1.0, 0.1]).high == math.inf
-    assert math.isnan(ratio_of_means([1.0], [2.0]).low) and ratio_of_means([1.0], [2.0]).estimate == 0.5
-    assert math.isnan(ratio_of_means([], []).estimate)
-
-
 @pytest.mark.parametrize("values, p", [([0.0, 0.0], 1.0), ([1.0, 1.0], 0.0), ([1.0], math.nan)])
 def test_a_t_test_without_spread(values: list[float], p: float) -> None:
     assert t_test(values) == pytest.approx(p, nan_ok=True)
@@ -171,11 +131,3 @@ def test_the_permutation_p_value_of_paired_differences() -> None:
     assert sign_flip_p([0.1, 0.2, 0.1, 0.3, 0.2, 0.1, 0.2, 0.4]) == 2 / 256
     assert sign_flip_p([1.0] * 30) < 1e-3 and sign_flip_p([1.0, -1.0] * 15) == 1
     assert sign_flip_p([0.1, math.nan]) == sign_flip_p([0.1]) == 1
-
-
-def test_sign_flips_err_as_seldom_as_they_say() -> None:
-    """5 % of 400 nothings, 4 binomial standard errors; nearly all of 50 differences of a standard deviation."""
-    rng = np.random.default_rng(2)
-    alarms = sum(sign_flip_p(rng.normal(0, 1, 10).tolist()) < 0.05 for _ in range(400))
-    assert abs(alarms / 400 - 0.05) < 4 * math.sqrt(0.05 * 0.95 / 400)
-    assert sum(sign_flip_p(rng.normal(1.5, 1, 10).tolist()) < 0.05 for _ in range(50)) > 45

@@ -6,7 +6,7 @@ import pytest
 
 from accumulation_harness.config import Precision
 from accumulation_harness.judge.counters import Counter
-from accumulation_harness.judge.verdict import Algebra, Doubt, Evidence, Outcome, Rounding, Trajectory, judge
+from accumulation_harness.judge.verdict import Algebra, Evidence, Outcome, Rounding, Trajectory, judge
 from tests.judge.test_diagnosis import WRONG, wrong
 
 ALGEBRA = Algebra(
@@ -97,41 +97,6 @@ def test_gates(changes: dict[str, Any], outcome: Outcome) -> None:
     verdict = judge(changed(**changes))
     assert verdict.verdict == outcome
     assert bool(verdict.reasons) == (outcome != Outcome.equivalent)
-
-
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        ({}, ()),
-        ({"overflows": (3,), "full_overflows": (3,)}, ()),  # both alike: nothing to tell
-        ({"overflows": (0, 3), "full_overflows": ()}, ("windows 0, 3 (full batch: none)", "smaller loss_scale")),
-        ({"algebra__parted_at": 7}, ("from window 7 on", "amplifies rounding")),
-    ],
-)
-def test_what_decides_nothing_is_told_beside_the_verdict(changes: dict[str, Any], told: tuple[str, ...]) -> None:
-    verdict = judge(changed(**changes))
-    assert verdict.verdict == Outcome.equivalent and not verdict.causes
-    assert all(words in " ".join(verdict.reasons) for words in told) and bool(verdict.reasons) == bool(told)
-
-
-@pytest.mark.parametrize(
-    ("changes", "doubt"),
-    [
-        ({"finite": False}, Doubt.diverged),
-        ({"algebra__steps": 0}, Doubt.diverged_at_once),
-        ({"algebra__floor": 1e-7}, Doubt.unresolved),
-        ({"algebra__loss_error": math.nan}, Doubt.unmeasured),
-        ({"rounding__ratio": math.nan, "rounding__skipped": 60, "precision": Precision.float16}, Doubt.overflowed),
-        (
-            {"rounding__scale": 0.0, "rounding__cosine": math.nan, "rounding__full_zeros": 1.0, "precision": Precision.float16},
-            Doubt.vanished,
-        ),
-        ({"rounding__full_error": math.nan, "rounding__ratio": math.nan}, Doubt.no_gradient),
-    ],
-)
-def test_every_doubt_has_its_sentence(changes: dict[str, Any], doubt: Doubt) -> None:
-    [reason] = judge(changed(**changes)).reasons
-    assert reason.startswith(doubt)
 
 
 @pytest.mark.parametrize(

@@ -35,10 +35,10 @@ from accumulation_harness.trial import reference, standard_candidates
 BASE = TrialConfig(
     workload=WorkloadConfig(model=Model.mlp, width=2),
     norm=Norm.batch,
-    effective_batch=401,
+    effective_batch=751,
     accumulation_steps=(3,),
     split=Split.ragged,
-    algebra_steps=5,
+    algebra_steps=3,
     probe_every=3,
     permutations=30,
     clip_norm=0.5,
@@ -63,7 +63,7 @@ OTHERS: Mapping[str, Any] = {
     "accumulation_steps": (2,),
     "split": Split.even,
     "steps": 3,
-    "algebra_steps": 4,
+    "algebra_steps": 2,
     "probe_every": 2,
     "referee_every": 2,
     "permutations": 31,
@@ -79,7 +79,7 @@ MACHINE = ("device", "execution")  # which cannot be tried here, and are always 
 def of(name: str, config: TrialConfig) -> Measurement[Any]:
     setting = Setting(config, torch.device("cpu"))
     recipes = {REFERENCE: reference(config)} | {one.label: one.recipe for one in standard_candidates(config)}
-    windows = list(setting.windows(5))
+    windows = list(setting.windows(3))
     match name:
         case "algebra":
             return algebra.measurement(setting, recipes, windows[: config.algebra_steps], [*recipes][-1], ours=True)
@@ -102,7 +102,7 @@ def test_a_setting_changes_the_result_only_where_it_is_named(name: str) -> None:
         for field, value in OTHERS.items():
             if value is None or field in MACHINE:
                 continue
-            divisible = {"effective_batch": 402} if field == "split" else {}
+            divisible = {"effective_batch": 750} if field == "split" else {}
             other = of(name, dataclasses.replace(BASE, **{field: value}, **divisible))
             is_changed = repr(other.make()) != result
             if other.identity == base.identity:

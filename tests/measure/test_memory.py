@@ -11,21 +11,10 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from accumulation_harness.config import OptimizerConfig, OptimizerName
 from accumulation_harness.measure import memory
 from accumulation_harness.recipes.micro_batch import Even
 from accumulation_harness.recipes.recipe import take_step
 from tests.toy import Toy, make_arm
-
-
-@pytest.mark.parametrize("micro_batch", [24, 12, 5])
-def test_bytes_of_a_softmax_regression(micro_batch: int) -> None:
-    """Kept for b samples: log-probabilities [b, 3], loss weights [b], one scalar divisor; 8 bytes each."""
-    arm = make_arm(Even(micro_batch), optimizer=OptimizerConfig(name=OptimizerName.adam))
-    found = memory.of_step(arm, Toy().batch(torch.arange(24)))
-    assert (found.parameters, found.gradients, found.state) == (18 * 8, 18 * 8, 2 * 18 * 8)
-    assert found.activations >= micro_batch * 3 * 8 and found.peak is None
-    assert found.total == found.parameters + found.gradients + found.state + found.activations
 
 
 def test_activations_grow_with_the_micro_batch_and_nothing_else_does() -> None:
@@ -47,11 +36,6 @@ def test_counting_changes_no_bit() -> None:
     for a, b in zip(counted.model.parameters(), plain.model.parameters(), strict=True):
         assert torch.equal(a, b)
     assert counted.recipe == plain.recipe
-
-
-def test_one_size_has_no_fit() -> None:
-    with pytest.raises(ValueError, match="two or more sizes"):
-        memory.fit([4, 4], [1, 2])
 
 
 def test_gradients_and_activations_live_together_from_the_second_micro_batch_on() -> None:
@@ -103,15 +87,6 @@ def test_what_lives_is_what_the_allocator_has_given(call: Callable[[], None], tm
     with memory.Live() as live:
         call()
     assert live.most == pytest.approx(of_profiler(call, tmp_path), rel=0.03), "temporaries inside an operation are not counted"
-
-
-def test_what_is_held_counts_until_it_is_gone_and_each_storage_once() -> None:
-    held = [torch.zeros(NUMBERS), torch.zeros(NUMBERS)]
-    with memory.Live([*held, held[0].view(-1, 10)]) as live:
-        assert live.most == 8 * NUMBERS
-        held.pop()
-        chain()
-    assert live.most == 4 * NUMBERS + AT_ONCE
 
 
 def test_a_budget_ends_what_exceeds_it_by_a_byte() -> None:

@@ -11,16 +11,14 @@ import pytest
 import torch
 
 from accumulation_harness.analysis import noise
-from accumulation_harness.config import LastWindow, OptimizerConfig, OptimizerName, Precision, TrialConfig
-from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.config import LastWindow, OptimizerConfig, OptimizerName, Precision
 from accumulation_harness.measure.noise_scale import NoiseWatch, read
 from accumulation_harness.recipes.micro_batch import Even, Ragged, SplitPlan, windows
 from accumulation_harness.recipes.recipe import Arm, take_step
 from accumulation_harness.referee.oracle import snapshot
-from accumulation_harness.trial import run_trial
 from accumulation_harness.workloads import Batch
 from tests.reference import Array, softmax_regression_gradients
-from tests.toy import CPU, Toy, make_arm
+from tests.toy import Toy, make_arm
 
 EXACT = 1e-13  # relative, sums of a few dozen float64 numbers
 SINGLE = 1e-5  # relative, norms of a few dozen float32 numbers
@@ -70,15 +68,6 @@ def test_squared_norms(split: SplitPlan, precision: Precision, tolerance: float,
         assert squares(row) == pytest.approx(expected, rel=tolerance)
         assert (row["micro_batches"], row["window_samples"]) == (len(split(len(ids))), len(ids))
     assert clip_norm is None or all(arm.clipped), "the clip has to be active, or it could not be missed"
-
-
-def test_a_micro_batch_alone_is_the_window_and_several_are_not() -> None:
-    for split, equal in ((Even(24), True), (Even(6), False)):
-        arm = make_arm(split)
-        watch = NoiseWatch(arm)
-        take_step(arm, arm.workload.batch(torch.arange(24)))
-        small, large = squares(read({"arm": watch})["arm"])
-        assert math.isclose(small, large, rel_tol=EXACT) == equal and small > 0.99 * large
 
 
 def test_a_micro_batch_without_a_loss_term_adds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,26 +121,3 @@ def test_the_run_does_not_notice(optimizer: OptimizerName, precision: Precision)
         runs.append((torch.stack(losses), torch.cat([p.flatten() for p in arm.model.parameters()]), torch.get_rng_state()))
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
     assert all(map(math.isfinite, squares(read({"arm": watch})["arm"])))
-
-
-def test_every_accumulated_arm_of_a_trial_logs_them() -> None:
-    """And no other, at every probe: at the first step |g_B|^2 is the referee's, whatever N."""
-    config = TrialConfig(effective_batch=50, accumulation_steps=(2, 5), steps=4, algebra_steps=2, probe_every=3, clip_norm=0.1)
-    steps: list[list[dict[str, object]]] = []
-    run_trial(config, lambda step, rows: steps.append(rows))
-    setting = Setting(config, CPU)
-    referee = setting.referee()
-    ids = next(windows(setting.exact.num_samples, 50, config.seed, config.data.last_window))
-    square = float(referee.gradient(snapshot(referee.model), setting.exact.batch(ids)).square().sum())
-    for rows in steps:
-        logged = [row for row in rows if "window_square" in row]
-        assert bool(logged) == (rows[0]["step"] in (0, 3))
-        assert not logged or [(row["arm"], row["accumulation_steps"]) for row in logged] == [
-            ("accumulated", 2),
-            ("accumulated", 5),
-        ]
-    small = [row["micro_batch_square"] for row in logged]
-    assert isinstance(small[0], float) and isinstance(small[1], float) and small[1] > small[0], "smaller batches are noisier"
-    for row in steps[0]:
-        if "window_square" in row:
-            assert row["window_square"] == pytest.approx(square, rel=1e-4)

@@ -22,11 +22,10 @@ from accumulation_harness.config import (
     WorkloadConfig,
 )
 from accumulation_harness.measure.lock_step import REFERENCE, Setting
-from accumulation_harness.measure.poison import PoisonedWindow, differing, measure, replaced, without
+from accumulation_harness.measure.poison import PoisonedWindow, differing, measure
 from accumulation_harness.recipes.faults import non_finite_micro_batch
 from accumulation_harness.recipes.micro_batch import windows
 from accumulation_harness.recipes.recipe import Arm, Recipe
-from accumulation_harness.referee.oracle import Parts
 from accumulation_harness.results.arm_name import PERMUTED
 from accumulation_harness.trial import full_batch, permuted, split_plan
 
@@ -67,13 +66,6 @@ def test_dropping_the_micro_batch_shows_and_the_rest_is_recognised(precision: Pr
     assert differing(found, "wrong") and not differing(found, "right")
 
 
-def test_dropping_without_weighting_up_is_recognised_too() -> None:
-    def as_they_are(recipe: Recipe) -> Recipe:
-        return dataclasses.replace(non_finite_micro_batch(recipe), at_boundary=recipe.at_boundary)
-
-    assert probe(as_they_are)["wrong"].survivors < 1e-14
-
-
 def test_a_step_on_something_else_is_not_taken_for_the_survivors() -> None:
     def zeros_for_nans(recipe: Recipe) -> Recipe:
         def patch(arm: Arm) -> None:
@@ -85,20 +77,6 @@ def test_a_step_on_something_else_is_not_taken_for_the_survivors() -> None:
 
     wrong = probe(zeros_for_nans)["wrong"]
     assert wrong.finite and wrong.survivors > 1e-3
-
-
-def test_what_is_left_of_a_window() -> None:
-    one, two, three = (torch.tensor([float(k), 1.0], dtype=torch.float64) for k in (1, 2, 3))
-    found = list(without(Parts((one, two, three), (1, 4, 3)), 1))
-    expected = [(1 * one + 3 * three) / 8, (1 * one + 3 * three) / 4, (1 * one + 3 * three) / 8 * 1.5]
-    assert [f.tolist() for f in found] == [pytest.approx(e.tolist(), rel=1e-15) for e in expected]
-    assert [f.tolist() for f in without(Parts((one,), (2,)), 0)] == [[0.0, 0.0]]
-
-
-def test_entries_that_are_not_finite_become_zero() -> None:
-    consumed, survivors, others = (torch.tensor(values, dtype=torch.float64) for values in ([0, 2, 4], [1, 2, 3], [1, 3, 4]))
-    assert replaced(consumed, survivors, others).tolist() == [0.0, 2.0, 4.0]
-    assert replaced(consumed + 0.25, survivors, others).tolist() == [0.0, 2.0, 4.0], "a choice of three, and no more"
 
 
 def test_leaving_the_whole_window_out_is_right() -> None:

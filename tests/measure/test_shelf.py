@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from accumulation_harness.config import Arms, Norm, OptimizerConfig, OptimizerName, TrialConfig
-from accumulation_harness.identity import identity
 from accumulation_harness.measure import shelf
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.measure.shelf import FileShelf, Shelf
@@ -42,11 +41,6 @@ def test_a_tensor_on_the_shelf_has_its_values(dtype: torch.dtype) -> None:
     put = FileShelf().put(tensor)
     assert put is not tensor and put.data_ptr() != tensor.data_ptr()
     assert torch.equal(put, tensor)
-
-
-def test_small_tensors_stay() -> None:
-    tensor = torch.randn(5)
-    assert FileShelf().put(tensor) is tensor
 
 
 def test_a_parameter_stays_the_same_object_and_is_trained_in_its_file() -> None:
@@ -102,7 +96,3 @@ def test_what_is_taken_is_as_asked_for_or_by_the_room_there_is(monkeypatch: pyte
     assert (taken(Arms.together), taken(Arms.one_by_one), taken(Arms.auto)) == (Shelf, FileShelf, Shelf)
     monkeypatch.setattr("accumulation_harness.measure.shelf.available_bytes", lambda: 1000)
     assert taken(Arms.auto) is FileShelf and taken(Arms.together) is Shelf
-
-
-def test_it_is_no_part_of_a_trials_identity() -> None:
-    assert identity(CONFIG) == identity(dataclasses.replace(CONFIG, arms=Arms.one_by_one))

@@ -15,7 +15,6 @@ from accumulation_harness.config import ConfigError, Contrast, Data, Model, Prec
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.recipes import contrastive
 from accumulation_harness.recipes.recipe import Arm, Recipe, clear, take_step
-from accumulation_harness.recipes.sample_masks import masks_of_samples
 from accumulation_harness.referee.gradients import by_tensor, flatten, gradients, relative_distance
 from accumulation_harness.trial import accumulated, full_batch
 from accumulation_harness.workloads import Batch
@@ -61,17 +60,6 @@ def test_grad_cache_is_the_full_batch(contrast: str, num: int, corpus: str) -> N
     own = gradient(setting, contrastive.grad_cache(accumulated(trial, num)), window)
     assert relative_distance(own, right) <= EXACT
     assert relative_distance(gradient(setting, accumulated(trial, num), window), right) > APART
-
-
-def test_both_forwards_draw_the_same_masks(corpus: str) -> None:
-    trial = config(corpus, dropout=0.3)
-    setting, window = setting_of(trial)
-    full = gradient(setting, masks_of_samples(full_batch(trial)), window)
-    right, wrong = (
-        gradient(setting, masks_of_samples(apply(accumulated(trial, 4))), window)
-        for apply in (contrastive.grad_cache, contrastive.grad_cache_other_draws)
-    )
-    assert relative_distance(right, full) <= EXACT < APART < relative_distance(wrong, full)
 
 
 def test_the_usual_dropout_is_that_of_forwards_in_parts(corpus: str) -> None:
@@ -147,23 +135,6 @@ def test_a_bank_holds_the_last_pairs_and_the_loss_has_them(name: str, corpus: st
     assert relative_distance(found[1], plain) > APART
 
 
-def test_a_momentum_bank_is_filled_by_the_average_of_the_towers(corpus: str) -> None:
-    trial = config(corpus)
-    setting, window = setting_of(trial)
-    arm = setting.arm(contrastive.named("momentum_bank@12")(accumulated(trial, 3)))
-    before = {name: value.clone() for name, value in arm.model.state_dict().items()}
-    for _ in range(2):
-        take_step(arm, setting.workloads[torch.float32].batch(window.ids))
-    average = arm.memory["average"]
-    assert all(not p.requires_grad for p in average.parameters())
-    moved = [(value - before[name]).abs().max() for name, value in average.state_dict().items()]
-    went = [(value - before[name]).abs().max() for name, value in arm.model.state_dict().items()]
-    assert 0 < max(moved) < 0.02 * max(went)
-    with torch.no_grad():
-        expected = average(setting.workloads[torch.float32].batch(window.ids).inputs)
-    assert torch.allclose(arm.memory["bank"].queries, expected.queries, atol=1e-6)
-
-
 class Task:
     """Towers, a temperature and a loss that are none of this repository's: a margin over in-batch negatives, squared."""
 
@@ -203,12 +174,3 @@ def test_grad_cache_on_towers_and_a_loss_of_ones_own() -> None:
     assert relative_distance(gradient(setting, accumulated(trial, 4), window), full) > APART
     with pytest.raises(ConfigError, match="Representations, got dict"):
         gradient(setting, contrastive.named("dual_bank@4")(accumulated(trial, 4)), window)
-
-
-MISSPELT = "grad_cash dual_bank dual_bank@0 dual_bank@-1 grad_cache@4 dual_bank@1.5 dual_bank@4+ dual_bank@4+-1"
-
-
-@pytest.mark.parametrize("name", [*MISSPELT.split(), ""])
-def test_other_names_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"methods=.*expected one of grad_cache"):
-        contrastive.named(name)

@@ -58,8 +58,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "optimizer": OptimizerConfig(name=OptimizerName.adam, lr=0.01, weight_decay=0.05),
         "schedule": ScheduleConfig(name=ScheduleName.cosine),
         "workload": WorkloadConfig(model=Model.mlp),
-        "effective_batch": 320,
-        "algebra_steps": 6,
         "steps": 6,
         "seed": 11,
     },
@@ -73,7 +71,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "adam, bfloat16, N = 3": {
         "optimizer": OptimizerConfig(name=OptimizerName.adam, lr=2e-3),
         "precision": Precision.bfloat16,
-        "effective_batch": 60,
+        "effective_batch": 300,
         "accumulation_steps": (3,),
         "norm": Norm.group,
     },
@@ -83,7 +81,8 @@ QUICK = ("adam, cosine, perceptron",)  # the others take ten to thirty seconds e
 
 
 def setting(name: str) -> TrialConfig:
-    return TrialConfig(**{"steps": 3, "algebra_steps": 26, "accumulation_steps": (4,), **SETTINGS[name]})
+    defaults = {"steps": 2, "effective_batch": 320, "algebra_steps": 6}
+    return TrialConfig(**{**defaults, "accumulation_steps": (4,), **SETTINGS[name]})
 
 
 def judged(name: str) -> dict[str, Row]:
@@ -106,7 +105,7 @@ def test_a_window_may_lose_its_only_micro_batch_in_float16() -> None:
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 def test_two_faults_give_two_causes_or_unexplained() -> None:
     by_id = {fault.id: fault for fault in FAULTS}
-    config = TrialConfig(accumulation_steps=(4,), steps=3, algebra_steps=26, optimizer=ADAMW)
+    config = TrialConfig(accumulation_steps=(4,), steps=1, effective_batch=320, algebra_steps=6, optimizer=ADAMW)
     right = Recipe(accumulation_steps=4, split=split_plan(config, 4))
     arms = [Candidate(f"{a}{b}", by_id[a].apply(by_id[b].apply(right))) for a, b in BOTH_NAMED]
     rows = run_trial(config, lambda step, rows: None, [*standard_candidates(config), *arms]).arms[2:]

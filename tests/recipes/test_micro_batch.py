@@ -24,16 +24,6 @@ def test_ragged_covers_the_window(window: int, num: int, batch: int) -> None:
     assert sum(sizes) == window and min(sizes) >= 1
 
 
-@pytest.mark.parametrize("num", [2, 3, 5, 8, 16])
-def test_ragged_is_really_ragged(num: int) -> None:
-    sizes = Ragged(num, 64)(64)
-    assert len(sizes) == num and len(set(sizes)) > 1
-
-
-def test_even_of_a_short_window_ends_in_a_smaller_micro_batch() -> None:
-    assert Even(8)(28) == [8, 8, 8, 4]
-
-
 @pytest.mark.parametrize(("last", "per_epoch", "samples"), [(LastWindow.keep, 4, 25), (LastWindow.drop, 3, 24)])
 def test_an_epoch_uses_every_sample_once(last: LastWindow, per_epoch: int, samples: int) -> None:
     epochs = list(itertools.islice(windows(25, 8, 0, last), 2 * per_epoch))
@@ -41,8 +31,3 @@ def test_an_epoch_uses_every_sample_once(last: LastWindow, per_epoch: int, sampl
         ids = torch.cat(epoch)
         assert len(ids) == samples == len(ids.unique())
     assert not torch.equal(torch.cat(epochs[:per_epoch]), torch.cat(epochs[per_epoch:])), "epochs are shuffled anew"
-
-
-def test_windows_depend_on_the_seed_alone() -> None:
-    first, again, other = (next(windows(100, 50, seed, LastWindow.keep)) for seed in (3, 3, 4))
-    assert torch.equal(first, again) and not torch.equal(first, other)

@@ -12,10 +12,10 @@ import torch
 from torch.optim import Optimizer
 
 from accumulation_harness import targets
-from accumulation_harness.config import ConfigError, OptimizerConfig, OptimizerName, Precision, ScheduleConfig, ScheduleName
+from accumulation_harness.config import ConfigError, OptimizerConfig, OptimizerName, ScheduleConfig, ScheduleName
 from accumulation_harness.measure.lock_step import Watch
 from accumulation_harness.recipes.micro_batch import Even, Ragged, SplitPlan
-from accumulation_harness.recipes.recipe import BOUNDARY, clear, clip, make_optimizer, make_schedule, step, take_step, unscale
+from accumulation_harness.recipes.recipe import make_optimizer, make_schedule, take_step
 from tests import reference
 from tests.toy import Toy, make_arm
 
@@ -46,18 +46,6 @@ def test_the_consumed_gradient_is_the_windows_mean_gradient(split: SplitPlan, id
     take_step(arm, arm.workload.batch(ids))
     assert watch.gradient is not None and watch.steps == 1
     assert np.linalg.norm(watch.gradient.numpy() - expected) <= EXACT * np.linalg.norm(expected)
-
-
-def test_the_usual_division_by_n_is_wrong_for_unequal_terms() -> None:
-    def mean_of_means(terms: list[torch.Tensor], num: int) -> list[torch.Tensor]:
-        return [n * num for n in terms]
-
-    arm = make_arm(Even(7), normalise=mean_of_means)
-    expected = numpy_gradient(*parameters(arm))
-    watch = Watch(arm)
-    take_step(arm, arm.workload.batch(WINDOW))
-    assert watch.gradient is not None
-    assert np.linalg.norm(watch.gradient.numpy() - expected) > 0.01 * np.linalg.norm(expected)
 
 
 def test_the_returned_loss_is_the_windows_mean_loss() -> None:
@@ -100,50 +88,6 @@ def test_clipping_acts_once_on_the_accumulated_gradient() -> None:
     assert watch.gradient is not None and bool(arm.clipped[0])
     norm = np.linalg.norm(expected)
     assert np.abs(watch.gradient.numpy() - expected * 0.05 / (norm + 1e-6)).max() < EXACT
-
-
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        ("cleared in the window", {"after_backward": (clear,)}),
-        ("stepped in the window", {"after_backward": (unscale, step, clear)}),
-        ("clipped in the window", {"after_backward": (clip,)}),
-        ("not cleared", {"at_boundary": tuple(stage for stage in BOUNDARY if stage is not clear)}),
-    ],
-)
-def test_moving_a_stage_changes_the_second_step(name: str, changes: dict[str, object]) -> None:
-    right, wrong = make_arm(Even(7), clip_norm=0.2), make_arm(Even(7), clip_norm=0.2, **changes)
-    for arm in (right, wrong):
-        for _ in range(2):
-            take_step(arm, arm.workload.batch(WINDOW))
-    assert not torch.allclose(right.model.weight, wrong.model.weight, rtol=1e-3), name  # type: ignore[arg-type]
-
-
-def test_gradients_are_cleared_and_the_schedule_ticks_once() -> None:
-    arm = make_arm(Even(3))
-    take_step(arm, arm.workload.batch(WINDOW))
-    assert all(p.grad is None for p in arm.model.parameters())
-    assert arm.schedule.last_epoch == 1 and arm.windows == 1
-
-
-def test_float16_scales_once_per_window_and_consumes_unscaled_gradients() -> None:
-    arm = make_arm(Even(7), precision=Precision.float16)
-    expected = numpy_gradient(*parameters(arm))
-    watch = Watch(arm)
-    take_step(arm, arm.workload.batch(WINDOW))
-    assert watch.gradient is not None and arm.scaler.get_scale() == 4096.0
-    assert np.linalg.norm(watch.gradient.numpy() - expected) < 0.01 * np.linalg.norm(expected)
-
-
-@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
-def test_an_overflow_skips_the_window_once_and_halves_the_scale_once() -> None:
-    arm = make_arm(Even(7), precision=Precision.float16)
-    watch, before = Watch(arm), parameters(arm)
-    window = arm.workload.batch(WINDOW)
-    window.inputs[0] = math.inf
-    take_step(arm, window)
-    assert watch.steps == 0 and arm.scaler.get_scale() == 2048.0
-    assert all(np.array_equal(a, b) for a, b in zip(before, parameters(arm), strict=True))
 
 
 @pytest.mark.parametrize(

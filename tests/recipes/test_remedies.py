@@ -10,14 +10,12 @@ import torch
 from torch import nn
 
 from accumulation_harness.config import (
-    ConfigError,
     Norm,
     OptimizerConfig,
     OptimizerName,
     Precision,
     Split,
     TrialConfig,
-    WorkloadConfig,
 )
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.recipes.determinism import choose_device
@@ -81,12 +79,6 @@ def test_other_running_statistics_leave_training_alone(name: str) -> None:
     assert all((mine[key] - theirs[key]).abs().max() > 1e-3 for key in mine)
 
 
-def test_pooled_running_statistics_are_one_step_of_the_windows(name: str = "window_statistics") -> None:
-    arm = trained(CONFIG, REMEDIES[name](right()))
-    tracked = [int(value) for key, value in arm.model.state_dict().items() if key.endswith("tracked")]
-    assert tracked == [3, 3]
-
-
 def test_frozen_statistics_stay_those_of_the_first_window() -> None:
     arm = trained(CONFIG, REMEDIES["frozen_statistics"](right()))
     fresh = Setting(CONFIG, choose_device(CONFIG.device)).arm(right(), steps=1)
@@ -100,9 +92,3 @@ def test_frozen_statistics_stay_those_of_the_first_window() -> None:
             assert torch.allclose(arm.model.get_buffer(name), value, rtol=1e-12, atol=1e-12)
     calibrate(fresh, torch.arange(24))
     assert all(layer.momentum == 0.1 for layer in fresh.model.modules() if isinstance(layer, nn.BatchNorm2d))
-
-
-def test_dropout_would_draw_other_masks_in_every_pass() -> None:
-    config = dataclasses.replace(CONFIG, workload=WorkloadConfig(dropout=0.1))
-    with pytest.raises(ConfigError, match=r"workload\.dropout"):
-        trained(config, REMEDIES["two_pass_statistics"](right(config)))

@@ -27,16 +27,6 @@ def test_a_mask_belongs_to_its_sample() -> None:
             setattr(layer, name, before)
 
 
-def test_it_is_inverted_dropout() -> None:
-    """Kept with probability 1 - p and scaled by 1 / (1 - p); nothing in evaluation. 5 standard errors of 80,000 draws."""
-    layer = SampleDropout(0.3, 0)
-    layer.ids = torch.arange(80)
-    out = layer(torch.ones(80, 1000))
-    assert out.unique().tolist() == pytest.approx([0, 1 / 0.7])
-    assert float((out > 0).double().mean()) == pytest.approx(0.7, abs=5 * (0.3 * 0.7 / 80_000) ** 0.5)
-    assert torch.equal(layer.eval()(torch.ones(80, 5)), torch.ones(80, 5))
-
-
 @pytest.mark.parametrize(
     "workload", [WorkloadConfig(dropout=0.2), WorkloadConfig(data=Data.text, model=Model.transformer, dropout=0.2)]
 )

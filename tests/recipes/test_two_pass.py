@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from accumulation_harness.config import Model, Norm, TrialConfig, WorkloadConfig
-from accumulation_harness.recipes.two_pass import moments, pooled, reduction_passes, statistics_passes, with_window_norms
+from accumulation_harness.recipes.two_pass import reduction_passes, statistics_passes, with_window_norms
 from accumulation_harness.referee.gradients import flatten, relative_distance
 from accumulation_harness.referee.oracle import running_statistics, snapshot
 from accumulation_harness.workloads import Batch, Workload
@@ -20,7 +18,11 @@ from accumulation_harness.workloads.build import make_workload
 EXACT = 1e-12  # float64: L0's gate, over several layers and 23 samples
 IDS = torch.arange(3, 26)
 SIZES = [4, 8, 11]
-MODELS = [(Model.conv, 8, 2), (Model.mlp, 8, 2), (Model.resnet18, 1, 20)]  # width and number of BatchNorm layers; shortcuts too
+MODELS = [
+    (Model.conv, 8, 2),
+    (Model.mlp, 8, 2),
+    pytest.param(Model.resnet18, 1, 20, marks=pytest.mark.slow),
+]  # width and number of BatchNorm layers; shortcuts too
 
 
 def trained(model: Model, width: int) -> tuple[Workload, nn.Module]:
@@ -68,35 +70,3 @@ def test_the_accumulated_gradient_is_the_full_batchs(model: Model, width: int, n
     assert relative_distance(running_statistics(snapshot(apart)), running_statistics(snapshot(whole))) > 1e-3
     evaluated, expected = own.eval()(window.inputs), whole.eval()(window.inputs)
     assert relative_distance(evaluated.detach(), expected.detach()) < EXACT
-
-
-def test_a_second_window_forgets_the_first() -> None:
-    workload, net = trained(Model.conv, 8)
-    own = copy.deepcopy(net)
-    layers = with_window_norms(own)
-    for start in (0, 30):
-        parts = [workload.batch(ids) for ids in torch.arange(start, start + 23).split(SIZES)]
-
-        def loss_of(k: int, parts: list[Batch] = parts) -> Tensor:
-            return workload.losses(own(parts[k].inputs), parts[k]).sum() / 23
-
-        reduction_passes(statistics_passes(layers, loss_of, len(parts)), loss_of, len(parts))
-        exact = gradient(net, workload, [workload.batch(torch.arange(start, start + 23))])
-        assert relative_distance(gradient(own, workload, parts), exact) < EXACT
-
-
-def chunks(x: Tensor) -> Iterator[Tensor]:
-    yield from x.split([3, 1, 7])
-
-
-@pytest.mark.parametrize("shape", [(11, 5), (11, 5, 2, 3)])
-def test_pooled_moments_are_those_of_everything(shape: tuple[int, ...]) -> None:
-    x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(5)) + 3
-    together = pooled([moments(chunk) for chunk in chunks(x)])
-    values = x.transpose(0, 1).reshape(5, -1).numpy()
-    assert together.count == values.shape[1]
-    for found, expected in ((together.mean, values.mean(1)), (together.variance, values.var(1)),
-                            (together.unbiased, values.var(1, ddof=1))):  # fmt: skip
-        np.testing.assert_allclose(found.numpy(), expected, rtol=EXACT)
-    mean_of_variances = torch.stack([moments(chunk).variance for chunk in chunks(x)]).mean(0)
-    assert (mean_of_variances / together.variance - 1).abs().max() > 0.05, "the variance between micro-batches belongs to it"

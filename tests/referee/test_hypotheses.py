@@ -35,30 +35,6 @@ def weighted(facts: WindowFacts, weights: tuple[float, ...]) -> Tensor:
     return sum(w * part for w, part in zip(weights, facts.parts.parts, strict=True))  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize(
-    ("weights", "cause"),
-    [
-        ((0.75, 5.0, 2.25, 8.0), "loss_divided_twice"),  # four times too little of 64 times the right weights
-        ((0.0, 20.0, 9.0, 32.0), "gradients_cleared_in_window"),
-        ((0.0, 0.0, 0.0, 32.0), "gradients_cleared_in_window"),
-        ((3.0, 20.0, 9.0, 32.0), None),
-        ((3.0, 20.0, 0.0, 32.0), None),
-    ],
-)
-def test_weights_of_micro_batches(weights: tuple[float, ...], cause: str | None) -> None:
-    facts = random_facts()
-    found = explained_by(weighted(facts, weights) / 64, facts)
-    assert cause in found if cause else not found
-
-
-def test_a_cleared_window_is_also_a_resumed_one() -> None:
-    facts = random_facts()
-    assert explained_by(weighted(facts, (0.0, 20.0, 9.0, 32.0)) / 64, facts) == {
-        "gradients_cleared_in_window",
-        "resume_in_window",
-    }
-
-
 def test_left_over_gradients_are_the_last_windows_in_some_tensors_or_scaled() -> None:
     before = random_facts().parts.parts[2] * 0.3
     right = random_facts().parts.gradient
@@ -85,16 +61,6 @@ def test_a_fault_of_some_tensors_is_recognised_and_a_frozen_tensor_is_none() -> 
     frozen = torch.cat([right[:5], torch.zeros(6, dtype=torch.float64)])
     halved = torch.cat([right[:5], 0.4 * right[5:]])
     assert not explained_by(frozen, facts, partly) and not explained_by(halved, facts, partly)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_narrow_sums_of_gradients_that_are_divided_later(dtype: torch.dtype) -> None:
-    facts = random_facts()
-    running = torch.zeros(11, dtype=dtype)
-    for part, terms in zip(facts.parts.parts, TERMS, strict=True):
-        running += (part * terms).to(dtype)
-    assert explained_by(running.double() / 64, facts) == {"low_precision_accumulator"}
-    assert not explained_by(running.double() / 64 * (1 + 1e-9), facts)
 
 
 @pytest.mark.parametrize("micro_batches", [2, 3])

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from accumulation_harness.config import Contrast
-from accumulation_harness.referee.negatives import Past, beside_bank, gradient_of, within_blocks
+from accumulation_harness.referee.negatives import Past, gradient_of, within_blocks
 
 SIZES = [3, 1, 4]
 
@@ -69,19 +69,6 @@ def test_within_blocks(contrast: Contrast, texts: int) -> None:
     assert float(gradient[place]) == pytest.approx((up - down) / (2 * edge), rel=1e-6)
 
 
-@pytest.mark.parametrize("has_queries", [True, False])
-def test_an_empty_bank_of_no_size_is_no_bank(has_queries: bool) -> None:
-    model, x = Linear(), inputs()
-    past = Past(4, has_queries=has_queries)
-    past.see(model, x)
-    bank = beside_bank([8], Contrast.one_sided, past)
-    loss, gradient = gradient_of(model, x, bank)
-    whole, other = gradient_of(model, x, within_blocks([8], Contrast.one_sided))
-    assert loss == pytest.approx(whole, rel=1e-14) and torch.allclose(gradient, other, atol=1e-14)
-    parts, _ = gradient_of(model, x, beside_bank([4, 4], Contrast.one_sided, past))
-    assert parts != pytest.approx(gradient_of(model, x, within_blocks([4, 4], Contrast.one_sided))[0], rel=1e-3)
-
-
 def test_a_bank_holds_what_the_encoders_of_the_past_gave() -> None:
     """Five of two windows of eight, each by the weights of its time or their moving average; must differ from today's."""
     model, windows = Linear(), [inputs() * factor for factor in (1.0, 1.5, -0.7)]
@@ -101,16 +88,3 @@ def test_a_bank_holds_what_the_encoders_of_the_past_gave() -> None:
     assert averaged.before is not None
     assert torch.allclose(averaged.before[0], second(windows[1])[0].detach()[-5:], rtol=0, atol=1e-14)
     assert float((averaged.before[0] - plain.before[0]).abs().max()) > 1e-3
-
-
-def test_the_temperatures_slope_by_hand() -> None:
-    """d loss / d log scale of the one-sided loss: mean_i sum_j (p_ij - [i = j]) s_ij."""
-    model, x = Linear(), inputs()
-    with torch.no_grad():
-        model.bias.zero_()
-        q, p, scale, _ = model(x)
-        table = (scale.exp() * q @ p[:, 0].T).numpy()
-    _, gradient = gradient_of(model, x, within_blocks([8], Contrast.one_sided))
-    shares = np.exp(table) / np.exp(table).sum(1, keepdims=True) - np.eye(8)
-    place = model.left.numel() + model.right.numel()
-    assert float((shares * table).sum() / 8) == pytest.approx(float(gradient[place]), rel=1e-12)

@@ -65,21 +65,6 @@ def test_the_right_step_has_no_cause_and_the_smallest_error_has(window: Window) 
     assert window.cause(window.right, window.right, apart=1e-9) == "replicas_not_synchronised+unexplained"
 
 
-def test_replica_scale_and_its_numbers(window: Window) -> None:
-    means = [sum(s) / n for s, n in zip(window.sums, window.terms, strict=True)]
-    for gradient, weights in (
-        (2 * window.right, [2, 2]),
-        (window.right / 2, [0.5, 0.5]),
-        ((means[0] + means[1]) / 2, [window.total / (2 * n) for n in window.terms]),
-        (means[0] + means[1], [window.total / n for n in window.terms]),
-    ):
-        evidence = window.evidence(gradient, gradient)
-        assert diagnose_ranks(evidence).cause == "replica_scale"
-        assert evidence.scale == pytest.approx(np.linalg.norm(gradient) / np.linalg.norm(window.right), rel=1e-12)
-        np.testing.assert_allclose(evidence.weights, [weights, weights], rtol=1e-10)
-        assert evidence.rank_distance == 0 and evidence.residual < 1e-12
-
-
 @pytest.mark.parametrize("divisor", ["own", "scaled", "window"])
 def test_replicas_that_do_not_speak_or_too_early(window: Window, divisor: str) -> None:
     factors = {"own": [1 / n for n in window.terms], "scaled": [2 / window.total] * 2, "window": [1 / window.total] * 2}[divisor]

@@ -1,16 +1,14 @@
 from __future__ import annotations
 
 import platform
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from accumulation_harness.config import ConfigError, Contrast
+from accumulation_harness.config import Contrast
 from accumulation_harness.workloads.build import make_workload
-from accumulation_harness.workloads.docstrings import HELD_OUT, Pair, distinct, neighbours, pairs_of, read_pairs
-from accumulation_harness.workloads.towers import Tower, trigrams
+from accumulation_harness.workloads.docstrings import HELD_OUT, neighbours, pairs_of, read_pairs
 from tests.small_corpus import NOUNS, config, corpus, function
 
 __all__ = ["corpus"]
@@ -32,32 +30,11 @@ def test_what_has_no_pair_gives_none(content: bytes) -> None:
     assert list(pairs_of("m", content)) == []
 
 
-def test_a_text_that_came_before_is_left_out() -> None:
-    first, again, other = Pair("a", "one query", "f"), Pair("b", "One query", "g"), Pair("c", "another", "F")
-    assert distinct([other, again, first]) == [first]
-    assert len(distinct([first, Pair("b", "two", "g")])) == 2
-
-
 def test_modules_are_held_out_whole(corpus: str) -> None:
     pairs = read_pairs(corpus)
     train, held_out = ({pair.module for pair in part} for part in (pairs.train, pairs.held_out))
     assert train | held_out == set(NOUNS) and not train & held_out
     assert (len(pairs.train), len(pairs.held_out)) == (48, 16)
-
-
-def test_the_fingerprint_tells_texts_apart(corpus: str, tmp_path: Path) -> None:
-    for file in Path(corpus).iterdir():
-        (tmp_path / file.name).write_text(file.read_text())
-    assert read_pairs(str(tmp_path)).fingerprint == read_pairs(corpus).fingerprint
-    read_pairs.cache_clear()
-    changed = tmp_path / "window.py"
-    changed.write_text(changed.read_text().replace("Publish the", "Publish one"))
-    assert read_pairs(str(tmp_path)).fingerprint != read_pairs(corpus).fingerprint
-
-
-def test_a_folder_without_modules_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"data\.root=.*two or more \*\.py files"):
-        read_pairs(str(tmp_path))
 
 
 @pytest.mark.slow
@@ -71,21 +48,6 @@ def test_the_embedded_pairs_are_those_of_these_versions() -> None:
     if versions not in KNOWN:
         pytest.skip(f"nobody has noted the pairs of Python {versions[0]} and numpy {versions[1]}")
     assert pairs.fingerprint == KNOWN[versions]
-
-
-def test_trigrams_hash_three_bytes_each() -> None:
-    found = trigrams("abcb", 8)
-    assert (found[:4] > 0).all() and not found[4:].any(), "a space on either side, then padding"
-    assert trigrams("ABCB", 8).tolist() == found.tolist() and trigrams("abcd", 8)[3] != found[3]
-    assert trigrams("abxx", 8)[0] == found[0], "a space, a, b"
-
-
-def test_padding_takes_no_part() -> None:
-    torch.manual_seed(0)
-    tower = Tower(4, 0.0).double()
-    short = torch.from_numpy(trigrams("a query", 9))[None]
-    assert torch.allclose(tower(short), tower(torch.nn.functional.pad(short, (0, 5))), atol=1e-15)
-    assert not torch.allclose(tower(short), tower(short.roll(1, 1).clamp(min=1)), atol=1e-3)
 
 
 def test_hard_negatives_are_neighbours(corpus: str) -> None:

@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
 import pytest
 import torch
 from torch import nn
 
-from accumulation_harness.config import OUR_NORMS, Norm
-from accumulation_harness.workloads.image_models import make_conv, make_resnet18, pooling
-
-
-def convolutions(net: nn.Module) -> Iterator[nn.Conv2d]:
-    return (module for module in net.modules() if isinstance(module, nn.Conv2d))
-
-
-@pytest.mark.parametrize("make", [make_conv, make_resnet18])
-def test_convolutions_have_a_bias_without_normalisation_only(make: Callable[..., nn.Module]) -> None:
-    for norm in OUR_NORMS:
-        assert all((conv.bias is not None) == (norm == Norm.none) for conv in convolutions(make((1, 8, 8), width=1, norm=norm)))
+from accumulation_harness.workloads.image_models import pooling
 
 
 @pytest.mark.parametrize("side", [4, 8, 14, 16, 31])

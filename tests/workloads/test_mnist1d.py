@@ -10,8 +10,7 @@ import torch
 from scipy.interpolate import interp1d
 from scipy.ndimage import gaussian_filter
 
-from accumulation_harness.config import ConfigError, Data, Model, Norm, TrialConfig, WorkloadConfig
-from accumulation_harness.validation import validate
+from accumulation_harness.config import Data, Model, Norm, TrialConfig, WorkloadConfig
 from accumulation_harness.workloads import mnist1d
 from accumulation_harness.workloads.build import make_workload
 from accumulation_harness.workloads.mnist1d import generate, read_mnist1d, sampled, templates
@@ -64,19 +63,12 @@ def test_interpolation_is_the_published_one() -> None:
     assert sampled(x, lengths, 11) == pytest.approx(np.stack(expected), abs=1e-14)
 
 
-def test_every_digit_comes_as_often_and_a_seed_is_one_set() -> None:
-    samples, labels = generate(500, 3)
-    assert samples.shape == (500, 40) and (np.bincount(labels) == 50).all()
-    assert samples.mean() == pytest.approx(0, abs=1e-12) and samples.std() == pytest.approx(1)
-    assert (samples == generate(500, 3)[0]).all() and (samples != generate(500, 4)[0]).any()
-
-
 def test_a_trials_seed_draws_the_split_of_the_same_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mnist1d, "NUM_TRAIN", 80)
     monkeypatch.setattr(mnist1d, "NUM_TEST", 40)
     one, other = read_mnist1d(0), read_mnist1d(1)
     assert one.images.shape == (80, 1, 1, 40) and one.held_out_images.shape == (40, 1, 1, 40)
-    assert one.fingerprint() == read_mnist1d(0).fingerprint() != other.fingerprint()
+    assert torch.equal(one.images, read_mnist1d(0).images) and not torch.equal(one.images, other.images)
 
     def whole(data: mnist1d.ImageSet) -> torch.Tensor:
         return torch.cat([data.images, data.held_out_images]).view(-1, 40)[:, 0].sort().values
@@ -87,10 +79,3 @@ def test_a_trials_seed_draws_the_split_of_the_same_samples(monkeypatch: pytest.M
     ]
     assert not torch.equal(workloads[0].held_out.inputs, workloads[1].held_out.inputs)
     assert workloads[0].make_model()(workloads[0].held_out.inputs).shape == (40, 10)
-
-
-@pytest.mark.parametrize("model", [Model.conv, Model.transformer])
-def test_another_model_is_refused(model: Model) -> None:
-    with pytest.raises(ConfigError, match=f"workload.model={model}: expected a model for mnist1d data"):
-        validate(dataclasses.replace(CONFIG, workload=WorkloadConfig(data=Data.mnist1d, model=model)))
-    validate(CONFIG)

@@ -9,7 +9,7 @@ import torch
 
 from accumulation_harness.config import ConfigError, Data, DataConfig, Model, Norm, TrialConfig, WorkloadConfig
 from accumulation_harness.workloads.build import make_workload
-from accumulation_harness.workloads.text import IGNORED, PADDING, TextWorkload, embedded_text, read_corpus
+from accumulation_harness.workloads.text import IGNORED, PADDING, TextWorkload, read_corpus
 
 CPU = torch.device("cpu")
 
@@ -25,17 +25,6 @@ def text(root: Path | None = None, *, norm: Norm = Norm.layer) -> TextWorkload:
     return workload
 
 
-def test_lines_are_ragged() -> None:
-    workload = text()
-    terms = workload.num_terms(workload.batch(torch.arange(workload.num_samples)))
-    assert (workload.num_samples, len(workload.held_out)) == (2000, 300)
-    assert (int(terms.min()), int(terms.max())) == (3, 31)
-    assert len(set(terms.tolist())) > 25
-    assert terms.double().std() > 5
-    # Of sixteen windows cut into micro-batches of four, all have micro-batches with unequal numbers of terms.
-    assert all(len(set(window.sum(1).tolist())) > 1 for window in terms[: 16 * 64].view(16, 16, 4))
-
-
 def test_rows_spell_lines_of_the_text() -> None:
     workload = text()
     corpus = read_corpus(None)
@@ -48,33 +37,6 @@ def test_rows_spell_lines_of_the_text() -> None:
         assert "".join(corpus.vocabulary[i - 1] for i in batch.targets[row, :length].tolist()) == line[1:]
         assert (batch.inputs[row, length:] == PADDING).all()
         assert (batch.targets[row, length:] == IGNORED).all()
-
-
-def test_a_batch_is_as_long_as_its_longest_line_and_its_rows_keep_that() -> None:
-    workload = text()
-    batch = workload.batch(torch.arange(64))
-    terms = workload.num_terms(batch)
-    assert batch.inputs.shape == batch.targets.shape == (64, terms.max())
-    shortest = terms.argmin()
-    assert batch.rows(shortest.view(1)).inputs.shape == (1, terms.max())
-    assert workload.batch(batch.ids[shortest].view(1)).inputs.shape == (1, terms.min())
-
-
-def test_no_line_is_both_trained_on_and_held_out() -> None:
-    lines = read_corpus(None).lines
-    assert len(lines) == len(set(lines))
-    assert len(set(text().held_out.ids.tolist())) == 300
-    assert int(text().held_out.ids.min()) == 2000
-
-
-def test_the_split_depends_on_no_seed_and_the_fingerprint_on_the_text(tmp_path: Path) -> None:
-    torch.manual_seed(1)
-    first = text()
-    torch.manual_seed(2)
-    assert torch.equal(first.held_out.inputs, text().held_out.inputs)
-    assert first.fingerprint == text().fingerprint
-    (tmp_path / "a.txt").write_text("one line\nand another one\n")
-    assert text(tmp_path).fingerprint != first.fingerprint
 
 
 def test_losses_and_correct_against_a_plain_computation() -> None:
@@ -97,18 +59,6 @@ def test_losses_and_correct_against_a_plain_computation() -> None:
     assert workload.losses(outputs.half(), batch).dtype == torch.float32
 
 
-def test_a_folder_is_read_in_the_order_of_names(tmp_path: Path) -> None:
-    (tmp_path / "b.txt").write_text("tschüß, zweite Datei\n\n  \nab\n", encoding="utf-8")
-    (tmp_path / "a.txt").write_text("first file\n" + "x" * 100, encoding="utf-8")
-    (tmp_path / "ignored.md").write_text("not this one")
-    corpus = read_corpus(str(tmp_path))
-    assert corpus.text.startswith("first file")
-    assert sorted(corpus.lines) == ["first file", "tschüß, zweite Datei", "x" * 32]  # blank and too short ones are dropped
-    workload = text(tmp_path)
-    assert (workload.num_samples, len(workload.held_out)) == (2, 1)
-    assert workload.vocabulary_size == len(set(corpus.text)) + 1
-
-
 FOLDERS: dict[str, tuple[dict[str, bytes], str]] = {
     "no such folder": ({}, r"\*\.txt"),
     "no text file": ({"notes.md": b"some words"}, r"\*\.txt"),
@@ -128,7 +78,3 @@ def test_unusable_folders(case: str, tmp_path: Path) -> None:
         text(root)
     assert caught.value.field == "data.root"
     assert str(root) in str(caught.value)
-
-
-def test_embedded_text_is_real() -> None:
-    assert len(embedded_text()) > 100_000

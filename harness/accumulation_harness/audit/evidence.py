@@ -228,6 +228,7 @@ class Finding:
     kind: Kind
     track: str | None = None  # name of the optimizer; None when it concerns all of them
     steps: tuple[int, ...] = ()  # all optimizer steps it was seen at
+    alone: bool = False  # without the layers that it and its like are about, all was compared, and agreed
 
     @property
     def since(self) -> str:

@@ -12,13 +12,14 @@ from accumulation_harness.audit.compare.facts import Facts, Probe, StepFacts
 from accumulation_harness.audit.compare.floors import COARSE_GATE, Floor
 from accumulation_harness.audit.compare.nulls import not_rounding
 from accumulation_harness.audit.compare.probes import rows, separated, terms
+from accumulation_harness.audit.compare.vacuity import nothing_compared
 from accumulation_harness.audit.evidence import FLOAT32, Finding, Intervention, Layer, Run
 from accumulation_harness.audit.family import Family, Runs
 from accumulation_harness.audit.observe.live import KEPT
 from accumulation_harness.audit.observe.recorder import SHADOW_SEARCH
 from accumulation_harness.audit.rules.computation import ALMOST
 from accumulation_harness.audit.rules.finding import SAME_ROW
-from accumulation_harness.audit.rules.findings import explain, first_of_each
+from accumulation_harness.audit.rules.findings import explain, first_of_each, left_out
 from accumulation_harness.judge.cause import Cause
 
 CAUSE_OF: dict[Layer, Cause] = {"dropout": Cause.stochastic_layers, "batch_norm": Cause.batch_statistics}
@@ -228,6 +229,7 @@ class ExtraRuns:
         if later := _not_kept(without):
             without = self._followed(disable=suspects, keep=later) or without
         left = self._probed(without, suspects) if without.open else without
+        alone = self._is_compared(left, suspects)
         causes = []
         for suspect in CAUSE_OF:
             rest = suspects - {suspect}
@@ -235,8 +237,18 @@ class ExtraRuns:
             if with_it is None:
                 continue
             if _differs_more(with_it, without) or (not left.open and self._rows_differ(with_it, rest)):
-                causes.append(_coupling(self.n, suspect, with_it, without))
+                causes.append(replace(_coupling(self.n, suspect, with_it, without), alone=alone))
         return causes + left.found if causes else []
+
+    def _is_compared(self, without: Judged, disable: frozenset[Layer]) -> bool:
+        """Whether all was compared without these layers, and agreed but for the buffers that they move."""
+        moved = {CAUSE_OF[layer] for layer in disable}
+        found = [*without.found, *left_out(without.compared)]
+        if any(f.kind != "statistics" or f.cause not in moved for f in found):
+            return False
+        reference, _ = self._ground(disable)
+        one = self.family.candidates.get(1, reference)
+        return nothing_compared(without.run, reference, one, without.compared) is None
 
     def _rows_differ(self, judged: Judged, disable: frozenset[Layer]) -> bool:
         """Whether the model gives other outputs for the same rows at equal parameters."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from accumulation_harness.audit.allowed import with_allowed
 from accumulation_harness.audit.compare.comparison import ShapeError, facts
 from accumulation_harness.audit.compare.facts import Facts
 from accumulation_harness.audit.compare.floors import COARSE_GATE, Floor
@@ -50,8 +51,9 @@ def audit(
     torch, `weights`, a callback that takes the named arrays of all weights, once before training and after each optimizer step.
     With `reference`, every arm (N=1 as well) is compared with `reference(batch_size, 1)`. `processes` runs it on that many ranks
     with `torch.distributed` initialised; the reference then runs on one, with all rows. A run ends after `max_steps` optimizer
-    steps. Findings of the causes in `allow` are told and change no verdict: `allow={"stochastic_layers"}` for a model with
-    dropout. `progress` is told in a line what is run and what is seen. torch has the caller's number of threads afterwards.
+    steps. Findings of the causes in `allow` are told, and the verdict is that of the rest, as far as it was compared:
+    `allow={"stochastic_layers"}` for a model with dropout. `progress` is told in a line what is run and what is seen. torch has
+    the caller's number of threads afterwards.
     Nothing raised by `train` escapes: see `Report.problems`.
     Raises ValueError for arguments that cannot be run.
     """
@@ -71,19 +73,6 @@ def same_threads() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def with_allowed(report: Report, causes: Collection[Cause]) -> Report:
-    """The report, in which findings of these causes are no findings any more, and are told all the same."""
-    results = [
-        replace(
-            result,
-            findings=tuple(f for f in result.findings if f.cause not in causes),
-            allowed=tuple(f for f in result.findings if f.cause in causes),
-        )
-        for result in report.results
-    ]
-    return replace(report, results=tuple(results))
 
 
 class Session:
@@ -220,9 +209,11 @@ class Session:
             found = split + [f for f in found if not f.unreproduced]
         if candidate.error is not None:
             found = [f for f in found if f.cause is not Cause.window_misplaced]  # the run was cut short by the exception
-        if not found and (empty := nothing_compared(candidate, family.reference, self._one(family), compared)):
+        empty = nothing_compared(candidate, family.reference, self._one(family), compared) or ""
+        if empty and not found:
             self.problems.append(f"N={n}: {empty}")
-        self.results.append(ArmResult(n, family.arithmetic, tuple(compared), tuple(first_of_each(found)), _evidence(candidate)))
+        named, evidence = tuple(first_of_each(found)), _evidence(candidate)
+        self.results.append(ArmResult(n, family.arithmetic, tuple(compared), named, evidence, empty=empty))
 
     def _one(self, family: Family) -> Run:
         """The audited function at N=1; where an independent function is the reference, only if it was asked for as an arm."""

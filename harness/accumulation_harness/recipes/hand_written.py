@@ -91,6 +91,9 @@ def sample_ids(inputs: Tensor, window: Batch) -> Tensor:
     if inputs.dim() != window.inputs.dim() or not len(inputs) or inputs.shape[2:] != window.inputs.shape[2:]:
         return torch.full((len(inputs),), FOREIGN)
     length = min(inputs.shape[1], window.inputs.shape[1])
-    mine, known = inputs[:, :length].flatten(1), window.inputs[:, :length].flatten(1).to(inputs)
-    same = (mine.unsqueeze(1) == known.unsqueeze(0)).all(2).cpu()
-    return torch.where(same.any(1), window.ids[same.int().argmax(1)], FOREIGN)
+    mine, known = (
+        own.detach()[:, :length].flatten(1).to(inputs.dtype).contiguous().view(torch.uint8).cpu().numpy()
+        for own in (inputs, window.inputs)
+    )
+    ids = {row.tobytes(): sample for row, sample in zip(known[::-1], window.ids.flip(0).tolist(), strict=True)}
+    return torch.tensor([ids.get(row.tobytes(), FOREIGN) for row in mine])

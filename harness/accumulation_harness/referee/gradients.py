@@ -14,7 +14,7 @@ from torch._utils import _flatten_dense_tensors  # one call where reshape and ca
 # Elements compared at once. On a CPU 0.5 MiB of float64 stays in the cache, and what is freed stays with the process: blocks of
 # 1 MiB went back to the system and were faulted in again: 8 times as long for 370,000 parameters. A GPU wants few kernels.
 BLOCK, BLOCK_ON_DEVICE = 2**16, 2**22
-MOST_AT_ONCE = 2**22  # elements of a matrix that is factorised whole: 32 MiB, and as much again two or three times over
+MOST_AT_ONCE = 2**22  # elements of a matrix that is factorised at once, with its factors: 32 MiB
 
 
 @dataclass(frozen=True)
@@ -178,50 +178,26 @@ def relative_distance(a: Tensor, g: Tensor) -> float:
 def decompose(a: Tensor, parts: Sequence[Tensor]) -> Decomposition:
     """Least squares of a ([P]) on the micro-batch gradients `parts` (N of [P]), by a QR factorisation in float64.
 
-    Columns are scaled to unit length first, so that the condition number speaks of directions and not of sizes. NaN where a
-    vector is not finite.
-    """
-    if len(a) * (len(parts) + 1) > MOST_AT_ONCE:
-        return _decompose_by_rows(a, parts)
-    matrix = torch.stack(list(parts), dim=1)
-    if not bool(torch.isfinite(matrix).all() and torch.isfinite(a).all()):
-        return Decomposition((math.nan,) * len(parts), math.nan, math.nan)
-    lengths = torch.linalg.vector_norm(matrix, dim=0)
-    lengths = torch.where(lengths > 0, lengths, torch.ones_like(lengths))
-    q, r = torch.linalg.qr(matrix / lengths)
-    singular = torch.linalg.svdvals(r)
-    smallest = singular[-1].item()
-    condition = singular[0].item() / smallest if smallest > 0 else math.inf
-    coordinates = q.T @ a
-    rest = a - q @ coordinates
-    # least squares through the pseudo-inverse of the small r: it also answers for collinear parts
-    weights = (torch.linalg.pinv(r) @ coordinates) / lengths * len(parts)
-    norm = torch.linalg.vector_norm(a).item()
-    residual = torch.linalg.vector_norm(rest).item() / norm if norm > 0 else math.nan
-    return Decomposition(tuple(weights.tolist()), residual, condition)
-
-
-def _decompose_by_rows(a: Tensor, parts: Sequence[Tensor]) -> Decomposition:
-    """`decompose` with few rows in memory at a time: R of [parts, a] from the R of its row blocks (tall-skinny QR).
-
-    Demmel et al. 2012 (arXiv:0808.2664): the last column of R is Q^T a, and its last entry the length of the rest.
+    R of [parts, a] comes from the R of its row blocks (tall-skinny QR), so that few rows are in memory at a time: its last column
+    is Q^T a, and the last entry of that the length of the rest (Demmel et al. 2012, arXiv:0808.2664). Columns are scaled to unit
+    length first, so that the condition number speaks of directions and not of sizes. NaN where a vector is not finite.
     """
     lengths = torch.stack([torch.linalg.vector_norm(part) for part in parts])
     norm = torch.linalg.vector_norm(a)
     if not bool(torch.isfinite(lengths).all() and torch.isfinite(norm)):
         return Decomposition((math.nan,) * len(parts), math.nan, math.nan)
-    lengths = torch.where(lengths > 0, lengths, torch.ones_like(lengths))
-    rows, triangle = MOST_AT_ONCE // (2 * (len(parts) + 1)), a.new_zeros(0, len(parts) + 1)
+    lengths, num = torch.where(lengths > 0, lengths, 1.0), len(parts)
+    rows, triangle = MOST_AT_ONCE // (2 * (num + 1)), a.new_zeros(0, num + 1)
     for start in range(0, len(a), rows):
         own = slice(start, start + rows)
         block = torch.stack([*(part[own] / length for part, length in zip(parts, lengths, strict=True)), a[own]], dim=1)
         triangle = torch.linalg.qr(torch.cat([triangle, block]), mode="r").R
-    r, coordinates, rest = triangle[:-1, :-1], triangle[:-1, -1], triangle[-1, -1].abs()
-    singular = torch.linalg.svdvals(r)
-    smallest = singular[-1].item()
-    condition = singular[0].item() / smallest if smallest > 0 else math.inf
-    weights = (torch.linalg.pinv(r) @ coordinates) / lengths * len(parts)
-    residual = (rest / norm).item() if norm > 0 else math.nan
+    r, coordinates, rest = triangle[:num, :num], triangle[:num, num], triangle[num:, num]
+    singular = torch.linalg.svdvals(r).tolist()
+    condition = singular[0] / singular[-1] if singular[-1] > 0 else math.inf
+    # Least squares through the pseudo-inverse of the small r: it also answers for collinear parts.
+    weights = (torch.linalg.pinv(r) @ coordinates) / lengths * num
+    residual = float(torch.linalg.vector_norm(rest) / norm) if norm > 0 else math.nan
     return Decomposition(tuple(weights.tolist()), residual, condition)
 
 

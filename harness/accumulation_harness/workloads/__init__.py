@@ -93,12 +93,17 @@ class Workload(Protocol):
         ...
 
     def num_terms(self, batch: Batch) -> Tensor:
-        """[n] int64 number of loss terms of each sample: 1 for images, the predicted characters for text."""
-        ...
+        """[n] int64 number of loss terms of each sample: one, unless a problem counts otherwise (characters of text)."""
+        return torch.ones(len(batch), dtype=torch.long, device=batch.targets.device)
 
     def correct(self, outputs: Any, batch: Batch) -> Tensor:
         """[n] number of loss terms whose most likely class is the target; NaN where nobody says what is correct."""
         ...
+
+
+def wide(outputs: Tensor) -> Tensor:
+    """Outputs in the format of their losses: float32 or wider."""
+    return outputs if outputs.dtype == torch.float64 else outputs.float()
 
 
 class Forward(nn.Module):

@@ -10,13 +10,12 @@ from torch import nn
 
 from accumulation_harness.config import EMBEDDED_DIGITS, ConfigError, Contrast, Data, Model, Norm, TrialConfig
 from accumulation_harness.workloads import Workload
-from accumulation_harness.workloads.cifar10 import read_cifar10
 from accumulation_harness.workloads.custom import CustomWorkload
 from accumulation_harness.workloads.digits import read_digits
 from accumulation_harness.workloads.docstrings import QUERY_LENGTH, DocstringWorkload, read_pairs
+from accumulation_harness.workloads.files import read_cifar10, read_mnist
 from accumulation_harness.workloads.image_models import make_conv, make_conv1d, make_mlp, make_resnet18
-from accumulation_harness.workloads.images import ImageSet, ImageWorkload
-from accumulation_harness.workloads.mnist import read_mnist
+from accumulation_harness.workloads.images import ClassWeights, IgnoredLabels, ImageSet, ImageWorkload
 from accumulation_harness.workloads.mnist1d import read_mnist1d
 from accumulation_harness.workloads.pairs import PairsWorkload, TwoTowers
 from accumulation_harness.workloads.policy import PolicyWorkload
@@ -24,7 +23,6 @@ from accumulation_harness.workloads.python_bytes import LENGTH, BytesWorkload, r
 from accumulation_harness.workloads.text import MAX_CHARACTERS, PADDING, TextWorkload, read_corpus
 from accumulation_harness.workloads.towers import TwoTowers as TextTowers
 from accumulation_harness.workloads.transformer import Transformer
-from accumulation_harness.workloads.weighted import ClassWeights, IgnoredLabels
 
 IMAGE_MODELS = {Model.conv: make_conv, Model.conv1d: make_conv1d, Model.mlp: make_mlp, Model.resnet18: make_resnet18}
 IMAGE_WORKLOADS: dict[Data, type[ImageWorkload]] = {

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from accumulation_harness.config import Contrast
+from accumulation_harness.workloads import wide
 
 
 class Representations(NamedTuple):
@@ -25,8 +26,7 @@ class Representations(NamedTuple):
 
 def scores(of: Representations) -> Tensor:
     """[n, m or 2m] score of every query with every passage, those of pairs first; float32 or wider."""
-    queries, passages = (x if x.dtype == torch.float64 else x.float() for x in (of.queries, of.passages))
-    similar = of.log_scale.exp() * queries @ passages.transpose(0, 1).flatten(0, 1).T
+    similar = of.log_scale.exp() * wide(of.queries) @ wide(of.passages).transpose(0, 1).flatten(0, 1).T
     return similar if of.bias is None else similar + of.bias
 
 

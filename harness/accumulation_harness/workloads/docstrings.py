@@ -164,10 +164,6 @@ class DocstringWorkload(Workload):
         """[n] of `outputs`, whatever rows they have: a memory bank may have added some."""
         return losses(outputs, self.contrast)
 
-    def num_terms(self, batch: Batch) -> Tensor:
-        """[n] ones."""
-        return torch.ones(len(batch), dtype=torch.long, device=self._device)
-
     def correct(self, outputs: Representations, batch: Batch) -> Tensor:
         """[n] whether the nearest passage of the batch is the query's own."""
         return (ranks(outputs) == 1).long()

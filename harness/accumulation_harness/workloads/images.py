@@ -1,8 +1,7 @@
-"""Image classification: pixels that stay as stored until a batch is taken, and cross-entropy per image."""
+"""Image classification: pixels that stay as stored until a batch is taken, and cross-entropy per image, weighted perhaps."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -10,12 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from accumulation_harness.workloads import Batch, Workload
+from accumulation_harness.workloads import Batch, Workload, wide
 
 NUM_CLASSES = 10
+IGNORED_EVERY = 3  # training ids are in a random order, so any third is as good as another
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ImageSet:
     """Images and labels on the CPU; a pixel x of channel c becomes (x / peak - mean[c]) / std[c]."""
 
@@ -23,22 +23,20 @@ class ImageSet:
     labels: Tensor  # [n] int64
     held_out_images: Tensor  # [m, C, H, W]
     held_out_labels: Tensor  # [m] int64
-    peak: float
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    peak: float = 1.0
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+
+    @staticmethod
+    def cut(images: Tensor, labels: Tensor, num_train: int, peak: float = 1.0) -> ImageSet:
+        """The first `num_train` to train on, the others held out."""
+        return ImageSet(images[:num_train], labels[:num_train], images[num_train:], labels[num_train:], peak)
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """(C, H, W) of one image."""
         channels, height, width = self.images.shape[1:]
         return channels, height, width
-
-    def fingerprint(self) -> str:
-        """SHA-256 of all stored pixels and labels."""
-        digest = hashlib.sha256()
-        for tensor in (self.images, self.labels, self.held_out_images, self.held_out_labels):
-            digest.update(tensor.numpy().tobytes())
-        return digest.hexdigest()
 
     def resized(self, size: int) -> ImageSet:
         """The same set with its images scaled bilinearly to `size` x `size`."""
@@ -60,7 +58,6 @@ class ImageWorkload(Workload):
         self, data: ImageSet, make_model: Callable[[tuple[int, int, int]], nn.Module], *, device: torch.device, dtype: torch.dtype
     ) -> None:
         self.num_samples = len(data.labels)
-        self.fingerprint = data.fingerprint()
         self._shape = data.shape
         self._make_model = make_model
         self._dtype = dtype
@@ -86,12 +83,7 @@ class ImageWorkload(Workload):
 
     def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
         """[n] cross-entropy -log softmax(outputs)[target] of `outputs` [n, 10], in float32 or float64."""
-        wide = outputs if outputs.dtype == torch.float64 else outputs.float()
-        return F.cross_entropy(wide, batch.targets, reduction="none")
-
-    def num_terms(self, batch: Batch) -> Tensor:
-        """[n] ones."""
-        return torch.ones_like(batch.targets)
+        return F.cross_entropy(wide(outputs), batch.targets, reduction="none")
 
     def correct(self, outputs: Tensor, batch: Batch) -> Tensor:
         """[n] whether the most likely class is the target."""
@@ -99,3 +91,31 @@ class ImageWorkload(Workload):
 
     def _scaled(self, pixels: Tensor) -> Tensor:
         return ((pixels.float() / self._peak - self._mean) / self._std).to(self._dtype)
+
+
+class ClassWeights(ImageWorkload):
+    """The mean loss of `CrossEntropyLoss(weight=...)`, sum_i w_i l_i / sum_i w_i: class c weighs c + 1.
+
+    Weights are whole numbers, so that a sample of weight w has w loss terms and every sum of them is exact. Nothing is lost by
+    that: a weighted mean does not change when all its weights are multiplied by one number.
+    """
+
+    def num_terms(self, batch: Batch) -> Tensor:
+        """[n] int64, w_i = c + 1 of class c."""
+        return batch.targets + 1
+
+    def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """[n] w_i l_i."""
+        return super().losses(outputs, batch) * self.num_terms(batch)
+
+    def correct(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """[n] w_i where the most likely class is the target: accuracy weighs as the loss does."""
+        return super().correct(outputs, batch) * self.num_terms(batch)
+
+
+class IgnoredLabels(ClassWeights):
+    """The mean loss of `CrossEntropyLoss(ignore_index=...)`: every third sample has no label and weighs 0, the others 1."""
+
+    def num_terms(self, batch: Batch) -> Tensor:
+        """[n] int64: 0 for every third id, 1 for the others."""
+        return (batch.ids % IGNORED_EVERY > 0).long().to(batch.targets.device, non_blocking=True)

@@ -42,16 +42,7 @@ def read_mnist1d(seed: int) -> ImageSet:
     samples, labels = generate(NUM_TRAIN + NUM_TEST, SEED)
     order = np.random.default_rng(seed).permutation(len(labels))
     images = torch.from_numpy(samples[order].astype(np.float32)).view(-1, 1, 1, PLACES)
-    digits = torch.from_numpy(labels[order])
-    return ImageSet(
-        images=images[:NUM_TRAIN],
-        labels=digits[:NUM_TRAIN],
-        held_out_images=images[NUM_TRAIN:],
-        held_out_labels=digits[NUM_TRAIN:],
-        peak=1.0,
-        mean=(0.0,),
-        std=(1.0,),
-    )
+    return ImageSet.cut(images, torch.from_numpy(labels[order]), NUM_TRAIN)
 
 
 def generate(num_samples: int, seed: int) -> tuple[Values, NDArray[np.int64]]:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from accumulation_harness.config import Norm
 from accumulation_harness.judge.cause import Cause
-from accumulation_harness.workloads import Batch
+from accumulation_harness.workloads import Batch, wide
 from accumulation_harness.workloads.image_models import make_mlp
 from accumulation_harness.workloads.images import ImageWorkload
 
@@ -51,6 +51,5 @@ class PairsWorkload(ImageWorkload):
         return (self._scores(outputs).argmax(1) == torch.arange(len(batch), device=outputs.device)).long()
 
     def _scores(self, outputs: Tensor) -> Tensor:
-        wide = outputs if outputs.dtype == torch.float64 else outputs.float()
-        left, right = F.normalize(wide, dim=2).unbind(1)
+        left, right = F.normalize(wide(outputs), dim=2).unbind(1)
         return left @ right.T / TEMPERATURE

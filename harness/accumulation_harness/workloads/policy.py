@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from accumulation_harness.judge.cause import Cause
-from accumulation_harness.workloads import Batch
+from accumulation_harness.workloads import Batch, wide
 from accumulation_harness.workloads.images import NUM_CLASSES, ImageSet, ImageWorkload
 
 LOG_SEED = 20240601  # of actions and rewards; never a trial's seed: all trials train on the same log
@@ -49,13 +49,9 @@ class PolicyWorkload(ImageWorkload):
 
     def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
         """[n] -A log softmax(outputs)[action] of `outputs` [n, 10], in float32 or float64."""
-        wide = outputs if outputs.dtype == torch.float64 else outputs.float()
         action, advantage, _ = batch.targets.unbind(1)
-        return advantage.to(wide) * F.cross_entropy(wide, action.long(), reduction="none")
-
-    def num_terms(self, batch: Batch) -> Tensor:
-        """[n] ones."""
-        return torch.ones(len(batch), dtype=torch.long, device=batch.targets.device)
+        scores = wide(outputs)
+        return advantage.to(scores) * F.cross_entropy(scores, action.long(), reduction="none")
 
     def correct(self, outputs: Tensor, batch: Batch) -> Tensor:
         """[n] whether the most likely action is the label."""

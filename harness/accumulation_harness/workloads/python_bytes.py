@@ -67,7 +67,7 @@ class BytesWorkload(TextWorkload):
     """
 
     def __init__(self, sources: Sources, make_model: Callable[[int], nn.Module], *, seed: int, device: torch.device) -> None:
-        self.fingerprint, self.vocabulary_size, self._make_model = sources.fingerprint, 256, make_model
+        self.vocabulary_size, self._make_model = 256, make_model
         order = torch.randperm(len(sources.files), generator=torch.Generator().manual_seed(seed)).tolist()
         num_test = max(1, round(TEST_SHARE * len(order)))
         test = blocks([sources.files[i] for i in order[:num_test]])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from accumulation_harness.config import ConfigError
-from accumulation_harness.workloads import Batch, Workload
+from accumulation_harness.workloads import Batch, Workload, wide
 from accumulation_harness.workloads.files import read_data
 
 PADDING = 0  # index in the vocabulary; no character has it
@@ -35,11 +34,6 @@ class Corpus:
     def vocabulary(self) -> tuple[str, ...]:
         """All characters of the text, sorted; character i has index i + 1."""
         return tuple(sorted(set(self.text)))
-
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 of the text in UTF-8."""
-        return hashlib.sha256(self.text.encode()).hexdigest()
 
 
 def read_corpus(root: str | None) -> Corpus:
@@ -100,7 +94,6 @@ class TextWorkload(Workload):
         index = {character: i for i, character in enumerate(corpus.vocabulary, start=PADDING + 1)}
         num_held_out = min(MAX_HELD_OUT, max(1, len(corpus.lines) // 8))
         self.num_samples = min(MAX_TRAIN, len(corpus.lines) - num_held_out)
-        self.fingerprint = corpus.fingerprint
         self.vocabulary_size = len(index) + 1
         self._make_model = make_model
         lines = corpus.lines[: self.num_samples + num_held_out]
@@ -124,8 +117,7 @@ class TextWorkload(Workload):
 
     def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
         """[n] sum over a line's characters of the cross-entropy of `outputs` [n, T, V], in float32 or float64."""
-        wide = outputs if outputs.dtype == torch.float64 else outputs.float()
-        terms = F.cross_entropy(wide.flatten(0, 1), batch.targets.flatten(), ignore_index=IGNORED, reduction="none")
+        terms = F.cross_entropy(wide(outputs).flatten(0, 1), batch.targets.flatten(), ignore_index=IGNORED, reduction="none")
         return terms.view(batch.targets.shape).sum(1)
 
     def num_terms(self, batch: Batch) -> Tensor:

@@ -33,6 +33,7 @@ class ArmResult:
     findings: tuple[Finding, ...]
     evidence: dict[str, Any]
     allowed: tuple[Finding, ...] = ()  # found, and permitted beforehand
+    empty: str = ""  # why it would say nothing if all that was compared agreed
 
 
 @dataclass(frozen=True)

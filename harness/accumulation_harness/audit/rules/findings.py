@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from accumulation_harness.audit.compare.facts import RunFacts, StepFacts
+from accumulation_harness.audit.compare.facts import Facts, RunFacts, StepFacts
 from accumulation_harness.audit.evidence import Finding
 from accumulation_harness.audit.rules.counters import buffers, counters, counts, reported, shadows, statistics
 from accumulation_harness.audit.rules.finding import UNEQUAL, equal, known_weights, listed
@@ -41,6 +41,13 @@ def explain(run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
         clean = not found and all(facts.agrees for facts in steps)
         found += reported(run) + counts(run) if clean else []
     return first_of_each(_told_apart(found, run, steps))
+
+
+def left_out(compared: Sequence[Facts]) -> list[Finding]:
+    """What `explain` looks at only where nothing else was found; empty where gradients or updates differ."""
+    if not all(step.agrees for item in compared for step in item.steps):
+        return []
+    return [one for item in compared for one in (*buffers(item.run, item.steps), *reported(item.run), *counts(item.run))]
 
 
 def _told_apart(found: list[Finding], run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:

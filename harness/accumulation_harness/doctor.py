@@ -1,0 +1,43 @@
+"""`accumulation-harness doctor`: what a report of a bug needs, and why a GPU is not seen."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch.utils import collect_env
+
+from accumulation_harness import accelerator, driver
+from accumulation_harness.packages import version
+from accumulation_harness.processes import run_command
+from accumulation_harness.source import commit
+
+# Beside what torch names itself.
+PACKAGES = ("accumulation-harness", "hydra-core", "wandb", "pandas", "scipy", "accelerate", "lightning", "transformers")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print what was found."""
+    argparse.ArgumentParser(prog="accumulation-harness doctor", description=__doc__).parse_args(arguments)
+    print(collect_env.get_pretty_env_info(), *told(), sep="\n")
+    return 0
+
+
+def told() -> Iterator[str]:
+    """What torch's own report does not say."""
+    yield f"commit {commit()['commit']}; " + ", ".join(f"{name} {found}" for name in PACKAGES if (found := version(name)))
+    reason, shown = accelerator.why_unavailable(), driver.answer()
+    if shown.problem:
+        yield f"The driver cannot be asked: {shown.problem}."
+    if reason is None:
+        yield f"{torch.cuda.device_count()} GPU(s) can be used: a sweep runs workers= trials on each, one unless told."
+        return
+    yield f"No GPU can be used: {reason}."
+    if "too old" in reason:
+        yield "Install a newer driver, or a torch for an older CUDA: make TORCH_INDEX=https://download.pytorch.org/whl/cu126"
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

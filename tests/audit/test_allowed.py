@@ -1,0 +1,97 @@
+"""Causes that are allowed beforehand: they excuse what they are, and nothing is equivalent that was not compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from accumulation_harness.audit import audit
+from accumulation_harness.judge.cause import Cause
+
+FEATURES = 10  # 16 rows draw 48 numbers of noise and 4 rows draw 12: a CPU draws multiples of 16 alike however they are cut
+Change = Callable[[Tensor, int, int], Tensor]  # (mean loss of a micro-batch, its rows, N) -> what is differentiated
+
+
+class Noisy(nn.Module):
+    """Draws of its own, as in a variational autoencoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode, self.decode = nn.Linear(FEATURES, 6), nn.Linear(3, FEATURES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        middle, spread = self.encode(x).chunk(2, -1)
+        return self.decode(middle + spread.exp() * torch.randn_like(middle))  # type: ignore[no-any-return]
+
+
+def plain(*layers: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 6), *layers, nn.Linear(6, FEATURES))
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], str, bool]] = {  # how it is made, its cause, whether the rest can be compared
+    "own draws": (Noisy, "stochastic_layers", False),
+    "dropout": (lambda: plain(nn.Dropout(0.3)), "stochastic_layers", True),
+    "batch norm": (lambda: plain(nn.BatchNorm1d(6)), "batch_statistics", True),
+    "dropout and own draws": (lambda: nn.Sequential(nn.Dropout(0.3), Noisy()), "stochastic_layers", False),
+}
+CHANGES: dict[str, Change] = {
+    "not divided": lambda loss, rows, n: loss,
+    "divided twice": lambda loss, rows, n: loss / n / n,
+    "by the rows": lambda loss, rows, n: loss / rows,
+    "nearly right": lambda loss, rows, n: loss / n * 1.01 ** (n - 1),
+}
+
+
+def right(loss: Tensor, rows: int, n: int) -> Tensor:
+    return loss / n
+
+
+def loop(make: Callable[[], nn.Module], change: Change, *, inside: bool = False) -> Callable[[int, int], Any]:
+    """`inside`: an average of the weights, which is none of the model's, is updated per micro-batch."""
+
+    def train(batch_size: int, accumulation_steps: int) -> None:
+        torch.manual_seed(0)
+        model, x = make(), torch.randn(48, FEATURES)
+        average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for window in torch.arange(48).split(batch_size * accumulation_steps):
+            for rows in window.split(batch_size):
+                change(functional.mse_loss(model(x[rows]), x[rows]), len(rows), accumulation_steps).backward()
+                if inside:
+                    average.update_parameters(model)
+            optimizer.step()
+            optimizer.zero_grad()
+            if not inside:
+                average.update_parameters(model)
+
+    return train
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_right_loop_is_equivalent_where_all_but_the_allowed_was_compared(model: str) -> None:
+    make, cause, compared = MODELS[model]
+    report = audit(loop(make, right), batch_size=16, accumulation_steps=(4,), allow={cause, "non_separable_loss"})
+    assert (report.status == "equivalent") == compared, str(report)
+    if model == "own draws":
+        assert report.exit_code == 2 and any("gradients were not compared" in line for line in report.problems), str(report)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("model", MODELS)
+def test_no_allowance_makes_a_wrong_loop_equivalent(model: str, change: str) -> None:
+    make, cause, _ = MODELS[model]
+    report = audit(loop(make, CHANGES[change]), batch_size=16, accumulation_steps=(4,), allow={cause})
+    assert report.status != "equivalent", str(report)
+
+
+def test_an_average_is_excused_and_a_wrong_gradient_beside_it_is_not() -> None:
+    allow = {Cause.ema_per_micro_batch}
+    alone = audit(loop(plain, right, inside=True), batch_size=16, accumulation_steps=(4,), allow=allow)
+    assert alone.status == "equivalent" and {f.cause for f in alone.allowed} == allow, str(alone)
+    beside = audit(loop(plain, CHANGES["not divided"], inside=True), batch_size=16, accumulation_steps=(4,), allow=allow)
+    assert {f.cause for f in beside.findings} == {"loss_not_divided"}, str(beside)

@@ -1,0 +1,64 @@
+"""What a report of a bug shows, here and on odd machines that are faked; `make gpu` packs what it found, whatever failed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from accumulation_harness import accelerator, doctor, driver
+
+H100 = ("580.1", "NVIDIA H100", "81559 MiB", "Disabled", "Default")
+OLD = "CUDA initialization: The NVIDIA driver on your system is too old (found version 11040)."
+ROOT = Path(__file__).parents[1]
+
+
+def test_it_names_torch_the_system_and_why_there_is_no_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.main([]) == 0
+    told = capsys.readouterr().out
+    assert torch.__version__.partition("+")[0] in told and "Python version" in told and "No GPU can be used" in told
+
+
+@pytest.mark.parametrize(
+    ("cuda", "warns", "visible", "files", "reason"),
+    [
+        (None, "", None, ("/",), "a build without CUDA"),
+        ("13.0", OLD, None, ("/",), "driver on your system is too old"),
+        ("13.0", "", "", ("/",), "CUDA_VISIBLE_DEVICES='' hides every device"),
+        ("13.0", "", "7", (), "there is no driver"),
+        ("13.0", "", None, ("/",), "the driver shows no device (nvidia-smi shows 1)"),
+        ("13.0", "", "7", ("/",), "CUDA_VISIBLE_DEVICES='7' leaves no device (nvidia-smi shows 1)"),
+    ],
+)
+def test_why_a_gpu_is_not_seen(
+    monkeypatch: pytest.MonkeyPatch, cuda: str | None, warns: str, visible: str | None, files: Any, reason: str
+) -> None:
+    """Warnings are errors in tests: torch's own, of an old driver, is an answer and not raised."""
+
+    def is_available() -> bool:
+        if warns:
+            warnings.warn(warns, stacklevel=1)
+        return False
+
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "is_available", is_available)
+    monkeypatch.setattr(driver, "FILES", files)
+    monkeypatch.setattr(driver, "answer", lambda: driver.Answer((H100,)))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert reason in (accelerator.why_unavailable() or "") and any(reason in line for line in doctor.told())
+
+
+@pytest.mark.slow
+def test_what_was_found_until_the_time_was_over_is_packed(tmp_path: Path) -> None:
+    command = [sys.executable, ROOT / "benchmarks/gpu.py", "--minutes", "0.1", "--out", tmp_path / "gpu", "--device", "cpu"]
+    assert subprocess.run(command, check=False).returncode == 1
+    with tarfile.open(tmp_path / "gpu.tar.gz") as archive:
+        assert {"gpu/doctor.log", "gpu/grid.log", "gpu/benchmarks.log"} <= set(archive.getnames())
