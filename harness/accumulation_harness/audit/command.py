@@ -8,6 +8,7 @@ Started by `__main__.py` as `accumulation-harness audit.command DESCRIPTOR ARGUM
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import sys
@@ -19,6 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from accumulation_harness import dynamo
 from accumulation_harness.audit.formats import ENDINGS, TO_STDOUT, Format, format_of
 from accumulation_harness.audit.request import MAX_STEPS, causes_of
 from accumulation_harness.terminal import BAD_INPUT, one_line
@@ -300,11 +302,25 @@ def _lines(texts: Sequence[str]) -> str:
     return "".join(text.rstrip("\n") + "\n" for text in texts if text)
 
 
+def _import() -> None:
+    """What every audit takes. Its objects stay: the garbage collector looks at them neither now nor later."""
+    gc.disable()
+    import accumulation_harness.audit.released
+    import accumulation_harness.audit.report.github
+    import accumulation_harness.audit.session  # noqa: F401
+
+    dynamo.postpone()
+    gc.freeze()
+    gc.enable()
+
+
 def main(descriptor: int, arguments: Sequence[str]) -> None:
     """Judge, and hand over the answer; what the audited code has left to be done at its end comes after that."""
     if "PYTHONSAFEPATH" not in os.environ:  # our modules were to be found before the folder's
         sys.path.insert(0, os.getcwd())
-    answer = json.dumps(judge(parsed(arguments))).encode()
+    given = parsed(arguments)
+    _import()
+    answer = json.dumps(judge(given)).encode()
     with suppress(OSError):  # the audited code has closed it: then there is no answer
         Connection(descriptor).send_bytes(answer)
 
