@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from accumulation_harness.judge.cause import Cause
-from accumulation_harness.watch import Report, calibration, watch
+from accumulation_harness.watch import Report, watch
 from tests.watch.loops import FEATURES, Loop, N, network, right
 
 
@@ -633,12 +633,3 @@ def test_odd_runs_are_those_that_nobody_watched(name: str) -> None:
         ended.append([*states, torch.rand(4)])
     assert all(torch.equal(a, b) for a, b in zip(ended[0], ended[1], strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(ended[0][:-1], ended[2][:-1], strict=True))
-
-
-@pytest.mark.parametrize("fault", calibration.FAULTS, ids=lambda fault: str(fault.cause))
-def test_a_replay_adds_no_second_name(fault: calibration.Fault) -> None:
-    """Where the sum itself is wrong, so is the replayed window's gradient, for that reason."""
-    settings = [one for seed in range(60) if (one := calibration.drawn(seed, (16,))).replayed and fault.in_loop(one)]
-    unscaled = [one for one in settings if one.precision != "float16" or fault.cause is Cause.clip_before_unscale]
-    for setting in unscaled[:2]:
-        assert calibration.watched(setting, fault.cause).causes == (fault.cause,)
