@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from accumulation_harness.cli import COMMANDS
+
 ROOT = Path(__file__).parents[1]
 OF_SWEEPS = ("rich", "pandas", "hydra", "wandb", "scipy", "sklearn", "scikit_learn", "matplotlib", "pyarrow", "omegaconf")
 LOOP = """
@@ -67,7 +69,7 @@ def installed(wheel: zipfile.ZipFile, folder: Path, hidden: tuple[str, ...] = ()
             if package.suffix != ".pth" and not (site / package.name).exists() and not package.name.lower().startswith(hidden):
                 (site / package.name).symlink_to(package)
     script = folder / "bin" / "accumulation-harness"
-    script.write_text(f"#!{folder}/bin/python\nimport sys\nfrom accumulation_harness.commands import main\nsys.exit(main())\n")
+    script.write_text(f"#!{folder}/bin/python\nimport sys\nfrom accumulation_harness.cli import main\nsys.exit(main())\n")
     script.chmod(0o755)
     return script
 
@@ -77,17 +79,22 @@ def command(wheel: zipfile.ZipFile, tmp_path_factory: pytest.TempPathFactory) ->
     return installed(wheel, tmp_path_factory.mktemp("environment"))
 
 
+CLASHING = ("harness", "analysis", "experiments", "conf", "tests", "hydra_plugins", "scoreboard", "studies", "config", "sweep",
+            "audit", "watch", "lint", "report", "cli", "run", "plan", "status", "doctor", "trial")  # fmt: skip
+
+
 @pytest.fixture
 def hostile(tmp_path: Path) -> Path:
-    """A folder of somebody's own that has every name of ours."""
-    for name in ("harness", "accumulation", "commands", "studies"):
-        (tmp_path / f"{name}.py").write_text("raise SystemExit('somebody else\\'s file')\n")
-    for name in ("experiments", "analysis", "conf", "tests", "hydra_plugins"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text("raise SystemExit('somebody else\\'s folder')\n")
-    (tmp_path / "conf" / "config.yaml").write_text("norm: somebody else's\n")
+    """A folder of somebody's own that has every name of ours, of files and of packages; to read any ends a process."""
+    for number, name in enumerate(CLASHING):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('somebody else's file')\n")
+        if number < 6:
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "__init__.py").write_text("raise SystemExit('somebody else's folder')\n")
+            (tmp_path / name / "config.yaml").write_text("norm: somebody else's\n")
     (tmp_path / "right.py").write_text(LOOP.replace("DIVISOR", "accumulation_steps"))
     (tmp_path / "wrong.py").write_text(LOOP.replace("DIVISOR", "1"))
+    (tmp_path / "watched.py").write_text(WATCHED)
     return tmp_path
 
 
@@ -102,36 +109,67 @@ def test_a_wheel_takes_no_name_but_its_own(wheel: zipfile.ZipFile) -> None:
         "accumulation_harness",
         "hydra_plugins",
     }  # the second is Hydra's
+    assert "accumulation_harness/py.typed" in wheel.namelist()
     assert wheel.read("accumulation_harness/remedies.md") == (ROOT / "docs" / "remedies.md").read_bytes(), (
         "a report names a section of it"
     )
     (points,) = (wheel.read(name).decode() for name in wheel.namelist() if name.endswith("entry_points.txt"))
-    assert "accumulation-harness = accumulation_harness.commands:main" in points
+    assert "accumulation-harness = accumulation_harness.cli:main" in points
     (about,) = (wheel.read(name).decode() for name in wheel.namelist() if name.endswith("METADATA"))
     needed = [line for line in about.splitlines() if line.startswith("Requires-Dist") and "extra" not in line]
     assert sorted(line.split()[1].partition(">")[0] for line in needed) == ["numpy", "torch", "typing-extensions"]
 
 
-def test_commands_are_listed_and_a_wrong_one_is_told(command: Path, hostile: Path) -> None:
-    said = run(command, hostile, "--help")
-    assert said.returncode == 0 and all(name in said.stdout for name in ("run", "report", "audit", "plan", "status", "doctor"))
-    wrong = run(command, hostile, "trane")
-    assert wrong.returncode == 2 and wrong.stderr.startswith("accumulation-harness trane: expected one of run, report, audit")
+TINY = ("norm=none", "steps=3", "algebra_steps=3", "effective_batch=16", "accumulation_steps=[4]")
 
 
-@pytest.mark.slow
-def test_a_trial_and_its_report_in_a_folder_with_our_names(command: Path, hostile: Path) -> None:
-    """The process that runs a trial, its forkserver, and the report find their own modules; somebody's stay unread."""
-    settings = ("norm=none", "optimizer=adam", "steps=3", "algebra_steps=3", "effective_batch=16", "accumulation_steps=[4]")
-    trained = run(command, hostile, "run", *settings, "tracking=disabled")
-    assert trained.returncode == 0, trained.stderr
-    status = run(command, hostile, "status")
-    assert status.returncode == 0 and "1" in status.stdout, status.stderr
-    reported = run(command, hostile, "report")
-    assert reported.returncode == 0, reported.stderr
+def test_all_commands_in_a_folder_full_of_our_names(command: Path, hostile: Path) -> None:
+    """Trials, their forkserver, an audit's process and the report find their own modules; somebody's stay unread."""
+
+    def said(*arguments: str, code: int = 0) -> str:
+        done = run(command, hostile, *arguments)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    assert all(f"\n  {name} " in said("--help") for name in COMMANDS)
+    assert "expected one of run, report, audit" in said("trane", code=2)
+    said("run", *TINY, "optimizer=adam", "tracking=disabled")
+    said("run", "-m", "seed=1,2", "name=mine", *TINY, "tracking=disabled")
+    assert "2" in said("status")
+    said("report")
     with (hostile / "reports" / "verdicts.csv").open() as file:
-        assert {row["verdict"] for row in csv.DictReader(file)} == {"equivalent"}
+        assert [row["verdict"] for row in csv.DictReader(file) if row["arm"] == "accumulated"] == ["equivalent"] * 3
     assert (hostile / "reports" / "index.html").exists()
+    assert "expected a folder with offline runs" in said("sync", code=2)  # tracking was disabled
+    assert "N = " in said("plan", "memory=1GB", *TINY[:4])
+    options = ("--batch-size", "16", "--accumulation-steps", "4")
+    assert "loss_not_divided" in said("audit", "wrong.py:train", *options, code=1)
+    assert "equivalent" in said("audit", "right.py:train", *options)
+    subprocess.run([command.parent / "python", "watched.py"], cwd=hostile, check=True)
+    assert "loss_not_divided" in said("watch", "compare", "run.json", "run.json")
+    assert "torch" in said("doctor")
+    said("lint", "right.py")
+    assert "wrong.py:" in said("lint", "wrong.py", code=1)
+
+
+PLUGIN = """
+import sys
+def test_nothing_is_imported_until_it_is_used():
+    ours = {name for name in sys.modules if name.startswith(("accumulation_harness", "torch", "numpy", "hydra", "pandas"))}
+    assert ours == {"accumulation_harness", "accumulation_harness.audit", "accumulation_harness.audit.pytest_plugin"}
+"""
+
+
+def test_the_pytest_plugin_harms_nobody(command: Path, hostile: Path) -> None:
+    """In every session of the environment; other plugins, which have imports of their own, are off."""
+    (hostile / "tests" / "__init__.py").write_text("")
+    (hostile / "tests" / "test_theirs.py").write_text(PLUGIN)
+    tested = [command.parent / "python", "-m", "pytest", "-q", "-p", "accumulation_harness.audit.pytest_plugin", "tests"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        tested, cwd=hostile, env={**environment, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.slow
@@ -143,7 +181,6 @@ def test_torch_and_numpy_are_enough_for_an_audit(wheel: zipfile.ZipFile, tmp_pat
     done = run(command, hostile, "audit", "wrong.py:train", "--batch-size", "16", "--accumulation-steps", "4", *pages)
     assert done.returncode == 1 and "loss_not_divided" in done.stdout, done.stdout + done.stderr
     assert all((hostile / name).stat().st_size for name in saved)
-    (hostile / "watched.py").write_text(WATCHED)
     watched = subprocess.run([command.parent / "python", "watched.py"], cwd=hostile, capture_output=True, text=True)
     assert "loss_not_divided" in watched.stdout, watched.stderr
     compared = run(command, hostile, "watch", "compare", "run.json", "run.json")
@@ -152,13 +189,6 @@ def test_torch_and_numpy_are_enough_for_an_audit(wheel: zipfile.ZipFile, tmp_pat
     assert trial.returncode == 2
     assert trial.stderr.startswith("accumulation-harness run needs hydra, ")
     assert trial.stderr.endswith(": pip install 'accumulation-harness[sweep]'\n")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("loop", "code", "said"), [("right", 0, "equivalent"), ("wrong", 1, "loss_not_divided")])
-def test_an_audit_in_such_a_folder(command: Path, hostile: Path, loop: str, code: int, said: str) -> None:
-    done = run(command, hostile, "audit", f"{loop}.py:train", "--batch-size", "16", "--accumulation-steps", "4")
-    assert done.returncode == code and said in done.stdout, done.stderr
 
 
 @pytest.mark.slow

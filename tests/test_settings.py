@@ -36,4 +36,3 @@ def test_help_has_every_setting_every_question_and_what_an_own_folder_adds(tmp_p
     assert "Does width matter?" in text
     assert [path.stem for path in (conf_dir() / "experiment").glob("*.yaml") if f"  {path.stem} " not in text] == []
     assert usage.asked(["norm=batch"], conf_dir()) is None
-    assert (usage.asked(["--version"], conf_dir()) or "").startswith("accumulation-harness ")

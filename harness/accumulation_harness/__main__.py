@@ -1,5 +1,5 @@
 """`python -m accumulation_harness COMMAND ...`, as `accumulation-harness COMMAND ...`."""
 
-from accumulation_harness.commands import main
+from accumulation_harness.cli import main
 
 main()

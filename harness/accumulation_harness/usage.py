@@ -1,14 +1,12 @@
-"""What `--help` and `--version` print."""
+"""What `accumulation-harness run --help` prints."""
 
 from __future__ import annotations
 
 import argparse
-import platform
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from accumulation_harness import settings
-from accumulation_harness.packages import version
 from accumulation_harness.terminal import in_columns
 
 HEADER = """\
@@ -30,21 +28,13 @@ GROUPS = ("workload", "optimizer", "schedule", "tracking")
 
 
 def asked(arguments: Sequence[str], conf_dir: Path) -> str | None:
-    """What to print instead of running; None where neither help nor version is asked for."""
-    if "--version" in arguments:
-        return versions()
+    """What to print instead of running; None where no help is asked for."""
     if not {"-h", "--help"} & set(arguments):
         return None
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--config-dir", "-cd", type=Path)
     own = parser.parse_known_args(list(arguments))[0].config_dir
     return "\n".join(_help([conf_dir, *([own] if own else [])]))
-
-
-def versions() -> str:
-    """Ours, and those of what the numbers depend on."""
-    tool, torch = (version(name) or "not installed" for name in ("accumulation-harness", "torch"))
-    return f"accumulation-harness {tool} (torch {torch}, Python {platform.python_version()})"
 
 
 def _help(folders: Sequence[Path]) -> Iterator[str]:
