@@ -13,7 +13,7 @@ INDEX = $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX) --extra-index-url https:/
 DEVICE ?= cpu
 
 .DEFAULT_GOAL := help
-.PHONY: help report report-full test test-slow chaos docs check format bench doctor gpu scoreboard clean
+.PHONY: help report report-full test test-slow chaos docs check format bench doctor gpu trainer scoreboard clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-24s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,10 +76,11 @@ doctor: $(VENV)/.ready  ## what a report of a bug needs, and why a GPU is not se
 gpu: $(VENV)/.ready  ## on a CUDA machine: doctor, GPU tests, grid, benchmarks (MINUTES=25); results/gpu.tar.gz is what to send
 	$(BIN)/python benchmarks/gpu.py --minutes $(or $(MINUTES),25)
 
-scoreboard: $(VENV)/.ready  ## write docs/findings/scoreboard.md, and say what audits made since then say otherwise
-	$(BIN)/python -m accumulation_harness.analysis.scoreboard --new $(RESULTS)
+trainer: $(VENV)/.ready  ## audit a released trainer in an environment of its own: NAME=trl (scoreboard/trainers.toml)
+	$(BIN)/python scoreboard/record.py $(NAME)
 
-include scoreboard/trainers.mk
+scoreboard: $(VENV)/.ready  ## write docs/findings/scoreboard.md from the records of these audits
+	$(BIN)/python scoreboard/page.py
 
 clean:  ## remove the environment and caches; results and reports stay
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -42,7 +42,7 @@ def findings(experiment: Experiment, own: Results) -> dict[str, ClaimResult]:
 
 
 def _decide(claim: Claim, own: Results) -> ClaimResult:
-    if own.is_empty:
+    if own.is_empty and not claim.is_recorded:
         return ClaimResult(
             verdict=Ruling.no_data, measured=math.nan, threshold="", n=0, explanation="None of its trials is finished."
         )

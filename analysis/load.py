@@ -8,14 +8,13 @@ import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypedDict, get_type_hints
 
 import pandas as pd
 
-from accumulation_harness.analysis import audits
 from accumulation_harness.config import ConfigError
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.results import tracking
@@ -35,7 +34,6 @@ from accumulation_harness.results.record import StoredTrial, StoreError, in_one_
 from accumulation_harness.results.store import State, Store
 from accumulation_harness.results.tracking import LogError, MirroredRun, TrackingWarning
 
-AUDITED = "released_trainers"  # the experiment whose results are audits, and no trials
 STEP_COLUMNS = ("step", "arm", "accumulation_steps", "replicate", "loss", "gradient_distance", "scale", "cosine",
                 "parameter_distance", "gradient_error", "gradient_norm", "gradient_difference_norm",
                 "learning_rate")  # fmt: skip
@@ -116,7 +114,6 @@ class Results:
     missing: tuple[Missing, ...]  # running, unfinished, failed and damaged trials
     torn: tuple[Missing, ...] = ()  # finished trials whose verdicts stand, and whose step rows are missing or damaged
     foreign: tuple[str, ...] = ()  # what is in the store and not of it, a line each
-    audits: pd.DataFrame = field(default_factory=audits.no_audits)  # of released trainers
     counts: frozenset[str] = frozenset()  # columns of `measurements` of whole numbers, of which pandas makes floats beside a gap
 
     def of(self, experiment: str) -> Results:
@@ -128,14 +125,13 @@ class Results:
             tuple(one for one in self.missing if one.experiment == experiment),
             tuple(one for one in self.torn if one.experiment == experiment),
             self.foreign,
-            self.audits if experiment == AUDITED else self.audits.iloc[:0],
             self.counts,
         )
 
     @property
     def experiments(self) -> list[str]:
-        """Names of the experiments that have at least one finished trial, or audit."""
-        return sorted({*self.trials["experiment"], *([AUDITED] if len(self.audits) else [])})
+        """Names of the experiments that have at least one finished trial."""
+        return sorted({*self.trials["experiment"]})
 
     def study(self, name: str, columns: Sequence[str] = ()) -> pd.DataFrame:
         """The measurements of one study, without the columns of others; `columns` are there also when no trial is finished."""
@@ -147,8 +143,8 @@ class Results:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is neither a finished trial nor an audit."""
-        return self.trials.empty and self.audits.empty
+        """Whether there is no finished trial."""
+        return self.trials.empty
 
 
 def read(results: Path | str, experiment: str | None = None) -> Results:
@@ -168,8 +164,6 @@ def read(results: Path | str, experiment: str | None = None) -> Results:
         measurements.extend(measured)
         trials.extend([about])
         torn += [told] if status.state == State.damaged else []
-    audited, damaged = audits.readable(Path(results)) if experiment in (None, AUDITED) else (audits.no_audits(), {})
-    missing += [Missing(AUDITED, name, str(State.damaged), detail) for name, detail in damaged.items()]
     order = ["experiment", "trial", "arm", "accumulation_steps"]
     return Results(
         arms.frame(ARM_COLUMNS, order),
@@ -178,7 +172,6 @@ def read(results: Path | str, experiment: str | None = None) -> Results:
         tuple(missing),
         tuple(torn),
         tuple(Store(results).foreign()),
-        audited,
         measurements.counts,
     )
 

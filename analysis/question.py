@@ -75,6 +75,7 @@ class Claim:
     expects: Ruling  # what the theory leads one to expect
     rule: str  # in words, fixed before the run
     decide: Callable[[Results], ClaimResult]  # from the experiment's own results, which are never empty
+    is_recorded: bool = False  # decided by what is kept with the project, whatever the results
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Do released trainers accumulate rightly? Decided by the audits that `make audit-<name>` writes beside the results."""
+"""Do released trainers accumulate rightly? Decided by the audits of `scoreboard/`, whose rows are kept in `recorded/`."""
 
 from __future__ import annotations
 
@@ -6,24 +6,25 @@ from importlib.resources import files
 
 import pandas as pd
 
-from accumulation_harness.analysis.audits import released_trainers
-from accumulation_harness.analysis.content import Section
-from accumulation_harness.analysis.load import Results
-from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Ruling, undecided
 
 
-def of(results: Results, *frameworks: str) -> pd.DataFrame:
-    """The audited arms of these frameworks that were judged."""
-    audits = results.audits
-    return audits[audits["name"].isin(frameworks) & audits["verdict"].isin(["equivalent", "different", "degraded"])]
+def recorded(name: str) -> pd.DataFrame:
+    """What is kept with the project under this name."""
+    return pd.read_csv(str(files("accumulation_harness.experiments") / "recorded" / f"{name}.csv"), keep_default_na=False)
 
 
-def accelerate_handles(results: Results) -> ClaimResult:
+def of(name: str) -> pd.DataFrame:
+    """The audited arms of one record, which `make scoreboard` writes."""
+    audits = recorded("released_trainers")
+    return audits[audits["name"] == name]
+
+
+def accelerate_handles(arms: pd.DataFrame) -> ClaimResult:
     """G1: `accumulate()` around a plain loop, and with the documented summing and dividing by hand; misuse is left out."""
-    arms = of(results, "accelerate")
     plain, documented = arms[arms["function"] == "naive"], arms[arms["function"] == "documented"]
     if plain.empty or documented.empty:
-        return undecided("It takes the audit of accelerate: make audit-accelerate.", len(arms))
+        return undecided("It takes the audit of accelerate: make trainer NAME=accelerate.", len(arms))
     by_itself, by_hand = (bool(own["verdict"].eq("equivalent").all()) for own in (plain, documented))
     verdict = Ruling.confirmed if by_itself else Ruling.conditional if by_hand else Ruling.refuted
     return ClaimResult(
@@ -39,19 +40,12 @@ def accelerate_handles(results: Results) -> ClaimResult:
     )
 
 
-def default_of(framework: str, setting: str) -> pd.DataFrame:
-    """The recorded defaults of a framework's setting, by version: `experiments/recorded/defaults.csv`."""
-    rows = pd.read_csv(str(files("accumulation_harness.experiments") / "recorded" / "defaults.csv"))
-    return rows[(rows["framework"] == framework) & (rows["setting"] == setting)]
-
-
-def lightning_handles(results: Results, default: int | None = None) -> ClaimResult:
+def lightning_handles(arms: pd.DataFrame, default: int | None = None) -> ClaimResult:
     """G2: a conjunction: is accumulation on by default (the recorded default), and is it right where it is on (the audit)?"""
-    arms = of(results, "lightning")
-    recorded = default_of("lightning", "accumulate_grad_batches")
-    if arms["function"].nunique() < 2 or recorded.empty:
-        return undecided("It takes the audit of lightning: make audit-lightning.", len(arms))
-    value = int(recorded["value"].iloc[-1]) if default is None else default
+    known = recorded("defaults").query("framework == 'lightning' and setting == 'accumulate_grad_batches'")
+    if arms["function"].nunique() < 2 or known.empty:
+        return undecided("It takes the audit of lightning: make trainer NAME=lightning.", len(arms))
+    value = int(known["value"].iloc[-1]) if default is None else default
     right = arms["verdict"].eq("equivalent")
     handled = Ruling.confirmed if right.all() else Ruling.conditional if right.any() else Ruling.refuted
     verdict = Ruling.refuted if value == 1 else handled
@@ -62,19 +56,18 @@ def lightning_handles(results: Results, default: int | None = None) -> ClaimResu
         threshold="Trainer().accumulate_grad_batches above 1",
         n=len(arms),
         explanation=f"The second half is wrong: Trainer().accumulate_grad_batches is {value} in lightning "
-        f"{recorded['version'].iloc[-1]} (recorded from the library). The first half, when it is set ({_versions(arms)}): "
+        f"{known['version'].iloc[-1]} (recorded from the library). The first half, when it is set ({_versions(arms)}): "
         f"{_each(arms)}."
         if value == 1
         else f"Trainer().accumulate_grad_batches is {value}. {_versions(arms)}: {_each(arms)}.",
     )
 
 
-def by_hand(results: Results) -> ClaimResult:
+def by_hand(arms: pd.DataFrame) -> ClaimResult:
     """G3: a GradientTape loop with accumulators: divided by N, undivided, and with a remainder carried over or applied."""
-    arms = of(results, "keras-by-hand")
     one = {str(name): own["verdict"].eq("equivalent") for name, own in arms.groupby("function")}
     if not {"divided", "undivided", "divided_remainder"} <= set(one):
-        reason = "It takes the audit of a GradientTape loop: make audit-keras-by-hand. Keras' own option is another thing."
+        reason = "It takes the audit of a GradientTape loop: make trainer NAME=keras-by-hand. Keras' own option is another thing."
         return undecided(reason, len(arms))
     possible, everywhere = bool(one["divided"].all()), all(bool(own.all()) for own in one.values())
     verdict = Ruling.refuted if not possible else Ruling.confirmed if everywhere else Ruling.conditional
@@ -113,7 +106,8 @@ CLAIMS = (
         expects=Ruling.conditional,
         rule="By itself means a plain loop inside `accumulate()`, with unequal lengths and a short window: confirmed when it is "
         "equivalent to the full batch, conditional when the documented recipe is and it is not, refuted when neither is.",
-        decide=accelerate_handles,
+        decide=lambda _: accelerate_handles(of("accelerate")),
+        is_recorded=True,
     ),
     Claim(
         id="G2",
@@ -121,21 +115,18 @@ CLAIMS = (
         rule="A conjunction. Refuted when the default of accumulate_grad_batches is 1, an exact contradiction of its second "
         "half; otherwise confirmed when every audited setting is equivalent, conditional when some are, and refuted when none "
         "is.",
-        decide=lightning_handles,
+        decide=lambda _: lightning_handles(of("lightning")),
+        is_recorded=True,
     ),
     Claim(
         id="G3",
         expects=Ruling.conditional,
         rule="Of a GradientTape loop by hand: refuted when the divided sum is not the full batch, confirmed when the undivided "
         "sum and both ways to treat a remainder are too, conditional otherwise.",
-        decide=by_hand,
+        decide=lambda _: by_hand(of("keras-by-hand")),
+        is_recorded=True,
     ),
 )
-
-
-def table(material: Material) -> Section | None:
-    """The audits, one line per release and setting."""
-    return released_trainers(material.results.audits)
 
 
 EXPERIMENT = Experiment(
@@ -145,7 +136,8 @@ EXPERIMENT = Experiment(
     prediction="Each is right with equal lengths and full windows, and wrong in some setting with unequal lengths, a remainder, "
     "or a moving average.",
     rule="The audit's verdict decides, per release and setting: the same training function at N = 1, 4 and 16 (docs/audit.md). "
-    "It holds for that release and setting. Run an audit with make audit-<name>: each has an environment of its own.",
+    "It holds for that release and setting. Run an audit with make trainer NAME=<name>: each has an environment of its own. "
+    "All of them: docs/findings/scoreboard.md.",
     claims=CLAIMS,
-    sections=(table,),
+    sections=(),
 )

@@ -27,9 +27,10 @@ from typing import Any
 import pandas as pd
 import torch
 
-from accumulation_harness.analysis import audits, faults, ledger, load
+from accumulation_harness.analysis import faults, ledger, load
 from accumulation_harness.audit import audit
 from accumulation_harness.config import TrialConfig, to_dict
+from scoreboard import page
 from tests import wrong_today
 from tests.audit.loops import lookalikes
 from tests.audit.test_loops import RIGHT, WRONG, nothing_is_hidden_by_what_is_allowed
@@ -210,11 +211,10 @@ def kept_archive() -> Path:
 
 @cache
 def kept_results() -> load.Results:
-    """As a report reads them: the trials that are kept, without their step rows, and the records of audits."""
+    """As a report reads them: the trials that are kept, without their step rows."""
     with tempfile.TemporaryDirectory() as name:
         with tarfile.open(kept_archive()) as file:
             file.extractall(name, filter="data")
-        shutil.copytree(FINDINGS / "audits", Path(name) / "audits")
         return faults.with_visibility(Path(name), load.read(Path(name)))
 
 
@@ -231,10 +231,11 @@ def _archive() -> Rows:
 def _releases() -> Rows:
     """Audits of released trainers, as recorded: what was measured is not kept."""
     return {
-        "audits / {name} {function} N={accumulation_steps} {arithmetic}".format(**row): said(
-            row["verdict"], row["causes"].split("; ")
+        "audits / {name} {function} N={accumulation_steps} {arithmetic}".format(name=record["name"], **arm): said(
+            arm["verdict"], arm["causes"]
         )
-        for row in audits.read_audits(FINDINGS).to_dict("records")
+        for record in page.records(ROOT / "scoreboard/records")
+        for arm in record["arms"]
     }
 
 

@@ -85,16 +85,6 @@ def test_where_nothing_can_be_saved_it_is_refused_before_the_audit(tmp_path: Pat
         assert "expected a" in said and str(target) in said
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"framework": 1}', "\x00", '{"arms": 1, "findings": [], "problems": []}'])
-def test_a_record_that_is_none_is_named_and_left_alone(tmp_path: Path, content: str) -> None:
-    record = tmp_path / "trainer.json"
-    record.write_text(content)
-    code, said, error = judge(parser().parse_args([audited(tmp_path), *SIZES, "--record", str(record)]))
-    assert code == 2 and "equivalent" in said, "the verdict is told all the same"
-    assert error.count("\n") == 1 and "to be the record of a released trainer" in error
-    assert record.read_text() == content
-
-
 def test_os_exit_in_a_function_does_not_end_the_caller(tmp_path: Path) -> None:
     def train(batch_size: int, accumulation_steps: int) -> None:
         os._exit(0)

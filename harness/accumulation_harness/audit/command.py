@@ -74,7 +74,6 @@ def _auditing() -> argparse.ArgumentParser:
     made.add_argument("--evidence", type=_folder, metavar="DIR", help="be a rank of torchrun or srun, and write evidence there")
     made.add_argument("--replicas", type=int, help="with --evidence: ranks that take rows of their own (default all)")
     _add_telling(made)
-    made.add_argument("--record", type=_record, metavar="FILE.json", help="record of a released trainer to add this function to")
     return made
 
 
@@ -102,7 +101,7 @@ def _add_telling(made: argparse.ArgumentParser) -> None:
         "--packages",
         default="torch",
         metavar="P,P",
-        help="packages whose versions go into record and issue, the audited first",
+        help="packages whose versions go into the issue, the audited first",
     )
 
 
@@ -116,7 +115,6 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
             "--format": given.format != "text",
             "--save": bool(given.save),
             "--report": given.report is not None,
-            "--record": given.record is not None,
             "--allow": bool(given.allow),
         }
         if off := [name for name, is_asked in asked.items() if is_asked]:
@@ -145,10 +143,6 @@ def _causes(text: str) -> frozenset[str]:
         return causes_of(text.split(","))
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _record(text: str) -> Path:
-    return _regular(Path(text).absolute())
 
 
 def _page(text: str) -> Path:
@@ -188,16 +182,12 @@ def judge(given: argparse.Namespace) -> tuple[int, str, str]:
     subject = subject_of(given) if given.merge is None else None
     try:
         from accumulation_harness.audit.observe.runs import load
-        from accumulation_harness.audit.released import record
         from accumulation_harness.audit.report import github
 
         train = load(given.train) if given.merge is None else None
         report = _merged(given) if train is None else replace(_audited(given, train), subject=subject)
         said = report.told(given.format)
         remarks = github.tell(report)
-        if train is not None and given.record is not None:
-            settings = {name: vars(given)[name] for name in ("batch_size", "accumulation_steps", "processes")}
-            record(given.record, train, report, packages=given.packages.split(","), settings=settings)
         remarks += _written(given, report, time.monotonic() - begun)
     except BaseException as error:  # reading the file can raise anything
         what = _told(error)
@@ -305,7 +295,6 @@ def _lines(texts: Sequence[str]) -> str:
 def _import() -> None:
     """What every audit takes. Its objects stay: the garbage collector looks at them neither now nor later."""
     gc.disable()
-    import accumulation_harness.audit.released
     import accumulation_harness.audit.report.github
     import accumulation_harness.audit.session  # noqa: F401
 

@@ -75,7 +75,6 @@ _MIRROR = "wandb"
 _MOST_CLAIMS = 20  # of one trial whose folder is deleted again and again
 _MARKS = ("trial.json", "lock", "failed.json", "config.json")  # one of them is in every folder of a trial
 _ROOT_LOCK = ".lock"
-AUDITS = "audits"  # folder of the root with results of another kind (`accumulation_harness.audit.released`)
 _RESERVED = ("sha256", "format", "experiment", "trial", "config", "steps", "steps_sha256")
 _PARTIAL = re.compile(rf"(\.\d+)?{re.escape(PARTIAL)}$")
 _SET_ASIDE = re.compile(r"\.set-aside-\d+$")
@@ -183,7 +182,7 @@ class Store:
         for experiment in _entries(self.root):
             if odd := _odd(experiment, files=(_ROOT_LOCK,), folders=(sweeps.FOLDER, measurements.FOLDER)):
                 yield odd
-            elif experiment.is_dir(follow_symlinks=False) and experiment.name not in (sweeps.FOLDER, measurements.FOLDER, AUDITS):
+            elif experiment.is_dir(follow_symlinks=False) and experiment.name not in (sweeps.FOLDER, measurements.FOLDER):
                 yield from _foreign_trials(experiment)
 
     def steps(self, trial: StoredTrial) -> pd.DataFrame:

@@ -1,0 +1,131 @@
+"""`make scoreboard`: the page of audited releases from `records/*.json`, and the rows on which claims of the ledger rest.
+
+The same settings of other releases of a framework say since which audited release a result holds, and in which it was gone.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from packaging.version import Version
+
+from accumulation_harness.analysis.content import number
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs/findings/scoreboard.md"
+ROWS = HERE.parent / "experiments/recorded/released_trainers.csv"
+CLAIMED = ("accelerate", "keras-by-hand", "lightning")  # the records on which G1 to G3 rest
+COLUMNS = ("name", "framework", "version", "function", "accumulation_steps", "verdict", "causes", "distance", "largest_distance")
+HEAD = ("release", "setting", "finding", "distance of the first gradient, N", "since", "fixed in", "reproduce")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One setting of one audited release."""
+
+    name: str  # of the record
+    framework: str
+    version: str
+    function: str
+    setting: str
+    finding: str  # its causes, `equivalent`, or `not run`
+    distances: str  # by N
+    since: str = ""  # first audited release from which on the finding is this one
+    fixed_in: str = ""  # first later one that is equivalent
+
+    def is_of(self, other: Line) -> bool:
+        """Whether the other is this line, or the same setting in another release."""
+        same = (self.framework, self.function) == (other.framework, other.function)
+        return same and (self.name == other.name or self.version != other.version)
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    """Every record, by its name."""
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+
+
+def lines(held: Sequence[dict[str, Any]]) -> list[Line]:
+    """One per release and setting, by framework, setting and release."""
+    found = [line for record in held for line in _lines(record)]
+    found.sort(key=lambda line: (line.framework, line.function, Version(line.version)))
+    return [_dated(line, [other for other in found if line.is_of(other)]) for line in found]
+
+
+def _lines(record: dict[str, Any]) -> Iterator[Line]:
+    of = {"name": record["name"], "framework": record["framework"], "version": record["versions"][record["framework"]]}
+    for function in dict.fromkeys(row["function"] for row in (*record["arms"], *record["problems"])):
+        arms = [arm for arm in record["arms"] if arm["function"] == function]
+        causes = dict.fromkeys(cause for arm in arms for cause in arm["causes"])
+        yield Line(
+            **of,
+            function=function,
+            setting=arms[0]["setting"] if arms else "",
+            finding=", ".join(causes) or (arms[0]["verdict"] if arms else "not run"),
+            distances=", ".join(
+                f"{number(arm['distance'])} ({arm['accumulation_steps']})" for arm in arms if arm["distance"] is not None
+            ),
+        )
+
+
+def _dated(line: Line, releases: Sequence[Line]) -> Line:
+    """`releases`: the same setting in every audited release, in order."""
+    place = before = releases.index(line)
+    while before and releases[before - 1].finding == line.finding:
+        before -= 1
+    fixed = next((later.version for later in releases[place + 1 :] if later.finding == "equivalent"), "")
+    since = releases[before].version if len(releases) > 1 else ""
+    return replace(line, since=since, fixed_in=fixed if line.finding != "equivalent" else "")
+
+
+def page(found: Sequence[Line]) -> str:
+    """In Markdown."""
+    different = [line for line in found if line.finding not in ("equivalent", "not run")]
+    releases = {(line.framework, line.version) for line in found}
+    rows = [
+        (
+            f"{line.framework} {line.version}",
+            f"{' '.join(line.setting.rstrip('.').replace('|', chr(92) + '|').split())} (`{line.function}`)",
+            ", ".join(f"`{cause}`" if line in different else cause for cause in line.finding.split(", ")),
+            *(line.distances, line.since, line.fixed_in, f"`make trainer NAME={line.name}`"),
+        )
+        for line in found
+    ]
+    return "\n".join(
+        [
+            "# Scoreboard of audited releases",
+            "",
+            f"{len(found)} settings of {len(releases)} releases; {len(different)} are another computation than one full batch. "
+            "Every line was run as released, with the versions in its record (`scoreboard/records`); `make scoreboard` makes "
+            "this page from these records. *Since* and *fixed in* name audited releases of the same framework: what lies between "
+            "two of them was not run. How the verdicts come about: [audit.md](../audit.md); what to do about a cause: "
+            "[remedies.md](../remedies.md).",
+            "",
+            f"| {' | '.join(HEAD)} |",
+            f"|{'---|' * len(HEAD)}",
+            *(f"| {' | '.join(row)} |" for row in rows),
+            "",
+        ]
+    )
+
+
+def rows(held: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Of the records on which claims rest, an arm each."""
+    for record in held:
+        of = {"name": record["name"], "framework": record["framework"], "version": record["versions"][record["framework"]]}
+        for arm in record["arms"] if record["name"] in CLAIMED else ():
+            yield {name: value for name, value in (arm | of).items() if name in COLUMNS} | {"causes": "; ".join(arm["causes"])}
+
+
+if __name__ == "__main__":
+    held = records(HERE / "records")
+    PAGE.write_text(page(lines(held)))
+    with ROWS.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows(held))
+    print(PAGE, ROWS, sep="\n")

@@ -1,0 +1,111 @@
+"""Audit a released trainer in an environment of its own, and write `records/NAME.json`: `make trainer NAME=trl`.
+
+    {"name", "framework", "versions": {package: version}, "settings": {"batch_size", "accumulation_steps", "processes"},
+     "arms": [{"function", "setting", "accumulation_steps", "arithmetic", "verdict", "causes", "distance", "scale", "gate",
+               "largest_distance", "steps", "reference_steps"}],
+     "findings": [{"function", "accumulation_steps", "optimizer_step", "cause", "detail"}],
+     "problems": [{"function", "detail"}]}
+
+`distance`, `scale` and `gate` are those of the first optimizer step's gradient; numbers that are not finite are null.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+import venv
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tomllib
+
+if TYPE_CHECKING:
+    from accumulation_harness.audit.report import ArmResult, Report
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+USUAL = {"batch_size": 16, "accumulation_steps": [4, 16], "processes": 1}
+
+
+def main(name: str) -> int:
+    """Make the environment where it is not there, and audit in it."""
+    known = tomllib.loads((HERE / "trainers.toml").read_text())
+    if name not in known:
+        print(f"NAME={name}: expected one of {', '.join(known)}", file=sys.stderr)
+        return 2
+    environment = ROOT / ".venv-trainers" / known[name]["environment"]
+    if Path(sys.prefix) == environment:
+        record = audited(name, known[name])
+        (HERE / "records" / f"{name}.json").write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
+        return 0
+    python, ready = environment / "bin" / "python", environment / ".ready"
+    if not ready.exists():
+        venv.create(environment, with_pip=True, clear=True)
+        pins = HERE / "requirements" / f"{known[name]['environment']}.txt"
+        subprocess.run([python, "-m", "pip", "install", "--quiet", "-r", pins], check=True)
+        ready.touch()
+    searched = {"PYTHONPATH": f"{ROOT / 'harness'}:{ROOT}", "OMP_NUM_THREADS": "1"}
+    return subprocess.run([python, "-W", "ignore", __file__, name], env={**os.environ, **searched}, check=False).returncode
+
+
+def audited(name: str, asked: dict[str, Any]) -> dict[str, Any]:
+    """What the audits of all its functions say."""
+    from accumulation_harness.audit import audit
+
+    module, sizes = importlib.import_module(f"scoreboard.{asked['file']}"), USUAL | asked.get("sizes", {})
+    versions = {package: version(package) for package in asked["packages"]} | {"python": platform.python_version()}
+    shared = {"name": name, "framework": asked["packages"][0], "versions": versions, "settings": sizes}
+    parts = []
+    for function in asked["functions"]:
+        report = audit(getattr(module, function), **sizes)
+        print(report, flush=True)
+        parts.append(part_of(getattr(module, function), report))
+    return shared | {key: [row for part in parts for row in part[key]] for key in ("arms", "findings", "problems")}
+
+
+def part_of(train: Callable[..., Any], report: Report) -> dict[str, list[dict[str, Any]]]:
+    """What a record has of one function."""
+    function = {"function": train.__name__}
+    findings = [
+        {"accumulation_steps": f.accumulation_steps, "optimizer_step": f.optimizer_step, "cause": f.cause, "detail": f.message}
+        for f in report.findings
+    ]
+    return {
+        "arms": [function | _arm(train, result) for result in report.results],
+        "findings": [function | finding for finding in findings],
+        "problems": [function | {"detail": problem} for problem in report.problems],
+    }
+
+
+def _arm(train: Callable[..., Any], result: ArmResult) -> dict[str, Any]:
+    steps, runs = [step for item in result.facts for step in item.steps], [item.run for item in result.facts]
+    first = steps[0] if steps else None
+    return {
+        "setting": (inspect.getdoc(train) or train.__name__.replace("_", " ")).partition("\n")[0],
+        "accumulation_steps": result.accumulation_steps,
+        "arithmetic": result.arithmetic,
+        "verdict": "different" if result.findings else "equivalent",
+        "causes": sorted({f.cause for f in result.findings}),
+        "distance": _number(first.raw.distance) if first else None,
+        "scale": _number(first.raw.scale) if first else None,
+        "gate": _number(first.gate) if first else None,
+        "largest_distance": _number(max((step.raw.distance for step in steps), default=math.nan)),
+        "steps": sum(run.mine.steps for run in runs),
+        "reference_steps": sum(run.reference.steps for run in runs),
+    }
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:2] or [""]))

@@ -1,0 +1,106 @@
+"""The scoreboard: its table of audits, a record, how releases are dated, the committed page, and the claims that rest on it."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import tomllib
+
+from accumulation_harness.analysis import ledger, load
+from accumulation_harness.audit import audit
+from accumulation_harness.experiments import released_trainers
+from scoreboard import page, record
+from tests.audit.loops import wrong_loops
+
+HERE = Path(__file__).parents[1] / "scoreboard"
+TRAINERS = tomllib.loads((HERE / "trainers.toml").read_text())
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_an_audit_is_complete(name: str) -> None:
+    """Its functions are there, and its environment is pinned."""
+    asked = TRAINERS[name]
+    tree = ast.parse((HERE / f"{asked['file']}.py").read_text())
+    assert {*asked["functions"]} <= {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    pins = [line for line in (HERE / f"requirements/{asked['environment']}.txt").read_text().splitlines() if line[:1] not in "#"]
+    assert all("==" in pin for pin in pins) and any(pin.startswith("torch==") for pin in pins)
+
+
+def test_every_record_is_of_an_audit() -> None:
+    held = page.records(HERE / "records")
+    assert len(held) > 30
+    for one in held:
+        assert {row["function"] for row in (*one["arms"], *one["problems"])} <= {*TRAINERS[one["name"]]["functions"]}
+
+
+def test_a_record_says_what_the_audit_said() -> None:
+    part = record.part_of(wrong_loops.mean_of_means, audit(wrong_loops.mean_of_means, batch_size=16, accumulation_steps=(4,)))
+    [arm] = part["arms"]
+    assert (arm["function"], arm["verdict"], arm["causes"]) == ("mean_of_means", "different", ["mean_of_means"])
+    assert arm["distance"] > 0.01 > arm["gate"] and part["findings"][0]["detail"].startswith("micro-batches count")
+
+
+def release(name: str, version: str, **causes: list[str]) -> dict[str, Any]:
+    """The record of one release: `function=[cause, ...]`."""
+    arms = [
+        {"function": function, "setting": f"{function} | of", "accumulation_steps": 4, "distance": 0.5, "causes": said,
+         "verdict": "different" if said else "equivalent"}
+        for function, said in causes.items()
+    ]  # fmt: skip
+    return {"name": name, "framework": "tool", "versions": {"tool": version}, "arms": arms, "problems": []}
+
+
+def test_a_finding_is_dated_by_the_releases_that_were_audited() -> None:
+    found = page.lines([
+        release("tool-old", "1.9", loss=["mean_of_means"], tail=[]),
+        release("tool", "1.10", loss=["mean_of_means"], tail=["window_misplaced"]),  # comes after 1.9
+        release("tool-new", "2.0", loss=[], tail=["window_misplaced"]),
+        release("tool-other-backend", "2.0", loss=["loss_not_divided"]),
+    ])  # fmt: skip
+    dated = {(line.function, line.name): (line.since, line.fixed_in) for line in found}
+    assert dated["loss", "tool-old"] == dated["loss", "tool"] == ("1.9", "2.0")
+    assert dated["loss", "tool-new"] == dated["loss", "tool-other-backend"] == ("2.0", "")
+    assert (dated["tail", "tool-old"], dated["tail", "tool-new"]) == (("1.9", ""), ("1.10", ""))
+    row = "| tool 1.10 | loss \\| of (`loss`) | `mean_of_means` | 0.5 (4) | 1.9 | 2.0 | `make trainer NAME=tool` |"
+    assert row in page.page(found).splitlines()
+
+
+def test_what_is_committed_is_made_of_the_committed_records() -> None:
+    held = page.records(HERE / "records")
+    assert page.PAGE.read_text() == page.page(page.lines(held))
+    written = io.StringIO()
+    csv.DictWriter(written, page.COLUMNS, lineterminator="\n").writerows(page.rows(held))
+    assert page.ROWS.read_text().partition("\n")[2] == written.getvalue()
+
+
+E, D = "equivalent", "different"
+
+
+@pytest.mark.parametrize(
+    ("rule", "verdicts", "ruling"),
+    [
+        ("accelerate_handles", {"naive": D, "documented": E, "documented_without_factor": D}, "conditional"),
+        ("accelerate_handles", {"naive": E, "documented": E, "documented_without_factor": D}, "confirmed"),  # misuse is left out
+        ("accelerate_handles", {"naive": D, "documented": D}, "refuted"),
+        ("accelerate_handles", {"naive": D}, "needs the full grid"),
+        ("lightning_handles", {"a": E, "b": D}, "refuted"),  # its default is 1
+        ("by_hand", {"divided": E, "undivided": D, "divided_remainder": D}, "conditional"),
+        ("by_hand", {"divided": E, "undivided": E, "divided_remainder": E}, "confirmed"),
+        ("by_hand", {"divided": D, "undivided": E, "divided_remainder": E}, "refuted"),
+    ],
+)
+def test_rulings(rule: str, verdicts: dict[str, str], ruling: str) -> None:
+    of = {"name": "x", "framework": "x", "version": "1", "accumulation_steps": 4, "causes": "", "distance": 0.1}
+    arms = pd.DataFrame([of | {"function": name, "verdict": said, "largest_distance": 0.1} for name, said in verdicts.items()])
+    assert getattr(released_trainers, rule)(arms).verdict == ruling
+
+
+def test_the_ledger_has_them_without_any_trial(tmp_path: Path) -> None:
+    table = ledger.table(load.read(tmp_path)).set_index("id")["verdict"]
+    assert dict(table[["G1", "G2", "G3"]]) == {"G1": "conditional", "G2": "refuted", "G3": "conditional"}
