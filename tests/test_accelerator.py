@@ -10,39 +10,32 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from accumulation_harness import accelerator, driver
+from accumulation_harness import accelerator
 from accumulation_harness.audit.evidence import Run
 from accumulation_harness.audit.observe import forwards, launched, ranks
 from accumulation_harness.audit.observe.runs import Job, watch
 from accumulation_harness.config import (
-    ConfigError,
     Device,
-    Execution,
     HarnessConfig,
     Model,
-    Norm,
     Precision,
-    Study,
     TrialConfig,
     WorkloadConfig,
 )
-from accumulation_harness.measure import ablation, environment
+from accumulation_harness.measure import ablation
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.recipes.micro_batch import Even
 from accumulation_harness.recipes.recipe import Recipe, take_step
 from accumulation_harness.referee import gradients
 from accumulation_harness.results.store import Store
 from accumulation_harness.sweep import child, experiment
-from accumulation_harness.validation import validate
 from accumulation_harness.watch import replay
-from tests import test_gpu
 
 ROOT = Path(__file__).parents[1]
 STYLES = {
@@ -136,21 +129,6 @@ def test_the_child_of_a_worker_sees_its_gpu_alone(
     assert {(tmp_path / f"seen-{seed}").read_text() for seed in (0, 1)} == seen
 
 
-def test_a_cluster_is_asked_for_the_gpu_wherever_it_is_mentioned() -> None:
-    for page in ("README.md", "docs/gpu.md", "docs/slurm.md"):
-        assert "hydra.launcher.gres=gpu:1" in (ROOT / page).read_text()
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"study": Study.remedies, "norm": Norm.batch}, {"study": Study.randomness, "workload": WorkloadConfig(dropout=0.5)}],
-)
-def test_studies_that_work_inside_the_forward_refuse_captured_graphs(changes: dict[str, Any]) -> None:
-    validate(TrialConfig(**changes))
-    with pytest.raises(ConfigError, match="execution=cuda_graph: expected eager or compile"):
-        validate(TrialConfig(**changes, execution=Execution.cuda_graph))
-
-
 def test_without_cudnn_is_a_factor_of_the_gap_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """The gap of a run is measured with cuDNN switched off, which is on again afterwards."""
     setting = Setting(TrialConfig(effective_batch=8, workload=WorkloadConfig(model=Model.mlp, width=1)), torch.device("cpu"))
@@ -201,35 +179,6 @@ def test_ranks_on_gpus_can_also_talk_on_the_cpu(monkeypatch: pytest.MonkeyPatch,
         one._join()
         one._patches.restore()
     assert backends == ["cpu:gloo,cuda:nccl"] * 2 + ["gloo"] * 2
-
-
-def test_drivers_of_other_systems(monkeypatch: pytest.MonkeyPatch) -> None:
-    for file in ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/dxg"):  # a server, a Jetson, Windows' Linux
-        monkeypatch.setattr("os.path.exists", lambda path, file=file: path == file)
-        assert driver.is_there()
-    monkeypatch.setattr("os.path.exists", lambda path: False)
-    assert not driver.is_there()
-
-
-def test_a_record_says_which_libraries_of_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    properties = SimpleNamespace(major=9, minor=0, total_memory=80)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Card")
-    monkeypatch.setattr(driver, "version", lambda: "580.1")
-    found = environment.describe(torch.device("cuda", 0), ["kthvalue"])
-    assert found.items() >= {"device": "Card", "driver": "580.1", "capability": "9.0", "device_bytes": 80, "tf32": True}.items()
-    assert found["not_deterministic"] == ["kthvalue"] and {"cuda", "cudnn"} <= found.keys()
-    assert "driver" not in environment.describe(torch.device("cpu"))
-
-
-def test_draws_of_a_gpu_are_seen_by_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
-    state = torch.zeros(16, dtype=torch.uint8)
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: [state])
-    before = forwards.generators()
-    assert torch.equal(before, forwards.generators())
-    state[8] = 4  # Philox' offset
-    assert not torch.equal(before, forwards.generators())
 
 
 def test_draws_of_a_gpu_inside_the_model_are_none_outside_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,48 +290,6 @@ def test_a_tall_matrix_is_factorised_by_rows(monkeypatch: pytest.MonkeyPatch) ->
         patch.setattr(torch.linalg, "qr", lambda m, mode="reduced": calls.append(len(m)) or qr(m, mode=mode))
         gradients.decompose(a, parts)
     assert len(calls) > 10 and max(calls) < 100
-
-
-def test_warnings_of_torch_fail_no_gpu_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Warnings are errors in all tests but these: the first call of the debug mode warns, and must not leave it on."""
-    modes = []
-
-    def set_mode(mode: str) -> None:
-        modes.append(mode)
-        if mode == "warn":
-            warnings.warn("a prototype", stacklevel=1)
-
-    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", set_mode)
-    with pytest.raises(UserWarning, match="a prototype"), test_gpu.waits_told():
-        pass
-    assert modes == ["warn", "default"]
-    (filters,) = [mark for mark in test_gpu.pytestmark if mark.name == "filterwarnings"]
-    with warnings.catch_warnings(record=True):
-        warnings.simplefilter(filters.args[0])
-        with test_gpu.waits_told():
-            pass
-
-
-def test_no_test_sees_a_gpu_that_does_not_ask_for_one() -> None:
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
-
-
-def make(*arguments: str, smi: Path | None = None) -> str:
-    path = f"{smi}:/usr/bin:/bin" if smi else "/usr/bin:/bin"
-    command = ["make", "--dry-run", "--always-make", *arguments]
-    return subprocess.run(command, cwd=ROOT, env={"PATH": path}, capture_output=True, text=True, check=True).stdout
-
-
-def test_the_makefile_beside_a_driver(tmp_path: Path) -> None:
-    """All pins but torch's; another build of torch where one is asked for; reports on the CPU."""
-    smi = tmp_path / "nvidia-smi"
-    smi.write_text("#!/bin/sh\n")
-    smi.chmod(0o755)
-    beside, without = make("report", smi=tmp_path), make("report")
-    assert "grep -v '^torch=='" in beside and "grep -v '^$'" in without
-    assert "-c .venv/constraints.txt" in beside and "device=cpu" in beside
-    index = "https://download.pytorch.org/whl/cu126"
-    assert index in make("report", f"TORCH_INDEX={index}") and index not in without
 
 
 @pytest.mark.parametrize("available", [True, False])
