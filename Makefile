@@ -24,16 +24,13 @@ $(VENV)/.ready: pyproject.toml constraints-cpu.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]' -c $(VENV)/constraints.txt $(INDEX)
 	touch $@
 
-# The pages are written when the first group of questions has its trials (of the main one, with a single seed), and again after every
-# other one. What is behind an @ narrows a group.
-QUESTIONS := equivalence@seed=0 \
-	equivalence \
-	fault_matrix,sensitivity,accounting,batchnorm,groupnorm,gradient_noise,normalisation_of_loss,order_of_operations \
-	adaptive_windows,precision,randomness,contrastive,momentum,adam,learning_rate,convergence,batch_order,critical_batch,rescaling,balance_loss,muon,memory_and_time,replicas
+# The pages are written when the main question has its trials with a single seed, and again after each larger sweep.
+# What is behind an @ narrows a sweep.
+SWEEPS := equivalence@seed=0 equivalence core all
 # Exit code 1 of a sweep: some trials failed. The others are reported, and the code is handed on.
 define sweep_and_report
-	@failed=0; for group in $(QUESTIONS); do questions=$${group%%@*}; narrowed=$${group#$$questions}; \
-	$(BIN)/accumulation-harness run +experiment=all "hydra.sweeper.experiments=[$$questions]" $${narrowed#@} \
+	@failed=0; for sweep in $(SWEEPS); do name=$${sweep%%@*}; narrowed=$${sweep#$$name}; \
+	$(BIN)/accumulation-harness run +experiment=$$name $${narrowed#@} \
 	device=$(DEVICE) $(1) results=$(RESULTS); \
 	status=$$?; case $$status in 0) ;; 1) failed=1;; *) exit $$status;; esac; \
 	$(BIN)/accumulation-harness report --results $(RESULTS) --out $(REPORTS) || exit $$?; done; exit $$failed

@@ -15,15 +15,6 @@ from accumulation_harness.analysis.content import Picture, Section, Text, plain,
 from accumulation_harness.analysis.figures import style
 from accumulation_harness.analysis.question import Answer, Experiment, Material, made_of, registered
 
-# The order of the page: the main question, then special cases, then how far the answers can be trusted.
-FIRST = (
-    "equivalence", "normalisation_of_loss", "batchnorm", "groupnorm", "contrastive", "randomness", "momentum", "adam",
-    "learning_rate", "convergence", "batch_order", "critical_batch", "rescaling", "balance_loss", "muon", "gradient_noise",
-    "order_of_operations", "adaptive_windows", "precision",
-    "replicas", "memory_and_time", "accounting", "released_trainers", "fault_matrix", "sensitivity",
-)  # fmt: skip
-
-
 UNNAMED = "single"  # the experiment of trials that were given no name
 
 
@@ -75,8 +66,8 @@ class Figure:
 def articles(results: Path, loaded: load.Results) -> Iterator[Article]:
     """One for each experiment, in the order of the page; those that no file asks for come last."""
     known = registered()
-    places = {name: place for place, name in enumerate(FIRST)}
-    for name in sorted(loaded.experiments, key=lambda name: (name not in known, places.get(name, len(FIRST)), name)):
+    places = {name: place for place, name in enumerate(known)}
+    for name in sorted(loaded.experiments, key=lambda name: (places.get(name, len(known)), name)):
         yield _article(results, loaded.of(name), known.get(name) or _unregistered(name))
 
 

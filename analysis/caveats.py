@@ -7,7 +7,6 @@ import math
 import pandas as pd
 
 from accumulation_harness.analysis import tables
-from accumulation_harness.analysis.batch_norm import DEFAULT_MOMENTUM, corrected
 from accumulation_harness.analysis.content import Section, Table, Text, number
 from accumulation_harness.analysis.question import Material
 from accumulation_harness.config import State, state_of
@@ -16,6 +15,7 @@ from accumulation_harness.judge.verdict import Outcome
 from accumulation_harness.results.cells import ArmCell, Caveat, by_cell, caveats, spread
 from accumulation_harness.results.judged_arm import VERDICT_COLUMNS, VerdictRow, restored
 
+DEFAULT_MOMENTUM = 0.1  # of BatchNorm in PyTorch
 # What is known of a normalisation, an optimizer, a format, whatever this sweep has found; no advice follows from it.
 REMEMBERS = (
     "is updated once per window, as with the large batch. Against optimizer steps on single micro-batches it remembers N times "
@@ -145,6 +145,11 @@ def _momenta(arms: pd.DataFrame) -> str:
         f"A BatchNorm momentum of {momenta} moves the running statistics in a window as "
         f"{DEFAULT_MOMENTUM} does with the large batch."
     )
+
+
+def corrected(momentum: float, num: int) -> float:
+    """The momentum of each of N micro-batches that makes a window forget `momentum`: 1 - (1 - m)^(1/N)."""
+    return float(1 - (1 - momentum) ** (1 / num))
 
 
 def cells_table(arms: pd.DataFrame) -> pd.DataFrame:

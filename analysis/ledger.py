@@ -1,9 +1,10 @@
-"""The ledger of claims: each id of `experiments/claims.csv`, and what the results say of it by the rule of its experiment."""
+"""The ledger of claims: each id of the questions' `claims.csv`, and what the results say of it by the rule of its experiment."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from dataclasses import dataclass
 from importlib.resources import files
 
@@ -11,17 +12,8 @@ import pandas as pd
 
 from accumulation_harness.analysis.content import number
 from accumulation_harness.analysis.load import Results
-from accumulation_harness.analysis.question import (
-    FOLDER,
-    Answer,
-    Claim,
-    ClaimResult,
-    Experiment,
-    Ruling,
-    made_of,
-    registered,
-    undecided,
-)
+from accumulation_harness.analysis.question import Answer, Claim, ClaimResult, Experiment, Ruling, made_of, registered, undecided
+from accumulation_harness.questions import FOLDER, questions
 
 COLUMNS = (*("id", "source", "claim", "verdict", "condition", "measured", "threshold", "n", "experiment", "rule", "explanation"),)
 COLOURED = ("confirmed", "refuted", "conditional")
@@ -33,7 +25,17 @@ DECIDED = (
 
 def claims() -> pd.DataFrame:
     """Every claim, in the order of the ledger: `id`, `source`, `claim`."""
-    return pd.read_csv(str(files(FOLDER) / "claims.csv"), dtype=str)
+    tables = [
+        pd.read_csv(str(path), dtype=str) for name in questions() if (path := files(f"{FOLDER}.{name}") / "claims.csv").is_file()
+    ]
+    found: pd.DataFrame = pd.concat(tables).sort_values("id", key=lambda ids: ids.map(_place), ignore_index=True)
+    return found
+
+
+def _place(id: str) -> tuple[str, int, str]:
+    """B2 is before B10."""
+    letter, number, rest = re.fullmatch(r"([A-Z])(\d+)(.*)", id).groups()  # type: ignore[union-attr]
+    return letter, int(number), rest
 
 
 def findings(experiment: Experiment, own: Results) -> dict[str, ClaimResult]:
@@ -55,7 +57,7 @@ def _decide(claim: Claim, own: Results) -> ClaimResult:
 
 def table(results: Results) -> pd.DataFrame:
     """`claims.csv`: one row per claim. A claim that no experiment decides is `pending`; two experiments have one row together."""
-    deciding = list(registered().values())
+    deciding = [experiment for _, experiment in sorted(registered().items())]
     found = [(experiment, findings(experiment, results.of(experiment.name))) for experiment in deciding]
     rows = []
     for row in claims().to_dict("records"):

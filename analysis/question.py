@@ -5,21 +5,21 @@ from __future__ import annotations
 import importlib
 import math
 import operator
-import pkgutil
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import TypeVar
 
 import pandas as pd
 
 from accumulation_harness.analysis.content import Section
 from accumulation_harness.analysis.load import Results
+from accumulation_harness.questions import FOLDER, questions
 from accumulation_harness.results.record import in_one_line
 
 Made = TypeVar("Made")
-FOLDER = "accumulation_harness.experiments"  # one file per question, found by name: this package imports none of them
 
 
 class Ruling(StrEnum):
@@ -69,7 +69,7 @@ def over_settings(holds: Sequence[bool], fails: Sequence[bool]) -> Ruling:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A claim of the literature and the rule that decides it; its text and sources are in `claims.csv`."""
+    """A claim of the literature and the rule that decides it; its text and sources are in the question's `claims.csv`."""
 
     id: str
     expects: Ruling  # what the theory leads one to expect
@@ -87,6 +87,17 @@ class Answer:
     compared: bool = True  # whether the printed prediction is compared at all: where it is not, the page does not say
 
 
+@dataclass(frozen=True)
+class Advice:
+    """A row of the first screen: the question, the answer in some words, the number with its interval or range, what to do."""
+
+    question: str
+    answer: str
+    number: str
+    action: str
+    experiment: str  # whose page has the details
+
+
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
     """A question, fixed before the trials run, and how the report answers it."""
@@ -101,6 +112,9 @@ class Experiment:
     claims: tuple[Claim, ...] = ()  # of the ledger, that this experiment decides
     answer: Callable[[pd.DataFrame], Answer] | None = None  # from the arms; None: from the findings on its claims
     predicted: Callable[[Results], bool | None] | None = None  # compares the printed prediction; for an answer from claims
+    advice: Callable[[Results], Advice | None] | None = (
+        None  # its row of the first screen, from all results; None: they say nothing
+    )
     sections: tuple[Callable[[Material], Section | None], ...]  # what the page shows, in order
 
 
@@ -143,10 +157,18 @@ def made_of(make: Callable[[], Made], what: str, otherwise: Callable[[str], Made
         return otherwise(reason)
 
 
-def registered(package: str = FOLDER) -> dict[str, Experiment]:
-    """Every experiment of a package by its name: the `EXPERIMENT` of each module; its folders hold what they use."""
-    folder = importlib.import_module(package).__path__
-    names = [found.name for found in pkgutil.iter_modules(folder) if not found.ispkg]
-    modules = (importlib.import_module(f"{package}.{name}") for name in names)
-    experiments: list[Experiment] = [module.EXPERIMENT for module in modules]
-    return {experiment.name: experiment for experiment in experiments}
+def registered() -> dict[str, Experiment]:
+    """The `EXPERIMENT` of every question by its name, in the order of the page: this package imports none of them."""
+    found = {name: importlib.import_module(f"{FOLDER}.{name}.answers").EXPERIMENT for name in questions()}
+    assert all(one.name == name for name, one in found.items())
+    return found
+
+
+def advised(results: Results) -> list[Advice]:
+    """The rows of the first screen that the results suffice for."""
+    found = []
+    for name, experiment in registered().items():
+        if experiment.advice is not None:
+            row = made_of(partial(experiment.advice, results), f"the advice of {name}", lambda reason: None)
+            found += [row] if row is not None else []
+    return found

@@ -11,11 +11,12 @@ from typing import Any
 import jinja2
 import pandas as pd
 
-from accumulation_harness.analysis import advice, ledger, load, sections, tables
+from accumulation_harness.analysis import ledger, load, sections, tables
 from accumulation_harness.analysis.article import Article
 from accumulation_harness.analysis.content import marked, number, worded
-from accumulation_harness.analysis.question import FOLDER, Ruling
+from accumulation_harness.analysis.question import Ruling, advised
 from accumulation_harness.judge.gates import ALGEBRA_GATE, RANK_LEVEL, ROUNDING_GATE, TRAJECTORY_GATE
+from accumulation_harness.questions import FOLDER
 
 MAX_LISTED = 50
 
@@ -32,7 +33,7 @@ def pages(
         lstrip_blocks=True,
     )
     environment.filters |= {"worded": worded, "marked": marked}
-    rows = advice.advice(loaded)
+    rows = advised(loaded)
     gates = {"algebra": ALGEBRA_GATE, "trajectory": TRAJECTORY_GATE, "rounding": ROUNDING_GATE, "rank": RANK_LEVEL}
     shared: dict[str, Any] = {
         "meanings": [(state, sections.SYMBOLS[state], words) for state, words in sections.MEANINGS.items()],

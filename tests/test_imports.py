@@ -35,16 +35,19 @@ WALLS = {  # room -> what none of its modules may reach, however many imports it
     "accumulation_harness.lint": ("torch", "numpy", "rich", "accumulation_harness.audit", "accumulation_harness.measure"),
     "accumulation_harness.run": ("torch",),
     "accumulation_harness.analysis": ("accumulation_harness.experiments", "torch"),
-    "accumulation_harness.experiments": (
-        "torch",
-        "accumulation_harness.recipes",
-        "accumulation_harness.measure",
-        "accumulation_harness.trial",
-    ),
+    "accumulation_harness.questions": ("torch", "pandas", "accumulation_harness.experiments"),
+    "accumulation_harness.trial": ("accumulation_harness.experiments",),
+    "accumulation_harness.studies": ("accumulation_harness.experiments",),
 }
 LAZY = {  # imported inside a function, when a trial is about to run: a wall ends there
     ("accumulation_harness.sweep.experiment", "accumulation_harness.accelerator"),
     ("accumulation_harness.sweep.experiment", "accumulation_harness.studies"),
+}
+
+
+QUESTIONS = {  # file of a question's folder -> what it must not reach
+    "__init__": ("torch", "pandas"),
+    "answers": ("torch", "accumulation_harness.recipes", "accumulation_harness.measure", "accumulation_harness.trial"),
 }
 
 
@@ -107,13 +110,25 @@ def room_of(name: str) -> str:
 
 @pytest.mark.parametrize("room", WALLS)
 def test_walls(room: str) -> None:
-    behind = inside(modules(), room)
+    behind = [name for name in inside(modules(), room) if ".notebooks." not in name]  # which read the answers too
     assert behind, f"there is no {room}"
     for name in behind:
-        ways = reached(name)
-        for forbidden in WALLS[room]:
-            for found in inside(ways, forbidden):
-                pytest.fail(f"{room} must not reach {forbidden}: {' -> '.join(ways[found])}")
+        _hold(name, WALLS[room])
+
+
+@pytest.mark.parametrize("file", QUESTIONS)
+def test_walls_inside_a_question(file: str) -> None:
+    paths = [path for path in (ROOT / "accumulation_harness" / "experiments").glob(f"*/{file}.py")]
+    assert len(paths) > 20
+    for path in paths:
+        _hold(name_of(path), QUESTIONS[file])
+
+
+def _hold(name: str, wall: Iterable[str]) -> None:
+    ways = reached(name)
+    for forbidden in wall:
+        for found in inside(ways, forbidden):
+            pytest.fail(f"{name} must not reach {forbidden}: {' -> '.join(ways[found])}")
 
 
 def test_what_is_lazy_is_imported_inside_a_function() -> None:

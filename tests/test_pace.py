@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from accumulation_harness import pace, studies
-from accumulation_harness.config import Norm, Study, TrialConfig
+from accumulation_harness.config import Norm, TrialConfig
 from accumulation_harness.measure import ablation
 from accumulation_harness.results.measurements import Measurements
 from accumulation_harness.trial import run_trial
@@ -58,7 +58,7 @@ def test_what_another_trial_has_measured_is_no_work(told: list[float], tmp_path:
 
 
 def test_a_study_counts_its_windows(told: list[float]) -> None:
-    studies.run(dataclasses.replace(SMALL, study=Study.convergence), lambda step, rows: None)
+    studies.run(dataclasses.replace(SMALL, study="convergence"), lambda step, rows: None)
     assert told == pytest.approx([(step + 1) / SMALL.steps for step in range(SMALL.steps)])
 
 

@@ -13,11 +13,11 @@
 
 # %%
 from accumulation_harness.analysis import ledger, load
-from accumulation_harness.analysis.batch_norm import EXACT, exact_rows, expected_momentum
-from accumulation_harness.analysis.figures import batch_norm as batch_norm_figures
 from accumulation_harness.analysis.figures.style import Shown
 from accumulation_harness.analysis.notebook import find_results
 from accumulation_harness.analysis.question import registered
+from accumulation_harness.experiments.batchnorm import figures as batch_norm_figures
+from accumulation_harness.experiments.batchnorm.tables import EXACT, exact_rows, expected_momentum
 
 RESULTS = find_results("batchnorm", command="accumulation-harness run +experiment=batchnorm hydra.sweeper.size=quick")
 results = load.read(RESULTS, "batchnorm")

@@ -13,12 +13,13 @@
 # (`hydra.sweeper.size=quick` for a small part of them).
 
 # %%
-from accumulation_harness.analysis import ledger, load, optimizers
-from accumulation_harness.analysis.figures import optimizers as optimizer_figures
+from accumulation_harness.analysis import ledger, load
 from accumulation_harness.analysis.figures.style import Shown
 from accumulation_harness.analysis.notebook import find_results
-from accumulation_harness.analysis.optimizers import of_study
 from accumulation_harness.analysis.question import registered
+from accumulation_harness.experiments.momentum import figures as optimizer_figures
+from accumulation_harness.experiments.momentum import states as optimizers
+from accumulation_harness.experiments.momentum.states import of_study
 
 COMMAND = "accumulation-harness run +experiment=momentum hydra.sweeper.size=quick"
 RESULTS = find_results("momentum", "adam", command=f"{COMMAND}` and `{COMMAND.replace('momentum', 'adam')}")

@@ -156,46 +156,6 @@ class Arms(StrEnum):
     one_by_one = "one_by_one"
 
 
-class Study(StrEnum):
-    """What is measured of a trial; the others than `verdicts` serve the named experiments."""
-
-    verdicts = "verdicts"  # every arm judged, L0 to L3
-    convergence = "convergence"  # training alone, for many seeds
-    learning_curves = "learning_curves"  # training to a plateau, and small batches beside it, at equal samples
-    balance_loss = "balance_loss"  # of a mixture of experts, per micro-batch and per window
-    muon = "muon"  # its orthogonalised update of a window, accumulated and per micro-batch
-    model_bytes = "model_bytes"
-    memory_and_time = "memory_and_time"  # of a window, over N
-    remedies = "remedies"  # for BatchNorm, trained beside plain accumulation
-    fine_tuning = "fine_tuning"  # from a trained model, its BatchNorm statistics moving or frozen
-    batch_statistics = "batch_statistics"  # of BatchNorm over one window, exactly
-    optimizer_states = "optimizer_states"  # optimizer state in float64: accumulated, reordered, small steps
-    batch_sizes = "batch_sizes"  # training alone at B and at every B / N, at equal samples and at equal steps
-    batch_order = "batch_order"  # large batches first and small ones then, and the reverse, at equal samples
-    critical_batch = "critical_batch"  # one training, branched at several points into copies with batches of their own
-    rescaling = "rescaling"  # a batch k times as large: what has to be rescaled to train as the small one did
-    optimizer_memory = "optimizer_memory"  # with which weight past samples are in an optimizer's state
-    epoch_tail = "epoch_tail"  # the loop over a loader, at the end of an epoch
-    update_size = "update_size"  # how far one step moves, over N
-    resumption = "resumption"  # from a checkpoint at a window's boundary or inside it
-    clipping_threshold = "clipping_threshold"
-    adaptive_windows = "adaptive_windows"  # another N at every window
-    tensor_norms = "tensor_norms"  # of the gradient, tensor by tensor
-    gradient_noise = "gradient_noise"  # every sample's gradient, at points along a training
-    adam_scale = "adam_scale"  # what a gradient N times too large does under an optimizer, its eps, decay and clipping
-    second_moment = "second_moment"  # Adam's, of windows and of micro-batches
-    accumulators = "accumulators"  # rounding with the sum kept in float32, bfloat16, float16
-    randomness = "randomness"  # one gradient over many draws of dropout's masks
-    loss_scaling = "loss_scaling"  # a healthy window, one that overflows, and a healthy one
-    replicas = "replicas"  # two processes, each with its share of the window
-    negatives = "negatives"  # in-batch negatives: each method's gradient of one window beside the full batch's, exactly
-    retrieval = "retrieval"  # each of these methods trained: recall, bytes, seconds
-    method_memory = "method_memory"  # the bytes that live in a step of each of these methods, over B
-
-
-ARM_BY_ARM = (Study.learning_curves, Study.batch_order, Study.retrieval)  # studies whose arms can be trained alone
-
-
 class TrackingMode(StrEnum):
     """Whether trials are mirrored to W&B: to a local log, to a server, or not at all."""
 
@@ -371,7 +331,7 @@ class TrialConfig:
     """Everything that can change a number of a trial, and nothing else: its hash is the trial's identity."""
 
     experiment: str = "single"
-    study: Study = setting(Study.verdicts)
+    study: str = setting("verdicts", "every arm judged, L0 to L3; the others serve the named experiments")
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
     data: DataConfig = field(default_factory=DataConfig)
     norm: Norm = setting(Norm.none)

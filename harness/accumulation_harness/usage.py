@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from accumulation_harness import settings
+from accumulation_harness.questions import grids
 from accumulation_harness.terminal import in_columns
 
 HEADER = """\
@@ -41,7 +42,7 @@ def _help(folders: Sequence[Path]) -> Iterator[str]:
     yield f"{HEADER}\n\nPresets (group=NAME):"
     yield from in_columns([(f"  {group}=", ", ".join(_names(folders, group))) for group in GROUPS])
     yield "\nNamed grids (+experiment=NAME):"
-    yield from in_columns([(f"  {name}", _question(path)) for name, path in _names(folders, "experiment").items()])
+    yield from in_columns([(f"  {name}", _question(path)) for name, path in (grids() | _names(folders, "experiment")).items()])
     yield f"\nSettings (name=default, meaning; values):\n{settings.text()}\n\n{FOOTER}"
 
 

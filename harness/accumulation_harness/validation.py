@@ -3,154 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from accumulation_harness.config import (
-    ARM_BY_ARM,
-    COUPLED,
     EMBEDDED,
     TEXTS,
     ConfigError,
     Data,
-    Device,
     Execution,
-    LastWindow,
     Model,
     Norm,
     OptimizerName,
-    Precision,
-    ScheduleName,
     Split,
-    Study,
     TrialConfig,
     WorkloadConfig,
 )
+from accumulation_harness.questions import studies, value_of
 from accumulation_harness.settings import settings
 
 MOST_WINDOW_SAMPLES = 10**8  # int64 ids of all windows of a trial, which are kept: 0.8 GB
 MOST_ARMS = 64  # numbers of accumulation steps of one trial
-
-
-@dataclass(frozen=True)
-class Need:
-    """What a study needs of a setting: without it there is nothing that it could measure."""
-
-    name: str  # of the field
-    is_met: Callable[[TrialConfig], bool]
-    expected: str
-
-    def check(self, config: TrialConfig) -> None:
-        """Raise `ConfigError` where it is not met."""
-        if not self.is_met(config):
-            value = value_of(config, self.name)
-            shown = list(value) if isinstance(value, tuple) else value
-            raise ConfigError(self.name, shown, f"{self.expected}, with study={config.study}")
-
-
-_OWN_GRADIENTS = (
-    Need("norm", lambda c: c.norm != Norm.batch, "none, group or layer: under BatchNorm a sample has no gradient of its own"),
-    Need("workload.data", lambda c: c.workload.data not in COUPLED, "a loss in which a sample has a gradient of its own"),
-)
-MUON = "accumulation_harness.recipes.muon:MuonAndAdam"
-_EQUAL_SPLIT = Need("split", lambda c: c.split == Split.even, "even: it speaks of micro-batches of one size b")
-_OF_REMEDIES = (
-    Need("norm", lambda c: c.norm in (Norm.batch, Norm.as_is), "batch: the remedies are BatchNorm's"),
-    Need("execution", lambda c: c.execution != Execution.cuda_graph, "eager or compile: a remedy works inside the forward"),
-)
-
-NEEDS: dict[Study, tuple[Need, ...]] = {
-    Study.balance_loss: (
-        _EQUAL_SPLIT,
-        Need("workload.data", lambda c: c.workload.data in (Data.digits, Data.mnist1d), "digits or mnist1d, images"),
-        Need("data.last_window", lambda c: c.data.last_window == LastWindow.drop, "drop: every micro-batch weighs the same"),
-    ),
-    Study.batch_order: (
-        _EQUAL_SPLIT,
-        Need("schedule.name", lambda c: c.schedule.name == ScheduleName.constant, "constant: each half has its own"),
-        Need("optimizer.name", lambda c: c.optimizer.name != OptimizerName.custom, "one of ours, whose rate for B / N is known"),
-    ),
-    Study.critical_batch: (
-        _EQUAL_SPLIT,
-        Need("steps", lambda c: c.steps >= 8, "8 or more: a branch is an eighth of the training"),
-        Need("accumulation_steps", lambda c: max(c.accumulation_steps) > 1, "some N above 1: a smaller batch"),
-        Need("schedule.name", lambda c: c.schedule.name == ScheduleName.constant, "constant: branches begin at all points"),
-        Need("schedule.warmup_steps", lambda c: c.schedule.warmup_steps == 0, "0: every branch would warm up again"),
-        Need("optimizer.name", lambda c: c.optimizer.name != OptimizerName.custom, "one of ours, whose rate for B / N is known"),
-    ),
-    Study.rescaling: (
-        _EQUAL_SPLIT,
-        Need("accumulation_steps", lambda c: len(c.accumulation_steps) == 1 and c.accumulation_steps[0] > 1, "one k above 1"),
-        Need("steps", lambda c: c.steps >= 16, "16 or more: a curve has so many points"),
-        Need("optimizer.name", lambda c: c.optimizer.name == OptimizerName.adamw, "adamw: what is rescaled are its settings"),
-        Need("ema_decay", lambda c: c.ema_decay is not None, "a decay: the averaged weights are looked at"),
-        Need("schedule.name", lambda c: c.schedule.name == ScheduleName.constant, "constant: after the warm-up"),
-        Need(
-            "schedule.warmup_steps",
-            lambda c: (c.schedule.warmup_steps + 1) % c.accumulation_steps[0] == 0,
-            "one less than a multiple of k: the large batch warms up over the same samples",
-        ),
-        Need("data.last_window", lambda c: c.data.last_window == LastWindow.drop, "drop: all windows are of one size"),
-    ),
-    Study.muon: (
-        _EQUAL_SPLIT,
-        Need("optimizer.label", lambda c: c.optimizer.label == MUON.partition(":")[2], f"target={MUON}"),
-        Need("precision", lambda c: c.precision != Precision.float16, "one without a loss scale"),
-    ),
-    Study.remedies: _OF_REMEDIES,
-    Study.fine_tuning: _OF_REMEDIES,
-    Study.batch_statistics: (
-        Need("precision", lambda c: c.precision == Precision.float64, "float64: it is about exact differences"),
-    ),
-    Study.optimizer_memory: (
-        Need("optimizer.name", lambda c: c.optimizer.name != OptimizerName.sgd, "an optimizer that has a memory"),
-    ),
-    Study.epoch_tail: (
-        _EQUAL_SPLIT,
-        Need("workload.penalty", lambda c: c.workload.penalty == 0, "0: the loop is written without"),
-        Need("workload.data", lambda c: c.workload.data not in COUPLED, "a loss that is a mean over samples"),
-    ),
-    Study.resumption: (Need("steps", lambda c: c.steps >= 3, "3 or more: the third window is interrupted"),),
-    Study.gradient_noise: (
-        *_OWN_GRADIENTS,
-        Need("workload.data", lambda c: c.workload.data != Data.custom, "a workload of ours: it differentiates sample by sample"),
-        Need("accumulation_steps", lambda c: c.accumulation_steps[0] > 1, "two or more micro-batches to begin with"),
-    ),
-    Study.second_moment: (
-        *_OWN_GRADIENTS,
-        _EQUAL_SPLIT,
-        Need("optimizer.name", lambda c: c.optimizer.name in (OptimizerName.adam, OptimizerName.adamw), "adam or adamw"),
-    ),
-    Study.randomness: (
-        Need("execution", lambda c: c.execution != Execution.cuda_graph, "eager or compile: masks of samples come from the host"),
-        Need("workload.dropout", lambda c: c.workload.dropout > 0, "a positive probability: there is nothing else that draws"),
-    ),
-    Study.loss_scaling: (
-        Need("precision", lambda c: c.precision == Precision.float16, "float16: the others have no loss scale"),
-    ),
-    Study.negatives: (
-        Need("precision", lambda c: c.precision == Precision.float64, "float64: it is about exact differences"),
-        Need("workload.data", lambda c: c.workload.data == Data.docstrings, "docstrings: pairs of queries and passages"),
-    ),
-    Study.retrieval: (
-        Need("workload.data", lambda c: c.workload.data == Data.docstrings, "docstrings: pairs of queries and passages"),
-    ),
-    Study.method_memory: (
-        _EQUAL_SPLIT,
-        Need("workload.data", lambda c: c.workload.data == Data.docstrings, "docstrings: pairs of queries and passages"),
-    ),
-    Study.replicas: (
-        Need("device", lambda c: c.device != Device.cuda, "cpu: the ranks are processes with gloo between them"),
-    ),
-}  # fmt: skip
-
-
-def value_of(config: Any, name: str) -> Any:
-    """The value of the field of that dotted name; None where there is no such field."""
-    for part in name.split("."):
-        config = getattr(config, part, None)
-    return config
 
 
 def validate(config: TrialConfig) -> None:
@@ -167,9 +39,13 @@ def validate(config: TrialConfig) -> None:
     _check_windows(config)
     if config.optimizer.name == OptimizerName.nesterov and config.optimizer.momentum == 0:
         raise ConfigError("optimizer.momentum", 0, "a positive momentum with nesterov")
-    if config.trained_arm is not None and config.study not in ARM_BY_ARM:
-        raise ConfigError("trained_arm", config.trained_arm, f"null without study={' or '.join(ARM_BY_ARM)}")
-    for need in NEEDS.get(config.study, ()):
+    if config.study not in studies():
+        raise ConfigError("study", config.study, f"one of {', '.join(studies())}")
+    study = studies()[config.study]
+    if config.trained_arm is not None and not study.arm_by_arm:
+        alone = " or ".join(name for name, one in studies().items() if one.arm_by_arm)
+        raise ConfigError("trained_arm", config.trained_arm, f"null without study={alone}")
+    for need in study.needs:
         need.check(config)
 
 

@@ -7,10 +7,17 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from accumulation_harness.analysis.advice import and_with_batch_norm, batch_norm_losses
-from accumulation_harness.analysis.batch_norm import against_full, between_norms, error_cells, fixed_batch, growing_batch, trained
-from accumulation_harness.analysis.batch_norm_sections import _shape
 from accumulation_harness.analysis.load import Results
+from accumulation_harness.experiments.batchnorm.answers import and_with_batch_norm, batch_norm_losses
+from accumulation_harness.experiments.batchnorm.sections import _shape
+from accumulation_harness.experiments.batchnorm.tables import (
+    against_full,
+    between_norms,
+    error_cells,
+    fixed_batch,
+    growing_batch,
+    trained,
+)
 from tests.experiments.accuracy_rows import BATCH, LARGE, SEEDS, results, run_of, two_batches
 
 

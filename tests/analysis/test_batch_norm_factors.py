@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from accumulation_harness.analysis.batch_norm_factors import b_and_n, factors, in_words
 from accumulation_harness.analysis.content import Section, Table
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Material
-from accumulation_harness.experiments import batchnorm
+from accumulation_harness.experiments.batchnorm import answers as batchnorm
+from accumulation_harness.experiments.batchnorm.factors import b_and_n, factors, in_words
 
 SEEDS = range(8)
 B = 32

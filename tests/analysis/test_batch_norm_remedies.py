@@ -7,9 +7,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from accumulation_harness.analysis.batch_norm import corrected, forwards_of, gone_on, remedied
-from accumulation_harness.analysis.batch_norm_remedies import WORDS, _cell, _cost, _gone_on_table, _in_words, _table
+from accumulation_harness.analysis.caveats import corrected
 from accumulation_harness.analysis.load import Results
+from accumulation_harness.experiments.batchnorm.tables import forwards_of, gone_on, remedied
+from accumulation_harness.experiments.batchnorm.which_remedy import WORDS, _cell, _cost, _gone_on_table, _in_words, _table
 
 FULL = 97.0
 LOST = {"accumulated": {2: 25.0, 16: 0.0}, "corrected_momentum": {2: 24.0, 16: 0.0}, "two_pass_statistics": {2: 0.0, 16: 0.0}}

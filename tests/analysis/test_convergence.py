@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from accumulation_harness.analysis import convergence
-from accumulation_harness.analysis.convergence import Comparison, Reach, area, drift, median_reach, reach, roughness
+from accumulation_harness.experiments.convergence import trainings as convergence
+from accumulation_harness.experiments.convergence.trainings import Comparison, Reach, area, drift, median_reach, reach, roughness
 
 SAMPLES = [float(i) for i in range(0, 1010, 10)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from accumulation_harness.analysis import learning_rates
+from accumulation_harness.experiments.learning_rate import rates as learning_rates
 from tests.experiments.optimizer_rows import results, trained
 
 

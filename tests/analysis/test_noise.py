@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from accumulation_harness.analysis import noise
+from accumulation_harness.experiments.gradient_noise import fits as noise
 
 
 def test_two_size_leaves_out_what_it_cannot_use() -> None:

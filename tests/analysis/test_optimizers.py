@@ -7,7 +7,7 @@ import math
 import pandas as pd
 import pytest
 
-from accumulation_harness.analysis import optimizers
+from accumulation_harness.experiments.momentum import states as optimizers
 from tests.experiments.optimizer_rows import memory_rows, results, state_rows
 
 

@@ -1,7 +1,7 @@
 import pandas as pd
 import pytest
 
-from accumulation_harness.analysis.precision import FLOAT16_ERROR, NOTICEABLE, errors, growth, scaling
+from accumulation_harness.experiments.precision.errors import FLOAT16_ERROR, NOTICEABLE, errors, growth, scaling
 from accumulation_harness.judge.gates import ALGEBRA_GATE
 
 

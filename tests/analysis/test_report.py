@@ -12,7 +12,7 @@ import pytest
 from accumulation_harness.analysis import report
 from accumulation_harness.analysis.content import Section, Text, plain
 from accumulation_harness.analysis.question import Material
-from accumulation_harness.experiments.equivalence import EXPERIMENT
+from accumulation_harness.experiments.equivalence.answers import EXPERIMENT
 from accumulation_harness.results.record import MOST_TOLD
 from accumulation_harness.results.store import Store
 
@@ -211,7 +211,7 @@ def test_a_section_of_step_rows_says_that_there_are_none(
     def curve(material: Material) -> Section:
         return Section("A curve", (Text(f"{len(material.read_steps(grid[:1]))} rows"),))
 
-    monkeypatch.setattr("accumulation_harness.experiments.equivalence.EXPERIMENT", replace(EXPERIMENT, sections=(curve,)))
+    monkeypatch.setattr("accumulation_harness.experiments.equivalence.answers.EXPERIMENT", replace(EXPERIMENT, sections=(curve,)))
     assert "A curve\n72 rows" in make(results, out).text
     Store(results).folder("equivalence", grid[0]).joinpath("steps.parquet").unlink()
     assert "(curve) could not be made from the results that are there: no finished trial has step rows" in make(results, out).text

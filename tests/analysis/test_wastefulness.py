@@ -8,10 +8,12 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from accumulation_harness.analysis import advice, convergence
 from accumulation_harness.analysis.load import Results
-from accumulation_harness.analysis.wastefulness import Wasteful, instead_of_accumulating, times, verdicts
-from accumulation_harness.analysis.wastefulness import advice as advised
+from accumulation_harness.analysis.question import Advice
+from accumulation_harness.experiments.convergence import trainings as convergence
+from accumulation_harness.experiments.convergence.answers import is_accumulating_wasteful
+from accumulation_harness.experiments.convergence.wastefulness import Wasteful, instead_of_accumulating, times, verdicts
+from accumulation_harness.experiments.convergence.wastefulness import advice as advised
 from tests.analysis.test_convergence import rows
 
 
@@ -71,10 +73,10 @@ def test_numbers_are_those_that_were_planted() -> None:
 
 
 def test_the_first_page_answers_where_something_is_decided() -> None:
-    def row(frame: pd.DataFrame) -> advice.Advice | None:
+    def row(frame: pd.DataFrame) -> Advice | None:
         about = {"study": "learning_curves", "experiment": "convergence", "rate": 0.1, "test_accuracy": 0.5, "gap": 0.0}
         empty = pd.DataFrame(columns=["experiment", "trial"])
-        return advice.is_accumulating_wasteful(Results(empty, frame.assign(**about), empty, ()))  # type: ignore[arg-type]
+        return is_accumulating_wasteful(Results(empty, frame.assign(**about), empty, ()))  # type: ignore[arg-type]
 
     found = row(timed(0.5))
     assert found is not None and "wasteful in 1" in found.answer

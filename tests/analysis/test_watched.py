@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from accumulation_harness.analysis import watched
 from accumulation_harness.analysis.content import Table, Text
+from accumulation_harness.experiments.fault_matrix import watched
 
 
 def test_the_counts_are_on_the_page_with_their_commits() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Ruling
-from accumulation_harness.experiments.accounting import CLAIMS, arithmetic, cache_ruling
+from accumulation_harness.experiments.accounting.answers import CLAIMS, arithmetic, cache_ruling
 
 RULES = {claim.id: claim.decide for claim in CLAIMS}
 PARAMETERS = 1000

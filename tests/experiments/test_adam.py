@@ -18,12 +18,11 @@ from accumulation_harness.config import (
     OptimizerConfig,
     OptimizerName,
     Precision,
-    Study,
     TrackingConfig,
     TrackingMode,
     WorkloadConfig,
 )
-from accumulation_harness.experiments import adam
+from accumulation_harness.experiments.adam import answers as adam
 from accumulation_harness.sweep.experiment import run_one
 from tests.experiments.optimizer_rows import Rows, results, state_rows
 
@@ -108,7 +107,7 @@ def test_a_real_tiny_run_reaches_the_page(tmp_path: Path) -> None:
         run_one(
             HarnessConfig(
                 experiment="adam",
-                study=Study.adam_scale,
+                study="adam_scale",
                 workload=WorkloadConfig(data=Data.digits, model=Model.mlp, width=2),
                 optimizer=OptimizerConfig(name=name, lr=lr, eps=eps),
                 precision=Precision.float64,

@@ -7,8 +7,8 @@ import pytest
 
 from accumulation_harness import studies
 from accumulation_harness.analysis import load, report
-from accumulation_harness.config import Data, Model, Norm, Study, TrialConfig, WorkloadConfig, to_dict
-from accumulation_harness.experiments.adaptive_windows import CLAIMS, balance
+from accumulation_harness.config import Data, Model, Norm, TrialConfig, WorkloadConfig, to_dict
+from accumulation_harness.experiments.adaptive_windows.answers import CLAIMS, balance
 from accumulation_harness.identity import identity
 from accumulation_harness.results.store import Store
 
@@ -86,9 +86,9 @@ def test_real_studies_and_the_page(tmp_path: Path) -> None:
     mlp = WorkloadConfig(data=Data.digits, model=Model.mlp)
     sizes = {"experiment": "adaptive_windows", "workload": mlp, "effective_batch": 48, "steps": 4}
     for config in (
-        TrialConfig(study=Study.adaptive_windows, accumulation_steps=(1, 2, 4), **sizes),  # type: ignore[arg-type]
-        TrialConfig(study=Study.tensor_norms, accumulation_steps=(4,), **sizes),  # type: ignore[arg-type]
-        TrialConfig(study=Study.tensor_norms, accumulation_steps=(4,), norm=Norm.batch, **sizes),  # type: ignore[arg-type]
+        TrialConfig(study="adaptive_windows", accumulation_steps=(1, 2, 4), **sizes),  # type: ignore[arg-type]
+        TrialConfig(study="tensor_norms", accumulation_steps=(4,), **sizes),  # type: ignore[arg-type]
+        TrialConfig(study="tensor_norms", accumulation_steps=(4,), norm=Norm.batch, **sizes),  # type: ignore[arg-type]
     ):
         with Store(tmp_path / "results").open_trial(config.experiment, identity(config), to_dict(config)) as writer:
             writer.finish(studies.run(config, lambda step, rows: None))

@@ -16,12 +16,11 @@ from accumulation_harness.config import (
     Model,
     OptimizerConfig,
     OptimizerName,
-    Study,
     TrackingConfig,
     TrackingMode,
     WorkloadConfig,
 )
-from accumulation_harness.experiments.batch_order import _advice, contrasts, early_large_late_small, judged
+from accumulation_harness.experiments.batch_order.answers import _advice, contrasts, early_large_late_small, judged
 from accumulation_harness.sweep.experiment import run_one
 
 
@@ -95,7 +94,7 @@ def test_the_page_of_a_tiny_run(tmp_path: Path) -> None:
     for seed in (0, 1, 100):
         run_one(HarnessConfig(
             results=str(tmp_path / "results"), tracking=TrackingConfig(mode=TrackingMode.disabled), experiment="batch_order",
-            study=Study.batch_order, workload=WorkloadConfig(model=Model.mlp, width=1), effective_batch=32,
+            study="batch_order", workload=WorkloadConfig(model=Model.mlp, width=1), effective_batch=32,
             accumulation_steps=(4,), optimizer=OptimizerConfig(name=OptimizerName.adam, lr=0.01), steps=6, seed=seed,
         ))  # fmt: skip
     assert report.main(["--results", str(tmp_path / "results"), "--out", str(tmp_path / "out")]) == 0

@@ -15,8 +15,8 @@ from accumulation_harness import studies
 from accumulation_harness.analysis import load, report
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Ruling
-from accumulation_harness.config import Norm, Precision, Study, TrialConfig, to_dict
-from accumulation_harness.experiments.batchnorm import CLAIMS, costs_accuracy
+from accumulation_harness.config import Norm, Precision, TrialConfig, to_dict
+from accumulation_harness.experiments.batchnorm.answers import CLAIMS, costs_accuracy
 from accumulation_harness.identity import identity
 from accumulation_harness.results.store import Store
 from tests.experiments.accuracy_rows import BATCH, LARGE, results, two_batches
@@ -134,11 +134,11 @@ def stored(results: Path, config: TrialConfig) -> None:
 
 def test_real_trials_on_the_page(tmp_path: Path) -> None:
     exactly = TrialConfig(
-        experiment="batchnorm", study=Study.batch_statistics, norm=Norm.batch, precision=Precision.float64, effective_batch=16,
+        experiment="batchnorm", study="batch_statistics", norm=Norm.batch, precision=Precision.float64, effective_batch=16,
         accumulation_steps=(2, 4), steps=2,
     )  # fmt: skip
     stored(tmp_path / "results", exactly)
-    for study, seed in itertools.product((Study.convergence, Study.remedies), (0, 1)):
+    for study, seed in itertools.product(("convergence", "remedies"), (0, 1)):
         trained = {"study": study, "precision": Precision.float32, "accumulation_steps": (2, 4), "seed": seed}
         stored(tmp_path / "results", dataclasses.replace(exactly, **trained))
     results = load.read(tmp_path / "results").of("batchnorm")

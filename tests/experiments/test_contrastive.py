@@ -12,10 +12,10 @@ import pytest
 
 from accumulation_harness import studies
 from accumulation_harness.analysis import load, report
-from accumulation_harness.analysis.contrastive import decided, difference, largest_windows
 from accumulation_harness.analysis.question import ClaimResult, Ruling
-from accumulation_harness.config import Precision, Study, TrialConfig, to_dict
-from accumulation_harness.experiments.contrastive import CLAIMS, EXPERIMENT
+from accumulation_harness.config import Precision, TrialConfig, to_dict
+from accumulation_harness.experiments.contrastive.answers import CLAIMS, EXPERIMENT
+from accumulation_harness.experiments.contrastive.sections import decided, difference, largest_windows
 from accumulation_harness.identity import identity
 from accumulation_harness.results.store import Store
 from tests.small_corpus import config, corpus
@@ -198,9 +198,9 @@ def test_the_page_of_a_real_run(tmp_path: Path, corpus: str) -> None:
     store = Store(tmp_path / "results")
     sizes: dict[str, Any] = {"effective_batch": 32, "accumulation_steps": (8,)}  # b = 4, B = 8, 16, 32
     for study, precision, own in (
-        (Study.negatives, Precision.float64, {}),
-        (Study.retrieval, Precision.float32, {}),
-        (Study.method_memory, Precision.float32, sizes),
+        ("negatives", Precision.float64, {}),
+        ("retrieval", Precision.float32, {}),
+        ("method_memory", Precision.float32, sizes),
     ):
         trial: TrialConfig = config(
             corpus, experiment="contrastive", study=study, precision=precision, methods=methods, steps=4, probe_every=2, **own

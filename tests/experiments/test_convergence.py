@@ -9,18 +9,11 @@ import pytest
 
 from accumulation_harness.analysis import ledger, report
 from accumulation_harness.analysis.content import Table
-from accumulation_harness.analysis.convergence import trainings
 from accumulation_harness.analysis.question import ClaimResult, Material, Ruling
-from accumulation_harness.config import (
-    DataConfig,
-    HarnessConfig,
-    LastWindow,
-    OptimizerConfig,
-    Study,
-    TrackingConfig,
-    TrackingMode,
-)
-from accumulation_harness.experiments import balance_loss, convergence
+from accumulation_harness.config import DataConfig, HarnessConfig, LastWindow, OptimizerConfig, TrackingConfig, TrackingMode
+from accumulation_harness.experiments.balance_loss import answers as balance_loss
+from accumulation_harness.experiments.convergence import answers as convergence
+from accumulation_harness.experiments.convergence.trainings import trainings
 from accumulation_harness.sweep.experiment import run_one
 from tests.analysis.test_convergence import rows
 from tests.experiments.optimizer_rows import results
@@ -158,12 +151,12 @@ def test_pages_of_tiny_runs(tmp_path: Path) -> None:
         for lr in (0.05, 0.1, 0.2):
             name = {
                 "experiment": "convergence",
-                "study": Study.learning_curves,
+                "study": "learning_curves",
                 "optimizer": OptimizerConfig(lr=lr),
                 "seed": seed,
             }
             run_one(HarnessConfig(**{**vars(usual), **name}))  # type: ignore[arg-type]
-    balance = {"experiment": "balance_loss", "study": Study.balance_loss, "data": DataConfig(last_window=LastWindow.drop)}
+    balance = {"experiment": "balance_loss", "study": "balance_loss", "data": DataConfig(last_window=LastWindow.drop)}
     run_one(HarnessConfig(**{**vars(usual), **balance}))  # type: ignore[arg-type]
     assert report.main(["--results", usual.results, "--out", str(tmp_path / "out")]) == 0
     figures = sorted(path.name for path in (tmp_path / "out" / "figures").iterdir())

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from accumulation_harness.analysis import load
-from accumulation_harness.experiments.critical_batch import Growth, advice, critical_batch, critical_batches, growths
+from accumulation_harness.experiments.critical_batch.answers import Growth, advice, critical_batch, critical_batches, growths
 
 BATCHES = (4, 8, 16, 32, 64, 128, 256)
 RATE, NOISE, SAMPLES = 0.02, 0.5, 256  # eta = RATE sqrt(B); variance of a sample's gradient (added), or its share of g^2

@@ -9,7 +9,7 @@ import pytest
 
 from accumulation_harness.analysis import load
 from accumulation_harness.analysis.question import ClaimResult
-from accumulation_harness.experiments.equivalence import CLAIMS
+from accumulation_harness.experiments.equivalence.answers import CLAIMS
 
 
 def decide(name: str, arms: pd.DataFrame) -> ClaimResult:

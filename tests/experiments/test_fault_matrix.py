@@ -9,7 +9,7 @@ import pytest
 
 from accumulation_harness.analysis import faults, load, report
 from accumulation_harness.analysis.rates import Rate
-from accumulation_harness.experiments import fault_matrix
+from accumulation_harness.experiments.fault_matrix import answers as fault_matrix
 
 FAULT = "mean_of_means"
 SAME = [1.0] * 12

@@ -14,8 +14,8 @@ import pytest
 from accumulation_harness import studies
 from accumulation_harness.analysis import load, report
 from accumulation_harness.analysis.question import Ruling
-from accumulation_harness.config import Norm, Study, TrialConfig, WorkloadConfig, to_dict
-from accumulation_harness.experiments.gradient_noise import EXPERIMENT, falls_as_one_over_b, growth
+from accumulation_harness.config import Norm, TrialConfig, WorkloadConfig, to_dict
+from accumulation_harness.experiments.gradient_noise.answers import EXPERIMENT, falls_as_one_over_b, growth
 from accumulation_harness.identity import identity
 from accumulation_harness.results.store import Store
 
@@ -72,7 +72,7 @@ def test_the_growth_of_the_noise_scale_is_told_by_setting() -> None:
 def test_the_page_of_a_real_run(tmp_path: Path) -> None:
     for seed in (0, 1):
         config = TrialConfig(
-            experiment="gradient_noise", study=Study.gradient_noise, workload=WorkloadConfig(width=2), norm=Norm.group,
+            experiment="gradient_noise", study="gradient_noise", workload=WorkloadConfig(width=2), norm=Norm.group,
             effective_batch=40, accumulation_steps=(4,), steps=6, probe_every=3, permutations=30, seed=seed,
         )  # fmt: skip
         with Store(tmp_path / "results").open_trial(config.experiment, identity(config), to_dict(config)) as writer:

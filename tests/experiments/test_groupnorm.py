@@ -14,9 +14,9 @@ from accumulation_harness import studies
 from accumulation_harness.analysis import report
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Ruling
-from accumulation_harness.config import Model, Norm, Study, TrialConfig, WorkloadConfig, to_dict
-from accumulation_harness.experiments.batchnorm import costs_accuracy
-from accumulation_harness.experiments.groupnorm import better_choice, predicted
+from accumulation_harness.config import Model, Norm, TrialConfig, WorkloadConfig, to_dict
+from accumulation_harness.experiments.batchnorm.answers import costs_accuracy
+from accumulation_harness.experiments.groupnorm.answers import better_choice, predicted
 from accumulation_harness.identity import identity
 from accumulation_harness.results.store import Store
 from tests.experiments.accuracy_rows import BATCH, GROUP, SEEDS, results, run_of
@@ -68,7 +68,7 @@ def test_b3_without_rows() -> None:
 def test_both_tables_beside_wu_and_hes_on_the_page(tmp_path: Path) -> None:
     """Real trials: one B cut in two ways, and one N with a B that grows."""
     mlp = WorkloadConfig(model=Model.mlp)
-    config = TrialConfig(experiment="groupnorm", study=Study.convergence, workload=mlp, steps=2)
+    config = TrialConfig(experiment="groupnorm", study="convergence", workload=mlp, steps=2)
     cuts = [(16, (2, 8)), (8, (4,)), (16, (4,))]
     for (size, steps), norm, seed in itertools.product(cuts, (Norm.batch, Norm.group), (0, 1)):
         own = dataclasses.replace(config, effective_batch=size, accumulation_steps=steps, norm=norm, seed=seed)

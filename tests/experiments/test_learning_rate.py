@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from accumulation_harness.analysis import learning_rates, ledger, load, report
+from accumulation_harness.analysis import ledger, load, report
 from accumulation_harness.analysis.question import Ruling
 from accumulation_harness.config import (
     Data,
@@ -18,12 +18,12 @@ from accumulation_harness.config import (
     OptimizerConfig,
     OptimizerName,
     Precision,
-    Study,
     TrackingConfig,
     TrackingMode,
     WorkloadConfig,
 )
-from accumulation_harness.experiments import learning_rate
+from accumulation_harness.experiments.learning_rate import answers as learning_rate
+from accumulation_harness.experiments.learning_rate import rates as learning_rates
 from accumulation_harness.sweep.experiment import run_one
 from tests.experiments.optimizer_rows import BEST, Rows, results, trained
 
@@ -96,7 +96,7 @@ def test_a_real_tiny_run_reaches_the_page(tmp_path: Path) -> None:
         results=str(store),
         tracking=TrackingConfig(mode=TrackingMode.disabled),
     )
-    for study, lr in itertools.product((Study.convergence, Study.batch_sizes), (0.1, 1.6)):
+    for study, lr in itertools.product(("convergence", "batch_sizes"), (0.1, 1.6)):
         run_one(dataclasses.replace(base, study=study, optimizer=OptimizerConfig(name=OptimizerName.sgd, lr=lr)))
     page = (report.write(store, tmp_path / "reports").parent / "pages/learning_rate.html").read_text()
     claims = pd.read_csv(tmp_path / "reports" / "claims.csv").set_index("id")

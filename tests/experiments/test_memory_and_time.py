@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from accumulation_harness.analysis.load import Results
-from accumulation_harness.experiments import memory_and_time
+from accumulation_harness.experiments.memory_and_time import answers as memory_and_time
 
 
 def results(

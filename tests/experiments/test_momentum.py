@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from accumulation_harness.analysis import ledger, optimizers, report
+from accumulation_harness.analysis import ledger, report
 from accumulation_harness.analysis.question import Ruling
 from accumulation_harness.config import (
     Data,
@@ -19,12 +19,12 @@ from accumulation_harness.config import (
     OptimizerConfig,
     OptimizerName,
     Precision,
-    Study,
     TrackingConfig,
     TrackingMode,
     WorkloadConfig,
-)  # fmt: skip
-from accumulation_harness.experiments import momentum
+)
+from accumulation_harness.experiments.momentum import answers as momentum
+from accumulation_harness.experiments.momentum import states as optimizers
 from accumulation_harness.sweep.experiment import run_one
 from tests.experiments.optimizer_rows import memory_rows, results, state_rows
 
@@ -112,9 +112,9 @@ def test_a_real_tiny_run_reaches_the_page(tmp_path: Path) -> None:
     """One trial of each study."""
     store = tmp_path / "results"
     for study, name, batch, num, steps in (
-        (Study.optimizer_states, OptimizerName.momentum, 64, 4, 50),
-        (Study.optimizer_memory, OptimizerName.adam, 64, 4, 3),
-        (Study.batch_sizes, OptimizerName.momentum, 60, 12, 4),
+        ("optimizer_states", OptimizerName.momentum, 64, 4, 50),
+        ("optimizer_memory", OptimizerName.adam, 64, 4, 3),
+        ("batch_sizes", OptimizerName.momentum, 60, 12, 4),
     ):
         run_one(
             HarnessConfig(

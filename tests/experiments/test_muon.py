@@ -15,12 +15,11 @@ from accumulation_harness.config import (
     Model,
     OptimizerConfig,
     OptimizerName,
-    Study,
     TrackingConfig,
     TrackingMode,
     WorkloadConfig,
 )
-from accumulation_harness.experiments.muon import EXPERIMENT, finding
+from accumulation_harness.experiments.muon.answers import EXPERIMENT, finding
 from accumulation_harness.sweep.experiment import run_one
 
 ERRORS = {"permuted": (1e-7, 3e-3), "accumulated": (1e-7, 3e-3), "bfloat16_sum": (2e-3, 0.1), "per_micro_batch": (1e-7, 0.8)}
@@ -53,7 +52,7 @@ def test_the_page_of_a_tiny_run(tmp_path: Path) -> None:
     for seed in (0, 1):
         run_one(HarnessConfig(
             results=str(tmp_path / "results"), tracking=TrackingConfig(mode=TrackingMode.disabled), experiment="muon",
-            study=Study.muon, workload=WorkloadConfig(model=Model.mlp, width=1), data=DataConfig(last_window=LastWindow.drop),
+            study="muon", workload=WorkloadConfig(model=Model.mlp, width=1), data=DataConfig(last_window=LastWindow.drop),
             optimizer=OptimizerConfig(name=OptimizerName.custom, target="accumulation_harness.recipes.muon:MuonAndAdam", lr=0.02),
             effective_batch=32, accumulation_steps=(4,), steps=5, seed=seed,
         ))  # fmt: skip

@@ -8,8 +8,8 @@ import pytest
 from accumulation_harness import studies
 from accumulation_harness.analysis import load, report
 from accumulation_harness.analysis.question import ClaimResult
-from accumulation_harness.config import Data, Model, OptimizerConfig, OptimizerName, Study, TrialConfig, WorkloadConfig, to_dict
-from accumulation_harness.experiments.normalisation_of_loss import CLAIMS
+from accumulation_harness.config import Data, Model, OptimizerConfig, OptimizerName, TrialConfig, WorkloadConfig, to_dict
+from accumulation_harness.experiments.normalisation_of_loss.answers import CLAIMS
 from accumulation_harness.identity import identity
 from accumulation_harness.results.store import Store
 
@@ -107,7 +107,7 @@ def test_rule_of_the_update(sgd: tuple[float, float] | None, adam: tuple[float, 
 
 
 def test_two_real_studies_and_the_page(tmp_path: Path) -> None:
-    for study, optimizer in ((Study.epoch_tail, "sgd"), (Study.update_size, "sgd"), (Study.update_size, "adam")):
+    for study, optimizer in (("epoch_tail", "sgd"), ("update_size", "sgd"), ("update_size", "adam")):
         config = TrialConfig(
             experiment="normalisation_of_loss", study=study, effective_batch=300, accumulation_steps=(2,), steps=1,
             workload=WorkloadConfig(data=Data.digits, model=Model.mlp), optimizer=OptimizerConfig(name=OptimizerName(optimizer)),

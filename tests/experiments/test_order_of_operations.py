@@ -14,12 +14,11 @@ from accumulation_harness.config import (
     OptimizerConfig,
     OptimizerName,
     Precision,
-    Study,
     TrialConfig,
     WorkloadConfig,
     to_dict,
 )
-from accumulation_harness.experiments.order_of_operations import CLAIMS, _at_rest
+from accumulation_harness.experiments.order_of_operations.answers import CLAIMS, _at_rest
 from accumulation_harness.identity import identity
 from accumulation_harness.results.store import Store
 
@@ -129,11 +128,11 @@ def test_checkpoints(rows: list[Row], verdict: str) -> None:
 
 
 def test_real_studies_and_the_page(tmp_path: Path) -> None:
-    for study in (Study.convergence, Study.clipping_threshold, Study.resumption):
+    for study in ("convergence", "clipping_threshold", "resumption"):
         config = TrialConfig(
             experiment="order_of_operations", study=study, effective_batch=48, accumulation_steps=(4,), steps=4,
             workload=WorkloadConfig(data=Data.digits, model=Model.mlp), optimizer=OptimizerConfig(name=OptimizerName.adam),
-            precision=Precision.float32, faults=("gradients_cleared_in_window",) if study == Study.convergence else (),
+            precision=Precision.float32, faults=("gradients_cleared_in_window",) if study == "convergence" else (),
         )  # fmt: skip
         with Store(tmp_path / "results").open_trial(config.experiment, identity(config), to_dict(config)) as writer:
 

@@ -14,8 +14,14 @@ import pytest
 from accumulation_harness import studies
 from accumulation_harness.analysis import load, report
 from accumulation_harness.analysis.question import Ruling
-from accumulation_harness.config import Model, Precision, Study, TrialConfig, WorkloadConfig, to_dict
-from accumulation_harness.experiments.precision import EXPERIMENT, accuracy, mixed_precision, scaling_works, small_micro_batches
+from accumulation_harness.config import Model, Precision, TrialConfig, WorkloadConfig, to_dict
+from accumulation_harness.experiments.precision.answers import (
+    EXPERIMENT,
+    accuracy,
+    mixed_precision,
+    scaling_works,
+    small_micro_batches,
+)
 from accumulation_harness.identity import identity
 from accumulation_harness.results.store import Store
 
@@ -136,15 +142,15 @@ def test_accuracies_are_paired_by_seed() -> None:
 
 def test_the_page_of_a_real_run(tmp_path: Path) -> None:
     small = TrialConfig(
-        experiment="precision", study=Study.convergence, workload=WorkloadConfig(model=Model.mlp, width=1), effective_batch=8,
+        experiment="precision", study="convergence", workload=WorkloadConfig(model=Model.mlp, width=1), effective_batch=8,
         accumulation_steps=(2, 8), steps=2, permutations=30,
     )  # fmt: skip
     wrong, half = ("clip_before_unscale",), Precision.float16
     configs = [
         small,
         dataclasses.replace(small, precision=half),
-        dataclasses.replace(small, study=Study.accumulators),
-        dataclasses.replace(small, study=Study.loss_scaling, precision=half, faults=wrong),
+        dataclasses.replace(small, study="accumulators"),
+        dataclasses.replace(small, study="loss_scaling", precision=half, faults=wrong),
     ]
     for config in configs:
         with Store(tmp_path / "results").open_trial(config.experiment, identity(config), to_dict(config)) as writer:

@@ -12,8 +12,8 @@ import pytest
 from accumulation_harness import studies
 from accumulation_harness.analysis import load, report
 from accumulation_harness.analysis.question import Ruling
-from accumulation_harness.config import Model, Study, TrialConfig, WorkloadConfig, to_dict
-from accumulation_harness.experiments.randomness import EXPERIMENT, single_runs_differ
+from accumulation_harness.config import Model, TrialConfig, WorkloadConfig, to_dict
+from accumulation_harness.experiments.randomness.answers import EXPERIMENT, single_runs_differ
 from accumulation_harness.identity import identity
 from accumulation_harness.results.store import Store
 
@@ -60,7 +60,7 @@ def test_b6(changes: dict[str, Any], verdict: Ruling) -> None:
 
 def test_the_page_of_a_real_run(tmp_path: Path) -> None:
     config = TrialConfig(
-        experiment="randomness", study=Study.randomness, workload=WorkloadConfig(model=Model.mlp, width=1, dropout=0.5),
+        experiment="randomness", study="randomness", workload=WorkloadConfig(model=Model.mlp, width=1, dropout=0.5),
         effective_batch=8, accumulation_steps=(2,), permutations=30,
     )  # fmt: skip
     with Store(tmp_path / "results").open_trial(config.experiment, identity(config), to_dict(config)) as writer:

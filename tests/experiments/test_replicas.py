@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from accumulation_harness.analysis.load import Results
-from accumulation_harness.experiments.replicas import CLAIMS, wire_ratios
+from accumulation_harness.experiments.replicas.answers import CLAIMS, wire_ratios
 
 Row = dict[str, object]
 EMPTY = pd.DataFrame({"experiment": []})

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 from accumulation_harness.analysis import load
-from accumulation_harness.analysis.figures.rescaling import figure_rescaling
-from accumulation_harness.experiments.rescaling import COPIED, CURVE, FINAL, MARGIN, WORDS, Effect, advice, effects, named
+from accumulation_harness.experiments.rescaling.answers import COPIED, CURVE, FINAL, MARGIN, WORDS, Effect, advice, effects, named
+from accumulation_harness.experiments.rescaling.figures import figure_rescaling
 from accumulation_harness.recipes.rescaling import Rescaling
 
 

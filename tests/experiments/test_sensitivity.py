@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from accumulation_harness.analysis import load, report
-from accumulation_harness.experiments import sensitivity
-from accumulation_harness.experiments.sensitivity import smallest
+from accumulation_harness.experiments.sensitivity import answers as sensitivity
+from accumulation_harness.experiments.sensitivity.answers import smallest
 
 SIZES = ("1e-6", "3e-6", "1e-5")
 

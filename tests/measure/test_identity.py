@@ -22,7 +22,6 @@ from accumulation_harness.config import (
     Precision,
     ScheduleConfig,
     Split,
-    Study,
     TrialConfig,
     WorkloadConfig,
 )
@@ -46,7 +45,7 @@ BASE = TrialConfig(
 # Another value of every setting of a trial. Those that only faults and methods read have none: such arms depend on all of them.
 OTHERS: Mapping[str, Any] = {
     "experiment": "mine",
-    "study": Study.convergence,
+    "study": "convergence",
     "workload": WorkloadConfig(model=Model.mlp, width=3),
     "data": DataConfig(last_window=LastWindow.drop),
     "norm": Norm.group,

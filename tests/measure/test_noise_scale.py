@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 import torch
 
-from accumulation_harness.analysis import noise
 from accumulation_harness.config import LastWindow, OptimizerConfig, OptimizerName, Precision
+from accumulation_harness.experiments.gradient_noise import fits as noise
 from accumulation_harness.measure.noise_scale import NoiseWatch, read
 from accumulation_harness.recipes.micro_batch import Even, Ragged, SplitPlan, windows
 from accumulation_harness.recipes.recipe import Arm, take_step

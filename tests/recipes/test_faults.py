@@ -20,12 +20,12 @@ from accumulation_harness.config import (
     Split,
     TrialConfig,
     WorkloadConfig,
-)  # fmt: skip
+)
+from accumulation_harness.experiments.replicas import replicas
 from accumulation_harness.judge.cause import BY_DESIGN, IN_AUDITS, INHERENT, ON_RANKS, Cause
 from accumulation_harness.measure.ranks import SCALED, UNSYNCHRONISED
 from accumulation_harness.recipes.catalogue import FAULTS
 from accumulation_harness.recipes.recipe import Recipe
-from accumulation_harness.studies import replicas
 from accumulation_harness.trial import Candidate, Row, run_trial, split_plan, standard_candidates, with_faults
 
 ADAMW = OptimizerConfig(name=OptimizerName.adamw, lr=3e-3, weight_decay=0.1)

@@ -31,10 +31,10 @@ from accumulation_harness.config import (
     OptimizerConfig,
     OptimizerName,
     Precision,
-    Study,
     TrialConfig,
     WorkloadConfig,
 )
+from accumulation_harness.experiments.memory_and_time import memory_and_time
 from accumulation_harness.measure import memory
 from accumulation_harness.measure.lock_step import REFERENCE, LockStep, Setting, Watch
 from accumulation_harness.measure.optimizer_state import leaves
@@ -46,7 +46,6 @@ from accumulation_harness.recipes.micro_batch import Even
 from accumulation_harness.recipes.recipe import Arm, Recipe, take_step
 from accumulation_harness.recipes.sample_masks import masks_repeated
 from accumulation_harness.referee.gradients import by_group
-from accumulation_harness.studies import memory_and_time
 from accumulation_harness.trial import full_batch, judge_loop, null_recipes, run_trial, standard_candidates
 from accumulation_harness.watch import watch
 from accumulation_harness.workloads import Batch
@@ -362,7 +361,7 @@ def copies() -> dict[str, Any]:
             found[f"{data} reads"] = sum(device.READS.values())
     with device.entered():
         device.WAITED.clear()
-        memory_and_time.measurements(setting_of(study=Study.memory_and_time), lambda step, rows: None)
+        memory_and_time.measurements(setting_of(study="memory_and_time"), lambda step, rows: None)
     return {**found, "synchronised": device.WAITED["synchronize"]}
 
 

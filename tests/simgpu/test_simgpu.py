@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from accumulation_harness.config import Study
+from accumulation_harness.questions import studies
 from tests.simgpu.trials import BASE, OF_STUDIES, READS, TRIALS, WAITS_IN_STEPS
 
 FAULTS = ("loss_not_divided", "cached_weights_stale", "samples_repeated", "resume_in_window")
@@ -30,7 +30,7 @@ AUDITS = ("audit_right", "audit_undivided", "audit_dropout", "audit_masks")
 RIGHT = ("verdicts", "verdicts_float16", "verdicts_text", "verdicts_policy", "verdicts_ignored", "verdicts_weights")
 EXAMPLES = ("example_images", "example_coupled_loss", "example_language_model", "example_my_sweep")
 STUDIES = tuple(str(study) for study in OF_STUDIES if study not in (*QUICK, *SLOW))
-ELSEWHERE = {Study.verdicts, Study.replicas, Study.resumption}  # cases of their own; refused; not loadable
+ELSEWHERE = {"verdicts", "replicas", "resumption"}  # cases of their own; refused; not loadable
 
 
 @cache
@@ -73,7 +73,7 @@ def test_waits_are_counted() -> None:
 def test_studies_that_use_the_initial_weights_find_them_on_the_device(name: str, among: Sequence[str]) -> None:
     found = case(name, among)
     assert found["measurements"] and found["device"] == "simgpu" and found["generators_kept"]
-    assert found["reads"] <= READS[Study(name)]
+    assert found["reads"] <= READS[name]
 
 
 @pytest.mark.slow
@@ -218,7 +218,7 @@ def test_right_trials_are_equivalent(name: str) -> None:
 
 
 def test_every_study_has_a_case() -> None:
-    assert OF_STUDIES.keys() | ELSEWHERE == set(Study) and READS.keys() == OF_STUDIES.keys()
+    assert OF_STUDIES.keys() | ELSEWHERE == studies().keys() and READS.keys() == OF_STUDIES.keys()
 
 
 @pytest.mark.slow
@@ -226,7 +226,7 @@ def test_every_study_has_a_case() -> None:
 def test_every_study_runs(name: str) -> None:
     found = case(name, STUDIES)
     assert found["measurements"] and found["generators_kept"]
-    assert found["reads"] <= READS[Study(name)]
+    assert found["reads"] <= READS[name]
     assert found["moved"] <= TRIALS[name].get("steps", BASE["steps"])  # tensors as a whole: the numbers of terms of each window
 
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from accumulation_harness import studies
-from accumulation_harness.config import Model, OptimizerConfig, Precision, Split, Study, TrialConfig, WorkloadConfig
+from accumulation_harness.config import Model, OptimizerConfig, Precision, Split, TrialConfig, WorkloadConfig
+from accumulation_harness.experiments.precision.accumulators import FORMATS, independent_roundings, stops_at, summed_in
 from accumulation_harness.recipes.recipe import Arm, take_step
-from accumulation_harness.studies.accumulators import FORMATS, independent_roundings, stops_at, summed_in
 from tests.toy import make_arm
 
 CONFIG = TrialConfig(
-    study=Study.accumulators, workload=WorkloadConfig(model=Model.mlp, width=2), effective_batch=24,
+    study="accumulators", workload=WorkloadConfig(model=Model.mlp, width=2), effective_batch=24,
     accumulation_steps=(1, 5, 24), split=Split.ragged, permutations=30,
 )  # fmt: skip
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from accumulation_harness import studies
-from accumulation_harness.config import OUR_OPTIMIZERS, OptimizerConfig, OptimizerName, Precision, Study, TrialConfig
-from accumulation_harness.studies import adam_scale
-from accumulation_harness.studies.adam_scale import as_if_right, first_update
+from accumulation_harness.config import OUR_OPTIMIZERS, OptimizerConfig, OptimizerName, Precision, TrialConfig
+from accumulation_harness.experiments.adam import adam_scale
+from accumulation_harness.experiments.adam.adam_scale import as_if_right, first_update
 from tests.reference import adam, sgd
 from tests.toy import Toy
 
@@ -123,9 +123,7 @@ def test_first_update_against_the_reference(name: OptimizerName) -> None:
 
 
 def test_a_run_gives_a_row_per_number() -> None:
-    config = TrialConfig(
-        study=Study.adam_scale, precision=Precision.float64, effective_batch=60, accumulation_steps=(2, 6), steps=2
-    )
+    config = TrialConfig(study="adam_scale", precision=Precision.float64, effective_batch=60, accumulation_steps=(2, 6), steps=2)
     rows = studies.run(config, lambda step, rows: None)["measurements"]
     assert [row["accumulation_steps"] for row in rows] == [2, 6]
     assert all(math.isfinite(row["loss"]) and row["loss_undivided"] == pytest.approx(row["loss"], rel=0.2) for row in rows)

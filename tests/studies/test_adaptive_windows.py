@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from accumulation_harness import studies
-from accumulation_harness.config import Data, Model, OptimizerConfig, OptimizerName, Study, TrialConfig, WorkloadConfig
-from accumulation_harness.studies.adaptive_windows import cut_windows
+from accumulation_harness.config import Data, Model, OptimizerConfig, OptimizerName, TrialConfig, WorkloadConfig
+from accumulation_harness.experiments.adaptive_windows.adaptive_windows import cut_windows
 
 MLP = WorkloadConfig(data=Data.digits, model=Model.mlp)
 
@@ -13,7 +13,7 @@ MLP = WorkloadConfig(data=Data.digits, model=Model.mlp)
 @pytest.mark.parametrize("optimizer", [OptimizerName.momentum, OptimizerName.adam])
 def test_changing_n_is_the_full_batch_only_at_constant_b(optimizer: OptimizerName) -> None:
     config = TrialConfig(
-        study=Study.adaptive_windows, workload=MLP, effective_batch=60, accumulation_steps=(1, 2, 5, 15), steps=8,
+        study="adaptive_windows", workload=MLP, effective_batch=60, accumulation_steps=(1, 2, 5, 15), steps=8,
         optimizer=OptimizerConfig(name=optimizer, lr=0.02), seed=3,
     )  # fmt: skip
     rows = {row["arm"]: row for row in studies.run(config, lambda step, rows: None)["measurements"]}

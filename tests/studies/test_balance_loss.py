@@ -6,24 +6,22 @@ import numpy as np
 import pytest
 import torch
 
-from accumulation_harness.config import (
-    ConfigError,
-    Data,
-    DataConfig,
-    LastWindow,
-    Model,
-    Precision,
-    Study,
-    TrialConfig,
-    WorkloadConfig,
+from accumulation_harness.config import ConfigError, Data, DataConfig, LastWindow, Model, Precision, TrialConfig, WorkloadConfig
+from accumulation_harness.experiments.balance_loss import balance_loss
+from accumulation_harness.experiments.balance_loss.balance_loss import (
+    Mixture,
+    buffered,
+    entropy,
+    flat,
+    own,
+    two_pass,
+    window_balance,
 )
 from accumulation_harness.measure.lock_step import Setting
-from accumulation_harness.studies import balance_loss
-from accumulation_harness.studies.balance_loss import Mixture, buffered, entropy, flat, own, two_pass, window_balance
 from accumulation_harness.validation import validate
 
 CONFIG = TrialConfig(
-    study=Study.balance_loss, precision=Precision.float64, effective_batch=64, accumulation_steps=(4,), steps=5,
+    study="balance_loss", precision=Precision.float64, effective_batch=64, accumulation_steps=(4,), steps=5,
     data=DataConfig(last_window=LastWindow.drop),
 )  # fmt: skip
 
@@ -76,8 +74,6 @@ def test_ways_and_entropy() -> None:
 
 def test_what_has_no_classes_is_refused() -> None:
     validate(CONFIG)
-    text = TrialConfig(
-        study=Study.balance_loss, data=CONFIG.data, workload=WorkloadConfig(data=Data.text, model=Model.transformer)
-    )
+    text = TrialConfig(study="balance_loss", data=CONFIG.data, workload=WorkloadConfig(data=Data.text, model=Model.transformer))
     with pytest.raises(ConfigError, match=r"workload.data=text: expected digits or mnist1d, images"):
         validate(text)

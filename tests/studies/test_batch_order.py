@@ -16,18 +16,17 @@ from accumulation_harness.config import (
     OptimizerName,
     ScheduleConfig,
     ScheduleName,
-    Study,
     TrialConfig,
     WorkloadConfig,
 )
+from accumulation_harness.experiments.batch_order import batch_order
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.recipes.recipe import take_step
-from accumulation_harness.studies import batch_order
 from accumulation_harness.trial import full_batch
 from accumulation_harness.validation import validate
 
 CONFIG = TrialConfig(
-    study=Study.batch_order, effective_batch=32, accumulation_steps=(4,), steps=4,
+    study="batch_order", effective_batch=32, accumulation_steps=(4,), steps=4,
     workload=WorkloadConfig(model=Model.mlp, width=1), data=DataConfig(last_window=LastWindow.drop),
     optimizer=OptimizerConfig(name=OptimizerName.adam, lr=0.01),
 )  # fmt: skip
@@ -59,7 +58,7 @@ def test_an_order_alone_is_trained_as_beside_the_others(setting: Setting) -> Non
     found, every = ends(Setting(alone, torch.device("cpu"))), ends(setting)
     assert found == {"small_then_large": every["small_then_large"]}
     with pytest.raises(ConfigError, match=r"trained_arm=large-4: expected null without study=learning_curves or batch_order"):
-        validate(dataclasses.replace(alone, study=Study.critical_batch, trained_arm="large-4"))
+        validate(dataclasses.replace(alone, study="critical_batch", trained_arm="large-4"))
 
 
 def test_to_switch_to_the_same_batch_changes_nothing(setting: Setting) -> None:
@@ -90,4 +89,4 @@ def test_the_small_batch_has_a_rate_of_its_own_after_the_switch(setting: Setting
 def test_what_cannot_be_continued_is_refused() -> None:
     validate(CONFIG)
     with pytest.raises(ConfigError, match=r"schedule.name=cosine: expected constant"):
-        validate(TrialConfig(study=Study.batch_order, schedule=ScheduleConfig(name=ScheduleName.cosine)))
+        validate(TrialConfig(study="batch_order", schedule=ScheduleConfig(name=ScheduleName.cosine)))

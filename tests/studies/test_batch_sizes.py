@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from accumulation_harness.config import OptimizerConfig, Precision, TrialConfig
-from accumulation_harness.studies import batch_sizes
+from accumulation_harness.experiments.learning_rate import batch_sizes
 
 
 def test_every_batch_size_against_numpy(toy_setting, make_numpy) -> None:

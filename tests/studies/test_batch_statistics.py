@@ -18,7 +18,6 @@ from accumulation_harness.config import (
     OptimizerConfig,
     OptimizerName,
     Precision,
-    Study,
     TrialConfig,
     WorkloadConfig,
 )
@@ -30,7 +29,7 @@ from accumulation_harness.referee.gradients import flatten, relative_distance
 
 EXACT = 1e-12
 CONFIG = TrialConfig(
-    study=Study.batch_statistics, workload=WorkloadConfig(model=Model.mlp), norm=Norm.batch, precision=Precision.float64,
+    study="batch_statistics", workload=WorkloadConfig(model=Model.mlp), norm=Norm.batch, precision=Precision.float64,
     effective_batch=48, accumulation_steps=(3, 12), steps=4, seed=2,
     optimizer=OptimizerConfig(name=OptimizerName.momentum, lr=0.05),
 )  # fmt: skip

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 
 from accumulation_harness import studies
-from accumulation_harness.config import Study, TrialConfig
+from accumulation_harness.config import TrialConfig
 
 N = 4
-CONFIG = TrialConfig(study=Study.clipping_threshold, effective_batch=24, accumulation_steps=(N,), seed=4)
+CONFIG = TrialConfig(study="clipping_threshold", effective_batch=24, accumulation_steps=(N,), seed=4)
 EPSILON = 1e-4  # PyTorch adds 1e-6 to the norm it divides by; the norms here are near 1
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from accumulation_harness import studies
 from accumulation_harness.config import Precision, TrialConfig
 from accumulation_harness.recipes import contrastive
-from accumulation_harness.studies import verdicts
 from accumulation_harness.trial import Candidate, accumulated
 from tests.small_corpus import config, corpus
 
@@ -16,7 +16,7 @@ SHORT = {"steps": 3, "algebra_steps": 5, "methods": METHODS}  # five windows: th
 
 
 def judged(trial: TrialConfig) -> dict[str, dict[str, object]]:
-    return {arm["arm"]: arm for arm in verdicts.run(trial, lambda step, rows: None)["arms"]}
+    return {arm["arm"]: arm for arm in studies.run(trial, lambda step, rows: None)["arms"]}
 
 
 @pytest.mark.parametrize(
@@ -46,13 +46,13 @@ def test_a_bank_that_is_not_what_it_says_has_no_name(corpus: str) -> None:
     """One bank under the name of two is not what the oracle says, and keeps its `unexplained`."""
     trial = config(corpus, methods=("dual_bank@12",), algebra_steps=3)
     candidate = Candidate("dual_bank@12", contrastive.named("dual_bank@12")(accumulated(trial, 4)))
-    right = verdicts.by_design(trial, candidate, ["seen"])
+    right = studies.by_design(trial, candidate, ["seen"])
     assert right["cause"] == "memory_bank" and right["explained"] and right["reasons"][1:] == ["seen"]
     other = Candidate("dual_bank@12", contrastive.named("passage_bank@12")(accumulated(trial, 4)))
-    wrong = verdicts.by_design(trial, other, ["seen"])
+    wrong = studies.by_design(trial, other, ["seen"])
     assert "cause" not in wrong and "from the loss beside past representations" in wrong["reasons"][0]
     momentum = Candidate("momentum_bank@12", contrastive.named("momentum_bank@12")(accumulated(trial, 4)))
-    named = verdicts.by_design(trial, momentum, [])
+    named = studies.by_design(trial, momentum, [])
     assert (named["cause"], named["explained"]) == ("memory_bank", True)
-    without = verdicts.by_design(trial, Candidate("dual_bank@12", momentum.recipe), [])
+    without = studies.by_design(trial, Candidate("dual_bank@12", momentum.recipe), [])
     assert "cause" not in without, "the average of the towers is another encoder"

@@ -9,17 +9,17 @@ import torch
 import torch.nn.functional as F
 
 from accumulation_harness import studies
-from accumulation_harness.config import Model, Norm, OptimizerConfig, OptimizerName, Precision, Study, TrialConfig, WorkloadConfig
+from accumulation_harness.config import Model, Norm, OptimizerConfig, OptimizerName, Precision, TrialConfig, WorkloadConfig
+from accumulation_harness.experiments.shared import convergence
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.recipes.determinism import choose_device
 from accumulation_harness.recipes.micro_batch import windows
 from accumulation_harness.results.arm_name import ArmName
-from accumulation_harness.studies import convergence
 from accumulation_harness.trial import Candidate, full_batch
 
 # 33 steps of 47: an epoch of 1,500 ends in a short window of 43, which 4 micro-batches of 12 cut unevenly.
 CONFIG = TrialConfig(
-    study=Study.convergence, effective_batch=48, accumulation_steps=(4,), steps=33, precision=Precision.float64,
+    study="convergence", effective_batch=48, accumulation_steps=(4,), steps=33, precision=Precision.float64,
     optimizer=OptimizerConfig(name=OptimizerName.momentum, lr=0.05), norm=Norm.group, seed=3,
 )  # fmt: skip
 SAME = 1e-10  # relative, of losses after 33 float64 steps whose gradients agree to 1e-15

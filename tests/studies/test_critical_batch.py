@@ -15,16 +15,15 @@ from accumulation_harness.config import (
     OptimizerConfig,
     OptimizerName,
     ScheduleConfig,
-    Study,
     TrialConfig,
     WorkloadConfig,
 )
+from accumulation_harness.experiments.critical_batch import critical_batch
 from accumulation_harness.measure.lock_step import Setting
-from accumulation_harness.studies import critical_batch
 from accumulation_harness.validation import validate
 
 CONFIG = TrialConfig(
-    study=Study.critical_batch, effective_batch=32, accumulation_steps=(1, 2, 4), steps=8,
+    study="critical_batch", effective_batch=32, accumulation_steps=(1, 2, 4), steps=8,
     workload=WorkloadConfig(model=Model.mlp, width=1), data=DataConfig(last_window=LastWindow.drop),
     optimizer=OptimizerConfig(name=OptimizerName.adam, lr=0.01),
 )  # fmt: skip

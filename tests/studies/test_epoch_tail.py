@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 from accumulation_harness import studies
-from accumulation_harness.config import LastWindow, OptimizerConfig, OptimizerName, Study, TrialConfig
+from accumulation_harness.config import LastWindow, OptimizerConfig, OptimizerName, TrialConfig
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.recipes.determinism import choose_device
 from accumulation_harness.recipes.micro_batch import windows
 
 # Micro-batches of 75: an epoch of 1,500 has 20, which 3 do not divide: two are left over.
-CONFIG = TrialConfig(study=Study.epoch_tail, effective_batch=225, accumulation_steps=(3,), seed=2)
+CONFIG = TrialConfig(study="epoch_tail", effective_batch=225, accumulation_steps=(3,), seed=2)
 GATE = 1e-12
 
 

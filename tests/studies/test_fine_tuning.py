@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 
 from accumulation_harness import studies
-from accumulation_harness.config import ConfigError, Norm, OptimizerConfig, Precision, Study, TrialConfig
+from accumulation_harness.config import ConfigError, Norm, OptimizerConfig, Precision, TrialConfig
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.recipes.determinism import choose_device
 from accumulation_harness.recipes.micro_batch import windows
 
 CONFIG = TrialConfig(
-    study=Study.fine_tuning, norm=Norm.batch, precision=Precision.float64, effective_batch=24, accumulation_steps=(3, 6), steps=5,
+    study="fine_tuning", norm=Norm.batch, precision=Precision.float64, effective_batch=24, accumulation_steps=(3, 6), steps=5,
     optimizer=OptimizerConfig(lr=0.05), seed=4,
 )  # fmt: skip
 SAME = 1e-9  # relative, after ten float64 steps
@@ -70,4 +70,4 @@ def test_frozen_statistics_make_accumulation_the_full_batch_and_moving_ones_do_n
 
 def test_it_is_about_batch_norm() -> None:
     with pytest.raises(ConfigError, match="norm"):
-        studies.run(TrialConfig(study=Study.fine_tuning, norm=Norm.group), lambda step, rows: None)
+        studies.run(TrialConfig(study="fine_tuning", norm=Norm.group), lambda step, rows: None)

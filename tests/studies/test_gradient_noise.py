@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from accumulation_harness import studies
-from accumulation_harness.config import ConfigError, Data, Model, Norm, Precision, Split, Study, TrialConfig, WorkloadConfig
+from accumulation_harness.config import ConfigError, Data, Model, Norm, Precision, Split, TrialConfig, WorkloadConfig
+from accumulation_harness.experiments.gradient_noise.gradient_noise import SIZES, batch_variance, moments, sample_gradients
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.referee.oracle import snapshot
-from accumulation_harness.studies.gradient_noise import SIZES, batch_variance, moments, sample_gradients
 from tests.toy import CPU
 
 CONFIG = TrialConfig(
-    study=Study.gradient_noise, workload=WorkloadConfig(width=2), norm=Norm.group, effective_batch=44, accumulation_steps=(4, 2),
+    study="gradient_noise", workload=WorkloadConfig(width=2), norm=Norm.group, effective_batch=44, accumulation_steps=(4, 2),
     steps=3, probe_every=2, permutations=30, split=Split.ragged,
 )  # fmt: skip
 IGNORED = WorkloadConfig(data=Data.ignored_labels, model=Model.mlp, width=2)  # a sample's weight depends on its id
@@ -80,7 +80,7 @@ def test_a_training_and_what_is_seen_along_it() -> None:
     assert [len({row["variance"] for row in drawn if row["step"] == step}) for step in (0, 2, 3)] == [2 * len(SIZES)] * 3
 
     bare: list[list[studies.Row]] = []
-    studies.run(dataclasses.replace(CONFIG, study=Study.convergence), lambda step, rows: bare.append(rows))
+    studies.run(dataclasses.replace(CONFIG, study="convergence"), lambda step, rows: bare.append(rows))
     own = [row for rows in bare for row in rows if (row["arm"], row["accumulation_steps"]) == ("accumulated", 4)]
     for seen, unseen in zip(itertools.chain(*steps), own, strict=True):
         assert seen["loss"] == unseen["loss"], "looking disturbs nothing"

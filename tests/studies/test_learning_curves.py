@@ -18,9 +18,9 @@ from accumulation_harness.config import (
     ScheduleName,
     TrialConfig,
 )
-from accumulation_harness.studies import learning_curves
-from accumulation_harness.studies.learning_curves import SMALL, SMALL_MEMORY, Samples, with_small_rate
-from accumulation_harness.studies.optimizer_states import same_memory
+from accumulation_harness.experiments.convergence import learning_curves
+from accumulation_harness.experiments.convergence.learning_curves import SMALL, SMALL_MEMORY, Samples, with_small_rate
+from accumulation_harness.experiments.momentum.optimizer_states import same_memory
 
 CONFIG = TrialConfig(
     optimizer=OptimizerConfig(lr=0.3), precision=Precision.float64, effective_batch=10, accumulation_steps=(2, 5), steps=7

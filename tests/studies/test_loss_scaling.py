@@ -5,22 +5,13 @@ import dataclasses
 import pytest
 
 from accumulation_harness import studies
-from accumulation_harness.config import (
-    Model,
-    OptimizerConfig,
-    OptimizerName,
-    Precision,
-    Split,
-    Study,
-    TrialConfig,
-    WorkloadConfig,
-)
+from accumulation_harness.config import Model, OptimizerConfig, OptimizerName, Precision, Split, TrialConfig, WorkloadConfig
 
 EXACT = 1e-12  # relative, float64
 HALF = 0.02  # relative, one gradient under float16 autocast
 WRONG = ("clip_before_unscale", "scaler_updated_in_window", "step_every_micro_batch", "non_finite_micro_batch")
 CONFIG = TrialConfig(
-    study=Study.loss_scaling, workload=WorkloadConfig(model=Model.mlp, width=2), effective_batch=50, accumulation_steps=(4, 7),
+    study="loss_scaling", workload=WorkloadConfig(model=Model.mlp, width=2), effective_batch=50, accumulation_steps=(4, 7),
     split=Split.ragged, precision=Precision.float16, faults=WRONG,
 )  # fmt: skip
 

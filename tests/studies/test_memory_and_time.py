@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from accumulation_harness import studies
-from accumulation_harness.config import Study, TrialConfig
+from accumulation_harness.config import TrialConfig
 
 
 def test_rows_of_the_study() -> None:
-    config = TrialConfig(study=Study.memory_and_time, accumulation_steps=(4,), effective_batch=16, steps=2)
+    config = TrialConfig(study="memory_and_time", accumulation_steps=(4,), effective_batch=16, steps=2)
     rows = studies.run(config, lambda step, rows: None)["measurements"]
     assert [row["micro_batch"] for row in rows] == [16, 4]
     assert rows[0]["activation_bytes"] == pytest.approx(4 * rows[1]["activation_bytes"], rel=0.02)

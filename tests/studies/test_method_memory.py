@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from accumulation_harness import studies
-from accumulation_harness.config import Study, TrialConfig
+from accumulation_harness.config import TrialConfig
+from accumulation_harness.experiments.contrastive.method_memory import of_sizes, peak
+from accumulation_harness.experiments.contrastive.retrieval import make_methods
 from accumulation_harness.measure.lock_step import Setting
-from accumulation_harness.studies.method_memory import of_sizes, peak
-from accumulation_harness.studies.retrieval import make_methods
 from tests.small_corpus import config, corpus
 
 __all__ = ["corpus"]
@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def trial(corpus: str) -> TrialConfig:
-    return config(corpus, study=Study.method_memory, methods=METHODS, steps=2, effective_batch=16, accumulation_steps=(8,))
+    return config(corpus, study="method_memory", methods=METHODS, steps=2, effective_batch=16, accumulation_steps=(8,))
 
 
 @pytest.fixture(scope="module")

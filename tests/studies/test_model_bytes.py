@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from accumulation_harness import studies
-from accumulation_harness.config import OptimizerConfig, OptimizerName, Precision, Study, TrialConfig
+from accumulation_harness.config import OptimizerConfig, OptimizerName, Precision, TrialConfig
 
 COPIES = {"sgd": 0, "momentum": 1, "nesterov": 1, "adam": 2, "adamw": 2}
 
@@ -12,7 +12,7 @@ COPIES = {"sgd": 0, "momentum": 1, "nesterov": 1, "adam": 2, "adamw": 2}
 @pytest.mark.parametrize("optimizer", COPIES)
 def test_bytes_are_the_parameters_times_their_copies(optimizer: str, precision: Precision) -> None:
     config = TrialConfig(
-        study=Study.model_bytes, optimizer=OptimizerConfig(name=OptimizerName(optimizer)), precision=precision,
+        study="model_bytes", optimizer=OptimizerConfig(name=OptimizerName(optimizer)), precision=precision,
         effective_batch=24, accumulation_steps=(3, 24),
     )  # fmt: skip
     *rows, cast = studies.run(config, lambda step, rows: None)["measurements"]

@@ -16,19 +16,18 @@ from accumulation_harness.config import (
     OptimizerConfig,
     OptimizerName,
     Precision,
-    Study,
     TrialConfig,
     WorkloadConfig,
 )
+from accumulation_harness.experiments.muon import muon
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.recipes import muon as recipes
 from accumulation_harness.recipes.recipe import take_step
-from accumulation_harness.studies import muon
 from accumulation_harness.trial import accumulated, full_batch
 from accumulation_harness.validation import validate
 
 CONFIG = TrialConfig(
-    study=Study.muon, precision=Precision.float64, effective_batch=32, accumulation_steps=(4,), steps=2, permutations=30,
+    study="muon", precision=Precision.float64, effective_batch=32, accumulation_steps=(4,), steps=2, permutations=30,
     workload=WorkloadConfig(model=Model.mlp, width=1), data=DataConfig(last_window=LastWindow.drop),
     optimizer=OptimizerConfig(name=OptimizerName.custom, target=recipes.TARGET, lr=0.02),
 )  # fmt: skip
@@ -94,4 +93,4 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
 def test_another_optimizer_is_refused() -> None:
     validate(CONFIG)
     with pytest.raises(ConfigError, match=r"optimizer.label=sgd: expected target=accumulation_harness.recipes.muon:MuonAndAdam"):
-        validate(TrialConfig(study=Study.muon))
+        validate(TrialConfig(study="muon"))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from accumulation_harness import studies
-from accumulation_harness.config import ConfigError, Contrast, Data, Model, Precision, Study, TrialConfig, WorkloadConfig
+from accumulation_harness.config import ConfigError, Contrast, Data, Model, Precision, TrialConfig, WorkloadConfig
 from tests.small_corpus import config, corpus
 
 __all__ = ["corpus"]
@@ -27,7 +27,7 @@ def rows(trial: TrialConfig) -> dict[tuple[str, int], studies.Row]:
 @pytest.mark.parametrize("contrast", Contrast)
 def test_each_method_beside_the_full_batch_and_its_oracle(contrast: Contrast, corpus: str) -> None:
     trial = config(
-        corpus, contrast=contrast, study=Study.negatives, precision=Precision.float64, methods=METHODS, steps=3, probe_every=2
+        corpus, contrast=contrast, study="negatives", precision=Precision.float64, methods=METHODS, steps=3, probe_every=2
     )
     found = rows(trial)
     assert {step for _, step in found} == {0, 2}
@@ -46,14 +46,12 @@ def test_each_method_beside_the_full_batch_and_its_oracle(contrast: Contrast, co
 
 def test_with_dropout_the_masks_belong_to_samples(corpus: str) -> None:
     methods = ("grad_cache", "grad_cache_other_draws")
-    found = rows(config(corpus, dropout=0.2, study=Study.negatives, precision=Precision.float64, methods=methods, steps=1))
+    found = rows(config(corpus, dropout=0.2, study="negatives", precision=Precision.float64, methods=methods, steps=1))
     right, wrong = (found[name, 0] for name in methods)
     assert right["gradient_error"] <= EXACT and wrong["gradient_error"] > APART and "oracle_error" not in right
 
 
 def test_other_data_are_refused() -> None:
-    trial = TrialConfig(
-        study=Study.negatives, precision=Precision.float64, workload=WorkloadConfig(data=Data.pairs, model=Model.mlp)
-    )
+    trial = TrialConfig(study="negatives", precision=Precision.float64, workload=WorkloadConfig(data=Data.pairs, model=Model.mlp))
     with pytest.raises(ConfigError, match=r"workload\.data=pairs: expected docstrings"):
         rows(trial)

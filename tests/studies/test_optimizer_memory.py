@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from accumulation_harness.config import OptimizerConfig, OptimizerName, Precision, TrialConfig
-from accumulation_harness.studies import optimizer_memory
+from accumulation_harness.experiments.momentum import optimizer_memory
 
 BETAS = {"momentum_buffer": 0.8, "exp_avg": 0.7, "exp_avg_sq": 0.9}
 

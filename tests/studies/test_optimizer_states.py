@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from accumulation_harness import studies
-from accumulation_harness.config import OUR_OPTIMIZERS, Norm, OptimizerConfig, OptimizerName, Precision, Split, Study, TrialConfig
+from accumulation_harness.config import OUR_OPTIMIZERS, Norm, OptimizerConfig, OptimizerName, Precision, Split, TrialConfig
+from accumulation_harness.experiments.momentum import optimizer_states
+from accumulation_harness.experiments.momentum.optimizer_states import InOrder, same_memory
 from accumulation_harness.recipes.micro_batch import Even, Ragged
-from accumulation_harness.studies import optimizer_states
-from accumulation_harness.studies.optimizer_states import InOrder, same_memory
 from accumulation_harness.workloads import Batch
 from tests.reference import sgd
 
@@ -130,7 +130,7 @@ def test_errors_are_the_largest_so_far(toy_setting) -> None:
 def test_batch_norm_couples_buffers_and_not_gradients() -> None:
     """On the digits: the toy has no normalisation."""
     record = studies.run(
-        config(study=Study.optimizer_states, norm=Norm.batch, effective_batch=32, accumulation_steps=(4,), steps=3),
+        config(study="optimizer_states", norm=Norm.batch, effective_batch=32, accumulation_steps=(4,), steps=3),
         lambda step, rows: None,
     )
     row = next(row for row in record["measurements"] if row["arm"] == "reordered" and row["after_steps"] == 3)

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from accumulation_harness import studies
-from accumulation_harness.config import ConfigError, Model, Split, Study, TrialConfig, WorkloadConfig
-from accumulation_harness.studies.randomness import distribution, draw_distances
+from accumulation_harness.config import ConfigError, Model, Split, TrialConfig, WorkloadConfig
+from accumulation_harness.experiments.randomness.randomness import distribution, draw_distances
 
 CONFIG = TrialConfig(
-    study=Study.randomness, workload=WorkloadConfig(model=Model.mlp, width=1, dropout=0.5), effective_batch=22,
+    study="randomness", workload=WorkloadConfig(model=Model.mlp, width=1, dropout=0.5), effective_batch=22,
     accumulation_steps=(5,), split=Split.ragged, permutations=40,
 )  # fmt: skip
 

@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 
 from accumulation_harness import studies
-from accumulation_harness.config import ConfigError, Norm, OptimizerConfig, Precision, Study, TrialConfig
+from accumulation_harness.config import ConfigError, Norm, OptimizerConfig, Precision, TrialConfig
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.recipes.determinism import choose_device
 from accumulation_harness.recipes.micro_batch import windows
 from accumulation_harness.recipes.remedies import REMEDIES
 
 CONFIG = TrialConfig(
-    study=Study.remedies, norm=Norm.batch, precision=Precision.float64, effective_batch=24, accumulation_steps=(6,), steps=5,
+    study="remedies", norm=Norm.batch, precision=Precision.float64, effective_batch=24, accumulation_steps=(6,), steps=5,
     optimizer=OptimizerConfig(lr=0.05), seed=4,
 )  # fmt: skip
 SAME = 1e-9  # relative, after five float64 steps

@@ -6,16 +6,16 @@ import pytest
 
 from accumulation_harness import studies
 from accumulation_harness.analysis import load, report
-from accumulation_harness.config import ConfigError, Data, Device, Model, Split, Study, TrialConfig, WorkloadConfig, to_dict
-from accumulation_harness.experiments.replicas import CLAIMS
+from accumulation_harness.config import ConfigError, Data, Device, Model, Split, TrialConfig, WorkloadConfig, to_dict
+from accumulation_harness.experiments.replicas import replicas
+from accumulation_harness.experiments.replicas.answers import CLAIMS
 from accumulation_harness.identity import identity
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.recipes.determinism import choose_device
 from accumulation_harness.results.store import Store
-from accumulation_harness.studies import replicas
 
 MLP = WorkloadConfig(data=Data.digits, model=Model.mlp)
-SIZES = {"experiment": "replicas", "study": Study.replicas, "workload": MLP, "device": Device.cpu, "effective_batch": 26}
+SIZES = {"experiment": "replicas", "study": "replicas", "workload": MLP, "device": Device.cpu, "effective_batch": 26}
 
 
 def config(split: Split) -> TrialConfig:

@@ -20,19 +20,18 @@ from accumulation_harness.config import (
     OptimizerConfig,
     OptimizerName,
     ScheduleConfig,
-    Study,
     TrialConfig,
     WorkloadConfig,
 )
+from accumulation_harness.experiments.rescaling import rescaling
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.recipes.recipe import make_optimizer, make_schedule
 from accumulation_harness.recipes.rescaling import Rescaling, exact_weight_decay, rescaled
-from accumulation_harness.studies import rescaling
 from accumulation_harness.validation import validate
 
 K, LARGE_STEPS = 4, 10
 CONFIG = TrialConfig(
-    study=Study.rescaling, effective_batch=32, accumulation_steps=(K,), steps=16, ema_decay=0.9,
+    study="rescaling", effective_batch=32, accumulation_steps=(K,), steps=16, ema_decay=0.9,
     workload=WorkloadConfig(model=Model.mlp, width=1), data=DataConfig(last_window=LastWindow.drop),
     schedule=ScheduleConfig(warmup_steps=7),
     optimizer=OptimizerConfig(name=OptimizerName.adamw, lr=0.01, beta2=0.99, weight_decay=0.1),

@@ -5,18 +5,10 @@ import dataclasses
 import pytest
 
 from accumulation_harness import studies
-from accumulation_harness.config import (
-    OptimizerConfig,
-    OptimizerName,
-    Precision,
-    ScheduleConfig,
-    ScheduleName,
-    Study,
-    TrialConfig,
-)
+from accumulation_harness.config import OptimizerConfig, OptimizerName, Precision, ScheduleConfig, ScheduleName, TrialConfig
 
 CONFIG = TrialConfig(
-    study=Study.resumption, effective_batch=24, accumulation_steps=(4,), steps=5, seed=1,
+    study="resumption", effective_batch=24, accumulation_steps=(4,), steps=5, seed=1,
     schedule=ScheduleConfig(name=ScheduleName.cosine),
 )  # fmt: skip
 

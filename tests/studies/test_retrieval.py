@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from accumulation_harness import studies
-from accumulation_harness.config import Study, TrialConfig
+from accumulation_harness.config import TrialConfig
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.recipes.micro_batch import windows
 from accumulation_harness.results.arm_name import ArmName
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def trial(corpus: str) -> TrialConfig:
-    return config(corpus, study=Study.retrieval, methods=METHODS, steps=8, probe_every=4)
+    return config(corpus, study="retrieval", methods=METHODS, steps=8, probe_every=4)
 
 
 @pytest.fixture(scope="module")

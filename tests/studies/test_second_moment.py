@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from accumulation_harness import studies
-from accumulation_harness.config import OptimizerConfig, OptimizerName, Precision, Study, TrialConfig
+from accumulation_harness.config import OptimizerConfig, OptimizerName, Precision, TrialConfig
+from accumulation_harness.experiments.adam import second_moment
+from accumulation_harness.experiments.adam.second_moment import Noise, exact_noise, square_per_micro_batch
+from accumulation_harness.experiments.gradient_noise import gradient_noise
 from accumulation_harness.recipes.recipe import take_step
-from accumulation_harness.studies import gradient_noise, second_moment
-from accumulation_harness.studies.second_moment import Noise, exact_noise, square_per_micro_batch
 from accumulation_harness.trial import accumulated, full_batch
 from tests.reference import softmax_regression_gradients
 
@@ -84,7 +85,7 @@ def test_ratio_on_the_digits_comes_near_the_formula(monkeypatch) -> None:
     """A short run: 8 % where the full one has 5 %; half the batch in the formula would be off by a third."""
     monkeypatch.setattr(second_moment, "WINDOWS", 300)
     config = TrialConfig(
-        study=Study.second_moment,
+        study="second_moment",
         optimizer=OptimizerConfig(name=OptimizerName.adam, lr=0.003),
         precision=Precision.float64,
         effective_batch=32,

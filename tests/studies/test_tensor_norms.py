@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 
 from accumulation_harness import studies
-from accumulation_harness.config import Norm, Study, TrialConfig
+from accumulation_harness.config import Norm, TrialConfig
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.recipes.determinism import choose_device
 from accumulation_harness.recipes.micro_batch import windows
 
-CONFIG = TrialConfig(study=Study.tensor_norms, effective_batch=24, accumulation_steps=(3, 12), steps=3, probe_every=2, seed=6)
+CONFIG = TrialConfig(study="tensor_norms", effective_batch=24, accumulation_steps=(3, 12), steps=3, probe_every=2, seed=6)
 
 
 def measure(config: TrialConfig) -> list[studies.Row]:

@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 
 from accumulation_harness import studies
-from accumulation_harness.config import LastWindow, OptimizerConfig, OptimizerName, Study, TrialConfig
+from accumulation_harness.config import LastWindow, OptimizerConfig, OptimizerName, TrialConfig
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.recipes.determinism import choose_device
 from accumulation_harness.recipes.micro_batch import windows
 
 CONFIG = TrialConfig(
-    study=Study.update_size, effective_batch=120, accumulation_steps=(2, 12), steps=2, seed=5,
+    study="update_size", effective_batch=120, accumulation_steps=(2, 12), steps=2, seed=5,
     optimizer=OptimizerConfig(name=OptimizerName.sgd, lr=0.03),
 )  # fmt: skip
 

@@ -6,7 +6,7 @@ import math
 import random
 from typing import Any
 
-from accumulation_harness.config import TUNING_SEEDS, HarnessConfig, Study, to_dict
+from accumulation_harness.config import TUNING_SEEDS, HarnessConfig, to_dict
 from accumulation_harness.identity import identity
 from accumulation_harness.results.arm_name import ArmName
 from accumulation_harness.results.store import Store
@@ -14,10 +14,10 @@ from accumulation_harness.results.store import Store
 BEST = {"full": 0.1, "small_batch": 0.4, "small": 0.4, "large": 0.1, "large_then_small": 0.2, "small_then_large": 0.1}
 CURVES = ("samples", "optimizer_steps", "seconds", "probe_loss", "validation_loss")
 ARMS = {
-    Study.learning_curves: ("full", "accumulated", "permuted", "small_batch"),
-    Study.batch_order: ("large", "small", "large_then_small", "small_then_large"),
-    Study.critical_batch: ("branch",),
-    Study.retrieval: ("full", "small", "grad_cache"),
+    "learning_curves": ("full", "accumulated", "permuted", "small_batch"),
+    "batch_order": ("large", "small", "large_then_small", "small_then_large"),
+    "critical_batch": ("branch",),
+    "retrieval": ("full", "small", "grad_cache"),
 }
 
 
@@ -41,13 +41,13 @@ def _rows(config: HarnessConfig, name: str) -> list[dict[str, Any]]:
     row = {"arm": name, "accumulation_steps": 1 if name == "full" else 4, "micro_batch": 8, "samples": 64,
            "validation_loss": loss, "test_loss": loss, "switch_loss": 1.0, "reciprocal_rank": 1 / (1 + loss),
            "test_accuracy": 0.5, "gap": 0.0, "seconds": 0.1, "rate": lr, "step_samples": 8}  # fmt: skip
-    if config.study == Study.learning_curves:
+    if config.study == "learning_curves":
         row |= {
             f"curve_{what}": [2.0, loss] for what in ("samples", "optimizer_steps", "seconds", "probe_loss", "validation_loss")
         }
-    if config.study == Study.critical_batch and config.seed >= TUNING_SEEDS:
+    if config.study == "critical_batch" and config.seed >= TUNING_SEEDS:
         return [{"arm": "trunk", "accumulation_steps": 4, "trunk_end": loss}]
-    if config.study == Study.critical_batch:
+    if config.study == "critical_batch":
         return [row | {"point": p, "batch": b, "branch_samples": 8, "start_loss": 2.0, "trunk_end": loss,
                        "validation_loss": loss * (1 + b / 100)} for p in range(4) for b in (8, 32)]  # fmt: skip
     return [row]

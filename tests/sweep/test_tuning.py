@@ -9,24 +9,28 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from accumulation_harness.analysis import contrastive, convergence, load
-from accumulation_harness.config import HarnessConfig, OptimizerConfig, Study, TrackingConfig, TrackingMode
-from accumulation_harness.experiments import batch_order, critical_batch
+from accumulation_harness.analysis import load
+from accumulation_harness.config import HarnessConfig, OptimizerConfig, TrackingConfig, TrackingMode
+from accumulation_harness.experiments.batch_order import answers as batch_order
+from accumulation_harness.experiments.contrastive import sections as contrastive
+from accumulation_harness.experiments.convergence import trainings as convergence
+from accumulation_harness.experiments.critical_batch import answers as critical_batch
+from accumulation_harness.questions import studies
 from accumulation_harness.results.store import Store
 from accumulation_harness.sweep import experiment, tuning
 from tests.sweep.rated_trials import rated_trial
 
 RATES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 JUDGING, TUNING = (0, 1, 2), (100, 101)
-LOOKED_AT: dict[Study, Callable[[load.Results], pd.DataFrame]] = {  # what the page makes of the trials
-    Study.learning_curves: lambda results: convergence.judged(convergence.trainings(results)),
-    Study.batch_order: batch_order.judged,
-    Study.critical_batch: critical_batch.critical_batches,
-    Study.retrieval: lambda results: contrastive.decided(results.study("retrieval")),
+LOOKED_AT: dict[str, Callable[[load.Results], pd.DataFrame]] = {  # what the page makes of the trials
+    "learning_curves": lambda results: convergence.judged(convergence.trainings(results)),
+    "batch_order": batch_order.judged,
+    "critical_batch": critical_batch.critical_batches,
+    "retrieval": lambda results: contrastive.decided(results.study("retrieval")),
 }
 
 
-def configs(results: Path, study: Study, seeds: tuple[int, ...] = (*JUDGING, *TUNING)) -> list[HarnessConfig]:
+def configs(results: Path, study: str, seeds: tuple[int, ...] = (*JUDGING, *TUNING)) -> list[HarnessConfig]:
     """Judging seeds first, as a careless grid has them."""
     return [
         HarnessConfig(
@@ -44,7 +48,7 @@ def finished(results: Path) -> set[tuple[int, float]]:
 
 
 @pytest.mark.parametrize("study", LOOKED_AT)
-def test_the_page_sees_what_it_would_see_of_all_trials(study: Study, tmp_path: Path) -> None:
+def test_the_page_sees_what_it_would_see_of_all_trials(study: str, tmp_path: Path) -> None:
     outcome = experiment.run_many(configs(tmp_path / "tuned", study), rated_trial)
     for config in configs(tmp_path / "whole", study):
         rated_trial(config)
@@ -55,11 +59,11 @@ def test_the_page_sees_what_it_would_see_of_all_trials(study: Study, tmp_path: P
     pd.testing.assert_frame_equal(seen.sort_values(order, ignore_index=True)[list(expected)], expected)
     trained, every = (len(load.read(tmp_path / name).measurements) for name in ("tuned", "whole"))
     assert outcome.failures == () and trained < every * 3 / 4
-    assert set(tuning.LOSSES) == set(LOOKED_AT)
+    assert {name for name, study in studies().items() if study.loss} == set(LOOKED_AT)
 
 
 def test_the_same_command_resumes_and_says_how_many_trials_it_spared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    every = configs(tmp_path, Study.learning_curves)
+    every = configs(tmp_path, "learning_curves")
     first = experiment.run_many(every, rated_trial)
     chosen = {0.1, 0.4}
     assert finished(tmp_path) == {(s, lr) for s in TUNING for lr in RATES} | {(s, lr) for s in JUDGING for lr in chosen}
@@ -69,7 +73,7 @@ def test_the_same_command_resumes_and_says_how_many_trials_it_spared(tmp_path: P
 
 
 def test_an_arm_is_judged_at_its_own_rate_alone_and_what_is_stored_is_not_trained_again(tmp_path: Path) -> None:
-    every = configs(tmp_path, Study.learning_curves)
+    every = configs(tmp_path, "learning_curves")
     whole = next(config for config in every if (config.seed, config.optimizer.lr) == (1, 0.4))
     rated_trial(whole)
     experiment.run_many(every, rated_trial)
@@ -85,7 +89,7 @@ def test_an_arm_of_two_grids_that_differ_in_other_methods_is_judged_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     early, late = (
-        [dataclasses.replace(config, methods=(method,)) for config in configs(tmp_path, Study.retrieval)]
+        [dataclasses.replace(config, methods=(method,)) for config in configs(tmp_path, "retrieval")]
         for method in ("dual_bank@8", "dual_bank@8+5")
     )
     experiment.run_many([*early, *late], rated_trial)
@@ -97,7 +101,7 @@ def test_an_arm_of_two_grids_that_differ_in_other_methods_is_judged_once(
 
 
 def test_an_arm_that_is_stored_twice_is_seen_once(tmp_path: Path) -> None:
-    every = configs(tmp_path, Study.learning_curves)
+    every = configs(tmp_path, "learning_curves")
     experiment.run_many(every, rated_trial)
     before = convergence.judged(convergence.trainings(load.read(tmp_path)))
     for config in every:
@@ -108,7 +112,7 @@ def test_an_arm_that_is_stored_twice_is_seen_once(tmp_path: Path) -> None:
 
 
 def test_nothing_waits_where_nothing_chooses(tmp_path: Path) -> None:
-    def split(*seeds: int, study: Study = Study.learning_curves, rates: int = len(RATES)) -> list[int]:
+    def split(*seeds: int, study: str = "learning_curves", rates: int = len(RATES)) -> list[int]:
         given = [config for config in configs(tmp_path, study, seeds) if config.optimizer.lr in RATES[:rates]]
         first, groups = tuning.split(experiment._distinct(given))
         return [len(first), sum(len(group.judging) for group in groups)]
@@ -117,11 +121,11 @@ def test_nothing_waits_where_nothing_chooses(tmp_path: Path) -> None:
     assert split(0, 1) == [12, 0]
     assert split(100, 101) == [12, 0]
     assert split(0, 100, rates=1) == [2, 0]
-    assert split(0, 100, study=Study.gradient_noise) == [12, 0]
+    assert split(0, 100, study="gradient_noise") == [12, 0]
 
 
 def test_every_rate_is_judged_where_a_tuning_trial_did_not_finish(tmp_path: Path) -> None:
-    cells = experiment._distinct(configs(tmp_path, Study.batch_order))
+    cells = experiment._distinct(configs(tmp_path, "batch_order"))
     for cell in cells:
         if cell.config.seed in TUNING:
             rated_trial(cell.config)
@@ -137,7 +141,7 @@ def test_every_rate_is_judged_where_a_tuning_trial_did_not_finish(tmp_path: Path
 
 
 def test_what_has_nothing_to_choose_is_run_once_beside_what_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tuned = configs(tmp_path, Study.learning_curves)
+    tuned = configs(tmp_path, "learning_curves")
     single = [dataclasses.replace(config, accumulation_steps=(8,)) for config in tuned if config.optimizer.lr == RATES[0]]
     outcome = experiment.run_many([*tuned, *single], rated_trial)
     assert "6 trials judge" in capsys.readouterr().out

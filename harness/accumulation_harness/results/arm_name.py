@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from typing_extensions import Self
 
@@ -44,6 +46,15 @@ class ArmName:
     def columns(self) -> dict[str, str | int]:
         """What identifies the arm in a step row."""
         return {"arm": self.name, "accumulation_steps": self.accumulation_steps, "replicate": self.replicate}
+
+
+def arm_of(row: Mapping[str, Any]) -> ArmName:
+    """The arm that a row of measurements is about.
+
+    >>> str(arm_of({"arm": "accumulated", "accumulation_steps": 4}))
+    'accumulated-4'
+    """
+    return ArmName(row["arm"], row["accumulation_steps"])
 
 
 ULP = str(ArmName("ulp"))  # a full batch that starts from weights moved by one ulp

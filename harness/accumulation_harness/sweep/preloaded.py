@@ -20,7 +20,7 @@ MODULES = (
     "wandb.sdk.launch.inputs.internal",
     "requests",
     "pyarrow.parquet",
-    "accumulation_harness.studies.verdicts",
+    "accumulation_harness.studies",
     "accumulation_harness.results.tracking",
 )
 

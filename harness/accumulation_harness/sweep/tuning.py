@@ -9,36 +9,15 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
-from accumulation_harness.config import ARM_BY_ARM, TUNING_SEEDS, Study
+from accumulation_harness.config import TUNING_SEEDS
 from accumulation_harness.identity import identity
-from accumulation_harness.results.arm_name import ACCUMULATED, PERMUTED, ArmName
+from accumulation_harness.questions import studies
+from accumulation_harness.results.arm_name import ArmName
 from accumulation_harness.results.record import read_trial
 from accumulation_harness.sweep.child import Cell
-
-Row = Mapping[str, Any]
-
-
-def _of_learning_curves(row: Row) -> tuple[ArmName, float] | None:
-    """Arms that compute what the full batch does have its rate, and choose none."""
-    if row["arm"] in (ACCUMULATED, PERMUTED):
-        return None
-    return _arm(row), row["curve_validation_loss"][-1]
-
-
-def _arm(row: Row) -> ArmName:
-    return ArmName(row["arm"], row["accumulation_steps"])
-
-
-# Of a row of measurements: which arm chooses by it, and the loss, of which the lowest is the best.
-LOSSES: Mapping[str, Callable[[Row], tuple[ArmName, float] | None]] = {
-    Study.learning_curves: _of_learning_curves,
-    Study.batch_order: lambda row: (_arm(row), row["validation_loss"]),
-    Study.critical_batch: lambda row: (ArmName("trunk"), row["trunk_end"]),
-    Study.retrieval: lambda row: (_arm(row), -row["reciprocal_rank"]),
-}
 
 
 class Group(NamedTuple):
@@ -74,7 +53,7 @@ def split(cells: Sequence[Cell]) -> tuple[list[Cell], list[Group]]:
 
 def _arm_by_arm(cell: Cell, arms: Sequence[ArmName]) -> list[Cell]:
     """A cell for each arm; one of all where the study has no arms to train alone, or where that is stored already."""
-    if not arms or cell.config.study not in ARM_BY_ARM or cell.is_finished():
+    if not arms or not studies()[cell.config.study].arm_by_arm or cell.is_finished():
         return [cell] if arms else []
     configs = [
         dataclasses.replace(cell.config, trained_arm=str(arm), methods=tuple(n for n in cell.config.methods if n == arm.name))
@@ -87,8 +66,10 @@ def best_rates(tuning: Sequence[Cell]) -> dict[ArmName, float]:
     """The rate with the lowest mean loss of each arm of these finished trials; a loss that is no number is the worst."""
     losses: dict[ArmName, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for cell in tuning:
+        loss_of = studies()[cell.config.study].loss
+        assert loss_of is not None
         for row in read_trial(cell.folder).record["measurements"]:
-            if (found := LOSSES[cell.config.study](row)) is not None:
+            if (found := loss_of(row)) is not None:
                 arm, loss = found
                 losses[arm][_rate(cell)].append(math.inf if loss is None or math.isnan(loss) else loss)
     return {arm: min(rates, key=lambda lr: math.fsum(rates[lr]) / len(rates[lr])) for arm, rates in losses.items()}
@@ -97,7 +78,7 @@ def best_rates(tuning: Sequence[Cell]) -> dict[ArmName, float]:
 def _groups(cells: Iterable[Cell]) -> list[Group]:
     groups: dict[str, Group] = defaultdict(lambda: Group([], []))
     for cell in cells:
-        if cell.config.study in LOSSES:
+        if studies()[cell.config.study].loss is not None:
             trial = cell.config.trial
             alike = dataclasses.replace(trial, seed=0, optimizer=dataclasses.replace(trial.optimizer, lr=0.0))
             group = groups[f"{cell.store.root} {identity(alike)}"]

@@ -1,0 +1,21 @@
+"""Is Adam's state that of the full batch? And what does Adam make of a gradient that is N times too large?"""
+
+from __future__ import annotations
+
+from accumulation_harness.config import OptimizerName
+from accumulation_harness.questions import EQUAL_SPLIT, OWN_GRADIENTS, Need, Question, Study
+
+QUESTION = Question(
+    place=80,
+    core=True,
+    studies={
+        "adam_scale": Study(),
+        "second_moment": Study(
+            needs=(
+                *OWN_GRADIENTS,
+                EQUAL_SPLIT,
+                Need("optimizer.name", lambda c: c.optimizer.name in (OptimizerName.adam, OptimizerName.adamw), "adam or adamw"),
+            )
+        ),
+    },
+)

@@ -1,0 +1,180 @@
+"""May the number of micro-batches change from window to window, and does accumulation change the balance between tensors?"""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+
+from accumulation_harness.analysis.content import Picture, Section, Table, Text, number, share
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from accumulation_harness.experiments.order_of_operations import figures as order_figures
+from accumulation_harness.judge.gates import ALGEBRA_GATE, TRAJECTORY_GATE
+from accumulation_harness.judge.statistics import equivalence_p, mean_interval
+
+ANOTHER = 1e-3  # relative difference of weights that makes another training: seven decades above rounding in float64
+EQUAL = 0.02  # of the logarithm of a ratio of norms
+LEAST_SEEDS = 5
+ZERO = 1e-9  # of the largest gradient norm. Below, the true gradient is zero, as of a bias before BatchNorm, and has no ratio
+ARMS = {
+    "constant_batch": "N varies, N·b = B, divided by the window",
+    "constant_divisor": "N varies, N·b = B, mean losses divided by a constant N",
+    "varying_batch": "N varies at constant b, so B varies",
+    "varying_batch_scaled_rate": "the same, learning rate in proportion to B",
+}
+
+
+def adapted(results: Results) -> ClaimResult:
+    """A18: tests whether a changing N is equivalent at constant B, and another training where B changes."""
+    rows = results.study("adaptive_windows")
+    if rows.empty or rows["distinct_n"].min() < 2:
+        return undecided("It takes windows of several N.", len(rows))
+    same = rows[rows["arm"] == "constant_batch"]
+    other = rows[rows["arm"].str.startswith("varying_batch")]
+    exact = (same["gradient_error"] <= ALGEBRA_GATE) & (same["distance"] <= TRAJECTORY_GATE)
+    parted = other["distance"] > ANOTHER
+    return ClaimResult(
+        verdict=Ruling.refuted if not exact.all() else Ruling.conditional if parted.all() else Ruling.confirmed,
+        condition="at constant N·b" if exact.all() and parted.all() else "",
+        measured=float(same["distance"].max()),
+        threshold=f"≤ {TRAJECTORY_GATE:.0e} at constant B, > {ANOTHER:g} at varying B",
+        n=len(same) + len(other),
+        explanation=f"At constant B the trainings with changing N end where the full batch's does "
+        f"({share(int(exact.sum()), len(same))}, "
+        f"within {number(float(same['distance'].max()))}); where B changes they end elsewhere "
+        f"({share(int(parted.sum()), len(other))}, "
+        f"off by {number(float(other['distance'].min()))} to {number(float(other['distance'].max()))} of the way), also with a "
+        "learning rate in proportion to B.",
+    )
+
+
+def balance(rows: pd.DataFrame) -> pd.DataFrame:
+    """Per trial, N and step: the largest deviation of a tensor's norm from the full batch's, and the imbalance of both.
+
+    `imbalance` is the largest norm over the smallest, of the tensors whose gradient is not zero.
+    """
+    keys = ["trial", "norm", "accumulation_steps", "step"]
+    largest = rows.groupby(keys)["full_norm"].transform("max")
+    alive = rows[rows["full_norm"] > ZERO * largest]
+    alive = alive.assign(off=(alive["accumulated_norm"] / alive["full_norm"] - 1).abs())
+    groups = alive.groupby(keys)
+    spread = groups[["full_norm", "accumulated_norm"]].max() / groups[["full_norm", "accumulated_norm"]].min()
+    table = pd.DataFrame({"off": groups["off"].max(), "aggravation": spread["accumulated_norm"] / spread["full_norm"] - 1})
+    return table.reset_index()
+
+
+def between_towers(rows: pd.DataFrame) -> pd.Series[float]:
+    """How much more unequal the two towers' gradient norms are under accumulation: mean change of |log ratio|, by trial."""
+    towers = rows.assign(tower=rows["tensor"].str.partition(".")[0])
+    squares = towers.assign(full=towers["full_norm"] ** 2, own=towers["accumulated_norm"] ** 2)
+    norms = squares.groupby(["trial", "accumulation_steps", "step", "tower"])[["full", "own"]].sum().unstack("tower")
+    ratios = pd.DataFrame({name: norms[name, "left"] / norms[name, "right"] for name in ("full", "own")})
+    logs = ratios.map(math.log).abs() / 2
+    change: pd.Series[float] = (logs["own"] - logs["full"]).groupby("trial").mean()
+    return change
+
+
+def imbalance(results: Results) -> ClaimResult:
+    """A17: compares the gradient norms of two towers under a contrastive loss, and of tensors under losses of single samples."""
+    rows = results.study("tensor_norms", ("workload",))
+    pairs = rows[rows["workload"] == "pairs"]
+    table = balance(rows[rows["workload"] != "pairs"]) if len(rows) else pd.DataFrame({"norm": []})
+    free, bound = table[table["norm"] != "batch"], table[table["norm"] == "batch"]
+    if free.empty or bound.empty or pairs["trial"].nunique() < LEAST_SEEDS:
+        return undecided(f"It takes gradients with and without BatchNorm, and {LEAST_SEEDS} trials with two towers.", len(table))
+    if not (bound["off"] > ANOTHER).all():
+        return undecided("BatchNorm's tensors have to differ, or the comparison could not have failed.", len(table))
+    same = free["off"] <= ALGEBRA_GATE
+    towers = between_towers(pairs).tolist()
+    change = mean_interval(towers)
+    worse = change.low > 0
+    kept = change.high <= 0 or equivalence_p(towers, EQUAL) < 0.05
+    if not same.all():
+        verdict = Ruling.confirmed if (free["aggravation"] > ANOTHER).all() and worse else Ruling.undecided
+    else:
+        verdict = Ruling.conditional if worse else Ruling.refuted if kept else Ruling.undecided
+    return ClaimResult(
+        verdict=verdict,
+        condition="under a contrastive loss, whose negatives accumulation takes away" if verdict == Ruling.conditional else "",
+        measured=change.estimate,
+        threshold=f"change of |log(left / right)| of the towers' norms: above 0 (95%); 0 or within ±{EQUAL:g} refutes",
+        n=len(towers),
+        explanation="S4 speaks of query and passage encoders. Two towers under InfoNCE: the log ratio of their gradient norms "
+        f"is {number(change.estimate)} larger under accumulation ({number(change.low)} to {number(change.high)}, means of "
+        f"{len(towers)} trials). Losses of single samples: every tensor has the full batch's norm in "
+        f"{share(int(same.sum()), len(free))} windows, which follows from A1. Without a memory bank (F5c).",
+    )
+
+
+CLAIMS = (
+    Claim(
+        id="A17",
+        expects=Ruling.refuted,
+        rule="Of two towers under a contrastive loss, by trial: conditional on such a loss when the ratio of their gradient "
+        f"norms is farther from 1 under accumulation (95% interval), refuted when it is nearer or within {EQUAL:g} (TOST), "
+        "else undecided; where losses of single samples have every tensor's norm of the full batch, which the claim would need "
+        "to fail.",
+        decide=imbalance,
+    ),
+    Claim(
+        id="A18",
+        expects=Ruling.conditional,
+        rule="Conditional when changing N is equivalent at constant B, and ends elsewhere where B changes.",
+        decide=adapted,
+    ),
+)
+
+
+def ways_to_adapt(material: Material) -> Section | None:
+    """Gradient errors and final distances of each way to change N."""
+    rows = material.results.study("adaptive_windows")
+    if rows.empty:
+        return None
+    cells = []
+    for (arm, optimizer), own in rows.groupby(["arm", "optimizer"]):
+        spread = [f"{number(own[column].min())} to {number(own[column].max())}" for column in ("gradient_error", "distance")]
+        cells.append((ARMS[str(arm)], str(optimizer), str(len(own)), *spread))
+    head = ("windows", "optimizer", "n", "worst gradient error", "distance of the weights at the end")
+    caption = (
+        f"Float64, {rows['samples'].max()} samples in the same order, N drawn at every window. Gradient error: distance to the "
+        "mean over the arm's own window. Distance: to the weights trained at constant B, relative to how far these moved. With a "
+        "varying B the gradients are right, but those of other windows, which is another training."
+    )
+    return Section("N that changes from window to window", (Table(head, tuple(cells), caption),))
+
+
+def tensor_balance(material: Material) -> Section | None:
+    """Deviations of the tensors' gradient norms over N."""
+    rows = material.results.study("tensor_norms")
+    if rows.empty:
+        return None
+    rows = rows[rows["workload"] != "pairs"] if "workload" in rows else rows
+    table = balance(rows)
+    picture = Picture(
+        "tensor-norms",
+        order_figures.figure_tensor_norms(table),
+        "Largest deviation of a tensor's gradient norm from the full batch's over N, with BatchNorm and without.",
+        f"Each dot is a window: the largest relative deviation of a tensor's norm at the same weights, in float64; "
+        f"{rows['trial'].nunique()} trials, {rows['step'].nunique()} points along training. Dashed: the gate.",
+    )
+    text = (
+        "A sum of micro-batch gradients has the full batch's norm in every tensor, so accumulation cannot cause an imbalance "
+        "between layers. The effect of BatchNorm is due to its statistics. Losses over pairs within the batch have their "
+        "own row in the ledger (A17)."
+    )
+    return Section("The balance between tensors", (Text(text), picture))
+
+
+EXPERIMENT = Experiment(
+    name="adaptive_windows",
+    title="May N change during training?",
+    question="Is training the same when the number of micro-batches changes from window to window? And does accumulation make "
+    "the gradient norms of the layers more unequal?",
+    prediction="At constant N·b = B a changing N is equivalent; a changing B is another training, whether the learning rate is "
+    "scaled or not. The norm of every tensor's gradient is the full batch's, unless BatchNorm changes the function.",
+    rule=f"In float64, gradients have to agree within {ALGEBRA_GATE:.0e}, and the weights at the end within "
+    f"{TRAJECTORY_GATE:.0e} of how far they moved. What has to differ has to differ by more than {ANOTHER:g}.",
+    claims=CLAIMS,
+    sections=(ways_to_adapt, tensor_balance),
+)

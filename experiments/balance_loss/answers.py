@@ -1,0 +1,134 @@
+"""Is the balance loss of a mixture of experts, taken per micro-batch, that of the window, and what brings the window's back?"""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+
+from accumulation_harness.analysis.content import Picture, Section, Table, Text, number, share, yes_or_no
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.question import Experiment, Material
+from accumulation_harness.experiments.balance_loss.figures import LABELS, figure_balance
+from accumulation_harness.experiments.convergence.trainings import longest
+from accumulation_harness.experiments.momentum.states import interval
+from accumulation_harness.judge.gates import ALGEBRA_GATE
+
+APART = 1e-3  # relative error of the router's gradient that makes another loss: nine decades above the gate
+COLUMNS = ("trial", "workload", "steps", "seed", "arm", "accumulation_steps", "micro_batch", "loss", "window_loss", "covariance",
+           "gradient_error", "held_out_loss", "load_entropy", "class_entropy")  # fmt: skip
+
+
+def measured(results: Results) -> pd.DataFrame:
+    """The study's rows; `identity_error`: how far the difference of the losses per micro-batch is from the covariance."""
+    rows = longest(results.study("balance_loss", COLUMNS), ["workload"])
+    off = (rows["loss"] - rows["window_loss"] - rows["covariance"]).abs()
+    return rows.assign(identity_error=off.where(rows["arm"] == "per_micro_batch"))
+
+
+def finding(rows: pd.DataFrame) -> str:
+    """What the numbers say of the prediction, clause by clause."""
+    identity = float(rows["identity_error"].max())
+    own, passes = (rows.loc[rows["arm"] == arm, "gradient_error"] for arm in ("per_micro_batch", "two_passes"))
+    another = identity <= ALGEBRA_GATE and own.min() >= APART
+    exact = passes.max() <= ALGEBRA_GATE
+    nearer = _nearer(rows)
+    return (
+        f"Another loss per micro-batch: {yes_or_no(bool(another))} (formula to {number(identity)}, gradient off by "
+        f"{number(own.min())} to {number(own.max())}). "
+        f"Two passes exact: {yes_or_no(bool(exact))} (to {number(passes.max())}). "
+        f"Buffered counts nearer than none, in the median over seeds: {share(int(nearer.sum()), len(nearer))} tasks and N."
+    )
+
+
+def advice(rows: pd.DataFrame) -> str:
+    """What the numbers advise."""
+    exact = bool(rows.loc[rows["arm"] == "two_passes", "gradient_error"].max() <= ALGEBRA_GATE)
+    nearer = _nearer(rows)
+    passes = (
+        "route the whole window first, without gradients, and give every micro-batch the window's counts: it costs one forward "
+        "of the router and the layers below it, and the gradient is the large batch's."
+        if exact
+        else "two passes did not bring the large batch's gradient back here: look for what the second forward does otherwise."
+    )
+    told = {"nearer to it": nearer[nearer], "not nearer": nearer[~nearer]}
+    buffers = "; ".join(f"{word} {_where(own)}" for word, own in told.items() if len(own))
+    noise = "" if nearer.all() else " They are noisy for the first micro-batches, and these errors do not cancel."
+    return f"Advice: {passes} Counts that are buffered from the window's beginning are {buffers}.{noise}"
+
+
+def _nearer(rows: pd.DataFrame) -> pd.Series[bool]:
+    """By task and N: whether buffered counts have a smaller median error than none."""
+    middle = rows.groupby(["arm", "workload", "accumulation_steps"])["gradient_error"].median()
+    nearer: pd.Series[bool] = middle["buffered_counts"] < middle["per_micro_batch"]
+    return nearer
+
+
+def _where(chosen: pd.Series[bool]) -> str:
+    """Tasks with their N, in words."""
+    parts = (f"on {task} at N = {', '.join(str(num) for _, num in own.index)}" for task, own in chosen.groupby(level=0))
+    return " and ".join(parts)
+
+
+def losses(material: Material) -> Section | None:
+    """Gradient error over N, the formula, and the advice."""
+    rows = measured(material.results)
+    chosen = rows[rows["arm"].isin(LABELS)]
+    if chosen.empty:
+        return None
+    head = ("task", "way", "N", "b", "n", "loss less the window's", "by the formula", "router gradient off by")
+    cells = tuple(
+        (str(task), LABELS[str(arm)][0], str(num), f"{own['micro_batch'].iloc[0]:g}", str(len(own)),
+         interval(own["loss"] - own["window_loss"]), number(own["covariance"].mean()), _range(own["gradient_error"]))
+        for (task, arm, num), own in chosen.groupby(["workload", "arm", "accumulation_steps"])
+    )  # fmt: skip
+    picture = Picture(
+        "router-gradient",
+        figure_balance(chosen),
+        "Relative error of the router's gradient over N: two passes are exact, the others are not.",
+        "Gradient of the balance loss alone with respect to the router, against the window's, at the initial weights; all "
+        "seeds, and their median.",
+    )
+    text = Text(f"{finding(chosen)} {advice(chosen)}")
+    return Section("One window", (text, picture, Table(head, cells, "Means with 95% t intervals; medians (range).")))
+
+
+def _range(values: pd.Series[float]) -> str:
+    return f"{number(values.median())} ({number(values.min())} to {number(values.max())})"
+
+
+def trained(material: Material) -> Section | None:
+    """Where trainings with each end."""
+    rows = measured(material.results)
+    if rows.empty:
+        return None
+    full = rows[rows["arm"] == "full"].set_index("trial")
+    measures = ("held_out_loss", "load_entropy", "class_entropy")
+    head = ("task", "way", "N", "n", "held-out loss", "less the window's", "entropy of the load", "less",
+            "within a class", "less")  # fmt: skip
+    cells = []
+    for (task, arm, num), own in rows.groupby(["workload", "arm", "accumulation_steps"]):
+        differences = [own.set_index("trial")[name] - full[name].reindex(own["trial"]) for name in measures]
+        pairs = zip((number(own[name].mean()) for name in measures), map(interval, differences), strict=True)
+        way = LABELS.get(str(arm), ("window",))[0]
+        cells.append((str(task), way, str(num), str(len(own)), *(cell for pair in pairs for cell in pair)))
+    caption = (
+        "A router of 8 experts, linear classifiers of which one answers; SGD on cross-entropy and 0.1 times the balance "
+        f"loss. Entropies in nats, at most ln 8 = {math.log(8):.2f}. Means and paired 95% t intervals, not corrected; far "
+        "smaller than what the loss is for."
+    )
+    return Section("After a training", (Table(head, tuple(cells), caption),))
+
+
+EXPERIMENT = Experiment(
+    name="balance_loss",
+    title="Does the balance loss of a mixture of experts survive accumulation?",
+    question="Is the balance loss taken per micro-batch that of the window (arXiv 2501.11873), and do buffered counts or "
+    "two passes bring the window's back?",
+    prediction="Per micro-batch it is another loss, larger by E times the covariance of shares and probabilities, and more "
+    "so with N. Two passes are exact. Buffered counts are nearer to the window's than none.",
+    rule=f"Another loss: the formula holds to {ALGEBRA_GATE:.0e} and the router's gradient is off by {APART:g} or more in "
+    f"every trial. Exact: off by {ALGEBRA_GATE:.0e} or less in every trial. Nearer: a smaller median over seeds, on "
+    "each task and at each N.",
+    sections=(losses, trained),
+)

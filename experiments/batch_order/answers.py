@@ -1,0 +1,191 @@
+"""Do large batches pay early in a training and small ones late, or the reverse?"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+import pandas as pd
+
+from accumulation_harness.analysis.content import Picture, Section, Table, Text, number
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, over_settings, undecided
+from accumulation_harness.experiments.batch_order.figures import LABELS, figure_orders
+from accumulation_harness.experiments.convergence.trainings import (
+    DETECTABLE,
+    FEWEST_SEEDS,
+    FEWEST_SETTINGS,
+    LEVEL,
+    LONGEST,
+    at_tuned_rate,
+    longest,
+)
+from accumulation_harness.experiments.momentum.states import interval, power
+from accumulation_harness.judge import statistics
+
+MARGIN = 0.02  # nats of test loss that a benefit has to have
+SETTING = ["workload", "norm", "optimizer", "effective_batch", "accumulation_steps"]
+COLUMNS = ("trial", *SETTING, "steps", "arm", "lr", "seed", "micro_batch", "samples", "switch_loss", "validation_loss",
+           "test_loss")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Test loss of large-then-small less small-then-large, in one setting; below zero where the claim is right."""
+
+    setting: tuple[Hashable, ...]
+    differences: list[float]  # paired by seed
+    interior: bool  # whether both rates lie inside the grid
+
+    @property
+    def better_p(self) -> float:
+        """Two-sided paired t test."""
+        return statistics.t_test(self.differences)
+
+    @property
+    def excludes_benefit(self) -> bool:
+        """Whether the one-sided 95% interval excludes that large-then-small is better by the margin."""
+        return statistics.mean_interval(self.differences, level=1 - 2 * LEVEL).low > -MARGIN
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it may decide: enough judging seeds, and both rates inside the grid."""
+        return self.interior and len(self.differences) >= FEWEST_SEEDS
+
+    @property
+    def name(self) -> str:
+        """The setting in words."""
+        workload, norm, optimizer, batch, num = self.setting
+        return f"{workload} ({norm}), {optimizer}, batches of {batch} and {int(str(batch)) // int(str(num))}"
+
+
+def judged(results: Results) -> pd.DataFrame:
+    """The rows of the judging seeds, each order at the rate with its lowest validation loss over the tuning seeds."""
+    rows = longest(results.study("batch_order", COLUMNS), SETTING)
+    return at_tuned_rate(rows.drop_duplicates([*SETTING, "arm", "seed", "lr"]), [*SETTING, "arm"])  # alone, and beside the others
+
+
+def contrasts(rows: pd.DataFrame) -> list[Contrast]:
+    """One for every setting that has both orders."""
+    found = []
+    for key, own in rows.groupby(SETTING):
+        wide = own.pivot_table(index="seed", columns="arm", values="test_loss")
+        if {"large_then_small", "small_then_large"} <= set(wide):
+            differences = (wide["large_then_small"] - wide["small_then_large"]).dropna()
+            mixed = own[own["arm"].isin(["large_then_small", "small_then_large"])]
+            found.append(Contrast(key, differences.tolist(), bool(mixed["interior"].all())))
+    return found
+
+
+def decisive(found: list[Contrast]) -> list[Contrast]:
+    """Those that may decide; none where they are of one setting, which says nothing of another."""
+    usable = [one for one in found if one.is_usable]
+    return usable if len(usable) >= FEWEST_SETTINGS else []
+
+
+def early_large_late_small(results: Results) -> ClaimResult:
+    """C7: compares large-then-small with small-then-large at equal samples, at tuned rates, paired by seed."""
+    usable = decisive(contrasts(judged(results)))
+    if not usable:
+        return undecided(f"It takes two settings with {FEWEST_SEEDS} judging seeds, and rates of both orders inside the grid.", 0)
+    corrected = statistics.holm([one.better_p for one in usable])
+    better = [
+        p < LEVEL and statistics.mean_interval(one.differences).estimate < 0 for p, one in zip(corrected, usable, strict=True)
+    ]
+    without = [one.excludes_benefit for one in usable]
+    means = [statistics.mean_interval(one.differences).estimate for one in usable]
+    worst = max(zip(means, usable, strict=True), key=lambda pair: pair[0])
+    verdict = over_settings(better, without)
+    shown = "; ".join(f"{one.name}: {interval(pd.Series(one.differences))}, n = {len(one.differences)}" for one in usable)
+    return ClaimResult(
+        verdict=verdict,
+        condition="on " + "; ".join(one.name for b, one in zip(better, usable, strict=True) if b)
+        if verdict == Ruling.conditional
+        else "",
+        measured=worst[0],
+        threshold=f"test loss of large-then-small less small-then-large: below 0 by {MARGIN:g} nats or not",
+        n=sum(len(one.differences) for one in usable),
+        explanation=f"Test loss of large-then-small less small-then-large at equal samples, rates tuned for each: {shown}. "
+        f"{power(max((one.differences for one in usable), key=statistics.detectable))}",
+    )
+
+
+CLAIMS = (
+    Claim(
+        id="C7",
+        expects=Ruling.refuted,
+        rule="Confirmed when large-then-small ends with a lower test loss than small-then-large in every setting (paired t test, "
+        f"Holm over settings, {LEVEL:g}); refuted when in every setting the one-sided 95% interval excludes that it is lower by "
+        f"{MARGIN:g} nats; conditional when each setting is one of both; else undecided. Both at equal samples, each at the rate "
+        f"tuned on other seeds, inside the grid, with {FEWEST_SEEDS} judging seeds or more, in two settings or more. It measures "
+        "which order ends better, not which batch pays at a point: that is what `critical_batch` measures.",
+        decide=early_large_late_small,
+    ),
+)
+
+
+def orders(material: Material) -> Section | None:
+    """Where the four trainings end, beside the small batch throughout, and the advice."""
+    rows = judged(material.results)
+    if rows.empty:
+        return None
+    found = contrasts(rows)
+    head = ("setting", "order", "n", "rate", "inside the grid", "test loss", "less small throughout", "detectable",
+            "validation loss at half")  # fmt: skip
+    cells = []
+    for key, own in rows.groupby(SETTING):
+        small = own[own["arm"] == "small"].set_index("seed")["test_loss"]
+        name = Contrast(key, [], True).name
+        for arm, label in LABELS.items():
+            one = own[own["arm"] == arm]
+            if len(one):
+                difference = one["test_loss"] - small.reindex(one["seed"]).to_numpy()
+                cells.append((name, label[0], str(len(one)), number(float(one["lr"].iloc[0])),
+                              "yes" if one["interior"].all() else "no: an end", number(one["test_loss"].mean()),
+                              interval(difference.dropna()), number(statistics.detectable(difference.dropna().tolist())),
+                              number(one["switch_loss"].mean())))  # fmt: skip
+    advice = Text(
+        f"{_finding(found)} {_advice(found)} Small batches take the rate over N, under Adam over sqrt(N): "
+        "the one rate that is tuned for an order is that of its large batches. These tasks are small and their trainings short: "
+        "the size of the gain does not carry over to large models, where arXiv 2505.23971 measures it."
+    )
+    picture = Picture(
+        "orders",
+        figure_orders(rows),
+        "Test loss of the four orders of batch sizes at equal samples, by seed.",
+        "Test loss at equal samples, each order at its tuned rate; a mark is a judging seed, bars are means.",
+    )
+    table = Table(head, tuple(cells), f"Means; paired 95% t intervals. {DETECTABLE} {LONGEST}")
+    return Section("Small first or large first", (advice, picture, table))
+
+
+def _advice(found: list[Contrast]) -> str:
+    """From settings that decide, and only where they agree."""
+    ends = [statistics.mean_interval(one.differences) for one in decisive(found)]
+    if ends and all(one.low > 0 for one in ends):
+        return "Advice: where the batch changes along a training, begin small, and accumulate more micro-batches later."
+    if ends and all(one.high < 0 for one in ends):
+        return "Advice: where the batch changes along a training, begin with the large batch."
+    return "Advice: none follows from these trainings; a change of the batch has to be tried on one's own."
+
+
+def _finding(found: list[Contrast]) -> str:
+    words = []
+    for one in found:
+        low, high = (lambda x: (x.low, x.high))(statistics.mean_interval(one.differences))
+        side = "small first is better" if low > 0 else "large first is better" if high < 0 else "no order is apart from the other"
+        words.append(f"{one.name}: {side} (large first less small first: {interval(pd.Series(one.differences))}, "
+                     f"n = {len(one.differences)}).")  # fmt: skip
+    return " ".join(words)
+
+
+EXPERIMENT = Experiment(
+    name="batch_order",
+    title="Do large batches pay early or late?",
+    question="At equal samples, is it better to train with large batches first and small ones then, or the reverse? Does the "
+    "batch that pays grow along a training (arXiv 2505.23971)?",
+    prediction="Small first is better: noise matters little while the gradient is large, and its average pays late.",
+    rule=f"Paired by seed at equal samples, each order at its own tuned rate; a benefit is {MARGIN:g} nats of test loss or more.",
+    claims=CLAIMS,
+    sections=(orders,),
+)

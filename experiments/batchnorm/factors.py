@@ -1,0 +1,98 @@
+"""The size b of what BatchNorm normalises together and the number N of micro-batches, moved apart at one batch B.
+
+At one B plain accumulation moves both, b = B / N. Two remedies move one alone: Ghost BatchNorm normalises groups of b in one
+forward (N = 1), two-pass statistics normalise all of B in N micro-batches. With the full batch they are a 2 x 2 design.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from accumulation_harness.analysis.content import Section, Table, Text, number
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.question import Material
+from accumulation_harness.experiments.batchnorm.sections import named, points
+from accumulation_harness.experiments.batchnorm.tables import LEVEL, MARGIN, remedied
+from accumulation_harness.judge import statistics
+
+BOTH, GROUPS, PARTS = "accumulated", "ghost_full_batch", "two_pass_statistics"  # what moves: b and N, b alone, N alone
+CORNERS = [BOTH, GROUPS, PARTS]
+
+
+def factors(results: Results) -> pd.DataFrame:
+    """Points of held-out accuracy that b and N cost, each averaged over both values of the other; a row per model, B and b.
+
+    With the loss l(g, N) to the full batch of the same seed, for statistics over g samples: of b, (l(b, 1) + l(b, N) -
+    l(B, N)) / 2; of N, (l(B, N) + l(b, N) - l(b, 1)) / 2. `b_*`, `n_*`: mean and 95 % t interval over seeds; `b_holm`: t test,
+    Holm over the rows; `n_tost`: TOST of |effect of N| < MARGIN points.
+    """
+    rows = remedied(results)
+    if rows.empty:
+        return rows
+    chosen = rows[rows["arm"].isin(CORNERS)]
+    key = ["model", "effective_batch", "b"]
+    wide = chosen.pivot_table(index=[*key, "seed"], columns="arm", values="lost").reindex(columns=CORNERS).dropna()
+    effects = pd.DataFrame({
+        "of_b": (wide[GROUPS] + wide[BOTH] - wide[PARTS]) / 2,
+        "of_n": (wide[PARTS] + wide[BOTH] - wide[GROUPS]) / 2,
+    })  # fmt: skip
+    found = []
+    for place, own in effects.groupby(key, sort=True):
+        of_b, of_n = own["of_b"].tolist(), own["of_n"].tolist()
+        b, n = statistics.mean_interval(of_b), statistics.mean_interval(of_n)
+        found.append({
+            **dict(zip(key, place, strict=True)), "n": len(own),
+            "b_mean": b.estimate, "b_low": b.low, "b_high": b.high, "b_p": statistics.t_test(of_b),
+            "n_mean": n.estimate, "n_low": n.low, "n_high": n.high, "n_tost": statistics.equivalence_p(of_n, MARGIN),
+        })  # fmt: skip
+    frame = pd.DataFrame(found)
+    return frame if frame.empty else frame.assign(b_holm=statistics.holm(frame["b_p"].fillna(1.0).tolist()))
+
+
+def in_words(cells: pd.DataFrame) -> str:
+    """In how many cells b costs accuracy, and in how many N is shown to cost none."""
+    if cells.empty:
+        return "b and N were not moved apart."
+    costly = cells[(cells["b_holm"] < LEVEL) & (cells["b_mean"] > 0)]
+    same = int((cells["n_tost"] < LEVEL).sum())
+    sizes = ", ".join(f"{named(model)} at b = {', '.join(map(str, own['b']))}" for model, own in costly.groupby("model"))
+    return (
+        f"Moved apart at one B, b costs accuracy in {len(costly)} of {len(cells)} cells{f' ({sizes})' if sizes else ''}, and N "
+        f"changes it by less than {MARGIN:g} point (TOST) in {same} of {len(cells)}."
+    )
+
+
+def b_and_n(material: Material) -> Section | None:
+    """What b costs and what N costs at one B, each with the other held."""
+    cells = factors(material.results)
+    if cells.empty:
+        return None
+    how = (
+        "At one B plain accumulation moves both, b = B / N. Ghost BatchNorm in the full batch moves b alone: one forward, groups "
+        "of b. Two-pass statistics move N alone: N micro-batches, the statistics of all B. With the full batch they are a 2 x 2 "
+        "design, trained from the same seeds."
+    )
+    head = ("model", "B", "b", "N", "seeds", "points lost by b", "t test, Holm", "points lost by N", f"within {MARGIN:g}: TOST p")
+    caption = (
+        "Held-out accuracy; each effect averaged over both values of the other factor, paired by seed, with its 95% t interval. "
+        "A TOST p below 0.05 shows that N costs less than the margin; one above shows nothing."
+    )
+    table = Table(head, tuple(_row(row) for row in cells.to_dict("records")), caption)
+    return Section("b or N?", (Text(how), Text(in_words(cells)), table))
+
+
+def _row(row: Mapping[Any, Any]) -> tuple[str, ...]:
+    effects = {
+        name: f"{points(row[f'{name}_mean'])} ({points(row[f'{name}_low'])} to {points(row[f'{name}_high'])})" for name in "bn"
+    }
+    place = (
+        named(row["model"]),
+        str(row["effective_batch"]),
+        str(row["b"]),
+        str(row["effective_batch"] // row["b"]),
+        str(row["n"]),
+    )
+    return (*place, effects["b"], number(row["b_holm"]), effects["n"], number(row["n_tost"]))

@@ -1,0 +1,36 @@
+"""What remedies for BatchNorm do to where training ends: plain accumulation, and every remedy, beside the full batch.
+
+Each arm is evaluated twice: with the running statistics that it kept, and with those of the whole training set at its weights.
+What differs between the two is the running statistics' doing; what is left, the training's.
+"""
+
+from __future__ import annotations
+
+from accumulation_harness.experiments.shared.convergence import End, recalibrated, train
+from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.measure.training import OnStep, Row, outcome
+from accumulation_harness.recipes.remedies import REMEDIES
+from accumulation_harness.results.arm_name import FULL
+from accumulation_harness.trial import Candidate, full_batch, split_plan, with_faults
+
+
+def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
+    """One row per arm: the full batch, plain accumulation at every N, the permuted full batch, and every remedy at every N."""
+    config = setting.config
+    ends = train(setting, [Candidate(FULL, full_batch(config)), *with_faults(config, REMEDIES)], on_step)
+    return [row(setting, end) for end in ends]
+
+
+def row(setting: Setting, end: End) -> Row:
+    """`outcome` with the running statistics that were kept, and (`recalibrated_*`) with those of the training set."""
+    config, recipe = setting.config, end.candidate.recipe
+    plain = setting.arm(full_batch(config))
+    plain.model.load_state_dict(end.arm.model.state_dict())
+    return {
+        "arm": end.candidate.arm,
+        "accumulation_steps": recipe.accumulation_steps,
+        "micro_batch": max(split_plan(config, recipe.accumulation_steps)(config.effective_batch)),
+        "samples": end.samples,
+        **vars(outcome(plain, end.losses)),
+        **recalibrated(setting, end.arm),
+    }

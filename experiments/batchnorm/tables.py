@@ -1,0 +1,173 @@
+"""The experiments on BatchNorm: from their measurements to the tables that they decide by."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from accumulation_harness.analysis import tables
+from accumulation_harness.analysis.caveats import DEFAULT_MOMENTUM
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.judge import statistics
+
+EXACT, TRAINED, REMEDIED, GONE_ON = "batch_statistics", "convergence", "remedies", "fine_tuning"  # names of studies
+MARGIN = 1.0  # of the equivalence tests, in percentage points of held-out error: three of the 297 held-out images
+LEVEL = tables.LEVEL  # of tests, Holm-corrected over their table
+WU_HE = {32: (23.6, 24.1), 16: (23.7, 24.2), 8: (24.8, 24.0), 4: (27.3, 24.2), 2: (34.7, 24.1)}  # b: BatchNorm, GroupNorm
+CELL = ["model", "norm", "effective_batch", "accumulation_steps", "b"]
+
+
+def exact_rows(results: Results, arm: str, *, all_momenta: bool = False) -> pd.DataFrame:
+    """The measurements of one arm under BatchNorm (`study=batch_statistics`), at PyTorch's momentum unless all are asked for."""
+    rows = _whole(results.study(EXACT))
+    if rows.empty:
+        return rows
+    chosen = rows[(rows["norm"] == "batch") & (rows["arm"] == arm)]
+    return chosen if all_momenta else chosen[chosen["momentum"] == DEFAULT_MOMENTUM]
+
+
+def expected_momentum(rows: pd.DataFrame) -> pd.Series[float]:
+    """The effective momentum of a window by the formula, 1 - (1 - m)^N."""
+    return 1 - (1 - rows["momentum"]) ** rows["accumulation_steps"]
+
+
+def trained(results: Results, *, norm: str | None = None) -> pd.DataFrame:
+    """One row per trained arm, with its held-out error in percent (`error`) and the samples that a normalisation sees (`b`).
+
+    `norm`: the arms of this normalisation only.
+    """
+    rows = _whole(results.study(TRAINED))
+    if rows.empty:
+        return rows
+    rows = rows if norm is None else rows[rows["norm"] == norm]
+    return rows.assign(error=100 * (1 - rows["held_out_accuracy"]), b=rows["micro_batch"])
+
+
+def _whole(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows with numbers of samples and steps as integers, which gaps from other studies have turned into floats."""
+    names = [name for name in ("accumulation_steps", "effective_batch", "micro_batch") if name in rows]
+    return rows if rows.empty else rows.astype(dict.fromkeys(names, int))
+
+
+def fixed_batch(rows: pd.DataFrame) -> pd.DataFrame:
+    """The trials that split one B into several N."""
+    several = rows[rows["arm"] == "accumulated"].groupby("trial")["accumulation_steps"].nunique() > 1
+    return rows[rows["trial"].map(several).fillna(False).astype(bool)]
+
+
+def growing_batch(rows: pd.DataFrame) -> pd.DataFrame:
+    """The accumulated arms of trials with one N, whose B = N b grows with b."""
+    rest = rows.drop(fixed_batch(rows).index)
+    return rest[rest["arm"] == "accumulated"]
+
+
+def error_cells(rows: pd.DataFrame) -> pd.DataFrame:
+    """Held-out error over b (b = B: the full batch): mean over seeds and 95 % interval, per model, normalisation and batch."""
+    cells = []
+    shown = _once(rows[rows["arm"].isin(["full", "accumulated"])])
+    for key, own in shown.groupby(CELL, sort=True):
+        interval = statistics.mean_interval(own["error"].tolist())
+        cells.append((*key, len(own), interval.estimate, interval.low, interval.high))
+    return pd.DataFrame(cells, columns=[*CELL, "n", "mean", "low", "high"])
+
+
+def _once(rows: pd.DataFrame) -> pd.DataFrame:
+    """Each seed once in a cell: two grids may hold the same training, which is no second seed."""
+    return rows.drop_duplicates([*CELL, "arm", "seed"])
+
+
+def against_full(rows: pd.DataFrame, margin: float) -> pd.DataFrame:
+    """Error of the arm - error of its full batch, in percentage points, paired by seed; one row per cell.
+
+    Columns: those of `tables.paired_comparison`, `p` of the t test, `p_holm` over all rows, and `costs`: whether the error is
+    above the full batch's by that. `apart` compares the held-out
+    loss with the permuted full batch's: accuracy takes too few values for it. `weights`: the same differences with statistics of
+    the training set in both (precise BatchNorm), what is lost in the weights alone; empty where that was not measured. `values`:
+    how many values of a channel the statistics of a micro-batch are taken over, b H W, in the layer that has the fewest; or NaN.
+    """
+    found = []
+    full = rows[rows["arm"] == "full"].set_index(["trial"])
+    others = rows[rows["arm"] != "full"]
+    paired = others.assign(
+        more=others["error"] - others["trial"].map(full["error"]),
+        loss=others["held_out_loss"] - others["trial"].map(full["held_out_loss"]),
+    )
+    again = others.get("recalibrated_held_out_accuracy", pd.Series(index=others.index, dtype=float)).astype(float)
+    full_again = full.get("recalibrated_held_out_accuracy", pd.Series(index=full.index, dtype=float)).astype(float)
+    values = others.get("values_per_channel", pd.Series(index=others.index, dtype=float)).astype(float)
+    paired = paired.assign(weights=100 * (others["trial"].map(full_again) - again), values=values)
+    null = paired[paired["arm"] == "permuted"].groupby("trial")["loss"].apply(list)
+    for key, own in _once(paired[paired["arm"] == "accumulated"]).groupby(CELL, sort=True):
+        compared = tables.paired_comparison(own["more"].tolist(), margin)
+        apart, apart_p = statistics.stands_apart(own["loss"].tolist(), [null.get(trial, []) for trial in own["trial"]])
+        p = statistics.t_test(own["more"].tolist())
+        found.append({**dict(zip(CELL, key, strict=True)), **compared, "apart": apart, "apart_p": apart_p, "p": p,
+                      "weights": own["weights"].dropna().tolist(), "values": float(own["values"].min())})  # fmt: skip
+    frame = pd.DataFrame(found)
+    if frame.empty:
+        return frame
+    frame = frame.assign(p_holm=statistics.holm(frame["p"].fillna(1.0).tolist()))
+    return frame.assign(costs=(frame["p_holm"] < LEVEL) & (frame["mean"] > 0))
+
+
+def between_norms(rows: pd.DataFrame) -> pd.DataFrame:
+    """Error with BatchNorm - error with GroupNorm (`gain`), in percentage points, paired by seed; one row per cell."""
+    shown = rows[rows["arm"].isin(["full", "accumulated"])]
+    keys = ["model", "effective_batch", "accumulation_steps", "b"]
+    wide = shown.pivot_table(index=[*keys, "seed"], columns="norm", values="error").reset_index()
+    if not {"batch", "group"} <= set(wide.columns):
+        return pd.DataFrame()
+    found = []
+    for key, own in wide.dropna(subset=["batch", "group"]).groupby(keys, sort=True):
+        gain = (own["batch"] - own["group"]).tolist()
+        interval = statistics.mean_interval(gain)
+        found.append({
+            **dict(zip(keys, key, strict=True)), "n": len(own), "batch": own["batch"].mean(), "group": own["group"].mean(),
+            "gain": interval.estimate, "low": interval.low, "high": interval.high, "detectable": tables.resolution(gain)[1],
+            "p": statistics.t_test(gain), "tost_p": statistics.equivalence_p(gain, MARGIN),
+        })  # fmt: skip
+    return pd.DataFrame(found)
+
+
+def remedied(results: Results) -> pd.DataFrame:
+    """Held-out accuracy (%) over b with each remedy, and what it loses to the full BatchNorm batch; a row per arm and seed.
+
+    Columns: model, effective_batch, b, arm, seed, accuracy, lost (points; paired by seed). Arms are those of `study=remedies`,
+    "recalibrated" (plain accumulation with the training set's statistics at its weights) and "group_norm" (from
+    `study=convergence`, same steps and rate).
+    """
+    rows = _whole(results.study(REMEDIED))
+    if rows.empty:
+        return rows
+    rows = rows.assign(accuracy=100 * rows["held_out_accuracy"])
+    plain = rows[rows["arm"] == "accumulated"]
+    again = plain.assign(arm="recalibrated", accuracy=100 * plain["recalibrated_held_out_accuracy"])
+    other = trained(results, norm="group")
+    group = other[other["arm"] == "accumulated"].assign(arm="group_norm") if len(other) else other
+    group = group.assign(accuracy=100 - group["error"]) if len(group) else group
+    chosen = pd.concat([part for part in (rows[~rows["arm"].isin(["full", "permuted"])], again, group) if len(part)])
+    return _beside_full(chosen, rows)
+
+
+def gone_on(results: Results) -> pd.DataFrame:
+    """As `remedied`, of trainings that began at a trained model; what they lose is to the full batch that began there too."""
+    rows = _whole(results.study(GONE_ON))
+    if rows.empty:
+        return rows
+    rows = rows.assign(accuracy=100 * rows["held_out_accuracy"])
+    return _beside_full(rows[rows["arm"] != "full"], rows)
+
+
+def _beside_full(chosen: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
+    pair = ["model", "effective_batch", "steps", "lr", "seed"]
+    full = rows[rows["arm"] == "full"].drop_duplicates(pair)[[*pair, "accuracy"]].rename(columns={"accuracy": "full"})
+    both = chosen.merge(full, on=pair)
+    both = both.assign(lost=both["full"] - both["accuracy"], b=both["micro_batch"])
+    return both[["model", "effective_batch", "b", "arm", "seed", "accuracy", "full", "lost"]]
+
+
+def forwards_of(results: Results) -> pd.Series[float]:
+    """Samples that went through the model over the window's, by model and arm, as `study=batch_statistics` counted them."""
+    rows = results.study(EXACT)
+    if rows.empty:
+        return pd.Series(dtype=float)
+    return rows[rows["norm"] == "batch"].groupby(["model", "arm"])["forwards"].median()

@@ -1,0 +1,151 @@
+"""Which remedy to take for BatchNorm at a given micro-batch: accuracy and cost of each, and the momenta to set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from accumulation_harness.analysis.caveats import corrected
+from accumulation_harness.analysis.content import Section, Table, Text, number
+from accumulation_harness.analysis.question import Material
+from accumulation_harness.experiments.batchnorm.sections import named, points
+from accumulation_harness.experiments.batchnorm.tables import WU_HE, forwards_of, gone_on, remedied
+from accumulation_harness.judge import statistics
+
+WORDS = {
+    "accumulated": "none: plain accumulation",
+    "corrected_momentum": "momentum 1 - (1 - m)^(1/N)",
+    "recalibrated": "recalibrated statistics (precise BatchNorm)",
+    "ghost_full_batch": "Ghost BatchNorm in the full batch",
+    "frozen_statistics": "frozen statistics of the untrained model",
+    "group_norm": "GroupNorm",
+    "two_pass_statistics": "two-pass statistics",
+}
+AS_PLAIN = {"recalibrated": "accumulated", "group_norm": "accumulated"}  # trained by the plain loop, with its forwards
+EXTRA = {
+    "recalibrated": " and the training set once before an evaluation",
+    "frozen_statistics": " in the first window, which sets the statistics; no extra forward later",
+}
+FROM_THERE = {  # from a trained model
+    "accumulated": "plain accumulation",
+    "frozen_statistics": "accumulation, frozen statistics of the trained model",
+    "frozen_full_batch": "full batch, frozen statistics",
+    "trained": "the trained model itself",
+}
+WHOLE = ("frozen_full_batch", "trained")  # of the full batch: they have no b
+NO_CANDIDATES = ("accumulated", "ghost_full_batch", "two_pass_statistics")  # no remedy, plain accumulation again, several passes
+SAME = 1e-9  # points: accuracies that differ by less are the same
+MOMENTA = (0.1, 0.03, 0.01)  # PyTorch's default, and two smaller ones
+STEPS = (2, 4, 8, 16, 32, 64)
+
+
+def which_remedy(material: Material) -> Section | None:
+    """Points of accuracy lost over b with every remedy, what each costs, and the momenta."""
+    rows = remedied(material.results)
+    rows = rows[rows["arm"].isin(WORDS)] if len(rows) else rows
+    if rows.empty:
+        return None
+    forwards = forwards_of(material.results)
+    blocks: list[Text | Table] = []
+    for (model, size), own in rows.groupby(["model", "effective_batch"]):
+        blocks += [Text(_in_words(str(model), own)), _table(str(model), int(str(size)), own, forwards)]
+    return Section("Which remedy at my b?", (*blocks, _momenta(), Text(SYNCHRONISED), Text(REACH)))
+
+
+def from_a_trained_model(material: Material) -> Section | None:
+    """Points of accuracy lost over b where training goes on from a trained model, its statistics moving and frozen."""
+    rows = gone_on(material.results)
+    if rows.empty:
+        return None
+    return Section("And from a trained model?", (Text(FROM_TRAINED), *(
+        _gone_on_table(str(model), int(str(size)), own) for (model, size), own in rows.groupby(["model", "effective_batch"])
+    )))  # fmt: skip
+
+
+def _gone_on_table(model: str, size: int, rows: pd.DataFrame) -> Table:
+    sizes = sorted({int(b) for b in rows["b"]} - {size})
+    cells = tuple(
+        (words, *(_cell(own if arm in WHOLE else own[own["b"] == b]) for b in sizes))
+        for arm, words in FROM_THERE.items()
+        for own in [rows[rows["arm"] == arm]]
+    )
+    caption = (
+        f"{named(model).capitalize()}, B = {size}: held-out accuracy in %, and points lost to the full batch that goes on with "
+        f"moving statistics ({number(rows.drop_duplicates('seed')['full'].mean())}%; mean and 95% t interval, paired by seed, "
+        "not corrected for the number of cells). Frozen statistics cost no extra forward. The last two rows have no b."
+    )
+    return Table(("training that goes on", *(f"b = {b}" for b in sizes)), cells, caption)
+
+
+def _in_words(model: str, rows: pd.DataFrame) -> str:
+    """At each b what plain accumulation loses, and the remedy that loses least."""
+    parts = []
+    for b, own in rows.groupby("b"):
+        lost = {str(arm): values["lost"].tolist() for arm, values in own.groupby("arm")}
+        mean = {arm: statistics.mean_interval(values).estimate for arm, values in lost.items() if arm not in NO_CANDIDATES}
+        best = min(mean, key=lambda arm: mean[arm], default="")
+        plain = statistics.mean_interval(lost.get("accumulated", [])).estimate
+        nearest = f"{WORDS[best]} loses least, {_points(lost[best])}" if best and mean[best] < plain - SAME else "none loses less"
+        parts.append(f"b = {b}: plain accumulation loses {_points(lost['accumulated'])}; of the remedies in one pass {nearest}")
+    return (
+        f"{named(model).capitalize()}, points of held-out accuracy below the large batch's (mean, 95% t interval, paired by "
+        f"seed). {'. '.join(parts)}. An interval that holds 0 shows no loss, and does not show that there is none."
+    )
+
+
+def _table(model: str, size: int, rows: pd.DataFrame, forwards: pd.Series[float]) -> Table:
+    sizes = sorted(int(b) for b in set(rows["b"]))
+    cells = tuple(
+        (words, *(_cell(rows[(rows["arm"] == arm) & (rows["b"] == b)]) for b in sizes), _cost(model, arm, forwards))
+        for arm, words in WORDS.items()
+        if (rows["arm"] == arm).any()
+    )
+    full = rows.drop_duplicates("seed")["full"]
+    caption = (
+        f"{named(model).capitalize()}, B = {size}: held-out accuracy in %, and points lost to the large batch (mean and 95% t "
+        f"interval, paired by seed, not corrected for the number of cells). The large batch: {number(full.mean())}% "
+        f"(n = {len(full)}). Cost: samples that go through the model, over the window's. Ghost BatchNorm takes the memory of "
+        "the full batch, and is plain accumulation's mathematics: only rounding tells the two rows apart."
+    )
+    return Table(("remedy", *(f"b = {b}" for b in sizes), "cost: forwards"), cells, caption)
+
+
+def _cell(rows: pd.DataFrame) -> str:
+    return "-" if rows.empty else f"{number(rows['accuracy'].mean())}; lost {_points(rows['lost'].tolist())}"
+
+
+def _points(values: list[Any]) -> str:
+    interval = statistics.mean_interval(values)
+    mean, low, high = map(points, (interval.estimate, interval.low, interval.high))
+    return f"{mean} ({low} to {high}; n = {len(values)})"
+
+
+def _cost(model: str, arm: str, forwards: pd.Series[float]) -> str:
+    key = (model, AS_PLAIN.get(arm, arm))
+    return "not measured" if key not in forwards.index else f"{number(float(forwards[key]))}{EXTRA.get(arm, '')}"
+
+
+def _momenta() -> Table:
+    cells = tuple((f"m = {m:g}", *(f"{corrected(m, num):.2g}" for num in STEPS)) for m in MOMENTA)
+    caption = (
+        "The momentum to set on every BatchNorm layer, 1 - (1 - m)^(1/N), computed and not measured: the running statistics then "
+        "forget in a window what they forgot in a large batch's step. It changes evaluation alone; the gradient stays as it is."
+    )
+    return Table(("in the large batch", *(f"N = {num}" for num in STEPS)), cells, caption)
+
+
+SYNCHRONISED = (
+    "SyncBatchNorm does not help here: it pools the statistics of one forward over the replicas and never over the micro-batches "
+    "of a window. With R replicas a layer normalises over R b samples: look the table up at R b instead of b."
+)
+FROM_TRAINED = (
+    "A model is trained with the full batch; from its weights and statistics all train again, as long, on the same data, with a "
+    "fresh optimizer and schedule. With frozen statistics BatchNorm is a fixed scale and shift: accumulation is then the full "
+    "batch with frozen statistics at every b, and what remains to be lost is lost by freezing."
+)
+REACH = (
+    "What this does not show: fine-tuning on other data than the model was trained on; deeper nets and larger images, where Wu & "
+    f"He (2018) report that BatchNorm's error rises from {WU_HE[32][0]}% at b = 32 to {WU_HE[8][0]}, {WU_HE[4][0]} and "
+    f"{WU_HE[2][0]}% at b = 8, 4 and 2. The learning rate was not tuned for each remedy."
+)

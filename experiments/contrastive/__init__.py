@@ -1,0 +1,32 @@
+"""Is accumulation the large batch where negatives come from the batch, and what is worth its memory instead?"""
+
+from __future__ import annotations
+
+from accumulation_harness.config import Data, Precision
+from accumulation_harness.questions import EQUAL_SPLIT, Need, Question, Study
+from accumulation_harness.results.arm_name import arm_of
+
+QUESTION = Question(
+    place=50,
+    studies={
+        "negatives": Study(
+            needs=(
+                Need("precision", lambda c: c.precision == Precision.float64, "float64: it is about exact differences"),
+                Need("workload.data", lambda c: c.workload.data == Data.docstrings, "docstrings: pairs of queries and passages"),
+            )
+        ),
+        "retrieval": Study(
+            needs=(
+                Need("workload.data", lambda c: c.workload.data == Data.docstrings, "docstrings: pairs of queries and passages"),
+            ),
+            loss=lambda row: (arm_of(row), -row["reciprocal_rank"]),
+            arm_by_arm=True,
+        ),
+        "method_memory": Study(
+            needs=(
+                EQUAL_SPLIT,
+                Need("workload.data", lambda c: c.workload.data == Data.docstrings, "docstrings: pairs of queries and passages"),
+            )
+        ),
+    },
+)

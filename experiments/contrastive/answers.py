@@ -1,0 +1,272 @@
+"""Is accumulation the large batch where negatives come from the batch, and what is worth its memory instead?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pandas as pd
+
+from accumulation_harness.analysis.content import estimated, number
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.question import Advice, Claim, ClaimResult, Experiment, Ruling, over_settings, undecided
+from accumulation_harness.experiments.contrastive import sections as shown
+from accumulation_harness.experiments.contrastive.sections import EXACT, TRAINED, decided, difference
+from accumulation_harness.judge.gates import ALGEBRA_GATE
+
+APART = 1e-3  # relative error of another gradient: nine decades above the gate
+EQUAL = 1.10  # bytes over those of accumulation, up to which a bank is said to have equal memory
+MARGIN = 0.5  # points of mean reciprocal rank: half a query in a hundred from the second place to the first
+PLATEAU = 1.0  # points that the last quarter of a training may add at most
+FEWEST_SEEDS = 5
+UNBALANCED = math.log(1.5)  # |log| of the ratio of gradient norms from which on towers are called out of balance
+
+
+def of_one_corpus(decide: Callable[[Results], ClaimResult]) -> Callable[[Results], ClaimResult]:
+    """The rule, which decides nothing over rows of several corpora: other versions of the libraries have other pairs."""
+
+    def decided_on_one(results: Results) -> ClaimResult:
+        rows = results.measurements
+        corpora = sorted(set(rows["corpus"])) if "corpus" in rows else []
+        if len(corpora) > 1:
+            return undecided(f"The trials are of {len(corpora)} corpora ({', '.join(corpora)}): one is to be chosen.", len(rows))
+        return decide(results)
+
+    return decided_on_one
+
+
+def any_loss(results: Results) -> ClaimResult:
+    """F1c: compares accumulated gradients of losses with in-batch negatives with the full batch's, and with masked scores."""
+    rows = results.study(EXACT, ["oracle_error"])
+    rows = rows[rows["dropout"] == 0] if len(rows) else rows
+    plain = rows[rows["arm"] == "accumulated"] if len(rows) else rows
+    if plain.empty:
+        return undecided("It takes trials of study=negatives.", 0)
+    smallest, oracle = float(plain["gradient_error"].min()), float(plain["oracle_error"].max())
+    cached = float(rows.loc[rows["arm"] == "grad_cache", "gradient_error"].max())
+    over = plain.groupby("accumulation_steps")["gradient_error"].median()
+    explained = oracle <= ALGEBRA_GATE
+    if smallest > APART and explained:
+        verdict = Ruling.refuted
+    elif plain["gradient_error"].max() <= ALGEBRA_GATE:
+        verdict = Ruling.confirmed
+    else:
+        verdict = Ruling.conditional
+    listed = ", ".join(f"{number(value)} at N = {num}" for num, value in over.items())
+    return ClaimResult(
+        verdict=verdict,
+        condition="where the negatives outside the micro-batch hardly count" if verdict == Ruling.conditional else "",
+        measured=smallest,
+        threshold=f"> {APART:g}, oracle ≤ {ALGEBRA_GATE:.0e}",
+        n=len(plain),
+        explanation=f"Accumulated gradients are off the full batch's by {listed} (medians); scores masked to the micro-batches "
+        f"reproduce them to {oracle:.0e}. GradCache, with a second forward, is the full batch to {cached:.0e}.",
+    )
+
+
+def banks_beat_accumulation(results: Results) -> ClaimResult:
+    """F2c: compares ContAccum with accumulation at the same b, where its bytes are nearly those of accumulation."""
+    every = results.study(TRAINED)
+    rows = decided(every) if len(every) else every
+    if rows.empty:
+        return undecided("It takes trials of study=retrieval, and seeds that choose the learning rate.", len(every))
+    found = []
+    for num in sorted(set(rows.loc[rows["arm"] == "accumulated", "accumulation_steps"])):
+        plain = rows[(rows["arm"] == "accumulated") & (rows["accumulation_steps"] == num)]
+        own = rows[rows["arm"].str.startswith("dual_bank@") & (rows["accumulation_steps"] == num)]
+        for arm, bank in own.groupby("arm"):
+            if bank["total_bytes"].median() <= EQUAL * plain["total_bytes"].median():
+                apart, n = difference(rows, (str(arm), num), ("accumulated", num))
+                ends = max(float(one["gain_of_last_quarter"].mean()) for one in (bank, plain))
+                found.append((str(arm), num, apart, n, 100 * ends))
+    if not found:
+        return undecided(f"No bank has at most {EQUAL:g} times the bytes of accumulation.", len(rows))
+    n = min(one[3] for one in found)
+    if n < FEWEST_SEEDS:
+        return undecided(f"It takes {FEWEST_SEEDS} seeds, there are {n}.", n)
+    if max(one[4] for one in found) > PLATEAU:
+        return undecided(f"The last quarter of the training added more than {PLATEAU:g} point: no plateau yet.", n)
+    better, no_better = [one[2].low > 0 for one in found], [one[2].high < MARGIN for one in found]
+    compared = rows[rows["arm"].isin(["accumulated", *(one[0] for one in found)])]
+    at_end = sorted({shown.words(arm) for arm in compared.loc[~compared["interior"].astype(bool), "arm"]})
+    verdict = Ruling.undecided if at_end else over_settings(better, no_better)
+    where = "; ".join(f"N = {one[1]}, {shown.words(one[0])}" for one, is_so in zip(found, better, strict=True) if is_so)
+    listed = "; ".join(f"N = {num}, {shown.words(arm)}: {estimated(apart)}" for arm, num, apart, *_ in found)
+    edge = f"The best learning rate is at an end of those tried for: {', '.join(at_end)}. " if at_end else ""
+    return ClaimResult(
+        verdict=verdict,
+        condition=f"at {where}" if verdict == Ruling.conditional else "",
+        measured=min(one[2].estimate for one in found),
+        threshold=f"confirmed > 0, refuted < {MARGIN:g} point, at every N",
+        n=n,
+        explanation=f"Points of mean reciprocal rank that ContAccum has over accumulation at equal bytes: {listed}. "
+        f"{edge}Towers start at random; banks that are used late alone meet towers that hardly move any more.",
+    )
+
+
+def banks_hold_gradients(results: Results) -> ClaimResult:
+    """F3c: looks at what the banks hold."""
+    rows = results.study(EXACT, ["held_with_gradient", "bank_entries", "held_numbers_per_pair"])
+    rows = rows[rows["bank_entries"] > 0]
+    if rows.empty:
+        return undecided("It takes trials of study=negatives with a bank that is not empty.", 0)
+    most = float(rows["held_with_gradient"].max())
+    return ClaimResult(
+        verdict=Ruling.refuted if most == 0 else Ruling.confirmed,
+        measured=most,
+        threshold="0 tensors with a gradient",
+        n=len(rows),
+        explanation=f"No tensor of a bank requires or has a gradient: it holds up to {rows['held_numbers_per_pair'].max():.0f} "
+        "numbers for each past pair, its representations.",
+    )
+
+
+def memory_for_time(results: Results) -> ClaimResult:
+    """F4c: compares bytes and seconds of ContAccum with those of the full batch, accumulation and GradCache."""
+    rows = results.study(TRAINED)
+    # The median window of a bank that is used late is one without it.
+    banks = sorted({arm for arm in rows["arm"] if arm.startswith("dual_bank@") and "+" not in arm}) if len(rows) else []
+    if not banks:
+        return undecided("It takes trials of study=retrieval with dual_bank.", 0)
+    keys = ["trial", "accumulation_steps"]
+    saved, slower, cached, lighter = [], [], [], []
+    full = rows[rows["arm"] == "full"].set_index("trial")
+    plain, cache = (rows[rows["arm"] == arm].set_index(keys) for arm in ("accumulated", "grad_cache"))
+    for bank in banks:
+        own = rows[rows["arm"] == bank].set_index(keys)
+        saved += (own["total_bytes"] / own.index.get_level_values("trial").map(full["total_bytes"])).dropna().tolist()
+        slower += (own["seconds"] / plain["seconds"]).dropna().tolist()
+        cached += (own["seconds"] / cache["seconds"]).dropna().tolist()
+        lighter += (own["total_bytes"] / cache["total_bytes"]).dropna().tolist()
+    saves, time = pd.Series(saved), pd.Series(slower)
+    verdict = (
+        Ruling.refuted
+        if (saves >= 1).all()
+        else Ruling.confirmed
+        if (saves < 1).all() and (time > 1).mean() > 0.5
+        else Ruling.conditional
+    )
+    beside, sizes = pd.Series(cached), " or ".join(bank.partition("@")[2] for bank in banks)
+    return ClaimResult(
+        verdict=verdict,
+        condition="for some sizes of the bank" if verdict == Ruling.conditional else "",
+        measured=float(time.median()),
+        threshold="bytes below the full batch's in every trial; more seconds than accumulation in most",
+        n=len(saves),
+        explanation=f"Bytes of a step are {number(saves.min())} to {number(saves.max())} times the full batch's and "
+        f"{number(min(lighter))} to {number(max(lighter))} times GradCache's; a window takes {number(time.median())} times as "
+        f"long as accumulation (median, {number(time.min())} to {number(time.max())}) and {number(beside.median())} times as "
+        f"long as GradCache ({number(beside.min())} to {number(beside.max())}), by the size of the bank ({sizes} pairs).",
+    )
+
+
+def banks_balance(results: Results) -> ClaimResult:
+    """F5c: compares the ratio of the towers' gradient norms with one bank and with two of the same size."""
+    rows = results.study(TRAINED)
+    one = rows[rows["arm"].str.startswith("passage_bank@")] if len(rows) else rows
+    if one.empty:
+        return undecided("It takes trials of study=retrieval with passage_bank.", 0)
+    keys = ["trial", "accumulation_steps"]
+    bank = one.set_index(keys)
+    two = rows[rows["arm"].isin([arm.replace("passage", "dual") for arm in set(one["arm"])])].set_index(keys)["norm_ratio"]
+    none = rows[rows["arm"] == "grad_cache"].set_index(keys)["norm_ratio"]
+    table = pd.DataFrame({"one": bank["norm_ratio"], "two": two, "none": none}).dropna()
+    of_trial = bank["lr"].reindex(table.index)
+    if of_trial.nunique() < 2:
+        return undecided("It takes trials at two learning rates with one bank, two banks and none.", len(table))
+    far = table.map(lambda ratio: abs(math.log(ratio)))
+    nearer = far["two"] < far["one"]
+    if nearer.all() and (far["one"] > UNBALANCED).all():
+        verdict = Ruling.confirmed
+    else:
+        verdict = Ruling.conditional if nearer.any() else Ruling.refuted
+    middle = table.median()
+    rates = far["one"].groupby(of_trial).median()
+    out = ", ".join(f"{lr:g}" for lr in rates.index[rates > UNBALANCED])
+    condition = f"at learning rates of {out}, where one bank is out of balance" if out else "in some trials"
+    return ClaimResult(
+        verdict=verdict,
+        condition=condition if verdict == Ruling.conditional else "",
+        measured=float(middle["two"]),
+        threshold="|log ratio| of two banks below that of one, which is above log 1.5, in every trial",
+        n=len(table),
+        explanation=f"Norm of the query tower's gradient over the passage tower's, medians: {number(middle['one'])} with a bank "
+        f"of passages, {number(middle['two'])} with two banks, {number(middle['none'])} with none (GradCache, the full batch).",
+    )
+
+
+CLAIMS = (
+    Claim(
+        id="F1c",
+        expects=Ruling.refuted,
+        rule=f"Refuted when every accumulated gradient is more than {APART:g} off the full batch's and within "
+        f"{ALGEBRA_GATE:.0e} of the oracle (scores masked to the micro-batches); confirmed when all are within the gate of the "
+        "full batch's.",
+        decide=of_one_corpus(any_loss),
+    ),
+    Claim(
+        id="F2c",
+        expects=Ruling.conditional,
+        rule=f"Banks of at most {EQUAL:g} times accumulation's bytes, each method at the learning rate that other seeds chose, "
+        f"at a plateau (the last quarter adds at most {PLATEAU:g} point), {FEWEST_SEEDS} seeds or more. Confirmed when the 95% "
+        f"interval of the paired difference of mean reciprocal ranks is above 0 at every N; refuted when below {MARGIN:g} point "
+        "at every N; conditional when each N is one of both; else, or with a rate at an end of the grid, undecided.",
+        decide=of_one_corpus(banks_beat_accumulation),
+    ),
+    Claim(
+        id="F3c",
+        expects=Ruling.refuted,
+        rule="Refuted when no tensor in any bank requires or has a gradient.",
+        decide=of_one_corpus(banks_hold_gradients),
+    ),
+    Claim(
+        id="F4c",
+        expects=Ruling.confirmed,
+        rule="Confirmed when the bytes of a step are below the full batch's in every trial and a window takes longer than "
+        "accumulation in most; refuted when no bytes are saved.",
+        decide=of_one_corpus(memory_for_time),
+    ),
+    Claim(
+        id="F5c",
+        expects=Ruling.confirmed,
+        rule="Confirmed when in every trial the ratio of the towers' gradient norms is nearer to 1 (in |log|) with two banks "
+        "than with one of the same size, whose ratio is off by more than 1.5; refuted when in none; else conditional on the "
+        "learning rates at which one bank's is that far off in the median.",
+        decide=of_one_corpus(banks_balance),
+    ),
+)
+
+
+def and_with_in_batch_negatives(results: Results) -> Advice | None:
+    """Of the experiment on contrastive losses: gradients over N, beside GradCache's."""
+    rows = results.of("contrastive").study("negatives")
+    rows = rows[rows["dropout"] == 0] if len(rows) else rows
+    plain, cached = (rows[rows["arm"] == arm] if len(rows) else rows for arm in ("accumulated", "grad_cache"))
+    if plain.empty or cached.empty:
+        return None
+    over = plain.groupby("accumulation_steps")["gradient_error"].median()
+    told = ", ".join(f"{number(float(error))} at N = {num:g}" for num, error in over.items())
+    return Advice(
+        "And with in-batch negatives (CLIP, retrieval)?",
+        "It is another loss: fewer negatives",
+        f"Gradient off the large batch's by {told}; GradCache's by at most {number(float(cached['gradient_error'].max()))}",
+        "Use GradCache: representations of the whole window first, then a second forward per micro-batch.",
+        "contrastive",
+    )
+
+
+EXPERIMENT = Experiment(
+    name="contrastive",
+    title="What replaces accumulation where the negatives come from the batch?",
+    question="With in-batch negatives a micro-batch has another loss. How far off is the accumulated gradient, which methods "
+    "are the full batch, and what is each worth at equal memory?",
+    prediction="The error of accumulation grows with N and is exactly that of scores masked to the micro-batches. GradCache is "
+    "the full batch at two forwards. Banks are another computation: whether it is a better one depends on how fast "
+    "representations age.",
+    rule="Gradients are compared in float64 at the same weights. Recall is over 1,000 held-out passages of other modules, "
+    "after the same pairs, paired by seed; learning rates are chosen for each method on seeds that do not decide. Bytes are "
+    "counted.",
+    claims=CLAIMS,
+    advice=and_with_in_batch_negatives,
+    sections=(shown.retrieval_section, shown.memory_section, shown.order_section, shown.judged_section, shown.gradients_section),
+)

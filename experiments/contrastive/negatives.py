@@ -1,0 +1,110 @@
+"""In-batch negatives, exactly: each method's gradient of a window beside the full batch's at the same weights, in float64.
+
+The weights go through a training on the full batch; every method sees all of its windows, so that banks hold representations of
+weights that were really passed. Dropout's masks belong to samples, so that all methods draw the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from accumulation_harness.config import LastWindow
+from accumulation_harness.measure.banks import WindowStep, oracle_row, past_of, reading, taken
+from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.measure.training import OnStep, Row
+from accumulation_harness.recipes import contrastive
+from accumulation_harness.recipes.recipe import Arm, take_step
+from accumulation_harness.recipes.sample_masks import masks_of_samples
+from accumulation_harness.referee.gradients import by_tensor, compare, relative_distance
+from accumulation_harness.results.arm_name import PERMUTED
+from accumulation_harness.trial import Candidate, full_batch, with_faults
+from accumulation_harness.workloads import Batch
+from accumulation_harness.workloads.docstrings import DocstringWorkload
+
+TOWERS = ("query.", "passage.")  # whose parameters these names begin with; the others are a temperature and a bias
+
+
+def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
+    """One row per probed window, N and method: the first window, every `probe_every`-th and the last."""
+    config = setting.config
+    reference = setting.arm(masks_of_samples(full_batch(config)), clip_norm=None)
+    methods = {name: contrastive.named(name) for name in config.methods}
+    chosen = [one for one in with_faults(config, methods) if one.arm != PERMUTED]
+    arms = [setting.arm(reading(one.recipe), clip_norm=None) for one in chosen]
+    pasts = [past_of(one.arm) for one in chosen]
+    full = setting.arm(reading(full_batch(config)), clip_norm=None)
+    rows = []
+    for t, ids in enumerate(setting.windows(config.steps, last=LastWindow.drop)):
+        window, is_probed = setting.exact.batch(ids), t % config.probe_every == 0 or t == config.steps - 1
+        exact = taken(setting, full, reference, window, t) if is_probed else None
+        for one, arm, past in zip(chosen, arms, pasts, strict=True):
+            held = {} if past is None else _what_is_held(arm)
+            if past is not None:
+                past.see(reference.model, window.inputs)
+            if exact is not None:
+                own = taken(setting, arm, reference, window, t)
+                oracle = (
+                    {} if setting.draws else oracle_row(reference.model, one.arm, one.recipe, window, own, past, setting) | held
+                )
+                rows.append(
+                    {"corpus": corpus_of(setting), "after_steps": t, **_row(one, reference.model, own, exact, window), **oracle}
+                )
+            elif past is not None:  # the bank has to see every window
+                taken(setting, arm, reference, window, t)
+        with setting.randomness(t):
+            take_step(reference, window)
+    return rows
+
+
+def _row(one: Candidate, model: nn.Module, own: WindowStep, full: WindowStep, window: Batch) -> Row:
+    where, beside = by_tensor(model), compare(own.gradient, full.gradient)
+    towers = torch.cat([torch.arange(of.start, of.stop) for name, of in where.items() if name.startswith(TOWERS)])
+    slope, right = float(own.gradient[where["log_scale"]]), float(full.gradient[where["log_scale"]])
+    return {
+        "arm": one.arm,
+        "accumulation_steps": one.recipe.accumulation_steps,
+        "micro_batch": max(one.recipe.split(len(window))),
+        "gradient_error": beside.distance,
+        "scale": beside.scale,
+        "cosine": beside.cosine,
+        "towers_error": relative_distance(own.gradient[towers], full.gradient[towers]),
+        "temperature_error": abs(slope - right) / abs(right),
+        "temperature_ratio": slope / right,
+        "norm_ratio": tower_ratio(model, own.gradient),
+        "full_norm_ratio": tower_ratio(model, full.gradient),
+        "loss": own.loss,
+        "full_loss": full.loss,
+        "forwards": own.forwards,
+    }
+
+
+def corpus_of(setting: Setting) -> str:
+    """The first digits of the fingerprint of the pairs: rows of two corpora are of two experiments."""
+    workload = setting.exact
+    assert isinstance(workload, DocstringWorkload)
+    return workload.pairs.fingerprint[:12]
+
+
+def tower_ratio(model: nn.Module, gradient: Tensor) -> float:
+    """||gradient of the query tower|| / ||gradient of the passage tower||."""
+    query, passage = (
+        sum(float(gradient[where].square().sum()) for name, where in by_tensor(model).items() if name.startswith(tower))
+        for tower in TOWERS
+    )
+    return float((query / passage) ** 0.5) if passage else math.inf
+
+
+def _what_is_held(arm: Arm) -> Row:
+    """Of the tensors in a bank: how many require a gradient or have one, and whether any has the shape of the gradient's."""
+    kept: Any = arm.memory.get("bank")
+    tensors: Sequence[Tensor] = [] if kept is None else [one for one in kept if isinstance(one, Tensor)]
+    return {
+        "bank_entries": 0 if kept is None else len(kept.passages),
+        "held_with_gradient": sum(one.requires_grad or one.grad is not None for one in tensors),
+        "held_numbers_per_pair": sum(one[0].numel() for one in tensors if one.dim() and len(one)),
+    }

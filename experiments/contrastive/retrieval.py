@@ -1,0 +1,188 @@
+"""What in-batch negatives are worth: full batch, small batch, accumulation, GradCache and memory banks, trained side by side.
+
+All see the same windows from the same weights; recall is over all held-out passages. Bytes are those of a step, counted
+(`measure/memory.py`) with what a method keeps beside the graph; seconds are medians over windows, all methods in turn.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from accumulation_harness.experiments.contrastive.negatives import corpus_of, tower_ratio
+from accumulation_harness.experiments.convergence.learning_curves import chosen_arms
+from accumulation_harness.measure import memory
+from accumulation_harness.measure.banks import count_forwards
+from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.measure.training import HELD_OUT_BATCH, OnStep, Row
+from accumulation_harness.recipes import contrastive
+from accumulation_harness.recipes.recipe import Arm, Recipe, evaluated, take_step
+from accumulation_harness.referee.gradients import compare, flatten, gradients
+from accumulation_harness.results.arm_name import FULL
+from accumulation_harness.trial import Candidate, full_batch, split_plan, with_faults
+from accumulation_harness.workloads import Batch, nest
+from accumulation_harness.workloads.contrastive import ranks
+
+SMALL = "small"  # an optimizer step for each micro-batch: no accumulation at all
+LOOKS = (0.5, 0.75, 1.0)  # shares of the training after which the held-out pairs are ranked
+CUTS = (1, 5, 20)  # of recall
+
+
+@dataclass
+class Method:
+    """A method in training."""
+
+    candidate: Candidate
+    arm: Arm
+    losses: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    cosines: list[float] = field(default_factory=list)
+    ratios: list[float] = field(default_factory=list)
+    looks: list[Row] = field(default_factory=list)
+
+    def take(self, window: Batch) -> float:
+        """A window: one step of the optimizer, of the small batch one for each micro-batch. Returns the mean loss."""
+        if self.candidate.arm != SMALL:
+            return float(take_step(self.arm, window))
+        own = torch.arange(len(window)).chunk(self.candidate.recipe.accumulation_steps)
+        parts = (window.rows(slice(int(rows[0]), int(rows[-1]) + 1)) for rows in own)  # views, no copy of the window
+        return sum(float(take_step(self.arm, part)) * len(part) for part in parts) / len(window)
+
+    @property
+    def label(self) -> Row:
+        """What identifies it in a row."""
+        return {"arm": self.candidate.arm, "accumulation_steps": self.candidate.recipe.accumulation_steps}
+
+
+def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
+    """One row per method and N: recall and reciprocal rank, bytes, seconds, forwards, and gradients beside the full batch's."""
+    config = setting.config
+    methods = list(make_methods(setting))
+    looks = {max(1, round(share * config.steps)) for share in LOOKS}
+    for t, ids in enumerate(setting.windows()):
+        window = methods[0].arm.workload.batch(ids)
+        for method in methods:
+            _take(setting, method, window, t)
+            if t + 1 in looks:
+                method.looks.append(ranked(method.arm))
+        on_step(t, [{**m.label, "step": t, "replicate": 0, "loss": m.losses[-1], "cosine": _at(m, t, config.probe_every)}
+                    for m in methods])  # fmt: skip
+    first = next(setting.windows(1))
+    return [_row(setting, method, method.arm.workload.batch(first)) for method in methods]
+
+
+def make_methods(setting: Setting) -> list[Method]:
+    """The full batch; at every N accumulation, the configured methods and the small batch; and the permuted full batch.
+
+    Or one `trained_arm` of these.
+    """
+    config, full = setting.config, full_batch(setting.config)
+    whole = [Candidate(FULL, full), *with_faults(config, {n: contrastive.named(n) for n in config.methods})]
+    small = [Candidate(SMALL, dataclasses.replace(full, accumulation_steps=num)) for num in config.accumulation_steps]
+    trained = chosen_arms(config, [one.name for one in (*whole, *small)])
+    made = [Method(one, setting.arm(watched(one.recipe))) for one in whole if one.name in trained]
+    for one in (one for one in small if one.name in trained):
+        made.append(Method(one, setting.arm(one.recipe, steps=one.recipe.accumulation_steps * config.steps)))
+    return made
+
+
+def watched(recipe: Recipe) -> Recipe:
+    """The recipe, whose gradient is noted where the arm is asked to."""
+
+    def note(arm: Arm) -> None:
+        if arm.memory.pop("asked", False):
+            arm.memory["consumed"] = flatten(gradients(arm.model.parameters()))
+
+    return dataclasses.replace(recipe, at_boundary=(note, *recipe.at_boundary))
+
+
+def ranked(arm: Arm) -> Row:
+    """Recall at 1, 5 and 20 and the mean reciprocal rank of the held-out queries among all held-out passages."""
+    with evaluated(arm), torch.no_grad():
+        parts = [arm.workload.forward(arm.model, batch) for batch in arm.workload.held_out_batches(HELD_OUT_BATCH)]
+        place = ranks(nest.joined(parts)).double()
+    return {**{f"recall_{k}": float((place <= k).double().mean()) for k in CUTS}, "reciprocal_rank": float((1 / place).mean())}
+
+
+def _take(setting: Setting, method: Method, window: Batch, t: int) -> None:
+    arm, is_probed = method.arm, t % setting.config.probe_every == 0 and method.candidate.arm != SMALL
+    exact = _exact(arm, window) if is_probed else None
+    arm.memory["asked"] = is_probed
+    with setting.randomness(t):
+        started = time.perf_counter()
+        method.losses.append(method.take(window))
+        method.seconds.append(time.perf_counter() - started)
+    if exact is not None:
+        own = arm.memory.pop("consumed")
+        method.cosines.append(compare(own, exact).cosine)
+        method.ratios.append(tower_ratio(arm.model, own))
+
+
+def _exact(arm: Arm, window: Batch) -> Tensor:
+    """[P] the full batch's gradient at the arm's own weights."""
+    outputs = arm.workload.forward(arm.model, window)
+    loss = arm.workload.losses(outputs, window).mean()
+    found = torch.autograd.grad(loss, list(arm.model.parameters()), materialize_grads=True, allow_unused=True)
+    return flatten(found)
+
+
+def _at(method: Method, t: int, probe_every: int) -> float:
+    return method.cosines[-1] if t % probe_every == 0 and method.cosines else math.nan
+
+
+def _row(setting: Setting, method: Method, window: Batch) -> Row:
+    config, arm, num = setting.config, method.arm, method.candidate.recipe.accumulation_steps
+    size = max(split_plan(config, num)(config.effective_batch))
+    taken, held = _weighed(method, window.rows(slice(0, size)) if method.candidate.arm == SMALL else window)
+    forwards = count_forwards(arm.model, lambda: method.take(window))
+    half = len(method.cosines) // 2
+    last = method.looks[-1]
+    return {
+        "corpus": corpus_of(setting),
+        **method.label,
+        "micro_batch": size,
+        **last,
+        "gain_of_last_quarter": last["reciprocal_rank"] - method.looks[-2]["reciprocal_rank"]
+        if len(method.looks) > 1
+        else math.nan,
+        "final_loss": method.losses[-1],
+        "tail_loss": statistics.fmean(method.losses[-max(1, len(method.losses) // 10) :]),
+        "seconds": statistics.median(method.seconds),
+        "forwards": forwards / len(window),
+        "static_bytes": taken.parameters + taken.gradients + taken.state,
+        "activation_bytes": taken.activations,
+        "held_bytes": held,
+        "total_bytes": taken.total + (held if taken.peak is None else 0),
+        "first_cosine": method.cosines[0] if method.cosines else math.nan,
+        "cosine": statistics.fmean(method.cosines[half:]) if method.cosines else math.nan,
+        "norm_ratio": statistics.median(method.ratios[half:]) if method.ratios else math.nan,
+        "scale": float(arm.model.get_parameter("log_scale").detach().exp()),
+    }
+
+
+def kept_beside(arm: Arm) -> Iterator[Tensor]:
+    """What the methods of `recipes/contrastive.py` keep beside the graph: representations, a bank, an average of the towers."""
+    yield from nest.tensors([arm.memory.get(name, ()) for name in ("held", "bank")])
+    if "average" in arm.memory:
+        yield from arm.memory["average"].parameters()
+
+
+def _weighed(method: Method, window: Batch) -> tuple[memory.Memory, int]:
+    """The bytes of one more step, and of what the method keeps beside the graph, at its largest."""
+    arm, most = method.arm, [0]
+
+    def see(arm: Arm) -> None:
+        most[0] = max(most[0], memory.num_bytes(kept_beside(arm)))
+
+    recipe = arm.recipe
+    arm.recipe = dataclasses.replace(recipe, after_backward=(see, *recipe.after_backward))
+    taken = memory.of_step(arm, window)
+    arm.recipe = recipe
+    return taken, most[0]

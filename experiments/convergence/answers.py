@@ -1,0 +1,368 @@
+"""Do the large batch, its accumulation and the small batch converge alike: to which loss, after how many samples and seconds?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pandas as pd
+
+from accumulation_harness.analysis.content import Block, Picture, Section, Table, Text, estimated, number, plain
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.question import (
+    Advice,
+    Claim,
+    ClaimResult,
+    Experiment,
+    Material,
+    Ruling,
+    over_settings,
+    undecided,
+)
+from accumulation_harness.config import TUNING_SEEDS
+from accumulation_harness.experiments.convergence import figures, trainings, wastefulness
+from accumulation_harness.experiments.convergence import trainings as convergence
+from accumulation_harness.experiments.convergence.trainings import (
+    ARM,
+    DETECTABLE,
+    FEWEST_SEEDS,
+    FLAT,
+    FRACTIONS,
+    LEVEL,
+    LONGEST,
+    MARGIN,
+    NAMES,
+    SETTING,
+    Pair,
+)
+from accumulation_harness.experiments.convergence.wastefulness import Wasteful
+from accumulation_harness.experiments.momentum.states import interval
+from accumulation_harness.judge import statistics
+
+
+def arm_name(arm: object, num: object) -> str:
+    """An arm as the page calls it."""
+    return f"{NAMES.get(str(arm), str(arm))}{f', N = {num}' if int(str(num)) > 1 else ''}"
+
+
+def setting_name(key: tuple[object, ...]) -> str:
+    """A setting as the page calls it."""
+    workload, norm, optimizer, batch = key
+    return f"{workload} ({norm}), {optimizer}, B = {batch}"
+
+
+def curves(material: Material) -> Section | None:
+    """Mean and band of the probe loss over samples, steps and seconds, with what it took to the targets."""
+    rows = convergence.trainings(material.results)
+    judged, levels = (convergence.judged(rows), convergence.targets(rows)) if len(rows) else (rows, {})
+    if judged.empty:
+        return None
+    blocks: list[Block] = []
+    for key, own in judged.groupby(list(SETTING)):
+        seeds, tuning = own["seed"].nunique(), rows.loc[rows["seed"] >= TUNING_SEEDS, "seed"].nunique()
+        name = setting_name(key)
+        blocks.append(Picture(
+            f"curves-{plain(name)}",
+            figures.figure_curves(own, levels[key]),
+            f"Loss on the probe set of every arm under {name}, over samples, optimizer steps and seconds.",
+            f"{name}: loss on the same fixed training samples, geometric mean and 95% t interval over {seeds} judging seeds, "
+            f"each arm at the rate tuned on {tuning} other seed{'s' if tuning != 1 else ''}. Dotted: the three targets. "
+            "Seconds are those inside the optimizer steps, on whatever else the machine did at the time.",
+        ))  # fmt: skip
+        blocks.append(_targets_table(own, levels[key]))
+    return Section("Learning curves", tuple(blocks))
+
+
+def _targets_table(rows: pd.DataFrame, levels: tuple[float, ...]) -> Table:
+    head = ("arm", "target", "reached by", "samples", "optimizer steps", "seconds")
+    cells = []
+    for key, own in rows.groupby(list(ARM)):
+        for level in levels:
+            found = {cost: convergence.reaches(own, level, cost) for cost in ("samples", "optimizer_steps", "seconds")}
+            reached = sum(one.reached for one in found["samples"])
+            medians = [_median(found[cost]) for cost in found]
+            cells.append((arm_name(*key), number(level), f"{reached} of {len(own)}", *medians))
+    caption = (
+        f"Median cost to {', '.join(f'{share:.0%}' for share in FRACTIONS)} of the way from the loss at the start to the "
+        "full batch's last on the tuning seeds. Trainings that never arrive are censored (Kaplan and Meier); >: fewer than "
+        "half arrived by then."
+    )
+    return Table(head, tuple(cells), caption)
+
+
+def _median(found: list[convergence.Reach]) -> str:
+    middle = convergence.median_reach(found)
+    return (
+        f"> {number(max(one.value for one in found))}"
+        if math.isnan(middle)
+        else f"{middle:,.0f}"
+        if middle >= 100
+        else number(middle)
+    )
+
+
+def endings(material: Material) -> Section | None:
+    """Test loss, gap, area and plateau of every arm, and its test loss beside the full batch's."""
+    rows = convergence.trainings(material.results)
+    judged = convergence.judged(rows) if len(rows) else rows
+    if judged.empty:
+        return None
+    beside = {one.key: one for one in convergence.beside_full(judged)}
+    head = ("setting", "arm", "n", "rate", "inside the grid", "test loss", "less the full batch's", "detectable", "margin",
+            "verdict", "spread over the null's", "with recalibrated BatchNorm",
+            "gap to the probe loss", "mean loss over samples", "plateau: probe loss", "validation loss")  # fmt: skip
+    cells = []
+    for key, own in judged.groupby([*SETTING, *ARM]):
+        areas = [convergence.area(*pair) for pair in zip(own["curve_samples"], own["curve_probe_loss"], strict=True)]
+        flat = [sum(abs(convergence.drift(curve)) < FLAT for curve in own[f"curve_{loss}_loss"])
+                for loss in ("probe", "validation")]  # fmt: skip
+        cells.append((
+            setting_name(key[:4]), arm_name(*key[4:]), str(len(own)), number(float(own["rate"].iloc[0])),
+            "yes" if own["interior"].all() else "no: an end",
+            number(own["test_loss"].mean()), *_beside(beside.get(key), _is_tuned(judged, key)),
+            number(own["recalibrated_test_loss"].astype(float).mean()), number(own["gap"].mean()),
+            number(sum(areas) / len(areas)), *(f"{count} of {len(own)}" for count in flat),
+        ))  # fmt: skip
+    text = Text(
+        "Each arm at its tuned rate, on seeds that tuned nothing; the seed draws the split, the initial weights and the "
+        f"order. Same: TOST within half the standard deviation of the full batch's test loss between seeds, at {LEVEL:g}; "
+        "better or worse: paired t tests, Holm-corrected over the table; all else is undecided, also an arm whose rate, or "
+        f"the full batch's, is at an end of the grid, and everything below {FEWEST_SEEDS} seeds. A loss is at its plateau "
+        f"where it moves by less than {FLAT:.0%} within the last fifth; the probe loss, of samples that are trained on, may "
+        "fall on after the validation loss has ended to. Where neither is flat, losses are those after these samples. "
+        f"{LONGEST}"
+    )
+    table = Table(head, tuple(cells), f"Means over the judging seeds; nats per loss term. {DETECTABLE}")
+    return Section("Where trainings end", (text, table))
+
+
+def _is_tuned(judged: pd.DataFrame, key: tuple[object, ...]) -> bool:
+    """Whether the rates of an arm and of its full batch both lie inside the grid."""
+    here = (judged[list(SETTING)] == list(key[:4])).all(axis=1)
+    arm = (judged[list(ARM)] == list(key[4:])).all(axis=1)
+    return bool(judged.loc[here & (arm | (judged["arm"] == "full")), "interior"].all())
+
+
+def _beside(one: convergence.Beside | None, is_tuned: bool) -> tuple[str, ...]:
+    if one is None:
+        return ("-",) * 5
+    differences = pd.Series(one.differences, dtype=float)
+    verdict = str(one.verdict) if len(differences) >= FEWEST_SEEDS and is_tuned else "undecided"
+    return interval(differences), number(statistics.detectable(one.differences)), number(one.margin), verdict, number(one.spread)
+
+
+def waste(material: Material) -> Section | None:
+    """Small batches of b in place of N accumulated micro-batches of b, and the advice."""
+    rows = convergence.trainings(material.results)
+    judged = convergence.judged(rows) if len(rows) else rows
+    found = wastefulness.instead_of_accumulating(rows, judged) if len(judged) else []
+    if not found:
+        return None
+    said = wastefulness.verdicts(found)
+    head = ("setting", "in place of N micro-batches of b", "n", "test loss less accumulation's", "detectable",
+            "samples to the last target",
+            "optimizer steps", "seconds", "seconds of the full batch", "accumulating is wasteful")  # fmt: skip
+    cells = tuple(
+        (setting_name(one.setting), one.name, str(len(one.loss)), interval(pd.Series(one.loss)),
+         number(statistics.detectable(one.loss)),
+         *(wastefulness.times(one.costs[cost]) for cost in wastefulness.COSTS), wastefulness.times(one.full_seconds),
+         str(verdict))
+        for one, verdict in zip(found, said, strict=True)
+    )  # fmt: skip
+    text = (
+        "A step after every micro-batch of b, at its own learning rate, in place of one after N of them (arXiv 2507.07101). "
+        f"{wastefulness.counted(said)} Advice: {wastefulness.advice(found, said)}"
+    )
+    caption = (
+        "Paired by seed, means with 95% t intervals; costs over those of accumulation at the same b, geometric means of the "
+        "seeds in which both reach the target. Wasteful: fewer seconds, and a test loss that is not higher by "
+        f"{MARGIN:g} nats; not wasteful: more seconds, or a test loss higher by that (Bonferroni over the table); else "
+        f"undecided, as below {FEWEST_SEEDS} seeds, and where a rate is at an end of the grid or a seed misses the target. "
+        f"Seconds are of this machine and these small models. {DETECTABLE}"
+    )
+    return Section("Is accumulating wasteful on one device?", (Text(text), Table(head, cells, caption)))
+
+
+def rates(material: Material) -> Section | None:
+    """Validation loss over the rate, with what was chosen."""
+    rows = convergence.trainings(material.results)
+    tuning = rows[rows["seed"] >= TUNING_SEEDS]
+    if tuning.empty:
+        return None
+    best = convergence.tuned(rows)
+    blocks: list[Block] = []
+    for key, own in tuning.groupby(list(SETTING)):
+        here = best[(best[list(SETTING)] == list(key)).all(axis=1)]
+        chosen = {(row["arm"], int(row["accumulation_steps"])): row["lr"] for row in here.to_dict("records")}
+        name = setting_name(key)
+        blocks.append(Picture(
+            f"tuning-{plain(name)}",
+            figures.figure_tuning(own, chosen),
+            f"Validation loss over the learning rate under {name}.",
+            f"{name}: mean over {own['seed'].nunique()} tuning seed(s); circles mark what was chosen. Small batches take the "
+            "rate over N (over sqrt N under Adam; with matched memory also times (1 - beta^(1/N)) / (1 - beta) under "
+            "momentum).",
+        ))  # fmt: skip
+    return Section("How the rates were chosen", tuple(blocks))
+
+
+# Rules -------------------------------------------------------------------------------------------------------------------------
+
+
+def smoother_and_better(results: Results) -> ClaimResult:
+    """C8: compares the full batch's curve and test loss with those of the smallest small batch at equal samples."""
+    pairs, level = _pairs(results)
+    if not pairs:
+        return _too_few()
+    rough = [statistics.mean_interval(pair.differences(_log_roughness), level=level) for pair in pairs]
+    loss = [statistics.mean_interval(pair.differences(_test_loss), level=level) for pair in pairs]
+    holds = [r.high < 0 and one.high < 0 for r, one in zip(rough, loss, strict=True)]
+    fails = [r.low > 0 or one.low > -MARGIN for r, one in zip(rough, loss, strict=True)]
+    verdict = over_settings(holds, fails)
+    told = "; ".join(
+        f"{_beside_small(pair)}: roughness {math.exp(r.estimate):.2f} times ({math.exp(r.low):.2f} to {math.exp(r.high):.2f}), "
+        f"test loss {estimated(one)}"
+        for pair, r, one in zip(pairs, rough, loss, strict=True)
+    )
+    return ClaimResult(
+        verdict=verdict,
+        condition=_under(pairs, holds) if verdict == Ruling.conditional else "",
+        measured=max(one.estimate for one in loss),
+        threshold=f"roughness below 1 and test loss below 0: so; above 1, or a gain of {MARGIN:g} nats excluded: not so",
+        n=_num(pairs),
+        explanation="The full batch against the small batch, at equal samples, each at its own tuned rate: "
+        f"{told}. {_seen(pairs)}",
+    )
+
+
+def generalisation(results: Results) -> ClaimResult:
+    """C9: compares test loss, and its gap to the training loss at the same weights, of full batch and smallest small batch."""
+    pairs, level = _pairs(results)
+    if not pairs:
+        return _too_few()
+    settled = [pair.change <= FLAT for pair in pairs]
+    loss = [statistics.mean_interval(pair.differences(_test_loss), level=level) for pair in pairs]
+    gap = [statistics.mean_interval(pair.differences(_gap), level=level) for pair in pairs]
+    better = [flat and one.high < 0 for flat, one in zip(settled, loss, strict=True)]
+    overfits = [flat and one.low > 0 and g.low > 0 for flat, one, g in zip(settled, loss, gap, strict=True)]
+    same = [statistics.equivalence_p(pair.differences(_test_loss), MARGIN) < 1 - level for pair in pairs]
+    neither = [flat and one for flat, one in zip(settled, same, strict=True)]
+    said = [f"{text} {_under(pairs, who)}" for text, who in (("S4", better), ("S0", overfits)) if any(who)]
+    verdict = Ruling.conditional if said else Ruling.refuted if all(neither) else Ruling.undecided
+    told = "; ".join(
+        f"{_beside_small(pair)}: test loss {estimated(one)}, gap at the same weights {estimated(g)}"
+        f"{'' if flat else f', validation loss still changing by {pair.change:.0%} in the last fifth: not judged'}"
+        for pair, one, g, flat in zip(pairs, loss, gap, settled, strict=True)
+    )
+    return ClaimResult(
+        verdict=verdict,
+        condition=" and ".join(said) if verdict == Ruling.conditional else "",
+        measured=max(one.estimate for one in loss),
+        threshold=f"at a plateau (≤ {FLAT:.0%}): test loss below 0 (S4), above 0 with a larger gap (S0), or within ±{MARGIN:g} "
+        "nats (TOST: neither)",
+        n=_num(pairs),
+        explanation=f"The full batch less the small batch at equal samples, each at its own tuned rate: {told}. {_seen(pairs)}",
+    )
+
+
+def _pairs(results: Results) -> tuple[list[Pair], float]:
+    """Those with enough seeds, and the level of their intervals: Bonferroni over settings."""
+    found = [pair for pair in convergence.pairs(convergence.judged(convergence.trainings(results)))
+             if len(pair.differences(_test_loss)) >= FEWEST_SEEDS]  # fmt: skip
+    return found, 1 - LEVEL / max(1, len(found))
+
+
+def _too_few() -> ClaimResult:
+    return undecided(f"It takes {FEWEST_SEEDS} judging seeds, and rates of both batches inside the grid.", 0)
+
+
+def _test_loss(rows: pd.DataFrame) -> pd.Series[float]:
+    return rows["test_loss"].astype(float)
+
+
+def _gap(rows: pd.DataFrame) -> pd.Series[float]:
+    return rows["gap"].astype(float)
+
+
+def _log_roughness(rows: pd.DataFrame) -> pd.Series[float]:
+    return rows["curve_probe_loss"].map(lambda curve: math.log(convergence.roughness(curve)))
+
+
+def _beside_small(pair: Pair) -> str:
+    return f"{setting_name(pair.key)} against {pair.batch:g}"
+
+
+def _under(pairs: Sequence[Pair], chosen: Sequence[bool]) -> str:
+    return "under " + ", ".join(setting_name(pair.key) for pair, one in zip(pairs, chosen, strict=True) if one)
+
+
+def _num(pairs: Sequence[Pair]) -> int:
+    return sum(len(pair.differences(_test_loss)) for pair in pairs)
+
+
+def _seen(pairs: Sequence[Pair]) -> str:
+    least = max(statistics.detectable(pair.differences(_test_loss)) for pair in pairs)
+    return f"With 80% power a difference of {number(least)} nats would have been seen in any setting."
+
+
+CLAIMS = (
+    Claim(
+        id="C8",
+        expects=Ruling.refuted,
+        rule="In settings with both rates inside the grid, at equal samples, paired by seed (Bonferroni over settings): it is so "
+        "where the full batch's curve of the probe loss is smoother than the smallest small batch's and its test loss lower "
+        f"(both intervals below 0), and not so where the curve is rougher or a gain of {MARGIN:g} nats is excluded. Confirmed "
+        "when so in every setting, refuted when not so in every one, conditional when each is one of both; else undecided.",
+        decide=smoother_and_better,
+    ),
+    Claim(
+        id="C9",
+        expects=Ruling.refuted,
+        rule=f"Of settings whose validation loss changes by at most {FLAT:.0%} over the last fifth: conditional when one of the "
+        "two articles is right in some, a lower test loss of the full batch (S4), or a higher one with a larger gap to the "
+        "training loss at the same weights (S0); refuted when no setting changes by "
+        f"more and all lie within ±{MARGIN:g} nats (TOST); else undecided. Bonferroni over settings.",
+        decide=generalisation,
+    ),
+)
+
+
+def is_accumulating_wasteful(results: Results) -> Advice | None:
+    """Of the experiment on convergence: small batches of b beside N accumulated micro-batches of b, where any decides."""
+    rows = trainings.trainings(results.of("convergence"))
+    judged = trainings.judged(rows) if len(rows) else rows
+    found = wastefulness.instead_of_accumulating(rows, judged) if len(judged) else []
+    said = wastefulness.verdicts(found)
+    action = wastefulness.advice(found, said)
+    told = [
+        f"{one.name} ({one.setting[0]}, {one.setting[1]}): {wastefulness.times(one.costs['seconds'])}"
+        for one, verdict in zip(found, said, strict=True)
+        if verdict != Wasteful.undecided
+    ]
+    if not told:
+        return None
+    return Advice(
+        "Is accumulating wasteful on one device?",
+        wastefulness.counted(said),
+        f"Seconds to the same loss over those of accumulation at the same b, where decided: {'; '.join(told)}",
+        action[0].upper() + action[1:],
+        "convergence",
+    )
+
+
+EXPERIMENT = Experiment(
+    name="convergence",
+    title="Do the large batch, its accumulation and the small batch converge alike?",
+    question="Trained with rates tuned for each, how do the large batch, its accumulation and the small batch compare: in "
+    "the loss that they reach, and in samples, optimizer steps and seconds to get there?",
+    prediction="Without BatchNorm the accumulated run is the full batch: its test loss is the same, and differs over seeds "
+    "as the permuted full batch does. The small batch needs fewer samples and more optimizer steps to every "
+    "target, its curve is no rougher on the same samples, and it ends no worse, after fewer seconds than accumulation at that b.",
+    rule=f"Rates are tuned on seeds from {TUNING_SEEDS} on and a validation split, and judged on other seeds and the test "
+    "split. Same means TOST within half the standard deviation of the full batch between seeds; different, a "
+    f"Holm-corrected paired test; anything else is undecided, as is all below {FEWEST_SEEDS} judging seeds. Accumulating is "
+    f"wasteful where the small batch takes fewer seconds to the last target and its test loss is not higher by {MARGIN:g} nats.",
+    claims=CLAIMS,
+    advice=is_accumulating_wasteful,
+    sections=(curves, endings, waste, rates),
+)

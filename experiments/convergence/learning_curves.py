@@ -1,0 +1,199 @@
+"""How training converges: loss on fixed samples over the samples, optimizer steps and seconds that it took, to a plateau.
+
+A tenth of the training samples, by the trial's seed, is set aside for choosing learning rates; windows are of the others, and the
+held-out samples are the test. Every arm sees the same windows in the same order: those that accumulate, and those that
+take an optimizer step after every micro-batch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from accumulation_harness.config import TUNING_SEEDS, ConfigError, OptimizerConfig, OptimizerName, TrialConfig
+from accumulation_harness.experiments.momentum.optimizer_states import same_memory, slower, small_batch
+from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.measure.training import HELD_OUT_BATCH, OnStep, Row
+from accumulation_harness.recipes import precision
+from accumulation_harness.recipes.micro_batch import windows
+from accumulation_harness.recipes.recipe import Arm, evaluated, take_step
+from accumulation_harness.recipes.remedies import calibrate
+from accumulation_harness.results.arm_name import FULL, ArmName
+from accumulation_harness.trial import accumulated, full_batch, standard_candidates
+from accumulation_harness.workloads import Batch
+from accumulation_harness.workloads.layers import has_batch_norm
+
+POINTS = 50  # equal-sample points of a curve
+PROBE, PROBE_TERMS = 1000, 20_000  # at most so many samples and loss terms, each of the probe and of the validation set
+CALIBRATION = 2000  # training samples whose statistics BatchNorm is given before the second look at the end
+SET_ASIDE = 10  # stream of the trial's seed
+SMALL = "small_batch"  # a step after every micro-batch, the optimizer's memory as configured (per step)
+SMALL_MEMORY = "small_batch_memory"  # the same with beta^(1/N): half-lives are those of the window, in samples
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Ids of a trial's training samples by what they are for."""
+
+    training: Tensor  # [n] in the order they were drawn
+    probe: Tensor  # the first of them
+    validation: Tensor
+
+    @classmethod
+    def drawn(cls, setting: Setting) -> Samples:
+        """A tenth set aside for validation."""
+        order = torch.randperm(setting.exact.num_samples, generator=setting.generator(SET_ASIDE))
+        validation, training = order.tensor_split([len(order) // 10])
+        terms = setting.exact.num_terms(setting.exact.batch(training[:PROBE])).double().mean()
+        num = max(1, min(PROBE, int(PROBE_TERMS / float(terms))))
+        return cls(training, training[:num], validation[:num])
+
+    def windows(self, setting: Setting) -> Iterator[Tensor]:
+        """The trial's windows, of the training samples alone."""
+        config = setting.config
+        stream = windows(len(self.training), config.effective_batch, config.seed, config.data.last_window)
+        return (self.training[places] for _, places in zip(range(config.steps), stream, strict=False))
+
+
+@dataclass
+class Course:
+    """An arm on its way."""
+
+    name: str
+    num: int  # N
+    optimizer: OptimizerConfig
+    arm: Arm
+    steps_every_micro_batch: bool
+    seconds: float = 0.0  # inside its optimizer steps; the evaluations are not counted
+    optimizer_steps: int = 0
+    curve: dict[str, list[float]] = field(default_factory=dict)
+
+    def take(self, window: Batch) -> float:
+        """One window, timed; its loss."""
+        before = time.perf_counter()
+        loss = float(take_step(self.arm, window))  # which waits for a GPU
+        self.seconds += time.perf_counter() - before
+        self.optimizer_steps += len(self.arm.seen) if self.steps_every_micro_batch else 1
+        return loss
+
+    def look(self, samples: int, **losses: float) -> Row:
+        """Put a point on the curve."""
+        point = {"samples": samples, "optimizer_steps": self.optimizer_steps, "seconds": self.seconds, **losses}
+        for name, value in point.items():
+            self.curve.setdefault(f"curve_{name}", []).append(value)
+        return losses
+
+
+def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
+    """One row per arm: its settings, its curve (`curve_*`: 51 values each, the first before training) and where it ended.
+
+    Losses are nats per loss term, of the model as it is evaluated: `probe_loss` on the same training samples, at most 1,000, at
+    every point, `validation_loss` on as many set aside, `test_loss` on the held-out samples at the end; `recalibrated_test_loss`
+    after BatchNorm was given the statistics of 2,000 training samples.
+    """
+    config = setting.config
+    chosen = Samples.drawn(setting)
+    courses = list(_courses(setting))
+    points = {round(config.steps * (i + 1) / POINTS) - 1 for i in range(POINTS)}
+    parts = {f"{name}_loss": courses[0].arm.workload.batch(ids)
+             for name, ids in (("probe", chosen.probe), ("validation", chosen.validation))}  # fmt: skip
+    for course in courses:
+        course.look(0, **{name: evaluation(course.arm, [batch])[0] for name, batch in parts.items()})
+    num_samples = 0
+    for t, ids in enumerate(chosen.windows(setting)):
+        window = courses[0].arm.workload.batch(ids)
+        num_samples += len(ids)
+        rows = []
+        for course in courses[t % len(courses) :] + courses[: t % len(courses)]:  # none is always first, and so the coldest
+            with setting.randomness(t):
+                loss = course.take(window)
+            seen = {name: evaluation(course.arm, [batch])[0] for name, batch in parts.items()} if t in points else {}
+            rows.append({
+                "arm": course.name, "accumulation_steps": course.num, "step": t, "replicate": 0, "samples": num_samples,
+                "loss": loss, **(course.look(num_samples, **seen) if seen else {}),
+            })  # fmt: skip
+        on_step(t, sorted(rows, key=lambda row: (row["arm"] != FULL, row["arm"], row["accumulation_steps"])))
+    return [_row(setting, course, num_samples, chosen) for course in courses]
+
+
+def _courses(setting: Setting) -> Iterator[Course]:
+    """The full batch, every N, the permuted full batch, and for every N > 1 both kinds of small batch; or one `trained_arm`.
+
+    Every N and the permuted full batch have the full batch's rate: they come with it, and are left out where rates are chosen.
+    """
+    config = setting.config
+    changes = {ArmName(name, num): change for num in config.accumulation_steps if num > 1
+               for name, change in ((SMALL, slower), (SMALL_MEMORY, same_memory))}  # fmt: skip
+    trained = chosen_arms(config, (ArmName(FULL), *changes))
+    if ArmName(FULL) in trained:
+        yield Course(FULL, 1, config.optimizer, setting.arm(full_batch(config)), False)
+        for candidate in standard_candidates(config) if config.seed < TUNING_SEEDS else ():
+            recipe = candidate.recipe
+            yield Course(candidate.arm, recipe.accumulation_steps, config.optimizer, setting.arm(recipe), False)
+    for arm in (arm for arm in changes if arm in trained):
+        num = arm.accumulation_steps
+        optimizer = with_small_rate(changes[arm](config.optimizer, num), config.optimizer.lr, num)
+        yield Course(arm.name, num, optimizer, small_arm(setting, num, optimizer), True)
+
+
+def chosen_arms(config: TrialConfig, arms: Sequence[ArmName]) -> Sequence[ArmName]:
+    """All of them, or the `trained_arm` of the configuration; ConfigError where that is none of them."""
+    if config.trained_arm is None:
+        return arms
+    if config.trained_arm not in map(str, arms):
+        raise ConfigError("trained_arm", config.trained_arm, f"one of {', '.join(map(str, arms))}")
+    return [ArmName.parse(config.trained_arm)]
+
+
+def small_arm(setting: Setting, num: int, optimizer: OptimizerConfig) -> Arm:
+    """An arm that steps after B / N samples. Its schedule moves once per window, as everyone's: equal samples, equal rate."""
+    return setting.arm(small_batch(accumulated(setting.config, num)), optimizer=optimizer)
+
+
+def with_small_rate(optimizer: OptimizerConfig, lr: float, num: int) -> OptimizerConfig:
+    """At lr / sqrt(N) under Adam, else as it is (lr / N): where one grid of rates holds the best of a batch of B / N as well."""
+    is_adam = optimizer.name in (OptimizerName.adam, OptimizerName.adamw)
+    return dataclasses.replace(optimizer, lr=lr / num**0.5) if is_adam else optimizer
+
+
+def evaluation(arm: Arm, batches: Sequence[Batch]) -> tuple[float, float]:
+    """Mean loss and accuracy per loss term, with the model as it is evaluated."""
+    loss, correct, terms = 0.0, 0.0, 0
+    with evaluated(arm), torch.no_grad(), precision.autocast(arm.precision, arm.device):
+        for whole in batches:
+            for start in range(0, len(whole), HELD_OUT_BATCH):
+                batch = whole.rows(slice(start, start + HELD_OUT_BATCH))
+                outputs = arm.workload.forward(arm.model, batch)
+                loss += float(arm.workload.losses(outputs, batch).double().sum())
+                correct += float(arm.workload.correct(outputs, batch).sum())
+                terms += int(arm.workload.num_terms(batch).sum())
+    return loss / terms, correct / terms
+
+
+def _row(setting: Setting, course: Course, samples: int, chosen: Samples) -> Row:
+    config, arm = setting.config, course.arm
+    test_loss, test_accuracy = evaluation(arm, [arm.workload.held_out])
+    row = {
+        "arm": course.name,
+        "accumulation_steps": course.num,
+        "step_samples": max(arm.recipe.split(config.effective_batch))
+        if course.steps_every_micro_batch
+        else config.effective_batch,
+        "rate": course.optimizer.lr,
+        "samples": samples,
+        "data_sha256": getattr(arm.workload, "fingerprint", None),
+        "test_loss": test_loss,
+        "test_accuracy": test_accuracy,
+        "gap": test_loss - course.curve["curve_probe_loss"][-1],
+        **course.curve,
+    }
+    if has_batch_norm(arm.model):
+        calibrate(arm, chosen.training[-CALIBRATION:])
+        loss, accuracy = evaluation(arm, [arm.workload.held_out])
+        row |= {"recalibrated_test_loss": loss, "recalibrated_test_accuracy": accuracy}
+    return row

@@ -1,0 +1,178 @@
+"""Does the critical batch size grow along a training?"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from accumulation_harness.analysis.content import Picture, Section, Table, Text, number
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.question import Experiment, Material
+from accumulation_harness.config import TUNING_SEEDS
+from accumulation_harness.experiments.convergence.trainings import (
+    DETECTABLE,
+    FEWEST_SEEDS,
+    FEWEST_SETTINGS,
+    LEVEL,
+    LONGEST,
+    longest,
+)
+from accumulation_harness.experiments.critical_batch.figures import figure_critical
+from accumulation_harness.experiments.momentum.states import interval
+from accumulation_harness.judge import statistics
+
+TOLERANCE = 0.02  # of the smallest batch's loss after the branch
+SAME = 0.5  # octaves within which a change is none
+SETTING = ["workload", "norm", "optimizer", "effective_batch"]
+COLUMNS = ("trial", *SETTING, "steps", "lr", "seed", "batch", "point", "samples", "branch_samples", "start_loss",
+           "validation_loss", "trunk_end")  # fmt: skip
+
+
+def critical_batch(losses: Sequence[tuple[float, float]], tolerance: float = TOLERANCE) -> float:
+    """The batch up to which every branch ends within `tolerance` of the smallest batch's loss, relative.
+
+    `losses`: (batch, loss) by batch. Between the last branch within and the first outside, interpolated over log2 of the batch;
+    the largest batch where all are within, which is then a lower bound.
+    """
+    _, base = losses[0]
+    for (batch, loss), (above, worse) in itertools.pairwise(losses):
+        if not worse / base - 1 <= tolerance:  # also where it diverged to NaN
+            inside, outside = loss / base - 1, worse / base - 1
+            share = (tolerance - inside) / (outside - inside) if math.isfinite(outside) else 0.0
+            return float(batch * (above / batch) ** share)
+    return losses[-1][0]
+
+
+def critical_batches(results: Results) -> pd.DataFrame:
+    """One row per setting, seed and point: `critical`, and whether it is the largest batch tried (`censored`).
+
+    Each setting at the rate whose trunk ends lowest on the tuning seeds; `interior`: whether it lies inside the grid.
+    """
+    rows = longest(results.study("critical_batch", COLUMNS), SETTING)
+    tuning = rows[rows["seed"] >= TUNING_SEEDS]
+    found = []
+    for key, own in rows[rows["seed"] < TUNING_SEEDS].groupby(SETTING):
+        trunks = tuning[(tuning[SETTING] == list(key)).all(axis=1)].groupby("lr")["trunk_end"].mean()
+        if trunks.notna().any():
+            lr = trunks.idxmin()
+            interior = min(trunks.index) < lr < max(trunks.index)
+            for (seed, point), one in own[own["lr"] == lr].groupby(["seed", "point"]):
+                losses = one.sort_values("batch")[["batch", "validation_loss"]].to_numpy(dtype=float).tolist()
+                critical = critical_batch([(batch, loss) for batch, loss in losses])
+                found.append((*key, lr, interior, seed, point, one["samples"].iloc[0], one["start_loss"].iloc[0], critical,
+                              critical >= losses[-1][0]))  # fmt: skip
+    return pd.DataFrame(
+        found, columns=[*SETTING, "lr", "interior", "seed", "point", "samples", "start_loss", "critical", "censored"]
+    )
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Octaves by which the critical batch size of one setting grows from the first point to the last, by seed."""
+
+    setting: tuple[Hashable, ...]
+    octaves: list[float]
+    interior: bool
+    bounded: bool  # whether some seed has a bound where a value was wanted, of either end
+
+    @property
+    def verdict(self) -> str:
+        """`grows`, `shrinks`, `does not grow`, or `undecided`.
+
+        A last value that is only a lower bound leaves a growth that is found standing, and excludes a verdict of none.
+        """
+        if len(self.octaves) < FEWEST_SEEDS or not self.interior:
+            return "undecided"
+        found = statistics.mean_interval(self.octaves)
+        if found.low > 0:
+            return "grows"
+        if self.bounded:
+            return "undecided"
+        if found.high < 0:
+            return "shrinks"
+        return "does not grow" if statistics.equivalence_p(self.octaves, SAME) < LEVEL else "undecided"
+
+    @property
+    def name(self) -> str:
+        """The setting in words."""
+        workload, norm, optimizer, _ = self.setting
+        return f"{workload} ({norm}), {optimizer}"
+
+
+def growths(table: pd.DataFrame) -> list[Growth]:
+    """One per setting. A seed whose first value is a lower bound is left out: its growth has no sign that could be known."""
+    found = []
+    for key, own in table.groupby(SETTING):
+        wide, censored = (
+            own.pivot_table(index="seed", columns="point", values=name, aggfunc="first") for name in ("critical", "censored")
+        )
+        first, last = int(own["point"].min()), int(own["point"].max())
+        known = ~censored[first].astype(bool)
+        pairs = zip(wide[first][known], wide[last][known], strict=True)
+        octaves = [math.log2(b / a) for a, b in pairs]
+        bounded = bool((~known).any() or censored[last].any())
+        found.append(Growth(key, octaves if first != last else [], bool(own["interior"].all()), bounded))
+    return found
+
+
+def along(material: Material) -> Section | None:
+    """The critical batch size at every point, and the advice."""
+    rows = critical_batches(material.results)
+    if rows.empty:
+        return None
+    found = growths(rows)
+    words = " ".join(
+        f"{one.name}: {one.verdict} ({interval(pd.Series(one.octaves, dtype=float))} octaves, n = {len(one.octaves)}; "
+        f"detectable {number(statistics.detectable(one.octaves))})."
+        for one in found
+    )
+    head = ("setting", "samples before", "loss there", "n", "critical batch (median)", "at the largest batch tried", "rate",
+            "inside the grid")  # fmt: skip
+    cells = [
+        (Growth(key[:4], [], True, False).name, number(float(own["samples"].iloc[0])), number(own["start_loss"].mean()),
+         str(len(own)),
+         number(own["critical"].median()), f"{int(own['censored'].sum())} of {len(own)}", number(float(own["lr"].iloc[0])),
+         "yes" if own["interior"].all() else "no: an end")
+        for key, own in rows.groupby([*SETTING, "point"])
+    ]  # fmt: skip
+    text = Text(
+        f"{words} {advice(found)} The rate of a branch is that of the largest batch over N, under Adam over sqrt(N): another "
+        "rule gives another critical batch. These tasks are small; arXiv 2505.23971 measures language models."
+    )
+    picture = Picture(
+        "critical",
+        figure_critical(rows),
+        "Critical batch size over the samples trained on before, by seed.",
+        f"Largest batch whose branch ends within {TOLERANCE:.0%} of the smallest batch's loss; a line is a judging seed; a "
+        "triangle is a lower bound.",
+    )
+    table = Table(head, tuple(cells), f"Over the judging seeds; nats per loss term. {DETECTABLE} {LONGEST}")
+    return Section("Along a training", (text, picture, table))
+
+
+def advice(found: Sequence[Growth]) -> str:
+    """What every setting says alike, and nothing of a setting that stands alone."""
+    verdicts = {one.verdict for one in found} if len(found) >= FEWEST_SETTINGS else set()
+    if verdicts == {"grows"}:
+        return "Advice: begin with a small batch and accumulate more micro-batches later."
+    if verdicts == {"does not grow"}:
+        return "Advice: one batch size serves the whole training."
+    return "Advice: none follows from these trainings."
+
+
+EXPERIMENT = Experiment(
+    name="critical_batch",
+    title="Does the critical batch size grow along a training?",
+    question="From the same weights and over the same samples, up to which batch does nothing get lost, and is it larger late "
+    "in a training than early (arXiv 2505.23971)?",
+    prediction="It grows: early the gradient is large beside its noise, and steps are what is short.",
+    rule=f"A branch loses nothing when its validation loss is within {TOLERANCE:.0%} of the smallest batch's. It grows when the "
+    "paired 95% interval of log2 of last over first lies above 0; it does not when TOST puts the change within "
+    f"±{SAME:g} octaves at {LEVEL:g} and no value is a bound; else undecided, as below {FEWEST_SEEDS} judging seeds or at a rate "
+    "at an end of the grid. The rate is the one at which the training itself ends lowest on the tuning seeds.",
+    sections=(along,),
+)

@@ -1,0 +1,70 @@
+"""Branches of one training at growing batches: how large a batch costs nothing, early and late (arXiv:2505.23971).
+
+A training at the smallest batch, B over the largest N, is copied at four points. Every copy goes on at a batch B / N of its own
+over the same samples in the same order; the copy at the smallest batch is the training itself, going on. A seed that chooses a
+learning rate makes no branches: the rate is chosen by where the training itself ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from accumulation_harness.config import TUNING_SEEDS
+from accumulation_harness.experiments.batch_order.batch_order import continue_from
+from accumulation_harness.experiments.convergence.learning_curves import Samples, evaluation, small_arm, with_small_rate
+from accumulation_harness.experiments.momentum.optimizer_states import slower
+from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.measure.training import OnStep, Row
+from accumulation_harness.recipes.recipe import Arm, take_step
+from accumulation_harness.trial import full_batch
+
+PARTS = 8  # a branch is an eighth of the training
+STARTS = (0, 1, 3, 7)  # in branches: at the beginning, and then ever later
+
+
+def measurements(setting: Setting, on_step: OnStep) -> list[Row]:
+    """One row per point and N: validation loss in nats per loss term where the branch begins and ends, and where the trunk ends.
+
+    A single row of the trunk where the seed is one that chooses a learning rate.
+    """
+    config, chosen = setting.config, Samples.drawn(setting)
+    stream, length = list(chosen.windows(setting)), config.steps // PARTS
+    numbers = sorted({1, *config.accumulation_steps}, reverse=True)
+    trunk, rows = arm_at(setting, numbers[0]), []
+    starts = STARTS if config.seed < TUNING_SEEDS else ()
+    validation = trunk.workload.batch(chosen.validation)
+    for t in range(length * PARTS):
+        if t % length == 0 and t // length in starts:
+            begun = evaluation(trunk, [validation])[0]
+            for num in numbers:
+                branch = arm_at(setting, num)
+                continue_from(branch, trunk)
+                for later in range(t, t + length):
+                    advance(setting, branch, stream, later)
+                rows.append({
+                    "arm": "branch", "accumulation_steps": num, "batch": config.effective_batch // num,
+                    "point": STARTS.index(t // length), "samples": sum(map(len, stream[:t])),
+                    "branch_samples": sum(map(len, stream[t : t + length])), "start_loss": begun,
+                    "validation_loss": evaluation(branch, [validation])[0],
+                })  # fmt: skip
+        loss = advance(setting, trunk, stream, t)
+        on_step(t, [{"arm": "trunk", "accumulation_steps": numbers[0], "step": t, "replicate": 0, "loss": loss}])
+    end = evaluation(trunk, [validation])[0]
+    return [{**row, "trunk_end": end} for row in rows or [{"arm": "trunk", "accumulation_steps": numbers[0]}]]
+
+
+def advance(setting: Setting, arm: Arm, stream: Sequence[Tensor], t: int) -> float:
+    """Train on the samples of window `t`, with that window's random draws; the mean loss."""
+    with setting.randomness(t):
+        return float(take_step(arm, arm.workload.batch(stream[t])))
+
+
+def arm_at(setting: Setting, num: int) -> Arm:
+    """An arm that steps after B / N samples; its learning rate is lr / N, under Adam lr / sqrt(N)."""
+    config = setting.config
+    if num == 1:
+        return setting.arm(full_batch(config))
+    optimizer = with_small_rate(slower(config.optimizer, num), config.optimizer.lr, num)
+    return small_arm(setting, num, optimizer)

@@ -1,0 +1,238 @@
+"""Are N accumulated micro-batches of b the same computation as one batch of B = N·b?"""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from accumulation_harness.analysis import sections, tables
+from accumulation_harness.analysis.content import number, share
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.question import Advice, Answer, Claim, ClaimResult, Experiment, Ruling, undecided
+from accumulation_harness.judge.cause import Cause
+from accumulation_harness.judge.gates import ALGEBRA_GATE
+
+BATCH_NORM = "batch"
+UNDIVIDED = Cause.loss_not_divided
+GATE = f"≤ {ALGEBRA_GATE:.0e}"
+LEAST_SEEDS = 5  # of A6
+
+
+def answer(arms: pd.DataFrame) -> Answer:
+    """Refuted by one judged arm that fell otherwise; held when every arm was judged, with BatchNorm and without."""
+    accumulated = arms[arms["arm"] == "accumulated"]
+    sees_chunks = (accumulated["norm"] == BATCH_NORM) & (accumulated["micro_batch"] < accumulated["effective_batch"])
+    free, bound = accumulated[~sees_chunks], accumulated[sees_chunks]
+    null = arms[arms["arm"] == "permuted"]
+    sentences = tuple(filter(None, (_without(free), _with(bound), _null(null))))
+    by_batch_statistics = bound["verdict"].eq("different") & bound["explained"] & bound["cause"].eq(Cause.batch_statistics)
+    as_predicted = pd.concat([free["verdict"].eq("equivalent"), by_batch_statistics, null["verdict"].eq("equivalent")])
+    open_cases = pd.concat([part["verdict"].eq("inconclusive") for part in (free, bound, null)])
+    if not (as_predicted | open_cases).all():
+        return Answer(sentences, False)
+    return Answer(sentences, None if open_cases.any() or free.empty or bound.empty else True)
+
+
+def _without(arms: pd.DataFrame) -> str:
+    if arms.empty:
+        return ""
+    good = arms[arms["verdict"] == "equivalent"]
+    worst = f" (largest float64 difference {good['algebra_error'].max():.0e}, gate {ALGEBRA_GATE:.0e})" if len(good) else ""
+    rest = _others(arms, "equivalent")
+    return f"{len(good)} of {len(arms)} accumulated arms without BatchNorm are equivalent to the full batch{worst}{rest}."
+
+
+def _with(arms: pd.DataFrame) -> str:
+    if arms.empty:
+        return ""
+    different = arms[arms["verdict"] == "different"]
+    explained = different[different["explained"] & different["cause"].eq(Cause.batch_statistics)]
+    share = "all" if len(explained) == len(different) else f"{len(explained)} of them"
+    oracle = f"largest oracle error {explained['oracle_error'].max():.0e}" if len(explained) else "no oracle agrees"
+    reason = f", {share} explained exactly by batch statistics ({oracle})" if len(different) else ""
+    return f"{len(different)} of {len(arms)} BatchNorm arms are different{reason}{_others(arms, 'different')}."
+
+
+def _null(arms: pd.DataFrame) -> str:
+    if arms.empty:
+        return ""
+    good = int((arms["verdict"] == "equivalent").sum())
+    return f"The check on the test itself, a full batch in another order, is called equivalent {good} of {len(arms)} times."
+
+
+def _others(arms: pd.DataFrame, usual: str) -> str:
+    """The verdicts that are not the usual one, in words."""
+    others = tables.verdict_counts(arms).drop(usual, errors="ignore")
+    return "".join(f"; {count} {verdict}" for verdict, count in others.items())
+
+
+# Claims ------------------------------------------------------------------------------------------------------------------------
+
+
+def _accumulated(results: Results, *, batch_norm: bool) -> pd.DataFrame:
+    arms = results.arms[results.arms["arm"] == "accumulated"]
+    return arms[(arms["norm"] == BATCH_NORM) == batch_norm]
+
+
+def _own_algebra(arms: pd.DataFrame) -> pd.DataFrame:
+    """The arms whose float64 algebra was run for them: a trial in 16 bits repeats that of its float32 twin."""
+    wide = arms["precision"].isin(["float64", "float32"])
+    return arms[wide] if wide.any() else arms
+
+
+def same_update(results: Results) -> ClaimResult:
+    """A1: tests whether accumulated arms are equivalent, without BatchNorm and with it."""
+    free, bound = _accumulated(results, batch_norm=False), _accumulated(results, batch_norm=True)
+    if free.empty or bound.empty:
+        return undecided("It takes arms with BatchNorm and without.", len(free) + len(bound))
+    same, parted = free["verdict"].eq("equivalent"), bound["verdict"].eq("different")
+    verdict = Ruling.refuted if not same.any() else Ruling.confirmed if same.all() and not parted.any() else Ruling.conditional
+    return ClaimResult(
+        verdict=verdict,
+        condition="without BatchNorm" if verdict == Ruling.conditional else "",
+        measured=float(free["algebra_error"].max()),
+        threshold=GATE,
+        n=len(_own_algebra(free)) + len(_own_algebra(bound)),
+        explanation=f"The same without BatchNorm ({int(same.sum())} of {len(free)} arms, largest float64 difference measured "
+        f"here), another computation with it ({int(parted.sum())} of {len(bound)} arms). Trials in 16 bits repeat the float64 "
+        "algebra of those in float32; n counts it once.",
+    )
+
+
+def only_approximates(results: Results) -> ClaimResult:
+    """A2: tests in which arms accumulation is exact in float64, and in which it only approximates; S1 excepts BatchNorm."""
+    free, bound = (_own_algebra(_accumulated(results, batch_norm=kind)) for kind in (False, True))
+    bound = bound[bound["micro_batch"] < bound["effective_batch"]]
+    if free.empty or bound.empty:
+        return undecided("It takes arms with BatchNorm and without.", len(free) + len(bound))
+    exact, off = free["algebra_error"] <= ALGEBRA_GATE, bound["algebra_error"] > ALGEBRA_GATE
+    everywhere = exact.all() and not off.any()
+    verdict = Ruling.refuted if everywhere else Ruling.conditional if exact.any() else Ruling.confirmed
+    return ClaimResult(
+        verdict=verdict,
+        condition="with BatchNorm; without it, accumulation is exact" if verdict == Ruling.conditional else "",
+        measured=float(free["algebra_error"].max()),
+        threshold=GATE,
+        n=len(free) + len(bound),
+        explanation=f"{int(exact.sum())} of {len(free)} arms without BatchNorm agree with the full batch in float64; what is "
+        f"left in lower precision is rounding, no more than the full batch's own. {int(off.sum())} of {len(bound)} arms with "
+        "BatchNorm do not.",
+    )
+
+
+def no_relation(results: Results) -> ClaimResult:
+    """A5: the relation is a definition, and the micro-batches of every trial are computed from it: nothing is measured."""
+    return ClaimResult(
+        verdict=Ruling.wrong_by_arithmetic,
+        measured=float("nan"),
+        threshold="B = N·b",
+        n=0,
+        explanation="B = N·b binds them: of the batch, the micro-batch and the number of steps, two fix the third. That is a "
+        "definition, by which every trial here is configured, and not measured.",
+    )
+
+
+def eight_and_two(results: Results) -> ClaimResult:
+    """A6: tests B = 8 as 4 x 2 under SGD, with the loss divided and undivided, without BatchNorm and with it."""
+    arms = results.arms[results.arms["arm"].isin(["accumulated", UNDIVIDED]) & results.arms["norm"].isin(["none", "batch"])]
+    arms = arms[(arms["effective_batch"] == 8) & (arms["accumulation_steps"] == 4) & (arms["optimizer"] == "sgd")]
+    cells = {(str(arm), str(norm)): own["verdict"] for (arm, norm), own in arms.groupby(["arm", "norm"])}
+    if len(cells) < 4 or min(map(len, cells.values())) < LEAST_SEEDS:
+        return undecided(f"It takes 8 as 4 x 2, divided and not, with BatchNorm and not, over {LEAST_SEEDS} seeds.", len(arms))
+    same = {cell: bool(verdicts.eq("equivalent").all()) for cell, verdicts in cells.items()}
+    apart = {cell: bool(verdicts.eq("different").all()) for cell, verdicts in cells.items()}
+    right = ("accumulated", "none")
+    rest_apart = all(apart[cell] for cell in cells if cell != right)
+    if all(same.values()):
+        verdict = Ruling.confirmed
+    elif same[right] and rest_apart:
+        verdict = Ruling.conditional
+    elif all(apart.values()):
+        verdict = Ruling.refuted
+    else:
+        return undecided("A cell has arms that are equivalent and others that are not.", len(arms))
+    words = ", ".join(
+        f"{'divided' if arm == 'accumulated' else 'undivided'}, norm {norm}: {int(own.eq('equivalent').sum())} of {len(own)}"
+        for (arm, norm), own in cells.items()
+    )
+    return ClaimResult(
+        verdict=verdict,
+        condition="with the mean loss divided by N, and without BatchNorm" if verdict == Ruling.conditional else "",
+        measured=float(arms.loc[(arms["arm"] == right[0]) & (arms["norm"] == right[1]), "algebra_error"].max()),
+        threshold=GATE,
+        n=len(arms),
+        explanation=f"S2 writes the update as a plain sum, which is the undivided one. Equivalent under SGD: {words} arms.",
+    )
+
+
+CLAIMS = (
+    Claim(
+        id="A1",
+        expects=Ruling.conditional,
+        rule="Conditional when arms without BatchNorm are equivalent and arms with it are not.",
+        decide=same_update,
+    ),
+    Claim(
+        id="A2",
+        expects=Ruling.conditional,
+        rule="Refuted when every arm agrees with the full batch within the gate of L0, confirmed when none without BatchNorm "
+        "does, conditional when those without BatchNorm do and those with it do not.",
+        decide=only_approximates,
+    ),
+    Claim(
+        id="A5",
+        expects=Ruling.wrong_by_arithmetic,
+        rule="Wrong by arithmetic: B = N·b is a definition, by which trials are configured; nothing is measured.",
+        decide=no_relation,
+    ),
+    Claim(
+        id="A6",
+        expects=Ruling.conditional,
+        rule=f"B = 8 as 4 x 2 under SGD, {LEAST_SEEDS} seeds: divided and undivided, without BatchNorm and with it. Confirmed "
+        "when all four are equivalent, conditional when only the divided one without BatchNorm is and the others are different, "
+        "refuted when all are different.",
+        decide=eight_and_two,
+    ),
+)
+
+
+def may_i_accumulate(results: Results) -> Advice | None:
+    """Of the experiment on equivalence: arms without batch statistics."""
+    arms = results.of("equivalence").arms
+    free = arms[(arms["arm"] == "accumulated") & (arms["norm"] != "batch")]
+    if free.empty:
+        return None
+    same = free[free["verdict"] == "equivalent"]
+    return Advice(
+        "May I accumulate instead of a large batch?",
+        "Yes, where no layer and no loss couples the samples" if len(same) == len(free) else "Not in every case",
+        f"{share(len(same), len(free))} runs without BatchNorm are the same computation; largest difference of their gradients "
+        f"in double precision {number(float(same['algebra_error'].max()))}",
+        "Accumulate. Compare gradients and not losses when you check your own loop.",
+        "equivalence",
+    )
+
+
+EXPERIMENT = Experiment(
+    name="equivalence",
+    title="Is accumulation the same computation as the large batch?",
+    question="Are N accumulated micro-batches of b samples the same computation as one batch of B = N·b? And where not, why?",
+    prediction="Every accumulated arm without BatchNorm is equivalent, in every optimizer and precision, and for ragged text. "
+    "Every BatchNorm arm is different, and a full batch that normalises in chunks of b (Ghost BatchNorm) reproduces it exactly.",
+    rule="The verdict of every single arm decides: float64 algebra and counters, then rounding in the target precision. One arm "
+    "that falls otherwise refutes the prediction, one that cannot be judged leaves it open. "
+    "Convergence over seeds is reported beside it and certifies nothing alone.",
+    claims=CLAIMS,
+    answer=answer,
+    advice=may_i_accumulate,
+    sections=(
+        sections.verdict_matrix,
+        sections.gradient_error,
+        sections.algebra,
+        sections.losses,
+        sections.distances,
+        sections.batch_norm,
+        sections.convergence,
+        sections.unjudged,
+        sections.vacuity,
+    ),
+)

@@ -1,0 +1,7 @@
+"""Which check sees which fault of accumulation, and is it called by its name?"""
+
+from __future__ import annotations
+
+from accumulation_harness.questions import Question
+
+QUESTION = Question(place=240, core=True)

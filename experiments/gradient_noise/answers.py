@@ -1,0 +1,209 @@
+"""How noisy is the gradient of a batch, how does that change along a training, and what do micro-batches say of it?"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+
+from accumulation_harness.analysis.content import Picture, Section, Table, Text, number
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from accumulation_harness.experiments.gradient_noise import figures as noise_figures
+from accumulation_harness.experiments.gradient_noise import fits as noise
+from accumulation_harness.judge.resampling import Interval
+from accumulation_harness.judge.statistics import mean_interval
+
+SLOPE_MARGIN = 0.05  # of the mean slope around -1: from B = 4 to 1,024 this is a factor of 1.3 in the variance
+FEWEST_DRAWS = 200  # batches of every size, as the claim itself asks
+QUARTER = 0.25  # of a training
+STRETCHES = 8  # parts of a training, for the estimates from its micro-batches
+AT = ["trial", "step", "replacement"]
+
+
+def scales(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows with exact noise scales."""
+    return rows[rows["quantity"] == "noise_scale"].astype({"windows": int})
+
+
+def variances(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of drawn batches; `independent` is the variance that independent draws would have had."""
+    own = rows[rows["quantity"] == "variance"].astype({"batch": int, "draws": int, "step": int})
+    factor = (
+        own["expected"] * own["batch"] / own.merge(scales(rows), on=["trial", "step"], how="left")["noise_trace_y"].to_numpy()
+    )
+    return own.assign(independent=own["variance"] / factor)
+
+
+def falls_as_one_over_b(results: Results) -> ClaimResult:
+    """C6: compares the slope of log variance over log B with -1, also without replacement after division by (D - B)/(D - 1)."""
+    rows = variances(results.measurements)
+    if rows.empty or rows["draws"].min() < FEWEST_DRAWS or rows["batch"].nunique() < 3 or rows["trial"].nunique() < 2:
+        return undecided(f"It takes {FEWEST_DRAWS} draws of three sizes or more, in two trials or more.", len(rows))
+    corrected = noise.slopes(rows, "independent", AT)
+    plain = noise.slopes(rows[~rows["replacement"].astype(bool)], "variance", AT)
+    kinds = {kind: _over_trials(own) for kind, own in corrected.groupby("replacement")}
+    uncorrected = _over_trials(plain)
+    inside = all(one.low >= -1 - SLOPE_MARGIN and one.high <= -1 + SLOPE_MARGIN for one in kinds.values())
+    outside = all(one.low > -1 + SLOPE_MARGIN or one.high < -1 - SLOPE_MARGIN for one in kinds.values())
+    drawn = kinds[True]
+    return ClaimResult(
+        verdict=Ruling.confirmed if inside else Ruling.refuted if outside else Ruling.undecided,
+        measured=drawn.estimate,
+        threshold=f"slope -1 ± {SLOPE_MARGIN:g}",
+        n=int(rows["draws"].sum()),
+        explanation=f"Independent samples: slope {_written(drawn)} (mean over trials, 95%). Without replacement the variance "
+        f"falls faster ({_written(uncorrected)}), and as 1/B again ({_written(kinds[False])}) once divided by (D - B)/(D - 1).",
+    )
+
+
+def _over_trials(slopes: pd.DataFrame) -> Interval:
+    """The mean slope over trials with its interval; points of one training are not independent, so they are averaged first."""
+    return mean_interval(slopes.groupby("trial")["slope"].mean().tolist())
+
+
+def _written(one: Interval) -> str:
+    return f"{one.estimate:.3f}, {one.low:.3f} to {one.high:.3f}"
+
+
+def quarters(rows: pd.DataFrame) -> pd.DataFrame:
+    """B_simple of each trial in the `first` and the `last` quarter of its training: the ratio of the means over the points."""
+    found = {}
+    for trial, own in scales(rows).groupby("trial"):
+        end = own["step"].max()
+        parts = {"first": own[own["step"] <= QUARTER * end], "last": own[own["step"] >= (1 - QUARTER) * end]}
+        found[trial] = {name: part["noise_trace"].sum() / part["gradient_square"].sum() for name, part in parts.items()}
+    return pd.DataFrame.from_dict(found, orient="index", columns=["first", "last"])
+
+
+def growth(rows: pd.DataFrame) -> str:
+    """The noise scale in the last quarter over that in the first, over all trainings and by setting, in words."""
+    found = quarters(rows)
+    ratio = found["last"] / found["first"]
+    one = mean_interval(np.log(ratio).tolist())
+    return (
+        "The noise scale, up to which theory lets a larger batch pay, is a proxy and not the benefit, which `batch_order` "
+        f"measures. Last quarter over first: {math.exp(one.estimate):.2g} (geometric mean, 95% {math.exp(one.low):.2g} to "
+        f"{math.exp(one.high):.2g}); {'; '.join(_by_setting(rows, ratio))}."
+    )
+
+
+def _by_setting(rows: pd.DataFrame, ratio: pd.Series) -> list[str]:
+    """The range of `ratio` under each optimizer and normalisation, in words; the smallest first."""
+    about = rows.groupby("trial")[["optimizer", "norm"]].first()
+    setting = about["optimizer"] + ", norm=" + about["norm"]
+    ranges = ratio.groupby(setting).agg(["min", "max", "size"]).sort_values("min")
+    return [
+        f"{name}: {low:.2g} to {high:.2g} (n = {n:.0f})"
+        for name, (low, high, n) in zip(ranges.index, ranges.to_numpy(), strict=True)
+    ]
+
+
+CLAIMS = (
+    Claim(
+        id="C6",
+        expects=Ruling.confirmed,
+        rule="Confirmed when the slope of log variance over log B is -1, with its 95% interval within "
+        f"{SLOPE_MARGIN:g} of it, for {FEWEST_DRAWS} draws or more of each size.",
+        decide=falls_as_one_over_b,
+    ),
+)
+
+
+def variance_section(material: Material) -> Section | None:
+    """The variance of the batch gradient over B, beside both formulas."""
+    if material.measurements.empty:
+        return None
+    rows = variances(material.measurements)
+    own = rows[rows["trial"] == min(rows["trial"])]
+    steps = sorted(set(own["step"]))
+    chosen = sorted({steps[0], steps[len(steps) // 2], steps[-1]})
+    per_size = rows.assign(off=rows["variance"] / rows["expected"]).groupby(["replacement", "batch"])["off"]
+    cells = tuple(
+        (
+            "with" if replacement else "without",
+            str(batch),
+            str(len(off)),
+            number(off.mean()),
+            number(off.min()),
+            number(off.max()),
+        )
+        for (replacement, batch), off in per_size
+    )
+    picture = Picture(
+        "variance",
+        noise_figures.figure_variance(own, chosen),
+        "Variance of the batch gradient over the batch size at three moments of a training, with the lines of both formulas.",
+        f"Variance of the gradient (trace of its covariance) over B at three moments of one training ({own['trial'].iloc[0]}), "
+        f"{own['draws'].min()} batches a point. Lines: S/B and S/B·(D - B)/(D - 1), with S from the gradients of all "
+        "samples; nothing is fitted.",
+    )
+    head = ("replacement", "B", "points", "mean of measured/formula", "smallest", "largest")
+    caption = (
+        "Measured over predicted variance, over all trials and moments. It does not cover other data sets, or samples that "
+        "depend on one another."
+    )
+    return Section("The variance falls as 1/B", (picture, Table(head, cells, caption, folded=True)))
+
+
+def noise_section(material: Material) -> Section | None:
+    """The noise scale along each training, exact and estimated from micro-batches."""
+    rows = scales(material.measurements) if not material.measurements.empty else material.measurements
+    if rows.empty:
+        return None
+    steps = material.read_steps(sorted(set(rows["trial"])))
+    panels: dict[str, list[tuple[pd.DataFrame, pd.DataFrame]]] = {}
+    pooled = []
+    for (norm, optimizer), trials in rows.groupby(["norm", "optimizer"]):
+        for trial, exact in trials.groupby("trial"):
+            estimates = noise.two_size(steps[steps["trial"] == trial], population=float(exact["population"].iloc[0]))
+            panels.setdefault(f"{optimizer}, norm {norm}", []).append((exact, noise.stretches(estimates, STRETCHES)))
+            pooled.append(estimates)
+    every = pd.concat(pooled)
+    negative = float((every["gradient_square"] <= 0).mean())
+    text = (
+        f"Every accumulated run logs two squared norms of a window. Of {len(every)} single windows {negative:.0%} give a "
+        "negative |G|²: therefore means over steps are divided, and ratios of single steps are never averaged."
+    )
+    picture = Picture(
+        "noise-scale",
+        noise_figures.figure_noise_scale(panels),
+        "The gradient noise scale over the training, exact and estimated from micro-batches.",
+        f"Noise scale tr Σ / |G|² along the training, a line per seed. Points: the ratio of means over an {STRETCHES}th of the "
+        "training, from its own micro-batches while the weights move; bars: Fieller's 95% interval; grey triangles: intervals "
+        "without an upper end.",
+    )
+    return Section("The noise scale along the training", (Text(text), picture, Text(growth(rows)), _standing(rows)))
+
+
+def _standing(rows: pd.DataFrame) -> Table:
+    """The estimator from micro-batches beside exact values at fixed weights."""
+    estimates = noise.two_size(rows.drop(columns=["noise_trace", "gradient_square"]))
+    trace = estimates["noise_trace"] / rows.loc[estimates.index, "noise_trace"]
+    square = estimates["gradient_square"] / rows.loc[estimates.index, "gradient_square"]
+    error = number(float(rows["loop_error"].max()))
+    cells = tuple(
+        (name, str(len(ratio)), number(ratio.mean()), *(f"{ratio.quantile(q):.3f}" for q in (0.05, 0.5, 0.95)))
+        for name, ratio in (("tr Σ", trace), ("|G|²", square))
+    )
+    caption = (
+        f"The two-size estimate over the exact value at the same weights, {rows['windows'].min()} windows a point, drawn with "
+        f"replacement. The loop's gradient is the mean of its samples' gradients to {error}, relative, in every window."
+    )
+    return Table(("estimate", "points", "mean ratio", "5%", "median", "95%"), cells, caption)
+
+
+EXPERIMENT = Experiment(
+    name="gradient_noise",
+    title="How noisy is the gradient of a batch, and how does that change along a training?",
+    question="Does the variance of a batch's gradient fall as 1/B? How does its noise scale change along a training? Can the "
+    "micro-batches of an accumulated run tell?",
+    prediction="The variance falls as 1/B for independent samples, and as (1/B)(D - B)/(D - 1) for samples drawn without "
+    "replacement. The noise scale tr Σ/|G|² grows along the training. Micro-batches estimate it "
+    "without bias.",
+    rule="Per-sample gradients in float64 are the truth. The mean slope of log variance over log B has to be within "
+    f"{SLOPE_MARGIN:g} of -1 with its 95% interval. The growth of the noise scale is shown, and decides nothing.",
+    claims=CLAIMS,
+    sections=(variance_section, noise_section),
+)

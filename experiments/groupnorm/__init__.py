@@ -1,0 +1,7 @@
+"""Is GroupNorm the better choice with accumulation?"""
+
+from __future__ import annotations
+
+from accumulation_harness.questions import Question
+
+QUESTION = Question(place=40, core=True)

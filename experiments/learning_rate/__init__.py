@@ -1,0 +1,7 @@
+"""Does accumulation ask for another learning rate, and does a larger batch?"""
+
+from __future__ import annotations
+
+from accumulation_harness.questions import Question, Study
+
+QUESTION = Question(place=90, studies={"batch_sizes": Study()})

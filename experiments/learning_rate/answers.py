@@ -1,0 +1,245 @@
+"""Does accumulation ask for another learning rate, and does a larger batch?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping
+
+import pandas as pd
+
+from accumulation_harness.analysis.content import Block, Picture, Section, Table, Text, estimated, number
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from accumulation_harness.experiments.learning_rate import rates as learning_rates
+from accumulation_harness.experiments.learning_rate.rates import RULES
+from accumulation_harness.experiments.momentum import figures
+from accumulation_harness.judge import statistics
+from accumulation_harness.judge.gates import TRAJECTORY_GATE
+from accumulation_harness.judge.resampling import Interval
+
+APART = 1e-2  # relative change of the loss that another learning rate must make for the comparison to mean anything
+STABLE = 0.1  # nats of training loss above that at the batch's best rate; a tenth of a nat is 10 % in likelihood
+LEAST_SEEDS = 5  # for the comparison of held-out losses
+LEVEL = 0.05
+MARGIN = 0.02  # nats of held-out loss: 2 % in likelihood
+PLATEAU = 0.01  # relative change of the training loss over the last fifth
+TRAINED = 1.15  # nats of held-out loss; half of what guessing among ten classes costs
+BEST_BATCHES = (32, 512)  # as S0 says
+
+
+# Rules -------------------------------------------------------------------------------------------------------------------------
+
+
+def rate_has_to_be_raised(results: Results) -> ClaimResult:
+    """C4: compares accumulation with the true batch at several rates, and the best rates of large and small batches."""
+    pairs, rows = learning_rates.against_true_batch(results), learning_rates.trained(results)
+    pairs = pairs[pairs["optimizer"].map(pairs.groupby("optimizer")["held_out_loss_full"].max()) <= TRAINED]
+    same, other = pairs[pairs["factor"].round(6) == 1], pairs[pairs["factor"] > 1.5]
+    if same.empty or other.empty or rows.empty:
+        reason = f"It takes accumulation beside a true batch that learned (held-out loss ≤ {TRAINED:g}), and small batches."
+        return undecided(reason, len(pairs))
+    if not other["difference"].min() >= APART:
+        return undecided("Another learning rate has to change the result and did not.", len(pairs))
+    worst = float(same["difference"].max())
+    ratios, ranges = learning_rates.best_rate_ratios(rows), learning_rates.raised_in_every_subset(rows)
+    words = ", ".join(
+        f"{name} {ratio:g}" + (f" ({ranges[name][0]:g} to {ranges[name][1]:g}, any seed left out)" if name in ranges else "")
+        for name, ratio in ratios.items()
+    )
+    raised = any(low > 1 for low, _ in ranges.values()) if ranges else max(ratios.values()) > 1
+    lower = all(high <= 1 for _, high in ranges.values()) if ranges else max(ratios.values()) <= 1
+    if worst > TRAJECTORY_GATE:
+        verdict = Ruling.confirmed
+    else:
+        verdict = Ruling.conditional if raised else Ruling.refuted if lower else Ruling.undecided
+    return ClaimResult(
+        verdict=verdict,
+        condition="against training with the small batch, never against the true batch" if verdict == Ruling.conditional else "",
+        measured=worst,
+        threshold=f"≤ {TRAJECTORY_GATE:.0e} at the unchanged rate; must differ by ≥ {APART:g} at others",
+        n=len(pairs) + len(rows),
+        explanation=f"Never against the true batch: at its rate accumulation ends at its loss, to {number(worst)}; sqrt N and N "
+        f"times the rate are off by {number(float(other['difference'].min()))} or more "
+        f"({', '.join(sorted(set(same['optimizer'])))}; all learned). Against the small batch (B/b = "
+        f"{learning_rates.batch_ratio(rows):g}, equal samples) the best rate is higher by a factor of {words}.",
+    )
+
+
+def linear_scaling_is_stable(results: Results) -> ClaimResult:
+    """C5: compares the training loss under linear scaling with that at the batch's own best rate, paired by seed."""
+    table = learning_rates.scaled(results)
+    linear = table[table["rule"] == "linear"]
+    if linear["optimizer"].nunique() < 2 or linear["batch"].nunique() < 2:
+        return undecided("It takes SGD and Adam at two larger batches each.", len(linear))
+    if linear["excess_by_seed"].map(len).min() < LEAST_SEEDS:
+        return undecided(f"It takes {LEAST_SEEDS} seeds.", len(linear))
+    level = 1 - LEVEL / len(linear)  # Bonferroni: the cells are read together
+    each = [_excess_interval(one, level) for one in linear["excess_by_seed"]]
+    cells = [f"{row['optimizer']} at B = {row['batch']:g}" for row in linear.to_dict("records")]
+    closed = ~linear["on_edge"].to_numpy()
+    stable = [name for name, one, inside in zip(cells, each, closed, strict=True) if inside and one.high <= STABLE]
+    unstable = [name for name, one, inside in zip(cells, each, closed, strict=True) if inside and one.low > STABLE]
+    if len(stable) == len(cells):
+        verdict = Ruling.confirmed
+    elif len(unstable) == len(cells):
+        verdict = Ruling.refuted
+    else:
+        verdict = Ruling.conditional if stable and unstable else Ruling.undecided
+    words = "; ".join(
+        f"{name}: {', '.join(f'{rule} {_excess(table, row, rule)}' for rule in RULES)}"
+        f"{' (best rate on the edge of the grid)' if row['on_edge'] else f' (linear: {number(one.low)} to {number(one.high)})'}"
+        for name, row, one in zip(cells, linear.to_dict("records"), each, strict=True)
+    )
+    return ClaimResult(
+        verdict=verdict,
+        condition=f"for {', '.join(stable)}; not for {', '.join(unstable)}" if verdict == Ruling.conditional else "",
+        measured=max(one.estimate for one in each),
+        threshold=f"training loss above the best rate's: ≤ {STABLE:g} nats ({level:.1%} intervals)",
+        n=len(learning_rates.trained(results)),
+        explanation=f"Training loss above that of the best rate, by scaling: {words}. Without warm-up.",
+    )
+
+
+def _excess_interval(differences: list[float], level: float) -> Interval:
+    """Infinite where some seed's loss became NaN: that is as unstable as it gets."""
+    if not all(map(math.isfinite, differences)):
+        return Interval(math.inf, math.inf, math.inf)
+    return statistics.mean_interval(differences, level=level)
+
+
+def _excess(table: pd.DataFrame, row: Mapping[Hashable, object], rule: str) -> str:
+    own = table[(table["optimizer"] == row["optimizer"]) & (table["batch"] == row["batch"]) & (table["rule"] == rule)]
+    return number(float(own["excess"].iloc[0])) if len(own) else "beyond the grid"
+
+
+def _intervals(differences: Mapping[str, list[float]]) -> dict[str, Interval]:
+    """95 % intervals of each optimizer's differences, corrected for reading all of them (Bonferroni)."""
+    level = 1 - LEVEL / max(1, len(differences))
+    return {name: statistics.mean_interval(own, level=level) for name, own in differences.items()}
+
+
+def best_batches(results: Results) -> ClaimResult:
+    """G10: tests whether some batch outside 32 to 512 is better than every one inside that was trained."""
+    rows = learning_rates.trained(results)
+    found = learning_rates.better_outside(rows, *BEST_BATCHES)
+    if not found or min(len(one) for _, inside in found.values() for one in inside) < LEAST_SEEDS:
+        return undecided(
+            f"It takes batches inside and outside {BEST_BATCHES[0]} to {BEST_BATCHES[1]}, and {LEAST_SEEDS} seeds.", len(rows)
+        )
+    level = 1 - LEVEL / sum(len(inside) for _, inside in found.values())
+    gains = {
+        name: (batch, min((statistics.mean_interval(one, level=level) for one in inside), key=lambda one: one.low))
+        for name, (batch, inside) in found.items()
+    }
+    shown = [name for name, (_, one) in gains.items() if one.low > 0]
+    words = "; ".join(f"{name}, B = {batch}: {estimated(one)}" for name, (batch, one) in gains.items())
+    return ClaimResult(
+        verdict=Ruling.refuted if shown else Ruling.undecided,
+        measured=max(one.estimate for _, one in gains.values()),
+        threshold=f"held-out loss of every batch within {BEST_BATCHES[0]} to {BEST_BATCHES[1]} above that of one outside",
+        n=len(rows),
+        explanation="A batch outside the range that beats those inside contradicts it; one task cannot confirm it. Loss of the "
+        f"nearest batch inside less that of the best outside, at equal samples, rates chosen by other seeds: {words}. Batches "
+        f"tried: {', '.join(f'{batch:g}' for batch in sorted(rows['batch'].unique()))}.",
+    )
+
+
+CLAIMS = (
+    Claim(
+        id="C4",
+        expects=Ruling.conditional,
+        rule=f"Only where the true batch learned (held-out loss ≤ {TRAINED:g}). Confirmed when accumulation at the true "
+        f"batch's rate ends at another loss, by more than {TRAJECTORY_GATE:.0e}; else conditional when under some optimizer "
+        "the best rate of the large batch exceeds the small batch's, whichever seed is left out; refuted when under none; "
+        "undecided between.",
+        decide=rate_has_to_be_raised,
+    ),
+    Claim(
+        id="C5",
+        expects=Ruling.conditional,
+        rule=f"A cell is stable when the interval of its excess over the best rate's training loss ends below {STABLE:g} nats, "
+        f"unstable when it begins above, {LEAST_SEEDS} seeds, Bonferroni over cells, and neither when that best rate is on the "
+        "edge of the grid. Confirmed when all are stable, refuted when all are unstable, conditional when some are each, else "
+        "undecided.",
+        decide=linear_scaling_is_stable,
+    ),
+    Claim(
+        id="G10",
+        expects=Ruling.refuted,
+        rule=f"Read as: no batch outside {BEST_BATCHES[0]} to {BEST_BATCHES[1]} is better. Refuted when one is, against every "
+        "batch inside that was trained (paired intervals, Bonferroni); otherwise undecided, as one task confirms nothing of all.",
+        decide=best_batches,
+    ),
+)
+
+
+# Page --------------------------------------------------------------------------------------------------------------------------
+
+
+def true_batch(material: Material) -> Section | None:
+    """Held-out losses at the rate of the true batch, and at sqrt N and N times it."""
+    pairs = learning_rates.against_true_batch(material.results)
+    if pairs.empty:
+        return None
+    head = ("optimizer", "rate of the true batch", "factor", "seeds", "held-out loss off by, relative")
+    cells = tuple(
+        (str(optimizer), number(own["lr_full"].iloc[0]), f"{factor:g}", str(len(own)),
+         f"{number(own['difference'].median())} ({number(own['difference'].min())} to {number(own['difference'].max())})")
+        for (optimizer, factor), own in pairs.assign(factor=pairs["factor"].round(6)).groupby(["optimizer", "factor"])
+    )  # fmt: skip
+    caption = "Accumulation at 1, sqrt N and N times the rate, against the true batch, in float64: median (range) over seeds."
+    return Section("Against the true batch: the same rate", (Table(head, cells, caption),))
+
+
+def over_rates(material: Material) -> Section | None:
+    """Losses over the learning rate by batch size, and under each rule of scaling."""
+    rows = learning_rates.trained(material.results)
+    if rows.empty:
+        return None
+    blocks: list[Block] = [
+        Text(
+            "Each batch size was trained on the same samples at every rate. The best rate grows with the batch, for both "
+            "optimizers, and the range of rates that train at all does not: there linear scaling ends. All losses are those of a "
+            "perceptron on 1,500 digits over six epochs."
+        )
+    ]
+    for optimizer, own in rows.groupby("optimizer"):
+        blocks.append(
+            Picture(
+                f"rates-{optimizer}",
+                figures.figure_rates(own, "batch", lambda value: f"batch of {value:.0f}", ("tail_loss", "held_out_loss")),
+                f"Training and held-out loss over the learning rate under {optimizer}, one line per batch size.",
+                f"{optimizer}: loss after six epochs over the learning rate, mean and 95% t interval over seeds. Rates at which "
+                "the loss of some seed became NaN are left out.",
+            )
+        )
+    return Section("Loss over rate and batch size", (*blocks, _rule_table(material.results)))
+
+
+def _rule_table(results: Results) -> Table:
+    head = ("optimizer", "batch", "scaling from the smallest batch", "rate", "training loss", "at its best rate", "excess")
+    cells = tuple(
+        (
+            str(row["optimizer"]),
+            f"{row['batch']:.0f}",
+            str(row["rule"]),
+            *(number(row[name]) for name in ("lr", "loss", "tuned", "excess")),
+        )
+        for row in learning_rates.scaled(results).to_dict("records")
+    )  # fmt: skip
+    return Table(head, cells, "Rules for the learning rate at equal samples; nats per sample, means over seeds. -: NaN.")
+
+
+EXPERIMENT = Experiment(
+    name="learning_rate",
+    title="Does accumulation ask for another learning rate?",
+    question="How does the best learning rate compare with that of the true large batch, and with that of the small batch that "
+    "one would otherwise train with?",
+    prediction="Compared with the true batch nothing changes. Compared with the small batch the best rate grows with B / b, but "
+    "less than linearly beyond the noise scale.",
+    rule="The rates are octaves, the same for all batch sizes; the best has the lowest mean over seeds. Stable means within "
+    f"{STABLE:g} nats of the best rate's training loss. Held-out losses are compared from {LEAST_SEEDS} seeds on. All of it "
+    "holds for this model and length.",
+    claims=CLAIMS,
+    sections=(true_batch, over_rates),
+)

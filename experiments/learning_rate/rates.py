@@ -1,0 +1,116 @@
+"""Batch sizes trained at many learning rates: from measurements to the numbers that `experiments/learning_rate.py` decides by."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.experiments.momentum import states as optimizers
+from accumulation_harness.experiments.momentum.states import of_study
+
+RULES = {"no": 0.0, "square root": 0.5, "linear": 1.0}  # scaling of the learning rate: its exponent of B / b
+
+
+def trained(results: Results) -> pd.DataFrame:
+    """Trainings of every batch size at every rate and seed. A loss that is NaN becomes infinite, so that no such rate is best."""
+    rows = of_study(results, "batch_sizes")
+    losses = ["tail_loss", "held_out_loss", "tuning_loss", "judged_loss"]
+    return rows.assign(**{name: rows[name].astype(float).fillna(math.inf) for name in losses})
+
+
+def best(rows: pd.DataFrame, measure: str) -> pd.DataFrame:
+    """One row per optimizer, batch and seed: the training at the rate whose mean of `measure` over seeds is lowest."""
+    return optimizers.at_best_rate(rows, ["optimizer", "batch"], measure)
+
+
+def scaled(results: Results) -> pd.DataFrame:
+    """Training loss when the best rate of the smallest batch is scaled by each rule; a row per optimizer, rule and larger batch.
+
+    `loss`: mean over seeds; `tuned`: the same at the batch's own best rate; `excess` = loss - tuned. A rule whose rate was not
+    trained has no row.
+    """
+    rows = trained(results)
+    means = rows.groupby(["optimizer", "batch", "lr"])["tail_loss"].mean()
+    seeds = rows.set_index(["optimizer", "batch", "lr", "seed"])["tail_loss"].sort_index()
+    found = []
+    for optimizer, own in means.groupby(level="optimizer"):
+        losses = own.droplevel("optimizer")
+        smallest = min(losses.index.get_level_values("batch"))
+        base = float(losses[smallest].idxmin())
+        for batch in sorted(set(losses.index.get_level_values("batch")) - {smallest}):
+            rates = losses[batch]
+            for rule, exponent in RULES.items():
+                lr = base * (batch / smallest) ** exponent
+                near = [rate for rate in rates.index if math.isclose(rate, lr, rel_tol=1e-6)]
+                if near:
+                    loss, tuned, best_rate = float(rates[near[0]]), float(rates.min()), float(rates.idxmin())
+                    apart = seeds[optimizer, batch, near[0]] - seeds[optimizer, batch, best_rate]
+                    edge = best_rate in (rates.index.min(), rates.index.max())
+                    found.append((optimizer, rule, batch, lr, loss, tuned, loss - tuned, apart.tolist(), edge))
+    return pd.DataFrame(
+        found, columns=["optimizer", "rule", "batch", "lr", "loss", "tuned", "excess", "excess_by_seed", "on_edge"]
+    )
+
+
+def others_choose(rows: pd.DataFrame, measure: str) -> pd.DataFrame:
+    """One row per optimizer, batch and seed: the training at the rate whose mean of `measure` over the other seeds is lowest.
+
+    A seed that chose its own rate would flatter the batch sizes whose results vary most.
+    """
+    chosen = []
+    for (_, _, seed), own in rows.groupby(["optimizer", "batch", "seed"]):
+        first = own.iloc[0]
+        same = rows[(rows["optimizer"] == first["optimizer"]) & (rows["batch"] == first["batch"]) & (rows["seed"] != seed)]
+        means = same.groupby("lr")[measure].mean()
+        if len(means) and math.isfinite(means.min()):
+            chosen.append(own[own["lr"] == means.idxmin()])
+    return pd.concat(chosen, ignore_index=True) if chosen else rows.iloc[:0]
+
+
+def against_true_batch(results: Results) -> pd.DataFrame:
+    """Relative `difference` of the held-out loss between accumulation at 1, sqrt N and N times a rate and the full batch at it.
+
+    A row per optimizer, seed and `factor` of the rate; the full batch's rate is the lowest that was trained.
+    """
+    rows = of_study(results, "convergence")
+    full = rows[rows["arm"] == "full"]
+    base = full[full["lr"] == full.groupby("optimizer")["lr"].transform("min")]
+    pairs = rows[rows["arm"] == "accumulated"].merge(base, on=["optimizer", "seed"], suffixes=("", "_full"))
+    off = (pairs["held_out_loss"].astype(float) / pairs["held_out_loss_full"].astype(float) - 1).abs()
+    return pairs.assign(factor=pairs["lr"] / pairs["lr_full"], difference=off.fillna(math.inf))
+
+
+def best_rate_ratios(rows: pd.DataFrame) -> dict[str, float]:
+    """The best rate (by training loss) of the largest batch over that of the smallest, by optimizer."""
+    rates = best(rows, "tail_loss").groupby(["optimizer", "batch"])["lr"].first().unstack()
+    return {str(name): float(own[rates.columns.max()] / own[rates.columns.min()]) for name, own in rates.iterrows()}
+
+
+def raised_in_every_subset(rows: pd.DataFrame) -> dict[str, tuple[float, float]]:
+    """Smallest and largest `best_rate_ratios` when each seed in turn is left out, by optimizer."""
+    found = [best_rate_ratios(rows[rows["seed"] != seed]) for seed in rows["seed"].unique()] if rows["seed"].nunique() > 1 else []
+    return {name: (min(one[name] for one in found), max(one[name] for one in found)) for name in (found[0] if found else {})}
+
+
+def better_outside(rows: pd.DataFrame, low: int, high: int) -> dict[str, tuple[int, list[list[float]]]]:
+    """By optimizer: the best batch outside `low` to `high`, and by each batch inside the loss there less that outside, by seed.
+
+    Rates are chosen by the other seeds on one half of the held-out samples; losses are those of the other half.
+    """
+    found = {}
+    for name, own in others_choose(rows, "tuning_loss").groupby("optimizer"):
+        wide = own.pivot_table(index="seed", columns="batch", values="judged_loss")
+        sizes = sorted(int(batch) for batch in own["batch"].unique())
+        inside = [batch for batch in sizes if low <= batch <= high]
+        outside = {batch: float(wide[batch].mean()) for batch in sizes if batch not in inside}
+        if inside and outside:
+            winner = min(outside, key=outside.__getitem__)
+            found[str(name)] = (winner, [[float(one) for one in (wide[b] - wide[winner]).dropna()] for b in inside])
+    return found
+
+
+def batch_ratio(rows: pd.DataFrame) -> float:
+    """The largest batch over the smallest."""
+    return float(rows["batch"].max() / rows["batch"].min())

@@ -1,0 +1,315 @@
+"""What does accumulating save in memory, and what does it cost in time?"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from accumulation_harness.analysis.content import Picture, Section, Table, number, share
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.question import Advice, Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from accumulation_harness.experiments.memory_and_time.figures import figure_cost_of_memory
+from accumulation_harness.results.cells import spread
+
+CLOSE = 0.02  # relative tolerance around the factor that a text gives
+NEGLIGIBLE = 0.05  # relative increase of time that counts as no cost
+SLIGHTLY = 1.25  # times as long, that still counts as slightly slower
+N_TIMES = 0.1  # relative tolerance around a factor of N in time
+LARGER = 4.0  # times: S0 says 4 to 8
+TOTAL = ["parameter_bytes", "gradient_bytes", "state_bytes", "activation_bytes"]
+
+
+def against_full(rows: pd.DataFrame, column: str, num: int) -> pd.Series:
+    """The value of a column at the full batch over that at N = `num`, per trial that has both."""
+    wide = rows.pivot_table(index="trial", columns="accumulation_steps", values=column)
+    return (wide[1] / wide[num]).dropna() if {1, num} <= set(wide) else pd.Series(dtype=float)
+
+
+def falls_four_times(results: Results) -> ClaimResult:
+    """D1: tests whether memory at N = 4 is a fourth of the full batch's, and whether the activations alone are."""
+    rows = results.measurements
+    if "alive_bytes" not in rows:
+        return undecided("It takes trials that measure what is alive at once.", len(rows))
+    factors, activations = (against_full(rows, name, 4) for name in ("alive_bytes", "activation_bytes"))
+    if factors.empty:
+        return undecided("It takes trials with N = 4.", 0)
+    whole, part = factors >= 4 * (1 - CLOSE), activations >= 4 * (1 - CLOSE)
+    verdict = Ruling.confirmed if whole.all() else Ruling.conditional if part.all() or whole.any() else Ruling.refuted
+    where = (
+        f"in {share(int(whole.sum()), len(whole))} trials"
+        if whole.any()
+        else "of activations alone, as S0's bracket says; memory as a whole falls less"
+    )
+    return ClaimResult(
+        verdict=verdict,
+        condition=where if verdict == Ruling.conditional else "",
+        measured=float(factors.median()),
+        threshold="4 within 2%",
+        n=len(factors),
+        explanation=f"What is alive at its most falls {factors.min():.2f} to {factors.max():.2f} times: parameters, optimizer "
+        "state and, from the second micro-batch on, the gradients stay whole. The activations alone fall "
+        f"{activations.min():.2f} to {activations.max():.2f} times.",
+    )
+
+
+def largest_models(rows: pd.DataFrame) -> pd.DataFrame:
+    """For each family (workload, model, optimizer, B) and N, the largest model that fits where the smallest fits at N = 1.
+
+    `larger`: its model state (parameters, gradients, optimizer state) over the smallest model's; sizes differ in depth or width.
+    """
+    rows = rows.assign(model_state=rows[TOTAL[:3]].sum(axis=1))
+    found = []
+    for family, own in rows.groupby(["workload", "model", "optimizer", "effective_batch"]):
+        if own["model_state"].nunique() < 2:
+            continue
+        smallest = own[(own["model_state"] == own["model_state"].min())]
+        budget = float(smallest.loc[smallest["accumulation_steps"] == 1, "alive_bytes"].max())
+        for num, split in own[own["accumulation_steps"] > 1].groupby("accumulation_steps"):
+            fits = split.loc[split["alive_bytes"] <= budget, "model_state"]
+            larger = float(fits.max() / smallest["model_state"].iloc[0]) if len(fits) else 0.0
+            found.append((" ".join(map(str, family[:3])), num, larger))
+    return pd.DataFrame(found, columns=["family", "accumulation_steps", "larger"])
+
+
+def models_become_larger(results: Results) -> ClaimResult:
+    """D4: tests how much larger a model may be in the memory of the full batch, when its batch is accumulated."""
+    rows = results.measurements
+    found = largest_models(rows) if "alive_bytes" in rows else pd.DataFrame(columns=["family", "accumulation_steps", "larger"])
+    if found["family"].nunique() < 2:
+        return undecided("It takes two kinds of model, each in several sizes.", len(found))
+    best = found.groupby("family")["larger"].max()
+    first = found[found["larger"] >= LARGER].groupby("family")["accumulation_steps"].min()
+    never = best.index.difference(first.index)
+    verdict = Ruling.confirmed if never.empty else Ruling.refuted if first.empty else Ruling.conditional
+    where = ", ".join(f"{family} from N = {num:g}" for family, num in first.items())
+    found["told"] = [f"{times:.1f}" if times else "none" for times in found["larger"]]
+    words = "; ".join(
+        f"{family}: {', '.join(f'{row.told} at N = {row.accumulation_steps:g}' for row in own.itertuples())}"
+        for family, own in found.groupby("family")
+    )
+    return ClaimResult(
+        verdict=verdict,
+        condition=f"for {where}; not for {', '.join(never)}" if verdict == Ruling.conditional else "",
+        measured=float(best.max()),
+        threshold=f"largest model state within the full batch's memory, over the smallest model's: {LARGER:g} or more",
+        n=len(rows),
+        explanation="Within the memory that the smallest model takes at N = 1, the largest measured model that fits has so many "
+        f"times its model state: {words}. The model state itself is the same at every N: what pays for it are activations.",
+    )
+
+
+def automatic_micro_batches(results: Results) -> ClaimResult:
+    """G4: tests under which memory limits some micro-batch fits: what is alive at b = B down to the smallest b measured."""
+    rows = results.measurements
+    if "alive_bytes" not in rows or rows["accumulation_steps"].nunique() < 3:
+        return undecided("It takes what is alive at once, at three N or more.", len(rows))
+    ends = rows.groupby("trial")["alive_bytes"].agg(["min", "max"])
+    helped, floor = (ends["min"] < ends["max"]), ends["min"] / ends["max"]
+    verdict = Ruling.refuted if not helped.any() else Ruling.conditional
+    return ClaimResult(
+        verdict=verdict,
+        condition="while the static part and the smallest micro-batch's activations fit" if verdict == Ruling.conditional else "",
+        measured=float(floor.median()),
+        threshold="memory at the smallest b over that at b = B: below 1 (helps); 0 would remove every such error",
+        n=len(ends),
+        explanation=f"Choosing b to fit keeps a run alive down to {floor.min():.2f} to {floor.max():.2f} of the full batch's "
+        f"memory (median {floor.median():.2f}), in {share(int(helped.sum()), len(ends))} trials; below that no b fits, because "
+        "parameters, gradients and state do not shrink. Incident rates of a service, and what its own search does, are not "
+        "tested.",
+    )
+
+
+def activations_fall(results: Results) -> ClaimResult:
+    """D2: tests whether the activations at N are the full batch's over N, by the N that is farthest off."""
+    rows = results.measurements
+    worst = 0.0
+    for num in sorted(set(rows["accumulation_steps"]) - {1}):
+        factors = against_full(rows, "activation_bytes", num) / num
+        worst = max(worst, float((factors - 1).abs().max()))
+    return ClaimResult(
+        verdict=Ruling.confirmed if worst <= CLOSE else Ruling.refuted,
+        measured=worst,
+        threshold="activations at N = 1 over N times those at N, less 1: 0 within 2%",
+        n=len(rows),
+        explanation="What autograd keeps for backward is proportional to the micro-batch.",
+    )
+
+
+TEXTS = {"negligible (S0)": (0.0, 1 + NEGLIGIBLE), "slightly slower (S4)": (1 + NEGLIGIBLE, SLIGHTLY)}
+
+
+def cost_in_time(results: Results) -> ClaimResult:
+    """D6: compares the seconds of a window at N with the full batch's, and with what each of the three articles says of them."""
+    rows = results.measurements
+    nums = sorted(set(rows["accumulation_steps"]) - {1})
+    cost = {num: 1 / against_full(rows, "seconds", num) for num in nums}
+    every = pd.concat([one.rename(num).to_frame("cost").assign(num=num) for num, one in cost.items()])
+    size = int((rows["micro_batch"] * rows["accumulation_steps"]).median())
+    says = {text: every[(every["cost"] > low) & (every["cost"] <= high)] for text, (low, high) in TEXTS.items()}
+    says["N times (S3)"] = every[(every["cost"] / every["num"] - 1).abs() <= N_TIMES]
+    right = {text: len(cells) for text, cells in says.items()}
+    alone = [text for text, count in right.items() if count == len(every)]
+    verdict = Ruling.confirmed if alone else Ruling.conditional if any(right.values()) else Ruling.refuted
+    places = {text: _at(cells, size) for text, cells in says.items()}
+    ranges = "; ".join(f"{text} in {share(right[text], len(every))} (at {place})" for text, place in places.items())
+    where = "; ".join(f"{text} at {place}" for text, place in places.items())
+    largest = cost[nums[-1]]
+    return ClaimResult(
+        verdict=verdict,
+        condition=f"on b and the device: {where}" if verdict == Ruling.conditional else "",
+        measured=float(largest.median()),
+        threshold=f"≤ {1 + NEGLIGIBLE:g} (S0), ≤ {SLIGHTLY:g} (S4), N within {N_TIMES:.0%} (S3); outside all of them: refuted",
+        n=len(every),
+        explanation=f"At N = {nums[-1]:.0f} a window takes {largest.min():.2g} to {largest.max():.2g} times as long, at "
+        f"N = {nums[0]:.0f} {cost[nums[0]].median():.2g} times (median). Right are: {ranges}. The arithmetic is the same: the "
+        "cost is that of micro-batches too small for the device. Measured on models of 4 to 50 kB on a CPU, which b = B does "
+        "not fill.",
+    )
+
+
+def _at(cells: pd.DataFrame, size: int) -> str:
+    """The micro-batches at which a text is right."""
+    found = sorted({round(size / num) for num in cells["num"]})
+    return f"b = {', '.join(map(str, found))}" if found else "no b"
+
+
+CLAIMS = (
+    Claim(
+        id="D1",
+        expects=Ruling.conditional,
+        rule="Of what is alive at its most: confirmed when it falls 4 times (within 2%) at N = 4 in every trial; conditional "
+        "when the activations do in every trial, or all of it in some; refuted otherwise.",
+        decide=falls_four_times,
+    ),
+    Claim(
+        id="D2",
+        expects=Ruling.confirmed,
+        rule="Confirmed when the activations times N are the full batch's, within 2%, at every N.",
+        decide=activations_fall,
+    ),
+    Claim(
+        id="D4",
+        expects=Ruling.conditional,
+        rule="The budget is what the smallest model of a kind takes at N = 1. Confirmed when for every kind some N makes room "
+        f"for a model whose state is {LARGER:g} times as large, conditional when for some kinds, refuted when for none.",
+        decide=models_become_larger,
+    ),
+    Claim(
+        id="D6",
+        expects=Ruling.conditional,
+        rule=f"A window costs nothing up to {1 + NEGLIGIBLE:g} times the full batch's seconds (S0), little up to {SLIGHTLY:g} "
+        f"(S4), and N times within {N_TIMES:.0%} (S3). Confirmed when one text is right at every N, conditional when some are "
+        "at some, refuted when none is anywhere.",
+        decide=cost_in_time,
+    ),
+    Claim(
+        id="G4",
+        expects=Ruling.conditional,
+        rule="A smaller b removes an error of memory between what is alive at b = B and at the smallest b. Conditional when that "
+        "range is not empty, refuted when it is; it cannot be confirmed, as something is alive at every b.",
+        decide=automatic_micro_batches,
+    ),
+)
+
+
+def fitted(rows: pd.DataFrame) -> tuple[float, float]:
+    """M_s and a of M = M_s + a b, in bytes, by least squares over b."""
+    slope, static = np.polyfit(rows["micro_batch"].astype(float), rows["total_bytes"].astype(float), 1)
+    return float(static), float(slope)
+
+
+def time_against_memory(rows: pd.DataFrame) -> pd.DataFrame:
+    """`total_bytes`, `static_bytes` (M_s of the fit) and `slowdown` (seconds over those at N = 1), by model, optimizer and b."""
+    groups = []
+    for _, own in rows.groupby(["workload", "model", "optimizer"]):
+        full = own[own["accumulation_steps"] == 1].groupby("trial")["seconds"].first()
+        slowdown = own["seconds"] / own["trial"].map(full)
+        taken = own.assign(slowdown=slowdown, static_bytes=fitted(own)[0])
+        groups.append(taken.groupby(["workload", "model", "optimizer", "micro_batch"], as_index=False).median(numeric_only=True))
+    return pd.concat(groups, ignore_index=True)
+
+
+def budget_figure(material: Material) -> Section | None:
+    """The largest b for a budget of memory, and what it costs in time."""
+    rows = material.measurements
+    if rows.empty:
+        return None
+    cost = time_against_memory(rows)
+    panels = {f"{workload} {model}": own for (workload, model), own in cost.groupby(["workload", "model"])}
+    return Section(
+        "What a budget of memory costs in time",
+        (
+            Picture(
+                "memory_and_time",
+                figure_cost_of_memory(panels),
+                "Time of a window over the full batch's against the memory of a step, a point per micro-batch size",
+                "Each point is a size of micro-batch, labelled with b, at the same window B. A budget is a position on the "
+                "horizontal axis: the first point to its left is the largest measured b that fits, and its height is what "
+                "accumulating costs. `accumulation-harness plan memory=... effective_batch=...` answers for a model of yours.",
+            ),
+        ),
+    )
+
+
+def memory_table(material: Material) -> Section | None:
+    """The parts of the memory over b, and the fit of M = M_s + a b, per model and optimizer."""
+    rows = material.measurements
+    if rows.empty:
+        return None
+    head = ("model", "optimizer", "N", "b", "parameters", "gradients", "state", "activations", "kB in all", "samples/s")
+    columns = ["workload", "model", "optimizer", "accumulation_steps"]
+    middle = rows.groupby(columns, as_index=False)[[*TOTAL, "micro_batch", "total_bytes", "samples_per_second"]].median()
+    cells = tuple(
+        (
+            f"{row['workload']} {row['model']}", row["optimizer"], str(row["accumulation_steps"]), number(row["micro_batch"]),
+            *(number(row[name] / 1e3) for name in TOTAL), number(row["total_bytes"] / 1e3), number(row["samples_per_second"]),
+        )
+        for row in middle.to_dict("records")
+    )  # fmt: skip
+    fits = tuple(
+        (" ".join(map(str, key)), number(static / 1e3), number(slope / 1e3))
+        for key, own in rows.groupby(["workload", "model", "optimizer"])
+        for static, slope in [fitted(own)]
+    )
+    return Section(
+        "Memory and time over the micro-batch",
+        (
+            Table(("model", "static part, kB", "kB per sample"), fits, "M = M_s + a·b, by least squares over b."),
+            Table(head, cells, "kB of each part (exact on a CPU), and samples per second; medians over trials.", folded=True),
+        ),
+    )
+
+
+def what_does_it_cost(results: Results) -> Advice | None:
+    """Of the experiment on memory and time: over N at fixed B."""
+    rows = results.of("memory_and_time").study("memory_and_time")
+    if rows.empty:
+        return None
+    wide = rows.pivot_table(index="trial", columns="accumulation_steps", values=["total_bytes", "seconds"])
+    told = [
+        f"N = {num:.0f}: memory {spread(wide['total_bytes', num] / wide['total_bytes', 1])}, "
+        f"time {spread(wide['seconds', num] / wide['seconds', 1])}"
+        for num in sorted({4, rows["accumulation_steps"].max()} & set(rows["accumulation_steps"]))
+    ]
+    return Advice(
+        "What does it save, and cost?",
+        "It saves activations and costs time",
+        f"Times those of one batch of B, on this machine ({len(wide)} small models): {'; '.join(told)}",
+        "Take the largest b that fits: accumulation-harness plan finds it. Parameters, gradients and optimizer state stay whole.",
+        "memory_and_time",
+    )
+
+
+EXPERIMENT = Experiment(
+    name="memory_and_time",
+    title="What does accumulating save in memory, and what does it cost in time?",
+    question="How does the memory of a step fall with the micro-batch, and how much longer does a window take?",
+    prediction="M = M_s + a·b: only the activations shrink, exactly as 1/N, so memory falls less than N times. Where they are "
+    "most of it, a model of 4 times the state fits into the full batch's memory, and not elsewhere. A window takes longer as a "
+    "smaller b leaves the device less to do at once.",
+    rule="The bytes of parameters, gradients, state and of what is saved for backward are counted (on CUDA: the allocator's "
+    "peak). Seconds are medians over windows, with the N taken in turn.",
+    claims=CLAIMS,
+    advice=what_does_it_cost,
+    sections=(budget_figure, memory_table),
+)

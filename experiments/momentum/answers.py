@@ -1,0 +1,332 @@
+"""Does accumulation disturb momentum? And what changes when N small steps replace one window?"""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from accumulation_harness.analysis.content import Picture, Section, Table, Text, number
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.question import Advice, Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from accumulation_harness.experiments.momentum import figures
+from accumulation_harness.experiments.momentum import states as optimizers
+from accumulation_harness.experiments.momentum.states import of_study
+from accumulation_harness.judge import statistics
+from accumulation_harness.judge.cause import Cause
+from accumulation_harness.judge.gates import ALGEBRA_GATE
+
+APART = 1e-3  # relative, nine decades above the gate of L0: an arm that has to differ must differ by as much
+LONG = 200  # optimizer steps after which C3 is decided
+ORDERED = 50  # optimizer steps after which C1 and C2 are decided
+HALF_LIFE_ERROR = 1e-9  # relative; the fit is exact up to rounding times the condition of the gradients, below 1e3 here
+CLOSER = 2.0  # times nearer to the window's path with rate and memory matched than with the rate alone
+BOUND = 0.005  # relative change of the loss: S0 says "< 0.5 %"
+LEAST_SEEDS = 5  # for the comparison of Adam's beta2
+
+
+# Rules -------------------------------------------------------------------------------------------------------------------------
+
+
+def states_evolve_otherwise(results: Results) -> ClaimResult:
+    """C3: compares optimizer state and weights of every accumulated arm after 200 steps with arms that have to differ."""
+    rows = optimizers.long_runs(results, LONG)
+    right = rows[rows["arm"] == "accumulated"]
+    small = rows[rows["arm"] == "small_steps"]
+    fault = rows[(rows["arm"] == Cause.optimizer_state_per_micro_batch) & (rows["optimizer"] != "sgd")]
+    if right.empty or small.empty:
+        return undecided(f"It takes trajectories of {LONG} steps.", len(right))
+    worst = optimizers.largest_error(right, "state_error", "parameter_error")
+    least = optimizers.smallest_difference(pd.concat([small, fault]))
+    if not least >= APART:
+        return undecided("An arm that has to differ did not: the comparison could not have seen it.", len(right))
+    return ClaimResult(
+        verdict=Ruling.refuted if worst <= ALGEBRA_GATE else Ruling.confirmed,
+        measured=worst,
+        threshold=f"≤ {ALGEBRA_GATE:.0e}; must differ by ≥ {APART:.0e}",
+        n=len(right),
+        explanation=f"After {LONG} float64 steps of {', '.join(sorted(set(right['optimizer'])))}, state and weights of "
+        f"{len(right)} accumulated arms are the full batch's to {number(worst)}; small-batch training and state advanced per "
+        f"micro-batch are off by {number(least)} or more.",
+    )
+
+
+def older_micro_batches(results: Results) -> ClaimResult:
+    """C1: tests whether the order inside a window matters, and whether its micro-batches weigh the same in the momentum."""
+    reordered, small = optimizers.orders(results, ORDERED)
+    reordered, small = reordered[optimizers.uncoupled(reordered)], small[optimizers.uncoupled(small)]
+    momentum = reordered[reordered["optimizer"] != "sgd"]
+    memory = of_study(results, "optimizer_memory")
+    if momentum.empty or memory.empty:
+        return undecided("It takes reordered windows and the weights in the state.", len(momentum))
+    worst = optimizers.largest_error(reordered, "state_error", "parameter_error")
+    spread, spread_small = (optimizers.spread_in_window(memory[memory["arm"] == arm]) for arm in ("accumulated", "small_steps"))
+    if not (optimizers.smallest_difference(small) >= APART and spread_small.min() >= APART):
+        return undecided("Small steps in another order have to differ and did not.", len(momentum))
+    cost = float((momentum["loss"] / momentum["loss_against"] - 1).abs().max())
+    where_stale = float((small["loss"] / small["loss_against"] - 1).abs().max())
+    stale = max(worst, float(spread.max()))
+    cheap, fresh = cost <= BOUND, stale <= ALGEBRA_GATE
+    return ClaimResult(
+        verdict=Ruling.refuted if not cheap else Ruling.conditional if fresh else Ruling.confirmed,
+        condition="as a bound; its reason, that some micro-batches are older, is refuted" if cheap and fresh else "",
+        measured=cost,
+        threshold=f"change of the loss ≤ {BOUND:g}; order and weights ≤ {ALGEBRA_GATE:.0e}, must differ by ≥ {APART:.0e}",
+        n=len(momentum) + memory["trial"].nunique(),
+        explanation=f"Another order inside the window moves state and weights by at most {number(worst)} after {ORDERED} steps "
+        f"and the loss by {number(cost)}; first and last micro-batch have the same weight in the state to "
+        f"{number(float(spread.max()))}. Under small steps the newest of a window weighs "
+        f"{float(spread_small.min()):.0%} or more above the oldest, and another order changes the loss by up to "
+        f"{where_stale:.2g} of itself: there staleness exists, and has a price.",
+    )
+
+
+def coupled_in_time(results: Results) -> ClaimResult:
+    """C2: tests whether anything but running statistics and random draws couples a micro-batch to those before it."""
+    reordered, small = optimizers.orders(results, ORDERED)
+    free, bound = reordered[optimizers.uncoupled(reordered)], reordered[~optimizers.uncoupled(reordered)]
+    batch_norm, dropout = bound[bound["norm"] == "batch"], bound[bound["dropout"] > 0]
+    if free.empty or batch_norm.empty or dropout.empty:
+        return undecided("It takes reordered windows without coupling, with BatchNorm and with dropout.", len(reordered))
+    if not optimizers.smallest_difference(small) >= APART:
+        return undecided("Small steps in another order have to differ and did not.", len(reordered))
+    worst = optimizers.largest_error(free, "gradient_error", "state_error", "parameter_error")
+    gradients = optimizers.largest_error(batch_norm, "gradient_error")
+    buffers, draws = float(batch_norm["buffer_error_now"].min()), float(dropout["gradient_error"].min())
+    apart = buffers >= APART and draws >= APART
+    return ClaimResult(
+        verdict=Ruling.confirmed if worst > ALGEBRA_GATE else Ruling.conditional if apart else Ruling.refuted,
+        condition="through running statistics and random draws alone" if worst <= ALGEBRA_GATE and apart else "",
+        measured=worst,
+        threshold=f"≤ {ALGEBRA_GATE:.0e} where nothing is carried over",
+        n=len(reordered),
+        explanation=f"Gradients, state and weights do not feel the order ({number(worst)}), nor do gradients under BatchNorm "
+        f"({number(gradients)}). Its running statistics do ({number(buffers)} or more), and so do dropout's draws "
+        f"({number(draws)}).",
+    )
+
+
+def memory_in_samples(results: Results) -> ClaimResult:
+    """C10: compares half-lives in samples, the paths of the weights and, where it was run, Adam's beta2 at a small batch."""
+    lives = optimizers.half_lives(of_study(results, "optimizer_memory"))
+    paths = optimizers.path_ratios(of_study(results, "optimizer_states"), ORDERED)
+    if lives.empty or paths.empty:
+        return undecided("It takes the weights in the state and paths of small steps.", len(lives))
+    error = float((lives["half_life"] / lives["predicted"] - 1).abs().max())
+    matched = lives.pivot_table(index=["trial", "accumulation_steps", "entry"], columns="arm", values="half_life")
+    off = float((matched["small_steps_memory"] / matched["accumulated"] - 1).abs().max())
+    shortened = matched["accumulated"] / matched["small_steps"]
+    nearest = float(paths["ratio"].min())
+    sentences = [
+        f"The half-life of the state is that of beta times the samples of a step (to {number(error)}): small steps at the same "
+        f"beta remember {number(shortened.min())} to {number(shortened.max())} times fewer samples, at beta^(1/N) as many.",
+        f"With the memory matched, {len(paths)} paths of small steps are {number(nearest)} times or more nearer to the window's "
+        "than with the rate alone.",
+    ]
+    adam = optimizers.beta2_differences(optimizers.beta2_trials(results))
+    sentences += _beta2_in_words(adam)
+    holds = error <= HALF_LIFE_ERROR and off <= HALF_LIFE_ERROR and nearest >= CLOSER
+    return ClaimResult(
+        verdict=Ruling.confirmed if holds else Ruling.refuted if nearest < 1 else Ruling.conditional,
+        condition="" if holds or nearest < 1 else f"for half-lives; paths come {nearest:.2g} times nearer at least",
+        measured=nearest,
+        threshold=f"≥ {CLOSER:g} times nearer; half-lives within {HALF_LIFE_ERROR:.0e}",
+        n=len(lives) + len(paths),
+        explanation=" ".join(sentences),
+    )
+
+
+def _beta2_in_words(differences: pd.DataFrame) -> list[str]:
+    if len(differences) < LEAST_SEEDS:
+        return []
+    means = {name: statistics.mean_interval(list(differences[name])) for name in differences}
+    words = {
+        name: f"{number(one.estimate)} ({number(one.low)} to {number(one.high)}, n = {len(differences)})"
+        for name, one in means.items()
+    }
+    return [
+        f"Adam at b = 2, loss under beta2 less that under beta2^(1/N): training, at the same rate, {words['training']}; "
+        f"held-out, each at its best rate, {words['held_out']}."
+    ]
+
+
+CLAIMS = (
+    Claim(
+        id="C1",
+        expects=Ruling.conditional,
+        rule=f"Two halves, measured over {ORDERED} float64 steps: the bound, that another order of a window's micro-batches "
+        f"changes the loss by at most {BOUND:g}; and its reason, that order matters to state and weights or micro-batches "
+        f"weigh unequally in the state, by more than {ALGEBRA_GATE:.0e}. Confirmed when both hold, conditional when the bound "
+        "alone does, refuted when the bound does not. Small steps must feel the order.",
+        decide=older_micro_batches,
+    ),
+    Claim(
+        id="C2",
+        expects=Ruling.conditional,
+        rule="Conditional when the order changes neither gradients nor state nor weights, but does change running statistics and "
+        "random draws.",
+        decide=coupled_in_time,
+    ),
+    Claim(
+        id="C3",
+        expects=Ruling.refuted,
+        rule=f"Refuted when state and weights of every accumulated arm equal the full batch's to {ALGEBRA_GATE:.0e} after {LONG} "
+        "float64 steps, and those of small-batch training and of a state advanced per micro-batch differ by "
+        f"{APART:.0e} or more.",
+        decide=states_evolve_otherwise,
+    ),
+    Claim(
+        id="C10",
+        expects=Ruling.confirmed,
+        rule="Confirmed when the measured half-life is beta's own times the samples per step, when beta^(1/N) gives N small "
+        f"steps the half-life of a window, and when it brings their path at least {CLOSER:g} times nearer to the window's in "
+        "every trial. The effect of Adam's beta2 on the loss at b = 2 is reported as well.",
+        decide=memory_in_samples,
+    ),
+)
+
+
+# Page --------------------------------------------------------------------------------------------------------------------------
+
+
+def states(material: Material) -> Section | None:
+    """State and weights of every arm over the optimizer steps."""
+    return optimizers.states_section(material, optimizers.long_runs(material.results, LONG))
+
+
+def order(material: Material) -> Section | None:
+    """What another order of the micro-batches changes."""
+    rows = of_study(material.results, "optimizer_states")
+    rows = rows[(rows["after_steps"] == ORDERED) & rows["arm"].isin(["reordered", "small_steps_reordered"])]
+    if rows.empty:
+        return None
+    head = ("model", "dropout", "arm", "n", "gradient", "state", "weights", "running statistics")
+    cells = []
+    for (model, dropout, arm), own in rows.groupby([rows["workload"] + " " + rows["norm"], "dropout", "arm"]):
+        errors = (own[name].max() for name in ("gradient_error", "state_error", "parameter_error", "buffer_error"))
+        cells.append((str(model), f"{dropout:g}", figures.LABELS[str(arm)], str(len(own)), *map(number, errors)))
+    caption = (
+        f"The micro-batches of every window were taken in another order, each with its own samples, for {ORDERED} float64 steps. "
+        "Shown: the largest relative difference to the usual order, over trials and N. Small steps are the control: their order "
+        "matters."
+    )
+    return Section("The order inside a window", (Table(head, tuple(cells), caption),))
+
+
+def memory(material: Material) -> Section | None:
+    """The weights of past micro-batches in the optimizer state, and their half-lives."""
+    rows = of_study(material.results, "optimizer_memory")
+    if rows.empty:
+        return None
+    lives = optimizers.half_lives(rows)
+    head = ("optimizer", "state", "arm", "N", "half-life in samples", "predicted", "largest relative error", "n")
+    cells = tuple(
+        (str(optimizer), str(entry), figures.LABELS[str(arm)], str(num), number(own["half_life"].median()),
+         number(own["predicted"].median()), number((own["half_life"] / own["predicted"] - 1).abs().max()), str(len(own)))
+        for (optimizer, entry, num, arm), own in lives.groupby(["optimizer", "entry", "accumulation_steps", "arm"])
+    )  # fmt: skip
+    text = Text(
+        "The state was decomposed into the gradients of all micro-batches seen so far, by least squares at fixed weights "
+        f"(largest residual {number(rows['residual'].max())}). A window enters as one: its first and its last micro-batch have "
+        "the same weight, so nothing inside it is stale. Small steps at the same beta forget N times faster in samples."
+    )
+    own = rows[rows["optimizer"] != "nesterov"]  # whose buffer is momentum's
+    pictures = () if own.empty else (_memory_picture(own),)
+    caption = "Half-life: the number of samples after which a weight has halved. Predicted: samples per step x ln 2 / -ln beta."
+    return Section("What the state remembers", (text, *pictures, Table(head, cells, caption, folded=True)))
+
+
+def _memory_picture(rows: pd.DataFrame) -> Picture:
+    return Picture(
+        "memory",
+        figures.figure_memory(rows),
+        "Weight of past micro-batches in the optimizer state over their age in samples: a staircase for windows, a steep line "
+        "for small steps, and a line along the staircase for small steps at beta to the 1/N.",
+        "Weight in the state over age in samples, newest = 1. Each step of the staircase is a window, each point a micro-batch.",
+    )
+
+
+def small_steps(material: Material) -> Section | None:
+    """The paths of N small steps beside that of one window."""
+    rows = of_study(material.results, "optimizer_states")
+    paths = optimizers.path_ratios(rows, ORDERED)
+    if paths.empty:
+        return None
+    chosen = paths.drop_duplicates("optimizer")
+    steps = material.read_steps(chosen["trial"]).merge(chosen[["trial", "optimizer"]], on="trial")
+    text = Text(
+        f"N small steps and one window, on the same samples. After {ORDERED} windows, the distance to the window's weights, "
+        f"relative to how far those have moved, is {number(paths['rate'].median())} when the learning rate alone is divided by "
+        f"N, and {number(paths['memory'].median())} with beta^(1/N) as well (medians of {len(paths)} arms; ratio "
+        f"{number(paths['ratio'].min())} to {number(paths['ratio'].max())}). With both settings unchanged, as in a loop that "
+        f"forgets to accumulate, it is {number(paths['same'].median())}."
+    )
+    picture = Picture(
+        "paths",
+        figures.figure_paths(steps),
+        "Distance of small steps to the window's path over windows: the same settings far off, the matched rate nearer, matched "
+        "rate and memory nearest.",
+        "Distance of the weights to those trained with windows, relative to how far these have moved, in float64; one trial per "
+        "optimizer, largest N. The lowest line jumps at the short windows that end the epochs: they are one whole step on fewer "
+        "samples.",
+    )
+    table = optimizers.equal_table(material.results)
+    return Section("N small steps against one window", (text, picture, table) if table else (text, picture))
+
+
+def beta2(material: Material) -> Section | None:
+    """Adam's losses at a small batch with the window's beta2 and with beta2^(1/N)."""
+    rows = optimizers.beta2_trials(material.results)
+    if rows.empty or rows["beta2"].nunique() < 2:
+        return None
+    differences = optimizers.beta2_differences(rows)
+    text = Text(
+        f"The rule of arXiv 2507.07101, beta2* = beta2^(B*/B), at b = {int(rows['batch'].iloc[0])} against the beta2 of a window "
+        f"of {int(rows['effective_batch'].iloc[0])}. {' '.join(_beta2_in_words(differences))} "
+        f"Training: {optimizers.power(list(differences['training']))} Held-out: "
+        f"{optimizers.power(list(differences['held_out']))} The paper's loss is that of unseen text in a single epoch; here the "
+        "training loss comes nearest to it, and 297 held-out digits are few. Only the direction of the effect carries over: a "
+        "perceptron on 1,500 digits for four epochs says nothing about its size elsewhere."
+    )
+    picture = Picture(
+        "beta2",
+        figures.figure_rates(rows, "beta2", lambda value: f"β₂ = {value:.4g}", ("tail_loss", "held_out_loss")),
+        "Training and held-out loss over learning rate for the two values of beta2 at small batch.",
+        "Loss over the learning rate after four epochs, mean and 95% interval over seeds. The training loss is that of the last "
+        "tenth of the windows.",
+    )
+    return Section("Adam's second moment at a small batch", (text, picture))
+
+
+def do_i_change_rate_or_momentum(results: Results) -> Advice | None:
+    """Of the experiments on momentum and Adam: state of the accumulated arms, and half-lives in samples."""
+    parts = [results.of(name) for name in ("momentum", "adam")]
+    right = pd.concat([optimizers.long_runs(part, 1) for part in parts if not part.is_empty] or [pd.DataFrame()])
+    if right.empty:
+        return None
+    error = optimizers.largest_error(right[right["arm"] == "accumulated"], "state_error", "parameter_error")
+    return Advice(
+        "Do I change learning rate, momentum or β₂?",
+        "No, while B = N·b stays what it was",
+        f"After up to {int(right['after_steps'].max())} steps, optimizer state and weights are at most {number(error)} off the "
+        "large batch's",
+        "When one step takes N times more samples than before, a momentum β remembers N times more samples: β^N keeps the memory "
+        "(0.9 → 0.43 at N = 8). Tune the learning rate again.",
+        "momentum",
+    )
+
+
+EXPERIMENT = Experiment(
+    name="momentum",
+    title="Does accumulation disturb momentum, and what does a small batch do to it?",
+    question="Do momentum and other optimizer states depend on the micro-batches: on their number, order or age? And if N small "
+    "steps replace one accumulated step, what has to change for the same training?",
+    prediction="Under correct accumulation, state and weights equal the full batch's up to rounding, in any order of the "
+    "micro-batches. Small steps differ, because beta acts once per step: its half-life in samples shrinks N-fold, and beta^(1/N) "
+    "restores it.",
+    rule="All arms of a trial run in float64 on the same windows from the same weights. Equal means within "
+    f"{ALGEBRA_GATE:.0e} after {LONG} steps ({ORDERED} for orders). It counts only if small-batch training and a planted fault "
+    f"(state advanced per micro-batch) differ by {APART:.0e} or more in the same trials. Comparisons of losses are paired by "
+    "seed, and hold for this model and length.",
+    claims=CLAIMS,
+    advice=do_i_change_rate_or_momentum,
+    sections=(states, order, memory, small_steps, beta2),
+)

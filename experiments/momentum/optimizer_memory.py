@@ -1,0 +1,87 @@
+"""With which weight past micro-batches are in an optimizer's state: one for all of a window, or less for each older one?
+
+The weights of the model stay where they are (learning rate 0), so that every micro-batch's gradient is known beforehand; the
+state is then taken apart into them by least squares. Momentum's buffers are linear in the gradients, Adam's second moment in the
+squares of what each step consumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from accumulation_harness.config import LastWindow, OptimizerConfig, Precision
+from accumulation_harness.experiments.momentum.optimizer_states import SMALL, SMALL_MEMORY, same_memory, small_batch
+from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.measure.optimizer_state import optimizer_state
+from accumulation_harness.measure.rounding import zero_lr
+from accumulation_harness.measure.training import OnStep, Row
+from accumulation_harness.recipes.recipe import Recipe, take_step
+from accumulation_harness.referee.gradients import decompose
+from accumulation_harness.referee.oracle import snapshot
+from accumulation_harness.results.arm_name import ACCUMULATED
+from accumulation_harness.trial import accumulated
+
+SQUARED = "exp_avg_sq"
+
+
+def measurements(setting: Setting, on_step: OnStep) -> Iterator[Row]:
+    """One row per arm, entry of the state, and micro-batch; the trial takes `steps` full windows."""
+    for num in setting.config.accumulation_steps:
+        right = accumulated(setting.config, num)
+        own = setting.config.optimizer
+        yield from _memory(setting, ACCUMULATED, right, own)
+        yield from _memory(setting, SMALL, small_batch(right), own)
+        yield from _memory(setting, SMALL_MEMORY, small_batch(right), same_memory(own, num))
+
+
+def _memory(setting: Setting, name: str, recipe: Recipe, optimizer: OptimizerConfig) -> Iterator[Row]:
+    """Rows with the `weight` of every micro-batch in the state, over that of the newest, and its `age`: samples after it.
+
+    Of a window's gradient each micro-batch has its share (its loss terms over the window's), so equal weights mean that nothing
+    but the number of terms counts; a small step consumes the micro-batch's own mean.
+    """
+    arm = setting.arm(recipe, precision=Precision.float64, clip_norm=None, optimizer=zero_lr(optimizer))
+    referee, start = setting.referee(), snapshot(arm.model)
+    consumed: list[list[Tensor]] = []  # what the micro-batches of each window put into a step
+    sizes: list[int] = []
+    for ids in setting.windows(last=LastWindow.drop):
+        window, own = setting.exact.batch(ids), recipe.split(len(ids))
+        take_step(arm, window)
+        parts = referee.parts(start, window, own)
+        consumed.append(parts.shares if name == ACCUMULATED else list(parts.parts))
+        sizes += own
+    num, ages = len(consumed[0]), _ages(sizes)
+    for entry, state in optimizer_state(arm.optimizer, arm.model.parameters()).items():
+        columns, each = _columns(consumed, squared=entry == SQUARED, together=name == ACCUMULATED)
+        found = decompose(state, columns)
+        weight = torch.tensor(found.weights, dtype=torch.float64).repeat_interleave(each)
+        for k, age in enumerate(ages):
+            yield {
+                "arm": name,
+                "accumulation_steps": recipe.accumulation_steps,
+                "entry": entry,
+                "window": k // num,
+                "position": k % num,
+                "age": age,
+                "weight": float(weight[k] / weight[-1]),
+                "residual": found.residual,
+                "condition": found.condition,
+            }
+
+
+def _columns(consumed: Sequence[Sequence[Tensor]], *, squared: bool, together: bool) -> tuple[list[Tensor], int]:
+    """What the state is made of, and how many micro-batches stand in one column: a window's step squares their sum."""
+    if not squared:
+        return [one for window in consumed for one in window], 1
+    if together:
+        return [torch.stack(list(window)).sum(0).square() for window in consumed], len(consumed[0])
+    return [one.square() for window in consumed for one in window], 1
+
+
+def _ages(sizes: Sequence[int]) -> list[int]:
+    """Samples that came after each micro-batch."""
+    return [sum(sizes) - seen for seen in accumulate(sizes)]

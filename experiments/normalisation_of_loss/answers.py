@@ -1,0 +1,321 @@
+"""By what must the loss of a micro-batch be divided, and what becomes of an epoch's last micro-batches?"""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from accumulation_harness.analysis import tables
+from accumulation_harness.analysis.content import Picture, Section, Table, Text, number, share
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.question import Advice, Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from accumulation_harness.experiments.normalisation_of_loss import figures as normalisation_figures
+from accumulation_harness.judge.cause import Cause
+from accumulation_harness.judge.gates import ALGEBRA_GATE
+from accumulation_harness.results.cells import spread
+
+UNDIVIDED, DIVIDED_BY_N, BY_FULL_N = Cause.loss_not_divided, Cause.mean_of_means, Cause.short_window_divided_by_n
+FAULTS: dict[str, str] = {  # arm -> how it divides
+    UNDIVIDED: "sum of means, undivided",
+    DIVIDED_BY_N: "mean of means, divided by the window's N",
+    BY_FULL_N: "right weights, divided by the configured N",
+}
+SCALE_TOLERANCE = 1e-9  # relative, of the scale of a float64 gradient against N
+EXACT = 1e-9  # relative, of float64 update norms at the same weights
+ADAM_TOLERANCE = 0.05  # relative: Adam's first step is lr·sign(g) up to eps; where the gradient is near eps, N shows a little
+# Allowed factor between the first update at N and at N = 1. A single micro-batch may have a small gradient, and under Adam more
+# samples reach more weights; under SGD an undivided update exceeds it from N = 4 on.
+GROWTH = 2.0
+
+
+def _accumulated(arms: pd.DataFrame) -> pd.DataFrame:
+    return arms[arms["arm"] == "accumulated"]
+
+
+def sum_of_gradients(results: Results) -> ClaimResult:
+    """A3: tests whether sums of the window's summed losses, and sums of mean losses, give the full batch's gradient."""
+    arms = results.arms
+    summed, means = _accumulated(arms), arms[(arms["arm"] == UNDIVIDED) & ~arms["unequal_terms"] & (arms["short_windows"] == 0)]
+    if summed.empty or means.empty:
+        return undecided("It takes sums of summed losses, and of mean losses over equal micro-batches.", len(summed) + len(means))
+    exact = summed["gradient_error"] <= ALGEBRA_GATE
+    off = (means["scale"] / means["accumulation_steps"] - 1).abs()
+    times_n, as_it_is = bool((off <= SCALE_TOLERANCE).all()), bool((means["gradient_error"] <= ALGEBRA_GATE).all())
+    if exact.all() and as_it_is:
+        verdict = Ruling.confirmed
+    elif exact.all() and times_n:
+        verdict = Ruling.conditional
+    elif not exact.any():
+        verdict = Ruling.refuted
+    else:
+        return undecided("Some sums are the full batch's gradient and others are not.", len(summed) + len(means))
+    return ClaimResult(
+        verdict=verdict,
+        condition="for losses summed over the window's terms; of mean losses the sum is N times it"
+        if verdict == Ruling.conditional
+        else "",
+        measured=float(summed["gradient_error"].max()),
+        threshold=f"≤ {ALGEBRA_GATE:.0e}; of mean losses |scale / N - 1| ≤ {SCALE_TOLERANCE:.0e}",
+        n=len(summed) + len(means),
+        explanation=f"{share(int(exact.sum()), len(exact))} sums over the window's terms are the full batch's gradient, in "
+        f"float64. The sum of mean losses is N times it in {share(int((off <= SCALE_TOLERANCE).sum()), len(off))} arms "
+        f"(largest deviation from N: {number(float(off.max()))}).",
+    )
+
+
+def undivided_loop(results: Results) -> ClaimResult:
+    """A4: tests whether the sum of mean losses gives N times the gradient, under every optimizer."""
+    arms = results.arms[~results.arms["unequal_terms"]]
+    wrong, right = arms[arms["arm"] == UNDIVIDED], _accumulated(arms)
+    if wrong.empty or right["verdict"].ne("equivalent").any():
+        return undecided("It takes equal micro-batches, with correct arms that are equivalent.", len(wrong))
+    off = float((wrong["scale"] / wrong["accumulation_steps"] - 1).abs().max())
+    parted = wrong["verdict"].eq("different") & wrong["cause"].eq(UNDIVIDED)
+    same = wrong["verdict"].eq("equivalent")
+    few = wrong[wrong["accumulation_steps"] == wrong["accumulation_steps"].min()]
+    hidden = few.groupby("optimizer")["final_distance"].median()
+    moved = ", ".join(f"{number(hidden[name])} under {name}" for name in tables.OPTIMIZERS if name in hidden)
+    refuted = parted.all() and off <= SCALE_TOLERANCE
+    return ClaimResult(
+        verdict=Ruling.refuted if refuted else Ruling.confirmed if same.all() else Ruling.conditional,
+        condition=""
+        if refuted or same.all()
+        else f"different for another cause in {share(int((~parted).sum()), len(wrong))} arms",
+        measured=off,
+        threshold=f"|scale / N - 1| ≤ {SCALE_TOLERANCE:.0e}",
+        n=len(wrong),
+        explanation=f"Without the division the gradient is N times the full batch's in {share(int(parted.sum()), len(wrong))} "
+        f"arms. At N = {few['accumulation_steps'].min()} the weights end off by {moved} times the way of the full batch (medians "
+        f"after {few['steps'].max()} steps): Adam hides it.",
+    )
+
+
+def divided_by_n(results: Results) -> ClaimResult:
+    """A9: tests division by N with equal weights in full windows, with unequal weights, and in short windows."""
+    arms = results.arms
+    by_n, short = arms[arms["arm"] == DIVIDED_BY_N], arms[(arms["arm"] == BY_FULL_N) & (arms["short_windows"] > 0)]
+    even = by_n[~by_n["unequal_terms"] & (by_n["short_windows"] == 0)]
+    uneven = pd.concat([by_n[by_n["unequal_terms"]], short])
+    if even.empty or short.empty or not by_n["unequal_terms"].any():
+        return undecided("It takes equal weights in full windows, unequal weights, and short windows.", len(even) + len(uneven))
+    if _accumulated(arms)["verdict"].ne("equivalent").any():
+        return undecided("A correct arm is not equivalent, so that nothing can be said of the others.", len(even) + len(uneven))
+    same, parted = even["verdict"].eq("equivalent"), uneven["verdict"].eq("different")
+    least = uneven["gradient_error"]
+    return ClaimResult(
+        verdict=Ruling.refuted if not same.all() else Ruling.conditional if parted.any() else Ruling.confirmed,
+        condition="with equal weights in full windows" if same.all() and parted.any() else "",
+        measured=float(least.min()),
+        threshold=f"> {ALGEBRA_GATE:.0e} with unequal weights or short windows, ≤ with neither",
+        n=len(even) + len(uneven),
+        explanation=f"Equal weights and full windows: {share(int(same.sum()), len(even))} arms are equivalent. Text, class "
+        f"weights, ignored labels or a short window: {share(int(parted.sum()), len(uneven))} arms are not, with gradients off by "
+        f"{number(float(least.min()))} to {number(float(least.max()))}.",
+    )
+
+
+def loop_over_the_loader(results: Results) -> ClaimResult:
+    """A10: counts steps missed and samples leaked or dropped where the epoch does not end with a window."""
+    rows = results.study("epoch_tail", ("tail_samples",))
+    tails, none = rows[rows["tail_samples"] > 0], rows[rows["tail_samples"] == 0]
+    if tails.empty or none.empty:
+        return undecided("It takes an epoch with a remainder and one without.", len(rows))
+    written, whole = tails[tails["arm"] == "as_written"], tails[tails["arm"] == "complete"]
+    lost = (written["steps"] < written["windows"]) & (written["leaked_samples"] + written["unused_samples"] > 0)
+    mended = (whole["gradient_error"] <= ALGEBRA_GATE) & (whole["steps"] == whole["windows"]) & (whole["unused_samples"] == 0)
+    if not mended.all() or (none["gradient_error"] > ALGEBRA_GATE).any():
+        return undecided("The complete loop, or one over an epoch without remainder, is not exact.", len(rows))
+    one = written.iloc[0]
+    return ClaimResult(
+        verdict=Ruling.conditional if lost.all() else Ruling.confirmed if not lost.any() else Ruling.refuted,
+        condition="where no epoch ends inside a window: S3's endless stream, not S0's and S1's epochs" if lost.all() else "",
+        measured=float(written["gradient_error"].median()),
+        threshold=f"≤ {ALGEBRA_GATE:.0e}",
+        n=len(written),
+        explanation=f"Over two epochs with B = {one['effective_batch']}, N = {one['accumulation_steps']:.0f} it takes "
+        f"{one['steps']:.0f} of {one['windows']:.0f} steps; {one['leaked_samples']:.0f} samples leak into the next epoch's first "
+        f"step and {one['unused_samples']:.0f} never count. Where the windows divide the epoch it misses nothing "
+        f"({len(none)} trainings).",
+    )
+
+
+def update_over_n(results: Results) -> ClaimResult:
+    """A16: compares updates over N at a fixed micro-batch, divided and undivided: the first, and the mean of the first steps."""
+    rows = results.study("update_size")
+    if rows.empty:
+        return undecided("It takes SGD and Adam.", 0)
+    keys = ["trial", "optimizer", "accumulation_steps", "arm"]
+    first, mean = (rows.set_index(keys)[name].unstack().reset_index() for name in ("first_update", "mean_update"))
+    one = {name: frame[frame["accumulation_steps"] == 1].set_index("trial")["accumulated"] for name, frame in _named(first, mean)}
+    first, mean = first[first["accumulation_steps"] > 1], mean[mean["accumulation_steps"] > 1]
+    plain, adam = first["optimizer"].isin(["sgd", "momentum"]), first["optimizer"] == "adam"
+    if not (plain.any() and adam.any()):
+        return undecided("It takes SGD and Adam.", len(first))
+    divided = pd.concat([frame["accumulated"] / frame["trial"].map(one[name]) for name, frame in _named(first, mean)])
+    undivided = pd.concat([frame.loc[plain, UNDIVIDED] / frame.loc[plain, "accumulated"] for _, frame in _named(first, mean)])
+    times_n = (first[UNDIVIDED] / first["accumulated"])[plain] / first.loc[plain, "accumulation_steps"] - 1
+    steady, hidden = (divided <= GROWTH).all(), (first[UNDIVIDED] / first["accumulated"])[adam] - 1
+    grows = bool((times_n.abs() <= EXACT).all())
+    verdict = Ruling.confirmed if not steady else Ruling.conditional if grows else Ruling.refuted
+    most = int(first["accumulation_steps"].max())
+    return ClaimResult(
+        verdict=verdict,
+        condition="without the division by N, under an optimizer whose steps keep the scale (SGD, momentum)"
+        if verdict == Ruling.conditional
+        else "",
+        measured=float(divided.max()),
+        threshold=f"≤ {GROWTH:g} times the update of one micro-batch, up to N = {most}",
+        n=len(first),
+        explanation=f"Divided, first update and mean over the first steps are {number(float(divided.min()))} to "
+        f"{number(float(divided.max()))} times those of one micro-batch, whatever N. Undivided the first is N times the divided "
+        f"one under SGD, the mean up to {number(float(undivided.max()))} times it; under Adam the first is the same within "
+        f"{number(float(hidden.abs().max()))}. Whether training becomes unstable is not tested.",
+    )
+
+
+def _named(first: pd.DataFrame, mean: pd.DataFrame) -> tuple[tuple[str, pd.DataFrame], ...]:
+    return ("first", first), ("mean", mean)
+
+
+CLAIMS = (
+    Claim(
+        id="A3",
+        expects=Ruling.conditional,
+        rule=f"Of float64 gradients: confirmed when sums of summed and of mean losses are both the full batch's within "
+        f"{ALGEBRA_GATE:.0e}, conditional when the former are and the latter are N times it, refuted when neither is.",
+        decide=sum_of_gradients,
+    ),
+    Claim(
+        id="A4",
+        expects=Ruling.refuted,
+        rule="Refuted when every undivided arm is different, for that cause, and its gradient is N times the full batch's.",
+        decide=undivided_loop,
+    ),
+    Claim(
+        id="A9",
+        expects=Ruling.conditional,
+        rule="Conditional when dividing by N is equivalent with equal weights in full windows, and different otherwise.",
+        decide=divided_by_n,
+    ),
+    Claim(
+        id="A10",
+        expects=Ruling.conditional,
+        rule="Conditional when the loop misses steps and samples wherever an epoch has a remainder, and nothing where it has "
+        "none, as in an endless stream; confirmed when it never misses any; refuted when only some remainders cost any.",
+        decide=loop_over_the_loader,
+    ),
+    Claim(
+        id="A16",
+        expects=Ruling.conditional,
+        rule="Of the first update and the mean of the first steps: confirmed when the divided one grows more than "
+        f"{GROWTH:g}-fold with N, conditional when only the undivided one does (N times, under SGD), refuted when neither does.",
+        decide=update_over_n,
+    ),
+)
+
+
+def when_n_is_right(material: Material) -> Section | None:
+    """The verdicts of each way to divide, by loss and kind of window."""
+    arms = material.arms[material.arms["arm"].isin(["accumulated", *FAULTS])]
+    if arms.empty:
+        return None
+    rows = []
+    for (workload, short, arm), own in arms.groupby(["workload", arms["short_windows"] > 0, "arm"], sort=True):
+        verdicts = ", ".join(f"{count} {verdict}" for verdict, count in tables.verdict_counts(own).items())
+        errors = f"{number(own['gradient_error'].min())} to {number(own['gradient_error'].max())}"
+        name = FAULTS.get(str(arm), "divided by the window's weights")
+        rows.append((_words(str(workload)), "with a short one" if short else "all full", name, str(len(own)), verdicts, errors))
+    head = ("loss", "windows", "the loss is divided", "arms", "verdicts", "gradient error in float64")
+    caption = (
+        "The mean of means is right for equal weights in full windows, dividing by the configured N in full windows: there both "
+        "equal the division by the window's weights. Arms differ in optimizer, N and seed."
+    )
+    return Section("When is 1/N the right divisor?", (Table(head, tuple(rows), caption),))
+
+
+def _words(workload: str) -> str:
+    kinds = {"class": "class weights 1 to 10", "ignored": "a third of the labels ignored", "text": "characters of ragged lines"}
+    return kinds.get(workload.partition("_")[0], "equal weights")
+
+
+def end_of_an_epoch(material: Material) -> Section | None:
+    """What each loop does with the last micro-batches of an epoch."""
+    rows = material.results.study("epoch_tail", ("tail_samples",))
+    if rows.empty:
+        return None
+    names = {
+        "as_written": "as tutorials write it",
+        "cleared": "gradients cleared at the epoch's start",
+        "stepped": "steps at the last micro-batch, divides by N",
+        "complete": "steps at the last micro-batch, divides by the window",
+    }
+    values = ["steps", "windows", "leaked_samples", "unused_samples", "gradient_error"]
+    table = rows.groupby(["effective_batch", "tail_samples", "arm"])[values].median().reset_index()
+    cells = [
+        (str(row["effective_batch"]), str(row["tail_samples"]), names[row["arm"]], f"{row['steps']:.0f} of {row['windows']:.0f}",
+         f"{row['leaked_samples']:.0f}", f"{row['unused_samples']:.0f}", number(row["gradient_error"]))
+        for row in table.to_dict("records")
+    ]  # fmt: skip
+    head = ("B", "remainder", "loop", "steps taken", "leaked into the next epoch", "never used", "worst gradient error")
+    caption = (
+        f"Two epochs of 1,500 samples; medians over {rows['trial'].nunique()} trials. Each step's gradient is compared with the "
+        "mean over the samples of its own window. Where B divides the epoch the four loops are the same: a divisible data set "
+        "hides all of this. Clearing at the epoch's start makes every step right, but leaves samples out in every epoch."
+    )
+    return Section("What becomes of the remainder", (Table(head, tuple(cells), caption),))
+
+
+def update_size(material: Material) -> Section | None:
+    """The size of the first update over N, divided and undivided."""
+    rows = material.results.study("update_size")
+    if rows.empty:
+        return None
+    picture = Picture(
+        "update-size",
+        normalisation_figures.figure_update_size(rows),
+        "Norm of the first update over N for each optimizer, divided and undivided, relative to one micro-batch.",
+        f"Micro-batches of {rows['micro_batch'].iloc[0]:.0f} samples, so that B = N·b grows with N; from the same weights, "
+        f"{rows['trial'].nunique()} trials. A divided update of SGD shrinks, as the noise of its gradient averages out. An "
+        "undivided one is N times as large under SGD, and the same under Adam, whose steps do not depend on the scale.",
+    )
+    text = (
+        "“Too many micro-batches make the update disproportionately large” describes a loop that forgot the division, under an "
+        "optimizer that is not scale-free. It is no reason to limit N."
+    )
+    return Section("The size of an update", (Text(text), picture))
+
+
+def what_is_the_loss_divided_by(results: Results) -> Advice | None:
+    """Planted means of means, beside correct arms, wherever they were run."""
+    arms = results.arms
+    wrong = arms[(arms["arm"] == Cause.mean_of_means) & (arms["verdict"] == "different")]
+    twice = arms[(arms["arm"] == Cause.loss_not_divided) & (arms["verdict"] == "different")]
+    if wrong.empty and twice.empty:
+        return None
+    sizes = []
+    if len(wrong):
+        sizes.append(f"means of micro-batch means: gradient off by {spread(wrong['algebra_error'])} ({len(wrong)} runs)")
+    if len(twice):
+        sizes.append(f"not divided: off by {spread(twice['algebra_error'])} ({len(twice)} runs)")
+    return Advice(
+        "What must the loss be divided by?",
+        "By the loss terms (tokens, rows) of the whole window",
+        "; ".join(sizes).capitalize(),
+        "Sum the loss of each micro-batch and divide by the window's terms, counted before its first backward. Dividing means "
+        "by N is the same only where all micro-batches hold equally many terms.",
+        "normalisation_of_loss",
+    )
+
+
+EXPERIMENT = Experiment(
+    name="normalisation_of_loss",
+    title="By what is the loss divided?",
+    question="When is dividing the mean loss by N the full batch's loss, and what becomes of the last micro-batches of an epoch?",
+    prediction="Dividing by N is exact for equal weights in full windows, and wrong for ragged text, class weights, ignored "
+    "labels and short windows; not dividing multiplies the gradient by N. The tutorial's loop loses steps and samples wherever "
+    "N·b does not divide the epoch. A divided update does not grow with N.",
+    rule=f"Judged arms decide: the correct arm has to be equivalent (gradients within {ALGEBRA_GATE:.0e} in float64) and the "
+    "faulty one different. Samples and steps of the loop are counted; its gradients are compared with a float64 referee's.",
+    claims=CLAIMS,
+    advice=what_is_the_loss_divided_by,
+    sections=(when_n_is_right, end_of_an_epoch, update_size),
+)

@@ -1,0 +1,336 @@
+"""What has to happen once per window, and in which order?"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+
+import pandas as pd
+
+from accumulation_harness.analysis import faults
+from accumulation_harness.analysis.content import Picture, Section, Table, Text, number, share
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from accumulation_harness.experiments.order_of_operations import figures as order_figures
+from accumulation_harness.judge.cause import Cause
+from accumulation_harness.judge.gates import ALGEBRA_GATE, TRAJECTORY_GATE
+
+GATE = f"> {ALGEBRA_GATE:.0e}; correct arms ≤"
+WRONG = {
+    Cause.gradients_cleared_in_window: "clearing before each micro-batch",
+    Cause.step_every_micro_batch: "stepping at each micro-batch",
+    Cause.schedule_per_micro_batch: "a schedule that counts micro-batches",
+    Cause.clip_per_micro_batch: "clipping inside the window",
+    Cause.clip_before_unscale: "clipping before unscaling",
+    Cause.weight_decay_per_micro_batch: "decay at each micro-batch",
+    Cause.scaler_updated_in_window: "a loss scale that moves inside the window",
+}
+CORRECT = {"accumulated", "full", "permuted"}
+FEWEST_ARMS = 20  # that say something of all arms: fewer have no exact 95 % bound above 86 %
+NOTICEABLE = 1e-3  # of the way that the weights went: what a training may be off before anybody would care
+AT_REST = 1e-5  # relative difference of a float32 loss: a few times its rounding
+ADJUSTED = 1e-2  # relative difference: a threshold that matters changes the clipped gradient by tens of per cent
+# Relative: PyTorch adds 1e-6 to the norm by which it divides, and that is not scaled with a sum; norms here are above 0.01.
+SMALL_PRINT = 1e-3
+
+
+def once_per_window(names: tuple[Cause, ...], meaning: str, results: Results) -> ClaimResult:
+    """Confirmed when the correct arm is equivalent and every arm with one of these faults is different."""
+    arms = results.arms
+    wrong = arms[arms["arm"].isin(names) & arms["changes"]]
+    right = arms[arms["arm"].eq("accumulated") & arms["trial"].isin(wrong["trial"])]
+    if wrong.empty:
+        return undecided(f"It takes arms with {' or '.join(names)}.", 0)
+    return _judged(wrong, right, meaning)
+
+
+def _judged(wrong: pd.DataFrame, right: pd.DataFrame, meaning: str) -> ClaimResult:
+    if right.empty or right["verdict"].ne("equivalent").any():
+        return undecided("A correct arm is not equivalent, so that nothing can be said of the others.", len(wrong))
+    parted = wrong["verdict"].eq("different")
+    named = [arm in faults.causes_of(cause) for arm, cause in zip(wrong["arm"], wrong["cause"], strict=True)]
+    gap = wrong[["algebra_error", "trajectory_error"]].max(axis=1)
+    return ClaimResult(
+        verdict=Ruling.confirmed if parted.all() else Ruling.refuted if not parted.any() else Ruling.conditional,
+        condition=f"in {share(int(parted.sum()), len(wrong))} arms" if parted.any() and not parted.all() else "",
+        measured=float(gap.min()),
+        threshold=GATE,
+        n=len(wrong) + len(right),
+        explanation=f"{meaning}: {share(int(parted.sum()), len(wrong))} arms that do otherwise are different, by "
+        f"{number(float(gap.min()))} at least, and {share(sum(named), len(wrong))} are called by that name; the "
+        f"{len(right)} arms that do it once per window are equivalent, within {number(float(right['algebra_error'].max()))}.",
+    )
+
+
+def schedule(results: Results) -> ClaimResult:
+    """A12: tests what a schedule has to count if training is to follow the full batch, which counts its own steps."""
+    found = once_per_window((Cause.schedule_per_micro_batch,), "The schedule counts optimizer steps", results)
+    if found.verdict != Ruling.confirmed:
+        return found
+    return dataclasses.replace(
+        found,
+        verdict=Ruling.conditional,
+        condition="where training shall follow the full batch's",
+        explanation=f"{found.explanation} What a schedule should count is a prescription: the full batch's own counts its steps.",
+    )
+
+
+def clip_afterwards(results: Results) -> ClaimResult:
+    """A13: tests clipping inside the window and before unscaling, with clipping off and active, and how much it changes."""
+    arms = results.arms
+    right = arms[arms["arm"] == "accumulated"]
+    active = right["clipped_share"] > 0
+    if not active.any() or active.all() or not arms["arm"].eq(Cause.clip_before_unscale).any():
+        return undecided("It takes trials in which clipping is off and is active, and a loss scaler.", len(right))
+    clipping = share(int(active.sum()), len(active))
+    meaning = f"Clipping once, after the last micro-batch and after unscaling (active in {clipping} trials)"
+    names = (Cause.clip_per_micro_batch, Cause.clip_before_unscale)
+    found = once_per_window(names, meaning, results)
+    if found.verdict != Ruling.confirmed:
+        return found
+    wrong = arms[arms["arm"].isin(names) & arms["changes"] & arms["trial"].isin(right.loc[active, "trial"])]
+    ends = wrong["trajectory_error"]
+    matters = ends > NOTICEABLE
+    if len(matters) < FEWEST_ARMS and matters.nunique() == 1:
+        return undecided(
+            f"It takes {FEWEST_ARMS} arms in which clipping is active to say that all of them end off, or none.", len(wrong)
+        )
+    verdict = Ruling.confirmed if matters.all() else Ruling.conditional if matters.any() else Ruling.refuted
+    return dataclasses.replace(
+        found,
+        verdict=verdict,
+        condition=_where_it_matters(wrong["algebra_error"], matters) if verdict == Ruling.conditional else "",
+        measured=float(ends.min()),
+        threshold=f"weights at the end, off by more than {NOTICEABLE:g} of the distance travelled in every other arm",
+        n=len(wrong),
+        explanation=f"{found.explanation} Where clipping is active the weights end off by {number(float(ends.min()))} to "
+        f"{number(float(ends.max()))} of the distance covered, above {NOTICEABLE:g} in "
+        f"{share(int(matters.sum()), len(matters))} arms. "
+        "That it is critical for stability is not tested.",
+    )
+
+
+def _where_it_matters(gradients: pd.Series[float], matters: pd.Series[bool]) -> str:
+    """By how far the gradient is off, where that parts the arms that matter from the others; else how many do."""
+    least, most = float(gradients[matters].min()), float(gradients[~matters].max())
+    if least <= most:
+        return f"in {share(int(matters.sum()), len(matters))} arms"
+    return f"where the gradient is off by {number(least)} or more; not where by {number(most)} or less"
+
+
+def threshold(results: Results) -> ClaimResult:
+    """A14: tests which threshold clips averaged, and summed, gradients as the full batch's is clipped."""
+    rows = _of(results, "clipping_threshold")
+    if rows.empty:
+        return undecided("It takes thresholds that were tried.", 0)
+    same, times_n = rows["factor"] == 1, rows["factor"] == rows["accumulation_steps"]
+    averaged, summed = rows["arm"] == "averaged", rows["arm"] == "summed"
+    unchanged = (rows.loc[averaged & same, "error"] <= ALGEBRA_GATE).all()
+    moved = (rows.loc[averaged & ~same & (rows["threshold"] == "clipped"), "error"] > ADJUSTED).all()
+    needs_n = (rows.loc[summed & times_n, "error_of_nth"] <= SMALL_PRINT).all()
+    least = rows.loc[summed & same, ["error", "error_of_nth"]].min(axis=1)
+    # Where it clips, a sum under the old threshold equals the full batch's clipped gradient; elsewhere it is neither that nor N
+    # times it.
+    breaks = (least[rows["threshold"] == "not_clipped"] > ADJUSTED).all()
+    bound = moved and needs_n and breaks
+    return ClaimResult(
+        verdict=Ruling.confirmed if not unchanged else Ruling.conditional if bound else Ruling.refuted,
+        condition="where mean losses are summed, and not averaged" if unchanged and bound else "",
+        measured=float(rows.loc[averaged & same, "error"].max()),
+        threshold=f"≤ {ALGEBRA_GATE:.0e} with the threshold unchanged",
+        n=len(rows),
+        explanation="Averaged gradients are clipped as the full batch's with the threshold unchanged, and not with c·N or c/N "
+        f"(off by {number(float(rows.loc[averaged & ~same & (rows['threshold'] == 'clipped'), 'error'].min()))} at least). Only "
+        "sums of mean losses need c·N, and then have to be divided by N after all.",
+    )
+
+
+def checkpoints(results: Results) -> ClaimResult:
+    """A15: tests whether trainings resumed at the boundary and inside a window end bit-identical."""
+    rows = _of(results, "resumption")
+    same: dict[str, list[bool]] = {str(arm): own.tolist() for arm, own in rows.groupby("arm")["identical"]} if len(rows) else {}
+    if len(same) < 4:
+        return undecided("It takes checkpoints at the boundary and inside a window.", len(rows))
+    never = not any(same["in_window"])
+    saved = all(same["in_window_with_gradients"]) and all(same["in_window_replayed"])
+    belong = never and all(same["at_boundary"])
+    lost = rows.loc[rows["arm"] == "in_window", "distance"]
+    counts = {name: share(sum(own), len(own)) for name, own in same.items()}
+    return ClaimResult(
+        verdict=Ruling.refuted if not belong else Ruling.conditional if saved else Ruling.confirmed,
+        condition="unless the window's gradients are saved, or the window is begun again" if belong and saved else "",
+        measured=float(lost.min()),
+        threshold="0, bit by bit",
+        n=len(rows),
+        explanation=f"Resumed at a boundary {counts['at_boundary']} trainings end bit-identical, inside a window "
+        f"{counts['in_window']} (weights off by {number(float(lost.min()))} at least), unless the checkpoint holds the gradients "
+        f"({counts['in_window_with_gradients']}) or the window is begun again ({counts['in_window_replayed']}).",
+    )
+
+
+def _of(results: Results, study: str) -> pd.DataFrame:
+    rows = results.measurements
+    return rows[rows["study"] == study].reset_index(drop=True) if "study" in rows else rows
+
+
+def claim(name: str, rule: str, decide: Callable[[Results], ClaimResult], expects: Ruling = Ruling.confirmed) -> Claim:
+    """A claim with its rule."""
+    return Claim(id=name, expects=expects, rule=rule, decide=decide)
+
+
+def _once(name: str, fault: Cause, meaning: str) -> Claim:
+    rule = f"Confirmed when every arm with {WRONG[fault]} is different and the correct arms are equivalent."
+    return claim(name, rule, partial(once_per_window, (fault,), meaning))
+
+
+CLAIMS = (
+    _once("A7", Cause.gradients_cleared_in_window, "Gradients are cleared once per window"),
+    _once("A8", Cause.step_every_micro_batch, "The optimizer steps once per window"),
+    _once("A11", Cause.weight_decay_per_micro_batch, "Decay acts once per optimizer step"),
+    claim(
+        "A12",
+        "A prescription, tested by its aim: conditional on following the full batch when a schedule that counts optimizer steps "
+        "does, and every one that counts micro-batches does not; refuted when counting micro-batches does too.",
+        schedule,
+        Ruling.conditional,
+    ),
+    claim(
+        "A13",
+        "The correct arms have to be equivalent with clipping off and active. Of the arms that clip inside the window or before "
+        f"unscaling where clipping is active: confirmed when all end more than {NOTICEABLE:g} of the way off, conditional when "
+        f"some do, refuted when none does; of fewer than {FEWEST_ARMS} neither all nor none says anything.",
+        clip_afterwards,
+        Ruling.conditional,
+    ),
+    claim(
+        "A14",
+        "Conditional when averaged gradients need the threshold unchanged, and summed gradients N times the threshold.",
+        threshold,
+        Ruling.conditional,
+    ),
+    claim(
+        "A15",
+        "Conditional when a checkpoint at the boundary resumes bit-identically, and one inside a window only with its gradients "
+        "or by beginning the window again.",
+        checkpoints,
+        Ruling.conditional,
+    ),
+)
+
+
+def who_differs(material: Material) -> Section | None:
+    """The verdicts and causes of every wrong order, under every optimizer."""
+    arms = material.arms[material.arms["arm"].isin(WRONG)]
+    if arms.empty:
+        return None
+    rows = []
+    for (arm, optimizer), own in arms.groupby(["arm", "optimizer"]):
+        parted = own["verdict"].eq("different")
+        gap = own[["algebra_error", "trajectory_error"]].max(axis=1)
+        causes = ", ".join(sorted(set(own["cause"])))
+        cells = (share(int(parted.sum()), len(own)), f"{number(gap.min())} to {number(gap.max())}", causes)
+        rows.append((WRONG[Cause(str(arm))], str(optimizer), *cells))
+    caption = (
+        f"Gates: {ALGEBRA_GATE:.0e} on gradients and state, {TRAJECTORY_GATE:.0e} on the float64 trajectory; the larger of the "
+        "two differences is shown. The correct arms of the same trials are equivalent."
+    )
+    head = ("done otherwise", "optimizer", "different", "by", "called")
+    return Section("What happens when it is done otherwise", (Table(head, tuple(rows), caption),))
+
+
+def in_the_loss(material: Material) -> Section | None:
+    """The loss curves of the wrong orders, and which of them can be seen there."""
+    rows = _of(material.results, "convergence")
+    if rows.empty:
+        return None
+    trials = rows.drop_duplicates("trial").set_index("trial")["optimizer"]
+    steps = material.read_steps(list(trials.index))
+    steps = steps.assign(optimizer=steps["trial"].map(trials))
+    steps = steps[~_at_rest(steps)]
+    curves = {str(name): faults.visibility(own) for name, own in steps.groupby("optimizer")}
+    seen = {name: own.loc[faults.shown(own), "arm"].tolist() for name, own in curves.items()}
+    wrong = {str(name): sorted(set(own["arm"]) - CORRECT) for name, own in steps.groupby("optimizer")}
+    hidden = {name: [arm for arm in wrong[name] if arm not in found] for name, found in seen.items()}
+    text = " ".join(
+        f"Under {name} the loss shows {share(len(wrong[name]) - len(unseen), len(wrong[name]))}"
+        + (f", and hides {', '.join(unseen)}." if unseen else ".")
+        for name, unseen in hidden.items()
+    )
+    picture = Picture(
+        "loss",
+        order_figures.figure_losses(steps),
+        "Relative difference of each faulty arm's loss to the correct arm's over the optimizer steps, per optimizer.",
+        "One trial per optimizer, digits, N = 4, three epochs of 25 windows; every arm sees the same samples. An undivided loss "
+        "is also reported undivided: its curve starts N times too high. Arms that change nothing in their trial are left out. A "
+        f"loss counts as visibly different above the dashed line ({faults.VISIBLE:.0%} of the correct arm's for "
+        f"{faults.IN_A_ROW} steps), and only if there is a correct run to compare it with.",
+    )
+    return Section("Which of these you would have seen in the loss", (Text(text), picture))
+
+
+def _at_rest(steps: pd.DataFrame) -> pd.Series[bool]:
+    """Which rows are of arms that change nothing in their trial, such as clipping inside the window where nothing is clipped."""
+    right = steps[steps["arm"] == "accumulated"].set_index(["trial", "step"])["loss"]
+    own = right.reindex(pd.MultiIndex.from_frame(steps[["trial", "step"]])).to_numpy()
+    apart = (steps["loss"] / own - 1).abs().groupby([steps["trial"], steps["arm"]]).transform("max")
+    rest: pd.Series[bool] = (apart <= AT_REST) & ~steps["arm"].isin(CORRECT)
+    return rest
+
+
+def thresholds(material: Material) -> Section | None:
+    """What the optimizer consumes under each clipping threshold."""
+    rows = _of(material.results, "clipping_threshold")
+    if rows.empty:
+        return None
+    name = rows["factor"].case_when([(rows["factor"] == 1, "c"), (rows["factor"] > 1, "c·N"), (rows["factor"] < 1, "c / N")])
+    cells = []
+    for (arm, factor, kind), own in rows.assign(name=name).groupby(["arm", "name", "threshold"]):
+        ranges = [f"{number(own[column].min())} to {number(own[column].max())}" for column in ("error", "error_of_nth")]
+        cells.append((str(arm), str(factor), "below the norm" if kind == "clipped" else "above it", *ranges))
+    head = ("mean losses", "threshold", "c is", "error", "error of the N-th part")
+    caption = (
+        f"Relative distance of what the optimizer consumes to the full batch's gradient clipped at c; N = 2 to "
+        f"{rows['accumulation_steps'].max()}, {rows['trial'].nunique()} trials, float64. Where c clips, a sum under the "
+        "unchanged threshold happens to be right: active clipping hides a missing division."
+    )
+    return Section("Which threshold", (Table(head, tuple(cells), caption, folded=True),))
+
+
+def resumed(material: Material) -> Section | None:
+    """Trainings resumed from each kind of checkpoint."""
+    rows = _of(material.results, "resumption")
+    if rows.empty:
+        return None
+    names = {
+        "at_boundary": "at the boundary",
+        "in_window": "inside a window",
+        "in_window_with_gradients": "inside a window, with the gradients",
+        "in_window_replayed": "inside a window, which is begun again",
+    }
+    cells = []
+    for (arm, precision), own in rows.groupby(["arm", "precision"]):
+        spread = f"{number(own['distance'].min())} to {number(own['distance'].max())}"
+        cells.append((names[str(arm)], str(precision), share(int(own["identical"].sum()), len(own)), spread))
+    head = ("checkpoint", "precision", "bit-identical", "distance of the weights")
+    caption = (
+        "Model, optimizer, schedule and scaler went through torch.save and torch.load into new objects, and trained to the end; "
+        "compared with the same training without interruption. Without dropout, whose generator would have to be saved too."
+    )
+    return Section("Checkpoints", (Table(head, tuple(cells), caption),))
+
+
+EXPERIMENT = Experiment(
+    name="order_of_operations",
+    title="What happens once per window?",
+    question="Which of clearing, stepping, clipping, decay, schedule, unscaling and checkpoints belong to the window, and not "
+    "to the micro-batch?",
+    prediction="All of them. Done once per window, an arm is equivalent to the full batch, with clipping off, sometimes active "
+    "and always active; done per micro-batch it is different. The clipping threshold needs no change where gradients are "
+    "averaged. A checkpoint inside a window loses the gradients so far unless it holds them.",
+    rule="Judged arms decide: the correct arm has to be equivalent and each wrong one different. Thresholds are judged by the "
+    f"distance to the full batch's clipped gradient ({ALGEBRA_GATE:.0e} in float64), resumed trainings by bitwise comparison "
+    "with uninterrupted ones.",
+    claims=CLAIMS,
+    sections=(who_differs, in_the_loss, resumed, thresholds),
+)

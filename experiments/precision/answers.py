@@ -1,0 +1,320 @@
+"""What do the formats of the accumulator and of the forward, and loss scaling, do to an accumulated gradient?"""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from accumulation_harness.analysis import tables
+from accumulation_harness.analysis.content import Block, Picture, Section, Table, Text, number, share
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.question import Advice, Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from accumulation_harness.experiments.precision import figures as precision_figures
+from accumulation_harness.experiments.precision.errors import NOTICEABLE, errors, growth, scaling
+from accumulation_harness.judge.gates import ALGEBRA_GATE, ROUNDING_GATE
+from accumulation_harness.judge.statistics import equivalence_p, holm, mean_interval
+
+SMALL = 2  # samples: the claim speaks of micro-batches of 1 or 2
+GROWTH = 2.0  # factor in a 16-bit accumulator's error from the smallest N to the largest; independent roundings give sqrt(N)
+SIXTEEN = ("float16", "bfloat16")
+MARGIN = 0.01  # of accuracy: one percentage point, three of the 297 held-out images
+LEVEL = tables.LEVEL
+FEWEST_SEEDS = 3
+HEAD_ROOM = 0.9  # accuracy of the reference: above, a task has little to lose
+
+
+# E1 ----------------------------------------------------------------------------------------------------------------------------
+
+
+def small_micro_batches(results: Results) -> ClaimResult:
+    """E1: compares the error at micro-batches of 1 or 2 with the full batch's own, by accumulator, the forward in float32."""
+    every = errors(results.measurements)
+    rows = every[every["precision"] == "float32"] if len(every) else every
+    small = rows[rows["micro_batch"] <= SMALL] if len(rows) else rows
+    if small.empty or rows["accumulation_steps"].nunique() < 2:
+        return undecided("It takes micro-batches of 1 or 2 beside larger ones, with the forward in float32.", len(rows))
+    wide, narrow = growth(rows[rows["accumulator"] == "float32"]), growth(rows[rows["accumulator"].isin(SIXTEEN)])
+    ratio = small.loc[small["accumulator"] == "float32", "ratio"]
+    clean = bool((wide < GROWTH).all()) and bool((small.loc[small["accumulator"] == "float32", "high"] <= NOTICEABLE).all())
+    dirty = bool((narrow >= GROWTH).all())
+    worst = {name: own["arm_error"].max() for name, own in small.groupby("accumulator")}
+    verdict = Ruling.conditional if clean and dirty else Ruling.refuted if clean else Ruling.confirmed
+    forwards = every[(every["precision"] == "bfloat16") & (every["accumulator"] == "bfloat16")] if len(every) else every
+    realistic = growth(forwards) if len(forwards) else pd.Series(dtype=float)
+    added = (
+        f" With the forward in bfloat16 too, whose own error is larger, they grow {number(realistic.min())} to "
+        f"{number(realistic.max())}-fold."
+        if len(realistic)
+        else ""
+    )
+    return ClaimResult(
+        verdict=verdict,
+        condition="where the sum is kept in 16 bits" if verdict == Ruling.conditional else "",
+        measured=float(wide.max()),
+        threshold=f"error at the largest N over that at the smallest above 1: below {GROWTH:g} in float32, above it in 16 bits",
+        n=len(small),
+        explanation=f"From the smallest N to b ≤ {SMALL} the error of a float32 sum changes {number(wide.min())} to "
+        f"{number(wide.max())}-fold, that of sums in 16 bits {number(narrow.min())} to {number(narrow.max())}-fold. At b ≤ "
+        f"{SMALL} it is at most {number(worst['float32'])} in float32 ({number(ratio.min())} to {number(ratio.max())} times "
+        f"the full batch's own), {number(worst['float16'])} in float16 and {number(worst['bfloat16'])} in bfloat16.{added}",
+    )
+
+
+# E2 ----------------------------------------------------------------------------------------------------------------------------
+
+
+def scaling_works(results: Results) -> ClaimResult:
+    """E2: tests whether every accumulated arm is as right as the full batch, and every wrong order is not."""
+    if not {"study", "scale_factor"} <= set(results.measurements):
+        return undecided("It takes trials of loss scaling.", 0)
+    rows = scaling(results.measurements)
+    good, wrong = rows[rows["arm"].isin(["full", "accumulated"])], rows[~rows["arm"].isin(["full", "accumulated"])]
+    accumulated = good[good["arm"] == "accumulated"]
+    if accumulated.empty or wrong.empty:
+        return undecided("It takes accumulated arms, and arms in a wrong order beside them.", len(rows))
+    works, tells = bool(good["right"].all()), not bool(wrong["right"].any())
+    exact = accumulated[accumulated["width"] == "float64"]
+    verdict = Ruling.confirmed if works and tells else Ruling.refuted if not accumulated["right"].any() else Ruling.conditional
+    return ClaimResult(
+        verdict=verdict,
+        condition="in some arms, or not told from a wrong order" if verdict == Ruling.conditional else "",
+        measured=max(exact["error"].max(), exact["error_after"].max()),
+        threshold=f"error ≤ {ALGEBRA_GATE:.0e} in float64; a window that overflows: no step, scale halved once",
+        n=len(rows),
+        explanation=f"Unscaled once, clipped then, updated once: {share(int(accumulated['right'].sum()), len(accumulated))} "
+        "accumulated arms have the full batch's gradient, and one infinite sample skips the whole window once and halves the "
+        f"scale once. {share(int((~wrong['right']).sum()), len(wrong))} arms in a wrong order fail "
+        f"({', '.join(sorted(set(wrong['arm'])))}).",
+    )
+
+
+# E3 ----------------------------------------------------------------------------------------------------------------------------
+
+
+def accuracy(rows: pd.DataFrame) -> pd.DataFrame:
+    """Differences of held-out accuracy, paired by seed: 16 bits - float32's full batch, and accumulated - full in one format.
+
+    `mean`, `low`, `high` (Student t, 95 %), `tost_p` for MARGIN, `detectable` with 80 % power, `n` pairs.
+    """
+    own = rows[(rows["study"] == "convergence") & rows["arm"].isin(["full", "accumulated"])]
+    task = own["workload"].astype(str) + " " + own["model"].astype(str) if {"workload", "model"} <= set(own) else "one model"
+    found = []
+    for name, trained in own.assign(task=task).groupby("task"):
+        pivot = trained.pivot_table(index="seed", columns=["precision", "accumulation_steps"], values="held_out_accuracy")
+        pairs = [(str(key[0]), int(key[1])) for key in pivot.columns.to_flat_index()]
+        for precision, num in [pair for pair in pairs if pair[0] in SIXTEEN]:
+            for other in [("float32", 1)] + ([(precision, 1)] if num > 1 else []):
+                if other not in pivot.columns:
+                    continue
+                differences = (pivot[(precision, num)] - pivot[other]).dropna().tolist()
+                interval = mean_interval(differences)
+                found.append({
+                    "task": name, "reference": float(pivot[other].mean()),
+                    "precision": precision, "accumulation_steps": num, "other": other[0], "n": len(differences),
+                    "label": f"{precision} N={num} - {other[0]} full",
+                    "mean": interval.estimate, "low": interval.low, "high": interval.high,
+                    "tost_p": equivalence_p(differences, MARGIN), "detectable": tables.resolution(differences)[1],
+                })  # fmt: skip
+    return pd.DataFrame(found)
+
+
+def mixed_precision(results: Results) -> ClaimResult:
+    """E3: compares accumulated with full batches in 16 bits, in rounding error (L1) and in accuracy over seeds (L4), by task."""
+    rows = results.measurements
+    rounded = errors(rows)
+    rounded = rounded[rounded["precision"].isin(SIXTEEN) & (rounded["accumulator"] == "float32")] if len(rounded) else rounded
+    cells = accuracy(rows) if {"study", "held_out_accuracy"} <= set(rows) else pd.DataFrame()
+    if rounded.empty or cells.empty or cells["n"].min() < FEWEST_SEEDS:
+        return undecided(f"It takes gradients in 16 bits, and {FEWEST_SEEDS} trainings of each format or more.", len(cells))
+    no_rougher = bool((rounded["high"] <= ROUNDING_GATE).all())
+    close = bool((pd.Series(holm(cells["tost_p"].tolist())) < LEVEL).all())
+    apart = bool(((cells["low"] > MARGIN) | (cells["high"] < -MARGIN)).any())
+    farthest = cells.sort_values("mean", key=abs).iloc[-1]
+    tasks = cells.groupby("task")["reference"].min()
+    general = len(tasks) > 1 and bool((tasks <= HEAD_ROOM).any())
+    if no_rougher and close:
+        verdict = Ruling.confirmed if general else Ruling.conditional
+    else:
+        verdict = Ruling.refuted if apart else Ruling.undecided
+    return ClaimResult(
+        verdict=verdict,
+        condition=f"on what was trained: {', '.join(tasks.index)}" if verdict == Ruling.conditional else "",
+        measured=float(farthest["mean"]),
+        threshold=f"accuracy within ±{MARGIN:g} (TOST, 5%, Holm), error ratio ≤ {ROUNDING_GATE:g}",
+        n=int(cells["n"].sum()),
+        explanation=f"Under autocast the accumulated gradient's error is {number(rounded['ratio'].min())} to "
+        f"{number(rounded['ratio'].max())} times the full batch's; {share(int((cells['tost_p'] < LEVEL).sum()), len(cells))} "
+        f"comparisons of accuracy are within ±{100 * MARGIN:g} point over {cells['n'].min()} seeds (farthest: "
+        f"{100 * farthest['mean']:+.2f} points, 95% {100 * farthest['low']:+.2f} to {100 * farthest['high']:+.2f}, "
+        f"{farthest['label']}). A difference of {100 * cells['detectable'].max():.2f} points would have been found (80% power).",
+    )
+
+
+CLAIMS = (
+    Claim(
+        id="E1",
+        expects=Ruling.conditional,
+        rule=f"What accumulates grows with N. Confirmed when the error of a float32 sum grows {GROWTH:g}-fold from the "
+        f"smallest N to b ≤ {SMALL}, or is above {NOTICEABLE:g} times the full batch's own rounding there; conditional when "
+        "that of sums in bfloat16 and float16 alone does; refuted when neither does.",
+        decide=small_micro_batches,
+    ),
+    Claim(
+        id="E2",
+        expects=Ruling.confirmed,
+        rule="Confirmed when every accumulated arm has the exact gradient and skips an overflowing window once, and no arm with "
+        "a wrong order does both.",
+        decide=scaling_works,
+    ),
+    Claim(
+        id="E3",
+        expects=Ruling.conditional,
+        rule="When in 16 bits the rounding error of accumulated gradients is at most "
+        f"{ROUNDING_GATE:g} times the full batch's, and every paired difference of accuracy is within ±{MARGIN:g} (TOST, 5%, "
+        f"Holm): confirmed on two tasks or more, one of them with accuracies up to {HEAD_ROOM:g}, conditional on what was "
+        "trained with fewer. Refuted when an interval lies beyond the margin, else undecided.",
+        decide=mixed_precision,
+    ),
+)
+
+
+# Sections ----------------------------------------------------------------------------------------------------------------------
+
+
+def accumulator_section(material: Material) -> Section | None:
+    """The error of the sum over N, by the format of the accumulator."""
+    rows = errors(material.measurements)
+    rows = rows[rows["precision"] == "float32"] if len(rows) else rows
+    if rows.empty:
+        return None
+    titles = rows["model"].astype(str) + ", B = " + rows["effective_batch"].astype(int).astype(str)
+    panels = {str(title): own for title, own in rows.groupby(titles)}
+    over = rows.assign(over=rows["arm_error"] / rows["predicted_error"])
+    narrow = over[over["accumulator"].isin(SIXTEEN)]
+    counted = material.measurements[material.measurements["quantity"] == "ones"]
+    ones = counted.groupby("accumulator")["stops_at"].min()
+    stopped = ", ".join(f"{name} at {int(low)}" for name, low in ones.items() if name in SIXTEEN)
+    text = (
+        "The forward and every micro-batch's gradient are in float32; only the sum is kept in another format: "
+        f"{rows['trial'].nunique()} trials of {rows['permutations'].min():.0f} orders of one window. The lines predict the error "
+        "from independent roundings of the exact partial sums, without a free parameter: measured over predicted is "
+        f"{number(narrow['over'].min())} to {number(narrow['over'].max())} in 16 bits. Points above a line show swamping: what "
+        f"is added is below half a unit in the sum's last place and is lost. A sum of ones stops growing: {stopped}."
+    )
+    picture = Picture(
+        "accumulators",
+        precision_figures.figure_accumulators(panels),
+        "Relative error of the accumulated gradient over the number of accumulation steps for sums in bfloat16, float16 and "
+        "float32, with the lines of independent roundings.",
+        "Error of the gradient against float64 over N at fixed B, with the forward in float32; at the right end micro-batches "
+        "have one sample. Points: trials (medians over the orders); lines: independent roundings; dashed: the full batch's own "
+        "error.",
+    )
+    cells = tuple(
+        (str(name), str(n), str(int(own["micro_batch"].max())), str(len(own)), number(own["arm_error"].median()),
+         number(own["predicted_error"].median()), number(own["ratio"].min()), number(own["ratio"].max()))
+        for (name, n), own in rows.groupby(["accumulator", "accumulation_steps"])
+    )  # fmt: skip
+    head = ("sum in", "N", "b, at most", "trials", "error", "independent roundings", "over full: least", "most")
+    caption = "Medians over trials. Sums in float16 carry a loss scale, as under GradScaler: this shows rounding, not underflow."
+    return Section("The accumulator", (Text(text), picture, Table(head, cells, caption, folded=True)))
+
+
+def scaling_section(material: Material) -> Section | None:
+    """What each order of loss scaling does to three windows."""
+    if not {"study", "scale_factor"} <= set(material.measurements):
+        return None
+    rows = scaling(material.measurements)
+    if rows.empty:
+        return None
+    cells = tuple(
+        (str(arm), str(width), share(int(own["exact"].sum()), len(own)),
+         number(own["error"].max()), number(own["error_after"].max()),
+         _values(own["steps_when_hit"]), _values(own["scale_factor"]), share(int(own["right"].sum()), len(own)))
+        for (arm, width), own in rows.groupby(["arm", "width"], sort=False)
+    )  # fmt: skip
+    head = ("arm", "width", "exact", "error", "error after", "steps when hit", "scale x", "right")
+    caption = (
+        "Three windows, of which the second has one infinite sample. Clipping is active in each. error: the largest relative "
+        "distance of the optimizer's gradient to float64's at the same weights. In float64 the scaler's algebra is exact; "
+        "float16 is its real use. right: exact, and the second window skipped once, the scale halved once and nothing changed."
+    )
+    return Section("Loss scaling over a window", (Table(head, cells, caption),))
+
+
+def _values(column: pd.Series[float]) -> str:
+    return ", ".join(f"{value:g}" for value in sorted(set(column)))
+
+
+def mixed_section(material: Material) -> Section | None:
+    """Rounding and accuracy under autocast, accumulated beside full."""
+    blocks: list[Block] = []
+    rows = errors(material.measurements)
+    wide = rows[rows["accumulator"] == "float32"] if len(rows) else rows
+    if len(wide):
+        panels = {name: own for name in tables.PRECISIONS if len(own := wide[wide["precision"] == name])}
+        picture = Picture(
+            "ratios",
+            precision_figures.figure_ratios(panels, ROUNDING_GATE),
+            "Rounding error of accumulated gradients over the full batch's, per format of the forward, over N.",
+            "Error of the accumulated gradient over the full batch's, sums in float32, with bootstrap 95% intervals; dashed: the "
+            f"gate of {ROUNDING_GATE:g}. In 16 bits the forward's rounding is the whole error, and the same for both.",
+        )
+        blocks.append(picture)
+    blocks += _accuracy_blocks(material.measurements)
+    return Section("Mixed precision", tuple(blocks)) if blocks else None
+
+
+def _accuracy_blocks(rows: pd.DataFrame) -> list[Block]:
+    if not {"study", "held_out_accuracy"} <= set(rows):
+        return []
+    cells = accuracy(rows)
+    if cells.empty:
+        return []
+    caption = (
+        f"Held-out accuracy, differences paired by seed (n = {cells['n'].min()}), mean and 95% interval; shaded: "
+        f"±{100 * MARGIN:g} point. A paired t test would have found (5%, power 80%) differences of "
+        f"{100 * cells['detectable'].min():.2f} to {100 * cells['detectable'].max():.2f} points. This is one small model on "
+        "1,500 images: it does not show that large models train well in 16 bits."
+    )
+    alt = "Differences in held-out accuracy of 16-bit trainings to float32 and to their own full batch."
+    return [Picture("accuracy", precision_figures.figure_accuracy(cells, MARGIN), alt, caption)]
+
+
+def does_half_precision_hold(results: Results) -> Advice | None:
+    """Of the experiment on equivalence: rounding error over that of the large batch, by precision."""
+    arms = results.of("equivalence").arms
+    arms = arms[(arms["arm"] == "accumulated") & (arms["norm"] != "batch") & arms["precision"].isin(["float16", "bfloat16"])]
+    if arms.empty:
+        return None
+    told = [
+        f"{name}: {own['rounding_ratio'].median():.2g} ({own['rounding_ratio'].min():.2g} to {own['rounding_ratio'].max():.2g})"
+        for name, own in arms.groupby("precision")
+    ]
+    same = arms["verdict"] == "equivalent"
+    return Advice(
+        "Does it hold in float16 or bfloat16?",
+        "Yes, with a float32 accumulator" if same.all() else f"In {share(int(same.sum()), len(same))} runs",
+        f"Rounding error over that of the large batch, median (range): {'; '.join(told)}",
+        "Keep parameters and .grad in float32 (autocast does). With float16: unscale once per window, then clip, then step; "
+        "never update the scaler inside a window.",
+        "precision",
+    )
+
+
+EXPERIMENT = Experiment(
+    name="precision",
+    title="What do number formats do to an accumulated gradient?",
+    question="Do small micro-batches accumulate rounding error, does loss scaling survive accumulation, and does mixed precision "
+    "cost accuracy?",
+    prediction="Accumulators in float32 gather no error. In 16 bits it grows as independent roundings of the partial sums would, "
+    "and faster where additions are swamped. Loss scaling works when gradients are unscaled once and the scale is updated once "
+    "per window. Accumulation adds no error to autocast's own.",
+    rule="Errors are distances to float64, never between two formats. A sum counts as rough above "
+    f"{NOTICEABLE:g} times the full batch's own rounding. Loss scaling has to be exact in float64 and to skip an overflowing "
+    f"window once, and each wrong order has to fail. Accuracies have to lie within ±{MARGIN:g} by TOST.",
+    margin=MARGIN,
+    margin_reason="one point of accuracy, three of the 297 held-out images",
+    claims=CLAIMS,
+    advice=does_half_precision_hold,
+    sections=(accumulator_section, scaling_section, mixed_section),
+)

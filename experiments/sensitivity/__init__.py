@@ -1,0 +1,7 @@
+"""Which relative error in the accumulated gradient is the smallest that is found?"""
+
+from __future__ import annotations
+
+from accumulation_harness.questions import Question
+
+QUESTION = Question(place=260)

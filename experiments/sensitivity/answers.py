@@ -1,0 +1,115 @@
+"""Which relative error in the accumulated gradient is the smallest that is found?"""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+
+from accumulation_harness.analysis import faults, tables
+from accumulation_harness.analysis.content import Picture, Section, Table, number, share
+from accumulation_harness.analysis.question import Answer, Experiment, Material
+from accumulation_harness.analysis.rates import Rate, percent
+from accumulation_harness.experiments.fault_matrix import figures as fault_figures
+
+WANTED = 0.95  # share of planted errors that has to be found
+ENOUGH = 20  # trials of every size: fewer cannot distinguish 95% from much less
+TARGETS = {"float64": 1e-11, "float32": 1e-5}
+KINDS = ("scale", "direction", "tensor")
+
+
+def rates(arms: pd.DataFrame) -> pd.DataFrame:
+    """One row per precision, kind and planted size: `k` of `n` found; sorted."""
+    rows = faults.judged(arms)
+    rows = rows[faults.planted(rows)]
+    if rows.empty:
+        return pd.DataFrame(columns=["precision", "kind", "size", "k", "n"])
+    parts = rows["arm"].str.partition("@")
+    rows = rows.assign(kind=parts[0], size=pd.to_numeric(parts[2]))
+    counted = rows.groupby(["precision", "kind", "size"], as_index=False).agg(k=("detected", "sum"), n=("detected", "size"))
+    order = counted["precision"].map(tables.PRECISIONS.index), counted["kind"].map(KINDS.index), counted["size"]
+    places = pd.concat(order, axis=1, keys=["precision", "kind", "size"]).sort_values(["precision", "kind", "size"]).index
+    return counted.loc[places].reset_index(drop=True)
+
+
+def smallest(own: pd.DataFrame) -> float:
+    """The smallest size of one precision and kind such that it and all larger ones are found in at least WANTED; NaN if none."""
+    found = math.nan
+    for size, k, n in own.sort_values("size", ascending=False)[["size", "k", "n"]].itertuples(index=False):
+        if k < WANTED * n:
+            break
+        found = float(size)
+    return found
+
+
+def answer(arms: pd.DataFrame) -> Answer:
+    """Held when every kind is found at the target's size, in both precisions that have a target."""
+    table = rates(arms)
+    if table.empty:
+        return Answer(("No error was planted in these trials.",), None)
+    sentences, decided = [], {}
+    for precision, own in table.groupby("precision", sort=False):
+        sizes = {str(kind): smallest(rows) for kind, rows in own.groupby("kind", sort=False)}
+        words = _words(sizes, own)
+        target = TARGETS.get(str(precision))
+        sentences.append(
+            f"{precision}: found in at least {percent(WANTED)} of the trials from {words}"
+            + (f" (target {_plain(target)})." if target else ".")
+        )
+        if target is not None:
+            decided[precision] = len(sizes) == len(KINDS) and all(size <= target for size in sizes.values())
+    least = int(table["n"].min())
+    sentences.append(f"Each size was planted in {least} trials or more: {Rate(least, least)} is the most that so many can show.")
+    if not all(decided.values()):
+        return Answer(tuple(sentences), False)
+    return Answer(tuple(sentences), True if len(decided) == len(TARGETS) and least >= ENOUGH else None)
+
+
+def _words(sizes: dict[str, float], own: pd.DataFrame) -> str:
+    """The smallest sizes found, in words; kinds with the same size are joined."""
+    names = {kind: "one tensor" if kind == "tensor" else kind for kind in sizes}
+    found = {kind: _plain(size) if size == size else f"no size up to {_plain(own['size'].max())}" for kind, size in sizes.items()}
+    kinds = {text: [names[kind] for kind in sizes if found[kind] == text] for text in found.values()}
+    return ", ".join(f"{text} in {' and '.join(alike)}" for text, alike in kinds.items())
+
+
+def _plain(size: float) -> str:
+    return f"{size:.0e}".replace("e-0", "e-").replace("-", "\u2011")  # a hyphen at which no line breaks
+
+
+def curves(material: Material) -> Section | None:
+    """The share of planted errors that are found, over their size."""
+    table = rates(material.arms)
+    if table.empty:
+        return None
+    picture = Picture(
+        "rates",
+        fault_figures.figure_sensitivity(table, TARGETS, WANTED),
+        "Share of planted errors found over their relative size, one panel per precision, one line per kind of error.",
+        "A relative error was planted in the accumulated gradient, in the precision of the run alone: in its scale, in a random "
+        "direction, or in the first tensor. Bars: exact 95% intervals. Points are shifted sideways to keep them apart.",
+    )
+    return Section("What is found", (picture, _numbers(table)))
+
+
+def _numbers(table: pd.DataFrame) -> Table:
+    rows = []
+    for row in table.to_dict("records"):
+        one = Rate(row["k"], row["n"])
+        rows.append((row["precision"], row["kind"], number(row["size"]), share(one.k, one.n), percent(one.share), one.interval))
+    head = ("precision", "kind", "planted", "found", "share", "95% interval")
+    return Table(head, tuple(rows), "Found: judged different or degraded, and otherwise than the correct arm.", folded=True)
+
+
+EXPERIMENT = Experiment(
+    name="sensitivity",
+    title="How small an error is found?",
+    question="Which relative error of the accumulated gradient is the smallest that the verdict finds in 95% of the trials?",
+    prediction="In float64 one of 1e-11 is found, in float32 one of 1e-5, whether it lies in the scale of the gradient, in "
+    "its direction, or in one tensor alone. In 16-bit formats the sizes are measured, without a target.",
+    rule="The smallest planted size from which on every larger one is found in at least 95% of the trials, per precision and"
+    " kind. The prediction holds when it is at most the target for all three kinds in both precisions; "
+    f"fewer than {ENOUGH} trials of a size leave it open.",
+    answer=answer,
+    sections=(curves,),
+)

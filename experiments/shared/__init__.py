@@ -1,0 +1,7 @@
+"""Measurements that several questions share."""
+
+from __future__ import annotations
+
+from accumulation_harness.questions import Question, Study
+
+QUESTION = Question(studies={"convergence": Study()})

@@ -1,0 +1,89 @@
+"""What is measured of a trial, by its study: `verdicts` judges arms, every other is a module of a question (`questions.py`)."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import time
+
+from accumulation_harness import pace
+from accumulation_harness.config import ConfigError, Precision, TrialConfig
+from accumulation_harness.judge.cause import MEANINGS, Cause
+from accumulation_harness.judge.gates import ALGEBRA_GATE
+from accumulation_harness.judge.verdict import Outcome
+from accumulation_harness.measure.banks import bank_error
+from accumulation_harness.measure.environment import describe
+from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.measure.training import OnStep, Row
+from accumulation_harness.questions import VERDICTS, module_of
+from accumulation_harness.recipes import catalogue, contrastive, precision
+from accumulation_harness.recipes.determinism import choose_device, deterministic
+from accumulation_harness.results.measurements import Measurements
+from accumulation_harness.trial import (
+    Candidate,
+    check_splits,
+    check_terms,
+    full_batch,
+    run_trial,
+    standard_candidates,
+    with_faults,
+)
+from accumulation_harness.validation import validate
+
+BANK_WINDOWS = 4  # in which a bank's gradient is held against its oracle
+
+
+def run(config: TrialConfig, on_step: OnStep, shared: Measurements | None = None) -> Row:
+    """The record of a trial: `arms`, `measurements`, `environment`, `seconds` by phase, and what else its study has to say.
+
+    `on_step(step, rows)` receives the rows of each optimizer step; `shared` has measurements that trials of one store share.
+    Raises `ConfigError` for what cannot be run on this machine or with this data.
+    """
+    if config.study == VERDICTS:
+        return _judged(config, on_step, shared)
+    started = time.perf_counter()
+    validate(config)
+    study = importlib.import_module(module_of(config.study))
+    device = choose_device(config.device)
+    precision.check_available(config.precision, device)
+    with deterministic(config.precision, device) as named:
+        setting = Setting(config, device)
+        if setting.not_float64:
+            raise ConfigError("study", config.study, f"verdicts: the task does not compute in float64 ({setting.not_float64})")
+        check_splits(setting, standard_candidates(config))
+        check_terms(setting, list(setting.windows()))
+        pace.plan({config.study: config.steps})
+
+        def told(step: int, rows: list[Row]) -> None:
+            on_step(step, rows)
+            pace.advance(1)
+
+        rows = list(study.measurements(setting, told))
+    seconds = {config.study: time.perf_counter() - started}
+    return {"arms": [], "measurements": rows, "environment": describe(device, named), "seconds": seconds}
+
+
+def _judged(config: TrialConfig, on_step: OnStep, shared: Measurements | None = None) -> Row:
+    """L0 to L3 of every arm: see `accumulation_harness.trial.run_trial`."""
+    wrong = {name: catalogue.named(name, config.precision) for name in catalogue.names(config)}
+    candidates = with_faults(config, wrong | {name: contrastive.named(name) for name in config.methods})
+    result = run_trial(config, on_step, candidates, shared)
+    for candidate, arm in zip(candidates, result.arms, strict=True):
+        is_nameless = arm["verdict"] == Outcome.different and arm["cause"] == Cause.unexplained
+        if is_nameless and contrastive.bank_named(candidate.arm):
+            arm |= by_design(config, candidate, arm["reasons"])
+    return {**result.summary, "arms": result.arms, "faults": catalogue.expected(config)}
+
+
+def by_design(config: TrialConfig, candidate: Candidate, reasons: list[str]) -> Row:
+    """Cause and reasons of an arm with a bank: explained where an oracle reproduces its gradients, nameless where that fails."""
+    device, exact = choose_device(config.device), dataclasses.replace(config, precision=Precision.float64)
+    with deterministic(exact.precision, device):
+        error = bank_error(Setting(exact, device), candidate.arm, candidate.recipe, full_batch(exact), BANK_WINDOWS)
+    if error > ALGEBRA_GATE:
+        wrong = f"with a bank, and {error:.0e} from the loss beside past representations that it should have"
+        return {"reasons": [wrong, *reasons]}
+    fits = error <= ALGEBRA_GATE  # not where there is no oracle
+    shown = f"reproduced to {error:.0e} in {BANK_WINDOWS} windows" if fits else "no oracle reproduces this kind"
+    sentence = f"{MEANINGS[Cause.memory_bank].sentence} ({shown})"
+    return {"cause": str(Cause.memory_bank), "explained": fits, "reasons": [sentence, *reasons]}
