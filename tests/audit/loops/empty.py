@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from scoreboard import data
-from tests.audit.loops import frame
+from tests.audit.loops import frame, lost_gradients
 from tests.audit.loops.frame import Loop, X, Y, ce, sgd, train
 
 
@@ -18,6 +18,11 @@ def ignores_its_arguments(batch_size: int, accumulation_steps: int) -> None:
 def never_accumulates(batch_size: int, accumulation_steps: int) -> None:
     """One batch of 16 rows, whatever is asked for."""
     train(16, 1, data.model())
+
+
+def always_two_parts(batch_size: int, accumulation_steps: int) -> None:
+    """Every window is cut in two, whatever N says."""
+    train(batch_size * accumulation_steps // 2, 2, data.model(), frame.own_mean, windows=frame.full_windows)
 
 
 def outputs_detached(batch_size: int, accumulation_steps: int) -> None:
@@ -70,6 +75,8 @@ def raises_when_run_again(batch_size: int, accumulation_steps: int) -> None:
 EMPTY: dict[Loop, str] = {  # and words of what the report says
     ignores_its_arguments: "does not use its arguments",
     never_accumulates: "does not use its arguments",
+    always_two_parts: "does not use its arguments",
+    lost_gradients.cleared_before_the_step: "steps without gradients",
     outputs_detached: "takes a gradient other than zero",
     weights_frozen: "takes a gradient other than zero",
     loss_of_zero: "takes a gradient other than zero",

@@ -29,10 +29,10 @@ class Patches:
         for (owner, name), wrap in wraps.items():
             original = getattr(owner, name)
             wrappers[id(original)] = (original, _wrapper(original, wrap))
-        known = list(namespaces)
-        _replace(wrappers, known)
+        known, without = list(namespaces), dict[int, int]()
+        _replace(wrappers, known, without)
         backwards = {id(wrapper): (wrapper, original) for original, wrapper in wrappers.values()}
-        self._undo.append(lambda: _replace(backwards, known))  # also in modules that were imported meanwhile
+        self._undo.append(lambda: _replace(backwards, known, without))  # also in modules that were imported meanwhile
 
     def removing(self, handle: Any) -> None:
         """Remove this hook on `restore` as well."""
@@ -44,12 +44,18 @@ class Patches:
             self._undo.pop()()
 
 
-def _replace(pairs: Mapping[int, tuple[Any, Any]], namespaces: Iterable[dict[str, Any]]) -> None:
-    """In all imported modules and `namespaces`, the second of each pair in place of the first, whose identity is the key."""
+def _replace(pairs: Mapping[int, tuple[Any, Any]], namespaces: Iterable[dict[str, Any]], without: dict[int, int]) -> None:
+    """In all imported modules and `namespaces`, the second of each pair in place of the first, whose identity is the key.
+
+    `without`: the sizes of namespaces that were found to hold none of them; those that have not grown are not looked at again.
+    """
     spaces = {id(vars(module)): vars(module) for module in list(sys.modules.values()) if hasattr(module, "__dict__")}
     spaces |= {id(space): space for space in namespaces}
     for space in spaces.values():
+        if without.get(id(space)) == len(space):
+            continue
         if pairs.keys().isdisjoint(map(id, list(space.values()))):  # nearly all of them
+            without[id(space)] = len(space)
             continue
         for name, value in list(space.items()):
             found = pairs.get(id(value))
