@@ -1,6 +1,8 @@
 """One thread for every test: the suite runs on small machines, several tests side by side."""
 
+import gc
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -12,3 +14,11 @@ def pytest_configure(config: pytest.Config) -> None:
     """Only `-m gpu` sees GPUs: every other test is about the CPU, also on a machine that has one."""
     if "gpu" not in config.getoption("markexpr"):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+@pytest.fixture
+def own_objects() -> Iterator[None]:
+    """An audit looks at every object for averaged copies of the weights: those of the test session need not be looked through."""
+    gc.freeze()
+    yield
+    gc.unfreeze()

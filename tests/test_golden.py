@@ -23,6 +23,7 @@ GROUPS = [
 ]
 
 
+@pytest.mark.usefixtures("own_objects")
 @pytest.mark.filterwarnings("ignore")  # of the loops' own
 @pytest.mark.parametrize("group", GROUPS)
 def test_no_row_has_moved(group: golden.Group) -> None:

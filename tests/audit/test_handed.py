@@ -78,10 +78,3 @@ def test_wrong_weights_have_their_cause(train: Any, cause: str) -> None:
 def test_other_weights_than_before_are_refused() -> None:
     report = audit(other_names, batch_size=16, accumulation_steps=(4,))
     assert "expected the same named weights" in report.problems[0]
-
-
-def test_sizes_are_passed_by_position_when_they_have_other_names() -> None:
-    def train(b: int, n: int, weights: Hand) -> None:
-        right(b, n, weights)
-
-    assert audit(train, batch_size=16, accumulation_steps=(4,)).equivalent

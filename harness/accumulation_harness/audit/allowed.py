@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from accumulation_harness.audit.compare.facts import Facts
 from accumulation_harness.audit.evidence import Finding
-from accumulation_harness.audit.report.conclusion import ArmResult
+from accumulation_harness.audit.report.conclusion import ArmResult, Problem
 from accumulation_harness.audit.report.report import Report
 from accumulation_harness.audit.rules.findings import first_of_each, left_out
 from accumulation_harness.judge.cause import Cause
@@ -27,7 +27,7 @@ def with_allowed(report: Report, causes: Collection[Cause]) -> Report:
         if allowed and not rest:
             rest = tuple(f for f in first_of_each(left_out(result.facts)) if f.cause not in causes)
             if not rest and (why := _unknown(allowed, result)):
-                problems.append(f"N={result.accumulation_steps}: {why}")
+                problems.append(Problem(why, result.accumulation_steps))
         results.append(replace(result, findings=rest, allowed=allowed))
     return replace(report, results=tuple(results), problems=tuple(dict.fromkeys(problems)))
 

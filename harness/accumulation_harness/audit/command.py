@@ -18,11 +18,10 @@ from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from accumulation_harness import dynamo
-from accumulation_harness.audit.formats import ENDINGS, TO_STDOUT, Format, format_of
-from accumulation_harness.audit.request import MAX_STEPS, causes_of
+from accumulation_harness.audit.request import ENDINGS, MAX_STEPS, Format, causes_of, format_of
 from accumulation_harness.terminal import BAD_INPUT, one_line
 
 if TYPE_CHECKING:
@@ -91,7 +90,10 @@ def _merging() -> argparse.ArgumentParser:
 
 def _add_telling(made: argparse.ArgumentParser) -> None:
     made.add_argument(
-        "--format", choices=TO_STDOUT, default="text", help="of what goes to stdout; remarks then go to stderr (default text)"
+        "--format",
+        choices=get_args(Format),
+        default="text",
+        help="of what goes to stdout; remarks then go to stderr (default text)",
     )
     made.add_argument(
         "--save", action="append", type=_page, default=[], metavar="FILE", help=f"write {' '.join(ENDINGS)}; may be repeated"
@@ -273,10 +275,10 @@ def _written(given: argparse.Namespace, report: Report, seconds: float = 0.0) ->
 
 def refused(given: argparse.Namespace, subject: Subject | None, what: str) -> tuple[int, str, str]:
     """The answer when nothing was judged: one line, and where text is not asked for, a report with that problem."""
-    from accumulation_harness.audit.report import Report, github
+    from accumulation_harness.audit.report import Problem, Report, github
 
     batch_size = 0 if subject is None else subject.batch_size
-    report = Report(batch_size=batch_size, results=(), problems=(what,), hidden=(), subject=subject)
+    report = Report(batch_size=batch_size, results=(), problems=(Problem(what),), hidden=(), subject=subject)
     said = "" if given.format == "text" else report.told(given.format)
     return BAD_INPUT, *_streams(given.format, said, github.tell(report) + _written(given, report), what)
 

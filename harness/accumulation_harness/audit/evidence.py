@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from accumulation_harness.enums import StrEnum
 from accumulation_harness.judge.cause import Cause
 
 Vector = npt.NDArray[np.float64]
@@ -28,7 +29,6 @@ Start = Literal[
     "manual",  # unknown: this backward returned its gradient instead of adding it
 ]
 Call = Literal["forward", "backward", "zero_grad", "load", "schedule", "clip", "unscale", "update scale", "step"]
-Layer = Literal["dropout", "batch_norm"]
 Kind = Literal[
     "seen",  # wrong by itself: a call, a counter, a row, a movement of the parameters inside a window
     "predicted",  # the gradient is what the cause predicts
@@ -41,6 +41,13 @@ Kind = Literal[
     "layers",  # the difference is gone without a layer of the model
     "ranks",  # the ranks differ from each other
 ]
+
+
+class Layer(StrEnum):
+    """Layers that couple samples, and that a run can do without."""
+
+    dropout = "dropout"
+    batch_norm = "batch_norm"
 
 
 @dataclass(frozen=True, kw_only=True)

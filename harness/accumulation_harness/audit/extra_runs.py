@@ -22,8 +22,8 @@ from accumulation_harness.audit.rules.finding import SAME_ROW
 from accumulation_harness.audit.rules.findings import explain, first_of_each, left_out
 from accumulation_harness.judge.cause import Cause
 
-CAUSE_OF: dict[Layer, Cause] = {"dropout": Cause.stochastic_layers, "batch_norm": Cause.batch_statistics}
-NAME_OF: dict[Layer, str] = {"dropout": "dropout", "batch_norm": "batch statistics"}
+CAUSE_OF: dict[Layer, Cause] = {Layer.dropout: Cause.stochastic_layers, Layer.batch_norm: Cause.batch_statistics}
+NAME_OF: dict[Layer, str] = {Layer.dropout: "dropout", Layer.batch_norm: "batch statistics"}
 FURTHER = 4.0  # roundings that a further null moves the weights by, where a distance is at most so many gates
 AMPLIFIED = 1e3  # roundings; a gate above it is one of a run that makes more of them
 COUPLED = (Cause.unexplained, Cause.stochastic_layers, Cause.non_separable_loss)  # what a layer of `CAUSE_OF` may look like
@@ -219,7 +219,7 @@ class ExtraRuns:
 
     def _without_layers(self, judged: Judged) -> list[Finding]:
         """The layers that make the difference, and what differs without them too; empty where they make none."""
-        seen: tuple[tuple[Layer, int], ...] = (("dropout", judged.run.dropout_calls), ("batch_norm", judged.run.norm_calls))
+        seen = ((Layer.dropout, judged.run.dropout_calls), (Layer.batch_norm, judged.run.norm_calls))
         suspects = frozenset(layer for layer, calls in seen if calls)
         if not suspects or not any(f.cause in COUPLED for f in judged.found):
             return []
@@ -306,7 +306,7 @@ def _coupling(n: int, suspect: Layer, with_it: Judged, without: Judged) -> Findi
         "distance_without": b.raw.distance,
         "without": what,
     }
-    if suspect == "batch_norm":
+    if suspect is Layer.batch_norm:
         evidence["updates_of_running_statistics"] = [item.run.mine.norm_updates for item in with_it.compared]
         evidence["reference_updates_of_running_statistics"] = [item.run.reference.norm_updates for item in with_it.compared]
     message = f"the gradients differ by {a.raw.distance:.2g}; with {what} by {b.raw.distance:.2g}"

@@ -1,14 +1,17 @@
-"""What an audit is asked to do, checked before anything is run."""
+"""What an audit is asked to do and to write, checked before anything is run."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Sequence
 from difflib import get_close_matches
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from accumulation_harness.judge.cause import Cause
 
+Format = Literal["text", "json", "markdown", "junit", "sarif"]
+ENDINGS: dict[str, Format] = {".sarif": "sarif", ".xml": "junit", ".md": "markdown", ".json": "json"}
 MAX_STEPS = 200  # optimizer steps of a run; a handful says as much
 SIZES = ("batch_size", "accumulation_steps")
 OFFERED = ("dtype", "order_seed", "weights")  # keyword parameters that a training function may have
@@ -57,6 +60,14 @@ def arms_of(steps: Sequence[int], *, independent: bool) -> list[int]:
     if not arms:
         raise ValueError("expected accumulation_steps above 1, or a reference to compare N=1 with, got 1 alone")
     return arms
+
+
+def format_of(path: Path) -> Format:
+    """The format that the path's ending names. Raises ValueError for an ending that names none."""
+    if path.suffix not in ENDINGS:
+        *others, last = ENDINGS
+        raise ValueError(f"expected a path ending in {', '.join(others)} or {last}, got {path}")
+    return ENDINGS[path.suffix]
 
 
 def _is_count(value: Any) -> bool:

@@ -24,7 +24,7 @@ from accumulation_harness.audit.family import Family, Progress, Runs
 from accumulation_harness.audit.observe.pooling import disagreement
 from accumulation_harness.audit.observe.ranks import Ranks
 from accumulation_harness.audit.observe.runs import Local, Train
-from accumulation_harness.audit.report import ArmResult, Report
+from accumulation_harness.audit.report import ArmResult, Problem, Report
 from accumulation_harness.audit.request import MAX_STEPS, arms_of, causes_of, checked
 from accumulation_harness.audit.rules.findings import first_of_each
 from accumulation_harness.audit.visibility import hidden
@@ -81,7 +81,7 @@ class Session:
     def __init__(self, runs: Runs, arms: Sequence[int]) -> None:
         """`arms`: numbers of accumulation steps, each compared with the reference."""
         self.runs, self.arms = runs, arms
-        self.problems: list[str] = []
+        self.problems: list[Problem] = []
         self.unseen: list[str] = []  # what the runs that were made could not show
         self.repeatable = True  # causes are named only for a function that does the same twice
         self.results: list[ArmResult] = []
@@ -123,7 +123,7 @@ class Session:
     def _family(self, options: Mapping[str, Any]) -> Family:
         """The reference twice (is it deterministic?), and perturbed or permuted: the floor."""
         runs, reference = self.runs, self.runs.baseline(options, Intervention(leads=True))
-        if self._unusable(reference, "N=1"):
+        if self._unusable(reference, 1):
             return Family(options, reference)
         watched = Intervention(seek=reference.has_averages)
         again = runs.baseline(options, watched)
@@ -131,9 +131,7 @@ class Session:
         nulls = [run for run in made if run.error is None]
         if not nulls:
             self.repeatable = False
-            self.problems.append(
-                f"N=1: the function raises when it is run again ({again.error}): its rounding cannot be measured"
-            )
+            self._problem(f"the function raises when it is run again ({again.error}): its rounding cannot be measured", 1)
             return Family(options, reference)
         self._check_repeatable(reference, again)
         return Family(options, reference, [*nulls, *self._permuted(options, reference, nulls)])
@@ -149,14 +147,16 @@ class Session:
                 self.unseen.append(f"the run with `order_seed=1` says nothing of rounding: {besides}")
         return kept
 
-    def _unusable(self, run: Run, label: str) -> bool:
+    def _problem(self, what: str, n: int | None = None) -> None:
+        self.problems.append(Problem(what, n))
+
+    def _unusable(self, run: Run, n: int) -> bool:
+        """Whether the run raised, or took no step: that is a problem of N=`n`."""
         if run.error is not None:
-            self.problems.append(f"{label}: the training function raised {run.error} after {run.num_steps} optimizer steps")
-            return True
-        if run.num_steps == 0:
-            self.problems.append(f"{label}: {_why_no_step(run)}")
-            return True
-        return False
+            self._problem(f"the training function raised {run.error} after {run.num_steps} optimizer steps", n)
+        elif not run.num_steps:
+            self._problem(_why_no_step(run), n)
+        return run.error is not None or not run.num_steps
 
     def _check_repeatable(self, reference: Run, again: Run) -> None:
         """Kernels that are not deterministic differ by roundings; a function that is not, by more."""
@@ -166,7 +166,7 @@ class Session:
             same = facts(again, reference, Floor([], drift=True))
         except ShapeError as error:
             self.repeatable = False
-            self.problems.append(f"the function is not deterministic: run twice, it makes {error}")
+            self._problem(f"the function is not deterministic: run twice, it makes {error}")
             return
         for item in same:
             allowed = REPEATED * reference.roundoff
@@ -174,7 +174,7 @@ class Session:
             if off is not None or item.run.mine.steps != item.run.reference.steps:
                 where = f"gradients {off.consumed.distance:.2g} apart at step {off.step}" if off else "another number of steps"
                 self.repeatable = False
-                self.problems.append(
+                self._problem(
                     f"the function is not deterministic: run twice with the same arguments, {where}; it must seed everything, "
                     "take samples in a fixed order and build its model and optimizer anew"
                 )
@@ -185,18 +185,13 @@ class Session:
     def _arm(self, family: Family, n: int) -> None:
         candidate = self.runs.candidate(n, family.options, Intervention(seek=family.reference.has_averages))
         family.candidates[n] = candidate
-        if candidate.error is not None:
-            self.problems.append(
-                f"N={n}: the training function raised {candidate.error} after {candidate.num_steps} optimizer steps"
-            )
+        self._unusable(candidate, n)
         if not candidate.num_steps:
-            if candidate.error is None:
-                self.problems.append(f"N={n}: {_why_no_step(candidate)}")
             return
         try:
             compared: Sequence[Facts] = facts(candidate, family.reference, Floor(family.nulls, drift=True))
         except ShapeError as error:
-            self.problems.append(f"N={n}: the model is not the one of N=1: {error}; it must not depend on the arguments")
+            self._problem(f"the model is not the one of N=1: {error}; it must not depend on the arguments", n)
             return
         self._check_start(candidate, family.reference)
         found = explained(compared) if self.repeatable else []
@@ -211,7 +206,7 @@ class Session:
             found = [f for f in found if f.cause is not Cause.window_misplaced]  # the run was cut short by the exception
         empty = nothing_compared(candidate, family.reference, self._one(family), compared) or ""
         if empty and not found:
-            self.problems.append(f"N={n}: {empty}")
+            self._problem(empty, n)
         named, evidence = tuple(first_of_each(found)), _evidence(candidate)
         self.results.append(ArmResult(n, family.arithmetic, tuple(compared), named, evidence, empty=empty))
 
@@ -227,9 +222,10 @@ class Session:
                 continue
             apart = distance(mine.start, theirs.start)
             if apart > allowed and self.repeatable:
-                self.problems.append(
-                    f"N={candidate.accumulation_steps}: {mine.name} starts from other weights than N=1 ({apart:.2g} apart); "
-                    "the function must seed its model alike at every N"
+                self._problem(
+                    f"{mine.name} starts from other weights than N=1 ({apart:.2g} apart); the function must seed its model alike "
+                    "at every N",
+                    candidate.accumulation_steps,
                 )
 
     def _check_comparable(self, reference: Run) -> None:
@@ -237,13 +233,12 @@ class Session:
         for track in reference.tracks:
             broken = next((t for t, step in enumerate(track.steps) if not np.isfinite(step.after).all()), None)
             if broken is not None:
-                where = f"N=1: the weights of {track.name} are not finite after optimizer step {broken}"
-                self.problems.append(f"{where}; what follows cannot be judged")
+                where = f"the weights of {track.name} are not finite after optimizer step {broken}"
+                self._problem(f"{where}; what follows cannot be judged", 1)
             given = any(step.total is not None and step.total.any() for step in track.steps)
             if given and not any(step.gradient.any() for step in track.steps):
-                self.problems.append(
-                    f"N=1: {track.name} steps without gradients, which were cleared after the backward: nothing can be compared"
-                )
+                what = f"{track.name} steps without gradients, which were cleared after the backward: nothing can be compared"
+                self._problem(what, 1)
 
     def _differs_at_one(self, family: Family) -> bool:
         """Whether N=1 as well differs from the independent reference."""

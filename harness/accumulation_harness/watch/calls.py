@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from accumulation_harness.judge.cause import Cause
-from accumulation_harness.watch.evidence import Finding, Window
+from accumulation_harness.watch.evidence import Call, Finding, Remark, Rung, Window
 from accumulation_harness.watch.gradients import proportion
 
 STILL = 1e-6  # of the weights: what no rounding of a sketch explains
@@ -19,16 +19,16 @@ def misplaced(window: Window) -> Iterator[Finding]:
     inside = [call for m in window.micro_batches[1:] for call in m.calls]
     all_calls = [*inside, *window.micro_batches[0].calls, *window.calls]
     rates = {m.lrs for m in window.micro_batches}
-    if inside.count("schedule") or len(rates) > 1:
+    if Call.schedule in inside or len(rates) > 1:
         lrs = [m.lrs[0] for m in window.micro_batches if m.lrs]
         listed = ", ".join(f"{lr:.4g}" for lr in lrs[:8])
         yield _finding(Cause.schedule_per_micro_batch, window, f"the learning rate is advanced inside the window ({listed})")
-    if "unscale" in inside or "update scale" in inside:
+    if {Call.unscale, Call.update_scale} & {*inside}:
         yield _finding(Cause.scaler_updated_in_window, window, "the loss scaler unscales or is updated between two backwards")
-    if "clip scaled" in all_calls and any(m.scale != 1 for m in window.micro_batches):
+    if Call.clip_scaled in all_calls and any(m.scale != 1 for m in window.micro_batches):
         scale = window.micro_batches[-1].scale
         yield _finding(Cause.clip_before_unscale, window, f"gradients are clipped with the loss scale {scale:g} in them")
-    if inside.count("average") or window.averaged is not None:
+    if Call.average in inside or window.averaged is not None:
         by = f" (by {window.averaged:.4g} of its distance)" if window.averaged is not None else ""
         yield _finding(Cause.ema_per_micro_batch, window, f"the average of the weights moves between two backwards{by}")
     if window.first is not None and window.parameters is not None and not window.moved and len(window.micro_batches) > 1:
@@ -40,14 +40,14 @@ def misplaced(window: Window) -> Iterator[Finding]:
         yield _finding(Cause.optimizer_state_per_micro_batch, window, "the optimizer's state changes between two backwards")
 
 
-def doubtful(window: Window) -> Iterator[str]:
+def doubtful(window: Window) -> Iterator[Remark]:
     """What a window with all its weights and sums right may have, and no right one should."""
-    if any("epoch" in m.calls for m in window.micro_batches[1:]):
-        yield "a window goes on over the end of the data loader: one large batch of it ends there (window_misplaced)"
+    if any(Call.epoch in m.calls for m in window.micro_batches[1:]):
+        yield Remark.over_the_end
     parts = [m.contribution for m in window.micro_batches if m.contribution is not None and m.contribution.any()]
     for k, part in enumerate(parts[1:], start=1):
         if any(np.linalg.norm(part - other) <= STILL * np.linalg.norm(part) for other in parts[:k]):
-            yield "micro-batches of one window gave the same gradient, as the same rows do (samples_repeated)"
+            yield Remark.same_gradient
             return
 
 
@@ -73,4 +73,4 @@ def is_moved(window: Window) -> bool:
 
 
 def _finding(cause: Cause, window: Window, message: str) -> Finding:
-    return Finding(cause=cause, message=message, window=window.index, rung="ledger")
+    return Finding(cause=cause, message=message, window=window.index, rung=Rung.ledger)

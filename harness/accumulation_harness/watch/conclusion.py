@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from accumulation_harness.audit.report import Status
 from accumulation_harness.judge.cause import Cause
-from accumulation_harness.watch.evidence import Finding
+from accumulation_harness.watch.evidence import Finding, Rung
 from accumulation_harness.watch.judge import Judge
-from accumulation_harness.watch.report import Report, Verdict
+from accumulation_harness.watch.report import Report
 
 MOST_NOTES = 8
 SAME = 2e-2  # relative difference of two totals that are one: that of 16-bit slopes
@@ -27,10 +28,15 @@ def concluded(judge: Judge) -> Report:
     ledger = judge.weighed > 0 or any(replayed.right for replayed in judge.replays)
     sums = judge.summed > 0 or any(replayed.right for replayed in judge.replays)
     normalised = Cause.batch_statistics in judge.properties and any(size > 1 for size in judge.sizes)
-    doubted = normalised or bool(judge.doubts) or _of_unknown_total(judge.constants) or any(_doubts_of_all(judge))
-    verdict: Verdict = "different" if findings else "equivalent" if ledger and sums and not doubted else "inconclusive"
+    doubted = (
+        normalised
+        or any(remark.is_doubt for remark in judge.remarks)
+        or _of_unknown_total(judge.constants)
+        or any(_doubts_of_all(judge))
+    )
+    unfound = Status.equivalent if ledger and sums and not doubted else Status.inconclusive
     return Report(
-        verdict=verdict,
+        verdict=Status.different if findings else unfound,
         windows=judge.windows,
         micro_batches=dict(sorted(judge.sizes.items())),
         findings=findings,
@@ -71,15 +77,15 @@ def _kept(judge: Judge) -> Iterator[Finding]:
     """The findings; an optimizer that steps at every micro-batch leaves gradients behind for that reason."""
     every = judge.carried and judge.clean and set(judge.sizes) == {1}
     shrinks = Cause.clip_per_micro_batch in judge.findings  # in a short window by one factor, which could be any
-    summed_wrongly = any(finding.rung == "sketch" for finding in judge.findings.values())
+    summed_wrongly = any(finding.rung is Rung.sketch for finding in judge.findings.values())
     for cause, finding in judge.findings.items():
-        if summed_wrongly and finding.rung == "replay" and cause in OF_ANY_GRADIENT:
+        if summed_wrongly and finding.rung is Rung.replay and cause in OF_ANY_GRADIENT:
             continue
         if cause is Cause.sum_rescaled_in_window and shrinks:
             continue
         if cause is Cause.gradients_not_cleared and every and 0 < judge.still < judge.windows:
             yield Finding(
-                cause=Cause.optimizer_state_per_micro_batch, window=finding.window, rung="ledger", count=finding.count,
+                cause=Cause.optimizer_state_per_micro_batch, window=finding.window, rung=Rung.ledger, count=finding.count,
                 message="the optimizer is called after every micro-batch, and moves the weights in some calls only",
                 evidence=finding.evidence,
             )  # fmt: skip
@@ -93,7 +99,7 @@ def _kept(judge: Judge) -> Iterator[Finding]:
             yield finding
     if (judge.configured or 1) > 1 and set(judge.sizes) == {1} and judge.windows > 2 and not judge.findings:
         message = f"every window has one micro-batch, and {judge.configured} are configured"
-        yield Finding(cause=Cause.step_every_micro_batch, window=0, rung="ledger", message=message)
+        yield Finding(cause=Cause.step_every_micro_batch, window=0, rung=Rung.ledger, message=message)
 
 
 def _reasons(judge: Judge, findings: Sequence[Finding]) -> Iterator[str]:
@@ -111,8 +117,8 @@ def _reasons(judge: Judge, findings: Sequence[Finding]) -> Iterator[str]:
     if judge.left_over:
         yield f"{judge.left_over} micro-batches came after the last step and were not used in one"
     yield from _doubts_of_all(judge)
-    for note, times in (judge.doubts + judge.notes).most_common(MOST_NOTES):
-        yield f"{note} ({times} windows)"
+    for remark, times in judge.remarks.most_common(MOST_NOTES):
+        yield f"{remark.sentence} ({times} windows)"
     for refused in dict.fromkeys(replayed.refused for replayed in judge.replays if replayed.refused):
         yield f"replay: {refused}"
     if not judge.replays:

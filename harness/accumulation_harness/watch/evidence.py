@@ -4,15 +4,89 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from accumulation_harness.enums import StrEnum
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.watch.slopes import Slope
 
 Sketch = npt.NDArray[np.float64]  # [T, WIDTH]
+
+
+class Rung(StrEnum):
+    """What has shown a fault."""
+
+    ledger = "ledger"  # calls, and the weights of loss terms
+    sketch = "sketch"  # the sum of the micro-batches' gradients
+    replay = "replay"
+
+
+class Call(StrEnum):
+    """What a loop calls between two backwards, as far as it matters."""
+
+    clip = "clip"
+    clip_scaled = "clip scaled"  # with the loss scale in the gradients
+    unscale = "unscale"
+    update_scale = "update scale"
+    schedule = "schedule"
+    average = "average"
+    epoch = "epoch"  # a data loader begins anew
+
+
+CLIPS = frozenset({Call.clip, Call.clip_scaled})
+
+
+class Remark(Enum):
+    """What is said of windows besides findings: whether it is a doubt, of which one is enough for no `equivalent`; a sentence."""
+
+    moved = True, "the weights at the step are not those of the first backward"
+    moved_inside = True, "weights move inside the window, as with SAM or an optimizer in the backward: its sum is not compared"
+    fed = True, "another model's losses pass through this one inside a window"
+    buffers_moved = (
+        True,
+        "buffers of the model move with its forwards (running statistics): a large batch has fewer forwards",
+    )
+    given_up = True, "micro-batches were given up: their gradients were cleared before a step"
+    left_out = False, "micro-batches were given up, for a reason that shows: their gradients were cleared before a step"
+    changed_after_clip = True, "the gradient is changed between the clip and the step"
+    forwards = True, "a window has more forwards than backwards: a micro-batch was left out"
+    unequal = True, "loss terms weigh unequally over micro-batches, in no way that is known"
+    over_the_end = True, "a window goes on over the end of the data loader: one large batch of it ends there (window_misplaced)"
+    same_gradient = True, "micro-batches of one window gave the same gradient, as the same rows do (samples_repeated)"
+    step_not_finite = True, "the gradient at the step was not finite although every micro-batch's was"
+    part_not_finite = True, "a micro-batch gave a gradient that is not finite (has it a loss term at all?)"
+    changed = (
+        True,
+        "the gradient is changed between the last backward and the step, or summed elsewhere, in a way that is not known",
+    )
+    no_multiple = True, "the gradient at the step is no multiple of the sum over ranks"
+    resumed = False, "the first window goes on with gradients of a run before it: it was not judged"
+    held_back = False, "gradients of sharded parameters are held back until ranks are synchronised: their sum was not seen"
+    no_gradient = False, "the loss gave no gradient"
+    ranks_unseen = False, "not every rank's gradients were seen"
+    logits_unseen = False, "the logits were not seen (a fused or compiled loss, or a model that returns none)"
+    unequal_outputs = False, "the micro-batches have unequal numbers of outputs with a loss"
+    ragged = (
+        False,
+        "loss terms weigh unequally within a micro-batch (class or sample weights): their weights were not judged",
+    )
+    unknown_loss = (
+        False,
+        "not a known loss (cross-entropy, label smoothing, binary cross-entropy, mse): its weights were not judged",
+    )
+    unlike_forms = False, "the form of the loss was not the same in all micro-batches"
+    diagonal = (
+        False,
+        "row i has the class i in every micro-batch: in-batch negatives, which a larger batch has more of, cannot be judged",
+    )
+    another_term = False, "the loss has another term than those whose slope was recognised (a penalty, an auxiliary loss)"
+
+    def __init__(self, is_doubt: bool, sentence: str) -> None:
+        self.is_doubt, self.sentence = is_doubt, sentence
 
 
 @dataclass(kw_only=True)
@@ -26,7 +100,7 @@ class MicroBatch:
     scale: float = 1.0  # of the loss
     slopes: Sequence[Slope] | None = None  # None: not looked at
     loss: float = float("nan")
-    calls: tuple[str, ...] = ()  # since the backward before, or since the step
+    calls: tuple[Call, ...] = ()  # since the backward before, or since the step
     lrs: tuple[float, ...] = ()
     fed: bool = False  # the model's inputs asked for gradients: another model's loss may pass through
 
@@ -47,7 +121,7 @@ class Window:
     clipped: Sketch | None = None  # `.grad` after the last clip
     narrow: bool = False  # a gradient is kept in 16 bits
     rounded: str = ""  # the 16-bit format that the gradient fits into although its own is wider
-    calls: tuple[str, ...] = ()  # between the last backward and the step
+    calls: tuple[Call, ...] = ()  # between the last backward and the step
     skipped: bool = False  # by the loss scaler
     closure: bool = False
     moved: bool = False  # weights moved inside the window
@@ -78,6 +152,6 @@ class Finding:
     cause: Cause
     message: str
     window: int
-    rung: str  # ledger, sketch or replay
+    rung: Rung
     evidence: dict[str, Any] = field(default_factory=dict)
     count: int = 1

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from accumulation_harness.judge.cause import Cause
-from accumulation_harness.watch.evidence import Finding, MicroBatch, Sketch, Window
+from accumulation_harness.watch.evidence import CLIPS, Call, Finding, MicroBatch, Remark, Rung, Sketch, Window
 
 GATE = 1e-4  # of the sketch error, relative to the parts: float32 sums and sketches stay a hundred times below
 NARROW_GATE = 2e-2  # where gradients are kept in 16 bits
@@ -25,8 +25,7 @@ class Sum:
     right: bool = False  # the sum of all parts, perhaps scaled as a whole
     suspicious: bool = False  # wrong, and this window was not looked at closely enough to say why
     findings: list[Finding] = field(default_factory=list)
-    note: str = ""  # why it was not seen
-    doubt: str = ""  # something is off, but has no name: not known to be wrong, and not right
+    remark: Remark | None = None  # why it was not seen; or a doubt: something is off, and has no name
 
 
 def summed(window: Window, last: Window | None) -> Sum:
@@ -35,17 +34,17 @@ def summed(window: Window, last: Window | None) -> Sum:
     if not window.alone and window.ranks is None:
         return Sum()  # what the other ranks gave is looked at in a sample of windows
     if any(part is None for part in parts):
-        return Sum(note="gradients of sharded parameters are held back until ranks are synchronised: their sum was not seen")
+        return Sum(remark=Remark.held_back)
     known = [part for part in parts if part is not None]
     if not all(np.isfinite(part).all() for part in known):
         return _non_finite(window, known)
     total: Sketch = np.sum(known, axis=0)
     gradient, gate = window.gradient, NARROW_GATE if window.narrow else GATE
     if not np.isfinite(gradient).all():
-        return Sum(doubt="the gradient at the step was not finite although every micro-batch's was")
+        return Sum(remark=Remark.step_not_finite)
     size = max(float(np.linalg.norm(total)), float(np.sqrt(sum(np.square(part).sum() for part in known))))
     if not size:
-        return Sum(note="the loss gave no gradient")
+        return Sum(remark=Remark.no_gradient)
     if window.ranks is not None and not window.ranks.sharded:
         return _over_ranks(window, gate, size)
     found = Sum(error=float(np.linalg.norm(gradient - total)) / size)
@@ -57,7 +56,7 @@ def summed(window: Window, last: Window | None) -> Sum:
         found.factor, found.right = factor, True
         return found
     if window.moved:
-        found.doubt = "weights move inside the window, as with SAM or an optimizer in the backward: its sum is not compared"
+        found.remark = Remark.moved_inside
         return found
     return _why(window, last, known, gate, size, found)
 
@@ -95,11 +94,7 @@ def _why(window: Window, last: Window | None, parts: list[Sketch], gate: float, 
     found.findings.extend(named)
     if not named:
         # `unexplained` is not a finding here: the sum may be kept elsewhere, in a way that is right
-        found.doubt = (
-            "the gradient is changed between the last backward and the step, or summed elsewhere, in a way that is not known"
-        )
-        if between is not None and between[0] is not Cause.unexplained:
-            found.doubt += f" ({between[1]})"
+        found.remark = Remark.changed
     return found
 
 
@@ -132,12 +127,11 @@ def _change(window: Window, last: MicroBatch, this: MicroBatch, k: int, gate: fl
     where = f"between micro-batches {k} and {k + 1}"
     if np.linalg.norm(b) <= CLEARED * size:
         return Cause.gradients_cleared_in_window, f"`.grad` is zero after it was filled, {where}"
-    clipped = any(call.startswith("clip") for call in this.calls)
-    if clipped:
+    if CLIPS & {*this.calls}:
         return Cause.clip_per_micro_batch, f"gradients are clipped {where}"
     factor, off = proportion(b, a)
     if off <= 10 * gate:
-        if "unscale" in this.calls:
+        if Call.unscale in this.calls:
             return Cause.scaler_updated_in_window, f"gradients are unscaled {where}"
         factors = [proportion(y.before * y.scale, x.after * x.scale)[0]
                    for x, y in zip(window.micro_batches, window.micro_batches[1:], strict=False)
@@ -179,7 +173,7 @@ def _by_weights(window: Window, parts: list[Sketch], gate: float, size: float, e
     shares = weights / largest
     zero = np.abs(shares) < 1e-2
     text = f"micro-batches count {_listed(shares)} of the most"
-    if any(call.startswith("clip") for m in window.micro_batches[1:] for call in m.calls):
+    if any(CLIPS & {*m.calls} for m in window.micro_batches[1:]):
         return [_finding(Cause.clip_per_micro_batch, window, text, error)]
     kept = np.flatnonzero(~zero)
     if np.ptp(shares[kept]) > 1e-2:
@@ -207,12 +201,11 @@ def _carried(window: Window, last: Window | None, carried: Sketch, size: float) 
 
 
 def _non_finite(window: Window, parts: list[Sketch]) -> Sum:
-    bad = [k + 1 for k, part in enumerate(parts) if not np.isfinite(part).all()]
-    listed = ", ".join(map(str, bad))
     if np.isfinite(window.gradient).all() and not window.skipped:
-        message = f"micro-batch {listed} gave a gradient that is not finite, and the step was taken on the rest"
+        bad = [k + 1 for k, part in enumerate(parts) if not np.isfinite(part).all()]
+        message = f"micro-batch {', '.join(map(str, bad))} gave a gradient that is not finite, and the step was taken on the rest"
         return Sum(findings=[_finding(Cause.non_finite_micro_batch, window, message, float("nan"))])
-    return Sum(doubt=f"micro-batch {listed} gave a gradient that is not finite (has it a loss term at all?)")
+    return Sum(remark=Remark.part_not_finite)
 
 
 def _over_ranks(window: Window, gate: float, size: float) -> Sum:
@@ -221,7 +214,7 @@ def _over_ranks(window: Window, gate: float, size: float) -> Sum:
     assert ranks is not None
     known = [part for part in ranks.contributions if part is not None]
     if len(known) < len(ranks.contributions) or not all(np.isfinite(g).all() for g in (*known, *ranks.gradients)):
-        return Sum(note="not every rank's gradients were seen")
+        return Sum(remark=Remark.ranks_unseen)
     total = np.sum(known, axis=0)
     size = max(size, *(float(np.linalg.norm(part)) for part in known))
     apart = max(float(np.linalg.norm(g - ranks.gradients[0])) for g in ranks.gradients)
@@ -235,7 +228,7 @@ def _over_ranks(window: Window, gate: float, size: float) -> Sum:
     error = float(np.linalg.norm(window.gradient - total / len(known))) / size
     if off * np.linalg.norm(window.gradient) <= 10 * gate * size * max(factor, 1 / len(known)) and factor > 0:
         return Sum(error=error, factor=factor, right=True)
-    return Sum(error=error, suspicious=True, doubt="the gradient at the step is no multiple of the sum over ranks")
+    return Sum(error=error, suspicious=True, remark=Remark.no_multiple)
 
 
 def proportion(b: Any, a: Any) -> tuple[float, float]:
@@ -247,7 +240,7 @@ def proportion(b: Any, a: Any) -> tuple[float, float]:
 
 
 def _finding(cause: Cause, window: Window, message: str, error: float) -> Finding:
-    return Finding(cause=cause, message=message, window=window.index, rung="sketch", evidence={"sketch error": error})
+    return Finding(cause=cause, message=message, window=window.index, rung=Rung.sketch, evidence={"sketch error": error})
 
 
 def _listed(numbers: Any) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from accumulation_harness.watch.slopes import is_transformed, labelled, measured, received
+from accumulation_harness.watch.slopes import Loss, Numbers, is_transformed, labelled, measured, received
 from accumulation_harness.watch.track import Head
 
 LARGE = 1 << 20  # logits that are looked at in a sample of windows only
@@ -77,9 +77,9 @@ class Heads:
         return {
             (functional, "cross_entropy"): self._of_classes,
             (functional, "nll_loss"): self._of_classes,
-            (functional, "mse_loss"): self._elementwise("squared error", SQUARED),
-            (functional, "binary_cross_entropy"): self._elementwise("binary cross-entropy", BINARY),
-            (functional, "binary_cross_entropy_with_logits"): self._elementwise("binary cross-entropy", BINARY),
+            (functional, "mse_loss"): self._elementwise(Loss.squared, SQUARED),
+            (functional, "binary_cross_entropy"): self._elementwise(Loss.binary, BINARY),
+            (functional, "binary_cross_entropy_with_logits"): self._elementwise(Loss.binary, BINARY),
         }
 
     def _of_classes(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -91,18 +91,19 @@ class Heads:
         ignore, detail = given.get("ignore_index", -100), self.detail
         classes, num = z.shape[1], z.numel() // z.shape[1]  # the hook must not keep the logits
 
-        def numbers(u: Tensor, of: Tensor, reduction: str) -> Mapping[str, Tensor]:
+        def numbers(u: Tensor, of: Tensor, reduction: str) -> Numbers:
             if target.is_floating_point():  # probabilities
                 return received(u, of, reduction, num)
             y = target.reshape(-1)
             counted = y != ignore
             own = counted.float() if weight is None else weight.detach().float()[y.where(counted, 0)] * counted
-            return {**received(u, of, reduction, own), **(labelled(y, classes) if detail else {})}
+            found = received(u, of, reduction, own)
+            return labelled(found, y, classes) if detail else found
 
-        self._follow(loss, given, "cross-entropy", z.shape[0], numbers)
+        self._follow(loss, given, Loss.cross_entropy, z.shape[0], numbers)
         return loss
 
-    def _elementwise(self, kind: str, names: Sequence[str]) -> Callable[..., Any]:
+    def _elementwise(self, kind: Loss, names: Sequence[str]) -> Callable[..., Any]:
         def wrap(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             given = {**dict(zip(names, args, strict=False)), **kwargs}
             loss = original(*args, **kwargs)
@@ -120,9 +121,9 @@ class Heads:
         self,
         loss: Any,
         given: Mapping[str, Any],
-        kind: str,
+        kind: Loss,
         rows: int,
-        numbers: Callable[[Tensor, Tensor, str], Mapping[str, Tensor]],
+        numbers: Callable[[Tensor, Tensor, str], Numbers],
     ) -> None:
         """Look at the gradient that a loss function's result receives."""
         old = given.get("size_average") is not None or given.get("reduce") is not None
@@ -132,7 +133,7 @@ class Heads:
 
         def look(u: Tensor) -> None:
             if not self.paused:
-                self._losses.append(Head(numbers=numbers(u, value, reduction), rows=rows, dtype=u.dtype, kind=kind))
+                self._losses.append(Head({kind: numbers(u, value, reduction)}, rows))
 
         loss.register_hook(look)
 
@@ -147,9 +148,7 @@ class Heads:
 
         def look(g: Tensor) -> None:
             if not self.paused and not self._losses:
-                self._outputs.append(
-                    Head(numbers=measured(logits, g.detach()), rows=rows, dtype=_narrower(g.dtype, logits.dtype))
-                )
+                self._outputs.append(Head(measured(logits, g.detach()), rows, _narrower(g.dtype, logits.dtype)))
 
         z.register_hook(look)
 

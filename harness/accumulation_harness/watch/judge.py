@@ -9,10 +9,10 @@ from typing import TextIO
 
 import numpy as np
 
-from accumulation_harness.audit.report.remedies import remedy
+from accumulation_harness.audit.report import remedy
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.watch.calls import doubtful, is_moved, misplaced, same_labels
-from accumulation_harness.watch.evidence import Finding, Window
+from accumulation_harness.watch.evidence import Finding, Remark, Rung, Window
 from accumulation_harness.watch.gradients import ALIKE, Sum, proportion, summed
 from accumulation_harness.watch.replay import Replayed
 from accumulation_harness.watch.weights import judged, near, weights_of
@@ -31,8 +31,7 @@ class Judge:
         self.windows = self.skipped = self.closures = 0
         self.sizes: Counter[int] = Counter()
         self.findings: dict[Cause, Finding] = {}
-        self.notes: Counter[str] = Counter()
-        self.doubts: Counter[str] = Counter()  # of these, one is enough for no `equivalent`
+        self.remarks: Counter[Remark] = Counter()  # and of how many windows
         self.summed = self.weighed = self.looked = 0  # windows of several micro-batches whose sum, and weights, were right
         self.replays: list[Replayed] = []
         self.still = 0  # windows whose step moved no weights
@@ -70,25 +69,23 @@ class Judge:
             last = None
         total = summed(window, last)
         if window.resumed and any(f.cause in CARRIED for f in total.findings):
-            self.notes["the first window goes on with gradients of a run before it: it was not judged"] += 1
+            self.remarks[Remark.resumed] += 1
             return False
         calls = list(misplaced(window))
         for finding in (*total.findings, *calls):
             self._add(finding)
-        if is_moved(window) and not calls and not total.findings and not total.doubt:
-            self.doubts["the weights at the step are not those of the first backward"] += 1
+        if is_moved(window) and not calls and not total.findings and not (total.remark is not None and total.remark.is_doubt):
+            self.remarks[Remark.moved] += 1
         if len({m.fed for m in window.micro_batches}) > 1:
-            self.doubts["another model's losses pass through this one inside a window"] += 1
-        self.doubts.update(doubtful(window))
+            self.remarks[Remark.fed] += 1
+        self.remarks.update(doubtful(window))
         if (same := same_labels(window)) is not None:
             self.labels[same] += 1
         self.still += window.still
         if window.buffers_moved and len(window.micro_batches) > 1:
-            self.doubts["buffers of the model move with its forwards (running statistics): a large batch has fewer forwards"] += 1
-        if total.note:
-            self.notes[total.note] += 1
-        if total.doubt:
-            self.doubts[total.doubt] += 1
+            self.remarks[Remark.buffers_moved] += 1
+        if total.remark is not None:
+            self.remarks[total.remark] += 1
         self.summed += len(window.micro_batches) > 1 and total.right
         self.carried += any(f.cause is Cause.gradients_not_cleared for f in total.findings)
         self.clean += total.right and window.index > 0
@@ -111,16 +108,15 @@ class Judge:
                 self.sizes[len(parts)] -= 1
                 self.sizes += Counter({len(parts) - k: 1})
                 window.micro_batches = parts[k:]
-                given_up = "micro-batches were given up: their gradients were cleared before a step"
-                (self.notes if fed or bad else self.doubts)[given_up] += 1
+                self.remarks[Remark.left_out if fed or bad else Remark.given_up] += 1
                 return True
         return False
 
     def _weigh(self, window: Window, total: Sum) -> None:
         weights, why = weights_of(window, total)
         if weights is None:
-            if why:
-                self.notes[why] += 1
+            if why is not None:
+                self.remarks[why] += 1
             return
         if weights.num > 1:
             self.looked += 1
@@ -131,23 +127,22 @@ class Judge:
         if after is not None and abs(after - 1) > ALIKE:
             if weights.equal and weights.heads == 1 and near(weights.shares[0] * after, 1, weights.tolerance):
                 message = f"gradients are clipped before they are multiplied by {after:.4g}"
-                self._add(Finding(cause=Cause.clip_before_unscale, window=window.index, rung="sketch", message=message))
+                self._add(Finding(cause=Cause.clip_before_unscale, window=window.index, rung=Rung.sketch, message=message))
             else:
-                self.doubts["the gradient is changed between the clip and the step"] += 1
+                self.remarks[Remark.changed_after_clip] += 1
             return
         if len(window.micro_batches) < self.usual and window.forwards % len(window.micro_batches):
-            self.doubts["a window has more forwards than backwards: a micro-batch was left out"] += 1
+            self.remarks[Remark.forwards] += 1
             return
         found = judged(weights, self.usual, resumed=window.resumed, scaled=scaled or bool(total.findings))
         for finding in found:
             self._add(finding)
         if weights.num > 1 and not found:
-            if not weights.equal:
-                self.doubts["loss terms weigh unequally over micro-batches, in no way that is known"] += 1
-            elif weights.why_incomplete:
-                self.notes[weights.why_incomplete] += 1
-            else:
+            remark = weights.why_incomplete if weights.equal else Remark.unequal
+            if remark is None:
                 self.weighed += 1
+            else:
+                self.remarks[remark] += 1
         self.constants.append((weights.each[0], weights.shares[0]))
         del self.constants[:-64]
         self._metrics["accumulation/weight_spread"] = max(weights.each) / min(weights.each) if min(weights.each) > 0 else math.nan

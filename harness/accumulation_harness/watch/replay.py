@@ -16,8 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.watch.batches import Batches
-from accumulation_harness.watch.evidence import Finding, Sketch
+from accumulation_harness.watch.evidence import Finding, Rung, Sketch
 from accumulation_harness.watch.heads import Heads
+from accumulation_harness.watch.sketch import WIDTH
 from accumulation_harness.watch.track import Sketched, Track
 from accumulation_harness.watch.weights import alike, near
 
@@ -78,7 +79,7 @@ class Replay:
             return replayed
         parts: Sequence[Sketch | None] = [_part(b.contribution, b.scale) for b in track.window.backwards]
         found = self._taken_again(replayed, track, batches.window, heads.autocast)
-        if _in_a_group():
+        if in_a_group():
             found, parts = _over_ranks(replayed, found, parts)
         if found is not None and not replayed.refused:
             whole, again = found.of(found.whole), found.of(found.again)
@@ -129,8 +130,7 @@ class Replay:
             if not isinstance(loss, Tensor) or loss.numel() != 1:
                 raise ValueError(f"expected one number, got {type(loss).__name__}")
             loss.backward()
-        sketched = track.gradients()
-        return np.stack([np.zeros(8) if s is None else s.double().cpu().numpy() for s in sketched]), terms
+        return _on_host(track.gradients()), terms
 
 
 def _over_ranks(
@@ -165,7 +165,7 @@ def _compare(
     told: Mapping[Cause, str],
 ) -> None:
     size = float(np.linalg.norm(whole))
-    own = np.stack([np.zeros(8) if s is None else s.double().cpu().numpy() for s in gradients])
+    own = _on_host(gradients)
     if not np.isfinite(own).all() or not size or not np.isfinite(size):
         replayed.refused = "the gradient is zero or not finite"
         return
@@ -191,7 +191,9 @@ def _compare(
     if replayed.factors:
         evidence["weights of micro-batches, of what they should be"] = [float(f"{f:.4g}") for f in replayed.factors[:16]]
     if cause is not None:
-        replayed.findings.append(Finding(cause=cause, message=message, window=replayed.window, rung="replay", evidence=evidence))
+        replayed.findings.append(
+            Finding(cause=cause, message=message, window=replayed.window, rung=Rung.replay, evidence=evidence)
+        )
 
 
 def _named(
@@ -227,8 +229,7 @@ def _named(
 
 def _penalty(own: Sketch, whole: Sketch, track: Track) -> float | None:
     """The multiple of the weights that is the difference."""
-    sketched = track.sketches.of(track.parameters)
-    weights = np.stack([np.zeros(8) if s is None else s.double().cpu().numpy() for s in sketched])
+    weights = _on_host(track.sketches.of(track.parameters))
     difference = own - whole
     factor = float((difference * weights).sum() / np.square(weights).sum())
     off = float(np.linalg.norm(difference - factor * weights) / np.linalg.norm(difference))
@@ -238,8 +239,12 @@ def _penalty(own: Sketch, whole: Sketch, track: Track) -> float | None:
 def _part(contribution: Sketched | None, scale: Tensor | None) -> Sketch | None:
     if contribution is None:
         return None
-    found = np.stack([np.zeros(8) if s is None else s.double().cpu().numpy() for s in contribution])
+    found = _on_host(contribution)
     return found if scale is None else found / float(scale)
+
+
+def _on_host(sketched: Sketched) -> Sketch:
+    return np.stack([np.zeros(WIDTH) if s is None else s.double().cpu().numpy() for s in sketched])
 
 
 def _factors(parts: Sequence[Sketch | None], whole: Sketch, gate: float) -> tuple[float, ...]:
@@ -373,5 +378,6 @@ def _reversed(batch: Any) -> Any:
     return _mapped(lambda t: t.detach().flip(0) if t.shape[0] == rows else t, batch)
 
 
-def _in_a_group() -> bool:
+def in_a_group() -> bool:
+    """Whether there are several ranks."""
     return torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1

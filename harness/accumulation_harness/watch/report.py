@@ -8,15 +8,14 @@ import platform
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from accumulation_harness.audit.report.remedies import remedy
+from accumulation_harness.audit.report import Status, remedy
 from accumulation_harness.judge.cause import MEANINGS, Cause
 from accumulation_harness.packages import version
 from accumulation_harness.results.record import write_atomically
 from accumulation_harness.watch.evidence import Finding
 
-Verdict = Literal["equivalent", "different", "inconclusive"]
 FORMAT = "accumulation-watch 1"
 PACKAGES = ("torch", "numpy", "transformers", "accelerate", "lightning", "trl", "deepspeed", "accumulation-harness")
 
@@ -25,7 +24,7 @@ PACKAGES = ("torch", "numpy", "transformers", "accelerate", "lightning", "trl", 
 class Report:
     """The answer of a watched run."""
 
-    verdict: Verdict
+    verdict: Status
     windows: int
     micro_batches: dict[int, int]  # in a window -> in how many
     findings: tuple[Finding, ...]
@@ -45,9 +44,9 @@ class Report:
         """One line."""
         sizes = ", ".join(f"{many} of {size}" for size, many in self.micro_batches.items()) or "none"
         seen = f"{self.windows} windows (micro-batches: {sizes})"
-        if self.verdict == "different":
+        if self.verdict is Status.different:
             return f"accumulation: different in {seen}: {', '.join(self.causes)}"
-        if self.verdict == "equivalent":
+        if self.verdict is Status.equivalent:
             told = ", ".join(f"{name} of {number}" for name, number in self.checked.items() if number)
             return f"accumulation: equivalent; {seen}; right: {told}; {len(self.unseen)} things cannot be seen"
         return f"accumulation: inconclusive in {seen}"
@@ -100,9 +99,9 @@ class Report:
         """A page that can be attached to an issue."""
         causes = ", ".join(f"`{cause}`" for cause in self.causes)
         title = {
-            "different": f"Accumulated micro-batches are not one large batch: {causes}",
-            "equivalent": "Accumulated micro-batches are one large batch, as far as was watched",
-            "inconclusive": "Whether accumulated micro-batches are one large batch could not be judged",
+            Status.different: f"Accumulated micro-batches are not one large batch: {causes}",
+            Status.equivalent: "Accumulated micro-batches are one large batch, as far as was watched",
+            Status.inconclusive: "Whether accumulated micro-batches are one large batch could not be judged",
         }[self.verdict]
         lines = [f"# {title}", "", self.headline + ".", "", "## Versions", ""]
         lines += [f"- {name} {number}" for name, number in versions().items()]

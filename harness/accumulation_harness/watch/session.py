@@ -18,16 +18,18 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
 
 from accumulation_harness.audit.observe.patches import Patches
+from accumulation_harness.audit.report import Status
 from accumulation_harness.watch.batches import Batches
 from accumulation_harness.watch.calls import laid_out
 from accumulation_harness.watch.conclusion import concluded
+from accumulation_harness.watch.evidence import Call
 from accumulation_harness.watch.heads import Heads
 from accumulation_harness.watch.judge import Judge
 from accumulation_harness.watch.properties import properties
-from accumulation_harness.watch.replay import Loss, Replay
+from accumulation_harness.watch.replay import Loss, Replay, in_a_group
 from accumulation_harness.watch.report import Report
 from accumulation_harness.watch.slopes import is_transforming
-from accumulation_harness.watch.track import Sketched, Track, versions
+from accumulation_harness.watch.track import Hook, Sketched, Track, versions
 
 FIRST = 4  # windows that are looked at closely when a watch begins, and after something was seen
 EVERY = 16  # and how often then
@@ -125,8 +127,6 @@ class Watch:
         }
         patches.functions(wraps, [])
         for owner, name, wrap in (
-            (Optimizer, "zero_grad", self._note_of_owner("zero_grad")),
-            (nn.Module, "zero_grad", self._note_of_owner("zero_grad")),
             (LRScheduler, "step", self._schedule),
             (GradScaler, "scale", self._scaled),
             (GradScaler, "unscale_", self._unscale),
@@ -138,12 +138,12 @@ class Watch:
             patches.method(owner, name, wrap)
         for track in self.tracks:
             track.refresh()
-            patches.removing(track.optimizer.register_step_pre_hook(StepHook(self, "before")))
-            patches.removing(track.optimizer.register_step_post_hook(StepHook(self, "after")))
-        patches.removing(self.model.register_forward_pre_hook(ForwardHook(self)))
-        patches.removing(self.model.register_forward_hook(ForwardHook(self), with_kwargs=True))
+            patches.removing(track.optimizer.register_step_pre_hook(Hook(self._before_step)))
+            patches.removing(track.optimizer.register_step_post_hook(Hook(self._after_step)))
+        patches.removing(self.model.register_forward_pre_hook(Hook(self._before_forward)))
+        patches.removing(self.model.register_forward_hook(Hook(self._after_forward), with_kwargs=True))
         if (layer := _first_layer(self.model)) is not None:
-            patches.removing(layer.register_forward_pre_hook(ForwardHook(self, inside=True)))
+            patches.removing(layer.register_forward_pre_hook(Hook(self._inside)))
         return self
 
     def detach(self) -> None:
@@ -158,7 +158,7 @@ class Watch:
             track.detach()
         self.judge.finish()
         found = self.report()
-        if self._tell is not None and found.verdict != "different":
+        if self._tell is not None and found.verdict is not Status.different:
             print(found.headline, file=self._tell, flush=True)
 
     def __enter__(self) -> Watch:
@@ -230,27 +230,17 @@ class Watch:
         touched = [t for t in self.tracks if any(id(p) in members for p in t.parameters)]
         for track in touched:
             track.before_clip()
-            scaled = "unscale" not in track.window.calls and any(b.scale is not None for b in track.window.backwards)
-            track.window.calls.append("clip scaled" if scaled else "clip")
+            scaled = Call.unscale not in track.window.calls and any(b.scale is not None for b in track.window.backwards)
+            track.window.calls.append(Call.clip_scaled if scaled else Call.clip)
         result = original(*args, **kwargs)
         for track in touched:
             track.after_clip()
         return result
 
-    def _note_of_owner(self, call: str) -> Callable[..., Any]:
-        def wrap(original: Callable[..., Any], owner: Any, *args: Any, **kwargs: Any) -> Any:
-            members = {id(p) for p in owner.parameters()} if isinstance(owner, nn.Module) else set()
-            for track in self.tracks:
-                if track.optimizer is owner or any(id(p) in members for p in track.parameters):
-                    track.window.calls.append(call)
-            return original(owner, *args, **kwargs)
-
-        return wrap
-
     def _schedule(self, original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         for track in self.tracks:
             if getattr(scheduler, "optimizer", None) is track.optimizer:
-                track.window.calls.append("schedule")
+                track.window.calls.append(Call.schedule)
                 if (steps := laid_out(scheduler)) is not None:
                     self.judge.laid_out.add(steps)
         return original(scheduler, *args, **kwargs)
@@ -259,23 +249,28 @@ class Watch:
         members = {id(p) for p in model.parameters()}
         for track in self.tracks:
             if any(id(p) in members for p in track.parameters):
-                track.window.calls.append("average")
+                track.window.calls.append(Call.average)
         return original(averaged, model, *args, **kwargs)
 
     def _epoch(self, original: Callable[..., Any], loader: Any) -> Any:
         if self.model.training and torch.is_grad_enabled():  # not an evaluation
             for track in self.tracks:
                 if track.window.backwards and loader in self._loaders:
-                    track.window.calls.append("epoch")
+                    track.window.calls.append(Call.epoch)
             self._loaders.add(loader)
         return original(loader)
 
-    def before_forward(self) -> None:
-        """A forward begins."""
-        self._state = _generators() if self.heads.detail and not self._draws and not self._paused else None
+    def _inside(self, layer: nn.Module, args: Any) -> None:
+        if _is_training(layer):
+            self.heads.inside()
 
-    def after_forward(self, args: Any, kwargs: Any, output: Any) -> None:
-        """A forward in training has ended."""
+    def _before_forward(self, model: nn.Module, args: Any) -> None:
+        if _is_training(model) and not is_transforming():
+            self._state = _generators() if self.heads.detail and not self._draws and not self._paused else None
+
+    def _after_forward(self, model: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if not _is_training(model):
+            return
         if self._state is not None:
             self._draws, self._state = self._state != _generators(), None
         self.heads.see(args, kwargs, output)
@@ -293,13 +288,13 @@ class Watch:
         result = original(scaler, optimizer, *args, **kwargs)
         for track in self.tracks:
             if track.optimizer is optimizer and scaler.is_enabled():
-                track.window.calls.append("unscale")
+                track.window.calls.append(Call.unscale)
         return result
 
     def _scaler_update(self, original: Callable[..., Any], scaler: Any, *args: Any, **kwargs: Any) -> Any:
         for track in self.tracks:
             if scaler.is_enabled():
-                track.window.calls.append("update scale")
+                track.window.calls.append(Call.update_scale)
         return original(scaler, *args, **kwargs)
 
     def _scaler_step(self, original: Callable[..., Any], scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -313,8 +308,7 @@ class Watch:
 
     # -- the step ----------------------------------------------------------------------------------------------------
 
-    def before_step(self, optimizer: Optimizer, *, closure: bool = False) -> None:
-        """An optimizer is about to step; a `closure` may have a backward to come."""
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         track = self._track(optimizer)
         if track is None or self._paused:
             return
@@ -329,7 +323,7 @@ class Watch:
             gradients = [None if g is None else g / factor.to(g.device) for g in gradients]
         parameters = track.sketches.of(track.parameters) if track.detail else None
         self._held[track.index] = (gradients, parameters)
-        if not closure:
+        if not any(map(callable, (*args, *kwargs.values()))):  # a closure may have a backward to come
             self._replay(track, gradients)
 
     def closure_ran(self, optimizer: Optimizer) -> None:
@@ -344,8 +338,7 @@ class Watch:
             self._held[track.index] = (gradients, parameters)
         self._replay(track, gradients)
 
-    def after_step(self, optimizer: Optimizer) -> None:
-        """It has stepped."""
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         track = self._track(optimizer)
         self._stepping = None
         if track is not None and not self._paused:
@@ -362,14 +355,14 @@ class Watch:
         track.window.forwards, track.window.still = self.heads.forgotten(), track.still
         buffers, self._buffers = self._buffers, versions(list(self.model.buffers()))
         track.window.buffers_moved = bool(track.num_windows) and buffers != self._buffers
-        window = track.close(skipped=skipped, gradients=gradients, parameters=parameters, alone=not _in_a_group())
+        window = track.close(skipped=skipped, gradients=gradients, parameters=parameters, alone=not in_a_group())
         self.batches.forget()
         if window is None:
             return
         if track.detail:
             self.judge.properties = {**self.judge.properties, **properties(self.model, draws=self._draws)}
         suspicious = self.judge.see(window)
-        if suspicious and not _in_a_group():
+        if suspicious and not in_a_group():
             self._close_until = window.index + FIRST
         nearest = window.index + 1
         track.detail = nearest < FIRST or nearest <= self._close_until or nearest % EVERY == 0
@@ -408,50 +401,9 @@ class Watch:
         return next((track for track in self.tracks if track.optimizer is optimizer), None)
 
 
-class StepHook:
-    """A step hook that is left behind by a copied or pickled optimizer."""
-
-    def __init__(self, watch: Watch | None, when: str) -> None:
-        self.watch, self.when = watch, when
-
-    def __call__(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Before, or after, a step."""
-        if self.watch is not None:
-            if self.when == "before":
-                self.watch.before_step(optimizer, closure=any(map(callable, (*args, *kwargs.values()))))
-            else:
-                self.watch.after_step(optimizer)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return StepHook, (None, self.when)
-
-    def __deepcopy__(self, memo: Any) -> StepHook:
-        return StepHook(None, self.when)
-
-
-class ForwardHook:
-    """A hook before or after forwards that is left behind by a copied or pickled model."""
-
-    def __init__(self, watch: Watch | None, *, inside: bool = False) -> None:
-        """`inside`: of a layer."""
-        self.watch, self.is_inside = watch, inside
-
-    def __call__(self, module: Any, args: Any, *after: Any) -> None:
-        """Before a forward, or after one, with its keywords and output; inside a compiled one, outputs have no numbers yet."""
-        if torch.compiler.is_compiling() or self.watch is None or not module.training or not torch.is_grad_enabled():
-            return
-        if self.is_inside:
-            self.watch.heads.inside()
-        elif after:
-            self.watch.after_forward(args, *after)
-        elif not is_transforming():
-            self.watch.before_forward()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return ForwardHook, (None,)
-
-    def __deepcopy__(self, memo: Any) -> ForwardHook:
-        return ForwardHook(None)
+def _is_training(module: nn.Module) -> bool:
+    """Whether a forward is one that trains; inside a compiled one, outputs have no numbers yet."""
+    return not torch.compiler.is_compiling() and module.training and torch.is_grad_enabled()
 
 
 def _first_layer(model: nn.Module) -> nn.Module | None:
@@ -483,7 +435,3 @@ def _generators() -> list[Any]:
     if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
         found += [generator.get_offset() for generator in torch.cuda.default_generators]
     return found
-
-
-def _in_a_group() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1

@@ -11,46 +11,70 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from accumulation_harness.enums import StrEnum
+
 FEWEST = 4  # degrees of freedom that are left when a form has been fitted: below, anything fits
 FITS = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 2e-2, torch.float16: 1e-2}  # residual by the dtype of the slope
+
+
+class Loss(StrEnum):
+    """The losses whose slopes are known."""
+
+    cross_entropy = "cross-entropy"
+    smoothed = "cross-entropy, label smoothing"
+    binary = "binary cross-entropy"
+    squared = "squared error"
+
+
+class Numbers(NamedTuple):
+    """What a gradient says of one form of loss: tensors on their device, later numbers; None, later NaN, where not known."""
+
+    weight: Any  # of each loss term
+    residual: Any
+    terms: Any  # how many
+    positions: Any  # rows of logits, padding included
+    value: Any  # of the sum of the terms
+    freedom: Any = None  # degrees that are left when the form has been fitted
+    apart: Any = None  # the residual where each row has a weight of its own
+    diagonal: Any = None  # whether row i has the class i, of as many as there are rows
+    labels: Any = None  # a number that other labels, or another order of them, change; NaN: one class alone
+
+
+Fits = Mapping[Loss, Numbers]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slope:
     """One tensor of logits in one backward."""
 
-    kind: str  # of loss; empty: not a known one
+    kind: Loss | None  # None: not a known one
     weight: float  # of each loss term
     terms: float  # how many
     positions: int  # rows of logits, padding included
     rows: int  # samples
     residual: float
-    wide: float  # the residual that the dtype explains
     value: float = 0.0  # of the sum of the terms
-    diagonal: bool = False  # row i has the class i, of as many as there are rows
+    diagonal: bool = False
     ragged: bool = False  # a known loss, whose terms weigh unequally within the micro-batch
-    labels: float = math.nan  # a number that other labels, or another order of them, change; nan: not known, or one class alone
+    labels: float = math.nan
 
 
-Numbers = Mapping[str, Tensor]
-
-
-def measured(z: Tensor, g: Tensor) -> dict[str, Tensor]:
-    """Numbers on the device of the logits; `concluded` reads them on the host."""
+def measured(z: Tensor, g: Tensor) -> Fits:
+    """The forms that a slope `g` at logits `z` may have, on their device; `concluded` chooses on the host."""
     with torch.no_grad():
-        wide = (z.shape[-1] if z.dim() > 1 else 1) > 2
-        if not wide:  # two classes: a binary loss and a cross-entropy cannot both be told from few rows, so try both
-            return {**_binary(z.float(), g.float()), **(_classes(z, g) if z.dim() > 1 and z.shape[-1] == 2 else {})}
-        return {**_classes(z, g), **_binary(z.float(), g.float())}
+        classes = z.shape[-1] if z.dim() > 1 else 1  # with two, neither form can be excluded from few rows
+        found = _classes(z, g) if classes > 1 else {}
+        return {**found, Loss.binary: _binary(z.float(), g.float())}
 
 
-def _classes(z: Tensor, g: Tensor) -> dict[str, Tensor]:
+def _classes(z: Tensor, g: Tensor) -> Fits:
     classes = z.shape[-1]
     z, g = z.reshape(-1, classes).float(), g.reshape(-1, classes).float()
     counted = g.abs().amax(-1) > 0
@@ -66,31 +90,31 @@ def _classes(z: Tensor, g: Tensor) -> dict[str, Tensor]:
     cov = (off * (p - mp.float()) * (g - mg.float())).sum(dtype=torch.float64)
     slope = cov / (off * (p - mp.float()).square()).sum(dtype=torch.float64)
     smoothing = ((slope * mp - mg) * classes / slope).clamp(0, 0.999)
-    p = p - torch.zeros_like(p).scatter(-1, y, 1.0)
-    plain, residual = _fitted(p * kept, g)
-    smooth = p - smoothing.float() * (1 / classes - torch.zeros_like(p).scatter(-1, y, 1.0))
-    smooth_weight, smooth_residual = _fitted(smooth * kept, g)
+    target = torch.zeros_like(p).scatter(-1, y, 1.0)
+    p = p - target
+    smooth = p - smoothing.float() * (1 / classes - target)
     hit = -(kept * logs.gather(-1, y)).sum(dtype=torch.float64)
     evenly = -(kept * logs.mean(-1, keepdim=True)).sum(dtype=torch.float64)
     own = (g * p).sum(-1) / p.square().sum(-1)  # each row by itself
-    apart = ((g - own[:, None] * p) * kept).norm() / g.norm()
+    of_both = {
+        "terms": num,
+        "positions": torch.tensor(z.shape[0]),
+        "freedom": num * (classes - 1) - 1,
+        "apart": ((g - own[:, None] * p) * kept).norm() / g.norm(),
+        "diagonal": _diagonal(y.squeeze(-1), classes),
+    }
     return {
-        "ce": plain, "ce_residual": residual, "ce_apart": apart, "ls": smooth_weight, "ls_residual": smooth_residual,
-        "smoothing": smoothing, "ce_terms": num, "ce_positions": torch.tensor(z.shape[0]),
-        "ce_freedom": num * (classes - 1) - 1, "diagonal": _diagonal(y.squeeze(-1), classes),
-        "ce_value": hit, "ls_value": (1 - smoothing) * hit + smoothing * evenly,
-    }  # fmt: skip
+        Loss.cross_entropy: Numbers(*_fitted(p * kept, g), value=hit, **of_both),
+        Loss.smoothed: Numbers(*_fitted(smooth * kept, g), value=(1 - smoothing) * hit + smoothing * evenly, **of_both),
+    }
 
 
-def _binary(z: Tensor, g: Tensor) -> dict[str, Tensor]:
+def _binary(z: Tensor, g: Tensor) -> Numbers:
     p = torch.sigmoid(z) - (g < 0).float()
-    weight, residual = _fitted(p * (g != 0), g)
     num = (g != 0).sum()
-    return {
-        "bce": weight, "bce_residual": residual, "bce_terms": num, "bce_freedom": num - 1,
-        "bce_positions": torch.tensor(z.numel()),
-        "bce_value": (functional.binary_cross_entropy_with_logits(z, (g < 0).float(), reduction="none") * (g != 0)).sum(),
-    }  # fmt: skip
+    losses = functional.binary_cross_entropy_with_logits(z, (g < 0).float(), reduction="none")
+    fitted = _fitted(p * (g != 0), g)
+    return Numbers(*fitted, terms=num, positions=torch.tensor(z.numel()), value=(losses * (g != 0)).sum(), freedom=num - 1)
 
 
 def _diagonal(y: Tensor, classes: int) -> Tensor:
@@ -105,7 +129,7 @@ def _fitted(p: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     return c, (g - c.to(g.dtype) * p).norm().double() / g.norm().double()
 
 
-def received(u: Tensor, loss: Tensor, reduction: str, own: Tensor | int) -> dict[str, Tensor]:
+def received(u: Tensor, loss: Tensor, reduction: str, own: Tensor | int) -> Numbers:
     """What the gradient `u` of a loss function's result says of its terms; `own`: what each counts [n], or their number.
 
     Unreduced losses of which a mask takes some have a residual: whether that is padding or a choice of rows is not known.
@@ -121,61 +145,46 @@ def received(u: Tensor, loss: Tensor, reduction: str, own: Tensor | int) -> dict
         else:
             weight, value = (u / total, loss * total) if reduction == "mean" else (u, loss)
         positions = torch.tensor(len(own) if isinstance(own, Tensor) else own)
-        return {"weight": weight, "residual": residual, "terms": total, "positions": positions, "value": value}
+        return Numbers(weight, residual, total, positions, value)
 
 
-def labelled(target: Tensor, classes: int) -> dict[str, Tensor]:
-    """Of class indices: whether row i has the class i, and a number that stands for all of them in their order."""
+def labelled(numbers: Numbers, target: Tensor, classes: int) -> Numbers:
+    """The same of class indices: whether row i has the class i, and a number that stands for all of them in their order."""
     with torch.no_grad():
         y = target.reshape(-1)
         marks = torch.cos(12.9898 * torch.arange(1, len(y) + 1, device=y.device, dtype=torch.float64))
         varied = len(y) >= FEWEST and classes > 2 and y.amin() != y.amax()
         labels = (y * marks).sum().where(torch.as_tensor(varied, device=y.device), math.nan)
-        return {"diagonal": _diagonal(y, classes), "labels": labels}
+        return numbers._replace(diagonal=_diagonal(y, classes), labels=labels)
 
 
-def reported(found: Mapping[str, float], kind: str, rows: int) -> Slope:
+def reported(found: Fits, rows: int) -> Slope:
     """The terms of a loss function that was called."""
-    ragged = not found["residual"] <= FITS[torch.float32]
-    return Slope(
-        kind="" if ragged else kind, weight=found["weight"], terms=found["terms"], positions=int(found["positions"]), rows=rows,
-        residual=found["residual"], wide=FITS[torch.float32], value=found["value"], diagonal=found.get("diagonal", 0) == 1,
-        ragged=ragged, labels=found.get("labels", math.nan),
-    )  # fmt: skip
+    ((kind, numbers),) = found.items()
+    ragged = not numbers.residual <= FITS[torch.float32]
+    return replace(_slope(None if ragged else kind, numbers, rows), ragged=ragged)
 
 
-def concluded(found: Mapping[str, float], rows: int, dtype: torch.dtype) -> Slope:
-    """Which loss it was: the form with the smallest residual, if that is what the dtype explains."""
+def concluded(found: Fits, rows: int, dtype: torch.dtype) -> Slope:
+    """Which loss it was: the form with the smallest residual, if that is what the dtype explains; the plain one before others."""
     wide = FITS.get(dtype, 1e-3)
-    names = {"ce": "cross-entropy", "ls": "cross-entropy, label smoothing", "bce": "binary cross-entropy"}
-    fits = []
-    for key in names:
-        base = "ce" if key == "ls" else key
-        if key not in found or not found[f"{base}_freedom"] >= FEWEST:
-            continue
-        if (residual := found[f"{key}_residual"]) <= wide:
-            fits.append((key != "ce" and found.get("ce_residual", math.inf) <= wide, residual, key))
-    positions = int(found.get("ce_positions", found.get("bce_positions", 0)))
-    if not fits:
-        apart = found.get("ce_apart", math.inf)
-        terms = found.get("ce_terms", found.get("bce_terms", math.nan))
-        ragged = apart <= wide and found.get("ce_freedom", 0) >= FEWEST
-        residual = min((found[k] for k in found if k.endswith("_residual")), default=math.nan)
-        return Slope(kind="", weight=math.nan, terms=terms, positions=positions, rows=rows, residual=residual, wide=wide,
-                     ragged=ragged)  # fmt: skip
-    _, residual, key = min(fits)
-    base = "ce" if key == "ls" else key
+    fitting = [kind for kind, form in found.items() if form.freedom >= FEWEST and form.residual <= wide]
+    if not fitting:
+        first = next(iter(found.values()))
+        least = min(form.residual for form in found.values())
+        unknown = replace(_slope(None, first, rows), weight=math.nan, value=0.0, diagonal=False, residual=least)
+        return replace(unknown, ragged=first.apart <= wide and first.freedom >= FEWEST)
+    plain = Loss.cross_entropy
+    kind = plain if plain in fitting else min(fitting, key=lambda kind: found[kind].residual)
+    return _slope(kind, found[kind], rows)
+
+
+def _slope(kind: Loss | None, numbers: Numbers, rows: int) -> Slope:
+    weight, residual, terms, positions, value, _, _, diagonal, labels = numbers
     return Slope(
-        kind=names[key],
-        weight=found[key],
-        terms=found[f"{base}_terms"],
-        positions=int(found[f"{base}_positions"]),
-        rows=rows,
-        residual=residual,
-        wide=wide,
-        value=found[f"{key}_value"],
-        diagonal=found.get("diagonal", 0) == 1,
-    )
+        kind=kind, weight=weight, terms=terms, positions=int(positions), rows=rows, residual=residual, value=value,
+        diagonal=diagonal == 1, labels=labels,
+    )  # fmt: skip
 
 
 def is_transformed(tensor: Tensor) -> bool:

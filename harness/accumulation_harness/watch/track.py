@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from accumulation_harness.watch.averages import Averages
-from accumulation_harness.watch.evidence import MicroBatch, Ranks, Sketch, Window
+from accumulation_harness.watch.evidence import Call, MicroBatch, Ranks, Sketch, Window
 from accumulation_harness.watch.sketch import WIDTH, Sketches, local_part
-from accumulation_harness.watch.slopes import Slope, concluded, is_transformed, reported
+from accumulation_harness.watch.slopes import Fits, Numbers, Slope, concluded, is_transformed, reported
 
 Sketched = list[Tensor | None]  # [T] of [WIDTH], on the device of the gradients
 NARROW = (torch.bfloat16, torch.float16)
@@ -25,14 +26,13 @@ SHARE = 5  # one in so many, in turn
 AVERAGED = 1  # index of the window in which averages of the weights are looked for
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Head:
     """One loss in a backward: numbers that are still on their device."""
 
-    numbers: Mapping[str, Tensor]
+    fits: Fits
     rows: int
-    dtype: torch.dtype
-    kind: str = ""  # of the loss function that was called; empty: one of logits
+    dtype: torch.dtype | None = None  # of the logits and their slope; None: a loss function was called
 
 
 @dataclass(kw_only=True)
@@ -46,7 +46,7 @@ class Backward:
     scale: Tensor | None
     loss: Tensor | None
     heads: Sequence[Head] | None
-    calls: tuple[str, ...]
+    calls: tuple[Call, ...]
     lrs: tuple[float, ...]
     fed: bool
     forwards: int
@@ -57,7 +57,7 @@ class Open:
     """The window that is open."""
 
     backwards: list[Backward] = field(default_factory=list)
-    calls: list[str] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
     unclipped: Sketched | None = None
     weights: int = 0  # versions of the parameters at the first backward
     state: int = 0
@@ -104,7 +104,7 @@ class Track:
             self._sums = [None] * len(found)
         for i, p in enumerate(found):
             if p.requires_grad and id(p) not in self._handles:
-                self._handles[id(p)] = p.register_hook(ParameterHook(self, i))
+                self._handles[id(p)] = p.register_hook(Hook(partial(self.add, i)))
 
     def detach(self) -> None:
         """Remove the hooks."""
@@ -274,22 +274,22 @@ class Track:
         )
 
 
-class ParameterHook:
-    """A hook that a copied or pickled parameter leaves behind."""
+class Hook:
+    """A hook that a copied or pickled parameter, optimizer or model leaves behind."""
 
-    def __init__(self, track: Track | None, place: int) -> None:
-        self.track, self.place = track, place
+    def __init__(self, call: Callable[..., None] | None) -> None:
+        self.call = call
 
-    def __call__(self, gradient: Tensor) -> None:
-        """A gradient on its way to the parameter."""
-        if self.track is not None:
-            self.track.add(self.place, gradient)
+    def __call__(self, *args: Any) -> None:
+        """Hand on what the hook is told."""
+        if self.call is not None:
+            self.call(*args)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ParameterHook, (None, self.place)
+        return Hook, (None,)
 
-    def __deepcopy__(self, memo: Any) -> ParameterHook:
-        return ParameterHook(None, self.place)
+    def __deepcopy__(self, memo: Any) -> Hook:
+        return Hook(None)
 
 
 def gathered(parts: Sequence[MicroBatch], gradient: Sketch, *, sharded: bool) -> Ranks:
@@ -346,14 +346,17 @@ class Host:
 def _part(host: Host, backward: Backward) -> Any:
     sketches = [host.sketch(s) for s in (backward.contribution, backward.before, backward.after)]
     scale, loss = host.number(backward.scale), host.number(backward.loss)
-    heads = [(head, {key: host.number(value) for key, value in head.numbers.items()}) for head in backward.heads or ()]
+    heads = [(head, {kind: [*map(host.number, form)] for kind, form in head.fits.items()}) for head in backward.heads or ()]
 
     def made() -> MicroBatch:
         contribution, before, after = (s() for s in sketches)
         factor = 1.0 if backward.scale is None else scale()
         slopes: list[Slope] | None = None
         if backward.heads is not None:
-            slopes = [_slope(head, {key: number() for key, number in numbers.items()}) for head, numbers in heads]
+            slopes = [
+                _slope(head, {kind: Numbers(*(number() for number in form)) for kind, form in forms.items()})
+                for head, forms in heads
+            ]
         return MicroBatch(
             contribution=None if contribution is None else contribution / factor,
             before=None if before is None else before / factor,
@@ -370,8 +373,8 @@ def _part(host: Host, backward: Backward) -> Any:
     return made
 
 
-def _slope(head: Head, numbers: Mapping[str, float]) -> Slope:
-    return reported(numbers, head.kind, head.rows) if head.kind else concluded(numbers, head.rows, head.dtype)
+def _slope(head: Head, fits: Fits) -> Slope:
+    return reported(fits, head.rows) if head.dtype is None else concluded(fits, head.rows, head.dtype)
 
 
 def versions(tensors: Sequence[Tensor]) -> int:

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from accumulation_harness.judge.cause import Cause
-from accumulation_harness.watch.evidence import Finding, Window
+from accumulation_harness.watch.evidence import Finding, Remark, Rung, Window
 from accumulation_harness.watch.gradients import Sum
-from accumulation_harness.watch.slopes import Slope
+from accumulation_harness.watch.slopes import Loss, Slope
 
 COMPLETE = 1e-3  # of the loss, which the recognised terms must add up to
-ANOTHER_TERM = "the loss has another term than those whose slope was recognised (a penalty, an auxiliary loss)"
 TOLERANCE = 1e-3  # of a weight; or four residuals of the fit, where these are larger
 
 
@@ -29,9 +28,9 @@ class Weights:
     own: float  # of this rank
     world: int
     heads: int
-    kind: str
+    kind: Loss
     tolerance: float
-    why_incomplete: str = ""  # what of the loss these weights do not cover
+    why_incomplete: Remark | None = None  # what of the loss these weights do not cover
 
     @property
     def shares(self) -> tuple[float, ...]:
@@ -44,27 +43,24 @@ class Weights:
         return alike(self.each, self.tolerance)
 
 
-def weights_of(window: Window, summed: Sum) -> tuple[Weights | None, str]:
+def weights_of(window: Window, summed: Sum) -> tuple[Weights | None, Remark | None]:
     """The weights, or why they are not known."""
     looked = [m.slopes for m in window.micro_batches]
     if any(slopes is None for slopes in looked):
-        return None, ""
+        return None, None
     heads = [[slope for slope in slopes or () if slope.terms] for slopes in looked]
     if not any(slopes for slopes in looked):
-        return None, "the logits were not seen (a fused or compiled loss, or a model that returns none)"
+        return None, Remark.logits_unseen
     full = [slopes for slopes in heads if slopes]
     if len({len(slopes) for slopes in full}) != 1:
-        return None, "the micro-batches have unequal numbers of outputs with a loss"
-    if any(not slope.kind for slopes in full for slope in slopes):
+        return None, Remark.unequal_outputs
+    if any(slope.kind is None for slopes in full for slope in slopes):
         ragged = any(slope.ragged for slopes in full for slope in slopes)
-        return None, (
-            "loss terms weigh unequally within a micro-batch (class or sample weights): their weights were not judged"
-            if ragged
-            else "not a known loss (cross-entropy, label smoothing, binary cross-entropy, mse): its weights were not judged"
-        )
-    if len({slope.kind for slopes in full for slope in slopes[:1]}) != 1:
-        return None, "the form of the loss was not the same in all micro-batches"
+        return None, Remark.ragged if ragged else Remark.unknown_loss
     firsts = [slopes[0] for slopes in full]
+    kind = firsts[0].kind
+    if kind is None or any(slope.kind is not kind for slope in firsts):
+        return None, Remark.unlike_forms
     own = sum(slope.terms for slope in firsts)
     ranks = window.ranks
     total, world = (sum(ranks.terms), len(ranks.terms)) if ranks is not None and all(ranks.terms) else (own, 1)
@@ -82,23 +78,21 @@ def weights_of(window: Window, summed: Sum) -> tuple[Weights | None, str]:
         own=own,
         world=world,
         heads=len(full[0]),
-        kind=firsts[0].kind,
+        kind=kind,
         tolerance=max(TOLERANCE, 4 * worst),
         why_incomplete=_incomplete(window, heads, worst),
-    ), ""
+    ), None
 
 
-def _incomplete(window: Window, heads: Sequence[Sequence[Slope]], worst: float) -> str:
+def _incomplete(window: Window, heads: Sequence[Sequence[Slope]], worst: float) -> Remark | None:
     """Whether the losses that were recognised add up to what was differentiated, and hang on their own row alone."""
     if all(slope.diagonal for slopes in heads for slope in slopes):
-        return (
-            "row i has the class i in every micro-batch: in-batch negatives, which a larger batch has more of, cannot be judged"
-        )
+        return Remark.diagonal
     for m, slopes in zip(window.micro_batches, heads, strict=True):
         known = sum(slope.weight * slope.value for slope in slopes) / m.scale
         if not abs(known - m.loss) <= max(COMPLETE, 4 * worst) * max(abs(known), abs(m.loss)):
-            return ANOTHER_TERM
-    return ""
+            return Remark.another_term
+    return None
 
 
 def judged(weights: Weights, usual: int, *, resumed: bool, scaled: bool) -> list[Finding]:
@@ -108,7 +102,7 @@ def judged(weights: Weights, usual: int, *, resumed: bool, scaled: bool) -> list
     """
     tolerance, m = weights.tolerance, weights.num
     parts = [c * n for c, n in zip(weights.each, weights.terms, strict=True)]  # what each micro-batch weighs
-    single = weights.heads == 1 and not scaled and weights.why_incomplete != ANOTHER_TERM
+    single = weights.heads == 1 and not scaled and weights.why_incomplete is not Remark.another_term
     if weights.equal:
         return _of_total(weights, weights.shares[0], usual, resumed=resumed) if single else []
     if alike(parts, tolerance) and not alike(weights.terms, tolerance):
@@ -179,7 +173,7 @@ def _finding(cause: Cause, weights: Weights, message: str) -> Finding:
         "loss terms": [round(n, 3) for n in weights.terms[:16]],
         "weight of a term, of what it should be": [float(f"{share:.4g}") for share in weights.shares[:16]],
     }
-    return Finding(cause=cause, message=message, window=weights.window, rung="ledger", evidence=evidence)
+    return Finding(cause=cause, message=message, window=weights.window, rung=Rung.ledger, evidence=evidence)
 
 
 def alike(numbers: Sequence[float], tolerance: float) -> bool:

@@ -11,15 +11,9 @@ import torch
 from torch import Tensor
 
 from accumulation_harness.audit.observe.sample import (
-    FEWEST,
-    KEPT,
     SUMMED,
-    WHOLE,
-    Sample,
     all_finite,
-    everything,
     largest,
-    looked_at,
     sample_of,
     signed_sums,
     size_of,
@@ -36,36 +30,6 @@ def with_gradients(*gradients: Tensor | None) -> list[Tensor]:
     for p, gradient in zip(parameters, gradients, strict=True):
         p.grad = gradient
     return parameters
-
-
-def test_small_models_are_kept_whole() -> None:
-    small = [torch.arange(WHOLE - 2.0), torch.ones(1, 2)]
-    assert sample_of(small).whole and not sample_of([*small, torch.ones(1)]).whole
-    np.testing.assert_array_equal(looked_at(small), vector(small))
-
-
-def test_every_tensor_has_its_share_and_lone_scalars_are_kept() -> None:
-    sample = sample_of(TENSORS)
-    assert sample.counts[:2] == (1, 30) and min(sample.counts[2:]) >= FEWEST
-    assert sample.size == pytest.approx(KEPT, rel=0.01)
-    assert sample.counts[4] / sample.counts[5] == pytest.approx(30 / 9, rel=0.01)
-    for n, places in zip(SIZES, sample.places, strict=True):
-        assert places is None or ((places.diff() > 0).all() and places[0] >= 0 and places[-1] < n)
-    with everything():
-        assert sample_of(TENSORS).whole
-    assert sample_of(TENSORS) is sample
-
-
-def test_the_elements_taken_are_those_of_the_tensors_in_their_order() -> None:
-    sample, shaped = (
-        sample_of(TENSORS),
-        [*TENSORS[:4], TENSORS[4].reshape(300, 1000), TENSORS[5].reshape(300, 300).T.contiguous().T],
-    )
-    values = sample.take(shaped)
-    np.testing.assert_array_equal(values[31:][: sample.counts[2]], TENSORS[2][sample.places[2]].numpy())
-    np.testing.assert_array_equal(values, sample.pick(vector(TENSORS)))
-    np.testing.assert_array_equal(values[-sample.part(4, 6).size :], sample.part(4, 6).take(TENSORS[4:]))
-    assert not sample.take([None, *TENSORS[1:]])[0] and not sample.pick(np.ones(1))[1:].any()
 
 
 def test_norms_are_estimated() -> None:
@@ -117,7 +81,3 @@ def test_sets_are_stored_in_their_own_formats_and_put_back() -> None:
     kept.clear()
     gc.collect()
     assert file.closed
-
-
-def test_an_empty_sample() -> None:
-    assert Sample((), ()).take([]).size == 0 and Sample((), ()).whole and not signed_sums([]).size

@@ -33,7 +33,7 @@ COMMANDS: Mapping[str, tuple[str, int]] = {  # the command, and how often
     "status": ("-m accumulation_harness.status --results r", 4),
     "report": ("-m analysis.report --results r --out o", 3),
     "plan": ("-m accumulation_harness.plan memory=1GB effective_batch=16", 2),
-    "audit": ("-m accumulation_harness.audit loop.py:train --batch-size 16 --accumulation-steps 4 --save a.html", 4),
+    "audit": ("-m accumulation_harness.audit loop.py:train --batch-size 16 --accumulation-steps 4 --save a.json", 4),
 }
 BEFORE = (  # in the shell, before the command
     *("ulimit -n 8", "ulimit -n 12", "ulimit -n 20", "ulimit -n 40"),
@@ -43,7 +43,7 @@ BEFORE = (  # in the shell, before the command
     *("mkdir -p 'a b/ü'; cp loop.py 'a b/ü'; cd 'a b/ü'", "mkdir $'\\xff'; cp loop.py $'\\xff'; cd $'\\xff'"),
     *("touch r", "ln -s r r", "ln -s $PWD/not/there r", "ln -s /proc r"),
     *("mkfifo r", "mkdir -p r; touch r/single", "touch o", "ln -s o o"),
-    *("mkdir -p r/single/x; touch r/.sweeps", "mkdir o; touch o/figures o/audits", "mkdir a.html", "ln -s /dev/full a.html"),
+    *("mkdir -p r/single/x; touch r/.sweeps", "mkdir o; touch o/figures o/audits", "mkdir a.json", "ln -s /dev/full a.json"),
     *("export TMPDIR=$PWD/not/there",),
     *("export TMPDIR=$PWD/$(printf 'x%.0s' $(seq 110)); mkdir -p $TMPDIR", "touch t; export TMPDIR=$PWD/t"),
     *("export TMPDIR=", "mkdir $'t\\xff'; export TMPDIR=$PWD/$'t\\xff'"),

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.nn import functional
 
-from accumulation_harness.audit.evidence import Run
+from accumulation_harness.audit.evidence import Layer, Run
 from accumulation_harness.audit.observe.patches import Place, Wrap
 
 RECURRENT = (nn.RNN, nn.LSTM, nn.GRU)  # they drop out between their layers, in one operation
@@ -38,7 +38,7 @@ class Layers:
     ) -> Any:
         if training and p > 0:
             self.run.dropout_calls += 1
-            if "dropout" in self.disabled:
+            if Layer.dropout in self.disabled:
                 return input
         return original(input, p, training, *args, **kwargs)
 
@@ -48,7 +48,7 @@ class Layers:
             return original(module, *args, **kwargs)
         self.run.dropout_calls += 1
         try:
-            module.dropout = 0.0 if "dropout" in self.disabled else p
+            module.dropout = 0.0 if Layer.dropout in self.disabled else p
             return original(module, *args, **kwargs)
         finally:
             module.dropout = p
@@ -58,7 +58,7 @@ class Layers:
         p = listed[4] if len(listed) > 4 else kwargs.get("dropout_p", 0.0)
         if p > 0:
             self.run.dropout_calls += 1
-            if "dropout" in self.disabled:
+            if Layer.dropout in self.disabled:
                 if len(listed) > 4:
                     listed[4] = 0.0
                 else:
@@ -70,7 +70,7 @@ class Layers:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         if given.get("training"):
             self.run.norm_calls += 1
-            if "batch_norm" in self.disabled:
+            if Layer.batch_norm in self.disabled:
                 return original(**_with_fixed_statistics(given))
         return original(*args, **kwargs)
 

@@ -3,24 +3,44 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from accumulation_harness.audit.compare.facts import Facts, StepFacts
 from accumulation_harness.audit.evidence import Finding
 from accumulation_harness.audit.report.subject import Subject
+from accumulation_harness.enums import StrEnum
 from accumulation_harness.judge.cause import Cause
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Status = Literal["equivalent", "different", "inconclusive"]
+
+class Status(StrEnum):
+    """What was concluded, of a run or of an arm."""
+
+    equivalent = "equivalent"
+    different = "different"
+    inconclusive = "inconclusive"
+
+
 COLUMNS = (
     *("accumulation_steps", "arithmetic", "optimizer", "optimizer_step", "tensor", "distance", "scale", "cosine", "gate"),
     *("update_distance", "learning_rate", "reference_learning_rate", "micro_batches", "equivalent"),
 )
+
+
+class Problem(str):
+    """Why something could not be judged; said of one number of accumulation steps, or (None) of all."""
+
+    accumulation_steps: int | None
+
+    def __new__(cls, what: str, accumulation_steps: int | None = None) -> Problem:
+        """The sentence, which begins with the number of accumulation steps."""
+        made = super().__new__(cls, what if accumulation_steps is None else f"N={accumulation_steps}: {what}")
+        made.accumulation_steps = accumulation_steps
+        return made
 
 
 @dataclass(frozen=True)
@@ -71,7 +91,7 @@ class Conclusion:
 
     batch_size: int
     results: tuple[ArmResult, ...]
-    problems: tuple[str, ...]  # why something could not be judged; partial evidence is in `results`
+    problems: tuple[Problem, ...]  # why something could not be judged; partial evidence is in `results`
     hidden: tuple[str, ...]  # what this run could not have shown, and what to change
     subject: Subject | None = None  # None: a function that was handed over in Python
 
@@ -107,25 +127,24 @@ class Conclusion:
     def status(self) -> Status:
         """`inconclusive` when nothing was found, and not everything could be judged."""
         if self.findings:
-            return "different"
-        return "equivalent" if self.equivalent else "inconclusive"
+            return Status.different
+        return Status.equivalent if self.equivalent else Status.inconclusive
 
     @property
     def exit_code(self) -> int:
         """Of the command: 0 equivalent, 1 different, 2 could not be judged."""
-        return {"equivalent": 0, "different": 1, "inconclusive": 2}[self.status]
+        return [*Status].index(self.status)
 
-    def problems_of(self, accumulation_steps: int) -> tuple[str, ...]:
-        """The problems that concern an arm: those of other arms begin with their N, those of N=1 concern all."""
-        begins = [(problem, re.match(r"N=(\d+):", problem)) for problem in self.problems]
-        return tuple(problem for problem, n in begins if n is None or int(n[1]) in (1, accumulation_steps))
+    def problems_of(self, accumulation_steps: int) -> tuple[Problem, ...]:
+        """The problems that concern an arm: its own, and those of N=1, which are of all."""
+        return tuple(problem for problem in self.problems if problem.accumulation_steps in (None, 1, accumulation_steps))
 
     def status_of(self, arm: ArmResult) -> Status:
         """Of one arm in one arithmetic."""
-        return "different" if arm.findings else self._status_without_findings(arm)
+        return Status.different if arm.findings else self._status_without_findings(arm)
 
     def _status_without_findings(self, arm: ArmResult) -> Status:
-        return "inconclusive" if self.problems_of(arm.accumulation_steps) else "equivalent"
+        return Status.inconclusive if self.problems_of(arm.accumulation_steps) else Status.equivalent
 
     @property
     def lines(self) -> Iterator[Line]:

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from accumulation_harness.audit.report.conclusion import Conclusion
+from accumulation_harness.audit.report.conclusion import Conclusion, Status
 from accumulation_harness.audit.report.markdown import LEGEND, block, code, escaped, found, listed, table
 from accumulation_harness.audit.report.remedies import remedy
 from accumulation_harness.audit.report.reproduction import NAME, Reproduction, reproduction
@@ -44,10 +44,10 @@ def text(conclusion: Conclusion, reproduced: Reproduction | None) -> str:
 
 def _title(conclusion: Conclusion, subject: Subject) -> str:
     function = code(subject.train.function)
-    if conclusion.status == "different":
+    if conclusion.status is Status.different:
         causes = ", ".join(code(cause) for cause in conclusion.causes)
         return f"Gradient accumulation changes what {function} computes: {causes}"
-    if conclusion.status == "equivalent":
+    if conclusion.status is Status.equivalent:
         return f"No fault found: {function} computes the same with and without gradient accumulation"
     return f"It could not be judged whether gradient accumulation changes what {function} computes"
 
@@ -65,9 +65,9 @@ def _summary(conclusion: Conclusion, reproduced: Reproduction | None) -> Iterato
         f"{code(subject.name)} was run with {baseline} per optimizer step, and with the same samples cut into micro-batches "
         f"({', '.join(sizes)}){ranks}. Both must be the same computation, up to rounding."
     )
-    if conclusion.status == "equivalent":
+    if conclusion.status is Status.equivalent:
         yield "They are: every gradient and every update agreed within what rounding was measured to explain in this function."
-    elif conclusion.status == "inconclusive":
+    elif conclusion.status is Status.inconclusive:
         yield "Whether they are could not be judged; what follows is no evidence of a fault, nor of its absence."
     else:
         yield f"They are not. {_difference(conclusion, reproduced)}"
@@ -99,7 +99,7 @@ def _to_reproduce(conclusion: Conclusion, subject: Subject, reproduced: Reproduc
                 f"The audit saw {short(reproduced.difference.expected)}. Where runs have diverged it puts both on the same "
                 "weights before each step, and compares movements without what rounding alone moves; the script does not."
             )
-    elif conclusion.status == "different":
+    elif conclusion.status is Status.different:
         yield "There is no script without this tool: what was found does not show in one that watches the optimizer alone."
     yield f"With this tool: {code(subject.command)}"
 

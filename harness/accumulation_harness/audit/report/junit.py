@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
-from accumulation_harness.audit.report.conclusion import ArmResult, Conclusion
+from accumulation_harness.audit.report.conclusion import ArmResult, Conclusion, Problem
 from accumulation_harness.audit.report.remedies import remedy
 
 NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # what XML 1.0 has no character for
@@ -53,10 +53,10 @@ def _cases(conclusion: Conclusion) -> Iterator[Element]:
     asked = () if conclusion.subject is None else sorted({*conclusion.subject.accumulation_steps} - {1})
     missing = [n for n in asked if n not in ran]
     for n in missing:
-        problems = conclusion.problems_of(n) or ("there is no result",)
+        problems = conclusion.problems_of(n) or (Problem("there is no result"),)
         yield _add(_case(conclusion, f"N={n}, as trained"), "error", "inconclusive", problems[0], "\n".join(problems))
     if not ran and not missing:
-        problems = conclusion.problems or ("there is no result",)
+        problems = conclusion.problems or (Problem("there is no result"),)
         yield _add(_case(conclusion, "audit"), "error", "inconclusive", problems[0], "\n".join(problems))
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from accumulation_harness.audit.formats import Format, format_of
-from accumulation_harness.audit.report import json_document, junit, markdown, page, sarif, terminal
+from accumulation_harness.audit.report import json_document, junit, markdown, sarif, terminal
 from accumulation_harness.audit.report.conclusion import Conclusion
+from accumulation_harness.audit.request import Format, format_of
 from accumulation_harness.results.record import write_atomically
 
 TELLERS: Mapping[Format, Callable[[Conclusion], str]] = {
@@ -18,7 +18,6 @@ TELLERS: Mapping[Format, Callable[[Conclusion], str]] = {
     "markdown": markdown.text,
     "junit": junit.text,
     "sarif": sarif.text,
-    "html": page.text,
 }
 
 
@@ -36,10 +35,6 @@ class Report(Conclusion):
     def to_json(self) -> str:
         """Strict JSON: a non-finite number is written as null."""
         return self.told("json")
-
-    def to_html(self) -> str:
-        """One self-contained page."""
-        return self.told("html")
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write in the format of the path's ending, whole or not at all. Raises ValueError for another ending."""

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from accumulation_harness.audit.evidence import Finding
-from accumulation_harness.audit.report.conclusion import Conclusion
+from accumulation_harness.audit.report.conclusion import Conclusion, Status
 from accumulation_harness.audit.report.subject import TOOL, Subject
 from accumulation_harness.audit.report.values import plain
 from accumulation_harness.judge.cause import MEANINGS, Cause
@@ -31,7 +31,7 @@ def text(conclusion: Conclusion) -> str:
         "columnKind": "unicodeCodePoints",
         "invocations": [
             {
-                "executionSuccessful": conclusion.status != "inconclusive",
+                "executionSuccessful": conclusion.status is not Status.inconclusive,
                 "exitCode": conclusion.exit_code,
                 "toolExecutionNotifications": [
                     *(_notification("error", line, where) for line in conclusion.problems),
