@@ -49,7 +49,7 @@ def hits(source: Source) -> Iterator[Hit]:
 
 def is_clip(call: ast.Call) -> bool:
     """Whether gradients are clipped; with an infinite bound their norm is only measured."""
-    bounds = {ast.unparse(node).strip("'\"") for node in ast.walk(call) if isinstance(node, (ast.Attribute, ast.Constant))}
+    bounds = {ast.unparse(node).strip("'\"") for node in words.inside(call, (ast.Attribute, ast.Constant))}
     return words.last(call.func) in words.CLIPS and not bounds & {"inf", "math.inf", "torch.inf", "np.inf"}
 
 
@@ -141,7 +141,7 @@ def _clip_before_division(window: Window) -> Iterator[Hit]:
 def _skipped(window: Window) -> Iterator[Hit]:
     """A micro-batch with a non-finite loss is passed over, and the rest of its window goes on."""
     for test, _ in window.scope.tests(window.backwards[0], window.loop):
-        if OF_FINITENESS & {words.last(call.func) for call in ast.walk(test.test) if isinstance(call, ast.Call)}:
+        if OF_FINITENESS & {words.last(call.func) for call in words.inside(test.test, ast.Call)}:
             sentence = "a micro-batch that is not finite is left out, and its window goes on without it"
             yield Hit.at(test.test, Cause.non_finite_micro_batch, sentence)
 

@@ -20,7 +20,7 @@ def hits(source: Source) -> Iterator[Hit]:
     """Yield the first loss of each such forward that is a mean over the micro-batch."""
     if "labels" not in source.text:
         return
-    classes = {node.name: node for node in ast.walk(source.tree) if isinstance(node, ast.ClassDef)}
+    classes = {node.name: node for node in words.inside(source.tree, ast.ClassDef)}
     for node in classes.values():
         family = list(with_bases(node, classes))
         bases = {words.last(base) for one in family for base in one.bases}
@@ -31,7 +31,7 @@ def hits(source: Source) -> Iterator[Hit]:
 
 
 def _is_flagged(node: ast.ClassDef) -> bool:
-    return any(isinstance(one, ast.Name) and one.id == FLAG for one in ast.walk(node))
+    return FLAG in words.names(node)
 
 
 def _hits(source: Source, method: ast.FunctionDef) -> Iterator[Hit]:
@@ -49,9 +49,7 @@ def _hits(source: Source, method: ast.FunctionDef) -> Iterator[Hit]:
 
 def names_in(node: ast.AST) -> set[str]:
     """Return the names and strings inside a node."""
-    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)} | {
-        one.value for one in ast.walk(node) if isinstance(one, ast.Constant) and isinstance(one.value, str)
-    }
+    return words.names(node) | {one.value for one in words.inside(node, ast.Constant) if isinstance(one.value, str)}
 
 
 def _is_loss(source: Source, call: ast.Call) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -37,14 +37,18 @@ class Loss:
         """The divisors that name the number of micro-batches."""
         return [divisor for divisor in self.divisors if words.accumulates(divisor)]
 
-    def add(self, other: Loss) -> None:
-        """Take another addend's into this one's."""
-        self.kinds |= other.kinds
-        self.divisors += other.divisors
-        self.leaves += other.leaves
-        self.scaled |= other.scaled
-        self.uneven |= other.uneven
-        self.padded |= other.padded
+    @classmethod
+    def of(cls, addends: Iterable[Loss]) -> Loss:
+        """Return that of several addends."""
+        total = cls()
+        for other in addends:
+            total.kinds |= other.kinds
+            total.divisors += other.divisors
+            total.leaves += other.leaves
+            total.scaled |= other.scaled
+            total.uneven |= other.uneven
+            total.padded |= other.padded
+        return total
 
 
 def differentiated(call: ast.Call) -> ast.expr | None:
@@ -74,7 +78,7 @@ class Follower:
             case ast.UnaryOp():
                 return self.loss(node.operand, seen)
             case ast.IfExp():
-                return self._any([node.body, node.orelse], seen)
+                return Loss.of(self.loss(one, seen) for one in (node.body, node.orelse))
             case ast.Name() | ast.Attribute() | ast.Subscript():
                 return self._named(node, seen)
             case ast.Call():
@@ -86,7 +90,7 @@ class Follower:
         loss.uneven = False
         if loss.kinds == {"sum"} and (_is_sum(by) or self._counts_rows(by)):  # a mean, written out
             loss.kinds, loss.padded = {"mean"}, loss.padded or "mask" in ast.unparse(by)
-        elif not _is_plain_number(by):
+        elif not isinstance(by, ast.Constant):  # as in `loss / 2`
             loss.divisors.append(by)
         return loss
 
@@ -113,21 +117,13 @@ class Follower:
     def _sum(self, nodes: list[ast.expr], seen: frozenset[ast.AST]) -> Loss:
         nodes = [node for node in nodes if not isinstance(node, ast.Constant)]
         parts = [self.loss(node, seen) for node in nodes]
-        total = Loss()
-        for part in parts:
-            total.add(part)
+        total = Loss.of(parts)
         for part, node in zip(parts, nodes, strict=True):
             if not part.divisors and not part.scaled:
                 others = [other for other in parts if other is not part and other.divisors]
                 of_weights = ".parameters()" in ast.unparse(node) or ".weight" in ast.unparse(node)
                 told = bool(part.kinds & {"mean", "model", "sum"}) and any(other.by_number for other in others)
                 total.uneven |= told or (of_weights and bool(others))
-        return total
-
-    def _any(self, nodes: list[ast.expr], seen: frozenset[ast.AST]) -> Loss:
-        total = Loss()
-        for node in nodes:
-            total.add(self.loss(node, seen))
         return total
 
     def _named(self, node: ast.Name | ast.Attribute | ast.Subscript, seen: frozenset[ast.AST]) -> Loss:
@@ -137,10 +133,7 @@ class Follower:
         if not given:
             field_of_outputs = (words.last(node) == "loss" and isinstance(node, ast.Attribute)) or "'loss'" in name
             return Loss({"model" if field_of_outputs else "unknown"}, leaves=[node])
-        total = Loss()
-        for one in given:
-            total.add(self._given(one, seen | {one}))
-        return total
+        return Loss.of(self._given(one, seen | {one}) for one in given)
 
     def _given(self, one: ast.stmt | ast.withitem, seen: frozenset[ast.AST]) -> Loss:
         if isinstance(one, ast.withitem):
@@ -176,10 +169,7 @@ class Follower:
             return _by_arguments(node, node)
         losses = [call for call in made_by if words.last(call.func).endswith("loss")]
         if losses:
-            total = Loss()
-            for call in losses:
-                total.add(_by_arguments(call, node))
-            return total
+            return Loss.of(_by_arguments(call, node) for call in losses)
         reductions = [keyword.value for keyword in node.keywords if keyword.arg == "reduction"] + node.args
         told = {one.value for one in reductions if isinstance(one, ast.Constant)} & {"mean", "sum"}
         if told:
@@ -202,12 +192,7 @@ def _by_arguments(call: ast.Call, leaf: ast.expr) -> Loss:
 
 def _is_sum(node: ast.expr) -> bool:
     """Whether it ends in `.sum()`, perhaps with a guard against 0."""
-    return any(isinstance(inner, ast.Call) and words.last(inner.func) == "sum" for inner in ast.walk(node))
-
-
-def _is_plain_number(node: ast.expr) -> bool:
-    """Whether a divisor is a number that stands in the text, as in `loss / 2`."""
-    return isinstance(node, ast.Constant)
+    return any(words.last(inner.func) == "sum" for inner in words.inside(node, ast.Call))
 
 
 def _better(first: Loss, second: Loss) -> bool:

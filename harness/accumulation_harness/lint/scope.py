@@ -70,9 +70,11 @@ class Scope:
 
     def excluded(self, one: ast.AST, other: ast.AST) -> bool:
         """Whether two nodes are in the two branches of an `if`, so that only one of them runs."""
-        branches = {parent: child in parent.body for child, parent in self.above(one) if isinstance(parent, ast.If)}
-        there = {parent: child in parent.body for child, parent in self.above(other) if isinstance(parent, ast.If)}
-        return any(there[branch] is not answer for branch, answer in branches.items() if branch in there)
+        here, there = (
+            {parent: child in parent.body for child, parent in self.above(node) if isinstance(parent, ast.If)}
+            for node in (one, other)
+        )
+        return any(there[branch] is not here[branch] for branch in here.keys() & there.keys())
 
     def values(self, name: str, before: int, within: ast.AST | None = None) -> list[ast.stmt | ast.withitem]:
         """Return the statements above a line that give a name (`loss`, `self.loss`) a value."""
@@ -97,8 +99,12 @@ def dotted_target(target: ast.AST | None, name: str) -> bool:
 
 def stored(loop: ast.AST) -> set[str]:
     """Return the names that change while a loop runs."""
-    names = {node.id for node in own(loop) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    return names | {node.attr for node in own(loop) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
+    names = set()
+    for node in own(loop):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                names.add(name)
+    return names
 
 
 def scopes(tree: ast.Module) -> Iterator[Scope]:

@@ -58,8 +58,8 @@ class Source:
     def made(self) -> dict[str, list[ast.Call]]:
         """The calls whose result is given to a name (`criterion`, `self.criterion`), by its last identifier."""
         found: dict[str, list[ast.Call]] = {}
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+        for node in words.inside(self.tree, ast.Assign):
+            if isinstance(node.value, ast.Call):
                 for target in node.targets:
                     found.setdefault(words.last(target), []).append(node.value)
         return found

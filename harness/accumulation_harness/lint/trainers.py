@@ -19,7 +19,7 @@ def hits(source: Source) -> Iterator[Hit]:
     """Yield each `compute_loss` that returns a mean over the micro-batch and does not say so."""
     if "compute_loss" not in source.text:
         return
-    classes = {node.name: node for node in ast.walk(source.tree) if isinstance(node, ast.ClassDef)}
+    classes = {node.name: node for node in words.inside(source.tree, ast.ClassDef)}
     for node in classes.values():
         if is_trainer(node, classes):
             flagged = any(_sets_flag(one) or _has_own_step(one) for one in with_bases(node, classes))
@@ -59,8 +59,8 @@ def _is_own_mean(method: ast.FunctionDef) -> bool:
         return False  # another signature: no Trainer since 4.46 calls it
     body = ast.Module(method.body, [])
     rest = {method.args.kwarg.arg} if method.args.kwarg else set()
-    used = {node.id for node in ast.walk(body) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    returns = any(isinstance(node, ast.Return) and node.value is not None for node in ast.walk(body))
+    used = {node.id for node in words.inside(body, ast.Name) if isinstance(node.ctx, ast.Load)}
+    returns = any(node.value is not None for node in words.inside(body, ast.Return))
     return returns and _is_of_language_model(body) and COUNT not in used and not rest & used and not words.accumulates(body)
 
 
@@ -69,10 +69,9 @@ def _is_of_language_model(body: ast.Module) -> bool:
 
     What other models return as their loss may be right: where their forward takes no **kwargs, a Trainer divides.
     """
-    nodes = list(ast.walk(body))
-    labels = any(isinstance(node, ast.Constant) and node.value == "labels" for node in nodes)
+    labels = any(node.value == "labels" for node in words.inside(body, ast.Constant))
     logits = any("logits" in name for name in words.identifiers(body))
-    own = any(isinstance(node, ast.Call) and words.last(node.func) == "compute_loss" for node in nodes)
+    own = any(words.last(node.func) == "compute_loss" for node in words.inside(body, ast.Call))
     return own or (logits and labels)
 
 
@@ -82,8 +81,5 @@ def _has_own_step(node: ast.ClassDef) -> bool:
 
 
 def _sets_flag(node: ast.ClassDef) -> bool:
-    return any(
-        (isinstance(inner, ast.Attribute) and inner.attr in FLAGS and isinstance(inner.ctx, ast.Store))
-        or (isinstance(inner, ast.Name) and inner.id in FLAGS and isinstance(inner.ctx, ast.Store))
-        for inner in ast.walk(node)
-    )
+    named = (one for one in ast.walk(node) if isinstance(one, (ast.Name, ast.Attribute)))
+    return any(isinstance(one.ctx, ast.Store) and words.last(one) in FLAGS for one in named)

@@ -32,7 +32,7 @@ class Window:
     def targets(self) -> set[str]:
         """Names that the loop gives a new value for each micro-batch."""
         target = self.loop.target if isinstance(self.loop, (ast.For, ast.AsyncFor)) else ast.Pass()
-        return {node.id for node in ast.walk(target) if isinstance(node, ast.Name)}
+        return words.names(target)
 
     @property
     def named(self) -> bool:
@@ -84,11 +84,9 @@ def is_boundary(test: ast.expr) -> bool:
 
     `n > 1` asks for a setting only.
     """
-    if any(isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) for node in ast.walk(test)):
+    if _number(test) is not None or any(map(words.BOUNDARY.search, words.identifiers(test))):
         return True
-    if any(map(words.BOUNDARY.search, words.identifiers(test))):
-        return True
-    compared = [node for node in ast.walk(test) if isinstance(node, ast.Compare) and words.accumulates(node)]
+    compared = filter(words.accumulates, words.inside(test, ast.Compare))
     return any(not isinstance(one, ast.Constant) for node in compared for one in node.comparators)
 
 
@@ -105,10 +103,8 @@ def reaches_all(scope: Scope, call: ast.AST, loop: Body) -> bool:
     """Whether each micro-batch reaches a call: only settings, which no iteration changes, may stand between."""
     changing = stored(loop)
     for test, _ in scope.tests(call, loop):
-        inside = list(ast.walk(test.test))
-        seen = {node.id for node in inside if isinstance(node, ast.Name)}
-        seen |= {node.attr for node in inside if isinstance(node, ast.Attribute)}
-        varies = bool(seen & changing) or any(isinstance(node, ast.Call) for node in inside)
+        seen = words.names(test.test) | {node.attr for node in words.inside(test.test, ast.Attribute)}
+        varies = bool(seen & changing) or any(words.inside(test.test, ast.Call))
         if varies or is_boundary(test.test) or words.accumulates(test.test):
             return False
     return True
@@ -122,7 +118,7 @@ def _guard(scope: Scope, call: ast.Call, loop: Body) -> ast.expr | None:
 
 def _number(boundary: ast.expr) -> ast.expr | None:
     """Return `n` of `(i + 1) % n`."""
-    return next((node.right for node in ast.walk(boundary) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod)), None)
+    return next((node.right for node in words.inside(boundary, ast.BinOp) if isinstance(node.op, ast.Mod)), None)
 
 
 def _parted(scope: Scope, loop: Body) -> tuple[tuple[ast.Call, ...], tuple[ast.Call, ...]]:
@@ -181,8 +177,7 @@ def is_over_micro_batches(scope: Scope, loop: Loop) -> bool:
     outer = scope.loop(loop)
     if not isinstance(outer, ast.For) or not words.accumulates(outer.iter):
         return False
-    targets = {node.id for node in ast.walk(outer.target) if isinstance(node, ast.Name)}
-    return bool(targets & {node.id for node in ast.walk(header) if isinstance(node, ast.Name)})
+    return not words.names(outer.target).isdisjoint(words.names(header))
 
 
 def _under_accumulate(scope: Scope) -> Iterator[Window]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from typing import TypeVar
 
 ACCUMULATION = re.compile(
     r"accum|grad_acc|(^|_)(micro_?batch(es)?|micro_?steps?|gas)$|num_micro|n_micro|update_freq|update_every|iter_size"
@@ -28,6 +29,19 @@ MEAN_LOSSES = {
     "cross_entropy", "mse_loss", "l1_loss", "nll_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
     "binary_cross_entropy_with_logits", "cosine_embedding_loss", "ctc_loss", "gaussian_nll_loss",
 }  # fmt: skip
+
+
+Node = TypeVar("Node", bound=ast.AST)
+
+
+def inside(node: ast.AST, kinds: type[Node] | tuple[type[Node], ...]) -> Iterator[Node]:
+    """Yield a node and those below it, of these kinds."""
+    return (one for one in ast.walk(node) if isinstance(one, kinds))
+
+
+def names(node: ast.AST) -> set[str]:
+    """Return the variables inside a node."""
+    return {one.id for one in inside(node, ast.Name)}
 
 
 def dotted(node: ast.AST | None) -> str:
@@ -55,12 +69,9 @@ def receiver(call: ast.Call) -> ast.expr | None:
 def identifiers(node: ast.AST) -> Iterator[str]:
     """Yield every identifier and every string key inside an expression, in lower case."""
     for inner in ast.walk(node):
-        if isinstance(inner, ast.Name):
-            yield inner.id.lower()
-        elif isinstance(inner, ast.Attribute):
-            yield inner.attr.lower()
-        elif isinstance(inner, ast.Subscript) and isinstance(inner.slice, ast.Constant):
-            yield str(inner.slice.value).lower()
+        match inner:
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.Subscript(slice=ast.Constant(value=name)):
+                yield str(name).lower()
 
 
 def accumulates(node: ast.AST | None) -> bool:
