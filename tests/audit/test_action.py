@@ -21,6 +21,7 @@ PYTHON = """\
 #!/bin/bash
 if [ "$1 $2" = "-m pip" ]; then printf '%s\\n' "$@" > "$NOTED"; else exec "{python}" "$@"; fi
 """
+COMMAND = '#!/bin/bash\nexec "{python}" -m accumulation_harness "$@"\n'
 SHELL = ("bash", "--noprofile", "--norc", "-eo", "pipefail")  # what `shell: bash` stands for
 
 
@@ -55,8 +56,9 @@ class Job:
     def _surroundings(self) -> dict[str, str]:
         tools = self.folder / "bin"
         tools.mkdir(exist_ok=True)
-        (tools / "python").write_text(PYTHON.format(python=sys.executable))
-        (tools / "python").chmod(0o755)
+        for name, script in (("python", PYTHON), ("accumulation-harness", COMMAND)):
+            (tools / name).write_text(script.format(python=sys.executable))
+            (tools / name).chmod(0o755)
         github = {"ACTIONS": "true", "WORKSPACE": str(self.folder), "OUTPUT": str(self.output), "STEP_SUMMARY": str(self.summary)}
         return {
             **os.environ,

@@ -60,7 +60,7 @@ def test_the_command_says_and_saves(tmp_path: Path, capfd: pytest.CaptureFixture
     saved = tmp_path / "a.json"
     assert main([WRONG, *SIZES, "--save", str(saved)]) == 1
     out = capfd.readouterr().out
-    assert "docs/remedies.md#mean_of_means" in out and f"saved {saved}" in out
+    assert "remedies.md#mean_of_means" in out and f"saved {saved}" in out
     read = json.loads(saved.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert read["status"] == "different" and len(read["findings"][0]["evidence"]["right_weights"]) == 4
 

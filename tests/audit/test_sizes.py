@@ -173,7 +173,7 @@ def test_a_run_follows_another_one_by_all_its_elements() -> None:
 
 def test_a_disk_without_room_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "accumulation_harness.audit.observe.stored.tempfile.TemporaryFile",
+        "accumulation_harness.audit.observe.sample.tempfile.TemporaryFile",
         lambda: open("/dev/full", "r+b", buffering=0),  # noqa: SIM115
     )
     report = audit(right_loops.sgd_mean_over_window, batch_size=16, accumulation_steps=(4,))

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from accumulation_harness import plan, studies
-from accumulation_harness.audit.observe.stored import Store
+from accumulation_harness.audit.observe.sample import Store
 from accumulation_harness.audit.session import audit
 from accumulation_harness.config import (
     Data,

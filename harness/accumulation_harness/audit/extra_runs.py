@@ -10,9 +10,8 @@ from typing import Any
 from accumulation_harness.audit.compare.comparison import ShapeError, facts
 from accumulation_harness.audit.compare.facts import Facts, Probe, StepFacts
 from accumulation_harness.audit.compare.floors import COARSE_GATE, Floor
-from accumulation_harness.audit.compare.nulls import not_rounding
 from accumulation_harness.audit.compare.probes import rows, separated, terms
-from accumulation_harness.audit.compare.vacuity import nothing_compared
+from accumulation_harness.audit.compare.vacuity import not_rounding, nothing_compared
 from accumulation_harness.audit.evidence import FLOAT32, Finding, Intervention, Layer, Run
 from accumulation_harness.audit.family import Family, Runs
 from accumulation_harness.audit.observe.live import KEPT

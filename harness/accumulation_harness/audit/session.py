@@ -14,10 +14,8 @@ from accumulation_harness.audit.allowed import with_allowed
 from accumulation_harness.audit.compare.comparison import ShapeError, facts
 from accumulation_harness.audit.compare.facts import Facts
 from accumulation_harness.audit.compare.floors import COARSE_GATE, Floor
-from accumulation_harness.audit.compare.nulls import not_rounding
-from accumulation_harness.audit.compare.resumed import stitched
-from accumulation_harness.audit.compare.vacuity import nothing_compared
-from accumulation_harness.audit.compare.windows import distance
+from accumulation_harness.audit.compare.vacuity import not_rounding, nothing_compared
+from accumulation_harness.audit.compare.windows import distance, stitched
 from accumulation_harness.audit.evidence import Intervention, Run
 from accumulation_harness.audit.extra_runs import ExtraRuns, explained
 from accumulation_harness.audit.family import Family, Progress, Runs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from accumulation_harness.audit.report import Status
+from accumulation_harness.audit.report.remedies import Status
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.watch.evidence import Finding, Rung
 from accumulation_harness.watch.judge import Judge

@@ -9,7 +9,7 @@ from typing import TextIO
 
 import numpy as np
 
-from accumulation_harness.audit.report import remedy
+from accumulation_harness.audit.report.remedies import remedy
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.watch.calls import doubtful, is_moved, misplaced, same_labels
 from accumulation_harness.watch.evidence import Finding, Remark, Rung, Window

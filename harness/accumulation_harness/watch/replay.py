@@ -12,15 +12,68 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from accumulation_harness.judge.cause import Cause
-from accumulation_harness.watch.batches import Batches
+from accumulation_harness.judge.cause import MEANINGS, Cause
 from accumulation_harness.watch.evidence import Finding, Rung, Sketch
 from accumulation_harness.watch.heads import Heads
 from accumulation_harness.watch.sketch import WIDTH
 from accumulation_harness.watch.track import Sketched, Track
 from accumulation_harness.watch.weights import alike, near
+
+
+class Batches:
+    """By reference; of a forward that was called with keywords alone, their mapping."""
+
+    def __init__(self, *, keep: bool) -> None:
+        self.keep, self.paused = keep, False
+        self.window: list[Any] = []
+        self._handed: list[Any] = []
+        self._seen: list[Any] = []
+
+    def hand_over(self, batch: Any) -> None:
+        """The loop hands the batch of the next backward over."""
+        if self.keep and not self.paused:
+            self._handed.append(batch)
+
+    def see(self, args: Any, kwargs: Any) -> None:
+        """The model was called so."""
+        if self.keep and not self.paused:
+            self._seen.append(dict(kwargs) if kwargs and not args else args[0] if len(args) == 1 and not kwargs else args)
+
+    def end(self, *, reached: bool) -> None:
+        """A backward has ended; what was handed over comes before what was seen."""
+        if reached:
+            self.window.extend(self._handed or self._seen)
+        self._handed, self._seen = [], []
+
+    def forget(self) -> None:
+        """The window has ended."""
+        self.window = []
+
+
+def properties(model: nn.Module, *, draws: bool = False) -> dict[Cause, str]:
+    """Cause -> a sentence with the layers that have it; `draws`: whether a forward has drawn random numbers."""
+    norms = [name for name, layer in model.named_modules() if _normalises(layer) and layer.training]
+    drops = [name for name, layer in model.named_modules() if _drops(layer)]
+    drops = drops or ["its forward draws random numbers"] * draws
+    found = {}
+    for cause, names in ((Cause.batch_statistics, norms), (Cause.stochastic_layers, drops)):
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            found[cause] = f"a property of the model ({names[0] or type(model).__name__}{more}): {MEANINGS[cause].sentence}"
+    return found
+
+
+def _normalises(layer: nn.Module) -> bool:
+    return isinstance(layer, _BatchNorm) or (isinstance(layer, _InstanceNorm) and layer.track_running_stats)
+
+
+def _drops(layer: nn.Module) -> bool:
+    probability = getattr(layer, "p", 0) if isinstance(layer, nn.modules.dropout._DropoutNd) else getattr(layer, "dropout", 0)
+    return layer.training and isinstance(probability, (int, float)) and 0 < probability < 1
+
 
 Loss = Callable[[nn.Module, Any], Any]
 ROUNDING = 16.0  # floors that a distance may be

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from accumulation_harness.audit.report import Status, remedy
+from accumulation_harness.audit.report.remedies import Status, remedy
 from accumulation_harness.judge.cause import MEANINGS, Cause
 from accumulation_harness.packages import version
 from accumulation_harness.results.record import write_atomically

@@ -18,15 +18,13 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
 
 from accumulation_harness.audit.observe.patches import Patches
-from accumulation_harness.audit.report import Status
-from accumulation_harness.watch.batches import Batches
+from accumulation_harness.audit.report.remedies import Status
 from accumulation_harness.watch.calls import laid_out
 from accumulation_harness.watch.conclusion import concluded
 from accumulation_harness.watch.evidence import Call
 from accumulation_harness.watch.heads import Heads
 from accumulation_harness.watch.judge import Judge
-from accumulation_harness.watch.properties import properties
-from accumulation_harness.watch.replay import Loss, Replay, in_a_group
+from accumulation_harness.watch.replay import Batches, Loss, Replay, in_a_group, properties
 from accumulation_harness.watch.report import Report
 from accumulation_harness.watch.slopes import is_transforming
 from accumulation_harness.watch.track import Hook, Sketched, Track, versions

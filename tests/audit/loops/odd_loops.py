@@ -188,7 +188,7 @@ WRONG: dict[Loop, set[str]] = {
     pulled_back_after_the_step: {"unexplained"},
     root_of_the_own_mean: {"normaliser_depends_on_split"},
     mixed_with_own_frequencies: {"unexplained"},
-    carried_state: {"unexplained"},
+    carried_state: {"stateful_forward"},
     signs_added: {"unexplained"},
     body_steps_every_time: {"step_every_micro_batch"},
     weighed_tokens: {"normaliser_depends_on_split"},

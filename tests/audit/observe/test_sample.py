@@ -12,13 +12,13 @@ from torch import Tensor
 
 from accumulation_harness.audit.observe.sample import (
     SUMMED,
+    Store,
     all_finite,
     largest,
     sample_of,
     signed_sums,
     size_of,
 )
-from accumulation_harness.audit.observe.stored import Store
 from accumulation_harness.audit.observe.tensors import vector
 
 SIZES = (1, 30, 500, 4096, 300_000, 90_000)

@@ -1,15 +1,54 @@
-"""Layers that see more than their own sample, or draw random numbers: counted, and disabled where the intervention says so."""
+"""Layers that couple samples or draw random numbers, counted and disabled; and operations that round once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from accumulation_harness.audit.evidence import Layer, Run
 from accumulation_harness.audit.observe.patches import Place, Wrap
+
+
+class RoundedOnce(TorchDispatchMode):
+    """Context in which sums over many positions carry no rounding of their own.
+
+    Moving weights by a rounding does not show that rounding: a sum of many equal numbers errs the same way again. Done as ever is
+    what writes into its arguments, shares memory with them, draws random numbers, is told the type of its result, is no operation
+    of torch's own (collectives), or has no kernel in double precision.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        given = (args, kwargs or {})
+        shared = any(argument.alias_info is not None for argument in func._schema.arguments)
+        other = func.namespace != "aten" or torch.Tag.nondeterministic_seeded in func.tags
+        if shared or other or given[1].get("dtype") is not None or not _all_float32(given):
+            return func(*args, **given[1])
+        wide_args, wide_kwargs = _converted(given, torch.float32, torch.float64)
+        try:
+            return _converted(func(*wide_args, **wide_kwargs), torch.float64, torch.float32)
+        except (RuntimeError, TypeError):
+            return func(*args, **given[1])
+
+
+def _all_float32(values: Any) -> bool:
+    """Whether some floating tensors are given, all of them plain ones in float32."""
+    found: list[Tensor] = []
+    tree_map_only(Tensor, found.append, values)
+    floating = [t for t in found if t.is_floating_point()]
+    plain = all(type(t) in (Tensor, torch.nn.Parameter) and t.layout == torch.strided and not t.is_meta for t in found)
+    return bool(floating) and plain and all(t.dtype == torch.float32 for t in floating)
+
+
+def _converted(values: Any, of: torch.dtype, to: torch.dtype) -> Any:
+    convert: Callable[[Tensor], Tensor] = lambda t: t.to(to) if t.dtype == of else t  # noqa: E731
+    return tree_map_only(Tensor, convert, values)
+
 
 RECURRENT = (nn.RNN, nn.LSTM, nn.GRU)  # they drop out between their layers, in one operation
 DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")

@@ -31,10 +31,18 @@ from accumulation_harness.audit.observe.alive import PLAIN, readable
 from accumulation_harness.audit.observe.foreign import Foreign
 from accumulation_harness.audit.observe.forwards import Forwards
 from accumulation_harness.audit.observe.rank_gradients import LocalGradients
-from accumulation_harness.audit.observe.sample import Sample, all_finite, largest, looked_at, sample_of, signed_sums, size_of
+from accumulation_harness.audit.observe.sample import (
+    Sample,
+    Store,
+    all_finite,
+    largest,
+    looked_at,
+    sample_of,
+    signed_sums,
+    size_of,
+)
 from accumulation_harness.audit.observe.shadows import Averages
 from accumulation_harness.audit.observe.starts import emptied_since, mark, start_of
-from accumulation_harness.audit.observe.stored import Store
 from accumulation_harness.audit.observe.tensors import dense, in_a_group, roundoff
 
 LONGEST = 400  # calls kept per window

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +16,54 @@ import torch
 from torch import Tensor
 
 from accumulation_harness.audit.evidence import Matrix, Vector
-from accumulation_harness.audit.observe.tensors import dense, in_a_group
+from accumulation_harness.audit.observe.tensors import dense, in_a_group, write
 from accumulation_harness.referee.gradients import Elements, norm
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A set of tensors, in their own formats, from a byte of the store's file on."""
+
+    store: Store
+    start: int
+    formats: tuple[torch.dtype, ...]
+
+    def put(self, tensors: Sequence[Tensor]) -> None:
+        """Write the values into tensors of the same sizes."""
+        file = self.store.file
+        file.seek(self.start)
+        for tensor, dtype in zip(tensors, self.formats, strict=True):
+            values = bytearray(file.read(tensor.numel() * dtype.itemsize))
+            if values:
+                write(tensor, torch.frombuffer(values, dtype=dtype))
+
+
+class Store:
+    """A file, made when something is kept, and gone with the last set of tensors in it."""
+
+    @cached_property
+    def file(self) -> IO[bytes]:
+        """It has no name."""
+        file = tempfile.TemporaryFile()  # noqa: SIM115 - it stays open as long as something is kept in it
+        weakref.finalize(self, file.close)
+        return file
+
+    def add(self, tensors: Sequence[Tensor]) -> Stored:
+        """Write these tensors behind those that are there. Raises OSError where there is no room."""
+        try:
+            kept = Stored(self, self.file.seek(0, 2), tuple(tensor.dtype for tensor in tensors))
+            for tensor in tensors:
+                self.file.write(_bytes(dense(tensor)))
+            self.file.flush()
+        except OSError as error:
+            message = f"the audit cannot keep the weights of N=1 in {tempfile.gettempdir()} (TMPDIR): {error.strerror}"
+            raise OSError(error.errno, message) from error
+        return kept
+
+
+def _bytes(tensor: Tensor) -> Any:
+    return tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
 
 WHOLE = 2**17  # elements of a model that is kept whole
 KEPT = 2**16  # elements kept of a larger one: norms are then known to about 1 %, factors and equality as before

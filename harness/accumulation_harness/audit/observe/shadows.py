@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from accumulation_harness.audit.evidence import Copy, Step
 from accumulation_harness.audit.observe.alive import PLAIN, alive, readable
-from accumulation_harness.audit.observe.sample import Sample, looked_at, sample_of
-from accumulation_harness.audit.observe.stored import Store
+from accumulation_harness.audit.observe.sample import Sample, Store, looked_at, sample_of
 from accumulation_harness.audit.observe.tensors import put
 
 OURS = 2  # references to what a shadow alone holds, while they are counted

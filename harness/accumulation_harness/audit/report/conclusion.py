@@ -9,20 +9,37 @@ from typing import TYPE_CHECKING, Any
 
 from accumulation_harness.audit.compare.facts import Facts, StepFacts
 from accumulation_harness.audit.evidence import Finding
+from accumulation_harness.audit.report.remedies import Status
 from accumulation_harness.audit.report.subject import Subject
-from accumulation_harness.enums import StrEnum
 from accumulation_harness.judge.cause import Cause
+
+
+def short(value: Any) -> str:
+    """Three digits of a number, also in lists.
+
+    >>> short((0.123456, 7, "AdamW"))
+    '0.123, 7, AdamW'
+    """
+    if isinstance(value, (list, tuple)):
+        return ", ".join(short(item) for item in value)
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def plain(value: Any) -> Any:
+    """JSON types; non-finite numbers become None."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if isinstance(value, (bool, int, str)) or value is None else str(value)
+
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-class Status(StrEnum):
-    """What was concluded, of a run or of an arm."""
-
-    equivalent = "equivalent"
-    different = "different"
-    inconclusive = "inconclusive"
 
 
 COLUMNS = (

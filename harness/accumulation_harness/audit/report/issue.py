@@ -6,12 +6,11 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from accumulation_harness.audit.report.conclusion import Conclusion, Status
+from accumulation_harness.audit.report.conclusion import Conclusion, short
 from accumulation_harness.audit.report.markdown import LEGEND, block, code, escaped, found, listed, table
-from accumulation_harness.audit.report.remedies import remedy
+from accumulation_harness.audit.report.remedies import Status, remedy
 from accumulation_harness.audit.report.reproduction import NAME, Reproduction, reproduction
 from accumulation_harness.audit.report.subject import Subject
-from accumulation_harness.audit.report.values import short
 from accumulation_harness.judge.cause import MEANINGS
 from accumulation_harness.results.record import write_atomically
 

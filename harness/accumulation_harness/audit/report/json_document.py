@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from accumulation_harness.audit.report.conclusion import Conclusion
+from accumulation_harness.audit.report.conclusion import Conclusion, plain
 from accumulation_harness.audit.report.remedies import remedy
-from accumulation_harness.audit.report.values import plain
 
 
 def document(conclusion: Conclusion) -> dict[str, Any]:

@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from accumulation_harness.audit.evidence import Finding
-from accumulation_harness.audit.report.conclusion import Conclusion, Line
-from accumulation_harness.audit.report.values import short
+from accumulation_harness.audit.report.conclusion import Conclusion, Line, short
 from accumulation_harness.judge.cause import MEANINGS
 
 HEAD = (

@@ -1,13 +1,22 @@
-"""Where the documentation says what to change: the page is in the package too."""
+"""What audits and watches both say: a status, and where the documentation, which is in the package too, tells what to change."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from accumulation_harness.enums import StrEnum
 from accumulation_harness.judge.cause import Cause
 
 REMEDIES = "docs/remedies.md"
 PAGE = Path(__file__).parents[2] / "remedies.md"
+
+
+class Status(StrEnum):
+    """What was concluded, of a run or of an arm."""
+
+    equivalent = "equivalent"
+    different = "different"
+    inconclusive = "inconclusive"
 
 
 def remedy(cause: Cause) -> str:

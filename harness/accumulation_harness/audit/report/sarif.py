@@ -10,9 +10,9 @@ from typing import Any
 from urllib.parse import quote
 
 from accumulation_harness.audit.evidence import Finding
-from accumulation_harness.audit.report.conclusion import Conclusion, Status
+from accumulation_harness.audit.report.conclusion import Conclusion, plain
+from accumulation_harness.audit.report.remedies import Status
 from accumulation_harness.audit.report.subject import TOOL, Subject
-from accumulation_harness.audit.report.values import plain
 from accumulation_harness.judge.cause import MEANINGS, Cause
 from accumulation_harness.packages import version
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from accumulation_harness.audit.report.conclusion import Conclusion
+from accumulation_harness.audit.report.conclusion import Conclusion, short
 from accumulation_harness.audit.report.remedies import remedy_here
-from accumulation_harness.audit.report.values import short
 from accumulation_harness.judge.cause import MEANINGS
 
 WIDTH = 130

@@ -9,12 +9,20 @@ from itertools import pairwise
 
 from accumulation_harness.audit.compare.facts import Facts, RunFacts, StepFacts
 from accumulation_harness.audit.evidence import Finding
-from accumulation_harness.audit.rules.counters import buffers, counters, counts, reported, shadows, statistics
 from accumulation_harness.audit.rules.finding import UNEQUAL, equal, known_weights, listed
 from accumulation_harness.audit.rules.gradient_rules import explain_step
-from accumulation_harness.audit.rules.schedule import same_rates, schedule
-from accumulation_harness.audit.rules.structure import structure
 from accumulation_harness.audit.rules.weights import growth
+from accumulation_harness.audit.rules.whole_run import (
+    buffers,
+    counters,
+    counts,
+    reported,
+    same_rates,
+    schedule,
+    shadows,
+    statistics,
+    structure,
+)
 from accumulation_harness.judge.cause import Cause
 
 

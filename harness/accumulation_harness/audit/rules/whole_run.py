@@ -1,0 +1,322 @@
+"""Rules about a whole run: windows and steps, learning rates, and what no gradient shows (counters, averages, reports)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from accumulation_harness.audit.compare.facts import RunFacts, StepFacts
+from accumulation_harness.audit.evidence import Finding
+from accumulation_harness.audit.rules.finding import finding
+from accumulation_harness.judge.cause import Cause
+
+SAME_LR = 1e-9  # relative; learning rates are computed, not measured
+STRETCHED = 0.03  # of the range of the rates, within which a schedule laid out for more steps reproduces them
+STRETCHED_MOVEMENT = 0.2  # and of how far the rates have moved
+FEWEST_RATES = 3  # below which any two schedules are stretched ones of each other
+
+
+def schedule(run: RunFacts) -> list[Finding]:
+    """At most one finding; empty where the learning rates of all aligned steps are the reference's."""
+    pairs = zip(run.mine.lrs, run.reference.lrs, strict=False)
+    first = next((i for i, (mine, theirs) in enumerate(pairs) if not same_rates(mine, theirs)), None)
+    if first is None:
+        return []
+    evidence: dict[str, Any] = {
+        "laid_out_for_steps": run.mine.horizon,
+        "reference_laid_out_for_steps": run.reference.horizon,
+        "learning_rates": [lrs[0] for lrs in run.mine.lrs if lrs],
+        "reference_learning_rates": [lrs[0] for lrs in run.reference.lrs if lrs],
+        "schedule_calls_per_step": list(run.mine.schedule_calls),
+    }
+    calls, usual = max(run.mine.schedule_calls, default=0), max(run.reference.schedule_calls, default=0)
+    cause = Cause.schedule_per_micro_batch
+    if calls > usual or run.lr_moves_inside or _runs_ahead(run):
+        rate, wanted = _first(run.mine.lrs, first), _first(run.reference.lrs, first)
+        message = f"the learning-rate schedule advances per micro-batch: {rate:.4g} instead of {wanted:.4g}"
+    elif _stretched(run) or _too_long(run):
+        message = "the learning-rate schedule is laid out for micro-batches, and advances once per optimizer step: it lags behind"
+    else:
+        cause = Cause.unexplained
+        evidence["what"] = "gradient"
+        message = "the learning rates differ, and not as if the schedule counted micro-batches"
+    return [finding(run, first, cause, "schedule", evidence, message)]
+
+
+def same_rates(a: Sequence[float], b: Sequence[float]) -> bool:
+    """Whether two steps have the same learning rates, group by group."""
+    return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
+
+
+def _same(a: float, b: float) -> bool:
+    return math.isclose(a, b, rel_tol=SAME_LR, abs_tol=1e-300) or (math.isnan(a) and math.isnan(b))
+
+
+def _runs_ahead(run: RunFacts) -> bool:
+    """The candidate's rate at step t is the reference's at N t + offset, for one offset, at two steps at least."""
+    n, wanted = run.accumulation_steps, run.reference.lrs
+    for offset in range(n):
+        pairs = [(mine, wanted[t * n + offset]) for t, mine in enumerate(run.mine.lrs) if t * n + offset < len(wanted)]
+        if len(pairs) >= 2 and all(same_rates(mine, theirs) for mine, theirs in pairs):
+            return True
+    return False
+
+
+def _too_long(run: RunFacts) -> bool:
+    """The schedule is laid out for as many times the reference's steps as there are micro-batches, give or take a window."""
+    wanted = [ratio * run.reference.horizon for ratio in _micro_batches_per_step(run)]
+    return any(steps > 0 and abs(run.mine.horizon - steps) <= run.accumulation_steps for steps in wanted)
+
+
+def _micro_batches_per_step(run: RunFacts) -> list[float]:
+    """N, and how many there are in the mean, which short windows make fewer; those of 1 left out."""
+    mean = sum(run.mine.backwards) / max(1, sum(run.reference.backwards))
+    return [ratio for ratio in (run.accumulation_steps, mean) if ratio > 1]
+
+
+def _stretched(run: RunFacts) -> bool:
+    """The candidate's rate at step t is the reference's at t / r, with r the number of backwards per optimizer step."""
+    mine, theirs = [lrs[0] for lrs in run.mine.lrs if lrs], [lrs[0] for lrs in run.reference.lrs if lrs]
+    reach = max(theirs, default=0.0) - min(theirs, default=0.0)
+    if min(len(mine), len(theirs)) < FEWEST_RATES or not reach:
+        return False
+    moved = max(abs(a - mine[0]) for a in mine)
+    allowed = min(STRETCHED * reach, STRETCHED_MOVEMENT * moved)
+    for ratio in _micro_batches_per_step(run):
+        wanted = [_between(theirs, t / ratio) for t in range(len(mine))]
+        if wanted and moved and all(abs(a - b) <= allowed for a, b in zip(mine, wanted, strict=True)):
+            return True
+    return False
+
+
+def _between(values: Sequence[float], place: float) -> float:
+    """Linear interpolation; the last value beyond the end."""
+    low = min(int(place), len(values) - 1)
+    high = min(low + 1, len(values) - 1)
+    return values[low] + (place - int(place)) * (values[high] - values[low])
+
+
+def _first(lrs: Sequence[Sequence[float]], index: int) -> float:
+    return lrs[index][0] if lrs[index] else math.nan
+
+
+MANY_MORE = 1.5  # times the reference's optimizer steps, from which on every backward is followed by one
+
+
+def structure(run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
+    """At most one finding, since what follows it cannot be aligned."""
+    mine, reference = run.mine, run.reference
+    if lost := [(step, count) for step, count in run.resumed if count and not _accounted(steps, step)]:
+        return [_resumed(run, *lost[0])]
+    differs = mine.steps != reference.steps or "different" in run.windows or any(not facts.gradients_agree for facts in steps)
+    if differs and (mine.broken_windows or reference.broken_windows):
+        return [_non_finite(run)]
+    if mine.idle_steps > reference.idle_steps:
+        return [_idle(run)]
+    if mine.steps > reference.steps and _one_backward_each(run):
+        return [_every_micro_batch(run)]
+    first = next((i for i, rows in enumerate(run.windows) if rows == "different" and not _accounted(steps, i)), None)
+    if first is not None:
+        return [_other_rows(run, first, next((f for f in steps if f.step == first), None))]
+    return [] if mine.steps == reference.steps else [_other_number(run)]
+
+
+def _other_rows(run: RunFacts, place: int, facts: StepFacts | None) -> Finding:
+    evidence = _windows(run)
+    if run.foreign and not run.never:
+        message = f"the windows hold {run.foreign} rows that N=1 leaves out"
+        return finding(run, place, Cause.window_misplaced, "seen", evidence, message)
+    if run.foreign and facts is not None and facts.window.drawn_outside:
+        message = "the rows themselves are drawn at random per micro-batch"
+        return finding(run, place, Cause.stochastic_layers, "seen", evidence, message)
+    if run.foreign:
+        message = "the windows hold rows that the reference never saw: other data, or rows mixed within a micro-batch"
+        return finding(run, place, Cause.unexplained, "seen", evidence, message)
+    if sum(run.repeated):
+        return _repeated(run, place)
+    message = f"optimizer step {place} takes other rows than at N=1: a window is dropped, cut short or straddles the epoch"
+    return finding(run, place, Cause.window_misplaced, "seen", evidence, message)
+
+
+def _other_number(run: RunFacts) -> Finding:
+    place = min(run.mine.steps, run.reference.steps)
+    if sum(run.repeated):
+        return _repeated(run, place)
+    end = ": the end of the data is left out" if run.mine.steps < run.reference.steps else ""
+    message = f"{run.mine.steps} optimizer steps instead of {run.reference.steps}{end}"
+    return finding(run, place, Cause.window_misplaced, "seen", _windows(run), message)
+
+
+def _repeated(run: RunFacts, place: int) -> Finding:
+    message = f"{sum(run.repeated)} rows are used more often than at N=1"
+    return finding(run, place, Cause.samples_repeated, "seen", _windows(run), message)
+
+
+def _windows(run: RunFacts) -> dict[str, Any]:
+    return {
+        "optimizer_steps": run.mine.steps,
+        "reference_optimizer_steps": run.reference.steps,
+        "backwards_per_step": list(run.mine.backwards),
+        "reference_backwards_per_step": list(run.reference.backwards),
+        "backwards_after_last_step": run.mine.pending,
+        "rows_repeated": sum(run.repeated),
+        "rows_never_seen": run.never,
+        "rows_unknown_to_reference": run.foreign,
+    }
+
+
+def _accounted(steps: Sequence[StepFacts], index: int) -> bool:
+    """Whether the gradients agree, or do without the rows of another optimizer's loss."""
+    return any(f.step == index and (f.gradients_agree or f.fits.without_foreign <= f.gate) for f in steps)
+
+
+def _one_backward_each(run: RunFacts) -> bool:
+    """Every step follows one backward, while the reference's steps are as many times fewer as there are micro-batches."""
+    most, usual = max(run.mine.backwards, default=0), max(run.reference.backwards, default=1)
+    return most <= usual and run.mine.steps >= MANY_MORE * run.reference.steps
+
+
+def _resumed(run: RunFacts, step: int, lost: int) -> Finding:
+    evidence = {"backwards_lost": lost, "backwards_per_step": list(run.mine.backwards), "rows_never_seen": run.never}
+    message = f"another optimizer goes on inside a window: the gradients of the {lost} micro-batches before it are lost"
+    return finding(run, step, Cause.resume_in_window, "seen", evidence, message)
+
+
+def _every_micro_batch(run: RunFacts) -> Finding:
+    evidence = {
+        "optimizer_steps": run.mine.steps,
+        "reference_optimizer_steps": run.reference.steps,
+        "backwards_per_step": list(run.mine.backwards),
+    }
+    message = f"the optimizer steps after every micro-batch: {run.mine.steps} steps instead of {run.reference.steps}"
+    return finding(run, 0, Cause.step_every_micro_batch, "seen", evidence, message)
+
+
+def _idle(run: RunFacts) -> Finding:
+    mine = run.mine
+    evidence = {
+        "steps_that_moved_nothing": mine.idle_steps,
+        "optimizer_steps": mine.steps,
+        "state_steps": list(mine.state_steps),
+    }
+    message = f"{mine.idle_steps} optimizer steps inside windows move no parameter but advance the optimizer's state"
+    return finding(run, 0, Cause.optimizer_state_per_micro_batch, "seen", evidence, message)
+
+
+def _non_finite(run: RunFacts) -> Finding:
+    mine, reference = run.mine, run.reference
+    evidence = {
+        "windows_with_non_finite_values": list(mine.broken_windows),
+        "reference_windows_with_non_finite_values": list(reference.broken_windows),
+        "steps_left_out_by_the_scaler": list(mine.skipped),
+        "reference_steps_left_out_by_the_scaler": list(reference.skipped),
+        "optimizer_steps": mine.steps,
+        "reference_optimizer_steps": reference.steps,
+        "backwards_per_step": list(mine.backwards),
+    }
+    message = "a micro-batch with non-finite values is left out or passed on by itself; the full batch goes as a whole"
+    if mine.skipped != reference.skipped:
+        left_out, usual = list(mine.skipped) or "none", list(reference.skipped) or "none"
+        message = f"the GradScaler leaves out optimizer steps {left_out}, at N=1 {usual}: only one of the two overflows there"
+    place = min((*mine.broken_windows, *reference.broken_windows))
+    return finding(run, place, Cause.non_finite_micro_batch, "seen", evidence, message)
+
+
+LOSSES_APART = 10.0  # times the distance of the differentiated losses, within which reported ones agree
+LEAST_LOSS, MOST_LOSS = 1e-4, 1e-2  # relative; but no less than a float32 sum can show, and no more than this
+UNKNOWN_LOSS = 1e-3  # relative; where the losses that were differentiated are not known
+SMALLEST_LOSS = 1e-12  # below which a loss is compared absolutely
+
+
+def counters(run: RunFacts) -> list[Finding]:
+    """The optimizer's own step counter."""
+    pairs = list(zip(run.mine.state_steps, run.reference.state_steps, strict=False))
+    first = next((i for i, (a, b) in enumerate(pairs) if a is not None and b is not None and a != b), None)
+    if first is None:
+        return []
+    evidence = {"state_steps": list(run.mine.state_steps), "reference_state_steps": list(run.reference.state_steps)}
+    message = f"the optimizer's own step counter is {pairs[first][0]:g} instead of {pairs[first][1]:g}"
+    return [finding(run, first, Cause.optimizer_state_per_micro_batch, "seen", evidence, message)]
+
+
+def shadows(run: RunFacts) -> list[Finding]:
+    """Averaged copies of the weights. Copies that nothing updates are no averages."""
+    off = next((seen for seen in run.shadow_distances if seen[1] > seen[2]), None)
+    mine, theirs = run.mine.shadow_updates, run.reference.shadow_updates
+    if off is None or not any((*mine, *theirs)):
+        return []
+    first, distance, gate = off
+    evidence = {
+        "distance": distance,
+        "gate": gate,
+        "updates_per_step": list(mine),
+        "reference_updates_per_step": list(theirs),
+        "what": "average",
+    }
+    more = run.shadow_moves_inside or sum(mine) > sum(theirs)
+    cause = Cause.ema_per_micro_batch if more else Cause.unexplained
+    message = "the averaged copy of the weights differs" + (": it is updated per micro-batch" if more else "")
+    return [finding(run, first, cause, "average", evidence, message)]
+
+
+def statistics(run: RunFacts) -> list[Finding]:
+    """Running statistics that are updated more often, although the gradients agree."""
+    pairs = list(zip(run.mine.norm_updates, run.reference.norm_updates, strict=False))
+    first = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+    if first is None:
+        return []
+    updates = {"updates": list(run.mine.norm_updates), "reference_updates": list(run.reference.norm_updates)}
+    message = f"running statistics of BatchNorm are updated {pairs[first][0]} times by then, and {pairs[first][1]} times at N=1"
+    return [finding(run, first, Cause.batch_statistics, "statistics", {**updates, "what": "statistics"}, message)]
+
+
+def buffers(run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
+    """Buffers that the model's forward updates, although the gradients agree."""
+    off = next((facts for facts in steps if facts.layers.buffers), None)
+    if off is None:
+        return []
+    names = off.layers.buffers
+    message = f"equal gradients, but the model's buffers differ ({', '.join(names[:4])}): its forward updates them"
+    evidence = {"buffers": names, "what": "statistics"}
+    return [finding(run, off.step, Cause.batch_statistics, "statistics", evidence, message)]
+
+
+def counts(run: RunFacts) -> list[Finding]:
+    """Steps, samples or tokens that the function says it has seen, and that are not those of N=1."""
+    mine, theirs = run.mine.counts, run.reference.counts
+    off = [key for key, count in mine.items() if theirs.get(key, count) != count]
+    if not off:
+        return []
+    evidence = {"counts": dict(mine), "reference_counts": dict(theirs)}
+    told = "; ".join(f"{key}: {mine[key]:g} instead of {theirs[key]:g}" for key in off)
+    message = f"the function counts otherwise than at N=1, with equal gradients: {told}"
+    return [finding(run, None, Cause.counter_wrong, "report", evidence, message)]
+
+
+def reported(run: RunFacts) -> list[Finding]:
+    """Gradients agree, but the losses the function returned do not stand to the losses differentiated as at N=1."""
+    mine, theirs = run.mine.reported, run.reference.reported
+    if mine is None or theirs is None or len(mine) != len(theirs):
+        return []
+    own = run.mine.losses if len(run.mine.losses) == len(mine) else ()
+    for i, (a, b) in enumerate(zip(mine, theirs, strict=True)):
+        if math.isfinite(a) and math.isfinite(b) and abs(a - b) > _loss_gate(run, i) * max(abs(b), SMALLEST_LOSS):
+            evidence = {
+                "reported": a,
+                "reference_reported": b,
+                "differentiated": own[i] if own else None,
+                "factor": a / b if b else None,
+            }
+            message = f"the reported loss is {a:.5g} where N=1 reports {b:.5g}, with equal gradients"
+            return [finding(run, i if own else None, Cause.loss_report_differs, "report", evidence, message)]
+    return []
+
+
+def _loss_gate(run: RunFacts, index: int) -> float:
+    """Relative distance of two reported losses that the differentiated losses of the two arms explain."""
+    if index < min(len(run.mine.losses), len(run.reference.losses)):
+        a, b = run.mine.losses[index], run.reference.losses[index]
+        if math.isfinite(a) and math.isfinite(b) and b:
+            return min(max(LEAST_LOSS, LOSSES_APART * abs(a - b) / abs(b)), MOST_LOSS)
+    return UNKNOWN_LOSS
