@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import pickle
@@ -45,6 +46,7 @@ def recorded(folder: Path, *ranks: Train, reference: Train | None = None) -> Pat
     """The evidence of these ranks, made one after the other in this process."""
     settings = {"batch_size": 8, "accumulation_steps": (1, 4), "max_steps": 200, "replicas": 1}
     setting = setting_of(ranks[0], reference, **settings)  # type: ignore[arg-type]
+    gc.freeze()  # what the tests hold need not be looked through in every run
     for number, train in enumerate(ranks):
         with Apart(train, reference, Rank(number, len(ranks), 0), setting, folder) as rank:
             _make(_runs(rank, setting, None), arms_of((1, 4), independent=reference is not None))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 
@@ -15,6 +16,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """Where a right or a wrong loop was audited in a job of GitHub, with all that was written; its name is the divisor."""
     made = tmp_path_factory.mktemp("job") / str(request.param)
     made.mkdir()
+    gc.freeze()  # what the tests hold need not be looked through in every run
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(made)
         for name, value in {"ACTIONS": "true", "STEP_SUMMARY": str(made / "summary"), "WORKSPACE": str(made.parent)}.items():
