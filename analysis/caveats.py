@@ -13,7 +13,7 @@ from accumulation_harness.config import State, state_of
 from accumulation_harness.judge.cause import INHERENT, Cause, parsed
 from accumulation_harness.judge.verdict import Outcome
 from accumulation_harness.results.cells import ArmCell, Caveat, by_cell, caveats, spread
-from accumulation_harness.results.judged_arm import VERDICT_COLUMNS, VerdictRow, restored
+from accumulation_harness.results.judged_arm import VERDICT_COLUMNS, VerdictRow
 
 DEFAULT_MOMENTUM = 0.1  # of BatchNorm in PyTorch
 # What is known of a normalisation, an optimizer, a format, whatever this sweep has found; no advice follows from it.
@@ -59,7 +59,7 @@ HEAD = ("normalisation", "optimizer", "precision", "what was found", "what to do
 def rows(arms: pd.DataFrame) -> list[VerdictRow]:
     """The verdict rows of arms."""
     columns = (arms[name].tolist() for name in VERDICT_COLUMNS)
-    return [restored(VerdictRow, dict(zip(VERDICT_COLUMNS, row, strict=True)), "arm") for row in zip(*columns, strict=True)]
+    return [VerdictRow(**dict(zip(VERDICT_COLUMNS, row, strict=True))) for row in zip(*columns, strict=True)]
 
 
 def caveats_that_occur(material: Material) -> Section | None:

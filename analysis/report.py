@@ -14,7 +14,7 @@ import pandas as pd
 from accumulation_harness.analysis import article, caveats, faults, ledger, load, site, tables
 from accumulation_harness.analysis.question import ReportWarning
 from accumulation_harness.processes import run_command
-from accumulation_harness.results.record import FOLDER_MODE, MOST_TOLD, in_one_line, keep_others_out, told, write_atomically
+from accumulation_harness.results.record import MOST_TOLD, in_one_line, keep_others_out, told, write_atomically
 
 
 class NothingToReport(RuntimeError):
@@ -59,7 +59,7 @@ def write(results: Path, out: Path) -> Path:
         warnings.warn(note, ReportWarning, stacklevel=2)
     made = list(site.pages(loaded, articles, claims, notes))
     for folder in (out.parent, out, *(out / name for name in ("figures", "pages", "tables"))):
-        folder.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     for figure in (figure for one in articles for figure in one.figures.values()):
         write_atomically(out / "figures" / f"{figure.name}.svg", figure.svg)
     for one in (one for one in articles if one.has_cells):
@@ -94,7 +94,6 @@ def _notes(loaded: load.Results) -> list[str]:
     """What else is to be said of the store, in a line each."""
     return [
         *told(_torn(loaded), "Step rows that are missing or damaged, and in no curve; the verdict stands"),
-        *told(loaded.foreign, "Not of this store, and left alone"),
     ]
 
 

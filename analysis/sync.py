@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -24,35 +24,26 @@ from accumulation_harness.analysis.figures.style import style
 from accumulation_harness.config import ConfigError, TrackingConfig, TrackingMode
 from accumulation_harness.processes import run_command
 from accumulation_harness.results import sweeps, tracking
-from accumulation_harness.results.record import FOLDER_MODE, in_one_line
-from accumulation_harness.results.store import Store
+from accumulation_harness.results.record import in_one_line
+from accumulation_harness.results.store import State, Store
 
 SWEEP = "sweep"  # job type
 FIRST = ("workload", "norm", "optimizer", "precision", "seed", "effective_batch", "accumulation_steps", "micro_batch", "arm",
          "verdict", "cause")  # columns of the table; the others of verdicts.csv follow  # fmt: skip
 DPI = 120
-BATCH = 16  # runs that one `wandb sync` takes: between two batches it says where it is
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """The run of one experiment that was made now."""
-
-    experiment: str
-    verdicts: int
-    figures: int
+LOGS = "offline-run-*/*.wandb"
+DONE = "done"  # written after the run of a sweep
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Upload, and say what was: exit code 0, 1 where a run was not taken, 2 where there is nothing or nobody to send it to."""
     parser = argparse.ArgumentParser(prog="accumulation-harness sync", description=__doc__)
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the store (default: results)")
-    parser.add_argument("--project", help="W&B project (default: the one that the runs were made for)")
+    parser.add_argument("--project", help="W&B project (default: that of each run; of the sweep's, accumulation-harness)")
     parser.add_argument("--entity", help="W&B user or team (default: that of your key)")
     options = parser.parse_args(arguments)
     results: Path = options.results
-    logs = sorted(results.rglob("offline-run-*/*.wandb"))
-    if not logs:
+    if not any(results.rglob(LOGS)):
         expected = f"expected a folder with offline runs of W&B, as `accumulation-harness run results={results}` makes one"
         print(in_one_line(f"--results={results}: {expected}"), file=sys.stderr)
         return 2
@@ -61,68 +52,53 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(in_one_line(str(error)), file=sys.stderr)
         return 2
-    made = list(sweep_runs(results, TrackingConfig(project=options.project or project_of(logs[0]), entity=options.entity)))
-    found = set(logs) | set(results.rglob("offline-run-*/*.wandb"))
-    running = {log for log in found if Store(results).is_running(log.parents[2])}
-    todo = sorted(log for log in found - running if not tracking.is_uploaded(log))
-    missing = upload(todo, options.project, options.entity)
-    for sweep in made:
-        print(f"“{sweep.experiment}”: a run of the sweep, with a table of {sweep.verdicts} verdicts and {sweep.figures} figures.")
-    left = f", {len(running)} left because their trials are running" if running else ""
-    print(f"{len(todo) - len(missing)} runs uploaded, {len(found) - len(running) - len(todo)} were there already{left}.")
+    for made in sweep_runs(results, TrackingConfig(project=options.project or TrackingConfig().project, entity=options.entity)):
+        print(made, flush=True)
+    running = {status.folder for status in Store(results).status() if status.state == State.running}
+    logs = [log for log in sorted(results.rglob(LOGS)) if log.parents[2] not in running]
+    todo = [log for log in logs if not is_uploaded(log)]
+    code = tracking.upload(todo, options.project, options.entity) if todo else 0
+    missing = [log for log in todo if not is_uploaded(log)]
+    left = f", {len(running)} trials left because they are running" if running else ""
+    print(f"{len(todo) - len(missing)} runs uploaded, {len(logs) - len(todo)} were there already{left}.")
     for log in missing:
         print(in_one_line(f"not uploaded: {log.parent}"), file=sys.stderr)
-    return 1 if missing else 0
+    return 1 if missing or code else 0
 
 
-def project_of(log: Path) -> str:
-    """The project that a run was made for; the usual one where its log cannot be read."""
-    try:
-        return tracking.read_offline(log).project or TrackingConfig().project
-    except ValueError:
-        return TrackingConfig().project
+def is_uploaded(log: Path) -> bool:
+    """Whether `wandb sync` has marked the log as sent."""
+    return Path(f"{log}.synced").exists()
 
 
-def upload(logs: Sequence[Path], project: str | None, entity: str | None) -> list[Path]:
-    """Send runs to the server; those that it has not taken."""
-    missing: list[Path] = []
-    for start in range(0, len(logs), BATCH):
-        part = logs[start : start + BATCH]
-        missing += tracking.upload(part, project, entity)
-        if len(logs) > BATCH:
-            print(f"{start + len(part)} of {len(logs)}, {len(missing)} of them not taken", flush=True)
-    return missing
-
-
-def sweep_runs(results: Path, config: TrackingConfig) -> Iterator[Sweep]:
-    """An offline run for each experiment with verdicts, unless there is one of the very same verdicts."""
+def sweep_runs(results: Path, config: TrackingConfig) -> Iterator[str]:
+    """An offline run for each experiment, unless there is one of the very same verdicts; what each has, in a line."""
     every = load.read(results)
     for experiment in every.experiments:
         arms = every.of(experiment).arms
         verdicts = table(arms)
-        name = hashlib.sha256(tables.to_csv(verdicts)).hexdigest()[:10]
-        folder = results / sweeps.FOLDER / f"{experiment}-{name}"
-        if arms.empty or folder.exists():
+        folder = results / sweeps.FOLDER / f"{experiment}-{hashlib.sha256(tables.to_csv(verdicts)).hexdigest()[:10]}"
+        if arms.empty or (folder / DONE).exists():
             continue
-        folder.mkdir(FOLDER_MODE, parents=True)
+        shutil.rmtree(folder, ignore_errors=True)  # of a command that was stopped over it
+        folder.mkdir(parents=True)
         about = {"experiment": experiment}
         counts = {f"num_{verdict}": int(number) for verdict, number in tables.verdict_counts(arms).items()}
-        drawn = dict(pictures(results, experiment, arms))
         with (
             tempfile.TemporaryDirectory() as scratch,
             tracking.open_run(
                 config, about, experiment=experiment, name=f"{experiment}: the sweep", folder=folder, job_type=SWEEP
             ) as run,
         ):
-            run.show(
-                "verdicts",
-                [str(name) for name in verdicts],
-                verdicts.astype(object).where(verdicts.notna(), None).to_numpy().tolist(),
-            )
-            run.show_images({name: to_png(figure, Path(scratch) / f"{name}.png") for name, figure in drawn.items()})
-            run.finish({**counts, "num_trials": arms["trial"].nunique()})
-        yield Sweep(experiment, len(verdicts), len(drawn))
-    tracking.end()
+            cells = verdicts.astype(object).where(verdicts.notna(), None).to_numpy().tolist()
+            run.show("verdicts", [str(name) for name in verdicts], cells)
+            drawn = {name: to_png(one, Path(scratch, f"{name}.png")) for name, one in pictures(results, experiment, arms)}
+            run.show_images(drawn)
+            run.finish({**counts, "num_trials": arms["trial"].nunique()}, {})
+        (folder / DONE).touch()
+        yield f"“{experiment}”: a run of the sweep, with a table of {len(verdicts)} verdicts and {len(drawn)} figures."
+    if wandb := sys.modules.get("wandb"):
+        wandb.teardown()  # its own process, before ours ends
 
 
 def table(arms: pd.DataFrame) -> pd.DataFrame:

@@ -18,7 +18,7 @@ from accumulation_harness.judge.cause import Cause
 from accumulation_harness.judge.signature import Signature
 from accumulation_harness.judge.verdict import Algebra, Evidence, Outcome, Rounding, Trajectory, Verdict
 from accumulation_harness.results.arm_name import ArmName
-from accumulation_harness.results.judged_arm import Ending, VerdictRow, to_stored
+from accumulation_harness.results.judged_arm import EVIDENCE_COLUMNS, Ending, VerdictRow, to_stored
 from accumulation_harness.results.store import Store
 
 STEPS = 12
@@ -61,7 +61,9 @@ def arm(config: TrialConfig, name: str, n: int, shift: float, **changes: Any) ->
     loss = 0.5 + shift
     ending = part(Ending, final_loss=loss, tail_loss=loss, held_out_loss=loss, held_out_accuracy=0.9)
     row = VerdictRow.of(config, ArmName(name, n), config.effective_batch // n, evidence, verdict)
-    return to_stored(part(VerdictRow, **vars(row)), reasons, evidence, ending)
+    return to_stored(part(VerdictRow, **vars(row)), reasons, evidence, ending) | {
+        name: changes[name] for name in changes.keys() & set(EVIDENCE_COLUMNS)
+    }
 
 
 def shift(seed: int, n: int) -> float:

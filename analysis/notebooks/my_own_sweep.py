@@ -26,7 +26,7 @@ from accumulation_harness.analysis.figures.style import Shown
 from accumulation_harness.analysis.notebook import find_results, latest
 from accumulation_harness.judge import statistics
 from accumulation_harness.results.cells import by_cell, caveats
-from accumulation_harness.results.judged_arm import VerdictRow, restored
+from accumulation_harness.results.judged_arm import VerdictRow
 
 RESULTS = find_results(command="accumulation-harness run -m norm=none,batch seed=0,1,2")
 EXPERIMENT = latest(RESULTS)  # the sweep that was run last; or its name: "single" where it has none
@@ -35,13 +35,12 @@ print(f"“{EXPERIMENT}” in {RESULTS}")
 # %% [markdown]
 # ## Load
 #
-# `load.from_store` reads the local results. `load.from_wandb` gives the same arms from W&B: from a folder of offline runs (the
-# store is one), or from a server with `"entity/project"`.
+# `load.from_store` reads the local results. After `accumulation-harness sync`, `load.from_wandb("entity/project", EXPERIMENT)`
+# gives the same arms from W&B's server.
 
 # %%
 arms = load.from_store(RESULTS, EXPERIMENT)
-mirrored = load.from_wandb(RESULTS, EXPERIMENT)  # or load.from_wandb("entity/accumulation-harness", EXPERIMENT)
-print(f"{len(arms)} arms in the store, {len(mirrored)} in W&B's offline runs (none with tracking=disabled)")
+print(f"{len(arms)} arms")
 sorted(set(arms["verdict"]))
 
 # %% [markdown]
@@ -52,7 +51,7 @@ sorted(set(arms["verdict"]))
 
 # %%
 judged = [{str(name): value for name, value in row.items()} for row in tables.verdicts(arms).to_dict("records")]
-cells = by_cell(restored(VerdictRow, row, "arm") for row in judged)
+cells = by_cell(VerdictRow(**row) for row in judged)
 table = pd.DataFrame([vars(cell) for cell in cells])
 table[["workload", "norm", "optimizer", "precision", "arm", "accumulation_steps", "verdict", "cause", "agreeing", "trials"]]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from accumulation_harness.processes import run_command
 from accumulation_harness.results import sweeps
-from accumulation_harness.results.record import in_one_line, told
+from accumulation_harness.results.record import in_one_line
 from accumulation_harness.results.store import State, Status, Store
 from accumulation_harness.sweep.progress import clock
 from accumulation_harness.terminal import in_columns
@@ -42,8 +42,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     for line in lines(found, asked, time.time()):
         print(in_one_line(line))
-    for line in told(list(Store(options.results).foreign()), "not of this store, left alone"):
-        print(line)
     return 0
 
 
@@ -88,7 +86,7 @@ def _ended(status: Status) -> float:
 
 
 def _begun(status: Status, now: float) -> float:
-    return _modified(status.folder / "config.json", now)
+    return _modified(status.folder, now)
 
 
 def _modified(path: Path, otherwise: float) -> float:

@@ -72,7 +72,7 @@ def test_convergence_against_numpy(results: Path, make_trial) -> None:
     for seed in range(4):
         make_trial(seed=seed)
     losses = {
-        (one["accumulation_steps"], trial.config["seed"]): one["outcome"]["held_out_loss"] - 0.5
+        (one["accumulation_steps"], trial.config["seed"]): one["held_out_loss"] - 0.5
         for trial in Store(results).trials()
         for one in trial.arms
     }

@@ -2,64 +2,71 @@
 
 from __future__ import annotations
 
-import json
+import math
 import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from accumulation_harness.enums import StrEnum
 from accumulation_harness.results import measurements
 from accumulation_harness.results.measurements import Measurement, Measurements
-from accumulation_harness.results.store import Store
-
-Asked = Callable[[], dict[str, float]]
 
 
-def measurement(make: Asked, seed: int = 0) -> Measurement[dict[str, float]]:
-    return Measurement("toy", dict[str, float], lambda: {"seed": seed}, make)
+class Colour(StrEnum):
+    red = "red"
+    blue = "blue"
 
 
-def never() -> dict[str, float]:
+@dataclass(frozen=True)
+class Part:
+    size: float
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class Whole:
+    pair: tuple[int, float]
+    by_colours: Mapping[tuple[Colour, ...], float]
+    parts: Mapping[str, Part]
+    best: Part | None = None
+
+
+WHOLE = Whole((2, 0.1 + 0.2), {(): math.inf, (Colour.red, Colour.blue): 1e-300}, {"a": Part(-0.0)}, Part(3.0, "b"))
+
+
+def measurement(make: Callable[[], Whole], seed: int = 0) -> Measurement[Whole]:
+    return Measurement("toy", Whole, lambda: {"seed": seed}, make)
+
+
+def never() -> Whole:
     raise AssertionError("was to be found")
 
 
 def stored(root: Path) -> list[Path]:
-    return sorted((root / measurements.FOLDER).glob("*.json"))
+    return sorted((root / measurements.FOLDER).iterdir())
 
 
-def test_it_is_made_once_and_tells_by_whom(tmp_path: Path) -> None:
+def test_it_is_made_once_and_tells_by_whom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = Measurements(tmp_path, "a/one"), Measurements(tmp_path, "a/two")
-    made = first.of(measurement(lambda: {"x": 0.1}))
+    assert first.of(measurement(lambda: WHOLE)) == WHOLE
     found = second.of(measurement(never))
-    assert made == found == {"x": 0.1}
+    assert found == WHOLE and math.copysign(1, found.parts["a"].size) == -1 and type(min(found.by_colours)) is tuple
     assert list(first.used.values()) == list(second.used.values()) == ["a/one"]
-    assert second.of(measurement(lambda: {"x": 2.0}, seed=1)) == {"x": 2.0}, "what it depends on is another"
+    other = Whole((1, 1.0), {}, {})
+    assert second.of(measurement(lambda: other, seed=1)) == other, "what it depends on is another"
     assert list(second.used.values()) == ["a/one", "a/two"] and len(stored(tmp_path)) == 2
-    assert not list((tmp_path / measurements.FOLDER).glob("*.lock"))
-
-
-def test_another_version_of_the_code_measures_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Measurements(tmp_path).of(measurement(lambda: {"x": 1.0}))
     monkeypatch.setattr(measurements, "code", lambda: "another")
-    assert Measurements(tmp_path).of(measurement(lambda: {"x": 2.0})) == {"x": 2.0}
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-9])
+    assert second.of(measurement(lambda: other)) == other, "another version of the code measures again"
 
 
 def changed(path: Path) -> None:
-    path.write_text(path.read_text().replace("0.5", "0.7"))
-
-
-def of_another_kind(path: Path) -> None:
-    from accumulation_harness.results.record import write_checked
-
-    write_checked(path, {"made_by": "x", "result": [["x", "text"]]})
+    path.write_bytes(path.read_bytes().replace(b"red", b"rod"))
 
 
 def a_folder(path: Path) -> None:
@@ -67,40 +74,33 @@ def a_folder(path: Path) -> None:
     path.mkdir()
 
 
-@pytest.mark.parametrize("damage", [cut, changed, of_another_kind, Path.unlink, a_folder])
+@pytest.mark.parametrize("damage", [lambda path: path.write_bytes(path.read_bytes()[:-9]), changed, Path.unlink, a_folder])
 def test_what_is_damaged_is_made_again(tmp_path: Path, damage: Callable[[Path], None]) -> None:
-    Measurements(tmp_path).of(measurement(lambda: {"x": 0.5}))
+    Measurements(tmp_path).of(measurement(lambda: WHOLE))
     damage(stored(tmp_path)[0])
-    assert Measurements(tmp_path).of(measurement(lambda: {"x": 0.25})) == {"x": 0.25}
+    again = Whole((7, 7.0), {}, {})
+    assert Measurements(tmp_path).of(measurement(lambda: again)) == again
     if damage is not a_folder:
-        assert Measurements(tmp_path).of(measurement(never)) == {"x": 0.25}
+        assert Measurements(tmp_path).of(measurement(never)) == again
 
 
-def test_nothing_is_written_through_a_link_or_without_a_folder(tmp_path: Path) -> None:
-    store, elsewhere = tmp_path / "store", tmp_path / "elsewhere"
-    store.mkdir()
-    elsewhere.mkdir()
-    (store / measurements.FOLDER).symlink_to(elsewhere)
-    for root in (store, tmp_path / "none", None):
-        assert Measurements(root).of(measurement(lambda: {"x": 1.0})) == {"x": 1.0}
-    assert not any(elsewhere.iterdir()) and not (tmp_path / "none").exists()
-    assert any(measurements.FOLDER in line for line in Store(store).foreign())
-
-
-def test_a_failure_is_not_kept(tmp_path: Path) -> None:
+def test_a_failure_is_not_kept_and_without_a_folder_nothing_is(tmp_path: Path) -> None:
     with pytest.raises(AssertionError):
         Measurements(tmp_path).of(measurement(never))
-    assert not list((tmp_path / measurements.FOLDER).iterdir())
+    for root in (tmp_path / "none", None):
+        assert Measurements(root).of(measurement(lambda: WHOLE)) == WHOLE
+    assert not (tmp_path / "none").exists()
+    assert Measurements(tmp_path).of(measurement(lambda: WHOLE)) == WHOLE
 
 
 def slowly(root: Path, log: Path) -> None:
-    def make() -> dict[str, float]:
+    def make() -> Whole:
         with open(log, "a") as file:
             file.write(f"{os.getpid()}\n")
         time.sleep(0.5)
-        return {"x": 1.0}
+        return WHOLE
 
-    assert Measurements(root).of(measurement(make)) == {"x": 1.0}
+    assert Measurements(root).of(measurement(make)) == WHOLE
 
 
 def started(root: Path, log: Path) -> multiprocessing.Process:
@@ -132,15 +132,15 @@ def test_who_dies_or_stops_over_it_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: signal.Signals
 ) -> None:
     monkeypatch.setattr(measurements, "MOST_WAIT", 0.3)
-    log, ours = tmp_path / "log", Measurements(tmp_path, "ours")
-    process = started(tmp_path, log)
+    ours, own = Measurements(tmp_path, "ours"), Whole((3, 3.0), {}, {})
+    process = started(tmp_path, tmp_path / "log")
     until(lambda: ours.is_being_made(measurement(never)))
     assert process.pid is not None
     os.kill(process.pid, how)
     try:
-        assert ours.of(measurement(lambda: {"x": 3.0})) == {"x": 3.0}
+        assert ours.of(measurement(lambda: own)) == own
     finally:
         process.kill()
         process.join()
     if how is signal.SIGKILL:  # its lock is free: ours is kept
-        assert json.loads(stored(tmp_path)[0].read_text())["made_by"] == "ours"
+        assert Measurements(tmp_path).of(measurement(never)) == own

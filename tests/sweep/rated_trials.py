@@ -26,7 +26,7 @@ def rated_trial(config: HarnessConfig) -> None:
     with Store(config.results).open_trial(config.experiment, identity(config.trial), to_dict(config.trial)) as writer:
         names = (*ARMS[config.study], *config.methods)
         rows = [row for name in names for row in _rows(config, name) if _is_trained(config, row)]
-        writer.finish({"arms": [], "measurements": rows, "environment": {}, "seconds": 0.0})
+        writer.finish({"arms": [], "measurements": rows, "environment": {}, "seconds": {}})
 
 
 def _is_trained(config: HarnessConfig, row: dict[str, Any]) -> bool:

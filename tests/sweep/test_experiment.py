@@ -174,13 +174,13 @@ def test_a_death_after_the_end_is_not_a_failure(sweep: Sweep) -> None:
     assert "1 trial done" in output and "finished, but then: killed by SIGKILL" in errors
 
 
-def test_a_damaged_result_is_named_set_aside_and_made_again(sweep: Sweep) -> None:
+def test_a_damaged_result_is_named_renamed_and_made_again(sweep: Sweep) -> None:
     sweep.run("ok", "ok")
     damaged = next(Store(sweep.results).trials()).folder
     (damaged / "trial.json").write_text("{}")
     code, _, errors = sweep.run("ok", "ok")
-    assert code == 0 and f"{damaged} set aside as {damaged.name}.set-aside-1" in errors
-    assert (damaged.with_name(f"{damaged.name}.set-aside-1") / "trial.json").read_text() == "{}"
+    assert code == 0 and f"{damaged} renamed to {damaged.name}.damaged-1" in errors
+    assert (damaged.with_name(f"{damaged.name}.damaged-1") / "trial.json").read_text() == "{}"
     assert len(list(Store(sweep.results).trials())) == 2
 
 
@@ -295,7 +295,7 @@ def test_results_that_cannot_be_written_stop_before_the_first_trial(sweep: Sweep
     sweep.results.write_text("a file")
     code, output, errors = sweep.run("ok")
     assert (code, output) == (2, ""), errors
-    assert errors == f"results={sweep.results}: expected a folder that can be written (File exists)\n"
+    assert errors == f"results={sweep.results}: expected a folder that can be written (File exists: {sweep.results})\n"
     assert not sweep.journal()
 
 

@@ -25,7 +25,7 @@ def tiny_trial(config: HarnessConfig) -> None:
             journal.write(f"{config.seed} {os.getpid()}\n")
         print(f"output of trial {config.seed}", flush=True)
         behave(kind, folder, writer)
-        writer.finish({"arms": [], "environment": {}, "seconds": 0.0})
+        writer.finish({"arms": [], "environment": {}, "seconds": {}})
     if kind == "die_late":
         os.kill(os.getpid(), signal.SIGKILL)
 

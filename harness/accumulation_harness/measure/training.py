@@ -20,6 +20,7 @@ from accumulation_harness.recipes.recipe import Arm, Recipe, evaluated
 from accumulation_harness.referee.oracle import clipped, snapshot
 from accumulation_harness.results.arm_name import ACCUMULATED, ULP, ArmName
 from accumulation_harness.results.judged_arm import Ending
+from accumulation_harness.results.step_row import StepRow
 
 Row = dict[str, Any]
 OnStep = Callable[[int, list[Row]], None]  # (optimizer step, one row per arm)
@@ -73,22 +74,24 @@ def train(
         is_refereed = t % config.referee_every == 0
         looks = is_refereed and setting.masks_are_shared and not setting.not_float64
         records = lock.step(ids, gradients="compared", exact=exact.at(t, ids) if looks else None)
-        squares = noise_scale.read(noise)
-        rows = []
+        squares: Mapping[str, Row] = noise_scale.read(noise)
+        rows: list[Row] = []
         for label, record in records.items():
             distances.losses[label].append(record.loss)
             distances.parameters[label].append(record.parameter_distance)
-            row: Row = {
-                "step": t,
-                **names[label].columns,
-                "loss": record.loss,
-                "parameter_distance": record.parameter_distance,
-            }
-            if label in recipes:
-                row |= _consumed(record) | ({"loss_scale": record.loss_scale} if config.precision == Precision.float16 else {})
-            if label in recipes and is_refereed:
-                row["gradient_error"] = record.gradient_error
-            rows.append(row | squares.get(label, {}))
+            row = StepRow(
+                step=t,
+                arm=names[label].name,
+                accumulation_steps=names[label].accumulation_steps,
+                replicate=names[label].replicate,
+                loss=record.loss,
+                parameter_distance=record.parameter_distance,
+                **(_consumed(record) if label in recipes else {}),
+                loss_scale=record.loss_scale if label in recipes and config.precision == Precision.float16 else None,
+                gradient_error=record.gradient_error if label in recipes and is_refereed else None,
+                **squares.get(label, {}),
+            )
+            rows.append(row.known)
         on_step(t, rows)
         pace.advance(len(records))
     return lock, distances

@@ -1,37 +1,20 @@
-"""A judged arm in `trial.json`: the one definition of its fields, which `trial` writes and `analysis.load` reads.
-
-Stored fields have the names of the dataclasses here and in `judge.verdict`. What was stored under another name, or not
-at all, is an error that says which.
-"""
+"""A judged arm in `trial.json`: the one definition of its columns, which `trial` writes and `analysis.load` reads."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from types import UnionType
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any
 
 from typing_extensions import Self
 
-from accumulation_harness.config import Precision, TrialConfig
+from accumulation_harness.config import TrialConfig
 from accumulation_harness.identity import identity
-from accumulation_harness.judge.verdict import Algebra, Evidence, Outcome, Rounding, Trajectory, Verdict
+from accumulation_harness.judge.cause import Cause
+from accumulation_harness.judge.verdict import Evidence, Verdict
 from accumulation_harness.results.arm_name import ArmName
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-Fields = TypeVar("Fields", bound="DataclassInstance")
-
-
-class FieldError(ValueError):
-    """A stored record that lacks a field, or has one that this version does not know or cannot take; the message names it."""
-
-
-# What a field of a dataclass may be in JSON, exactly: a truth value is no number there.
-_STORED = {float: (float, int), int: (int,), str: (str,), bool: (bool,), type(None): (type(None),), tuple: (list, tuple)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +72,63 @@ class VerdictRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EvidenceRow:
+    """The evidence that tables and figures use, of one arm; NaN where there is no such number."""
+
+    gradient_error: float
+    state_error: float
+    trajectory_error: float
+    loss_error: float
+    algebra_steps: int
+    algebra_floor: float
+    clipping_active: bool
+    clipped_share: float
+    short_windows: int
+    unequal_terms: bool
+    parted_at: float  # window
+    rounding_high: float
+    rounding_windows: int
+    full_error: float
+    arm_error: float
+    rank_p: float
+    permutations: int
+    skipped: int
+    final_distance: float
+    jump_step: float
+    oracle_error: float  # of the windows that are wrong, to what the model's BatchNorm explains
+    counters: str  # names of those that differ from the full batch's
+
+    @classmethod
+    def of(cls, evidence: Evidence) -> Self:
+        """What the columns say of the arm that was judged from `evidence`."""
+        algebra, rounding, trajectory = evidence.algebra, evidence.rounding, evidence.trajectory
+        return cls(
+            gradient_error=algebra.gradient_error,
+            state_error=algebra.state_error,
+            trajectory_error=algebra.trajectory_error,
+            loss_error=algebra.loss_error,
+            algebra_steps=algebra.steps,
+            algebra_floor=algebra.floor,
+            clipping_active=algebra.clipping_active,
+            clipped_share=algebra.clipped_share,
+            short_windows=algebra.short_windows,
+            unequal_terms=algebra.unequal_terms,
+            parted_at=math.nan if algebra.parted_at is None else algebra.parted_at,
+            rounding_high=rounding.high,
+            rounding_windows=rounding.windows,
+            full_error=rounding.full_error,
+            arm_error=rounding.arm_error,
+            rank_p=rounding.rank_p,
+            permutations=rounding.permutations,
+            skipped=rounding.skipped,
+            final_distance=trajectory.final_distance,
+            jump_step=math.nan if trajectory.jump_step is None else trajectory.jump_step,
+            oracle_error=evidence.signature.explanations.get((Cause.batch_statistics,), math.nan),
+            counters=", ".join(sorted(evidence.counters)),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Ending:
     """Where the training of an arm ended; losses per loss term, in nats."""
 
@@ -98,95 +138,12 @@ class Ending:
     held_out_accuracy: float
 
 
-_VERDICTS, _PRECISIONS = (tuple(map(str, kind)) for kind in (Outcome, Precision))
-VERDICT_COLUMNS = tuple(field.name for field in dataclasses.fields(VerdictRow))
-OUTCOMES = tuple(field.name for field in dataclasses.fields(Ending))
+VERDICT_COLUMNS, EVIDENCE_COLUMNS, OUTCOMES = (
+    tuple(field.name for field in dataclasses.fields(kind)) for kind in (VerdictRow, EvidenceRow, Ending)
+)
 
 
 def to_stored(row: VerdictRow, reasons: Sequence[str], evidence: Evidence, ending: Ending) -> dict[str, Any]:
-    """The arm in plain JSON types: the columns of its row, `reasons`, `evidence` and `outcome`."""
-    beside = {"reasons": list(reasons), "evidence": evidence.stored(), "outcome": vars(ending)}
-    return {**vars(row), **beside}
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredArm:
-    """An arm that was read back, as far as tables and figures use it."""
-
-    row: VerdictRow
-    reasons: Sequence[str]
-    algebra: Algebra
-    rounding: Rounding
-    trajectory: Trajectory
-    counters: tuple[str, ...]  # names of those that differ from the full batch's
-    explanations: Mapping[str, float]  # cause -> largest error of its oracle over the wrong windows
-    ending: Ending
-
-    @classmethod
-    def read(cls, stored: Mapping[str, Any]) -> Self:
-        """The arm that `to_stored` wrote; FieldError where its fields are others."""
-        reasons, evidence, ending = members(stored, "arm", ("reasons", "evidence", "outcome"))
-        algebra, rounding, trajectory, counters, signature = members(
-            evidence, "evidence", ("algebra", "rounding", "trajectory", "counters", "signature")
-        )
-        [explanations] = members(signature, "evidence.signature", ("explanations",))
-        columns = dict(stored)
-        for name in ("reasons", "evidence", "outcome"):
-            del columns[name]
-        row = restored(VerdictRow, columns, "arm")
-        for name, value, known in (("verdict", row.verdict, _VERDICTS), ("precision", row.precision, _PRECISIONS)):
-            if value not in known:
-                raise FieldError(f"arm: {name}={value}, expected one of {', '.join(known)}")
-        return cls(
-            row=row,
-            reasons=[str(reason) for reason in reasons],
-            algebra=restored(Algebra, algebra, "evidence.algebra"),
-            rounding=restored(Rounding, rounding, "evidence.rounding"),
-            trajectory=restored(Trajectory, trajectory, "evidence.trajectory"),
-            counters=tuple(sorted(counters)),
-            explanations=explanations,
-            ending=restored(Ending, ending, "outcome"),
-        )
-
-
-def members(stored: Mapping[str, Any], where: str, names: Sequence[str]) -> list[Any]:
-    """The members `names` of the record `where`, in that order; FieldError names those that are not there."""
-    try:
-        return [stored[name] for name in names]
-    except KeyError:
-        raise FieldError(f"{where}: missing {', '.join(name for name in names if name not in stored)}") from None
-
-
-def restored(kind: type[Fields], stored: Mapping[str, Any], where: str) -> Fields:
-    """The dataclass `kind` from the record `where`. FieldError unless it has its fields; one with a default may be absent."""
-    fields = kind.__dataclass_fields__
-    if stored.keys() != fields.keys():
-        defaults = {name: field.default for name, field in fields.items() if field.default is not dataclasses.MISSING}
-        missing, unknown = fields.keys() - stored.keys() - defaults.keys(), stored.keys() - fields.keys()
-        told = [f"{word} {', '.join(sorted(names))}" for word, names in (("missing", missing), ("unknown", unknown)) if names]
-        if told:
-            raise FieldError(f"{where}: {' and '.join(told)}")
-        stored = {**defaults, **stored}
-    kinds = tuple(map(type, map(stored.__getitem__, fields)))
-    if kinds not in _seen(kind):
-        for name, found, admitted in zip(fields, kinds, _admitted(kind), strict=True):
-            if not any(found is one or (found is not bool and issubclass(found, one)) for one in admitted):
-                raise FieldError(f"{where}: {name}={stored[name]!r}, expected {admitted[0].__name__}")
-        _seen(kind).add(kinds)
-    made = object.__new__(kind)
-    vars(made).update(stored)  # a frozen dataclass's own __init__ takes five times as long, which a store of 10,000 trials shows
-    return made
-
-
-@cache
-def _admitted(kind: type[DataclassInstance]) -> list[tuple[type, ...]]:
-    """What each field may be in JSON, in the order of the fields."""
-    hints = get_type_hints(kind)
-    unions = [get_args(hint) if isinstance(hint, UnionType) else (hint,) for hint in map(hints.get, kind.__dataclass_fields__)]
-    return [tuple(one for part in union for one in _STORED[get_origin(part) or part]) for union in unions]
-
-
-@cache
-def _seen(kind: type[DataclassInstance]) -> set[tuple[type, ...]]:
-    """The types of the fields of records that passed: nearly all records of a store have the same."""
-    return set()
+    """The arm in plain JSON types: all columns, flat, and `evidence` whole."""
+    columns = {**vars(row), **vars(EvidenceRow.of(evidence)), **vars(ending)}
+    return {**columns, "reasons": "; ".join(reasons), "evidence": evidence.stored()}

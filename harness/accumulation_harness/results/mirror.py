@@ -46,10 +46,10 @@ class Mirror:
         """Give the runs what was found, and close them."""
         environment = {"environment": record.get("environment", {})}
         self._run.finish(summary(record), {**verdicts(record["arms"]), **environment})
-        ends = {_arm(arm): arm for arm in record["arms"]} | {ArmName(FULL): {"outcome": record.get("reference", {})}}
+        ends = {_arm(arm): arm for arm in record["arms"]} | {ArmName(FULL): record.get("reference", {})}
         for arm, run in self._arms.items():
-            found = {**_scalars(ends[arm]), **ends[arm]["outcome"]} if arm in ends else {}
-            said = {name: found[name] for name in ("verdict", "cause") if name in found}
+            found = _scalars(ends.get(arm, {}))
+            said: dict[str, Any] = {name: found[name] for name in ("verdict", "cause") if name in found}
             run.finish(found, {**said, **environment})
 
     def _of(self, arm: ArmName) -> tracking.Run:
@@ -98,7 +98,7 @@ def summary(record: Mapping[str, Any]) -> dict[str, Any]:
 
     Whole under `arms`, and what one sorts by also flat, as `algebra_error/accumulated-4`.
     """
-    arms = {str(_arm(arm)): {**_scalars(arm), **arm["outcome"]} for arm in record["arms"]}
+    arms = {str(_arm(arm)): _scalars(arm) for arm in record["arms"]}
     flat = {f"{name}/{arm}": found[name] for arm, found in arms.items() for name in FLAT if name in found}
     whole = {"arms": arms, "reference": record.get("reference", {}), "measurements": record.get("measurements", [])}
     return {**flat, **verdicts(record["arms"]), **whole}

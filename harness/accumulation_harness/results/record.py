@@ -1,7 +1,8 @@
 """The small files of a trial: written whole or not at all, and checked when they are read.
 
 `trial.json` is plain JSON, one member a line. The first member is the SHA-256 of every byte after the first line, so that any
-change of the file shows; `steps_sha256` is the checksum of the `steps.parquet` beside it.
+change of the file shows; `steps_sha256` is the checksum of the `steps.parquet` beside it. The last member, `evidence`, is on
+what the verdicts rest: much the longest, and read by those alone who ask for it.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-FORMAT = 1
+FORMAT = 2
 PARTIAL = ".partial"  # suffix of a file that is being written aside, after a number that no other writer has
-FILE_MODE, FOLDER_MODE = 0o664, 0o775  # less what the umask takes away: never writable by everybody, whatever the umask
+EVIDENCE = b',\n"evidence": '
 MOST_TOLD = 10  # lines about things of one kind
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -38,18 +39,17 @@ class StoredTrial:
     experiment: str
     trial: str
     config: dict[str, Any] = field(repr=False)
-    arms: list[dict[str, Any]] = field(repr=False)  # one verdict row per arm: the columns of verdicts.csv, and evidence
+    arms: list[dict[str, Any]] = field(repr=False)  # one row per arm: `judged_arm`
     environment: dict[str, Any] = field(repr=False)
-    seconds: float
-    num_rows: int  # step rows in steps.parquet
+    seconds: Mapping[str, float]  # by phase
     record: dict[str, Any] = field(repr=False)  # the whole file, with whatever else the engine put into it
 
 
 def read_file(path: Path) -> bytes:
     """Content of a regular file. OSError for anything else, at once: a pipe would wait, a device may have no end."""
-    if not stat.S_ISREG(os.lstat(path).st_mode):
-        raise OSError(errno.EINVAL, "Not a regular file", str(path))
-    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "Not a regular file", str(path))
         return file.readall()
 
 
@@ -63,7 +63,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     """Write aside, sync, and move into place: readers see the old file or the new one, also after a loss of power. OSError."""
     aside = path.with_name(f"{path.name}.{secrets.randbits(48)}{PARTIAL}")  # processes in two containers may have one number
     try:
-        with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE), "wb") as file:
+        with open(aside, "xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -78,47 +78,41 @@ def write_atomically(path: Path, content: bytes) -> None:
         os.close(descriptor)
 
 
-def write_checked(path: Path, record: Mapping[str, Any]) -> None:
-    """Write a JSON file, one member a line, whose first line is the checksum of the others."""
-    body = (",\n".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in record.items()) + "}\n").encode()
-    write_atomically(path, _first_line(body) + b"\n" + body)
+def write_record(folder: Path, record: Mapping[str, Any]) -> None:
+    """Write `trial.json`, whose first line is the checksum of the others; the `evidence` of the arms comes last."""
+    arms = [{name: value for name, value in arm.items() if name != "evidence"} for arm in record["arms"]]
+    whole = {"format": FORMAT, **record, "arms": arms, "evidence": [arm.get("evidence") for arm in record["arms"]]}
+    body = (",\n".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in whole.items()) + "}\n").encode()
+    write_atomically(folder / "trial.json", _first_line(body) + b"\n" + body)
 
 
-def read_checked(path: Path) -> bytes:
-    """Content of a file that `write_checked` wrote; FileNotFoundError when there is none, StoreError when it is another one."""
+def read_trial(folder: Path, *, evidence: bool = False) -> StoredTrial:
+    """Read `trial.json`; FileNotFoundError when there is none, StoreError when it is not what was written.
+
+    `evidence`: each arm with what its verdict rests on.
+    """
+    path = folder / "trial.json"
     try:
         content = read_file(path)
-    except FileNotFoundError:
-        raise
-    except NotADirectoryError as error:
-        raise FileNotFoundError(path) from error
-    except OSError as error:
-        raise StoreError(f"{path}: {error.strerror}") from error
-    first, _, body = content.partition(b"\n")
-    if first != _first_line(body):
-        raise StoreError(f"{path}: checksum does not match its content")
-    return content
-
-
-def write_record(folder: Path, record: Mapping[str, Any]) -> None:
-    """Write `trial.json`."""
-    write_checked(folder / "trial.json", record)
-
-
-def read_trial(folder: Path) -> StoredTrial:
-    """Read `trial.json`; FileNotFoundError when there is none, StoreError when it is not what was written."""
-    path = folder / "trial.json"
-    content = read_checked(path)
-    try:
-        record = json.loads(content)
-        if record["format"] != FORMAT:
-            raise StoreError(f"{path}: format {record['format']}, this version reads {FORMAT}")
+        first, _, body = content.partition(b"\n")
+        if first != _first_line(body):
+            raise StoreError(f"{path}: checksum does not match its content")
+        record = json.loads(content if evidence else content[: content.rindex(EVIDENCE)] + b"}")
+        del record["sha256"]
+        if record.pop("format") != FORMAT:
+            raise StoreError(f"{path}: of another version of the harness")
         if (record["experiment"], record["trial"]) != (folder.parent.name, folder.name):
             raise StoreError(f"{path}: belongs to {record['experiment']}/{record['trial']}")
         if _SURROGATE.search(content):  # halves of characters, which can be written nowhere
             json.dumps(record, ensure_ascii=False).encode()
+        for arm, one in zip(record["arms"], record.pop("evidence", ()), strict=False):
+            arm["evidence"] = one
         named = {name: record[name] for name in ("experiment", "trial", "config", "arms", "environment", "seconds")}
-        return StoredTrial(folder=folder, num_rows=record["steps"], record=record, **named)
+        return StoredTrial(folder=folder, record=record, **named)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise FileNotFoundError(path) from error
+    except OSError as error:
+        raise StoreError(f"{path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:  # whole, and not written by this engine
         raise StoreError(f"{path}: is no record of a trial ({type(error).__name__}: {error})") from error
 
@@ -135,27 +129,10 @@ def read_steps(trial: StoredTrial) -> bytes:
     return content
 
 
-def damage(folder: Path) -> str | None:
-    """Why a `trial.json` and its `steps.parquet` cannot be trusted; None when they can, or when there is no `trial.json`."""
-    try:
-        read_steps(read_trial(folder))
-    except FileNotFoundError:
-        return None
-    except StoreError as error:
-        return str(error)
-    return None
-
-
 def write_failed(folder: Path, error: str) -> None:
     """Write `failed.json`; `error` is a traceback or its last line."""
-    record = {
-        "format": FORMAT,
-        "experiment": folder.parent.name,
-        "trial": folder.name,
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "error": (error.strip().splitlines() or ["unknown"])[-1],
-        "traceback": error,
-    }
+    last = (error.strip().splitlines() or ["unknown"])[-1]
+    record = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "error": last, "traceback": error}
     write_atomically(folder / "failed.json", (json.dumps(record, indent=1) + "\n").encode())
 
 

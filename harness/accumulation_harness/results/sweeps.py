@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from accumulation_harness.results.record import FOLDER_MODE, read_file, write_atomically
+from accumulation_harness.results.record import read_file, write_atomically
 
 FOLDER = ".sweeps"
 
@@ -31,33 +29,22 @@ class Sweep:
 def announce(root: Path, trials: Sequence[str]) -> None:
     """Write down the trials of a sweep that starts now; the same trials again replace their own note.
 
-    There is none where it cannot be written, as when somebody deletes the folder at this moment, or has a link in its place.
+    There is none where it cannot be written, as when somebody deletes the folder at this moment.
     """
-    folder = root / FOLDER
     name = hashlib.sha256("\n".join(sorted(trials)).encode()).hexdigest()[:16]
-    content = {"trials": list(trials), "started": time.time()}
     with suppress(OSError):
-        root.mkdir(parents=True, exist_ok=True)
-        folder.mkdir(FOLDER_MODE, exist_ok=True)
-        if not folder.is_symlink():
-            write_atomically(folder / f"{name}.json", (json.dumps(content) + "\n").encode())
+        (root / FOLDER).mkdir(parents=True, exist_ok=True)
+        note = json.dumps({"trials": list(trials), "started": time.time()})
+        write_atomically(root / FOLDER / f"{name}.json", note.encode())
 
 
 def announced(root: Path) -> list[Sweep]:
     """Every sweep's note, oldest first; one that cannot be read is left out."""
-    found = []
-    try:
-        names = os.listdir(root / FOLDER)
-    except OSError:
-        return []
-    for name in names:
-        if not name.endswith(".json"):
-            continue
-        try:
-            content = json.loads(read_file(root / FOLDER / name))
-            sweep = Sweep(tuple(map(str, content["trials"])), float(content["started"]))
-            if math.isfinite(sweep.started):
-                found.append(sweep)
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            continue
+    found, paths = [], []
+    with suppress(OSError):
+        paths = list((root / FOLDER).glob("*.json"))
+    for path in paths:
+        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+            content = json.loads(read_file(path))
+            found.append(Sweep(tuple(map(str, content["trials"])), float(content["started"])))
     return sorted(found, key=lambda sweep: sweep.started)

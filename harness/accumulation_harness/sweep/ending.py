@@ -10,7 +10,7 @@ from pathlib import Path
 from accumulation_harness.judge.verdict import Outcome
 from accumulation_harness.results.arm_name import ACCUMULATED, PERMUTED
 from accumulation_harness.results.cells import ArmCell, by_cell, caveats, control_failed, spread
-from accumulation_harness.results.judged_arm import VERDICT_COLUMNS, FieldError, VerdictRow, restored
+from accumulation_harness.results.judged_arm import VERDICT_COLUMNS, VerdictRow
 from accumulation_harness.results.record import StoreError, in_one_line, read_trial
 from accumulation_harness.sweep.child import Cell
 from accumulation_harness.terminal import in_columns
@@ -44,9 +44,8 @@ def lines(cells: Sequence[Cell]) -> Iterator[str]:
 
 def _rows(folder: Path) -> list[VerdictRow]:
     """The verdicts of a finished trial; none of one that is damaged, which the report tells, or that judges no arm."""
-    with suppress(FileNotFoundError, StoreError, FieldError):
-        arms = [{name: arm[name] for name in VERDICT_COLUMNS if name in arm} for arm in read_trial(folder).arms]
-        return [restored(VerdictRow, arm, "arm") for arm in arms if "verdict" in arm]
+    with suppress(FileNotFoundError, StoreError):
+        return [VerdictRow(**{name: arm[name] for name in VERDICT_COLUMNS}) for arm in read_trial(folder).arms]
     return []
 
 

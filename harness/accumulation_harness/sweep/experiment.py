@@ -218,8 +218,7 @@ def _distinct(configs: Sequence[HarnessConfig]) -> list[Cell]:
     for config in configs:
         found = resolved(config, source_of)
         try:
-            trial = dataclasses.replace(found.trial, device=config.device)  # older stores have names of unresolved ones
-            cell = Cell(found, stores[config.results], _name(trial))
+            cell = Cell(found, stores[config.results], identity(found.trial))
             cells.setdefault(cell.folder, cell)
         except ValueError as error:
             raise ConfigError("name" if config.name else "experiment", config.experiment, "the name of a folder") from error
@@ -260,11 +259,6 @@ def _source_of(name: str, target: str, arguments: str | None) -> str:
     if arguments is None or name != "workload" or not targets.defines(field, target, "fingerprint"):
         return code
     return "-".join(filter(None, (code, targets.data_fingerprint(field, target, arguments))))
-
-
-def _name(trial: TrialConfig) -> str:
-    """The trial's identity, on the device that this machine has."""
-    return identity(dataclasses.replace(trial, device=Device.cuda if _uses_cuda(trial.device) else Device.cpu))
 
 
 def longest_first(cells: Sequence[Cell]) -> list[Cell]:
