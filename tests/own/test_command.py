@@ -92,7 +92,7 @@ def test_changed_data_are_another_trial_where_the_task_tells_of_them(folder: Pat
     (folder / "data.txt").write_text("1")
     assert harness(folder, *one).returncode == 0
     assert len(trials(folder)) == 2
-    [source, other] = [json.loads(path.read_text())["workload"]["source"] for path in folder.glob("results/*/*/config.json")]
+    [source, other] = [json.loads(path.read_text())["config"]["workload"]["source"] for path in folder.glob("results/*/*/trial.json")]
     assert source.partition("-")[0] == other.partition("-")[0] and source != other
     (folder / "data.txt").write_text("two")
     assert "fingerprint() that gives a text; ValueError: invalid literal" in harness(folder, *one).stderr
@@ -127,7 +127,7 @@ def test_a_package_and_yaml_of_ones_own(folder: Path) -> None:
         (conf / group).write_text(text)
     run = harness(folder, "--config-dir", str(conf), "+experiment=first")
     assert run.returncode == 0, run.stderr
-    stored = [json.loads(path.read_text()) for path in folder.glob("results/first/*/config.json")]
+    stored = [json.loads(path.read_text())["config"] for path in folder.glob("results/first/*/trial.json")]
     assert len(stored) == 2
     assert all(one["workload"]["args"] == {"width": 3} and one["workload"]["source"] for one in stored), stored
 
