@@ -26,7 +26,6 @@ from accumulation_harness.results.store import State, Store
 from accumulation_harness.results.tracking import MirroredRun
 
 
-
 class SettingColumns(TypedDict):
     """What else is said of one arm: how it relates to its trial."""
 
