@@ -92,7 +92,6 @@ def test_changed_data_are_another_trial_where_the_task_tells_of_them(folder: Pat
     (folder / "data.txt").write_text("1")
     assert harness(folder, *one).returncode == 0
     assert len(trials(folder)) == 2
-    paths = folder.glob("results/*/*/trial.json")
     [source, other] = [
         json.loads(path.read_text())["config"]["workload"]["source"] for path in folder.glob("results/*/*/trial.json")
     ]
