@@ -7,6 +7,7 @@ import math
 import re
 from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import Path
 
 import pandas as pd
 
@@ -16,6 +17,7 @@ from accumulation_harness.analysis.question import Answer, Claim, ClaimResult, E
 from accumulation_harness.questions import FOLDER, questions
 
 COLUMNS = (*("id", "source", "claim", "verdict", "condition", "measured", "threshold", "n", "experiment", "rule", "explanation"),)
+RECORDED = "recorded"  # the last column: of a row that these results leave open, when and at which commit it was measured
 COLOURED = ("confirmed", "refuted", "conditional")
 DECIDED = (
     *(Ruling.confirmed, Ruling.refuted, Ruling.conditional, Ruling.contradicted, Ruling.not_testable),
@@ -66,7 +68,21 @@ def table(results: Results) -> pd.DataFrame:
         one = _together(list(own.values()))
         said = {"verdict": str(one.verdict), "experiment": ", ".join(own), "rule": " ".join(rules)}
         rows.append(row | dataclasses.asdict(one) | said)
-    return pd.DataFrame(rows, columns=list(COLUMNS))
+    return pd.DataFrame(rows, columns=list(COLUMNS)).assign(**{RECORDED: ""})
+
+
+def with_recorded(claims: pd.DataFrame) -> pd.DataFrame:
+    """The table in which a claim that these results leave open has the row of the full grids, marked with its date and commit.
+
+    The recorded rows are those that today's rules give of the trials kept in docs/findings; a test decides them again.
+    """
+    (path,) = Path(str(files(FOLDER) / RECORDED)).glob("claims-*.csv")
+    _, *date, commit = path.stem.split("-")
+    kept = pd.read_csv(path).fillna({"condition": "", "threshold": "", "experiment": "", "rule": ""})
+    kept[RECORDED] = f"{'-'.join(date)} at {commit}"
+    is_open = ~claims["verdict"].isin([*DECIDED, Ruling.undecided]) & claims["id"].isin(kept["id"])
+    both = pd.concat([claims[~is_open], kept[kept["id"].isin(claims.loc[is_open, "id"])]])
+    return both.set_index("id").loc[claims["id"]].reset_index()[list(claims.columns)]
 
 
 def _together(found: list[ClaimResult]) -> ClaimResult:
@@ -134,6 +150,7 @@ class Row:
     experiment: str
     rule: str
     explanation: str
+    recorded: str
 
     @property
     def state(self) -> str:
@@ -154,10 +171,12 @@ class Ledger:
 def ledger(claims: pd.DataFrame) -> Ledger:
     """From the table to the page."""
     counts = ", ".join(f"{count} {verdict}" for verdict, count in claims["verdict"].value_counts().items())
+    num_recorded = int(claims[RECORDED].ne("").sum())
+    recorded = f" {num_recorded} are recorded, from full grids at the commit that is named." if num_recorded else ""
     rows = tuple(
         Row(
             **{
-                **{name: str(row[name]) for name in COLUMNS},
+                **{name: str(row[name]) for name in (*COLUMNS, RECORDED)},
                 "measured": number(row["measured"]),
                 "n": str(row["n"]) if row["n"] else "-",
                 "experiment": row["experiment"] or "-",
@@ -169,5 +188,5 @@ def ledger(claims: pd.DataFrame) -> Ledger:
         rows,
         f"{len(claims)} claims: {counts}. Every verdict that says confirmed, refuted or conditional "
         "is computed from the stored results by the rule of its experiment; right or wrong by arithmetic was calculated, and not "
-        "measured.",
+        f"measured.{recorded}",
     )

@@ -14,6 +14,7 @@ import pandas as pd
 from accumulation_harness.analysis import article, caveats, faults, ledger, load, site, tables
 from accumulation_harness.analysis.question import ReportWarning
 from accumulation_harness.processes import run_command
+from accumulation_harness.questions import questions
 from accumulation_harness.results.record import MOST_TOLD, in_one_line, keep_others_out, told, write_atomically
 
 
@@ -53,7 +54,9 @@ def write(results: Path, out: Path) -> Path:
     if loaded.trials.empty:
         raise NothingToReport(_nothing(results, loaded.missing))
     articles = list(article.articles(results, loaded))
-    claims = ledger.table(loaded)
+    claims = ledger.with_recorded(ledger.table(loaded))
+    if not {*loaded.experiments} & {*questions()}:  # a sweep of the user's own decides no claim of the literature
+        claims = claims.iloc[:0]
     notes = _notes(loaded)
     for note in notes:
         warnings.warn(note, ReportWarning, stacklevel=2)

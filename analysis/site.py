@@ -14,7 +14,7 @@ import pandas as pd
 from accumulation_harness.analysis import ledger, load, sections, tables
 from accumulation_harness.analysis.article import Article
 from accumulation_harness.analysis.content import marked, number, worded
-from accumulation_harness.analysis.question import Ruling, advised
+from accumulation_harness.analysis.question import advised
 from accumulation_harness.judge.gates import ALGEBRA_GATE, RANK_LEVEL, ROUNDING_GATE, TRAJECTORY_GATE
 from accumulation_harness.questions import FOLDER
 
@@ -38,7 +38,7 @@ def pages(
     shared: dict[str, Any] = {
         "meanings": [(state, sections.SYMBOLS[state], words) for state, words in sections.MEANINGS.items()],
         "gates": {name: f"{gate:g}" for name, gate in gates.items()},
-        "ledger": ledger.ledger(claims) if _has_data(claims) else None,
+        "ledger": None if claims.empty else ledger.ledger(claims),
         "hrefs": {article.experiment.name: article.href for article in articles},
     }
 
@@ -55,11 +55,6 @@ def pages(
     about = f"{len(loaded.trials)} finished trials, {len(loaded.missing)} without a result."
     asked = [article for article in articles if not article.is_own]
     yield "index.html", made("index", rows=rows, own=own_sweeps, articles=asked, provenance=about)
-
-
-def _has_data(claims: pd.DataFrame) -> bool:
-    """Whether any claim is decided by trials that are there."""
-    return bool((~claims["verdict"].isin([Ruling.no_data, Ruling.pending])).any())
 
 
 def _sources() -> list[Mapping[str, str]]:

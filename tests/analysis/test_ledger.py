@@ -34,7 +34,8 @@ def rulings(results: Path) -> dict[str, str]:
 
 def test_without_results_nothing_has_a_verdict(results: Path, make_trial: MakeTrial) -> None:
     make_trial(experiment="something_else")
-    assert set(rulings(results).values()) <= {"no data", "pending"}
+    recorded = {claim.id for one in registered().values() for claim in one.claims if claim.is_recorded}
+    assert {verdict for name, verdict in rulings(results).items() if name not in recorded} <= {"no data", "pending"}
 
 
 def test_every_claim_of_an_experiment_is_in_the_ledger() -> None:
@@ -69,9 +70,26 @@ def test_claims_csv_has_the_columns_of_the_contract(results: Path, tmp_path: Pat
     with open(tmp_path / "claims.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == [
-        *("id", "source", "claim", "verdict", "condition", "measured", "threshold", "n", "experiment", "rule", "explanation"),
+        *(
+            "id",
+            "source",
+            "claim",
+            "verdict",
+            "condition",
+            "measured",
+            "threshold",
+            "n",
+            "experiment",
+            "rule",
+            "explanation",
+            "recorded",
+        ),
     ]
     own = {row["id"]: row for row in rows}
+    assert own["A1"]["recorded"] == "" and own["F4c"]["recorded"] == "2026-11-25 at cc2bf42", (
+        "measured here, and by the full grids"
+    )
+    assert own["F4c"]["verdict"] in ("confirmed", "refuted", "conditional", "undecided")
     assert own["A1"]["verdict"] == "conditional" and own["A1"]["experiment"] == "equivalence"
     assert float(own["A1"]["measured"]) == pytest.approx(4.1e-16), "the largest difference of an arm without BatchNorm"
     assert int(own["A1"]["n"]) == 20, "float16 repeats the algebra of float32"
