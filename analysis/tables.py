@@ -31,6 +31,16 @@ POWER = 0.8
 Places = NDArray[np.int64]
 
 
+def place_of(optimizer: object) -> int:
+    """Of an optimizer in the customary order; one that is not ours comes last."""
+    return OPTIMIZERS.index(str(optimizer)) if optimizer in OPTIMIZERS else len(OPTIMIZERS)
+
+
+def optimizers_of(rows: pd.DataFrame) -> list[str]:
+    """The optimizers of the rows, in their customary order."""
+    return sorted(set(rows["optimizer"]), key=place_of)
+
+
 def verdicts(arms: pd.DataFrame) -> pd.DataFrame:
     """`verdicts.csv`: the arms with its columns, in its order."""
     return arms[list(VERDICT_COLUMNS)]

@@ -5,11 +5,14 @@ from __future__ import annotations
 from accumulation_harness.config import OptimizerName
 from accumulation_harness.questions import EQUAL_SPLIT, OWN_GRADIENTS, Need, Question, Study
 
+KNOWN = ("sgd", "momentum", "nesterov", "adam", "adamw")
 QUESTION = Question(
     place=80,
     core=True,
     studies={
-        "adam_scale": Study(),
+        "adam_scale": Study(
+            needs=(Need("optimizer.name", lambda c: c.optimizer.name in KNOWN, "one whose first update has a closed form"),)
+        ),
         "second_moment": Study(
             needs=(
                 *OWN_GRADIENTS,

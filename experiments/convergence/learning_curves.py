@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from accumulation_harness.config import TUNING_SEEDS, ConfigError, OptimizerConfig, OptimizerName, TrialConfig
+from accumulation_harness.config import TUNING_SEEDS, ConfigError, OptimizerConfig, State, TrialConfig, state_of
 from accumulation_harness.experiments.momentum.optimizer_states import same_memory, slower, small_batch
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.measure.training import HELD_OUT_BATCH, OnStep, Row
@@ -157,8 +157,7 @@ def small_arm(setting: Setting, num: int, optimizer: OptimizerConfig) -> Arm:
 
 def with_small_rate(optimizer: OptimizerConfig, lr: float, num: int) -> OptimizerConfig:
     """At lr / sqrt(N) under Adam, else as it is (lr / N): where one grid of rates holds the best of a batch of B / N as well."""
-    is_adam = optimizer.name in (OptimizerName.adam, OptimizerName.adamw)
-    return dataclasses.replace(optimizer, lr=lr / num**0.5) if is_adam else optimizer
+    return dataclasses.replace(optimizer, lr=lr / num**0.5) if state_of(optimizer.name) == State.moments else optimizer
 
 
 def evaluation(arm: Arm, batches: Sequence[Batch]) -> tuple[float, float]:

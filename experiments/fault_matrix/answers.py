@@ -114,8 +114,10 @@ def curves(rows: pd.DataFrame, order: pd.Index[str]) -> tuple[pd.DataFrame, pd.D
     rows = rows.assign(
         setting=rows["optimizer"] + rows["clipping"].map({"off": "", "sometimes": ", some clipped", "always": ", all clipped"})
     )
-    ranks = {(o, c): (j, i) for i, o in enumerate(tables.OPTIMIZERS) for j, c in enumerate(faults.CLIPPINGS)}
-    pairs = sorted(set(zip(rows["optimizer"], rows["clipping"], rows["setting"], strict=True)), key=lambda pair: ranks[pair[:2]])
+    pairs = sorted(
+        set(zip(rows["optimizer"], rows["clipping"], rows["setting"], strict=True)),
+        key=lambda pair: (faults.CLIPPINGS.index(pair[1]), tables.place_of(pair[0])),
+    )
     columns, shown = [setting for *_, setting in pairs], faults.shown(rows)
     shares = shown.groupby([rows["arm"], rows["setting"]]).mean().unstack().reindex(index=order, columns=columns)
     medians = rows[shown].groupby(["arm", "setting"])["visible_at"].median().unstack().reindex(index=order, columns=columns)
@@ -130,7 +132,7 @@ def _hiding(rows: pd.DataFrame) -> str:
     """Which optimizer hides what from the loss curve, without clipping."""
     plain = rows[rows["clipping"] == "off"]
     seen = faults.shown(plain)
-    optimizers = [name for name in tables.OPTIMIZERS if name in set(plain["optimizer"])]
+    optimizers = tables.optimizers_of(plain)
     counts = {name: seen[plain["optimizer"] == name].groupby(plain["arm"]).sum() for name in optimizers}
     hidden = {name: set(count.index[count == 0]) for name, count in counts.items()}
     shown = set().union(*(count.index[count > 0] for count in counts.values()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from accumulation_harness.config import OptimizerName
+from accumulation_harness.config import State, state_of
 from accumulation_harness.questions import Need, Question, Study
 
 QUESTION = Question(
@@ -11,7 +11,7 @@ QUESTION = Question(
     studies={
         "optimizer_states": Study(),
         "optimizer_memory": Study(
-            needs=(Need("optimizer.name", lambda c: c.optimizer.name != OptimizerName.sgd, "an optimizer that has a memory"),)
+            needs=(Need("optimizer.name", lambda c: state_of(c.optimizer.name) != State.none, "an optimizer that has a memory"),)
         ),
     },
 )

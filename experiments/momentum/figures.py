@@ -25,7 +25,7 @@ from accumulation_harness.analysis.figures.style import (
     power_of_two,
     style,
 )
-from accumulation_harness.analysis.tables import OPTIMIZERS
+from accumulation_harness.analysis.tables import optimizers_of, place_of
 from accumulation_harness.judge import statistics
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.judge.gates import ALGEBRA_GATE
@@ -50,7 +50,7 @@ ZERO = 1e-17  # where a difference of exactly zero is drawn
 
 def figure_states(steps: pd.DataFrame) -> Figure:
     """Difference of the state (of the weights where there is none) over optimizer steps, a panel per optimizer."""
-    names = [name for name in OPTIMIZERS if name in set(steps["optimizer"])]
+    names = optimizers_of(steps)
     with style():
         figure = new_figure(WIDTH, 3.2)
         grid = figure.subplots(1, len(names), sharey=True, squeeze=False)
@@ -70,7 +70,7 @@ def figure_states(steps: pd.DataFrame) -> Figure:
 
 def figure_paths(steps: pd.DataFrame) -> Figure:
     """Distance of small steps to the window's weights over windows, a panel per optimizer."""
-    names = [name for name in OPTIMIZERS if name in set(steps["optimizer"])]
+    names = optimizers_of(steps)
     with style():
         figure = new_figure(WIDTH, 3.0)
         grid = figure.subplots(1, len(names), sharey=True, squeeze=False)
@@ -92,7 +92,7 @@ def figure_memory(memory: pd.DataFrame) -> Figure:
         (optimizer, entry, own[own["trial"] == own["trial"].iloc[0]])
         for (optimizer, entry), own in chosen.groupby(["optimizer", "entry"])
     ]
-    panels.sort(key=lambda panel: (OPTIMIZERS.index(panel[0]), panel[1]))
+    panels.sort(key=lambda panel: (place_of(panel[0]), panel[1]))
     with style():
         figure = new_figure(WIDTH, 3.0)
         grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)

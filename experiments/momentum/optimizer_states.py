@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from accumulation_harness.config import OptimizerConfig, OptimizerName, Precision, TrialConfig
+from accumulation_harness.config import OptimizerConfig, Precision, State, TrialConfig, state_of
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.judge.signature import worst
 from accumulation_harness.measure.lock_step import REFERENCE, LockStep, Setting, arm_state
@@ -135,7 +135,7 @@ def same_memory(optimizer: OptimizerConfig, num: int) -> OptimizerConfig:
     """
     mu, root = optimizer.momentum, 1 / num
     lr = optimizer.lr / num
-    if optimizer.name in (OptimizerName.momentum, OptimizerName.nesterov):
+    if state_of(optimizer.name) == State.buffer:
         lr *= (1 - mu**root) / (1 - mu)
     return dataclasses.replace(optimizer, lr=lr, momentum=mu**root, beta1=optimizer.beta1**root, beta2=optimizer.beta2**root)
 

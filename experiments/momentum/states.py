@@ -11,7 +11,7 @@ import pandas as pd
 from accumulation_harness.analysis.content import Picture, Section, Table, number
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Material
-from accumulation_harness.analysis.tables import OPTIMIZERS, resolution
+from accumulation_harness.analysis.tables import place_of, resolution
 from accumulation_harness.experiments.momentum import figures
 from accumulation_harness.judge import statistics
 from accumulation_harness.judge.cause import Cause
@@ -165,7 +165,9 @@ def state_table(rows: pd.DataFrame) -> Table:
             "state per micro-batch", "small steps")  # fmt: skip
     cells = []
     models = rows["workload"] + " " + rows["norm"]
-    for (model, optimizer), own in sorted(rows.groupby([models, "optimizer"]), key=lambda pair: (pair[0][0], _rank(pair[0][1]))):
+    for (model, optimizer), own in sorted(
+        rows.groupby([models, "optimizer"]), key=lambda pair: (pair[0][0], place_of(pair[0][1]))
+    ):
         by_arm = {str(arm): group for arm, group in own.groupby("arm")}
         right = by_arm["accumulated"]
         stateless = right["state_error"].isna().all()
@@ -184,10 +186,6 @@ def state_table(rows: pd.DataFrame) -> Table:
         "shown instead."
     )
     return Table(head, tuple(cells), caption)
-
-
-def _rank(optimizer: object) -> int:
-    return OPTIMIZERS.index(str(optimizer))
 
 
 def at_best_rate(rows: pd.DataFrame, by: Sequence[str], measure: str = "held_out_loss") -> pd.DataFrame:

@@ -73,7 +73,7 @@ def undivided_loop(results: Results) -> ClaimResult:
     same = wrong["verdict"].eq("equivalent")
     few = wrong[wrong["accumulation_steps"] == wrong["accumulation_steps"].min()]
     hidden = few.groupby("optimizer")["final_distance"].median()
-    moved = ", ".join(f"{number(hidden[name])} under {name}" for name in tables.OPTIMIZERS if name in hidden)
+    moved = ", ".join(f"{number(hidden[name])} under {name}" for name in sorted(hidden.index, key=tables.place_of))
     refuted = parted.all() and off <= SCALE_TOLERANCE
     return ClaimResult(
         verdict=Ruling.refuted if refuted else Ruling.confirmed if same.all() else Ruling.conditional,

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from accumulation_harness.analysis.figures.common import WIDTH
 from accumulation_harness.analysis.figures.style import BLUE, GREY, VERMILLION, new_figure, steps_axis, style
-from accumulation_harness.analysis.tables import OPTIMIZERS
+from accumulation_harness.analysis.tables import optimizers_of
 from accumulation_harness.judge.cause import Cause
 
 ARMS = {"accumulated": (BLUE, "o", "divided by N"), Cause.loss_not_divided: (VERMILLION, "X", "undivided")}
@@ -15,7 +15,7 @@ ARMS = {"accumulated": (BLUE, "o", "divided by N"), Cause.loss_not_divided: (VER
 
 def figure_update_size(rows: pd.DataFrame) -> Figure:
     """||theta_1 - theta_0|| over N, relative to N = 1 of the same trial; a panel per optimizer, a line per trial."""
-    optimizers = [name for name in OPTIMIZERS if name in set(rows["optimizer"])]
+    optimizers = optimizers_of(rows)
     start = rows[(rows["accumulation_steps"] == 1) & (rows["arm"] == "accumulated")].set_index("trial")["first_update"]
     rows = rows.assign(relative=rows["first_update"] / rows["trial"].map(start))
     numbers = sorted(set(rows["accumulation_steps"].astype(int)))  # among other studies the column has gaps

@@ -20,7 +20,7 @@ from accumulation_harness.analysis.figures.style import (
     steps_axis,
     style,
 )
-from accumulation_harness.analysis.tables import NORMS, OPTIMIZERS
+from accumulation_harness.analysis.tables import NORMS, optimizers_of
 from accumulation_harness.judge.gates import ALGEBRA_GATE
 
 DASHES = ("-", (0, (4, 1.5)))
@@ -30,7 +30,7 @@ BOTTOM = 1e-4  # relative: below, a curve lies on the correct one
 
 def figure_losses(steps: pd.DataFrame) -> Figure:
     """|loss / correct loss - 1| over the optimizer steps: a panel per optimizer, a line per wrong arm."""
-    optimizers = [name for name in OPTIMIZERS if name in set(steps["optimizer"])]
+    optimizers = optimizers_of(steps)
     wrong = sorted(set(steps["arm"]) - {"accumulated", "full", "permuted"})
     looks = {arm: (SERIES[i % len(SERIES)], DASHES[i // len(SERIES) % len(DASHES)]) for i, arm in enumerate(wrong)}
     with style():
