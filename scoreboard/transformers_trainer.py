@@ -1,7 +1,7 @@
 """transformers `Trainer` on tiny random models: SGD and AdamW, clipping off and on, two epochs with a remainder.
 
-`make audit-transformers` runs the newest release pinned in requirements/transformers.txt, `make audit-transformers-old` one of
-October 2024, `make audit-transformers-446` and `-450` two of the releases between.
+`make trainer NAME=transformers` runs the newest release pinned in requirements/transformers.txt, `transformers-old` one of
+October 2024, `transformers-446` and `-450` two of the releases between.
 """
 
 from __future__ import annotations
