@@ -14,7 +14,7 @@ import tomllib
 
 from accumulation_harness.analysis import ledger, load
 from accumulation_harness.audit import audit
-from accumulation_harness.experiments import released_trainers
+from accumulation_harness.experiments.released_trainers import answers
 from scoreboard import page, record
 from tests.audit.loops import wrong_loops
 
@@ -98,7 +98,7 @@ E, D = "equivalent", "different"
 def test_rulings(rule: str, verdicts: dict[str, str], ruling: str) -> None:
     of = {"name": "x", "framework": "x", "version": "1", "accumulation_steps": 4, "causes": "", "distance": 0.1}
     arms = pd.DataFrame([of | {"function": name, "verdict": said, "largest_distance": 0.1} for name, said in verdicts.items()])
-    assert getattr(released_trainers, rule)(arms).verdict == ruling
+    assert getattr(answers, rule)(arms).verdict == ruling
 
 
 def test_the_ledger_has_them_without_any_trial(tmp_path: Path) -> None:

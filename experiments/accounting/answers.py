@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from importlib.resources import files
 
 import pandas as pd
 
 from accumulation_harness.analysis.content import Section, Table, number
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from accumulation_harness.experiments.shared.recorded import recorded
 
 ADAM = ("adam", "adamw")
 CLOSE = 0.02  # relative tolerance for a result that a text rounds to two or three digits
@@ -90,7 +90,7 @@ def adam_copies(results: Results) -> ClaimResult:
 
 def key_value_cache(results: Results) -> ClaimResult:
     """D3: tests whether a training forward of a released library fills a key-value cache, and how much of it is a cost."""
-    return cache_ruling(pd.read_csv(str(files("accumulation_harness.experiments") / "recorded" / "key_value_cache.csv")))
+    return cache_ruling(recorded("key_value_cache"))
 
 
 def cache_ruling(rows: pd.DataFrame) -> ClaimResult:

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
-
 import pandas as pd
 
 from accumulation_harness.analysis.content import Section, Table, Text
 from accumulation_harness.analysis.question import Material
 from accumulation_harness.analysis.rates import Rate
+from accumulation_harness.experiments.shared.recorded import recorded
 
 RIGHT = "none"  # the fault of a right loop
 RUNGS = ("ledger", "sketch", "replay")
-
-
-def recorded(name: str) -> pd.DataFrame:
-    """The counts of this name, as they are kept with the project."""
-    return pd.read_csv(str(files("accumulation_harness.experiments") / "recorded" / f"{name}.csv"), keep_default_na=False)
 
 
 def random_settings(_material: Material) -> Section:

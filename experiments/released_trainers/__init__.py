@@ -1,4 +1,4 @@
-"""Do released trainers accumulate rightly? Decided by the audits that `make audit-<name>` writes beside the results."""
+"""Do released trainers accumulate rightly? Decided by the audits in `scoreboard/`."""
 
 from __future__ import annotations
 

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
-
 import pandas as pd
 
 from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Ruling, undecided
-
-
-def recorded(name: str) -> pd.DataFrame:
-    """What is kept with the project under this name."""
-    return pd.read_csv(str(files("accumulation_harness.experiments") / "recorded" / f"{name}.csv"), keep_default_na=False)
+from accumulation_harness.experiments.shared.recorded import recorded
 
 
 def of(name: str) -> pd.DataFrame:
