@@ -140,7 +140,7 @@ def network(*middle: nn.Module) -> tuple[nn.Module, Callable[[int], tuple[Tensor
 
 
 def audited(*middle: nn.Module, divides: bool = True) -> list[str]:
-    """The causes that an audit finds in the loop."""
+    """The causes that an audit finds in the loop; one layer that draws would draw the same for every split."""
     device = on()
 
     def train(batch_size: int, accumulation_steps: int) -> None:
@@ -270,8 +270,8 @@ CASES = QUICK | {
     "trial_pairs": (of(Data.pairs), RIGHT | {"accumulated": "non_separable_loss"}),
     "trial_batch_norm": (partial(trial, workload=WorkloadConfig(), norm=Norm.batch), RIGHT | {"accumulated": "batch_statistics"}),
     "trial_faults": (partial(trial, faults=FAULTS, optimizer=ADAMW, clip_norm=0.4), RIGHT | {name: name for name in FAULTS}),
-    "audited_dropout": (lambda: audited(nn.Dropout(0.5)), ["stochastic_layers"]),
-    "audited_masks": (lambda: audited(Masked()), ["stochastic_layers"]),
+    "audited_dropout": (lambda: audited(nn.Dropout(0.5), nn.Dropout(0.5)), ["stochastic_layers"]),
+    "audited_masks": (lambda: audited(Masked(), Masked()), ["stochastic_layers"]),
     "by_hand": (partial(by_hand, True), "equivalent"),
     "by_hand_undivided": (partial(by_hand, False), "loss_not_divided"),
     "language_model": (

@@ -18,7 +18,7 @@ from tests.simgpu.cases import CASES, QUICK, STUDIES
 ROOT = Path(__file__).parents[2]
 # For what a recipe's steps may wait: float16's scaler; a count that torch's moving average copies; rows, terms and notes by hand.
 WAITS = {
-    *("_local_scalar_dense in recipe.step", "copy of [] in recipe.update_ema", "_to_copy in hand_written.sample_ids"),
+    *("_local_scalar_dense in recipe.step", "copy of [] in recipe.update_ema", "_to_copy in hand_written.<genexpr>"),
     *("_local_scalar_dense in custom.num_terms", "_local_scalar_dense in custom.forward"),
     *("_local_scalar_dense in batch_sizes.note", "_local_scalar_dense in training.outcome"),
 }
