@@ -31,7 +31,6 @@ def windows(*errors: Window) -> tuple[Errors, ...]:
 UNDIVIDED = {"": 0.1, "loss_not_divided": 1e-15}
 CLEARED = {"gradients_cleared_in_window": 0.0, "resume_in_window": 0.0}
 SHORT = {"loss_divided_twice": 0.0, "short_window_divided_by_n": 0.0}
-NOTHING_NEARER = {"": 0.1, "loss_not_divided": 0.1}
 BESIDE = {f"batch_statistics+{cause}": 0.0 for cause in CLEARED}
 WRONG = Signature(probes=5, worst_window=WINDOW, wrong_windows=windows(*[{"loss_not_divided": 1e-16}] * 5))
 
@@ -44,12 +43,9 @@ def wrong(*errors: Window) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "counters", "causes", "explained"),
     [
-        ({}, {}, ("loss_not_divided",), True),
         (wrong({"loss_not_divided": 1e-11}), {}, ("unexplained",), False),
-        (wrong({}), {}, ("unexplained",), False),
         (wrong({"loss_not_divided": math.nan}), {}, ("unexplained",), False),
         ({"gap_without_factor": {(Cause.stochastic_layers,): 1e-15}}, {}, ("stochastic_layers",), True),
-        ({"gap_without_factor": {(Cause.stochastic_layers,): 0.1}}, {}, ("loss_not_divided",), True),
         (
             wrong({"batch_statistics+loss_not_divided": 1e-15, "loss_divided_twice": 0.3}),
             {},
@@ -64,16 +60,10 @@ def wrong(*errors: Window) -> dict[str, Any]:
         ),
         ({}, {Counter.schedule_index: (8.0, 2.0)}, ("loss_not_divided", "schedule_per_micro_batch"), True),
         ({"steps_in_window": (4, 4), "moved": Movement(0.1)}, {}, ("step_every_micro_batch",), True),
-        ({"steps_in_window": (2, 4), "moved": Movement(0.1)}, {}, ("window_misplaced",), True),
-        ({"steps_in_window": (2, 2)}, {}, ("window_misplaced",), True),
         ({"steps_in_window": (4, 4), "steps_before_last_forward": 3}, {}, ("optimizer_state_per_micro_batch",), True),
-        ({"steps_before_last_forward": 1, "moved": Movement(0.1)}, {}, ("window_misplaced",), True),
-        ({"skipped_windows": 1}, {}, ("window_misplaced",), True),
-        ({"samples": Samples(unknown=3)}, {}, ("foreign_gradients",), True),
         ({"samples": Samples(unknown=3, missing=3)}, {}, ("unexplained",), False),
         ({"samples": OTHER_SAMPLES, "other_samples": windows(UNDIVIDED)}, {}, ("window_misplaced", "loss_not_divided"), True),
         ({"samples": OTHER_SAMPLES, "other_samples": windows({**UNDIVIDED, "": 1e-15})}, {}, ("window_misplaced",), True),
-        ({"samples": OTHER_SAMPLES, "other_samples": windows(NOTHING_NEARER)}, {}, ("window_misplaced",), True),
         (wrong(CLEARED), {}, ("gradients_cleared_in_window",), True),
         ({"wrong_windows": windows(CLEARED)}, {}, ("resume_in_window",), True),
         (wrong(SHORT), {}, ("loss_divided_twice",), True),
@@ -82,10 +72,6 @@ def wrong(*errors: Window) -> dict[str, Any]:
         (wrong({"batch_statistics": 0.0}, BESIDE), {}, ("batch_statistics", "resume_in_window"), True),
         ({}, {Counter.schedule_index: (1.0, 2.0)}, ("loss_not_divided",), True),
         ({"moved": Movement(1e-3, -1.0), "decays_fit": False}, {}, ("unexplained",), False),
-        ({"samples": Samples(repeated=1, missing=1)}, {}, ("samples_repeated",), True),
-        ({"samples": Samples(missing=1)}, {}, ("window_misplaced",), True),
-        ({"moved": Movement(1e-3, -1.0)}, {}, ("weight_decay_per_micro_batch",), True),
-        ({"moved": Movement(1e-3, 0.5)}, {}, ("unexplained",), False),
     ],
     ids=str,
 )  # fmt: skip
@@ -100,26 +86,17 @@ def test_gradients_and_windows(
 @pytest.mark.parametrize(
     ("changes", "counters", "cause"),
     [
-        ({"state_errors": {"ema": 0.1}, "average_error": 1e-15}, {}, "ema_per_micro_batch"),
         ({"state_errors": {"ema": 0.1}, "average_error": 0.1}, {}, "unexplained"),
-        ({}, {Counter.batches_tracked: (8.0, 4.0)}, "batch_statistics"),
         ({"loss_error": 0.1}, {Counter.windows_at_another_rate: (5.0, 0.0)}, "loss_report_differs"),
         ({}, {Counter.windows_at_another_rate: (5.0, 0.0)}, "unexplained"),
-        ({"state_errors": {"exp_avg": 0.1, "exp_avg_sq": 0.0}, "advanced_error": 1e-15}, {}, "optimizer_state_per_micro_batch"),
         ({"state_errors": {"exp_avg": 0.1, "exp_avg_sq": 0.0}, "advanced_error": 0.2}, {}, "unexplained"),
         ({"update": Movement(0.1, -1.0), "decays_fit": False}, {}, "unexplained"),
         ({}, {Counter.schedule_index: (9.0, 10.0), Counter.optimizer_steps: (9.0, 10.0)}, "window_misplaced"),
         ({}, {Counter.state_step: (8.0, 2.0)}, "optimizer_state_per_micro_batch"),
-        ({"update": Movement(0.1, -1.0)}, {}, "weight_decay_per_micro_batch"),
-        ({"update": Movement(0.1, 0.2)}, {}, "unexplained"),
-        ({"loss_error": 0.1}, {}, "loss_report_differs"),
-        ({}, {Counter.samples: (80.0, 40.0)}, "counter_wrong"),
         ({}, {Counter.optimizer_steps: (9.0, 10.0)}, "window_misplaced"),
         ({}, {Counter.optimizer_steps: (9.0, 10.0), Counter.state_step: (9.0, 10.0)}, "window_misplaced"),
-        ({"survivors_error": 1e-15}, {}, "non_finite_micro_batch"),
         ({"survivors_error": 1e-3}, {Counter.poisoned_finite: (1.0, 0.0)}, "unexplained"),
         ({"survivors_error": 1e-15, "state_errors": {"ema": 0.1}, "average_error": 0.0}, {}, "ema_per_micro_batch"),
-        ({}, {Counter.loss_scale: (2.0, 1.0)}, "unexplained"),
         ({}, {}, "unexplained"),
     ],
     ids=str,

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.judge.signature import (
     Attribution,
-    Errors,
     Movement,
     Samples,
     Signature,
@@ -49,8 +48,3 @@ def test_a_cause_must_fit_every_wrong_window() -> None:
     a, b = (CLEARED,), (SHORT,)
     assert explanations([{a: 1e-16, b: 1e-15}, {a: 0.2, b: 1e-14}, {b: 1e-16}]) == {b: 1e-14}
     assert explanations([]) == {}
-
-
-def test_beside_batch_norm_a_second_cause_may_rest_in_some_windows() -> None:
-    seen: list[Errors] = [{(BATCH,): 1e-15}, {(BATCH,): 0.3, (BATCH, SHORT): 1e-14, (SHORT,): 0.2}]
-    assert explanations(seen) == {(BATCH,): 0.3, (BATCH, SHORT): 1e-14}

@@ -13,7 +13,6 @@ from accumulation_harness.measure.ablation import REMOVALS, attribute
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.recipes.faults import (
     clip_per_micro_batch,
-    low_precision_accumulator,
     mean_of_means,
     short_window_divided_by_n,
 )
@@ -51,7 +50,3 @@ def test_removing_the_factor_closes_the_gap_and_removing_others_does_not(found: 
     assert set(by_factor) == set(REMOVALS)
     assert by_factor[factor] > 0.999
     assert all(share < 0.5 for name, share in by_factor.items() if name != factor), by_factor
-
-
-def test_a_fault_without_such_a_factor_is_attributed_to_none() -> None:
-    assert max(shares(low_precision_accumulator).values()) < 0.5

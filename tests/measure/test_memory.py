@@ -13,7 +13,6 @@ from torch.profiler import ProfilerActivity, profile
 
 from accumulation_harness.measure import memory
 from accumulation_harness.recipes.micro_batch import Even
-from accumulation_harness.recipes.recipe import take_step
 from tests.toy import Toy, make_arm
 
 
@@ -26,30 +25,6 @@ def test_activations_grow_with_the_micro_batch_and_nothing_else_does() -> None:
     for size, one in zip(sizes, taken, strict=True):
         assert one.total == pytest.approx(static + slope * size, rel=1e-9)
     assert slope > 0 and static >= 288
-
-
-def test_counting_changes_no_bit() -> None:
-    window = Toy().batch(torch.arange(24))
-    counted, plain = make_arm(Even(5)), make_arm(Even(5))
-    memory.of_step(counted, window)
-    take_step(plain, window)
-    for a, b in zip(counted.model.parameters(), plain.model.parameters(), strict=True):
-        assert torch.equal(a, b)
-    assert counted.recipe == plain.recipe
-
-
-def test_gradients_and_activations_live_together_from_the_second_micro_batch_on() -> None:
-    """Backward of a single micro-batch lets go of what it needed as gradients come; from the second on the sum is there first."""
-    alive = {}
-    for num in (1, 2, 6):
-        arm = make_arm(Even(4))
-        window = Toy().batch(torch.arange(4 * num))
-        take_step(arm, window)
-        found = memory.of_step(arm, window)
-        alive[num] = found.alive
-        assert max(found.activations, found.gradients) <= found.alive <= found.activations + found.gradients
-    assert alive[1] < alive[2] == alive[6]
-    assert alive[2] == found.activations + found.gradients
 
 
 NUMBERS = 100_000  # of a tensor, so that what the allocator rounds up to does not count

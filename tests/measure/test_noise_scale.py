@@ -70,19 +70,6 @@ def test_squared_norms(split: SplitPlan, precision: Precision, tolerance: float,
     assert clip_norm is None or all(arm.clipped), "the clip has to be active, or it could not be missed"
 
 
-def test_a_micro_batch_without_a_loss_term_adds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The third of four has none: the others stand for the window, as if it had been cut into three."""
-    monkeypatch.setattr(Toy, "num_terms", lambda self, batch: (batch.ids < 12).long() + (batch.ids >= 18).long())
-    monkeypatch.setattr(Toy, "losses", lambda self, outputs, batch: self.num_terms(batch) * cross_entropy(outputs, batch))
-    found = []
-    for ids, split in ((torch.arange(24), Even(6)), (torch.cat([torch.arange(12), torch.arange(18, 24)]), Even(6))):
-        arm = make_arm(split)
-        watch = NoiseWatch(arm)
-        take_step(arm, arm.workload.batch(ids))
-        found.append(squares(read({"arm": watch})["arm"]))
-    assert found[0] == pytest.approx(found[1], rel=EXACT) and found[0][0] > 1.01 * found[0][1]
-
-
 @pytest.mark.parametrize("sizes", [(2, 2), (1, 3), (1, 1, 2)], ids=str)
 def test_the_estimates_are_unbiased(sizes: tuple[int, ...]) -> None:
     """Over all 81 windows of 4 from 3 samples, with replacement, the means are exactly S and |G|^2; unweighted they are not."""

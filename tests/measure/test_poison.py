@@ -77,12 +77,3 @@ def test_a_step_on_something_else_is_not_taken_for_the_survivors() -> None:
 
     wrong = probe(zeros_for_nans)["wrong"]
     assert wrong.finite and wrong.survivors > 1e-3
-
-
-def test_leaving_the_whole_window_out_is_right() -> None:
-    still = PoisonedWindow(steps=0, finite=True, moved=False, scale_before=1.0, scale_after=1.0, survivors=math.inf)
-    lost = dataclasses.replace(still, steps=1, finite=False, moved=True)
-    assert not differing({REFERENCE: lost, "mine": still}, "mine")
-    assert differing({REFERENCE: lost, "mine": dataclasses.replace(still, moved=True)}, "mine"), "its state went on"
-    skipped = dataclasses.replace(still, scale_after=0.5)
-    assert differing({REFERENCE: skipped, "mine": still}, "mine"), "the scaler has to see it"

@@ -17,7 +17,6 @@ from accumulation_harness.judge.sequential import spent
 from accumulation_harness.judge.verdict import ROUNDING_GATE, Outcome, Rounding, judge, rounding_failures
 from accumulation_harness.measure import rounding
 from accumulation_harness.measure.lock_step import REFERENCE, Setting
-from accumulation_harness.measure.rounding import zero_share
 from accumulation_harness.recipes.micro_batch import Even
 from accumulation_harness.recipes.recipe import Arm, Recipe
 from tests.judge.test_verdict import GOOD
@@ -101,34 +100,8 @@ def test_permutations_end_when_it_is_decided(toy_setting, make_numpy, times: flo
     assert found.permutations == taken and (found.low > ROUNDING_GATE) == (times > ROUNDING_GATE)
 
 
-def test_scale_cosine_and_weights_are_of_the_natural_order(toy_setting, make_numpy) -> None:
-    setting, oracle = toy_setting(CONFIG), make_numpy(toy_setting(CONFIG))
-    parts = np.stack([oracle.gradient(oracle.start, ids) for ids in IDS.numpy().reshape(4, 2)])
-    exact = oracle.gradient(oracle.start, IDS.numpy())
-    own = np.array([0.5, 1.0, 2.0, 0.25]) @ parts / 4 + 0.1 * directions(exact)[1]
-    found = measured(setting, [exact] * (K + 1), [own] + [exact] * K)
-    consumed = own.astype(np.float32).astype(np.float64)
-    weights, *_ = np.linalg.lstsq(parts.T, consumed, rcond=None)
-    assert found.weights == pytest.approx(4 * weights, rel=1e-7)
-    assert found.residual == pytest.approx(np.linalg.norm(consumed - weights @ parts) / np.linalg.norm(consumed), rel=1e-7)
-    assert found.scale == pytest.approx(np.linalg.norm(consumed) / np.linalg.norm(exact), rel=1e-9)
-    cosine = consumed @ exact / np.linalg.norm(consumed) / np.linalg.norm(exact)
-    assert found.cosine == pytest.approx(cosine, rel=1e-9)
-
-
 def verdict_of(found: Rounding, precision: Precision = Precision.float32) -> Outcome:
     return judge(dataclasses.replace(GOOD, rounding=found, precision=precision)).verdict
-
-
-def test_zeros_are_those_of_entries_that_are_not_zero(toy_setting, make_numpy) -> None:
-    gradient, exact = torch.tensor([0.0, 0.0, 3.0, 0.0, 1.0]), torch.tensor([1.0, 0.0, 2.0, 4.0, 5.0])
-    assert zero_share(gradient, exact) == 2 / 4 and zero_share(exact, gradient) == 0
-    assert math.isnan(zero_share(None, exact)) and math.isnan(zero_share(gradient, torch.zeros(5)))
-    setting = toy_setting(CONFIG)
-    whole = make_numpy(setting).gradient(make_numpy(setting).start, IDS.numpy())
-    cut, half = np.where(np.arange(18) < 6, 0.0, whole), np.where(np.arange(18) < 9, 0.0, whole)
-    found = measured(setting, [cut] + [whole] * K, [half] + [whole] * K)
-    assert (found.zeros, found.full_zeros) == pytest.approx((9 / 18, 6 / 18), rel=1e-6)
 
 
 def test_a_real_arm_sees_permutations_and_stays_where_it_is(toy_setting, make_numpy) -> None:

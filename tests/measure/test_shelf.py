@@ -35,14 +35,6 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
-def test_a_tensor_on_the_shelf_has_its_values(dtype: torch.dtype) -> None:
-    tensor = torch.arange(100_003).to(dtype).reshape(1, -1)
-    put = FileShelf().put(tensor)
-    assert put is not tensor and put.data_ptr() != tensor.data_ptr()
-    assert torch.equal(put, tensor)
-
-
 def test_a_parameter_stays_the_same_object_and_is_trained_in_its_file() -> None:
     own, model = FileShelf(), nn.Linear(700, 300)
     start, parameter = model.weight.detach().clone(), model.weight
@@ -66,16 +58,6 @@ def test_pages_are_given_back_and_no_file_is_left(tmp_path: Path) -> None:
     own.settle([tensor])
     assert resident() - idle < 10e6
     assert float(tensor.sum()) == 16e6
-
-
-def test_an_address_that_is_used_again_is_no_file() -> None:
-    """Giving back the pages of memory that is not a file's would empty it."""
-    own = FileShelf()
-    for _ in range(20):
-        own.put(torch.ones(80_000))
-        plain = torch.ones(80_000)
-        own._give_back(plain)
-        assert bool((plain == 1).all())
 
 
 def test_the_numbers_of_a_trial_are_the_same_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,31 +62,6 @@ def test_grad_cache_is_the_full_batch(contrast: str, num: int, corpus: str) -> N
     assert relative_distance(gradient(setting, accumulated(trial, num), window), right) > APART
 
 
-def test_the_usual_dropout_is_that_of_forwards_in_parts(corpus: str) -> None:
-    """The oracle keeps the graphs of all parts, drawn one after the other, and differentiates the whole loss once."""
-    trial = config(corpus, dropout=0.3)
-    setting, window = setting_of(trial)
-    model = setting.initial.double()
-    with setting.randomness(0):
-        parts = [model(window.rows(slice(k, k + 3)).inputs) for k in range(0, 12, 3)]
-        after = torch.get_rng_state()
-    queries, passages = (torch.cat([part[k] for part in parts]) for k in (0, 1))
-    scores = parts[0].log_scale.exp() * queries @ passages[:, 0].T
-    own = torch.arange(12)
-    loss = 0.5 * (F.cross_entropy(scores, own) + F.cross_entropy(scores.T, own))
-    right = flatten(torch.autograd.grad(loss, list(model.parameters())))
-    arm = setting.arm(accumulated(trial, 4), precision=Precision.float64)
-    states: list[Tensor] = []
-    found = gradient(setting, contrastive.grad_cache(accumulated(trial, 4)), window, arm)
-    assert relative_distance(found, right) <= EXACT
-    with setting.randomness(0):
-        take_step(arm, window)
-        states.append(torch.get_rng_state())
-    assert torch.equal(states[0], after), "what comes next draws as after one pass"
-    other = gradient(setting, contrastive.grad_cache_other_draws(accumulated(trial, 4)), window)
-    assert relative_distance(other, right) > APART
-
-
 def test_the_repeated_temperature_is_n_times_too_large_and_nothing_else(corpus: str) -> None:
     trial = config(corpus)
     setting, window = setting_of(trial)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,10 @@ import torch
 from torch.optim import Optimizer
 
 from accumulation_harness import targets
-from accumulation_harness.config import ConfigError, OptimizerConfig, OptimizerName, ScheduleConfig, ScheduleName
+from accumulation_harness.config import ConfigError, OptimizerConfig, OptimizerName
 from accumulation_harness.measure.lock_step import Watch
 from accumulation_harness.recipes.micro_batch import Even, Ragged, SplitPlan
-from accumulation_harness.recipes.recipe import make_optimizer, make_schedule, take_step
+from accumulation_harness.recipes.recipe import make_optimizer, take_step
 from tests import reference
 from tests.toy import Toy, make_arm
 
@@ -46,15 +45,6 @@ def test_the_consumed_gradient_is_the_windows_mean_gradient(split: SplitPlan, id
     take_step(arm, arm.workload.batch(ids))
     assert watch.gradient is not None and watch.steps == 1
     assert np.linalg.norm(watch.gradient.numpy() - expected) <= EXACT * np.linalg.norm(expected)
-
-
-def test_the_returned_loss_is_the_windows_mean_loss() -> None:
-    losses = [float(take_step(make_arm(split), Toy().batch(WINDOW))) for split in SPLITS]
-    toy, arm = Toy(), make_arm(Even(24))
-    with torch.no_grad():
-        logp = torch.log_softmax(arm.model(toy.x), 1)[torch.arange(24), toy.y]
-    expected = float(-(logp * (1 + WINDOW % 4)).sum() / (1 + WINDOW % 4).sum())
-    assert losses == pytest.approx([expected] * len(SPLITS), rel=EXACT)
 
 
 OPTIMIZERS = {
@@ -88,26 +78,6 @@ def test_clipping_acts_once_on_the_accumulated_gradient() -> None:
     assert watch.gradient is not None and bool(arm.clipped[0])
     norm = np.linalg.norm(expected)
     assert np.abs(watch.gradient.numpy() - expected * 0.05 / (norm + 1e-6)).max() < EXACT
-
-
-@pytest.mark.parametrize(
-    ("config", "factors"),
-    [
-        (ScheduleConfig(), [1, 1, 1, 1]),
-        (ScheduleConfig(warmup_steps=3), [0.25, 0.5, 0.75, 1]),
-        (ScheduleConfig(name=ScheduleName.cosine), [1, 0.5 + math.sqrt(0.125), 0.5, 0.5 - math.sqrt(0.125)]),
-        (ScheduleConfig(name=ScheduleName.cosine, warmup_steps=2), [1 / 3, 2 / 3, 1, 0.5]),
-    ],
-)
-def test_schedule_factors(config: ScheduleConfig, factors: list[float]) -> None:
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-    schedule = make_schedule(config, optimizer, 4)
-    found = []
-    for _ in factors:
-        found.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        schedule.step()
-    assert found == pytest.approx(factors)
 
 
 class Bare(Optimizer):

@@ -1,13 +1,8 @@
 from __future__ import annotations
 
-import pytest
 import torch
-from torch import nn
 
-from accumulation_harness.config import Data, Model, TrialConfig, WorkloadConfig
-from accumulation_harness.measure.lock_step import Setting
-from accumulation_harness.recipes.sample_masks import SampleDropout, replace_dropout
-from tests.toy import CPU
+from accumulation_harness.recipes.sample_masks import SampleDropout
 
 
 def test_a_mask_belongs_to_its_sample() -> None:
@@ -25,14 +20,3 @@ def test_a_mask_belongs_to_its_sample() -> None:
             setattr(layer, name, value)
             assert not torch.equal(layer(torch.ones(1, 6, 4))[0], together[2])
             setattr(layer, name, before)
-
-
-@pytest.mark.parametrize(
-    "workload", [WorkloadConfig(dropout=0.2), WorkloadConfig(data=Data.text, model=Model.transformer, dropout=0.2)]
-)
-def test_every_dropout_is_replaced(workload: WorkloadConfig) -> None:
-    model = Setting(TrialConfig(workload=workload), CPU).initial
-    before = sum(isinstance(layer, nn.Dropout) for layer in model.modules())
-    layers = replace_dropout(model)
-    assert len(layers) == before > 0 and [layer.layer for layer in layers] == list(range(before))
-    assert not any(isinstance(layer, nn.Dropout) for layer in model.modules()) and {layer.p for layer in layers} == {0.2}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from accumulation_harness.referee.gradients import relative_distance
-from accumulation_harness.referee.hypotheses import WindowFacts, hypotheses, partly, penalty_factors
+from accumulation_harness.referee.hypotheses import WindowFacts, hypotheses, partly
 from accumulation_harness.referee.oracle import Parts
 
 TERMS = (3, 20, 9, 32)
@@ -79,12 +79,3 @@ def test_clipping_inside_the_window(micro_batches: int) -> None:
     undivided = clip(weighted(facts, (1.0, 1.0, 1.0, 1.0))) / 4
     assert explained_by(undivided, facts) == {"clip_before_unscale"}
     assert not explained_by(clip(facts.parts.gradient) * 1.001, facts)
-
-
-def test_the_penalty_may_be_there_too_often_or_too_seldom_and_never_once() -> None:
-    assert {4, 0.0, 0.25, 0.0625, 1 / 64} <= set(penalty_factors(4, 4, 64))
-    penalty = torch.arange(11, dtype=torch.float64)
-    facts = random_facts(penalty=penalty)
-    for factor in (4, 0.25, 1 / 64, 0.0):
-        assert explained_by(facts.parts.gradient + (factor - 1) * penalty, facts) == {"auxiliary_loss_scale"}
-    assert not explained_by(facts.parts.gradient + 0.3 * penalty, facts)

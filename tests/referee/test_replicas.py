@@ -54,17 +54,6 @@ def window() -> Window:
     return Window(CUTS)
 
 
-def test_the_right_step_has_no_cause_and_the_smallest_error_has(window: Window) -> None:
-    evidence = window.evidence(window.right, window.right)
-    assert evidence.is_right and diagnose_ranks(evidence).cause == ""
-    assert evidence.distance < 1e-14 and evidence.terms == tuple(window.terms)
-    np.testing.assert_allclose(evidence.weights, 1, atol=1e-12)
-    moved = window.right * (1 + 1e-11)
-    assert window.cause(moved, moved) == "unexplained"
-    assert window.cause(window.right, moved) == "replicas_not_synchronised+unexplained"
-    assert window.cause(window.right, window.right, apart=1e-9) == "replicas_not_synchronised+unexplained"
-
-
 @pytest.mark.parametrize("divisor", ["own", "scaled", "window"])
 def test_replicas_that_do_not_speak_or_too_early(window: Window, divisor: str) -> None:
     factors = {"own": [1 / n for n in window.terms], "scaled": [2 / window.total] * 2, "window": [1 / window.total] * 2}[divisor]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from accumulation_harness.config import OUR_NORMS, Data, Model, Norm, TrialConfig, WorkloadConfig
 from accumulation_harness.workloads import Workload
-from accumulation_harness.workloads.build import make_workload, smallest_micro_batch
+from accumulation_harness.workloads.build import make_workload
 from accumulation_harness.workloads.image_models import make_resnet18
 
 CPU = torch.device("cpu")
@@ -76,17 +76,6 @@ def test_batch_norm_couples_samples_and_nothing_else_does(model: Model, norm: No
         assert relative > COUPLED
     else:
         assert relative < ROUNDING
-
-
-@pytest.mark.parametrize(("model", "norm"), PAIRS)
-def test_smallest_micro_batch_trains_and_a_smaller_one_does_not(model: Model, norm: Norm) -> None:
-    workload, net = build(model, norm)
-    smallest = smallest_micro_batch(trial(model, norm))
-    assert net(workload.batch(torch.arange(smallest)).inputs).isfinite().all()
-    assert smallest == (2 if (model, norm) == (Model.mlp, Norm.batch) else 1)
-    if smallest > 1:
-        with pytest.raises(ValueError, match="more than 1 value per channel"):
-            net(workload.batch(torch.arange(smallest - 1)).inputs)
 
 
 def parameter_count(net: nn.Module) -> int:

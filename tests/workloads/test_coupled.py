@@ -36,14 +36,6 @@ def test_pairs_loss_is_info_nce_in_both_directions() -> None:
     assert not torch.allclose(pairs.losses(z[:3], batch.rows(slice(0, 3))), pairs.losses(z, batch)[:3]), "they hang on each other"
 
 
-def test_each_tower_sees_its_half_alone() -> None:
-    pairs = workload(PAIRS)
-    model, images = pairs.make_model().double(), pairs.batch(torch.arange(4)).inputs
-    other = images.clone()
-    other[..., 4:] = 0.5
-    assert torch.equal(model(images)[:, 0], model(other)[:, 0]) and not torch.equal(model(images)[:, 1], model(other)[:, 1])
-
-
 def test_advantages_are_the_windows_normalised_rewards() -> None:
     policy, ids = workload(POLICY), torch.arange(40, 57)
     window = policy.batch(ids)

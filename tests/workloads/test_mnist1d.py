@@ -13,7 +13,7 @@ from scipy.ndimage import gaussian_filter
 from accumulation_harness.config import Data, Model, Norm, TrialConfig, WorkloadConfig
 from accumulation_harness.workloads import mnist1d
 from accumulation_harness.workloads.build import make_workload
-from accumulation_harness.workloads.mnist1d import generate, read_mnist1d, sampled, templates
+from accumulation_harness.workloads.mnist1d import generate, read_mnist1d, templates
 
 CONFIG = TrialConfig(workload=WorkloadConfig(data=Data.mnist1d, model=Model.conv1d, width=2), norm=Norm.batch)
 
@@ -54,13 +54,6 @@ def test_samples_are_distributed_as_the_recipe_draws_them() -> None:
         assert apart(mine, theirs) < 3 < 10 < apart(other, theirs)
         assert mine.std(0).mean() == pytest.approx(theirs.std(0).mean(), rel=0.05)
         assert np.abs(np.diff(mine)).mean() == pytest.approx(np.abs(np.diff(theirs)).mean(), rel=0.05)
-
-
-def test_interpolation_is_the_published_one() -> None:
-    x = np.random.default_rng(0).random((3, 20))
-    lengths = np.array([20, 13, 7])
-    expected = [interp1d(np.linspace(0, 1, n), row[:n])(np.linspace(0, 1, 11)) for row, n in zip(x, lengths, strict=True)]
-    assert sampled(x, lengths, 11) == pytest.approx(np.stack(expected), abs=1e-14)
 
 
 def test_a_trials_seed_draws_the_split_of_the_same_samples(monkeypatch: pytest.MonkeyPatch) -> None:

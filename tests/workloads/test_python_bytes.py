@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor
 
 from accumulation_harness.config import ConfigError, Data, Model, Norm, TrialConfig, WorkloadConfig
-from accumulation_harness.validation import validate
 from accumulation_harness.workloads import python_bytes
 from accumulation_harness.workloads.build import _transformer
 from accumulation_harness.workloads.python_bytes import LENGTH, BytesWorkload, Sources
@@ -34,23 +31,6 @@ def test_a_sample_lies_in_one_file_and_a_file_in_one_half() -> None:
     test = letters(workload.held_out.inputs)
     assert test and not test & letters(everything.inputs[: workload.num_samples])
     assert test != letters(made(3).held_out.inputs) or test != letters(made(4).held_out.inputs)
-
-
-def test_every_next_byte_is_predicted_by_a_model_of_the_size_it_should_have() -> None:
-    validate(CONFIG)
-    workload = BytesWorkload(
-        Sources((bytes(range(1, 256)) * 3,) * 2), _transformer(CONFIG, LENGTH - 1), seed=0, device=torch.device("cpu")
-    )
-    batch = workload.batch(torch.tensor([1]))
-    assert torch.equal(batch.inputs[0, 1:], batch.targets[0, :-1]) and int(workload.num_terms(batch)) == LENGTH - 1
-    model = workload.make_model()
-    assert 100_000 <= sum(p.numel() for p in model.parameters()) <= 300_000
-    on_a_gpu = replace(CONFIG, workload=replace(CONFIG.workload, width=160, depth=8))  # docs/gpu.md
-    large = _transformer(on_a_gpu, LENGTH - 1)(workload.vocabulary_size)
-    assert 10_000_000 <= sum(p.numel() for p in large.parameters()) <= 30_000_000
-    outputs = model(batch.inputs).detach()
-    expected = -outputs.log_softmax(2)[0, torch.arange(LENGTH - 1), batch.targets[0]].sum()
-    assert float(workload.losses(outputs, batch)) == pytest.approx(float(expected))
 
 
 def test_sources_that_were_changed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
