@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from accumulation_harness.analysis import load
 from accumulation_harness.judge.cause import JOINT, Cause
 from accumulation_harness.judge.gates import ALGEBRA_GATE, TRAJECTORY_GATE
-from accumulation_harness.judge.verdict import rounding_rejections
+from accumulation_harness.judge.verdict import Rounding, rounding_failures
 from accumulation_harness.results.record import in_one_line
 from accumulation_harness.results.store import State
 
@@ -181,7 +181,11 @@ def rounding_fails(arms: pd.DataFrame) -> pd.Series[bool]:
     columns = ("precision", "rounding_ratio", "rounding_high", "full_error", "rank_p")
     rows = zip(*(arms[name] for name in columns), arms["scale"] * arms["cosine"], strict=True)
     rejected = [
-        bool(rounding_rejections(precision, ratio=ratio, high=high, full_error=error, factor=factor, rank_p=rank_p))
+        bool(
+            rounding_failures(
+                precision, Rounding(ratio=ratio, high=high, full_error=error, scale=factor, cosine=1.0, rank_p=rank_p)
+            )
+        )
         for precision, ratio, high, error, rank_p, factor in rows
     ]
     return pd.Series(rejected, index=arms.index, dtype=bool)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from accumulation_harness import pace
-from accumulation_harness.config import ConfigError, Data, Device, Execution, Model, Split, TrialConfig
+from accumulation_harness.config import ConfigError, Data, Device, Execution, LastWindow, Model, Split, TrialConfig
 from accumulation_harness.judge.verdict import Doubt, Evidence, Outcome, Rounding, algebra_failures, judge
 from accumulation_harness.measure import ablation, algebra, poison, rounding
 from accumulation_harness.measure.algebra import AlgebraResult
@@ -220,7 +220,7 @@ def check_splits(setting: Setting, candidates: Sequence[Candidate]) -> None:
     if config.effective_batch > num_samples:
         raise ConfigError("effective_batch", config.effective_batch, f"at most the {num_samples} training samples")
     smallest = max(smallest_micro_batch(config), setting.exact.smallest_micro_batch)
-    remainder = num_samples % config.effective_batch if config.data.last_window == "keep" else 0
+    remainder = num_samples % config.effective_batch if config.data.last_window == LastWindow.keep else 0
     model = f"model={config.workload.model}" if config.workload.data != Data.custom else f"the model of {config.workload.label}"
     for candidate in candidates:
         for size in filter(None, (config.effective_batch, remainder)):

@@ -25,8 +25,17 @@ from accumulation_harness.config import (
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.judge.gates import ALGEBRA_GATE
 from accumulation_harness.judge.signature import Attribution, Signature, WrongWindow
-from accumulation_harness.judge.verdict import SHARED_DRAWS, WIDENED, Algebra, Doubt, Evidence, Outcome, Trajectory, judge
-from accumulation_harness.measure.coarse import NO_ROUNDING
+from accumulation_harness.judge.verdict import (
+    SHARED_DRAWS,
+    WIDENED,
+    Algebra,
+    Doubt,
+    Evidence,
+    Outcome,
+    Rounding,
+    Trajectory,
+    judge,
+)
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.recipes.catalogue import named
 from accumulation_harness.referee.oracle import snapshot
@@ -254,7 +263,7 @@ def test_a_gradient_that_is_wrong_once_and_without_a_cause_is_not_blamed_in_floa
     for wrong, verdict in ((1, Outcome.inconclusive), (4, Outcome.different)):
         signature = Signature(probes=4, gradient_error=1e-2, wrong_windows=({},) * wrong, worst_window=window)
         evidence = Evidence(
-            precision=Precision.float32, algebra=algebra, rounding=NO_ROUNDING, trajectory=trajectory, counters={},
+            precision=Precision.float32, algebra=algebra, rounding=Rounding(), trajectory=trajectory, counters={},
             signature=signature,
         )  # fmt: skip
         assert judge(evidence).verdict == verdict

@@ -98,21 +98,21 @@ class Algebra:
 class Rounding:
     """L1: in the target precision, at the first weights, against float64. NaN in float64, which is its own referee."""
 
-    ratio: float  # median error of the arm over median error of the full batch
-    low: float  # of the errors' ratio, as exact limits that hold with 95 % at whatever look it was decided
-    high: float
-    full_error: float  # median over permutations of ||g_full - g_64|| / ||g_64||
-    arm_error: float  # the same of the arm
-    rank_p: float
-    permutations: int  # that it took to decide
-    scale: float  # natural order: ||a|| / ||g_64||
-    cosine: float
-    residual: float  # of a outside the span of the full batch's micro-batch gradients
-    weights: tuple[float, ...]
-    condition: float
+    ratio: float = math.nan  # median error of the arm over median error of the full batch
+    low: float = math.nan  # of the errors' ratio, as exact limits that hold with 95 % at whatever look it was decided
+    high: float = math.nan
+    full_error: float = math.nan  # median over permutations of ||g_full - g_64|| / ||g_64||
+    arm_error: float = math.nan  # the same of the arm
+    rank_p: float = math.nan
+    permutations: int = 0  # that it took to decide
+    scale: float = math.nan  # natural order: ||a|| / ||g_64||
+    cosine: float = math.nan
+    residual: float = math.nan  # of a outside the span of the full batch's micro-batch gradients
+    weights: tuple[float, ...] = ()
+    condition: float = math.nan
     zeros: float = math.nan  # share of the entries that are not zero in float64 and exactly zero here
     full_zeros: float = math.nan  # the same of the full batch
-    skipped: int  # permutations whose gradient overflowed and was skipped by the loss scaler
+    skipped: int = 0  # permutations whose gradient overflowed and was skipped by the loss scaler
     windows: int = 1  # that were tried: a rejection counts when further windows confirm it, and the last one's numbers are here
 
     @property
@@ -327,29 +327,16 @@ def _above(measures: Iterable[tuple[str, float, float]]) -> tuple[str, ...]:
 
 
 def rounding_failures(precision: str, own: Rounding) -> tuple[str, ...]:
-    """What fails of L1, in words."""
-    return rounding_rejections(
-        precision, ratio=own.ratio, high=own.high, full_error=own.full_error, factor=own.factor, rank_p=own.rank_p
-    )
-
-
-def rounding_rejections(
-    precision: str, *, ratio: float, high: float, full_error: float, factor: float, rank_p: float
-) -> tuple[str, ...]:
-    """What L1 rejects, in words; nothing in float64, where L0 has already measured the rounding.
-
-    `factor` is <a, g_64> / ||g_64||^2, the least-squares factor of the arm's gradient on the exact one; the other numbers are
-    those of `Rounding`.
-    """
+    """What fails of L1, in words; nothing in float64, where L0 has already measured the rounding."""
     if precision == Precision.float64:
         return ()
-    failures, allowed = [], SCALE_FACTOR * ratio * full_error
-    if not high <= ROUNDING_GATE and not ratio * full_error <= STORED:
-        failures.append(f"rounding error is {ratio:.2f} times the full batch's (95 % up to {high:.2f})")
-    if not abs(factor - 1) <= allowed:
-        failures.append(f"gradient scale is off by {abs(factor - 1):.1e} (allowed {allowed:.1e})")
-    if precision == Precision.float32 and rank_p <= RANK_LEVEL and ratio * full_error > STORED:
-        failures.append(f"error ranks above the permuted full batches (p = {rank_p:.3f})")
+    failures, error = [], own.ratio * own.full_error
+    if not own.high <= ROUNDING_GATE and not error <= STORED:
+        failures.append(f"rounding error is {own.ratio:.2f} times the full batch's (95 % up to {own.high:.2f})")
+    if not abs(own.factor - 1) <= SCALE_FACTOR * error:
+        failures.append(f"gradient scale is off by {abs(own.factor - 1):.1e} (allowed {SCALE_FACTOR * error:.1e})")
+    if precision == Precision.float32 and own.rank_p <= RANK_LEVEL and error > STORED:
+        failures.append(f"error ranks above the permuted full batches (p = {own.rank_p:.3f})")
     return tuple(failures)
 
 

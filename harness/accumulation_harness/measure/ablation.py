@@ -39,24 +39,9 @@ class Run:
 Removal = Callable[[Setting, Run], Run]
 
 
-def frozen_batch_norm(setting: Setting, run: Run) -> Run:
-    """BatchNorm normalises by its running statistics."""
-    return dataclasses.replace(run, frozen_statistics=True)
-
-
-def dropout_off(setting: Setting, run: Run) -> Run:
-    """Dropout layers do nothing."""
-    return dataclasses.replace(run, dropout=False)
-
-
-def clipping_off(setting: Setting, run: Run) -> Run:
-    """The threshold of clipping is infinite."""
-    return dataclasses.replace(run, clip_norm=no_clipping(run.clip_norm))
-
-
-def float64(setting: Setting, run: Run) -> Run:
-    """The arm computes in float64, as the referee does."""
-    return dataclasses.replace(run, precision=Precision.float64)
+def with_changes(**changes: Any) -> Removal:
+    """The removal that makes these changes of a run."""
+    return lambda setting, run: dataclasses.replace(run, **changes)
 
 
 def equal_lengths(setting: Setting, run: Run) -> Run:
@@ -70,21 +55,17 @@ def equal_lengths(setting: Setting, run: Run) -> Run:
     return dataclasses.replace(run, recipe=recipe, ids=alike[: micro_batch * num])
 
 
-def cudnn_off(setting: Setting, run: Run) -> Run:
-    """Convolutions are torch's own: cuDNN chooses its algorithm by the shape, another one for b samples than for B."""
-    return dataclasses.replace(run, cudnn=False)
-
-
 REMOVALS: dict[str, Removal] = {
-    "batch statistics": frozen_batch_norm,
-    "dropout": dropout_off,
-    "clipping": clipping_off,
-    "low precision": float64,
+    "batch statistics": with_changes(frozen_statistics=True),  # BatchNorm normalises by its running statistics
+    "dropout": with_changes(dropout=False),
+    "clipping": lambda setting, run: dataclasses.replace(run, clip_norm=no_clipping(run.clip_norm)),
+    "low precision": with_changes(precision=Precision.float64),
     "unequal lengths": equal_lengths,
 }
+# Convolutions are torch's own: cuDNN chooses its algorithm by the shape, another one for b samples than for B.
+ON_CUDA: dict[str, Removal] = {"cuDNN": with_changes(cudnn=False)}
 GAP = 3.0  # work of one gap, in optimizer steps
 WORK = GAP * (1 + len(REMOVALS))  # of an attribution in one window, as `pace` counts it
-ON_CUDA: dict[str, Removal] = {"cuDNN": cudnn_off}
 
 
 def attribute(setting: Setting, recipe: Recipe, windows: Sequence[Tensor]) -> Mapping[str, float]:

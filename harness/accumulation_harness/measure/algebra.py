@@ -21,10 +21,9 @@ from accumulation_harness import pace
 from accumulation_harness.config import LastWindow, Precision
 from accumulation_harness.judge.cause import INHERENT, Cause, Causes
 from accumulation_harness.judge.counters import Differences
-from accumulation_harness.judge.gates import ALGEBRA_GATE, TRAJECTORY_GATE
+from accumulation_harness.judge.gates import ALGEBRA_GATE, TRAJECTORY_GATE, coarse_gate
 from accumulation_harness.judge.signature import Signature, worst
 from accumulation_harness.judge.verdict import Algebra
-from accumulation_harness.measure import coarse
 from accumulation_harness.measure.lock_step import REFERENCE, ArmChanges, LockStep, Setting, arm_state
 from accumulation_harness.measure.probe import Probe
 from accumulation_harness.measure.update import entry_errors
@@ -58,11 +57,16 @@ class AlgebraResult:
 class Run:
     """One arm over all windows: what its probes saw, and what only the whole run shows."""
 
-    signature: Signature = field(default_factory=Signature)
+    seen: list[Signature] = field(default_factory=list)  # by probed window
     state_error: float = 0.0  # after the first step, beside the reference's state
     distances: list[float] = field(default_factory=list)  # of the parameters by window, relative to the reference's movement
     parted_at: int | None = None  # first window whose distance is amplified rounding: each one from it on was probed, and right
     clipped_share: float = 0.0  # of the windows
+
+    @property
+    def signature(self) -> Signature:
+        """What all probes saw."""
+        return reduce(Signature.merged, self.seen, Signature())
 
     @property
     def is_right(self) -> bool:
@@ -116,8 +120,7 @@ def measure(
     """
     config = setting.config
     if setting.not_float64:
-        found = coarse.measure(setting, recipes, _few(windows, first=4), floor_arm)
-        return {label: AlgebraResult(*own, counters={}) for label, own in found.items() if label != REFERENCE}
+        return _in_float32(setting, recipes, _few(windows, first=4), floor_arm)
     take = partial(_run, setting, scaler=scaler)
     lock, runs = take(recipes, windows, clip_norm=config.clip_norm)
     _follow(take, config.clip_norm, recipes, windows, lock, runs)
@@ -132,6 +135,39 @@ def measure(
         for label, run in runs.items()
         if label != REFERENCE
     }
+
+
+def _in_float32(
+    setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[Tensor], floor_arm: str
+) -> dict[str, AlgebraResult]:
+    """L0 of a task that does not compute in float64: beside the shuffled full batch, for what differs clearly.
+
+    All `windows` are probed, without dropout. Right code and the referee part by rounding here, and a ReLU may flip. So an error
+    below the gate (`judge.gates.coarse_gate`) counts as none, one above it as a difference only where a cause reproduces it, or
+    in every window. What is left unseen is not judged: no arm is equivalent.
+    """
+    clip_norm = setting.config.clip_norm
+    _, runs = _run(setting, recipes, windows, clip_norm=clip_norm, dropout=False, every_from=0, scaler=True)
+    floor = worst(*(one.gradient_error for one in runs[floor_arm].seen))
+    found = {}
+    for label, run in runs.items():
+        signature = reduce(Signature.merged, (one.above(coarse_gate(floor)) for one in run.seen), Signature())
+        algebra = Algebra(
+            gradient_error=run.signature.gradient_error,
+            state_error=math.nan,
+            trajectory_error=math.nan,
+            loss_error=run.signature.loss_error,
+            steps=len(run.seen),
+            floor=floor,
+            clipping_active=run.clipped_share > 0,
+            clipped_share=run.clipped_share,
+            short_windows=0,
+            unequal_terms=signature.unequal_terms,
+            not_float64=setting.not_float64,
+        )
+        found[label] = AlgebraResult(algebra, signature, {})
+    del found[REFERENCE]
+    return found
 
 
 def is_probe(step: int, ids: Tensor, probe_every: int, effective_batch: int) -> bool:
@@ -214,7 +250,7 @@ def _follow(
     first = min(parted.values())
     _, followed = take(again, windows, clip_norm=clip_norm, every_from=first)
     for label, parted_at in parted.items():
-        runs[label].signature = followed[label].signature
+        runs[label].seen = followed[label].seen
         if followed[label].is_right and all(map(math.isfinite, followed[label].distances)):
             runs[label].parted_at = parted_at
 
@@ -243,13 +279,14 @@ def _run(
     every_from: int | None = None,
     scaler: bool,
 ) -> tuple[LockStep, dict[str, Run]]:
-    """Train all arms over `windows` in float64 and collect what they show; each window from `every_from` on is probed.
+    """Train all arms over `windows` in the exact format and collect what they show; each one from `every_from` on is probed.
 
     The run ends before the window in which the full batch leaves the range of float32.
     """
     config = setting.config
     runs = {label: Run() for label in recipes}
-    changes: ArmChanges = {"precision": Precision.float64, "steps": len(windows), "clip_norm": clip_norm}
+    exact = Precision.float32 if setting.not_float64 else Precision.float64
+    changes: ArmChanges = {"precision": exact, "steps": len(windows), "clip_norm": clip_norm}
     arms = setting.arms(recipes, dropout=dropout, scaler=scaler, **changes)
     lock = LockStep(arms, config.seed, shelf=setting.shelf)
     probe = Probe(setting, lock, setting.referee(dropout=dropout))
@@ -267,7 +304,7 @@ def _run(
             is_gone = lock.movement > 0 and not math.isfinite(distance)  # out of range, where the full batch is not
             run.distances.append(math.nan if is_gone else distance)
             if watched and not is_gone:
-                run.signature = run.signature.merged(probe.after(label, ids, t, records[label].loss))
+                run.seen.append(probe.after(label, ids, t, records[label].loss))
                 pace.advance(PROBE)
         if t == 0:
             for label, run in runs.items():

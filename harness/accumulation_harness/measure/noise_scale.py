@@ -30,14 +30,14 @@ class NoiseWatch:
     """
 
     def __init__(self, arm: Arm, every: int = 1) -> None:
-        self._arm, self._normalise, self._every = arm, arm.recipe.normalise, every
+        self.arm, self._normalise, self._every = arm, arm.recipe.normalise, every
         self.is_seen = False  # the present or last window
         self._parameters = [p for p in arm.model.parameters() if p.requires_grad]
         self._hooks: list[RemovableHandle] = []  # of the parameters, while a window is seen: a hook costs each backward a call
         self._added: dict[int, Tensor] = {}  # by the last backward, one gradient for each parameter that has a part in it
-        self._norms: list[Tensor] = []  # of what each micro-batch added; the window's sum last
-        self._terms: Sequence[Tensor] = ()
-        self._one = self._scale = torch.ones((), device=arm.device)
+        self.norms: list[Tensor] = []  # of what each micro-batch added; the window's sum last
+        self.terms: Sequence[Tensor] = ()
+        self._one = self.scale = torch.ones((), device=arm.device)
         arm.recipe = dataclasses.replace(
             arm.recipe,
             normalise=self._start_window,
@@ -45,37 +45,24 @@ class NoiseWatch:
             at_boundary=(self._see_window, *arm.recipe.at_boundary),
         )
 
-    @property
-    def seen(self) -> tuple[list[Tensor], list[Tensor], Tensor]:
-        """What was seen of the last window, on the device: norms, loss terms, and the loss scale.
-
-        The norms are those of each micro-batch's gradient times its share of the loss terms, the window's own last.
-        """
-        return self._norms, list(self._terms), self._scale
-
-    @property
-    def sizes(self) -> tuple[int, int]:
-        """Micro-batches and samples of the last window: N and B."""
-        return len(self._arm.seen), sum(len(ids) for ids in self._arm.seen)
-
     def _start_window(self, terms: Sequence[Tensor], accumulation_steps: int) -> Sequence[Tensor]:
-        self._norms, self._terms, self.is_seen = [], terms, self._arm.windows % self._every == 0
+        self.norms, self.terms, self.is_seen = [], terms, self.arm.windows % self._every == 0
         if self.is_seen:
             self._hooks = [p.register_hook(partial(self._added.__setitem__, k)) for k, p in enumerate(self._parameters)]
         return self._normalise(terms, accumulation_steps)
 
     def _see_micro_batch(self, arm: Arm) -> None:
         if self.is_seen:
-            self._norms.append(norm(Elements(self._added.values())))
+            self.norms.append(norm(Elements(self._added.values())))
             self._added.clear()
 
     def _see_window(self, arm: Arm) -> None:
         if not self.is_seen:
             return
-        self._norms.append(norm(Elements(gradients(self._parameters))))
+        self.norms.append(norm(Elements(gradients(self._parameters))))
         for hook in self._hooks:
             hook.remove()
-        self._scale = arm.scaler.scale(self._one)  # before the scaler updates it
+        self.scale = arm.scaler.scale(self._one)  # before the scaler updates it
 
 
 def watch(arms: Mapping[str, Arm], every: int) -> dict[str, NoiseWatch]:
@@ -91,14 +78,14 @@ def read(watches: Mapping[str, NoiseWatch]) -> dict[str, Row]:
     seen = {label: watch for label, watch in watches.items() if watch.is_seen}
     if not seen:
         return {}
-    norms, terms, scales = zip(*(watch.seen for watch in seen.values()), strict=True)
-    kinds = (chain.from_iterable(norms), chain.from_iterable(terms), scales)
+    norms, terms = ([getattr(watch, kind) for watch in seen.values()] for kind in ("norms", "terms"))
+    kinds = (chain.from_iterable(norms), chain.from_iterable(terms), (watch.scale for watch in seen.values()))
     values = iter(torch.cat([torch.stack(list(kind)).double().reshape(-1) for kind in kinds]).tolist())
     lengths = [[next(values) for _ in own] for own in norms]
     shares = [[next(values) for _ in own] for own in terms]
     rows = {}
     for (label, watch), length, share, scale in zip(seen.items(), lengths, shares, values, strict=True):
-        num, samples = watch.sizes
+        num, samples = len(watch.arm.seen), sum(map(len, watch.arm.seen))
         *parts, window = [(x / scale) ** 2 for x in length]
         # what a micro-batch adds is w_k g_k: nothing where it has no loss term
         small = sum(part * sum(share) / own for part, own in zip(parts, share, strict=True) if own)

@@ -226,14 +226,7 @@ class Probe:
             a = own(taken.consumed)
             near, apart = compare(a, own(exact)), decompose(a, [own(part) for part in parts.parts])
             weights = tuple(w / r if r else math.nan for w, r in zip(apart.weights, right, strict=True))
-            return Attribution(
-                distance=near.distance,
-                scale=near.scale,
-                cosine=near.cosine,
-                weights=weights,
-                residual=apart.residual,
-                condition=apart.condition,
-            )
+            return Attribution(**vars(near), **(vars(apart) | {"weights": weights}))
 
         return WrongWindow(
             step=taken.step,

@@ -21,7 +21,6 @@ from accumulation_harness.judge.gates import RANK_LEVEL, ROUNDING_GATE
 from accumulation_harness.judge.resampling import permutation_rank
 from accumulation_harness.judge.sequential import EARLY_LOOKS, ratio_limits, spent
 from accumulation_harness.judge.verdict import Rounding, rounding_failures
-from accumulation_harness.measure.coarse import NO_ROUNDING
 from accumulation_harness.measure.lock_step import REFERENCE, LockStep, Setting
 from accumulation_harness.measure.probe import inside_causes
 from accumulation_harness.recipes.recipe import Recipe
@@ -59,7 +58,7 @@ def measure(
     """
     config = setting.config
     if setting.not_float64:  # there is nothing to measure it by
-        return {label: NO_ROUNDING for label in recipes if label != REFERENCE}
+        return {label: Rounding() for label in recipes if label != REFERENCE}
     referee, clip_norm = setting.referee(dropout=False), no_clipping(config.clip_norm)
     state, window = setting.shelf.put_all(snapshot(referee.model)), setting.exact.batch(ids)
     exact = setting.shelf.put(referee.gradient(state, window))
@@ -188,8 +187,6 @@ def _rounding(
         permutations=done,
         scale=natural.scale,
         cosine=natural.cosine,
-        residual=apart.residual,
-        weights=apart.weights,
-        condition=apart.condition,
+        **vars(apart),
         skipped=2 * done - len(errors) - len(full_errors),
     )

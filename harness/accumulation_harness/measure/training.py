@@ -69,11 +69,11 @@ def train(
         {label: lock.arms[label] for label in recipes if names[label].name == ACCUMULATED}, config.probe_every
     )
     distances = Distances({label: [] for label in names}, {label: [] for label in names}, tuple(nulls))
-    exact = ExactGradients(setting, lock, frozenset(recipes))
     for t, ids in enumerate(stream):
         is_refereed = t % config.referee_every == 0
         looks = is_refereed and setting.masks_are_shared and not setting.not_float64
-        records = lock.step(ids, gradients="compared", exact=exact.at(t, ids) if looks else None)
+        exact = exact_gradients(setting, lock, recipes.keys(), t, ids) if looks else None
+        records = lock.step(ids, gradients="compared", exact=exact)
         squares: Mapping[str, Row] = noise_scale.read(noise)
         rows: list[Row] = []
         for label, record in records.items():
@@ -109,31 +109,25 @@ def _consumed(record: StepRecord) -> Row:
     }
 
 
-@dataclass(frozen=True)
-class ExactGradients:
-    """The exact gradients of the judged arms, each at its own parameters, in float64."""
+def exact_gradients(setting: Setting, lock: LockStep, judged: Collection[str], step: int, ids: Tensor) -> ExactGradient:
+    """The exact clipped gradients of the window `ids`, each arm's at its own parameters; of arms that are not judged none.
 
-    setting: Setting
-    lock: LockStep
-    judged: frozenset[str]
+    One for all at the first step, where all stand alike.
+    """
+    referee, window = setting.referee(), setting.exact.batch(ids)
 
-    def at(self, step: int, ids: Tensor) -> ExactGradient:
-        """For `LockStep.step`: the clipped gradient of the window `ids`; one for all at the first step, where all stand alike."""
-        referee, max_norm = self.setting.referee(), self.setting.config.clip_norm
-        window = self.setting.exact.batch(ids)
+    def gradient(label: str) -> Tensor:
+        with lock.randomness(step):
+            return clipped(referee.gradient(snapshot(lock.arms[label].model), window), setting.config.clip_norm)
 
-        def gradient(label: str) -> Tensor:
-            with self.lock.randomness(step):
-                return clipped(referee.gradient(snapshot(self.lock.arms[label].model), window), max_norm)
+    first = gradient(REFERENCE) if step == 0 else None
 
-        first = gradient(REFERENCE) if step == 0 else None
+    def exact(label: str) -> Tensor | None:
+        if label not in judged:
+            return None
+        return gradient(label) if first is None else first
 
-        def exact(label: str) -> Tensor | None:
-            if label not in self.judged:
-                return None
-            return gradient(label) if first is None else first
-
-        return exact
+    return exact
 
 
 def move_one_ulp(model: nn.Module) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Flag, auto
 from itertools import accumulate
 
 import torch
@@ -34,11 +35,18 @@ from accumulation_harness.referee.oracle import Parts
 DECAY_TOLERANCE = 0.02  # relative: the weights may be those before or after the step
 DECAYED_FIRST = 1e-6  # relative to the whole step: Adam turns a decay before the step into another step, by a few per cent
 WEIGHT_ROUNDING = 2.0**-50  # a few roundings of float64, relative
-Kinds = frozenset[str]  # of an optimizer's state
-COUNTS, MOMENTS = frozenset({"counts"}), frozenset({"moments"})
-# What code that advances state by hand reaches: counters called `step`, tensors with a shape, or both, and no other numbers.
-BY_HAND = (COUNTS, MOMENTS, COUNTS | MOMENTS)
-EVERYTHING = COUNTS | MOMENTS | {"numbers"}
+
+
+class Kind(Flag):
+    """Of an optimizer's state."""
+
+    counts = auto()  # called `step`
+    moments = auto()  # tensors with a shape
+    numbers = auto()  # all others
+
+
+EVERYTHING = ~Kind(0)
+BY_HAND = (Kind.counts, Kind.moments, Kind.counts | Kind.moments)  # what code that advances state by hand reaches
 
 
 @dataclass(frozen=True)
@@ -94,7 +102,7 @@ class Twin:
         first: Sequence[Tensor] = (),
         *,
         decays: bool = True,
-        advances: Kinds = EVERYTHING,
+        advances: Kind = EVERYTHING,
         shelf: Shelf,
     ) -> Twin:
         """One plain step from `before`, at the weights `start` [P], of the gradient `consumed` [P], taken as the arm took it.
@@ -147,7 +155,7 @@ def _give(parameters: Sequence[nn.Parameter], weights: Tensor, gradient: Tensor,
 
 
 def _partly_advanced(
-    before: Before, advanced: Optimizer, theirs: Sequence[Tensor], kinds: Kinds
+    before: Before, advanced: Optimizer, theirs: Sequence[Tensor], kinds: Kind
 ) -> tuple[Optimizer, list[nn.Parameter]]:
     """A copy of the optimizer `before`, with those kinds of state that the `advanced` one keeps for its parameters `theirs`."""
     optimizer, parameters = copied(before.optimizer, before.parameters)
@@ -157,14 +165,14 @@ def _partly_advanced(
                 if _kind(name, value) in kinds:
                     own.state[p][name] = value
         for group, reached in zip(own.param_groups, other.param_groups, strict=True):
-            group |= {name: reached[name] for name in {STEP} & reached.keys() if "counts" in kinds}
+            group |= {name: reached[name] for name in {STEP} & reached.keys() if Kind.counts in kinds}
     return optimizer, parameters
 
 
-def _kind(name: str, value: object) -> str:
+def _kind(name: str, value: object) -> Kind:
     if name == STEP:
-        return "counts"
-    return "moments" if isinstance(value, Tensor) and value.dim() else "numbers"
+        return Kind.counts
+    return Kind.moments if isinstance(value, Tensor) and value.dim() else Kind.numbers
 
 
 def check_update(
@@ -177,7 +185,7 @@ def check_update(
     the state is wrong. Of the state tensors and numbers are compared; what is neither is copied for the twin, and not compared.
     """
 
-    def twin(weights: Tensor, first: Sequence[Tensor] = (), *, decays: bool = True, advances: Kinds = EVERYTHING) -> Twin:
+    def twin(weights: Tensor, first: Sequence[Tensor] = (), *, decays: bool = True, advances: Kind = EVERYTHING) -> Twin:
         return Twin.stepped(before, taken, weights, consumed, first, decays=decays, advances=advances, shelf=setting.shelf)
 
     def others() -> Iterator[Mapping[str, float]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from accumulation_harness.config import ConfigError, Data, Precision, Split, State, TrialConfig, state_of
+from accumulation_harness.config import ConfigError, Data, LastWindow, Precision, Split, State, TrialConfig, state_of
 from accumulation_harness.judge.cause import MEANINGS, Cause
 from accumulation_harness.recipes import faults
 from accumulation_harness.recipes.faults import Transform
@@ -46,12 +46,12 @@ def _several(config: TrialConfig) -> bool:
 
 def _unequal_terms(config: TrialConfig) -> bool:
     """Some micro-batches of some window have different numbers of loss terms: text, weights, ragged splits, or a remainder."""
-    weighted = config.workload.data in ("text", "class_weights", "ignored_labels")
+    weighted = config.workload.data in (Data.text, Data.class_weights, Data.ignored_labels)
     return weighted or config.split == Split.ragged or _short_windows(config)
 
 
 def _short_windows(config: TrialConfig) -> bool:
-    return config.data.last_window == "keep" and NUM_DIGITS % config.effective_batch > 0
+    return config.data.last_window == LastWindow.keep and NUM_DIGITS % config.effective_batch > 0
 
 
 def _scaled(config: TrialConfig) -> bool:

@@ -49,11 +49,3 @@ def rescaled(config: TrialConfig, what: Rescaling, k: int) -> TrialConfig:
     if Rescaling.ema in parts and ema is not None:
         ema = ema**k
     return dataclasses.replace(config, optimizer=optimizer, schedule=schedule, ema_decay=ema)
-
-
-def exact_weight_decay(lr: float, weight_decay: float, k: int) -> float:
-    """The lambda' for which one step shrinks weights exactly as k steps did: 1 - lr lambda' = (1 - lr lambda)^k.
-
-    lambda k is its first order; the factors differ by k (k - 1) / 2 (lr lambda)^2 and less.
-    """
-    return (1 - (1 - lr * weight_decay) ** k) / lr

@@ -17,7 +17,7 @@ from torch import Tensor
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.judge.gates import ALGEBRA_GATE
 from accumulation_harness.referee.gradients import relative_distance
-from accumulation_harness.referee.oracle import Parts, clipped
+from accumulation_harness.referee.oracle import Parts, clipped, summed
 
 Hypothesis = tuple[Cause, str, Tensor]  # (cause, variant, gradient [P] that would have been consumed)
 
@@ -52,8 +52,8 @@ def unclipped(facts: WindowFacts) -> Iterator[Hypothesis]:
     g, n, num = facts.parts.parts, facts.parts.terms, facts.configured_steps
     total = sum(n)
     shares = facts.parts.shares
-    means = torch.stack(g).sum(0)
-    right = torch.stack(shares).sum(0)
+    means = summed(g)
+    right = summed(shares)
     yield Cause.loss_not_divided, "means", means
     yield Cause.loss_not_divided, "sums", right * total
     for count, divisor in (("configured", num), ("real", len(g))):
@@ -73,7 +73,7 @@ def unclipped(facts: WindowFacts) -> Iterator[Hypothesis]:
     yield Cause.gradients_cleared_in_window, "all", torch.zeros_like(right)
     for lost in range(1, len(g) - 1):
         for cause in (Cause.gradients_cleared_in_window, Cause.resume_in_window):
-            yield cause, f"lost_first_{lost}", torch.stack(shares[lost:]).sum(0)
+            yield cause, f"lost_first_{lost}", summed(shares[lost:])
     if facts.left_over is not None:
         origin = _origin(facts)
         yield origin, "added", right + facts.left_over
@@ -86,8 +86,8 @@ def unclipped(facts: WindowFacts) -> Iterator[Hypothesis]:
             yield Cause.weight_decay_per_micro_batch, f"in_gradient_{times}", right + times * facts.decay
     yield from doubled_scale(shares)
     for divided, summands in ((1, shares), (num, g), (total, [part * count for part, count in zip(g, n, strict=True)])):
-        for cause, variant, summed in low_precision(summands):
-            yield cause, variant, summed / divided
+        for cause, variant, gradient in low_precision(summands):
+            yield cause, variant, gradient / divided
 
 
 def penalty_factors(parts: int, num: int, total: int) -> list[float]:
@@ -134,27 +134,27 @@ def stale(facts: WindowFacts) -> Iterator[Hypothesis]:
     fresh = facts.parts.shares
     for old in (parts.shares for parts in facts.earlier):
         for which, shares in (("all", old), ("later", [fresh[0], *old[1:]]), ("first", [old[0], *fresh[1:]])):
-            yield Cause.cached_weights_stale, which, clipped(torch.stack(shares).sum(0), facts.max_norm)
+            yield Cause.cached_weights_stale, which, clipped(summed(shares), facts.max_norm)
 
 
 def clipping(facts: WindowFacts, max_norm: float) -> Iterator[Hypothesis]:
     """Hypotheses of clipping at the wrong place or on the wrong scale."""
     shares = facts.parts.shares
-    right, num = torch.stack(shares).sum(0), facts.configured_steps
+    right, num = summed(shares), facts.configured_steps
     for name, scale in (("", 1.0), ("_scaled", facts.loss_scale)):
         running = torch.zeros_like(right)
         for share in shares:
             running = clipped(running + scale * share, max_norm)
         yield Cause.clip_per_micro_batch, f"running{name}", running / scale
         yield Cause.clip_per_micro_batch, f"running{name}_then_window", clipped(running / scale, max_norm)
-    each = torch.stack([clipped(share, max_norm) for share in shares]).sum(0)
+    each = summed([clipped(share, max_norm) for share in shares])
     yield Cause.clip_per_micro_batch, "each", each
     yield Cause.clip_per_micro_batch, "each_then_window", clipped(each, max_norm)
     for k in range(1, len(shares)):
-        early, late = torch.stack(shares[:k]).sum(0), torch.stack(shares[k:]).sum(0)
+        early, late = summed(shares[:k]), summed(shares[k:])
         yield Cause.clip_per_micro_batch, f"once_after_{k}", clipped(clipped(early, max_norm) + late, max_norm)
-    means = torch.stack(facts.parts.parts).sum(0)
-    undivided = torch.stack([clipped(part, max_norm) for part in facts.parts.parts]).sum(0)
+    means = summed(facts.parts.parts)
+    undivided = summed([clipped(part, max_norm) for part in facts.parts.parts])
     yield Cause.clip_before_unscale, "scaled", clipped(right * facts.loss_scale, max_norm) / facts.loss_scale
     yield Cause.clip_before_unscale, "undivided_sum", clipped(right * num, max_norm)
     for count, divisor in (("configured", num), ("real", len(shares))):
@@ -168,11 +168,11 @@ def clipping(facts: WindowFacts, max_norm: float) -> Iterator[Hypothesis]:
 def doubled_scale(shares: Sequence[Tensor]) -> Iterator[Hypothesis]:
     """The loss scale doubled (or halved) once inside the window, after micro-batch k; the sum is divided by the last scale."""
     for k in range(1, len(shares)):
-        early, late = torch.stack(list(shares[:k])).sum(0), torch.stack(list(shares[k:])).sum(0)
+        early, late = summed(shares[:k]), summed(shares[k:])
         yield Cause.scaler_updated_in_window, f"doubled_after_{k}", early / 2 + late
         yield Cause.scaler_updated_in_window, f"halved_after_{k}", early * 2 + late
     growing = [share * 2.0 ** (k + 1 - len(shares)) for k, share in enumerate(shares)]
-    yield Cause.scaler_updated_in_window, "doubled_each", torch.stack(growing).sum(0)
+    yield Cause.scaler_updated_in_window, "doubled_each", summed(growing)
 
 
 def low_precision(shares: Sequence[Tensor]) -> Iterator[Hypothesis]:
@@ -186,4 +186,4 @@ def low_precision(shares: Sequence[Tensor]) -> Iterator[Hypothesis]:
         for share in shares:
             narrow = narrow + share.to(dtype)
         yield Cause.low_precision_accumulator, f"both_{name}", narrow.double()
-        yield Cause.low_precision_accumulator, f"each_{name}", torch.stack([share.to(dtype).double() for share in shares]).sum(0)
+        yield Cause.low_precision_accumulator, f"each_{name}", summed([share.to(dtype).double() for share in shares])

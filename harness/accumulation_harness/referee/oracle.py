@@ -121,7 +121,7 @@ class Referee:
 
     def loss_and_gradient(self, state: State, window: Batch) -> tuple[Loss, Tensor]:
         """The window's objective sum_i l_i / sum_i n_i + penalty, and its gradient [P]."""
-        return self._whole(state, window, [len(window)], WHOLE)[:2]
+        return self.within(state, window, [len(window)], WHOLE)[:2]
 
     def within(self, state: State, window: Batch, sizes: Sequence[int], inside: Inside) -> tuple[Loss, Tensor, State]:
         """`loss_and_gradient` with what `inside` says computed within chunks of `sizes`, and the state after it.
@@ -129,7 +129,11 @@ class Referee:
         Hoffer et al. 2017 for BatchNorm: chunk k is normalised by its own statistics and moves the running statistics in turn.
         Accumulation over micro-batches of the same sizes is this computation exactly.
         """
-        return self._whole(state, window, sizes, inside)
+        losses, model = self._losses(state, window, sizes, inside)
+        shares, penalty = losses / self.workload.num_terms(window).sum(), self._penalty(model)
+        gradient = self._gradient(shares.sum() + penalty, model)
+        loss = Loss(float((shares.sum() + penalty).detach()), float((shares.abs().sum() + penalty.abs()).detach()))
+        return loss, gradient, snapshot(model)
 
     def parts(self, state: State, window: Batch, sizes: Sequence[int], inside: Inside = WHOLE) -> Parts:
         """The full-batch gradient by micro-batches of `sizes`: one forward of the whole window, one backward each.
@@ -147,13 +151,6 @@ class Referee:
         """[P] gradient of the penalty alone."""
         restore(self.model, state)
         return self._gradient(self._penalty(self.model), self.model)
-
-    def _whole(self, state: State, window: Batch, sizes: Sequence[int], inside: Inside) -> tuple[Loss, Tensor, State]:
-        losses, model = self._losses(state, window, sizes, inside)
-        shares, penalty = losses / self.workload.num_terms(window).sum(), self._penalty(model)
-        gradient = self._gradient(shares.sum() + penalty, model)
-        loss = Loss(float((shares.sum() + penalty).detach()), float((shares.abs().sum() + penalty.abs()).detach()))
-        return loss, gradient, snapshot(model)
 
     def _losses(self, state: State, window: Batch, sizes: Sequence[int], inside: Inside) -> tuple[Tensor, nn.Module]:
         """[n] per-sample losses, and the model they came from, its buffers moved on.

@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from accumulation_harness.judge.rank_diagnosis import (
@@ -25,7 +24,7 @@ from accumulation_harness.judge.rank_diagnosis import (
     Variant,
 )  # fmt: skip
 from accumulation_harness.referee.gradients import compare, decompose, relative_distance
-from accumulation_harness.referee.oracle import Parts, Referee, State
+from accumulation_harness.referee.oracle import Parts, Referee, State, summed
 from accumulation_harness.workloads import Batch
 
 Hypothesis = tuple[Variant, list[Tensor]]  # (variant of a cause, gradient [P] of each rank)
@@ -52,9 +51,7 @@ def observe(
     return RankEvidence(
         accumulation_steps=len(cuts[0]),
         terms=tuple(rank.terms for rank in ranks),
-        distance=worst.distance,
-        scale=worst.scale,
-        cosine=worst.cosine,
+        **vars(worst),
         weights=tuple(tuple(w / len(ranks) for w in one.weights) for one in taken_apart),
         residual=max(one.residual for one in taken_apart),
         condition=taken_apart[0].condition,
@@ -74,7 +71,7 @@ class RankParts:
     @property
     def share(self) -> Tensor:
         """[P] the rank's rightful contribution."""
-        return torch.stack(self.shares).sum(0)
+        return summed(self.shares)
 
 
 def by_rank(parts: Parts, lengths: Sequence[int]) -> list[RankParts]:
@@ -95,8 +92,8 @@ def explanations(ranks: Sequence[RankParts], consumed: Sequence[Tensor]) -> dict
 def hypotheses(ranks: Sequence[RankParts]) -> Iterator[Hypothesis]:
     """Every known fault. S_r: rightful contributions; n_r: loss terms, n their sum."""
     world, num, total = len(ranks), len(ranks[0].shares), sum(rank.terms for rank in ranks)
-    right = torch.stack([rank.share for rank in ranks]).sum(0)
-    of_means = torch.stack([rank.share * (total / rank.terms) for rank in ranks]).sum(0)
+    right = summed(rank.share for rank in ranks)
+    of_means = summed(rank.share * (total / rank.terms) for rank in ranks)
     on_all = {
         SUMMED: right * world,
         AVERAGED_TWICE: right / world,
@@ -110,7 +107,7 @@ def hypotheses(ranks: Sequence[RankParts]) -> Iterator[Hypothesis]:
     for factors in ([total / rank.terms for rank in ranks], [float(world)] * world, [1.0] * world):  # own mean, scaled, a part
         yield NEVER, [f * rank.share for f, rank in zip(factors, ranks, strict=True)]
         for k in range(1, num):
-            early = torch.stack([f * torch.stack(rank.shares[:k]).sum(0) for f, rank in zip(factors, ranks, strict=True)]).sum(0)
-            late = [f * torch.stack(rank.shares[k:]).sum(0) for f, rank in zip(factors, ranks, strict=True)]
+            early = summed(f * summed(rank.shares[:k]) for f, rank in zip(factors, ranks, strict=True))
+            late = [f * summed(rank.shares[k:]) for f, rank in zip(factors, ranks, strict=True)]
             yield PARTLY, [early + rest for rest in late]
             yield PARTLY, [early / world + rest for rest in late]
