@@ -33,7 +33,7 @@ from accumulation_harness.trial import reference, standard_candidates
 
 BASE = TrialConfig(
     workload=WorkloadConfig(model=Model.mlp, width=2),
-    norm=Norm.batch,
+    norm=Norm.layer,
     effective_batch=751,
     accumulation_steps=(3,),
     split=Split.ragged,

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from accumulation_harness.config import Arms, Norm, OptimizerConfig, OptimizerName, TrialConfig
+from accumulation_harness.config import Arms, Model, Norm, OptimizerConfig, OptimizerName, TrialConfig, WorkloadConfig
 from accumulation_harness.measure import shelf
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.measure.shelf import FileShelf, Shelf
@@ -19,11 +19,12 @@ from accumulation_harness.trial import run_trial
 from tests.toy import CPU
 
 CONFIG = TrialConfig(
+    workload=WorkloadConfig(model=Model.mlp, width=2),
     norm=Norm.batch,
     effective_batch=10,
     accumulation_steps=(2,),
-    steps=5,
-    algebra_steps=5,
+    steps=3,
+    algebra_steps=3,
     probe_every=2,
     ema_decay=0.9,
     optimizer=OptimizerConfig(name=OptimizerName.adamw, lr=1e-3, weight_decay=0.1),

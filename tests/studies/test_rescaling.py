@@ -26,12 +26,7 @@ from accumulation_harness.config import (
 from accumulation_harness.experiments.rescaling import rescaling
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.recipes.recipe import make_optimizer, make_schedule
-<<<<<<< HEAD
-from accumulation_harness.recipes.rescaling import Rescaling, exact_weight_decay, rescaled
-=======
 from accumulation_harness.recipes.rescaling import Rescaling, rescaled
-from accumulation_harness.studies import rescaling
->>>>>>> 46fde9e (L0 in float32 is a run of L0 as any other; kinds of optimizer state are an enumeration; thin wrappers go)
 from accumulation_harness.validation import validate
 
 K, LARGE_STEPS = 4, 10
