@@ -14,7 +14,7 @@ import pandas as pd
 from accumulation_harness.analysis.content import number
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Answer, Claim, ClaimResult, Experiment, Ruling, made_of, registered, undecided
-from accumulation_harness.questions import FOLDER, questions
+from accumulation_harness.config.questions import FOLDER, questions
 
 COLUMNS = (*("id", "source", "claim", "verdict", "condition", "measured", "threshold", "n", "experiment", "rule", "explanation"),)
 RECORDED = "recorded"  # the last column: of a row that these results leave open, when and at which commit it was measured

@@ -16,8 +16,8 @@ from typing import Any, TypedDict, get_type_hints
 import pandas as pd
 
 from accumulation_harness.config import ConfigError
+from accumulation_harness.config.arm_name import ArmName
 from accumulation_harness.results import tracking
-from accumulation_harness.results.arm_name import ArmName
 from accumulation_harness.results.judged_arm import EVIDENCE_COLUMNS, OUTCOMES, VERDICT_COLUMNS, EvidenceRow, VerdictRow
 from accumulation_harness.results.mirror import TRIAL, own_settings
 from accumulation_harness.results.record import StoredTrial, StoreError, in_one_line, read_trial

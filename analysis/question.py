@@ -16,7 +16,7 @@ import pandas as pd
 
 from accumulation_harness.analysis.content import Section
 from accumulation_harness.analysis.load import Results
-from accumulation_harness.questions import FOLDER, questions
+from accumulation_harness.config.questions import FOLDER, questions
 from accumulation_harness.results.record import in_one_line
 
 Made = TypeVar("Made")

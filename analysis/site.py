@@ -15,8 +15,8 @@ from accumulation_harness.analysis import ledger, load, sections, tables
 from accumulation_harness.analysis.article import Article
 from accumulation_harness.analysis.content import marked, number, worded
 from accumulation_harness.analysis.question import advised
+from accumulation_harness.config.questions import FOLDER
 from accumulation_harness.judge.gates import ALGEBRA_GATE, RANK_LEVEL, ROUNDING_GATE, TRAJECTORY_GATE
-from accumulation_harness.questions import FOLDER
 
 MAX_LISTED = 50
 

@@ -22,10 +22,10 @@ from accumulation_harness.analysis.article import drawn_steps
 from accumulation_harness.analysis.figures import common as figures
 from accumulation_harness.analysis.figures.style import style
 from accumulation_harness.config import ConfigError, TrackingConfig, TrackingMode
-from accumulation_harness.processes import run_command
 from accumulation_harness.results import sweeps, tracking
 from accumulation_harness.results.record import in_one_line
 from accumulation_harness.results.store import State, Store
+from accumulation_harness.system.processes import run_command
 
 SWEEP = "sweep"  # job type
 FIRST = ("workload", "norm", "optimizer", "precision", "seed", "effective_batch", "accumulation_steps", "micro_batch", "arm",

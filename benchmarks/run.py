@@ -25,11 +25,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from accumulation_harness import studies
 from accumulation_harness.config import Norm, Precision, TrialConfig, to_dict
-from accumulation_harness.identity import identity
+from accumulation_harness.config.identity import identity
+from accumulation_harness.measure import studies
 from accumulation_harness.results.store import Store
-from accumulation_harness.source import commit
+from accumulation_harness.system.source import commit
 from accumulation_harness.watch import watch
 
 Cost = tuple[float, float]  # seconds of processor time, and on the clock

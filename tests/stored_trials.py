@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from accumulation_harness.config import Norm, OptimizerConfig, OptimizerName, Precision, Split, TrialConfig, to_dict
-from accumulation_harness.identity import identity
+from accumulation_harness.config.arm_name import ArmName
+from accumulation_harness.config.identity import identity
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.judge.signature import Signature
 from accumulation_harness.judge.verdict import Algebra, Evidence, Outcome, Rounding, Trajectory, Verdict
-from accumulation_harness.results.arm_name import ArmName
 from accumulation_harness.results.judged_arm import EVIDENCE_COLUMNS, Ending, VerdictRow, to_stored
 from accumulation_harness.results.store import Store
 

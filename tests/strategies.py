@@ -29,8 +29,8 @@ from accumulation_harness.config import (
     TrialConfig,
     WorkloadConfig,
 )
-from accumulation_harness.settings import BOUNDS
-from accumulation_harness.validation import validate
+from accumulation_harness.config.settings import BOUNDS
+from accumulation_harness.config.validation import validate
 
 DATA = (Data.digits, Data.text, Data.pairs, Data.policy, Data.ignored_labels, Data.class_weights)
 NORMS = (Norm.none, Norm.group, Norm.layer, Norm.batch)

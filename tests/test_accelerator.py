@@ -16,7 +16,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from accumulation_harness import accelerator
 from accumulation_harness.audit.evidence import Run
 from accumulation_harness.audit.observe import forwards, launched, ranks
 from accumulation_harness.audit.observe.runs import Job, watch
@@ -35,6 +34,7 @@ from accumulation_harness.recipes.recipe import Recipe, take_step
 from accumulation_harness.referee import gradients
 from accumulation_harness.results.store import Store
 from accumulation_harness.sweep import child, experiment
+from accumulation_harness.system import accelerator
 from accumulation_harness.watch import replay
 
 ROOT = Path(__file__).parents[1]

@@ -20,9 +20,9 @@ from accumulation_harness.config import (
     WorkloadConfig,
     to_dict,
 )  # fmt: skip
-from accumulation_harness.identity import identity
-from accumulation_harness.settings import BOUNDS
-from accumulation_harness.validation import validate
+from accumulation_harness.config.identity import identity
+from accumulation_harness.config.settings import BOUNDS
+from accumulation_harness.config.validation import validate
 
 
 def test_defaults_are_valid() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from accumulation_harness import settings
+from accumulation_harness.config import settings
 from accumulation_harness.judge.cause import MEANINGS, Cause
 
 ROOT = Path(__file__).parents[1]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from accumulation_harness import accelerator, doctor, driver
+from accumulation_harness.system import accelerator, doctor, driver
 
 H100 = ("580.1", "NVIDIA H100", "81559 MiB", "Disabled", "Default")
 OLD = "CUDA initialization: The NVIDIA driver on your system is too old (found version 11040)."

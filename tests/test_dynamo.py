@@ -10,7 +10,7 @@ import pytest
 STEP = """
 import sys
 import torch
-from accumulation_harness import dynamo
+from accumulation_harness.system import dynamo
 
 dynamo.postpone()
 model = torch.nn.Linear(2, 1)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from accumulation_harness import accelerator
 from accumulation_harness.config import (
     Data,
     Device,
@@ -25,8 +24,9 @@ from accumulation_harness.config import (
     WorkloadConfig,
 )
 from accumulation_harness.measure.lock_step import REFERENCE, LockStep, Setting
+from accumulation_harness.measure.trial import full_batch, run_trial, standard_candidates
 from accumulation_harness.recipes.determinism import choose_device, deterministic
-from accumulation_harness.trial import full_batch, run_trial, standard_candidates
+from accumulation_harness.system import accelerator
 
 # Warnings of torch about its own prototypes and deprecations are none of ours: sync debug mode, the compiler, TF32.
 pytestmark = [

@@ -33,21 +33,21 @@ WALLS = {  # room -> what none of its modules may reach, however many imports it
         "accumulation_harness.audit.compare",
     ),
     "accumulation_harness.lint": ("torch", "numpy", "rich", "accumulation_harness.audit", "accumulation_harness.measure"),
-    "accumulation_harness.run": ("torch",),
+    "accumulation_harness.sweep.run": ("torch",),
     "accumulation_harness.analysis": ("accumulation_harness.experiments", "torch"),
-    "accumulation_harness.questions": ("torch", "pandas", "accumulation_harness.experiments"),
-    "accumulation_harness.trial": ("accumulation_harness.experiments",),
-    "accumulation_harness.studies": ("accumulation_harness.experiments",),
+    "accumulation_harness.config.questions": ("torch", "pandas", "accumulation_harness.experiments"),
+    "accumulation_harness.measure.trial": ("accumulation_harness.experiments",),
+    "accumulation_harness.measure.studies": ("accumulation_harness.experiments",),
 }
 LAZY = {  # imported inside a function, when a trial is about to run: a wall ends there
-    ("accumulation_harness.sweep.experiment", "accumulation_harness.accelerator"),
-    ("accumulation_harness.sweep.experiment", "accumulation_harness.studies"),
+    ("accumulation_harness.sweep.experiment", "accumulation_harness.system.accelerator"),
+    ("accumulation_harness.sweep.experiment", "accumulation_harness.measure.studies"),
 }
 
 
 QUESTIONS = {  # file of a question's folder -> what it must not reach
     "__init__": ("torch", "pandas"),
-    "answers": ("torch", "accumulation_harness.recipes", "accumulation_harness.measure", "accumulation_harness.trial"),
+    "answers": ("torch", "accumulation_harness.recipes", "accumulation_harness.measure", "accumulation_harness.measure.trial"),
 }
 
 
@@ -165,7 +165,7 @@ def test_the_lint_reaches_only_the_standard_library() -> None:
         foreign = {other.partition(".")[0] for other in reached(name)} - sys.stdlib_module_names - {"accumulation_harness"}
         assert not foreign, f"{name} reaches {foreign}"
         ours = {other for other in reached(name) if other in modules()} - set(inside(modules(), "accumulation_harness.lint"))
-        assert ours <= {"accumulation_harness.judge.cause", "accumulation_harness.enums"}
+        assert ours <= {"accumulation_harness.judge.cause", "accumulation_harness.system.enums"}
 
 
 def test_only_tracking_knows_wandb() -> None:

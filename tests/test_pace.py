@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from accumulation_harness import pace, studies
 from accumulation_harness.config import Norm, TrialConfig
-from accumulation_harness.measure import ablation
+from accumulation_harness.measure import ablation, studies
+from accumulation_harness.measure.trial import run_trial
 from accumulation_harness.results.measurements import Measurements
-from accumulation_harness.trial import run_trial
+from accumulation_harness.system import pace
 
 SMALL = TrialConfig(effective_batch=16, accumulation_steps=(4,), steps=6, algebra_steps=4, nulls=2)
 

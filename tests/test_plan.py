@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from accumulation_harness import LEAST_ADDRESSES, plan
+from accumulation_harness import LEAST_ADDRESSES
 from accumulation_harness.config import ConfigError, Model, Norm, TrialConfig, WorkloadConfig
-from accumulation_harness.measure import memory
+from accumulation_harness.measure import memory, plan
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.recipes.micro_batch import Even
 from accumulation_harness.recipes.recipe import Recipe
@@ -68,9 +68,7 @@ def test_b_is_found_by_trying() -> None:
     assert list(plan.by_trying(config)) == ["b = 960, N = 1: 2 steps of 960 samples taken on this machine"]
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         limit = max(pool.submit(address_space, config, 8).result() + 40 * 2**20, LEAST_ADDRESSES) // 1024
-    command = (
-        f"ulimit -v {limit}; exec {sys.executable} -m accumulation_harness.plan b=auto effective_batch=960 workload.width=64"
-    )
+    command = f"ulimit -v {limit}; {sys.executable} -m accumulation_harness plan b=auto effective_batch=960 workload.width=64"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     *tried, chosen = done.stdout.splitlines()
     assert tried and all(line.startswith(f"b = {960 // 2**k}: ") for k, line in enumerate(tried)), done

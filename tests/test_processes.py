@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from accumulation_harness import keeper
-from accumulation_harness.processes import LONGEST_FOLDER, _base
+from accumulation_harness.system import keeper
+from accumulation_harness.system.processes import LONGEST_FOLDER, _base
 from tests.chaos.processes import alive, check_nothing_is_left, surroundings
 
 # A command with a child that is in no group of its, a temporary folder, and a fork that ends as any process does.
 PROGRAM = """
 import os, subprocess, sys, tempfile, time
-from accumulation_harness.processes import run_command
+from accumulation_harness.system.processes import run_command
 def main():
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
     print(tempfile.mkdtemp(), flush=True)
@@ -148,7 +148,7 @@ def test_what_is_stopped_is_ended_too(start: Start) -> None:
 def test_ctrl_c_while_python_imports_a_command(tmp_path: Path) -> None:
     """At any import after the first of ours, which `-X importtime` tells when it is done."""
     for module in (
-        "accumulation_harness.status",
+        "accumulation_harness.sweep.status",
         "accumulation_harness.audit",
         "accumulation_harness.analysis.report",
         "accumulation_harness.sweep",
@@ -174,7 +174,7 @@ def test_a_temporary_folder_with_a_long_name_gives_way_to_a_short_one(monkeypatc
 
 def test_too_few_descriptors_are_told(tmp_path: Path) -> None:
     done = subprocess.run(
-        ["bash", "-c", f"ulimit -n 12; exec {sys.executable} -m accumulation_harness.status"],
+        ["bash", "-c", f"ulimit -n 12; exec {sys.executable} -m accumulation_harness.sweep.status"],
         env=surroundings(tmp_path),
         cwd=tmp_path,
         capture_output=True,

@@ -17,13 +17,13 @@ from accumulation_harness.config import Data, Norm, Precision, TrialConfig
 from accumulation_harness.judge.cause import INHERENT, JOINT
 from accumulation_harness.measure.algebra import windows_of
 from accumulation_harness.measure.lock_step import Setting, arm_state
+from accumulation_harness.measure.trial import Candidate, accumulated, permuted, run_trial, standard_candidates
 from accumulation_harness.recipes.catalogue import FAULTS, Fault
 from accumulation_harness.recipes.determinism import deterministic, start_randomness
 from accumulation_harness.recipes.micro_batch import hash_seed
 from accumulation_harness.recipes.recipe import Recipe, take_step
 from accumulation_harness.referee.gradients import flatten, gradients, relative_distance
 from accumulation_harness.referee.oracle import snapshot
-from accumulation_harness.trial import Candidate, accumulated, permuted, run_trial, standard_candidates
 from tests.strategies import fixed, right_trials
 from tests.toy import CPU
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from accumulation_harness.compose import compose_trial
+from accumulation_harness.config.compose import compose_trial
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

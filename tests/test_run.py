@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from accumulation_harness import compose, run, terminal
 from accumulation_harness.analysis.question import registered
 from accumulation_harness.config import (
     HarnessConfig,
@@ -26,11 +25,13 @@ from accumulation_harness.config import (
     Split,
     TrackingConfig,
     TrackingMode,
+    compose,
 )
-from accumulation_harness.identity import identity
+from accumulation_harness.config.identity import identity
 from accumulation_harness.results.store import Store
-from accumulation_harness.sweep import experiment
+from accumulation_harness.sweep import experiment, run
 from accumulation_harness.sweep.child import Failure
+from accumulation_harness.system import terminal
 
 Command = Callable[..., tuple[int, list[HarnessConfig]]]
 
@@ -262,7 +263,7 @@ def test_the_exit_code_tells_failures(command: Command, monkeypatch: pytest.Monk
 
 
 def test_help_is_quick_and_loads_nothing_heavy() -> None:
-    program = "import sys; sys.argv = ['harness', '--help']\nfrom accumulation_harness.run import main\n" + (
+    program = "import sys; sys.argv = ['harness', '--help']\nfrom accumulation_harness.sweep.run import main\n" + (
         "main(), print({'torch', 'wandb', 'pandas', 'pyarrow', 'numpy'} & sys.modules.keys())"
     )
     started = time.monotonic()

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from accumulation_harness import usage
-from accumulation_harness.compose import conf_dir
-from accumulation_harness.config import HarnessConfig, to_dict
-from accumulation_harness.settings import markdown, settings
+from accumulation_harness.config import HarnessConfig, to_dict, usage
+from accumulation_harness.config.compose import conf_dir
+from accumulation_harness.config.settings import markdown, settings
 
 FILLED_IN = {"experiment", "workload.source", "optimizer.source"}
 

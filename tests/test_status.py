@@ -14,10 +14,10 @@ from threading import Thread
 
 import pytest
 
-from accumulation_harness import status
 from accumulation_harness.config import ConfigError
 from accumulation_harness.results import sweeps
 from accumulation_harness.results.store import State, Store, StoreError, TrialTaken
+from accumulation_harness.sweep import status
 
 # A process that claims a trial, says so, and holds it until its input ends.
 HOLD = """

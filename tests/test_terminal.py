@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from accumulation_harness.terminal import MOST_CHARACTERS, one_line
+from accumulation_harness.system.terminal import MOST_CHARACTERS, one_line
 
 FULL = "standard output: expected a file that can be written (No space left on device)\n"
 
@@ -17,7 +17,7 @@ FULL = "standard output: expected a file that can be written (No space left on d
 def shell(body: str, around: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """`body` as a command, in a shell line where `{}` stands for it."""
     (folder / "command.py").write_text(
-        f"import sys\nfrom accumulation_harness.terminal import told\n\ndef main():\n    {body}\n\nsys.exit(told(main))\n"
+        f"import sys\nfrom accumulation_harness.system.terminal import told\n\ndef main():\n    {body}\n\nsys.exit(told(main))\n"
     )
     line = around.format(f"{sys.executable} {folder / 'command.py'}") + "; exit ${PIPESTATUS[0]}"
     inherited = {name: value for name, value in os.environ.items() if name != "HYDRA_FULL_ERROR"}
@@ -74,8 +74,8 @@ def test_arguments_are_refused_in_one_line(tmp_path: Path) -> None:
     "command",
     [
         "accumulation_harness run steps=0",
-        "accumulation_harness.plan",
-        "accumulation_harness.status",
+        "accumulation_harness.measure.plan",
+        "accumulation_harness.sweep.status",
         "accumulation_harness.analysis.report",
     ],
 )

@@ -22,13 +22,9 @@ from accumulation_harness.config import (
     TrialConfig,
     WorkloadConfig,
 )
+from accumulation_harness.config.arm_name import ArmName
 from accumulation_harness.measure.lock_step import Setting
-from accumulation_harness.recipes.determinism import deterministic
-from accumulation_harness.recipes.micro_batch import hash_seed
-from accumulation_harness.recipes.recipe import Recipe, take_step
-from accumulation_harness.results.arm_name import ArmName
-from accumulation_harness.results.measurements import Measurements
-from accumulation_harness.trial import (
+from accumulation_harness.measure.trial import (
     Candidate,
     Row,
     full_batch,
@@ -37,6 +33,10 @@ from accumulation_harness.trial import (
     split_plan,
     standard_candidates,
 )
+from accumulation_harness.recipes.determinism import deterministic
+from accumulation_harness.recipes.micro_batch import hash_seed
+from accumulation_harness.recipes.recipe import Recipe, take_step
+from accumulation_harness.results.measurements import Measurements
 
 ADAM = OptimizerConfig(name=OptimizerName.adam, lr=3e-3)
 MOMENTUM = OptimizerConfig(name=OptimizerName.momentum, lr=0.05)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from accumulation_harness.config import OptimizerName
-from accumulation_harness.questions import EQUAL_SPLIT, OWN_GRADIENTS, Need, Question, Study
+from accumulation_harness.config.questions import EQUAL_SPLIT, OWN_GRADIENTS, Need, Question, Study
 
 KNOWN = ("sgd", "momentum", "nesterov", "adam", "adamw")
 QUESTION = Question(

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from accumulation_harness.questions import Question, Study
+from accumulation_harness.config.questions import Question, Study
 
 QUESTION = Question(place=180, studies={"adaptive_windows": Study(), "tensor_norms": Study()})

@@ -8,8 +8,8 @@ from torch import Tensor
 from accumulation_harness.config import Precision
 from accumulation_harness.measure.lock_step import Setting, Watch
 from accumulation_harness.measure.training import OnStep, Row
+from accumulation_harness.measure.trial import accumulated, full_batch
 from accumulation_harness.recipes.recipe import Arm, take_step
-from accumulation_harness.trial import accumulated, full_batch
 from accumulation_harness.workloads import Batch
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from accumulation_harness.config import Data, LastWindow
-from accumulation_harness.questions import EQUAL_SPLIT, Need, Question, Study
+from accumulation_harness.config.questions import EQUAL_SPLIT, Need, Question, Study
 
 QUESTION = Question(
     place=140,

@@ -10,6 +10,7 @@ import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from accumulation_harness.config.arm_name import ArmName
 from accumulation_harness.experiments.convergence.learning_curves import (
     Samples,
     chosen_arms,
@@ -20,9 +21,8 @@ from accumulation_harness.experiments.convergence.learning_curves import (
 from accumulation_harness.experiments.momentum.optimizer_states import slower
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.measure.training import OnStep, Row
+from accumulation_harness.measure.trial import full_batch
 from accumulation_harness.recipes.recipe import Arm, take_step
-from accumulation_harness.results.arm_name import ArmName
-from accumulation_harness.trial import full_batch
 
 LARGE, SMALL = "large", "small"  # a window of B samples, and B / N of them
 ORDERS = {

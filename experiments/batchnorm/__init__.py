@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from accumulation_harness.config import Execution, Norm, Precision
-from accumulation_harness.questions import Need, Question, Study
+from accumulation_harness.config.questions import Need, Question, Study
 
 _OF_REMEDIES = (
     Need("norm", lambda c: c.norm in (Norm.batch, Norm.as_is), "batch: the remedies are BatchNorm's"),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from accumulation_harness.config import Data, Precision
-from accumulation_harness.questions import EQUAL_SPLIT, Need, Question, Study
-from accumulation_harness.results.arm_name import arm_of
+from accumulation_harness.config.arm_name import arm_of
+from accumulation_harness.config.questions import EQUAL_SPLIT, Need, Question, Study
 
 QUESTION = Question(
     place=50,

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from accumulation_harness.config import LastWindow
+from accumulation_harness.config.arm_name import PERMUTED
 from accumulation_harness.measure.banks import WindowStep, oracle_row, past_of, reading, taken
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.measure.training import OnStep, Row
+from accumulation_harness.measure.trial import Candidate, full_batch, with_faults
 from accumulation_harness.recipes import contrastive
 from accumulation_harness.recipes.recipe import Arm, take_step
 from accumulation_harness.recipes.sample_masks import masks_of_samples
 from accumulation_harness.referee.gradients import by_tensor, compare, relative_distance
-from accumulation_harness.results.arm_name import PERMUTED
-from accumulation_harness.trial import Candidate, full_batch, with_faults
 from accumulation_harness.workloads import Batch
 from accumulation_harness.workloads.docstrings import DocstringWorkload
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from accumulation_harness.questions import Question, Study
-from accumulation_harness.results.arm_name import ACCUMULATED, PERMUTED, ArmName, arm_of
+from accumulation_harness.config.arm_name import ACCUMULATED, PERMUTED, ArmName, arm_of
+from accumulation_harness.config.questions import Question, Study
 
 
 def _of_learning_curves(row: Mapping[str, Any]) -> tuple[ArmName, float] | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from accumulation_harness.config import OptimizerName, ScheduleName
-from accumulation_harness.questions import EQUAL_SPLIT, Need, Question, Study
-from accumulation_harness.results.arm_name import ArmName
+from accumulation_harness.config.arm_name import ArmName
+from accumulation_harness.config.questions import EQUAL_SPLIT, Need, Question, Study
 
 QUESTION = Question(
     place=120,

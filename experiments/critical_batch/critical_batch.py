@@ -17,8 +17,8 @@ from accumulation_harness.experiments.convergence.learning_curves import Samples
 from accumulation_harness.experiments.momentum.optimizer_states import slower
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.measure.training import OnStep, Row
+from accumulation_harness.measure.trial import full_batch
 from accumulation_harness.recipes.recipe import Arm, take_step
-from accumulation_harness.trial import full_batch
 
 PARTS = 8  # a branch is an eighth of the training
 STARTS = (0, 1, 3, 7)  # in branches: at the beginning, and then ever later

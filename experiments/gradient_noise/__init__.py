@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from accumulation_harness.config import Data
-from accumulation_harness.questions import OWN_GRADIENTS, Need, Question, Study
+from accumulation_harness.config.questions import OWN_GRADIENTS, Need, Question, Study
 
 QUESTION = Question(
     place=160,

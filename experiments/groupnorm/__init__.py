@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from accumulation_harness.questions import Question
+from accumulation_harness.config.questions import Question
 
 QUESTION = Question(place=40, core=True)

@@ -17,9 +17,9 @@ from torch import Tensor
 from accumulation_harness.experiments.momentum.optimizer_states import small_batch
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.measure.training import OnStep, Row, outcome
+from accumulation_harness.measure.trial import accumulated
 from accumulation_harness.recipes import precision
 from accumulation_harness.recipes.recipe import Arm, evaluated, take_step
-from accumulation_harness.trial import accumulated
 from accumulation_harness.workloads import Batch
 
 

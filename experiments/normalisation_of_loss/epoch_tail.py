@@ -22,9 +22,9 @@ from accumulation_harness.config import LastWindow, Precision
 from accumulation_harness.judge.signature import worst
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.measure.training import OnStep, Row
+from accumulation_harness.measure.trial import full_batch
 from accumulation_harness.referee.gradients import flatten, relative_distance
 from accumulation_harness.referee.oracle import snapshot
-from accumulation_harness.trial import full_batch
 
 EPOCHS = 2  # the first leaves something behind, the second finds it
 

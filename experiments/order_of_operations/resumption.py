@@ -13,9 +13,9 @@ from torch import Tensor
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.measure.optimizer_state import optimizer_state
 from accumulation_harness.measure.training import OnStep, Row
+from accumulation_harness.measure.trial import accumulated
 from accumulation_harness.recipes.recipe import Arm, Recipe, take_step
 from accumulation_harness.referee.gradients import flatten, relative_distance
-from accumulation_harness.trial import accumulated
 from accumulation_harness.workloads import Batch
 
 AFTER = 2  # windows before the interruption: momentum and moments are there

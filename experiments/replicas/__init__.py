@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from accumulation_harness.config import Device
-from accumulation_harness.questions import Need, Question, Study
+from accumulation_harness.config.questions import Need, Question, Study
 
 QUESTION = Question(
     place=200,

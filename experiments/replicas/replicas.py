@@ -14,11 +14,11 @@ from accumulation_harness.judge.rank_diagnosis import RankEvidence, diagnose_ran
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.measure.ranks import RIGHT, SCALED, UNSYNCHRONISED, Ranks, Trace, Way, micro_batches, whole_windows
 from accumulation_harness.measure.training import OnStep, Row
+from accumulation_harness.measure.trial import full_batch
 from accumulation_harness.recipes.recipe import take_step
 from accumulation_harness.referee.gradients import flatten, relative_distance
 from accumulation_harness.referee.oracle import State, snapshot
 from accumulation_harness.referee.replicas import observe
-from accumulation_harness.trial import full_batch
 
 WORLD = 2
 WAYS: dict[str, Way] = {**RIGHT, **SCALED, **UNSYNCHRONISED}

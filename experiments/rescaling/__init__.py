@@ -9,7 +9,7 @@ The validation set is set aside by the seed and chooses nothing: in some tasks t
 from __future__ import annotations
 
 from accumulation_harness.config import LastWindow, OptimizerName, ScheduleName
-from accumulation_harness.questions import EQUAL_SPLIT, Need, Question, Study
+from accumulation_harness.config.questions import EQUAL_SPLIT, Need, Question, Study
 
 QUESTION = Question(
     place=130,

@@ -15,9 +15,9 @@ from accumulation_harness.experiments.convergence.learning_curves import Samples
 from accumulation_harness.experiments.momentum.optimizer_states import InOrder, small_batch
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.measure.training import OnStep, Row
+from accumulation_harness.measure.trial import accumulated
 from accumulation_harness.recipes.recipe import BOUNDARY, Arm, Recipe, take_step
 from accumulation_harness.recipes.rescaling import Rescaling, rescaled
-from accumulation_harness.trial import accumulated
 
 POINTS = 16  # equal-sample points of a curve
 SMALL = "small"  # the batch that is to be reproduced

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 import torch
 
+from accumulation_harness.config.arm_name import ACCUMULATED, FULL
 from accumulation_harness.measure import noise_scale
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.measure.training import OnStep, Row, outcome
+from accumulation_harness.measure.trial import Candidate, full_batch, with_faults
 from accumulation_harness.recipes import catalogue
 from accumulation_harness.recipes.recipe import Arm, evaluated, take_step
 from accumulation_harness.recipes.remedies import batch_norms, calibrate
-from accumulation_harness.results.arm_name import ACCUMULATED, FULL
-from accumulation_harness.trial import Candidate, full_batch, with_faults
 
 
 def measurements(setting: Setting, on_step: OnStep) -> list[Row]:

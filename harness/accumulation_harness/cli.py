@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import platform
 import runpy
 import sys
 from importlib.util import find_spec
 
-from accumulation_harness.packages import version
+from accumulation_harness.system.packages import versions
 
 COMMANDS = {
-    "run": ("accumulation_harness.start", "one trial, a sweep (-m), or a named grid (+experiment=NAME)"),
+    "run": ("accumulation_harness.sweep", "one trial, a sweep (-m), or a named grid (+experiment=NAME)"),
     "report": ("accumulation_harness.analysis.report", "the page, the verdicts and the figures of stored results"),
     "audit": ("accumulation_harness.audit", "whether accumulation changes what FILE.py:FUNCTION trains"),
     "watch": ("accumulation_harness.watch", "`watch compare`: two reports of watched training runs, compared"),
-    "plan": ("accumulation_harness.plan", "the micro-batch that fits a memory"),
-    "status": ("accumulation_harness.status", "where the trials of a store stand"),
+    "plan": ("accumulation_harness.measure.plan", "the micro-batch that fits a memory"),
+    "status": ("accumulation_harness.sweep.status", "where the trials of a store stand"),
     "sync": ("accumulation_harness.analysis.sync", "upload the offline W&B runs of a store, and one run per sweep"),
-    "doctor": ("accumulation_harness.doctor", "what a report of a bug needs, and why a GPU is not seen"),
+    "doctor": ("accumulation_harness.system.doctor", "what a report of a bug needs, and why a GPU is not seen"),
     "lint": ("accumulation_harness.lint", "what source text tells, without running it"),
 }
 LIGHT = ("audit", "watch", "doctor", "lint")  # torch and numpy are enough
 OF_SWEEPS = ("hydra", "jinja2", "matplotlib", "omegaconf", "pandas", "pyarrow", "rich", "scipy", "sklearn", "wandb")
-
-
-def versions() -> str:
-    """Ours, and those of what the numbers depend on."""
-    tool, torch = (version(name) or "not installed" for name in ("accumulation-harness", "torch"))
-    return f"accumulation-harness {tool} (torch {torch}, Python {platform.python_version()})"
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from accumulation_harness.analysis import load
 from accumulation_harness.config import ConfigError, TrialConfig, to_dict
-from accumulation_harness.identity import identity
+from accumulation_harness.config.identity import identity
 from accumulation_harness.results import tracking
 from accumulation_harness.results.judged_arm import OUTCOMES, VERDICT_COLUMNS
 from accumulation_harness.results.record import read_trial, write_record

@@ -14,7 +14,7 @@ import torch
 from accumulation_harness.audit import audit
 from accumulation_harness.audit.request import causes_of
 from accumulation_harness.config import TrialConfig
-from accumulation_harness.trial import judge_loop
+from accumulation_harness.measure.trial import judge_loop
 from tests.audit.loops import wrong_loops
 
 pytest_plugins = ["pytester"]

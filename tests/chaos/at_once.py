@@ -13,14 +13,14 @@ import time
 from pathlib import Path
 
 from accumulation_harness.config import HarnessConfig, to_dict
-from accumulation_harness.identity import identity
-from accumulation_harness.processes import run_command
+from accumulation_harness.config.identity import identity
 from accumulation_harness.results.store import Store
 from accumulation_harness.sweep import child, experiment
+from accumulation_harness.system.processes import run_command
 
 MODULES = {
-    "sweep": "accumulation_harness.run",
-    "status": "accumulation_harness.status",
+    "sweep": "accumulation_harness.sweep.run",
+    "status": "accumulation_harness.sweep.status",
     "report": "accumulation_harness.analysis.report",
 }
 OWN = ("sha256", "format", "experiment", "trial", "config", "steps", "steps_sha256")  # what each record says of itself

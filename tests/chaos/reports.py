@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from accumulation_harness import status
 from accumulation_harness.analysis import report
+from accumulation_harness.sweep import status
 from tests.chaos.campaign import Broken
 
 SECONDS = 120.0

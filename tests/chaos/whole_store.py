@@ -20,7 +20,7 @@ FAULTS = {"no_division": True, "skip_last_micro_batch": True, "scale@1e-3": True
 # A trial of every study of every experiment that measures something; those that judge arms are written by hand.
 MEASURED = """
 import sys
-from accumulation_harness import run
+from accumulation_harness.sweep import run
 from accumulation_harness.sweep import experiment
 
 def few(configs):

@@ -9,15 +9,16 @@ import hydra
 import pandas as pd
 import pytest
 
-from accumulation_harness import experiments, questions, studies
+from accumulation_harness import experiments
 from accumulation_harness.analysis import report
-from accumulation_harness.config import TrialConfig, to_dict
+from accumulation_harness.config import TrialConfig, questions, to_dict
+from accumulation_harness.measure import studies
 from accumulation_harness.results.store import Store
-from accumulation_harness.run import conf_dir, register_schema, to_config
+from accumulation_harness.sweep.run import conf_dir, register_schema, to_config
 
 FILES = {
     "__init__.py": '''"""How long are the windows?"""
-from accumulation_harness.questions import Need, Question, Study
+from accumulation_harness.config.questions import Need, Question, Study
 FULL = Need("steps", lambda c: c.steps > 1, "2 or more")
 QUESTION = Question(place=15, core=True, studies={"window_lengths": Study(needs=(FULL,))})
 ''',

@@ -5,11 +5,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from accumulation_harness import studies
 from accumulation_harness.analysis import load, report
 from accumulation_harness.config import Data, Model, Norm, TrialConfig, WorkloadConfig, to_dict
+from accumulation_harness.config.identity import identity
 from accumulation_harness.experiments.adaptive_windows.answers import CLAIMS, balance
-from accumulation_harness.identity import identity
+from accumulation_harness.measure import studies
 from accumulation_harness.results.store import Store
 
 Row = dict[str, object]

@@ -11,13 +11,13 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from accumulation_harness import studies
 from accumulation_harness.analysis import load, report
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Ruling
 from accumulation_harness.config import Norm, Precision, TrialConfig, to_dict
+from accumulation_harness.config.identity import identity
 from accumulation_harness.experiments.batchnorm.answers import CLAIMS, costs_accuracy
-from accumulation_harness.identity import identity
+from accumulation_harness.measure import studies
 from accumulation_harness.results.store import Store
 from tests.experiments.accuracy_rows import BATCH, LARGE, results, two_batches
 

@@ -10,13 +10,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from accumulation_harness import studies
 from accumulation_harness.analysis import load, report
 from accumulation_harness.analysis.question import ClaimResult, Ruling
 from accumulation_harness.config import Precision, TrialConfig, to_dict
+from accumulation_harness.config.identity import identity
 from accumulation_harness.experiments.contrastive.answers import CLAIMS, EXPERIMENT
 from accumulation_harness.experiments.contrastive.sections import decided, difference, largest_windows
-from accumulation_harness.identity import identity
+from accumulation_harness.measure import studies
 from accumulation_harness.results.store import Store
 from tests.small_corpus import config, corpus
 

@@ -11,12 +11,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from accumulation_harness import studies
 from accumulation_harness.analysis import load, report
 from accumulation_harness.analysis.question import Ruling
 from accumulation_harness.config import Norm, TrialConfig, WorkloadConfig, to_dict
+from accumulation_harness.config.identity import identity
 from accumulation_harness.experiments.gradient_noise.answers import EXPERIMENT, falls_as_one_over_b, growth
-from accumulation_harness.identity import identity
+from accumulation_harness.measure import studies
 from accumulation_harness.results.store import Store
 
 D = 1500

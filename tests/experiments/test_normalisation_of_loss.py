@@ -5,12 +5,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from accumulation_harness import studies
 from accumulation_harness.analysis import load, report
 from accumulation_harness.analysis.question import ClaimResult
 from accumulation_harness.config import Data, Model, OptimizerConfig, OptimizerName, TrialConfig, WorkloadConfig, to_dict
+from accumulation_harness.config.identity import identity
 from accumulation_harness.experiments.normalisation_of_loss.answers import CLAIMS
-from accumulation_harness.identity import identity
+from accumulation_harness.measure import studies
 from accumulation_harness.results.store import Store
 
 Row = dict[str, object]

@@ -5,7 +5,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from accumulation_harness import studies
 from accumulation_harness.analysis import load, report
 from accumulation_harness.analysis.question import ClaimResult
 from accumulation_harness.config import (
@@ -18,8 +17,9 @@ from accumulation_harness.config import (
     WorkloadConfig,
     to_dict,
 )
+from accumulation_harness.config.identity import identity
 from accumulation_harness.experiments.order_of_operations.answers import CLAIMS, _at_rest
-from accumulation_harness.identity import identity
+from accumulation_harness.measure import studies
 from accumulation_harness.results.store import Store
 
 Row = dict[str, object]

@@ -11,10 +11,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from accumulation_harness import studies
 from accumulation_harness.analysis import load, report
 from accumulation_harness.analysis.question import Ruling
 from accumulation_harness.config import Model, Precision, TrialConfig, WorkloadConfig, to_dict
+from accumulation_harness.config.identity import identity
 from accumulation_harness.experiments.precision.answers import (
     EXPERIMENT,
     accuracy,
@@ -22,7 +22,7 @@ from accumulation_harness.experiments.precision.answers import (
     scaling_works,
     small_micro_batches,
 )
-from accumulation_harness.identity import identity
+from accumulation_harness.measure import studies
 from accumulation_harness.results.store import Store
 
 FULL = 1e-7

@@ -9,12 +9,12 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from accumulation_harness import studies
 from accumulation_harness.analysis import load, report
 from accumulation_harness.analysis.question import Ruling
 from accumulation_harness.config import Model, TrialConfig, WorkloadConfig, to_dict
+from accumulation_harness.config.identity import identity
 from accumulation_harness.experiments.randomness.answers import EXPERIMENT, single_runs_differ
-from accumulation_harness.identity import identity
+from accumulation_harness.measure import studies
 from accumulation_harness.results.store import Store
 
 

@@ -11,13 +11,13 @@ import torch
 from accumulation_harness.config import Data, Model, Norm, Precision, Split, TrialConfig, WorkloadConfig
 from accumulation_harness.measure.ablation import REMOVALS, attribute
 from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.measure.trial import Permuted, full_batch, split_plan
 from accumulation_harness.recipes.faults import (
     clip_per_micro_batch,
     mean_of_means,
     short_window_divided_by_n,
 )
 from accumulation_harness.recipes.recipe import Recipe
-from accumulation_harness.trial import Permuted, full_batch, split_plan
 
 FULL, SHORT = torch.arange(64), torch.arange(64, 92)
 TEXT = WorkloadConfig(data=Data.text, model=Model.transformer, depth=1)

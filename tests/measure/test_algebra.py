@@ -18,9 +18,9 @@ from accumulation_harness.judge.gates import ALGEBRA_GATE, TRAJECTORY_GATE
 from accumulation_harness.judge.verdict import algebra_failures
 from accumulation_harness.measure.algebra import AlgebraResult, measure
 from accumulation_harness.measure.lock_step import REFERENCE, Setting
+from accumulation_harness.measure.trial import accumulated, permuted, reference
 from accumulation_harness.recipes.micro_batch import windows
 from accumulation_harness.recipes.recipe import Arm, Recipe
-from accumulation_harness.trial import accumulated, permuted, reference
 from tests.toy import CPU
 from tests.toy_setting import MakeSetting, Numpy
 

@@ -24,6 +24,7 @@ from accumulation_harness.measure.algebra import AlgebraResult, measure
 from accumulation_harness.measure.lock_step import REFERENCE, LockStep, Setting
 from accumulation_harness.measure.optimizer_state import common_state, copied, optimizer_state
 from accumulation_harness.measure.training import outcome
+from accumulation_harness.measure.trial import accumulated, permuted, reference
 from accumulation_harness.recipes.faults import (
     loss_not_divided,
     non_finite_micro_batch,
@@ -32,7 +33,6 @@ from accumulation_harness.recipes.faults import (
 )
 from accumulation_harness.recipes.recipe import Arm, Recipe, evaluated, set_mode, take_step
 from accumulation_harness.referee.gradients import flatten
-from accumulation_harness.trial import accumulated, permuted, reference
 from tests.toy import CPU, Toy
 
 CONFIG = TrialConfig(effective_batch=12, accumulation_steps=(3,), steps=6, norm=Norm.none, split=Split.ragged)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from accumulation_harness import source
 from accumulation_harness.measure import environment
+from accumulation_harness.system import source
 
 UNKNOWN = {"commit": None, "clean": None}
 

@@ -27,9 +27,9 @@ from accumulation_harness.config import (
 )
 from accumulation_harness.measure import algebra, poison, rounding
 from accumulation_harness.measure.lock_step import REFERENCE, Setting
+from accumulation_harness.measure.trial import reference, standard_candidates
 from accumulation_harness.recipes.determinism import deterministic
 from accumulation_harness.results.measurements import Measurement
-from accumulation_harness.trial import reference, standard_candidates
 
 BASE = TrialConfig(
     workload=WorkloadConfig(model=Model.mlp, width=2),

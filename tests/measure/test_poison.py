@@ -21,13 +21,13 @@ from accumulation_harness.config import (
     TrialConfig,
     WorkloadConfig,
 )
+from accumulation_harness.config.arm_name import PERMUTED
 from accumulation_harness.measure.lock_step import REFERENCE, Setting
 from accumulation_harness.measure.poison import PoisonedWindow, differing, measure
+from accumulation_harness.measure.trial import full_batch, permuted, split_plan
 from accumulation_harness.recipes.faults import non_finite_micro_batch
 from accumulation_harness.recipes.micro_batch import windows
 from accumulation_harness.recipes.recipe import Arm, Recipe
-from accumulation_harness.results.arm_name import PERMUTED
-from accumulation_harness.trial import full_batch, permuted, split_plan
 
 ADAM = OptimizerConfig(name=OptimizerName.adam, lr=1e-3)
 TEXT = WorkloadConfig(data=Data.text, model=Model.transformer, depth=1)

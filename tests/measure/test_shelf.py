@@ -15,7 +15,7 @@ from accumulation_harness.config import Arms, Model, Norm, OptimizerConfig, Opti
 from accumulation_harness.measure import shelf
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.measure.shelf import FileShelf, Shelf
-from accumulation_harness.trial import run_trial
+from accumulation_harness.measure.trial import run_trial
 from tests.toy import CPU
 
 CONFIG = TrialConfig(

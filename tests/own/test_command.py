@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from accumulation_harness.config import ConfigError
-from accumulation_harness.targets import data_fingerprint, digest_of
+from accumulation_harness.config.targets import data_fingerprint, digest_of
 from tests.own import tasks
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def harness(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
-    code = "import sys; sys.path[0] = sys.argv.pop(1); from accumulation_harness.run import main; sys.exit(main())"
+    code = "import sys; sys.path[0] = sys.argv.pop(1); from accumulation_harness.sweep.run import main; sys.exit(main())"
     command = [sys.executable, "-c", code, str(ROOT), *overrides, *QUICK]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
 

@@ -37,9 +37,9 @@ from accumulation_harness.judge.verdict import (
     judge,
 )
 from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.measure.trial import run_trial, with_faults
 from accumulation_harness.recipes.catalogue import named
 from accumulation_harness.referee.oracle import snapshot
-from accumulation_harness.trial import run_trial, with_faults
 from tests.own import optimizers, resnet50, tasks
 from tests.toy import CPU
 

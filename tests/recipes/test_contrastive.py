@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from accumulation_harness.config import ConfigError, Contrast, Data, Model, Precision, TrialConfig, WorkloadConfig
 from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.measure.trial import accumulated, full_batch
 from accumulation_harness.recipes import contrastive
 from accumulation_harness.recipes.recipe import Arm, Recipe, clear, take_step
 from accumulation_harness.referee.gradients import by_tensor, flatten, gradients, relative_distance
-from accumulation_harness.trial import accumulated, full_batch
 from accumulation_harness.workloads import Batch
 from tests.small_corpus import config, corpus
 

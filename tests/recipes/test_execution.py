@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from accumulation_harness.config import Execution, Model, Norm, Precision, Split, TrialConfig, WorkloadConfig
 from accumulation_harness.measure import lock_step
+from accumulation_harness.measure.trial import run_trial
 from accumulation_harness.recipes import execution
 from accumulation_harness.recipes.execution import exchange_forward
-from accumulation_harness.trial import run_trial
 
 SMALL: dict[str, Any] = {
     "workload": WorkloadConfig(model=Model.mlp),

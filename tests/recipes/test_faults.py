@@ -24,9 +24,9 @@ from accumulation_harness.config import (
 from accumulation_harness.experiments.replicas import replicas
 from accumulation_harness.judge.cause import BY_DESIGN, IN_AUDITS, INHERENT, ON_RANKS, Cause
 from accumulation_harness.measure.ranks import SCALED, UNSYNCHRONISED
+from accumulation_harness.measure.trial import Candidate, Row, run_trial, split_plan, standard_candidates, with_faults
 from accumulation_harness.recipes.catalogue import FAULTS
 from accumulation_harness.recipes.recipe import Recipe
-from accumulation_harness.trial import Candidate, Row, run_trial, split_plan, standard_candidates, with_faults
 
 ADAMW = OptimizerConfig(name=OptimizerName.adamw, lr=3e-3, weight_decay=0.1)
 MOMENTUM = OptimizerConfig(name=OptimizerName.momentum, lr=0.05)

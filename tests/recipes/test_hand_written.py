@@ -21,9 +21,9 @@ from accumulation_harness.config import (
     TrialConfig,
     WorkloadConfig,
 )  # fmt: skip
+from accumulation_harness.measure.trial import Candidate, Row, judge_loop, run_trial, split_plan, standard_candidates
 from accumulation_harness.recipes.hand_written import hand_written, sample_ids
 from accumulation_harness.recipes.recipe import Arm
-from accumulation_harness.trial import Candidate, Row, judge_loop, run_trial, split_plan, standard_candidates
 from accumulation_harness.workloads import Batch
 from tests.toy import Toy
 

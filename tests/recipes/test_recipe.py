@@ -10,8 +10,7 @@ import schedulefree
 import torch
 from torch.optim import Optimizer
 
-from accumulation_harness import targets
-from accumulation_harness.config import ConfigError, OptimizerConfig, OptimizerName
+from accumulation_harness.config import ConfigError, OptimizerConfig, OptimizerName, targets
 from accumulation_harness.measure.lock_step import Watch
 from accumulation_harness.recipes.micro_batch import Even, Ragged, SplitPlan
 from accumulation_harness.recipes.recipe import make_optimizer, take_step

@@ -18,11 +18,11 @@ from accumulation_harness.config import (
     TrialConfig,
 )
 from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.measure.trial import full_batch, split_plan
 from accumulation_harness.recipes.determinism import choose_device
 from accumulation_harness.recipes.recipe import Arm, Recipe, take_step
 from accumulation_harness.recipes.remedies import REMEDIES, calibrate
 from accumulation_harness.referee.gradients import flatten, relative_distance
-from accumulation_harness.trial import full_batch, split_plan
 
 CONFIG = TrialConfig(
     norm=Norm.batch, precision=Precision.float64, effective_batch=24, accumulation_steps=(3,), split=Split.ragged,

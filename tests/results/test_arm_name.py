@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from accumulation_harness.config.arm_name import FULL, ArmName
 from accumulation_harness.measure.lock_step import REFERENCE
-from accumulation_harness.results.arm_name import FULL, ArmName
 
 names = st.text(st.characters(blacklist_categories=["Cs", "Cc"]), min_size=1).filter(lambda text: "\n" not in text)
 

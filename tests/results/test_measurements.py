@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from accumulation_harness.enums import StrEnum
 from accumulation_harness.results import measurements
 from accumulation_harness.results.measurements import Measurement, Measurements
+from accumulation_harness.system.enums import StrEnum
 
 
 class Colour(StrEnum):

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from accumulation_harness import plan, studies
 from accumulation_harness.audit import audit
 from accumulation_harness.config import (
     Data,
@@ -36,10 +35,11 @@ from accumulation_harness.config import (
     TrialConfig,
     WorkloadConfig,
 )
+from accumulation_harness.measure import plan, studies
 from accumulation_harness.measure.lock_step import REFERENCE, LockStep, Setting
+from accumulation_harness.measure.trial import full_batch, judge_loop, run_trial, standard_candidates
 from accumulation_harness.recipes.determinism import deterministic
 from accumulation_harness.recipes.recipe import Arm
-from accumulation_harness.trial import full_batch, judge_loop, run_trial, standard_candidates
 from accumulation_harness.watch import watch
 from accumulation_harness.workloads import Batch
 

@@ -296,8 +296,8 @@ def _as_tensor(data: Any, dtype: torch.dtype | None = None, device: Any = None) 
 @contextmanager
 def entered() -> Iterator[torch.device]:
     """Inside, tensors can be made on the device, and it is what the harness chooses."""
-    import accumulation_harness.plan
-    import accumulation_harness.studies  # noqa: F401 (with all that chooses a device)
+    import accumulation_harness.measure.plan
+    import accumulation_harness.measure.studies  # noqa: F401 (with all that chooses a device)
     from accumulation_harness.recipes import determinism
 
     chooses = [

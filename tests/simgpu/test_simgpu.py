@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from accumulation_harness.questions import studies
+from accumulation_harness.config.questions import studies
 from tests.simgpu.cases import CASES, QUICK, STUDIES
 
 ROOT = Path(__file__).parents[2]

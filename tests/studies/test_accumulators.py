@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from accumulation_harness import studies
 from accumulation_harness.config import Model, OptimizerConfig, Precision, Split, TrialConfig, WorkloadConfig
 from accumulation_harness.experiments.precision.accumulators import FORMATS, independent_roundings, stops_at, summed_in
+from accumulation_harness.measure import studies
 from accumulation_harness.recipes.recipe import Arm, take_step
 from tests.toy import make_arm
 

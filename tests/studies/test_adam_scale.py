@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from accumulation_harness import studies
 from accumulation_harness.config import OUR_OPTIMIZERS, OptimizerConfig, OptimizerName, Precision, TrialConfig
 from accumulation_harness.experiments.adam import adam_scale
 from accumulation_harness.experiments.adam.adam_scale import as_if_right, first_update
+from accumulation_harness.measure import studies
 from tests.reference import adam, sgd
 from tests.toy import Toy
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from accumulation_harness import studies
 from accumulation_harness.config import Data, Model, OptimizerConfig, OptimizerName, TrialConfig, WorkloadConfig
 from accumulation_harness.experiments.adaptive_windows.adaptive_windows import cut_windows
+from accumulation_harness.measure import studies
 
 MLP = WorkloadConfig(data=Data.digits, model=Model.mlp)
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from accumulation_harness.config import ConfigError, Data, DataConfig, LastWindow, Model, Precision, TrialConfig, WorkloadConfig
+from accumulation_harness.config.validation import validate
 from accumulation_harness.experiments.balance_loss import balance_loss
 from accumulation_harness.experiments.balance_loss.balance_loss import (
     Mixture,
@@ -18,7 +19,6 @@ from accumulation_harness.experiments.balance_loss.balance_loss import (
     window_balance,
 )
 from accumulation_harness.measure.lock_step import Setting
-from accumulation_harness.validation import validate
 
 CONFIG = TrialConfig(
     study="balance_loss", precision=Precision.float64, effective_batch=64, accumulation_steps=(4,), steps=5,

@@ -19,11 +19,11 @@ from accumulation_harness.config import (
     TrialConfig,
     WorkloadConfig,
 )
+from accumulation_harness.config.validation import validate
 from accumulation_harness.experiments.batch_order import batch_order
 from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.measure.trial import full_batch
 from accumulation_harness.recipes.recipe import take_step
-from accumulation_harness.trial import full_batch
-from accumulation_harness.validation import validate
 
 CONFIG = TrialConfig(
     study="batch_order", effective_batch=32, accumulation_steps=(4,), steps=4,

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from accumulation_harness import studies
 from accumulation_harness.config import (
     ConfigError,
     Model,
@@ -21,6 +20,7 @@ from accumulation_harness.config import (
     TrialConfig,
     WorkloadConfig,
 )
+from accumulation_harness.measure import studies
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.recipes.determinism import choose_device
 from accumulation_harness.recipes.micro_batch import windows

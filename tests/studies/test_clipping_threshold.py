@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from accumulation_harness import studies
 from accumulation_harness.config import TrialConfig
+from accumulation_harness.measure import studies
 
 N = 4
 CONFIG = TrialConfig(study="clipping_threshold", effective_batch=24, accumulation_steps=(N,), seed=4)

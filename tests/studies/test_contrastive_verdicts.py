@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from accumulation_harness import studies
 from accumulation_harness.config import Precision, TrialConfig
+from accumulation_harness.measure import studies
+from accumulation_harness.measure.trial import Candidate, accumulated
 from accumulation_harness.recipes import contrastive
-from accumulation_harness.trial import Candidate, accumulated
 from tests.small_corpus import config, corpus
 
 __all__ = ["corpus"]

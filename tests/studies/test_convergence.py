@@ -8,14 +8,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from accumulation_harness import studies
 from accumulation_harness.config import Model, Norm, OptimizerConfig, OptimizerName, Precision, TrialConfig, WorkloadConfig
+from accumulation_harness.config.arm_name import ArmName
 from accumulation_harness.experiments.shared import convergence
+from accumulation_harness.measure import studies
 from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.measure.trial import Candidate, full_batch
 from accumulation_harness.recipes.determinism import choose_device
 from accumulation_harness.recipes.micro_batch import windows
-from accumulation_harness.results.arm_name import ArmName
-from accumulation_harness.trial import Candidate, full_batch
 
 # 33 steps of 47: an epoch of 1,500 ends in a short window of 43, which 4 micro-batches of 12 cut unevenly.
 CONFIG = TrialConfig(

@@ -18,9 +18,9 @@ from accumulation_harness.config import (
     TrialConfig,
     WorkloadConfig,
 )
+from accumulation_harness.config.validation import validate
 from accumulation_harness.experiments.critical_batch import critical_batch
 from accumulation_harness.measure.lock_step import Setting
-from accumulation_harness.validation import validate
 
 CONFIG = TrialConfig(
     study="critical_batch", effective_batch=32, accumulation_steps=(1, 2, 4), steps=8,

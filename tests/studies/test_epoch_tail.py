@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from accumulation_harness import studies
 from accumulation_harness.config import LastWindow, OptimizerConfig, OptimizerName, TrialConfig
+from accumulation_harness.measure import studies
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.recipes.determinism import choose_device
 from accumulation_harness.recipes.micro_batch import windows

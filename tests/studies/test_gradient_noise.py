@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from accumulation_harness import studies
 from accumulation_harness.config import ConfigError, Data, Model, Norm, Precision, Split, TrialConfig, WorkloadConfig
 from accumulation_harness.experiments.gradient_noise.gradient_noise import SIZES, batch_variance, moments, sample_gradients
+from accumulation_harness.measure import studies
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.referee.oracle import snapshot
 from tests.toy import CPU

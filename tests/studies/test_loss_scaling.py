@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from accumulation_harness import studies
 from accumulation_harness.config import Model, OptimizerConfig, OptimizerName, Precision, Split, TrialConfig, WorkloadConfig
+from accumulation_harness.measure import studies
 
 EXACT = 1e-12  # relative, float64
 HALF = 0.02  # relative, one gradient under float16 autocast

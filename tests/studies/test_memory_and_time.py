@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from accumulation_harness import studies
 from accumulation_harness.config import TrialConfig
+from accumulation_harness.measure import studies
 
 
 def test_rows_of_the_study() -> None:

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from accumulation_harness import studies
 from accumulation_harness.config import TrialConfig
 from accumulation_harness.experiments.contrastive.method_memory import of_sizes, peak
 from accumulation_harness.experiments.contrastive.retrieval import make_methods
+from accumulation_harness.measure import studies
 from accumulation_harness.measure.lock_step import Setting
 from tests.small_corpus import config, corpus
 

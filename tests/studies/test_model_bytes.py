@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from accumulation_harness import studies
 from accumulation_harness.config import OptimizerConfig, OptimizerName, Precision, TrialConfig
+from accumulation_harness.measure import studies
 
 COPIES = {"sgd": 0, "momentum": 1, "nesterov": 1, "adam": 2, "adamw": 2}
 

@@ -19,12 +19,12 @@ from accumulation_harness.config import (
     TrialConfig,
     WorkloadConfig,
 )
+from accumulation_harness.config.validation import validate
 from accumulation_harness.experiments.muon import muon
 from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.measure.trial import accumulated, full_batch
 from accumulation_harness.recipes import muon as recipes
 from accumulation_harness.recipes.recipe import take_step
-from accumulation_harness.trial import accumulated, full_batch
-from accumulation_harness.validation import validate
 
 CONFIG = TrialConfig(
     study="muon", precision=Precision.float64, effective_batch=32, accumulation_steps=(4,), steps=2, permutations=30,

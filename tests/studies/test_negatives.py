@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from accumulation_harness import studies
 from accumulation_harness.config import ConfigError, Contrast, Data, Model, Precision, TrialConfig, WorkloadConfig
+from accumulation_harness.measure import studies
 from tests.small_corpus import config, corpus
 
 __all__ = ["corpus"]

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from accumulation_harness import studies
 from accumulation_harness.config import OUR_OPTIMIZERS, Norm, OptimizerConfig, OptimizerName, Precision, Split, TrialConfig
 from accumulation_harness.experiments.momentum import optimizer_states
 from accumulation_harness.experiments.momentum.optimizer_states import InOrder, same_memory
+from accumulation_harness.measure import studies
 from accumulation_harness.recipes.micro_batch import Even, Ragged
 from accumulation_harness.workloads import Batch
 from tests.reference import sgd

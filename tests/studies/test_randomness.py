@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 import torch
 
-from accumulation_harness import studies
 from accumulation_harness.config import ConfigError, Model, Split, TrialConfig, WorkloadConfig
 from accumulation_harness.experiments.randomness.randomness import distribution, draw_distances
+from accumulation_harness.measure import studies
 
 CONFIG = TrialConfig(
     study="randomness", workload=WorkloadConfig(model=Model.mlp, width=1, dropout=0.5), effective_batch=22,

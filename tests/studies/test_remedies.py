@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from accumulation_harness import studies
 from accumulation_harness.config import ConfigError, Norm, OptimizerConfig, Precision, TrialConfig
+from accumulation_harness.measure import studies
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.recipes.determinism import choose_device
 from accumulation_harness.recipes.micro_batch import windows

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from accumulation_harness import studies
 from accumulation_harness.analysis import load, report
 from accumulation_harness.config import ConfigError, Data, Device, Model, Split, TrialConfig, WorkloadConfig, to_dict
+from accumulation_harness.config.identity import identity
 from accumulation_harness.experiments.replicas import replicas
 from accumulation_harness.experiments.replicas.answers import CLAIMS
-from accumulation_harness.identity import identity
+from accumulation_harness.measure import studies
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.recipes.determinism import choose_device
 from accumulation_harness.results.store import Store

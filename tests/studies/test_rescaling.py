@@ -23,11 +23,11 @@ from accumulation_harness.config import (
     TrialConfig,
     WorkloadConfig,
 )
+from accumulation_harness.config.validation import validate
 from accumulation_harness.experiments.rescaling import rescaling
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.recipes.recipe import make_optimizer, make_schedule
 from accumulation_harness.recipes.rescaling import Rescaling, rescaled
-from accumulation_harness.validation import validate
 
 K, LARGE_STEPS = 4, 10
 CONFIG = TrialConfig(

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from accumulation_harness import studies
 from accumulation_harness.config import OptimizerConfig, OptimizerName, Precision, ScheduleConfig, ScheduleName, TrialConfig
+from accumulation_harness.measure import studies
 
 CONFIG = TrialConfig(
     study="resumption", effective_batch=24, accumulation_steps=(4,), steps=5, seed=1,

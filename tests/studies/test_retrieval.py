@@ -6,11 +6,11 @@ import itertools
 import pytest
 import torch
 
-from accumulation_harness import studies
 from accumulation_harness.config import TrialConfig
+from accumulation_harness.config.arm_name import ArmName
+from accumulation_harness.measure import studies
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.recipes.micro_batch import windows
-from accumulation_harness.results.arm_name import ArmName
 from accumulation_harness.workloads.contrastive import losses
 from tests.small_corpus import config, corpus
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from accumulation_harness import studies
 from accumulation_harness.config import OptimizerConfig, OptimizerName, Precision, TrialConfig
 from accumulation_harness.experiments.adam import second_moment
 from accumulation_harness.experiments.adam.second_moment import Noise, exact_noise, square_per_micro_batch
 from accumulation_harness.experiments.gradient_noise import gradient_noise
+from accumulation_harness.measure import studies
+from accumulation_harness.measure.trial import accumulated, full_batch
 from accumulation_harness.recipes.recipe import take_step
-from accumulation_harness.trial import accumulated, full_batch
 from tests.reference import softmax_regression_gradients
 
 CONFIG = TrialConfig(

@@ -7,8 +7,8 @@ import random
 from typing import Any
 
 from accumulation_harness.config import TUNING_SEEDS, HarnessConfig, to_dict
-from accumulation_harness.identity import identity
-from accumulation_harness.results.arm_name import ArmName
+from accumulation_harness.config.arm_name import ArmName
+from accumulation_harness.config.identity import identity
 from accumulation_harness.results.store import Store
 
 BEST = {"full": 0.1, "small_batch": 0.4, "small": 0.4, "large": 0.1, "large_then_small": 0.2, "small_then_large": 0.1}

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from accumulation_harness.config import Device, HarnessConfig, Precision
-from accumulation_harness.identity import identity
+from accumulation_harness.config.identity import identity
 from accumulation_harness.results.mirror import flat_metrics
 from accumulation_harness.results.store import State, Store
 from accumulation_harness.sweep import experiment

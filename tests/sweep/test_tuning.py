@@ -11,11 +11,11 @@ import pytest
 
 from accumulation_harness.analysis import load
 from accumulation_harness.config import HarnessConfig, OptimizerConfig, TrackingConfig, TrackingMode
+from accumulation_harness.config.questions import studies
 from accumulation_harness.experiments.batch_order import answers as batch_order
 from accumulation_harness.experiments.contrastive import sections as contrastive
 from accumulation_harness.experiments.convergence import trainings as convergence
 from accumulation_harness.experiments.critical_batch import answers as critical_batch
-from accumulation_harness.questions import studies
 from accumulation_harness.results.store import Store
 from accumulation_harness.sweep import experiment, tuning
 from tests.sweep.rated_trials import rated_trial

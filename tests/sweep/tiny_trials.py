@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from accumulation_harness.config import ConfigError, HarnessConfig, to_dict
-from accumulation_harness.identity import identity
+from accumulation_harness.config.identity import identity
 from accumulation_harness.results.store import Store, TrialWriter
 from accumulation_harness.sweep import child, experiment
 
@@ -66,7 +66,7 @@ def wait_until(ready: object, seconds: float = 20.0) -> None:
 
 
 if __name__ == "__main__":
-    from accumulation_harness.run import main
+    from accumulation_harness.sweep.run import main
 
     experiment.run_one = tiny_trial
     child.PRELOAD = tuple(filter(None, os.environ.get("TINY_PRELOAD", "").split(",")))

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from accumulation_harness.config import ConfigError, Data, DataConfig, Model, TrialConfig, WorkloadConfig
-from accumulation_harness.validation import validate
+from accumulation_harness.config.validation import validate
 from accumulation_harness.workloads.build import make_workload
 from accumulation_harness.workloads.files import read_cifar10, read_mnist
 from accumulation_harness.workloads.images import ImageSet

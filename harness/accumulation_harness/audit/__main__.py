@@ -20,7 +20,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
 from accumulation_harness.audit.command import parsed, refused, subject_of
-from accumulation_harness.processes import module_command, run_command
+from accumulation_harness.system.processes import module_command, run_command
 
 GRACE_SECONDS = 5.0  # for what the audited code does at its end, after everything has been judged
 LOOK_SECONDS = 0.2  # how often it is looked whether the process is still there

@@ -20,9 +20,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from accumulation_harness import dynamo
 from accumulation_harness.audit.request import ENDINGS, MAX_STEPS, Format, causes_of, format_of
-from accumulation_harness.terminal import BAD_INPUT, one_line
+from accumulation_harness.system import dynamo
+from accumulation_harness.system.terminal import BAD_INPUT, one_line
 
 if TYPE_CHECKING:
     from accumulation_harness.audit.observe.runs import Train

@@ -12,8 +12,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from accumulation_harness.enums import StrEnum
 from accumulation_harness.judge.cause import Cause
+from accumulation_harness.system.enums import StrEnum
 
 Vector = npt.NDArray[np.float64]
 Matrix = npt.NDArray[np.float64]

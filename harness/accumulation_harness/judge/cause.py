@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from accumulation_harness.enums import StrEnum
+from accumulation_harness.system.enums import StrEnum
 
 
 class Cause(StrEnum):

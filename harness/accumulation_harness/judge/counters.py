@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from accumulation_harness.enums import StrEnum
+from accumulation_harness.system.enums import StrEnum
 
 Counts = Mapping[str, float]  # by `Counter`, or by a counter of one part (`Counter.of`)
 Differences = Mapping[str, tuple[float, float]]  # those that differ: (arm, full batch)

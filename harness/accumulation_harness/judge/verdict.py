@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from accumulation_harness.config import Precision
-from accumulation_harness.enums import StrEnum
 from accumulation_harness.judge.cause import INHERENT, Cause, Causes, joined
 from accumulation_harness.judge.counters import Differences, told
 from accumulation_harness.judge.diagnosis import VANISHED, Found, diagnose, underflow_cause
@@ -27,6 +26,7 @@ from accumulation_harness.judge.gates import (
     coarse_gate,
 )
 from accumulation_harness.judge.signature import Signature, worst
+from accumulation_harness.system.enums import StrEnum
 
 CLEARLY_VANISHED = (
     2.5e-2  # share of the entries; planted, a division took 4.1 % and more, a loss with in-batch negatives up to 1.3 %

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from accumulation_harness import pace
 from accumulation_harness.config import Precision
 from accumulation_harness.measure.lock_step import ArmChanges, Setting, Watch, tensors_of
 from accumulation_harness.measure.rounding import zero_lr
@@ -21,6 +20,7 @@ from accumulation_harness.recipes.recipe import Recipe, take_step
 from accumulation_harness.recipes.remedies import batch_norms
 from accumulation_harness.referee.gradients import relative_distance
 from accumulation_harness.referee.oracle import clipped, no_clipping, snapshot
+from accumulation_harness.system import pace
 
 
 @dataclass(frozen=True, kw_only=True)

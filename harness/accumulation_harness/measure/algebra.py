@@ -17,7 +17,6 @@ from functools import partial, reduce
 import torch
 from torch import Tensor
 
-from accumulation_harness import pace
 from accumulation_harness.config import LastWindow, Precision
 from accumulation_harness.judge.cause import INHERENT, Cause, Causes
 from accumulation_harness.judge.counters import Differences
@@ -30,6 +29,7 @@ from accumulation_harness.measure.update import entry_errors
 from accumulation_harness.recipes.recipe import Recipe
 from accumulation_harness.referee.oracle import no_clipping, snapshot
 from accumulation_harness.results.measurements import Measurement
+from accumulation_harness.system import pace
 
 RAN_AWAY = 1e38  # ||theta_full - theta_0|| beyond which nothing is compared: float32 ends there, float64's squares at 1e154
 ACTIVE = 0.5  # the clipping test's threshold, as a fraction of the first gradient's norm: active by construction

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from accumulation_harness.config.arm_name import ACCUMULATED
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.measure.training import Row
 from accumulation_harness.recipes import contrastive
@@ -16,7 +17,6 @@ from accumulation_harness.recipes.recipe import Arm, Recipe, clear, take_step
 from accumulation_harness.recipes.sample_masks import masks_of_samples
 from accumulation_harness.referee import negatives
 from accumulation_harness.referee.gradients import flatten, gradients, relative_distance
-from accumulation_harness.results.arm_name import ACCUMULATED
 from accumulation_harness.workloads import Batch
 from accumulation_harness.workloads.docstrings import DocstringWorkload
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from accumulation_harness import accelerator, driver, source
-from accumulation_harness.packages import version
+from accumulation_harness.system import accelerator, driver, source
+from accumulation_harness.system.packages import version
 
 PACKAGES = ("torch", "numpy", "hydra-core", "wandb", "pandas", "scikit-learn", "scipy")
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from accumulation_harness.config import ConfigError, OptimizerConfig
+from accumulation_harness.config.targets import said, told
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.measure.optimizer_state import with_inner
 from accumulation_harness.recipes.determinism import fixed_randomness
 from accumulation_harness.recipes.recipe import make_optimizer
 from accumulation_harness.referee.oracle import State, ghost_model, restore, snapshot
-from accumulation_harness.targets import said, told
 from accumulation_harness.workloads import Batch, nest
 from accumulation_harness.workloads.calm import CONSTANTS, mark_draws
 from accumulation_harness.workloads.custom import CustomWorkload

@@ -23,6 +23,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from typing_extensions import Self, Unpack
 
 from accumulation_harness.config import ConfigError, LastWindow, OptimizerConfig, Precision, ScheduleConfig, TrialConfig, to_dict
+from accumulation_harness.config.arm_name import FULL, ArmName
 from accumulation_harness.judge.counters import Counter, Counts, Differences, differing
 from accumulation_harness.measure.environment import name_of
 from accumulation_harness.measure.examination import examine, try_step, why_not_float64
@@ -51,7 +52,6 @@ from accumulation_harness.referee.gradients import (
     relative_distance,
 )
 from accumulation_harness.referee.oracle import Referee
-from accumulation_harness.results.arm_name import FULL, ArmName
 from accumulation_harness.workloads import Batch, Workload, nest
 from accumulation_harness.workloads.build import make_workload
 from accumulation_harness.workloads.calm import has_draws

@@ -19,8 +19,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from accumulation_harness import accelerator
 from accumulation_harness.recipes.recipe import Arm, take_step
+from accumulation_harness.system import accelerator
 from accumulation_harness.workloads import Batch, nest
 
 

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from accumulation_harness import pace
 from accumulation_harness.config import Precision
 from accumulation_harness.judge import counters
 from accumulation_harness.judge.counters import Counter, Counts, Differences
@@ -28,6 +27,7 @@ from accumulation_harness.recipes.recipe import Arm, Recipe
 from accumulation_harness.referee.gradients import flatten, relative_distance
 from accumulation_harness.referee.oracle import WHOLE, Parts, State, no_clipping, snapshot, summed
 from accumulation_harness.results.measurements import Measurement
+from accumulation_harness.system import pace
 from accumulation_harness.workloads import Batch, nest
 
 DEPENDS_ON = (

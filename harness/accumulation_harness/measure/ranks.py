@@ -31,12 +31,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from typing_extensions import Self
 
-from accumulation_harness import processes
 from accumulation_harness.config import ConfigError, LastWindow, Precision, Split, TrialConfig
 from accumulation_harness.measure.lock_step import Setting, Watch
 from accumulation_harness.recipes.micro_batch import Ragged
 from accumulation_harness.recipes.recipe import Arm, Recipe, take_step
 from accumulation_harness.referee.gradients import flatten
+from accumulation_harness.system import processes
 from accumulation_harness.workloads import Batch
 
 TIMEOUT_S = 120.0  # for one collective, and for the answer to one job

@@ -15,7 +15,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from accumulation_harness import pace
 from accumulation_harness.config import OptimizerConfig, Precision, TrialConfig
 from accumulation_harness.judge.gates import RANK_LEVEL, ROUNDING_GATE
 from accumulation_harness.judge.resampling import permutation_rank
@@ -27,6 +26,7 @@ from accumulation_harness.recipes.recipe import Recipe
 from accumulation_harness.referee.gradients import Comparison, Decomposition, compare, decompose, relative_distance
 from accumulation_harness.referee.oracle import WHOLE, no_clipping, snapshot
 from accumulation_harness.results.measurements import Measurement
+from accumulation_harness.system import pace
 
 PERMUTATION_STREAM = 1  # of the trial's seed
 APART = 3.0  # work for an arm's first gradient and its parts, in optimizer steps

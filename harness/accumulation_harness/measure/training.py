@@ -10,17 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from accumulation_harness import pace
 from accumulation_harness.config import Precision
+from accumulation_harness.config.arm_name import ACCUMULATED, ULP, ArmName
 from accumulation_harness.judge.verdict import Trajectory
 from accumulation_harness.measure import noise_scale
 from accumulation_harness.measure.lock_step import REFERENCE, ExactGradient, LockStep, Setting, StepRecord
 from accumulation_harness.recipes import precision
 from accumulation_harness.recipes.recipe import Arm, Recipe, evaluated
 from accumulation_harness.referee.oracle import clipped, snapshot
-from accumulation_harness.results.arm_name import ACCUMULATED, ULP, ArmName
 from accumulation_harness.results.judged_arm import Ending
 from accumulation_harness.results.step_row import StepRow
+from accumulation_harness.system import pace
 
 Row = dict[str, Any]
 OnStep = Callable[[int, list[Row]], None]  # (optimizer step, one row per arm)

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accumulation_harness import accelerator
 from accumulation_harness.config import ConfigError, Device, NotReproducible, Precision
+from accumulation_harness.system import accelerator
 
 RandomState = tuple[Tensor, ...]  # of torch's generators, the CPU's first
 NAMED = re.compile(r"(\S+) does not have a deterministic implementation")  # torch's words, in its error and in its warning

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from accumulation_harness import targets
 from accumulation_harness.config import (
     OPTIMIZERS,
     ConfigError,
@@ -28,6 +27,7 @@ from accumulation_harness.config import (
     Precision,
     ScheduleConfig,
     ScheduleName,
+    targets,
 )
 from accumulation_harness.recipes import precision
 from accumulation_harness.recipes.micro_batch import SplitPlan

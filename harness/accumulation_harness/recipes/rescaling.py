@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 
 from accumulation_harness.config import TrialConfig
-from accumulation_harness.enums import StrEnum
+from accumulation_harness.system.enums import StrEnum
 
 
 class Rescaling(StrEnum):

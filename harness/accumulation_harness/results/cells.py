@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from accumulation_harness.config.arm_name import ACCUMULATED, PERMUTED
 from accumulation_harness.judge.cause import INHERENT, MEANINGS, Cause, parsed
 from accumulation_harness.judge.verdict import Outcome
-from accumulation_harness.results.arm_name import ACCUMULATED, PERMUTED
 from accumulation_harness.results.judged_arm import VerdictRow
 
 SEVERITY = (Outcome.equivalent, Outcome.inconclusive, Outcome.degraded, Outcome.different)  # of several trials, the last is told

@@ -11,10 +11,10 @@ from typing import Any
 from typing_extensions import Self
 
 from accumulation_harness.config import TrialConfig
-from accumulation_harness.identity import identity
+from accumulation_harness.config.arm_name import ArmName
+from accumulation_harness.config.identity import identity
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.judge.verdict import Evidence, Verdict
-from accumulation_harness.results.arm_name import ArmName
 
 
 @dataclass(frozen=True, kw_only=True)

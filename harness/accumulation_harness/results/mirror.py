@@ -15,8 +15,8 @@ from typing import Any
 from typing_extensions import Self
 
 from accumulation_harness.config import TrackingConfig, TrialConfig, to_dict
+from accumulation_harness.config.arm_name import ACCUMULATED, FULL, NULL, ULP, ArmName
 from accumulation_harness.results import tracking
-from accumulation_harness.results.arm_name import ACCUMULATED, FULL, NULL, ULP, ArmName
 from accumulation_harness.results.cells import SEVERITY
 
 TRIAL, ARM = "trial", "arm"  # job types

@@ -36,7 +36,6 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import Self
 
 from accumulation_harness.config import ConfigError
-from accumulation_harness.enums import StrEnum
 from accumulation_harness.results.record import (
     PARTIAL,
     StoredTrial,
@@ -49,6 +48,7 @@ from accumulation_harness.results.record import (
     write_failed,
     write_record,
 )
+from accumulation_harness.system.enums import StrEnum
 
 if TYPE_CHECKING:
     import pandas as pd

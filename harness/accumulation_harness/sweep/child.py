@@ -24,13 +24,13 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NamedTuple
 
-from accumulation_harness import pace
 from accumulation_harness.config import ConfigError, HarnessConfig, NotReproducible
-from accumulation_harness.identity import identity
-from accumulation_harness.processes import die_with_parent, interrupts_blocked
+from accumulation_harness.config.identity import identity
 from accumulation_harness.results import tracking
 from accumulation_harness.results.record import keep_others_out
 from accumulation_harness.results.store import State, Store, StoreWarning, TrialTaken
+from accumulation_harness.system import pace
+from accumulation_harness.system.processes import die_with_parent, interrupts_blocked
 
 TrialFunction = Callable[[HarnessConfig], None]
 

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from accumulation_harness.config.arm_name import ACCUMULATED, PERMUTED
 from accumulation_harness.judge.verdict import Outcome
-from accumulation_harness.results.arm_name import ACCUMULATED, PERMUTED
 from accumulation_harness.results.cells import ArmCell, by_cell, caveats, control_failed, spread
 from accumulation_harness.results.judged_arm import VERDICT_COLUMNS, VerdictRow
 from accumulation_harness.results.record import StoreError, in_one_line, read_trial
 from accumulation_harness.sweep.child import Cell
-from accumulation_harness.terminal import in_columns
+from accumulation_harness.system.terminal import in_columns
 
 MOST_ROWS = 40  # of the table
 MOST_TRIALS = 5_000  # that are read for it

@@ -19,7 +19,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-from accumulation_harness import driver, processes, targets
 from accumulation_harness.config import (
     TUNING_SEEDS,
     ConfigError,
@@ -30,9 +29,10 @@ from accumulation_harness.config import (
     Precision,
     TrialConfig,
     WorkloadConfig,
+    targets,
     to_dict,
 )
-from accumulation_harness.identity import identity
+from accumulation_harness.config.identity import identity
 from accumulation_harness.results import sweeps, tracking
 from accumulation_harness.results.measurements import Measurements
 from accumulation_harness.results.mirror import Mirror
@@ -50,6 +50,7 @@ from accumulation_harness.sweep.child import (
     start_forkserver,
 )
 from accumulation_harness.sweep.progress import Progress, open_progress
+from accumulation_harness.system import driver, processes
 
 GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
 SourceOf = Callable[[str, str, str | None], str]
@@ -104,7 +105,7 @@ class Interrupted(KeyboardInterrupt):
 
 def run_one(config: HarnessConfig) -> None:
     """Run a trial into the store and its W&B mirror. TrialTaken when another process has it, or it is finished."""
-    from accumulation_harness import studies
+    from accumulation_harness.measure import studies
 
     trial, started = resolved(config).trial, time.monotonic()
     name = identity(trial)
@@ -454,7 +455,7 @@ def _places(config: HarnessConfig) -> list[str | None]:
     """
     if not _uses_cuda(config.device):
         return [None] * (config.workers or _num_cores())
-    from accumulation_harness import accelerator
+    from accumulation_harness.system import accelerator
 
     devices = accelerator.visible_devices()
     return [device if len(devices) > 1 else None for _ in range(config.workers or 1) for device in devices or [""]]
@@ -468,6 +469,6 @@ def _uses_cuda(device: Device) -> bool:
 def _has_cuda() -> bool:
     if not driver.is_there():
         return False  # no driver: not worth a second for importing torch
-    from accumulation_harness import accelerator
+    from accumulation_harness.system import accelerator
 
     return accelerator.is_available()

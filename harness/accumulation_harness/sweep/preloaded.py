@@ -20,7 +20,7 @@ MODULES = (
     "wandb.sdk.launch.inputs.internal",
     "requests",
     "pyarrow.parquet",
-    "accumulation_harness.studies",
+    "accumulation_harness.measure.studies",
     "accumulation_harness.results.tracking",
 )
 
@@ -37,7 +37,7 @@ for name in MODULES:
     with suppress(ImportError):  # a trial that needs it says so
         import_module(name)
 with suppress(ImportError):  # of the code that has just been imported; children find it answered
-    import_module("accumulation_harness.source").commit()
+    import_module("accumulation_harness.system.source").commit()
     import_module("accumulation_harness.results.measurements").code()
 gc.freeze()
 gc.enable()

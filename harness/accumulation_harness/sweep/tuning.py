@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from accumulation_harness.config import TUNING_SEEDS
-from accumulation_harness.identity import identity
-from accumulation_harness.questions import studies
-from accumulation_harness.results.arm_name import ArmName
+from accumulation_harness.config.arm_name import ArmName
+from accumulation_harness.config.identity import identity
+from accumulation_harness.config.questions import studies
 from accumulation_harness.results.record import read_trial
 from accumulation_harness.sweep.child import Cell
 

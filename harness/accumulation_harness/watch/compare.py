@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from accumulation_harness.terminal import in_columns
+from accumulation_harness.system.terminal import in_columns
 from accumulation_harness.watch.report import FORMAT
 
 KEYS = ("verdict", "causes", "windows", "micro_batches", "checked", "properties")

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from accumulation_harness.enums import StrEnum
 from accumulation_harness.judge.cause import Cause
+from accumulation_harness.system.enums import StrEnum
 from accumulation_harness.watch.slopes import Slope
 
 Sketch = npt.NDArray[np.float64]  # [T, WIDTH]

@@ -12,8 +12,8 @@ from typing import Any
 
 from accumulation_harness.audit.report.remedies import Status, remedy
 from accumulation_harness.judge.cause import MEANINGS, Cause
-from accumulation_harness.packages import version
 from accumulation_harness.results.record import write_atomically
+from accumulation_harness.system.packages import version
 from accumulation_harness.watch.evidence import Finding
 
 FORMAT = "accumulation-watch 1"

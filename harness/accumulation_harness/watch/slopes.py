@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from accumulation_harness.enums import StrEnum
+from accumulation_harness.system.enums import StrEnum
 
 FEWEST = 4  # degrees of freedom that are left when a form has been fitted: below, anything fits
 FITS = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 2e-2, torch.float16: 1e-2}  # residual by the dtype of the slope

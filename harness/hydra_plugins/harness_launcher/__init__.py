@@ -34,7 +34,7 @@ class ForkserverLauncher(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run a trial for every list of overrides; nothing is returned, because results are in the store."""
-        from accumulation_harness.compose import Composer
+        from accumulation_harness.config.compose import Composer
         from accumulation_harness.sweep.experiment import run_many
 
         run_many(Composer(self._loader, self._config).cells(job_overrides)).raise_failures()

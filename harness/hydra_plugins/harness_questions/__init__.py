@@ -47,7 +47,7 @@ class QuestionsSource(ConfigSource):
 
 
 def _grids() -> dict[str, Path | list[str]]:
-    from accumulation_harness.questions import grids, questions  # not where another program of Hydra's looks for plugins
+    from accumulation_harness.config.questions import grids, questions  # not where another program of Hydra's looks for plugins
 
     core = [name for name, one in questions().items() if one.core]
     return {**grids(), "all": [*grids()], "core": [name for name in grids() if name in core]}

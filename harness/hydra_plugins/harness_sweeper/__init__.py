@@ -66,7 +66,7 @@ class GridsSweeper(BasicSweeper):
 
     def sweep(self, arguments: list[str]) -> Any:
         """Launch every cell of the grids under the command line's overrides; ConfigCompositionException where none is left."""
-        from accumulation_harness.compose import Composer
+        from accumulation_harness.config.compose import Composer
         from accumulation_harness.sweep.experiment import announce_elsewhere
         from hydra_plugins.harness_launcher import ForkserverLauncher
 

@@ -21,7 +21,7 @@ from random import Random
 from typing import Any, get_args, get_origin, get_type_hints
 
 from accumulation_harness.config import HarnessConfig
-from accumulation_harness.terminal import told
+from accumulation_harness.system.terminal import told
 from tests.chaos.campaign import Answer, Broken
 
 SECONDS = 60
@@ -148,7 +148,7 @@ def draw(rng: Random, folder: Path) -> tuple[str, list[str], Callable[[], int]]:
 
 
 MODULES = {
-    "status": "accumulation_harness.status",
+    "status": "accumulation_harness.sweep.status",
     "audit": "accumulation_harness.audit.__main__",
     "report": "accumulation_harness.analysis.report",
 }
@@ -225,8 +225,7 @@ def fitting_values(kind: Any) -> tuple[str, ...]:
 
 def run_main() -> int:
     """`accumulation-harness run`, where trials are counted in the place of being run."""
-    from accumulation_harness import run
-    from accumulation_harness.sweep import experiment
+    from accumulation_harness.sweep import experiment, run
 
     def count(configs: Sequence[HarnessConfig], run: object = None) -> experiment.Outcome:
         print(f"{len(configs)} trials")
@@ -238,7 +237,7 @@ def run_main() -> int:
 
 def plan_main() -> int:
     """`accumulation-harness plan`, where nothing is measured."""
-    from accumulation_harness import plan
+    from accumulation_harness.measure import plan
 
     plan.fit_memory = lambda config: (1e6, 1e5)
     plan.failure = lambda config, micro_batch: None
@@ -247,7 +246,7 @@ def plan_main() -> int:
 
 def forked(run: Callable[[], int], arguments: Sequence[str], folder: Path) -> Answer:
     """What a copy of this process answers that has these arguments, in `folder`."""
-    import accumulation_harness.run  # noqa: F401 # once, for all copies
+    import accumulation_harness.sweep.run  # noqa: F401 # once, for all copies
 
     out, err = folder / "stdout", folder / "stderr"
     child = os.fork()

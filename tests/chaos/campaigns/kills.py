@@ -65,10 +65,10 @@ COMMANDS = (
     GRID,
     Command(("accumulation_harness", "run", *TRIAL, "results=results"), 8.0),
     Command(("accumulation_harness", "run", "-m", *TRIAL, "seed=0,1", "hydra/launcher=basic", "results=results"), 12.0),
-    Command(("accumulation_harness.plan", "b=auto", "effective_batch=64"), 8.0),
+    Command(("accumulation_harness.measure.plan", "b=auto", "effective_batch=64"), 8.0),
     Command(("accumulation_harness.audit", "train.py:train", "--batch-size=4", "--accumulation-steps=2", "--processes=2"), 10.0),
     Command(("accumulation_harness.analysis.report", "--results={store}"), 6.0),
-    Command(("accumulation_harness.status", "--results={store}"), 0.5),
+    Command(("accumulation_harness.sweep.status", "--results={store}"), 0.5),
 )
 
 

@@ -30,9 +30,9 @@ COMMANDS: Mapping[str, tuple[str, int]] = {  # the command, and how often
     "run": (f"-m accumulation_harness run {TINY}", 6),
     "sweep": (f"-m accumulation_harness run -m seed=0,1 {TINY}", 2),
     "refused": ("-m accumulation_harness run steps=0", 2),
-    "status": ("-m accumulation_harness.status --results r", 4),
+    "status": ("-m accumulation_harness.sweep.status --results r", 4),
     "report": ("-m analysis.report --results r --out o", 3),
-    "plan": ("-m accumulation_harness.plan memory=1GB effective_batch=16", 2),
+    "plan": ("-m accumulation_harness.measure.plan memory=1GB effective_batch=16", 2),
     "audit": ("-m accumulation_harness.audit loop.py:train --batch-size 16 --accumulation-steps 4 --save a.json", 4),
 }
 BEFORE = (  # in the shell, before the command

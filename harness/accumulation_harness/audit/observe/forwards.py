@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from accumulation_harness import accelerator
 from accumulation_harness.audit.evidence import Row, Run, Vector
 from accumulation_harness.audit.observe.rank_gradients import Unsharded
 from accumulation_harness.audit.observe.sample import by_position, looked_at
 from accumulation_harness.audit.observe.tensors import broken, dense, fingerprints, in_a_group, roundoff, tensors_in
+from accumulation_harness.system import accelerator
 
 
 @dataclass(eq=False)

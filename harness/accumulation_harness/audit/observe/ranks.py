@@ -22,10 +22,10 @@ import torch.multiprocessing as mp
 from typing_extensions import Self
 
 import accumulation_harness
-from accumulation_harness import processes
 from accumulation_harness.audit.evidence import Run
 from accumulation_harness.audit.observe.runs import Job, Train, accepts, load_module, watch
 from accumulation_harness.audit.observe.sample import everything
+from accumulation_harness.system import processes
 
 PATIENCE_S = 600.0  # for one call of the function
 

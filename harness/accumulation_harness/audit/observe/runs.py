@@ -18,12 +18,12 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from accumulation_harness import accelerator
 from accumulation_harness.audit.evidence import WATCH, Intervention, Run
 from accumulation_harness.audit.observe.layers import RoundedOnce
 from accumulation_harness.audit.observe.recorder import EnoughSteps, Recorder
 from accumulation_harness.audit.observe.tensors import counts_in, losses_in
-from accumulation_harness.targets import import_file
+from accumulation_harness.config.targets import import_file
+from accumulation_harness.system import accelerator
 
 Train = Callable[..., Any]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from accumulation_harness.enums import StrEnum
 from accumulation_harness.judge.cause import Cause
+from accumulation_harness.system.enums import StrEnum
 
 REMEDIES = "docs/remedies.md"
 PAGE = Path(__file__).parents[2] / "remedies.md"

@@ -14,7 +14,7 @@ from accumulation_harness.audit.report.conclusion import Conclusion, plain
 from accumulation_harness.audit.report.remedies import Status
 from accumulation_harness.audit.report.subject import TOOL, Subject
 from accumulation_harness.judge.cause import MEANINGS, Cause
-from accumulation_harness.packages import version
+from accumulation_harness.system.packages import version
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 

@@ -10,7 +10,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from accumulation_harness.packages import version
+from accumulation_harness.system.packages import version
 
 TOOL = "accumulation-harness"
 

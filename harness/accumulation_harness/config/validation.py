@@ -18,8 +18,8 @@ from accumulation_harness.config import (
     TrialConfig,
     WorkloadConfig,
 )
-from accumulation_harness.questions import studies, value_of
-from accumulation_harness.settings import settings
+from accumulation_harness.config.questions import studies, value_of
+from accumulation_harness.config.settings import settings
 
 MOST_WINDOW_SAMPLES = 10**8  # int64 ids of all windows of a trial, which are kept: 0.8 GB
 MOST_ARMS = 64  # numbers of accumulation steps of one trial

@@ -26,8 +26,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from accumulation_harness.config import ConfigError, HarnessConfig, TrialConfig
-from accumulation_harness.settings import expected, meant
-from accumulation_harness.validation import validate
+from accumulation_harness.config.settings import expected, meant
+from accumulation_harness.config.validation import validate
 
 
 class BadInput(ValueError):
@@ -36,7 +36,7 @@ class BadInput(ValueError):
 
 def conf_dir() -> Path:
     """The folder of the YAML files."""
-    return Path(__file__).resolve().parent / "conf"
+    return Path(__file__).resolve().parents[1] / "conf"
 
 
 def register_schema() -> None:

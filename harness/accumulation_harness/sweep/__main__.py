@@ -2,7 +2,7 @@
 
 import sys
 
-from accumulation_harness.processes import run_command
+from accumulation_harness.system.processes import run_command
 
 
 def main() -> int:
@@ -16,7 +16,7 @@ def _main() -> int:
 
     asks = any(argument.startswith("-") and argument not in ("-m", "--multirun") for argument in sys.argv[1:])
     with forkserver_at_work(start=not asks):
-        from accumulation_harness import run
+        from accumulation_harness.sweep import run
 
         return run.main()
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch.utils import collect_env
 
-from accumulation_harness import accelerator, driver
-from accumulation_harness.packages import version
-from accumulation_harness.processes import run_command
-from accumulation_harness.source import commit
+from accumulation_harness.system import accelerator, driver
+from accumulation_harness.system.packages import version
+from accumulation_harness.system.processes import run_command
+from accumulation_harness.system.source import commit
 
 # Beside what torch names itself.
 PACKAGES = ("accumulation-harness", "hydra-core", "wandb", "pandas", "scipy", "accelerate", "lightning", "transformers")

@@ -1,6 +1,6 @@
 """Every setting of the command line: its name, default, values and meaning, as the dataclasses of `config.py` declare it.
 
-`accumulation-harness run --help` prints them, and `python -m accumulation_harness.settings` writes docs/settings.md.
+`accumulation-harness run --help` prints them, and `python -m accumulation_harness.config.settings` writes docs/settings.md.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from accumulation_harness.bounds import Bounds
 from accumulation_harness.config import HarnessConfig
+from accumulation_harness.config.declare import Bounds
 
 WIDTH = 110  # columns of the text
 KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "text", types.NoneType: "null"}
@@ -117,7 +117,7 @@ def markdown() -> str:
             "# Settings",
             "",
             "Each is written `name=value` on the command line, and sweeps over `name=a,b,c` after `-m`.",
-            "This page is made by `python -m accumulation_harness.settings`; `accumulation-harness run --help` prints the same.",
+            "`python -m accumulation_harness.config.settings` makes it; `accumulation-harness run --help` prints the same.",
             "",
             "| setting | default | values | meaning |",
             "|---|---|---|---|",

@@ -11,16 +11,17 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from accumulation_harness import cli, usage
-from accumulation_harness.compose import conf_dir, explain, is_bad_input, register_schema, to_config
+from accumulation_harness.config import usage
+from accumulation_harness.config.compose import conf_dir, explain, is_bad_input, register_schema, to_config
 from accumulation_harness.results.record import keep_others_out
 from accumulation_harness.sweep import experiment
-from accumulation_harness.terminal import BAD_INPUT, one_line
+from accumulation_harness.system import packages
+from accumulation_harness.system.terminal import BAD_INPUT, one_line
 
 
 def main() -> int:
     """Run the command line of this process and return its exit code: 0 done, 1 failed, 2 bad input, 128 + n for signal n."""
-    if (answer := cli.versions() if "--version" in sys.argv else usage.asked(sys.argv[1:], conf_dir())) is not None:
+    if (answer := packages.versions() if "--version" in sys.argv else usage.asked(sys.argv[1:], conf_dir())) is not None:
         print(answer)
         return 0
     before = os.environ.get("HYDRA_FULL_ERROR")

@@ -17,8 +17,8 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from threading import Thread
 
-from accumulation_harness import keeper
-from accumulation_harness.terminal import told
+from accumulation_harness.system import keeper
+from accumulation_harness.system.terminal import told
 
 GRACE_SECONDS = 5.0  # to end by themselves
 LONGEST_FOLDER = 55  # bytes: the address of a socket may have 107, and multiprocessing's is 49 longer

@@ -6,8 +6,9 @@ import dataclasses
 import importlib
 import time
 
-from accumulation_harness import pace
 from accumulation_harness.config import ConfigError, Precision, TrialConfig
+from accumulation_harness.config.questions import VERDICTS, module_of
+from accumulation_harness.config.validation import validate
 from accumulation_harness.judge.cause import MEANINGS, Cause
 from accumulation_harness.judge.gates import ALGEBRA_GATE
 from accumulation_harness.judge.verdict import Outcome
@@ -15,11 +16,7 @@ from accumulation_harness.measure.banks import bank_error
 from accumulation_harness.measure.environment import describe
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.measure.training import OnStep, Row
-from accumulation_harness.questions import VERDICTS, module_of
-from accumulation_harness.recipes import catalogue, contrastive, precision
-from accumulation_harness.recipes.determinism import choose_device, deterministic
-from accumulation_harness.results.measurements import Measurements
-from accumulation_harness.trial import (
+from accumulation_harness.measure.trial import (
     Candidate,
     check_splits,
     check_terms,
@@ -28,7 +25,10 @@ from accumulation_harness.trial import (
     standard_candidates,
     with_faults,
 )
-from accumulation_harness.validation import validate
+from accumulation_harness.recipes import catalogue, contrastive, precision
+from accumulation_harness.recipes.determinism import choose_device, deterministic
+from accumulation_harness.results.measurements import Measurements
+from accumulation_harness.system import pace
 
 BANK_WINDOWS = 4  # in which a bank's gradient is held against its oracle
 
@@ -64,7 +64,7 @@ def run(config: TrialConfig, on_step: OnStep, shared: Measurements | None = None
 
 
 def _judged(config: TrialConfig, on_step: OnStep, shared: Measurements | None = None) -> Row:
-    """L0 to L3 of every arm: see `accumulation_harness.trial.run_trial`."""
+    """L0 to L3 of every arm: see `accumulation_harness.measure.trial.run_trial`."""
     wrong = {name: catalogue.named(name, config.precision) for name in catalogue.names(config)}
     candidates = with_faults(config, wrong | {name: contrastive.named(name) for name in config.methods})
     result = run_trial(config, on_step, candidates, shared)

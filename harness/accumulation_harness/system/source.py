@@ -7,7 +7,7 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-SOURCE = Path(__file__).resolve().parents[2]
+SOURCE = Path(__file__).resolve().parents[3]
 
 
 @cache

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from accumulation_harness.processes import run_command
 from accumulation_harness.results import sweeps
 from accumulation_harness.results.record import in_one_line
 from accumulation_harness.results.store import State, Status, Store
 from accumulation_harness.sweep.progress import clock
-from accumulation_harness.terminal import in_columns
+from accumulation_harness.system.processes import run_command
+from accumulation_harness.system.terminal import in_columns
 
 MOST_FAILURES = 10  # that are listed
 WAITING = "waiting"  # asked for, and not begun

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from accumulation_harness import driver
+from accumulation_harness.system import driver
 
 TF32_ROUNDOFF = 2.0**-11  # ten bits of mantissa, rounded to nearest
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from accumulation_harness.bounds import FLOAT16_MAX, MOST_SAMPLES, MOST_STEPS, Bounds, integers, numbers, setting
-from accumulation_harness.enums import StrEnum
+from accumulation_harness.config.declare import FLOAT16_MAX, MOST_SAMPLES, MOST_STEPS, Bounds, integers, numbers, setting
+from accumulation_harness.system.enums import StrEnum
 
 DECAY = Bounds(low=0.0, high=1.0, excludes_high=True, why="the share that a moving average keeps at each step")
 

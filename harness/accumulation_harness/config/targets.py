@@ -48,8 +48,8 @@ def data_fingerprint(field: str, target: str, arguments: str) -> str:
 
     `arguments`: the task's keyword arguments as a JSON object. ConfigError where it cannot be asked.
     """
-    code = "import sys; from accumulation_harness.targets import tell_data; tell_data(*sys.argv[1:])"
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])}
+    code = "import sys; from accumulation_harness.config.targets import tell_data; tell_data(*sys.argv[1:])"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])}
     asked = subprocess.run(
         [sys.executable, "-P", "-c", code, field, target, arguments], env=environment, capture_output=True, text=True, check=False
     )

@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from accumulation_harness import settings
-from accumulation_harness.questions import grids
-from accumulation_harness.terminal import in_columns
+from accumulation_harness.config import settings
+from accumulation_harness.config.questions import grids
+from accumulation_harness.system.terminal import in_columns
 
 HEADER = """\
 Is gradient accumulation the same computation as one large batch? Each trial trains the same model with one batch of B samples

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+
 
 def version(name: str) -> str | None:
     """Of an installed distribution; None when there is none of that name."""
@@ -11,3 +13,9 @@ def version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except (importlib.metadata.PackageNotFoundError, ValueError):
         return None
+
+
+def versions() -> str:
+    """Ours, and those of what the numbers depend on."""
+    tool, torch = (version(name) or "not installed" for name in ("accumulation-harness", "torch"))
+    return f"accumulation-harness {tool} (torch {torch}, Python {platform.python_version()})"

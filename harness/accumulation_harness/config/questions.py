@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from accumulation_harness.config import COUPLED, ConfigError, Norm, Split, TrialConfig
-from accumulation_harness.results.arm_name import ArmName
+from accumulation_harness.config.arm_name import ArmName
 
 FOLDER = "accumulation_harness.experiments"
 VERDICTS = "verdicts"  # the study that judges arms, and belongs to no question

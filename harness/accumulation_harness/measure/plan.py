@@ -17,10 +17,10 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context
 
-from accumulation_harness.compose import BadInput, compose_trial
 from accumulation_harness.config import ConfigError, TrialConfig
-from accumulation_harness.processes import die_with_parent, interrupts_blocked, run_command
-from accumulation_harness.terminal import one_line
+from accumulation_harness.config.compose import BadInput, compose_trial
+from accumulation_harness.system.processes import die_with_parent, interrupts_blocked, run_command
+from accumulation_harness.system.terminal import one_line
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 MARGIN = 0.05  # of the budget that stays free: temporaries inside operations are not counted on a CPU

@@ -1,0 +1,360 @@
+"""One trial: a full-batch reference and its candidate arms, in lock-step on the same windows from the same weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from accumulation_harness.config import ConfigError, Data, Device, Execution, LastWindow, Model, Split, TrialConfig
+from accumulation_harness.config.arm_name import ACCUMULATED, NULL, PERMUTED, ULP, ArmName
+from accumulation_harness.config.validation import validate
+from accumulation_harness.judge.verdict import Doubt, Evidence, Outcome, Rounding, algebra_failures, judge
+from accumulation_harness.measure import ablation, algebra, poison, rounding
+from accumulation_harness.measure.algebra import AlgebraResult
+from accumulation_harness.measure.environment import describe
+from accumulation_harness.measure.lock_step import REFERENCE, LockStep, Setting
+from accumulation_harness.measure.memory import num_bytes
+from accumulation_harness.measure.poison import PoisonedWindow
+from accumulation_harness.measure.training import Distances, OnStep, Row, outcome, train
+from accumulation_harness.recipes import precision
+from accumulation_harness.recipes.determinism import choose_device, deterministic, threads
+from accumulation_harness.recipes.hand_written import Loop, hand_written
+from accumulation_harness.recipes.micro_batch import Even, Ragged, SplitPlan, hash_seed
+from accumulation_harness.recipes.recipe import Arm, Recipe
+from accumulation_harness.results.judged_arm import VerdictRow, to_stored
+from accumulation_harness.results.measurements import Measurement, Measurements
+from accumulation_harness.system import pace
+from accumulation_harness.workloads import Batch
+from accumulation_harness.workloads.build import smallest_micro_batch
+
+WINDOWS = 3  # in each of which L1 has to reject an arm: a false alarm in one window of 1,000 is one in 10^9 of three
+LARGE = 4 * 2**20  # bytes of a model's parameters from which on several threads are faster
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A recipe to be judged, under the name it has in the tables."""
+
+    arm: str
+    recipe: Recipe
+
+    @property
+    def name(self) -> ArmName:
+        """The arm's name, with the number of its micro-batches."""
+        return ArmName(self.arm, self.recipe.accumulation_steps)
+
+    @property
+    def label(self) -> str:
+        """The text form of `name`, under which measurements know the arm."""
+        return str(self.name)
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """All that a trial found; plain JSON types inside."""
+
+    arms: list[Row]  # the columns of verdicts.csv, and "evidence", "outcome", "reasons"
+    summary: Row  # the reference's outcome, the null band's, environment, seconds by phase
+
+
+@dataclass(frozen=True)
+class Permuted:
+    """Shuffles the rows of a window: the control of every comparison, since it changes rounding and nothing else."""
+
+    seed: int
+
+    def __call__(self, window: Batch, step: int) -> Batch:
+        """The window of optimizer step `step` in that step's order."""
+        generator = torch.Generator().manual_seed(hash_seed(self.seed, step))
+        return window.rows(torch.randperm(len(window), generator=generator))
+
+
+def split_plan(config: TrialConfig, accumulation_steps: int) -> SplitPlan:
+    """How `accumulation_steps` micro-batches cut a window."""
+    if accumulation_steps == 1 or config.split == Split.even:
+        return Even(config.effective_batch // accumulation_steps)
+    return Ragged(accumulation_steps, config.effective_batch)
+
+
+def full_batch(config: TrialConfig) -> Recipe:
+    """The whole window in one micro-batch."""
+    return accumulated(config, 1)
+
+
+def accumulated(config: TrialConfig, accumulation_steps: int) -> Recipe:
+    """The right recipe at N micro-batches."""
+    split = split_plan(config, accumulation_steps)
+    return Recipe(accumulation_steps=accumulation_steps, split=split, execution=config.execution)
+
+
+def reference(config: TrialConfig) -> Recipe:
+    """The full batch run op by op, whatever its candidates are: so a compiler or a graph that errs is seen in all of them."""
+    return dataclasses.replace(full_batch(config), execution=Execution.eager)
+
+
+def permuted(config: TrialConfig, stream: int) -> Recipe:
+    """The full batch with its rows in another order; every `stream` is another sequence of orders."""
+    return dataclasses.replace(full_batch(config), arrange=Permuted(hash_seed(config.seed, 2, stream)))
+
+
+def standard_candidates(config: TrialConfig) -> list[Candidate]:
+    """Every N of the configuration, and one permuted full batch: the A/A test beside the A/B tests."""
+    right = [Candidate(ACCUMULATED, accumulated(config, num)) for num in config.accumulation_steps]
+    return [*right, Candidate(PERMUTED, permuted(config, 0))]
+
+
+def null_recipes(config: TrialConfig) -> dict[str, Recipe]:
+    """The band of L3 by label: permuted full batches, and a full batch that starts from weights moved by one ulp."""
+    nulls = {str(ArmName(NULL, replicate=i)): permuted(config, 1 + i) for i in range(config.nulls)}
+    return nulls | {ULP: full_batch(config)}
+
+
+def with_faults(config: TrialConfig, faults: Mapping[str, Callable[[Recipe], Recipe]]) -> list[Candidate]:
+    """The standard candidates, and for every N each fault applied to the right recipe, under the fault's name."""
+    standard = standard_candidates(config)
+    right = [candidate.recipe for candidate in standard if candidate.arm == ACCUMULATED]
+    return [*standard, *(Candidate(name, apply(recipe)) for name, apply in faults.items() for recipe in right)]
+
+
+def judge_loop(config: TrialConfig, loop: Loop) -> Row:
+    """The verdict of a hand-written loop (`hand_written.py`) at the first N of the configuration, as a row of `verdicts.csv`."""
+    num, forwards = config.accumulation_steps[0], [0]
+    mine = hand_written(loop, accumulation_steps=num, split=split_plan(config, num))
+    take = mine.loop
+    assert take is not None
+
+    def counted(arm: Arm, window: Batch) -> Tensor:
+        loss = take(arm, window)
+        forwards.append(len(arm.seen))
+        return loss
+
+    mine = dataclasses.replace(mine, loop=counted)
+    row = run_trial(config, lambda step, rows: None, [Candidate("by hand", mine), *standard_candidates(config)]).arms[0]
+    if num > 1 and max(forwards) == 1 and row["verdict"] in (Outcome.equivalent, Outcome.degraded):
+        return {**row, "verdict": str(Outcome.inconclusive), "reasons": [str(Doubt.not_accumulated)]}
+    return row
+
+
+def run_trial(
+    config: TrialConfig,
+    on_step: OnStep,
+    candidates: Sequence[Candidate] | None = None,
+    shared: Measurements | None = None,
+) -> TrialResult:
+    """Measure L0 to L3 of every candidate and judge it.
+
+    `on_step(step, rows)` receives one row per arm after each optimizer step of the target-precision run. `shared`: measurements
+    that other trials have made or will need, where the configuration says all of the candidates. Raises `ConfigError` for what
+    cannot be run on this machine or with this data.
+    """
+    validate(config)
+    device = choose_device(config.device)
+    precision.check_available(config.precision, device)
+    if device.type == "cuda":
+        config = dataclasses.replace(config, device=Device.cuda)  # of the identity: a trial on a CPU is another one
+    chosen = standard_candidates(config) if candidates is None else list(candidates)
+    available = torch.get_num_threads()
+    with threads(1), deterministic(config.precision, device) as named:
+        setting = Setting(config, device)
+        torch.set_num_threads(_num_threads(setting, available))
+        check_splits(setting, chosen)
+        recipes = {REFERENCE: reference(config)} | {candidate.label: candidate.recipe for candidate in chosen}
+        assert len(recipes) == len(chosen) + 1, "candidates need distinct names"
+        stream, probed = list(setting.windows(max(WINDOWS, config.steps))), algebra.windows_of(setting)
+        check_terms(setting, [*stream, *probed])
+        pace.plan(planned_work(setting, len(recipes), probed))
+        levels = Levels(setting, chosen, recipes, stream, probed, on_step, shared or Measurements())
+        exact, rounded = levels.measured()
+        lock, distances = levels.training
+        short = [ids for ids in (*stream, *probed) if len(ids) < config.effective_batch]
+        arms = [
+            _arm_row(
+                setting,
+                candidate,
+                exact[candidate.label],
+                rounded[candidate.label],
+                lock,
+                distances,
+                [stream[0], *short[:1]],
+            )
+            for candidate in chosen
+        ]
+        summary = {
+            "reference": vars(outcome(lock.arms[REFERENCE], distances.losses[REFERENCE])),
+            "nulls": [vars(outcome(lock.arms[label], distances.losses[label])) for label in distances.null_labels],
+            "environment": describe(device, named),
+            "seconds": levels.clock.laps,
+            "measured_by": levels.shared.used,
+        }
+    return TrialResult(arms, summary)
+
+
+def _num_threads(setting: Setting, available: int) -> int:
+    """One for a small model, which is slower on several, many times so beside other work; all that there are for a large one."""
+    is_large = setting.config.workload.model == Model.resnet18 or num_bytes(setting.initial.parameters()) >= LARGE
+    return available if is_large else 1
+
+
+def planned_work(setting: Setting, arms: int, probed: Sequence[Tensor]) -> dict[str, float]:
+    """What the phases of a trial of so many arms take, the reference among them, as `pace` counts it."""
+    config = setting.config
+    training = {"training": config.steps * (arms + config.nulls + 1.0)}
+    if setting.not_float64:
+        return training
+    exact = {"algebra": algebra.work(setting, probed), "rounding": rounding.WORK, "poison": poison.WORK}
+    return {phase: arms * work for phase, work in exact.items()} | training
+
+
+def check_splits(setting: Setting, candidates: Sequence[Candidate]) -> None:
+    """Raise `ConfigError` where a micro-batch would be too small to train on, or a window larger than the data."""
+    config, num_samples = setting.config, setting.exact.num_samples
+    if config.effective_batch > num_samples:
+        raise ConfigError("effective_batch", config.effective_batch, f"at most the {num_samples} training samples")
+    smallest = max(smallest_micro_batch(config), setting.exact.smallest_micro_batch)
+    remainder = num_samples % config.effective_batch if config.data.last_window == LastWindow.keep else 0
+    model = f"model={config.workload.model}" if config.workload.data != Data.custom else f"the model of {config.workload.label}"
+    for candidate in candidates:
+        for size in filter(None, (config.effective_batch, remainder)):
+            if min(candidate.recipe.split(size)) < smallest:
+                raise ConfigError(
+                    "accumulation_steps",
+                    candidate.recipe.accumulation_steps,
+                    f"micro-batches of at least {smallest} samples with norm={config.norm} and {model}: "
+                    f"a window of {size} has one of {min(candidate.recipe.split(size))} "
+                    "(fewer accumulation steps, or data.last_window=drop)",
+                )
+
+
+def check_terms(setting: Setting, stream: Sequence[Tensor]) -> None:
+    """Raise `ConfigError` at a window without any loss term, whose mean loss is 0 / 0."""
+    exact = setting.exact
+    has_terms = torch.zeros(exact.num_samples, dtype=torch.bool)
+    for ids in torch.cat(list(stream)).unique().split(setting.config.effective_batch):  # each sample once, however many windows
+        has_terms[ids] = exact.num_terms(exact.batch(ids)).cpu() > 0
+    for t, ids in enumerate(stream):
+        if not bool(has_terms[ids].any()):
+            expected = f"windows with a loss term each: window {t} has none (more samples in a window, or another seed)"
+            raise ConfigError("effective_batch", setting.config.effective_batch, expected)
+
+
+class Levels:
+    """L0, L1, the poisoned window and the training of a trial, each once, in an order that waits for no other trial."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        chosen: Sequence[Candidate],
+        recipes: Mapping[str, Recipe],
+        stream: Sequence[Tensor],
+        probed: Sequence[Tensor],
+        on_step: OnStep,
+        shared: Measurements,
+    ) -> None:
+        """`recipes` by label, the reference's and those of `chosen`; `stream`: the trial's windows, `probed`: those of L0."""
+        self.setting, self.recipes, self.stream, self.probed = setting, recipes, stream, probed
+        self.on_step, self.shared, self.clock = on_step, shared, Clock()
+        self.is_ours = list(chosen) == standard_candidates(setting.config)
+        self.floor_arm = next(candidate.label for candidate in chosen if candidate.arm == PERMUTED)
+
+    @functools.cached_property
+    def training(self) -> tuple[LockStep, Distances]:
+        """The run in the precision under test."""
+        self.clock.lap("other")
+        config = self.setting.config
+        trained = train(self.setting, self.recipes, null_recipes(config), self.stream[: config.steps], self.on_step)
+        self.clock.lap("training")
+        return trained
+
+    def measured(self) -> tuple[dict[str, AlgebraResult], dict[str, Rounding]]:
+        """L0, with what was done with the poisoned window, and L1, by label."""
+        level0 = algebra.measurement(self.setting, self.recipes, self.probed, self.floor_arm, ours=self.is_ours)
+        level1 = self._rounding(self.recipes, self.stream[0])
+        self._train_meanwhile(level0)
+        exact = self.shared.of(level0)
+        self.clock.lap("algebra")
+        self._train_meanwhile(level1)
+        first = self.shared.of(level1)
+        right = [label for label, own in exact.items() if not (algebra_failures(own.algebra) or own.counters)]
+        pace.plan({"attribution": ablation.WORK * (len(exact) - len(right))})
+        others = [partial(self._rounding_of, ids) for ids in self.stream[1:WINDOWS]]
+        rounded = rounding.confirmed(first, right, self.setting.config.precision, others)
+        self.clock.lap("rounding")
+        windows = self.shared.of(poison.measurement(self.setting, self.recipes, self.stream[:2], ours=self.is_ours))
+        self.clock.lap("poison")
+        return {label: _beside_poison(result, windows, label) for label, result in exact.items()}, rounded
+
+    def _train_meanwhile(self, measurement: Measurement[Any]) -> None:
+        """While another trial makes the measurement there is something else to do."""
+        if self.shared.is_being_made(measurement):
+            _ = self.training
+
+    def _rounding(self, recipes: Mapping[str, Recipe], ids: Tensor) -> Measurement[dict[str, Rounding]]:
+        return rounding.measurement(self.setting, recipes, ids, ours=self.is_ours)
+
+    def _rounding_of(self, ids: Tensor, labels: Collection[str]) -> dict[str, Rounding]:
+        """L1 of the arms `labels` in the window `ids`."""
+        chosen = {label: recipe for label, recipe in self.recipes.items() if label in labels or label == REFERENCE}
+        return self.shared.of(self._rounding(chosen, ids))
+
+
+class Clock:
+    """Seconds by phase; a lap ends one."""
+
+    def __init__(self) -> None:
+        self.laps: defaultdict[str, float] = defaultdict(float)
+        self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        """Give the time since the last lap to the phase `name`."""
+        now = time.perf_counter()
+        self.laps[name] += now - self._last
+        self._last = now
+        pace.end(name)
+
+
+def _beside_poison(result: AlgebraResult, windows: Mapping[str, PoisonedWindow], label: str) -> AlgebraResult:
+    """What L0 found of an arm, and what it did with a window that is not finite."""
+    signature = dataclasses.replace(result.signature, survivors_error=windows[label].survivors)
+    return dataclasses.replace(result, signature=signature, counters={**result.counters, **poison.differing(windows, label)})
+
+
+def _arm_row(
+    setting: Setting,
+    candidate: Candidate,
+    exact: AlgebraResult,
+    rounded: Rounding,
+    lock: LockStep,
+    distances: Distances,
+    attribution_windows: Sequence[Tensor],
+) -> Row:
+    """One row of `verdicts.csv`, with the evidence it rests on. On `attribution_windows` a gap is taken apart by factors."""
+    config, label = setting.config, candidate.label
+    counters = {**exact.counters, **lock.differing_counters(label)}
+    overflows = {key: tuple(lock.loss_scales[key].overflows) for key in (REFERENCE, label)}
+    finite = all(distances.finite(key, overflows[key]) for key in (REFERENCE, label))
+    evidence = Evidence(
+        precision=config.precision,
+        algebra=exact.algebra,
+        rounding=rounded,
+        trajectory=distances.trajectory(label),
+        counters=counters,
+        signature=exact.signature,
+        finite=finite,
+        overflows=overflows[label],
+        full_overflows=overflows[REFERENCE],
+    )
+    verdict = judge(evidence)
+    if finite and verdict.verdict in (Outcome.different, Outcome.degraded):
+        evidence = dataclasses.replace(evidence, ablation=ablation.attribute(setting, candidate.recipe, attribution_windows))
+        verdict = judge(evidence)
+    row = VerdictRow.of(config, candidate.name, max(candidate.recipe.split(config.effective_batch)), evidence, verdict)
+    return to_stored(row, verdict.reasons, evidence, outcome(lock.arms[label], distances.losses[label]))
