@@ -13,7 +13,7 @@ INDEX = $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX) --extra-index-url https:/
 DEVICE ?= cpu
 
 .DEFAULT_GOAL := help
-.PHONY: help report report-full test test-slow chaos docs check format bench doctor gpu trainer scoreboard clean
+.PHONY: help report report-full test test-floor test-slow chaos docs check format bench doctor gpu trainer scoreboard clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-24s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +43,20 @@ report-full: $(VENV)/.ready  ## measure every question with its full grid (hours
 
 test: $(VENV)/.ready  ## run the tests (under 12 minutes on 2 cores)
 	$(BIN)/python -m pytest -q -n 2
+
+# The oldest torch that sweeps are promised for, and the Python that machines with cards have beside it, in an environment of its own.
+FLOOR := .floor
+FLOOR_TORCH := 2.11.0
+FLOOR_PYTHON ?= $(firstword $(shell python3.12 -c 'import sys; print(sys.executable)' 2>/dev/null) $(wildcard $(HOME)/.pyenv/versions/3.12*/bin/python) $(PYTHON))
+FLOOR_TESTS := tests/test_trial.py tests/audit/test_session.py tests/watch/test_session.py tests/test_dynamo.py
+
+$(FLOOR)/.ready: pyproject.toml
+	$(FLOOR_PYTHON) -m venv $(FLOOR)
+	$(FLOOR)/bin/pip install --quiet --disable-pip-version-check --editable '.[sweep]' torch==$(FLOOR_TORCH) pytest pytest-xdist hypothesis $(INDEX)
+	touch $@
+
+test-floor: $(FLOOR)/.ready  ## audits, trials and watched runs with the oldest torch that sweeps are promised for
+	$(FLOOR)/bin/python -m pytest -q -n 2 $(FLOOR_TESTS)
 
 test-slow: $(VENV)/.ready  ## run the long tests too
 	$(BIN)/python -m pytest -q -n 2 -m ""
@@ -79,4 +93,4 @@ scoreboard: $(VENV)/.ready  ## write docs/findings/scoreboard.md from the record
 	$(BIN)/python scoreboard/page.py
 
 clean:  ## remove the environment and caches; results and reports stay
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(FLOOR) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
