@@ -5,11 +5,14 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+from pathlib import Path
 
 import pandas as pd
+import pytest
 
-from accumulation_harness.analysis import faults, tables
+from accumulation_harness.analysis import faults, report, tables
 from accumulation_harness.analysis.question import Ruling
+from accumulation_harness.config.questions import grids
 from tests import golden
 from tests.golden import FINDINGS, kept_archive, kept_claims, kept_results
 
@@ -35,6 +38,24 @@ def test_the_table_is_what_the_rules_say_of_the_trials_kept_beside_it() -> None:
     pd.testing.assert_frame_equal(kept.loc[decided], now.loc[decided], rtol=1e-9, atol=1e-12)
     (group,) = golden.SOURCES["archive"]()
     assert golden.moved(group, group.measure()) == []
+
+
+# Step rows are not kept: their sections are made of tiny trials in `tests/experiments`.
+WITH_STEPS = {"momentum": 2, "adam": 1, "gradient_noise": 1, "order_of_operations": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::accumulation_harness.analysis.question.ReportWarning")
+def test_every_section_of_every_question_is_made_of_the_trials_that_are_kept(tmp_path: Path) -> None:
+    with tarfile.open(kept_archive()) as file:
+        file.extractall(tmp_path / "kept", filter="data")
+    page = report.write(tmp_path / "kept", tmp_path / "out")
+    pages = {path.stem: path.read_text() for path in (page.parent / "pages").glob("*.html")}
+    assert pages.keys() >= set(grids())
+    assert {name: page.count("A section that is missing") for name, page in pages.items() if name not in WITH_STEPS} == (
+        dict.fromkeys(pages.keys() - WITH_STEPS.keys(), 0)
+    )
+    assert {name: pages[name].count("A section that is missing") for name in WITH_STEPS} == WITH_STEPS
 
 
 def test_the_faults_are_those_of_the_trials_kept_beside_them() -> None:

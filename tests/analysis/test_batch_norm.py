@@ -9,13 +9,11 @@ from scipy import stats
 
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.experiments.batchnorm.answers import and_with_batch_norm, batch_norm_losses
-from accumulation_harness.experiments.batchnorm.sections import _shape
 from accumulation_harness.experiments.batchnorm.tables import (
     against_full,
     between_norms,
     error_cells,
     fixed_batch,
-    growing_batch,
     trained,
 )
 from tests.experiments.accuracy_rows import BATCH, LARGE, SEEDS, results, run_of, two_batches
@@ -71,33 +69,9 @@ def test_what_is_lost_in_the_weights_alone() -> None:
         assert row.weights == pytest.approx([2.0 if row.b == 4 else 0.0] * 6)
 
 
-def test_values_per_channel_are_kept_where_they_were_measured() -> None:
-    rows = trained(two_batches(BATCH, LARGE))
-    assert (against_full(rows, 1.0)["values"] == against_full(rows, 1.0)["b"]).all(), "a perceptron has one value a sample"
-    assert against_full(rows.drop(columns="values_per_channel"), 1.0)["values"].isna().all()
-
-
 def test_gains_are_paired_by_seed() -> None:
     gains = between_norms(fixed_batch(trained(results()))).set_index("b")
     assert gains.loc[2, "gain"] == pytest.approx(26, abs=0.5) and gains.loc[32, "gain"] == pytest.approx(-1, abs=0.5)
     assert gains.loc[2, "low"] < gains.loc[2, "gain"] < gains.loc[2, "high"] and set(gains["n"]) == {6}
     only = trained(results())
     assert between_norms(only[only["norm"] == "batch"]).empty
-
-
-def test_trials_of_one_n_are_those_whose_batch_grows() -> None:
-    growing = [
-        row for seed in SEEDS for size, b in ((16, 2), (64, 8)) for row in run_of("batch", {size: 3.0, b: 4.0}, size, seed)
-    ]
-    rows = pd.concat([trained(results()), trained(Results(pd.DataFrame(), pd.DataFrame(growing), pd.DataFrame(), ()))])
-    rows = rows.reset_index(drop=True)
-    assert set(growing_batch(rows)["effective_batch"]) == {16, 64} and set(growing_batch(rows)["arm"]) == {"accumulated"}
-    assert set(fixed_batch(rows)["effective_batch"]) == {32}
-
-
-def test_the_shape_in_words() -> None:
-    gains = between_norms(fixed_batch(trained(results())))
-    words = _shape("mlp", gains)
-    assert "at b = 32 to" in words and "steepest from 4 to 2 (" in words
-    moved = between_norms(fixed_batch(trained(results(batch=BATCH | {4: 29.0}))))
-    assert "steepest from 8 to 4 (" in _shape("mlp", moved)

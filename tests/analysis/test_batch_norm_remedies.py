@@ -9,8 +9,8 @@ import pytest
 
 from accumulation_harness.analysis.caveats import corrected
 from accumulation_harness.analysis.load import Results
-from accumulation_harness.experiments.batchnorm.tables import forwards_of, gone_on, remedied
-from accumulation_harness.experiments.batchnorm.which_remedy import WORDS, _cell, _cost, _gone_on_table, _in_words, _table
+from accumulation_harness.experiments.batchnorm.tables import gone_on, remedied
+from accumulation_harness.experiments.batchnorm.which_remedy import _gone_on_table
 
 FULL = 97.0
 LOST = {"accumulated": {2: 25.0, 16: 0.0}, "corrected_momentum": {2: 24.0, 16: 0.0}, "two_pass_statistics": {2: 0.0, 16: 0.0}}
@@ -53,29 +53,6 @@ def test_losses_are_paired_by_seed_with_the_large_batch() -> None:
 @pytest.mark.parametrize("change", [{"steps": 48}, {"lr": 0.1}, {"effective_batch": 128}, {"model": "conv"}, {"norm": "layer"}])
 def test_group_norm_of_another_training_is_no_pair(change: dict[str, Any]) -> None:
     assert "group_norm" not in set(remedied(results(**change))["arm"])
-
-
-def test_the_table_reads_by_b_with_its_cost() -> None:
-    rows, forwards = remedied(results()), forwards_of(results())
-    table = _table("mlp", 32, rows, forwards)
-    assert table.head == ("remedy", "b = 2", "b = 16", "cost: forwards")
-    cells = {row[0]: row[1:] for row in table.rows}
-    assert cells[WORDS["accumulated"]] == ("73; lost 25 (25 to 25; n = 3)", "98; lost 0 (0 to 0; n = 3)", "1")
-    assert cells[WORDS["two_pass_statistics"]][-1] == "5" and cells[WORDS["group_norm"]][-1] == "1"
-    assert cells[WORDS["corrected_momentum"]][-1] == "not measured"
-    assert cells[WORDS["recalibrated"]][0].startswith("78; lost 20") and "training set once" in cells[WORDS["recalibrated"]][-1]
-    assert _cell(rows[rows["b"] == 8]) == "-" and _cost("conv", "accumulated", forwards) == "not measured"
-
-
-def test_the_words_name_the_best_remedy_of_the_numbers() -> None:
-    rows = remedied(results())
-    at_two = "b = 2: plain accumulation loses 25 (25 to 25; n = 3); of the remedies in one pass GroupNorm loses least, 1 "
-    assert at_two in _in_words("mlp", rows)
-    assert "b = 16: plain accumulation loses 0 (0 to 0; n = 3); of the remedies in one pass none loses less" in (
-        _in_words("mlp", rows[rows["arm"] != "recalibrated"])
-    )
-    worse = rows.assign(lost=rows["lost"].where(rows["arm"] != "group_norm", 40.0))
-    assert "recalibrated statistics (precise BatchNorm) loses least, 20" in _in_words("mlp", worse)
 
 
 @pytest.mark.parametrize("momentum, num, value", [(0.1, 2, 0.0513), (0.1, 16, 0.0066), (0.1, 1, 0.1)])

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
-
 import pandas as pd
 import pytest
 
@@ -12,8 +9,7 @@ from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Advice
 from accumulation_harness.experiments.convergence import trainings as convergence
 from accumulation_harness.experiments.convergence.answers import is_accumulating_wasteful
-from accumulation_harness.experiments.convergence.wastefulness import Wasteful, instead_of_accumulating, times, verdicts
-from accumulation_harness.experiments.convergence.wastefulness import advice as advised
+from accumulation_harness.experiments.convergence.wastefulness import Wasteful, instead_of_accumulating, verdicts
 from tests.analysis.test_convergence import rows
 
 
@@ -57,21 +53,6 @@ def test_a_seed_that_never_arrives_leaves_the_seconds_undecided() -> None:
     assert verdict(frame.assign(curve_probe_loss=curves)) == Wasteful.undecided
 
 
-def test_numbers_are_those_that_were_planted() -> None:
-    frame = timed(0.5)
-    (one,) = instead_of_accumulating(frame, convergence.judged(frame))
-    assert (one.name, len(one.loss)) == ("small batch of 16, N = 4", 10)
-    assert times(one.costs["seconds"]).startswith("0.50 (") and times(one.costs["samples"]).startswith("1.00 (")
-    assert times(one.full_seconds).startswith("0.50 (") and times([math.log(3)]) == "3.00" and times([]) == "-"
-    said = {pace: advised(*_told(timed(pace))) for pace in (0.5, 1.0, 2.0)}
-    assert all(text.startswith("fill the device first: where all of B fits, it takes 0.5 times") for text in said.values())
-    assert "step after every micro-batch, and tune" in said[0.5] and "then accumulate" in said[2.0] and "not decided" in said[1.0]
-    assert "depends on the model" in advised([one, one], [Wasteful.yes, Wasteful.no])
-    slow = replace(one, full_seconds=tuple(math.log(1.1) for _ in one.loss))
-    assert advised([slow], [Wasteful.yes]).startswith("step after every micro-batch")
-    assert "it takes 0.5 to 1.1 times accumulation's seconds; then" in advised([one, slow], [Wasteful.yes, Wasteful.yes])
-
-
 def test_the_first_page_answers_where_something_is_decided() -> None:
     def row(frame: pd.DataFrame) -> Advice | None:
         about = {"study": "learning_curves", "experiment": "convergence", "rate": 0.1, "test_accuracy": 0.5, "gap": 0.0}
@@ -82,8 +63,3 @@ def test_the_first_page_answers_where_something_is_decided() -> None:
     assert found is not None and "wasteful in 1" in found.answer
     assert "small batch of 16, N = 4 (mnist1d, none): 0.50" in found.number
     assert row(timed(1.0)) is None
-
-
-def _told(frame: pd.DataFrame) -> tuple[list, list]:  # type: ignore[type-arg]
-    found = instead_of_accumulating(frame, convergence.judged(frame))
-    return found, verdicts(found)

@@ -1,16 +1,10 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pandas as pd
 import pytest
 
-from accumulation_harness.analysis import load, report
-from accumulation_harness.config import Data, Model, Norm, TrialConfig, WorkloadConfig, to_dict
-from accumulation_harness.config.identity import identity
+from accumulation_harness.analysis import load
 from accumulation_harness.experiments.adaptive_windows.answers import CLAIMS, balance
-from accumulation_harness.measure import studies
-from accumulation_harness.results.store import Store
 
 Row = dict[str, object]
 EMPTY = pd.DataFrame({"experiment": []})
@@ -80,23 +74,3 @@ def test_rule_of_the_balance(rows: list[Row], verdict: str) -> None:
 def test_balance_by_hand_leaves_out_gradients_that_are_zero() -> None:
     (row,) = balance(pd.DataFrame(tensors("batch", (2.0, 3.0), (0.5, 0.5), (1e-17, 4e-17)))).to_dict("records")
     assert row["off"] == pytest.approx(0.5) and row["aggravation"] == pytest.approx(6 / 4 - 1)
-
-
-def test_real_studies_and_the_page(tmp_path: Path) -> None:
-    mlp = WorkloadConfig(data=Data.digits, model=Model.mlp)
-    sizes = {"experiment": "adaptive_windows", "workload": mlp, "effective_batch": 48, "steps": 4}
-    for config in (
-        TrialConfig(study="adaptive_windows", accumulation_steps=(1, 2, 4), **sizes),  # type: ignore[arg-type]
-        TrialConfig(study="tensor_norms", accumulation_steps=(4,), **sizes),  # type: ignore[arg-type]
-        TrialConfig(study="tensor_norms", accumulation_steps=(4,), norm=Norm.batch, **sizes),  # type: ignore[arg-type]
-    ):
-        with Store(tmp_path / "results").open_trial(config.experiment, identity(config), to_dict(config)) as writer:
-            writer.finish(studies.run(config, lambda step, rows: None))
-    own = load.read(tmp_path / "results")
-    assert {claim.id: str(claim.decide(own).verdict) for claim in CLAIMS} == {
-        "A17": "needs the full grid",
-        "A18": "conditional",
-    }
-    report.write(tmp_path / "results", tmp_path / "out")
-    page = (tmp_path / "out" / "pages/adaptive_windows.html").read_text()
-    assert "The balance between tensors" in page and "N that changes from window to window" in page

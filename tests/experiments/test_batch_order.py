@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from accumulation_harness.analysis import load, report
+from accumulation_harness.analysis import load
 from accumulation_harness.analysis.question import Ruling
-from accumulation_harness.config import (
-    HarnessConfig,
-    Model,
-    OptimizerConfig,
-    OptimizerName,
-    TrackingConfig,
-    TrackingMode,
-    WorkloadConfig,
-)
-from accumulation_harness.experiments.batch_order.answers import _advice, contrasts, early_large_late_small, judged
-from accumulation_harness.sweep.experiment import run_one
+from accumulation_harness.experiments.batch_order.answers import early_large_late_small, judged
 
 
 def rows(
@@ -72,32 +61,8 @@ def test_c7(measurements: list[dict[str, Any]], verdict: Ruling) -> None:
     assert ("adam" in found.condition) is (verdict == Ruling.conditional)
 
 
-def test_advice_follows_the_numbers() -> None:
-    def told(measurements: list[dict[str, Any]]) -> str:
-        empty = pd.DataFrame(columns=["experiment", "trial"])
-        return _advice(contrasts(judged(load.Results(empty, pd.DataFrame(measurements), empty, ()))))
-
-    assert "begin small" in told(twice(-0.1)) and "begin with the large" in told(twice(0.1))
-    nothing = (twice(0.0, noise=0.1), twice(-0.1, seeds=4), rows(-0.1), [*rows(0.1), *rows(-0.1, optimizer="sgd")])
-    assert all("none follows" in told(measurements) for measurements in nothing)
-
-
 def test_rates_are_chosen_on_other_seeds() -> None:
     frame = pd.DataFrame(rows(0.1))
     frame.loc[frame["seed"] < 100, "validation_loss"] = -frame["lr"]  # what the judging seeds would choose
     empty = pd.DataFrame(columns=["experiment", "trial"])
     assert set(judged(load.Results(empty, frame, empty, ()))["lr"]) == {0.02}
-
-
-@pytest.mark.slow
-def test_the_page_of_a_tiny_run(tmp_path: Path) -> None:
-    for seed in (0, 1, 100):
-        run_one(HarnessConfig(
-            results=str(tmp_path / "results"), tracking=TrackingConfig(mode=TrackingMode.disabled), experiment="batch_order",
-            study="batch_order", workload=WorkloadConfig(model=Model.mlp, width=1), effective_batch=32,
-            accumulation_steps=(4,), optimizer=OptimizerConfig(name=OptimizerName.adam, lr=0.01), steps=6, seed=seed,
-        ))  # fmt: skip
-    assert report.main(["--results", str(tmp_path / "results"), "--out", str(tmp_path / "out")]) == 0
-    page = (tmp_path / "out" / "pages" / "batch_order.html").read_text()
-    assert "Do large batches pay early or late?" in page and "It takes 5 judging seeds" in page
-    assert (tmp_path / "out" / "figures" / "batch_order-orders.svg").exists()

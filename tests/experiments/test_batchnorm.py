@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
-from accumulation_harness.analysis import load, report
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Ruling
-from accumulation_harness.config import Norm, Precision, TrialConfig, to_dict
-from accumulation_harness.config.identity import identity
 from accumulation_harness.experiments.batchnorm.answers import CLAIMS, costs_accuracy
-from accumulation_harness.measure import studies
-from accumulation_harness.results.store import Store
 from tests.experiments.accuracy_rows import BATCH, LARGE, results, two_batches
 
 RULES = {claim.id: claim.decide for claim in CLAIMS}
@@ -125,35 +118,3 @@ def test_b4_takes_four_seeds() -> None:
     rows = few.measurements
     assert costs_accuracy(dataclasses.replace(few, measurements=rows[rows["seed"] < 4])).verdict == Ruling.conditional
     assert costs_accuracy(dataclasses.replace(few, measurements=rows[rows["seed"] < 3])).verdict == Ruling.needs_full_grid
-
-
-def stored(results: Path, config: TrialConfig) -> None:
-    with Store(results).open_trial(config.experiment, identity(config), to_dict(config)) as writer:
-        writer.finish(studies.run(config, lambda step, rows: None))
-
-
-def test_real_trials_on_the_page(tmp_path: Path) -> None:
-    exactly = TrialConfig(
-        experiment="batchnorm", study="batch_statistics", norm=Norm.batch, precision=Precision.float64, effective_batch=16,
-        accumulation_steps=(2, 4), steps=2,
-    )  # fmt: skip
-    stored(tmp_path / "results", exactly)
-    for study, seed in itertools.product(("convergence", "remedies"), (0, 1)):
-        trained = {"study": study, "precision": Precision.float32, "accumulation_steps": (2, 4), "seed": seed}
-        stored(tmp_path / "results", dataclasses.replace(exactly, **trained))
-    results = load.read(tmp_path / "results").of("batchnorm")
-    verdicts = {name: decide(results).verdict for name, decide in RULES.items()}
-    assert verdicts == {"B1": EXPECTED["B1"], "B2": EXPECTED["B2"], "B4": Ruling.needs_full_grid, "B5": EXPECTED["B5"]}
-    page = (report.write(tmp_path / "results", tmp_path / "out").parent / "pages/batchnorm.html").read_text()
-    for title in (
-        "Which remedy at my b?",
-        "The gradient: batch statistics",
-        "effective momentum",
-        "Accuracy over b",
-        "side by side",
-        "Remedies, trained",
-    ):
-        assert title in page
-    assert {path.stem for path in (tmp_path / "out" / "figures").iterdir()} >= {
-        "batchnorm-gradient-over-b", "batchnorm-effective-momentum", "batchnorm-accuracy-over-b",
-    }  # fmt: skip

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from accumulation_harness.analysis import load, report
+from accumulation_harness.analysis import load
 from accumulation_harness.analysis.question import ClaimResult, Ruling
-from accumulation_harness.config import Precision, TrialConfig, to_dict
-from accumulation_harness.config.identity import identity
-from accumulation_harness.experiments.contrastive.answers import CLAIMS, EXPERIMENT
+from accumulation_harness.experiments.contrastive.answers import CLAIMS
 from accumulation_harness.experiments.contrastive.sections import decided, difference, largest_windows
-from accumulation_harness.measure import studies
-from accumulation_harness.results.store import Store
-from tests.small_corpus import config, corpus
+from tests.small_corpus import corpus
 
 __all__ = ["corpus"]
 
@@ -190,27 +185,3 @@ def test_the_largest_window_in_a_budget() -> None:
     )
     assert largest_windows(rows, 160) == {"flat": 32, "full": 16, "heavy": 0}
     assert largest_windows(rows, 159) == {"flat": 32, "full": 8, "heavy": 0}
-
-
-@pytest.mark.slow
-def test_the_page_of_a_real_run(tmp_path: Path, corpus: str) -> None:
-    methods = ("grad_cache", "dual_bank@12", "passage_bank@12")
-    store = Store(tmp_path / "results")
-    sizes: dict[str, Any] = {"effective_batch": 32, "accumulation_steps": (8,)}  # b = 4, B = 8, 16, 32
-    for study, precision, own in (
-        ("negatives", Precision.float64, {}),
-        ("retrieval", Precision.float32, {}),
-        ("method_memory", Precision.float32, sizes),
-    ):
-        trial: TrialConfig = config(
-            corpus, experiment="contrastive", study=study, precision=precision, methods=methods, steps=4, probe_every=2, **own
-        )
-        with store.open_trial(trial.experiment, identity(trial), to_dict(trial)) as writer:
-            writer.finish(studies.run(trial, lambda step, rows: None))
-    report.write(tmp_path / "results", tmp_path / "out")
-    page = (tmp_path / "out/pages/contrastive.html").read_text()
-    assert EXPERIMENT.title in page and "two banks (ContAccum), 12 pairs" in page and "The published order" in page
-    assert "In the memory that the full batch takes at B = 16" in page and "full batch to B = 16;" in page
-    assert "accumulated to B = 32, the largest measured" in page
-    claims = pd.read_csv(tmp_path / "out" / "claims.csv").set_index("id")["verdict"]
-    assert claims["F1c"] == claims["F3c"] == "refuted" and claims["F2c"] == "needs the full grid"

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pandas as pd
 import pytest
 
-from accumulation_harness.analysis import ledger, report
+from accumulation_harness.analysis import ledger
 from accumulation_harness.analysis.content import Table
 from accumulation_harness.analysis.question import ClaimResult, Material, Ruling
-from accumulation_harness.config import DataConfig, HarnessConfig, LastWindow, OptimizerConfig, TrackingConfig, TrackingMode
 from accumulation_harness.experiments.balance_loss import answers as balance_loss
 from accumulation_harness.experiments.convergence import answers as convergence
 from accumulation_harness.experiments.convergence.trainings import trainings
-from accumulation_harness.sweep.experiment import run_one
 from tests.analysis.test_convergence import rows
 from tests.experiments.optimizer_rows import results
 
@@ -117,47 +113,3 @@ def test_the_finding_on_the_balance_loss_follows_the_numbers() -> None:
     assert "micro-batch: yes" in said() and "exact: yes" in said() and "seeds: 0 of 4 tasks and N" in said()
     assert "micro-batch: no" in said(per_micro_batch=1e-5) and "exact: no" in said(two_passes=1e-9)
     assert "seeds: 4 of 4 tasks and N" in said(buffered_counts=0.01)
-
-
-def test_the_advice_on_the_balance_loss_follows_the_numbers() -> None:
-    frame = pd.DataFrame([
-        {"workload": task, "arm": arm, "accumulation_steps": num, "gradient_error": error}
-        for task, buffered in (("digits", 0.1), ("mnist1d", 0.3))
-        for num in (2, 32)
-        for arm, error in (("per_micro_batch", 0.01 * num), ("buffered_counts", buffered), ("two_passes", 1e-16))
-    ])  # fmt: skip
-    told = balance_loss.advice(frame)
-    assert "the gradient is the large batch's" in told and "to it on digits at N = 32 and on mnist1d at N = 32; not" in told
-    assert "not nearer on digits at N = 2 and on mnist1d at N = 2." in told
-    frame.loc[frame["arm"] == "two_passes", "gradient_error"] = 1e-6
-    assert "did not bring the large batch's gradient back" in balance_loss.advice(frame)
-    frame.loc[(frame["workload"] == "mnist1d") & (frame["arm"] == "buffered_counts"), "gradient_error"] = 0.4
-    assert "nearer to it on digits at N = 32; not nearer on digits at N = 2 and on mnist1d at N = 2, 32." in balance_loss.advice(
-        frame
-    )
-
-
-def test_without_claims_nothing_is_said_to_have_held() -> None:
-    assert ledger.answer(balance_loss.EXPERIMENT, results([{"trial": "a"}])).holds is None
-
-
-@pytest.mark.slow
-def test_pages_of_tiny_runs(tmp_path: Path) -> None:
-    usual = HarnessConfig(
-        results=str(tmp_path / "results"), tracking=TrackingConfig(mode=TrackingMode.disabled), effective_batch=32,
-        accumulation_steps=(4,), steps=10,
-    )  # fmt: skip
-    for seed in (0, 1, 100):
-        for lr in (0.05, 0.1, 0.2):
-            name = {
-                "experiment": "convergence",
-                "study": "learning_curves",
-                "optimizer": OptimizerConfig(lr=lr),
-                "seed": seed,
-            }
-            run_one(HarnessConfig(**{**vars(usual), **name}))  # type: ignore[arg-type]
-    balance = {"experiment": "balance_loss", "study": "balance_loss", "data": DataConfig(last_window=LastWindow.drop)}
-    run_one(HarnessConfig(**{**vars(usual), **balance}))  # type: ignore[arg-type]
-    assert report.main(["--results", usual.results, "--out", str(tmp_path / "out")]) == 0
-    figures = sorted(path.name for path in (tmp_path / "out" / "figures").iterdir())
-    assert any(name.startswith("convergence-curves-digits") for name in figures) and "balance_loss-router-gradient.svg" in figures

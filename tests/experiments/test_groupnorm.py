@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
-from accumulation_harness.analysis import report
-from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Ruling
-from accumulation_harness.config import Model, Norm, TrialConfig, WorkloadConfig, to_dict
-from accumulation_harness.config.identity import identity
-from accumulation_harness.experiments.batchnorm.answers import costs_accuracy
 from accumulation_harness.experiments.groupnorm.answers import better_choice, predicted
-from accumulation_harness.measure import studies
-from accumulation_harness.results.store import Store
 from tests.experiments.accuracy_rows import BATCH, GROUP, SEEDS, results, run_of
 
 
@@ -57,26 +48,3 @@ def test_b3_names_every_model_where_it_gains_and_where_it_loses() -> None:
 def test_the_printed_prediction_is_compared(batch: dict[int, float], group: dict[int, float], holds: bool | None) -> None:
     assert predicted(results(batch, group)) is holds
     assert predicted(results(batch, group, error=1e-3)) is (None if holds is None else False)
-
-
-def test_b3_without_rows() -> None:
-    nothing = Results(pd.DataFrame(), pd.DataFrame(columns=["experiment", "trial"]), pd.DataFrame(), ())
-    assert better_choice(nothing).verdict == Ruling.needs_full_grid
-    assert costs_accuracy(nothing).verdict == Ruling.needs_full_grid
-
-
-def test_both_tables_beside_wu_and_hes_on_the_page(tmp_path: Path) -> None:
-    """Real trials: one B cut in two ways, and one N with a B that grows."""
-    mlp = WorkloadConfig(model=Model.mlp)
-    config = TrialConfig(experiment="groupnorm", study="convergence", workload=mlp, steps=2)
-    cuts = [(16, (2, 8)), (8, (4,)), (16, (4,))]
-    for (size, steps), norm, seed in itertools.product(cuts, (Norm.batch, Norm.group), (0, 1)):
-        own = dataclasses.replace(config, effective_batch=size, accumulation_steps=steps, norm=norm, seed=seed)
-        with Store(tmp_path / "results").open_trial("groupnorm", identity(own), to_dict(own)) as writer:
-            writer.finish(studies.run(own, lambda step, rows: None))
-    page = (report.write(tmp_path / "results", tmp_path / "out").parent / "pages/groupnorm.html").read_text()
-    assert "At fixed B: only the normaliser changes" in page and "As they did it: B grows with b" in page
-    assert {path.stem for path in (tmp_path / "out" / "figures").iterdir()} >= {
-        "groupnorm-fixed-batch",
-        "groupnorm-growing-batch",
-    }

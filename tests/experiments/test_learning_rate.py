@@ -2,29 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
-from pathlib import Path
-
-import pandas as pd
 import pytest
 
-from accumulation_harness.analysis import ledger, load, report
+from accumulation_harness.analysis import ledger
 from accumulation_harness.analysis.question import Ruling
-from accumulation_harness.config import (
-    Data,
-    HarnessConfig,
-    Model,
-    OptimizerConfig,
-    OptimizerName,
-    Precision,
-    TrackingConfig,
-    TrackingMode,
-    WorkloadConfig,
-)
 from accumulation_harness.experiments.learning_rate import answers as learning_rate
-from accumulation_harness.experiments.learning_rate import rates as learning_rates
-from accumulation_harness.sweep.experiment import run_one
 from tests.experiments.optimizer_rows import BEST, Rows, results, trained
 
 OPEN = Ruling.needs_full_grid
@@ -82,25 +64,3 @@ def test_a_better_batch_outside_the_range_contradicts_it() -> None:
     assert verdicts(rows)["G10"] == Ruling.refuted
     only = [row for row in rows if row["batch"] != 8]
     assert verdicts(only)["G10"] == OPEN
-
-
-def test_a_real_tiny_run_reaches_the_page(tmp_path: Path) -> None:
-    store = tmp_path / "results"
-    base = HarnessConfig(
-        experiment="learning_rate",
-        workload=WorkloadConfig(data=Data.digits, model=Model.mlp, width=2),
-        precision=Precision.float64,
-        effective_batch=128,
-        accumulation_steps=(16,),
-        steps=4,
-        results=str(store),
-        tracking=TrackingConfig(mode=TrackingMode.disabled),
-    )
-    for study, lr in itertools.product(("convergence", "batch_sizes"), (0.1, 1.6)):
-        run_one(dataclasses.replace(base, study=study, optimizer=OptimizerConfig(name=OptimizerName.sgd, lr=lr)))
-    page = (report.write(store, tmp_path / "reports").parent / "pages/learning_rate.html").read_text()
-    claims = pd.read_csv(tmp_path / "reports" / "claims.csv").set_index("id")
-    pairs = learning_rates.against_true_batch(load.read(store).of("learning_rate"))
-    assert pairs.loc[pairs["factor"].round(6) == 1, "difference"].max() < 1e-12
-    assert claims.loc["C4", "verdict"] == OPEN, "four windows teach nothing, and agreement there decides nothing"
-    assert "Loss over rate and batch size" in page

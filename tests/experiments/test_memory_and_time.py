@@ -56,34 +56,9 @@ def test_rulings(given: Results, fell: dict[str, str]) -> None:
     assert {name: rules[name](given).verdict for name in fell} == fell
 
 
-def test_conditions_say_what_the_rows_do() -> None:
-    found = {claim.id: claim.decide(results(6400, 1000, LINEAR, larger=(30_000,))) for claim in memory_and_time.CLAIMS}
-    assert found["D1"].condition == "of activations alone, as S0's bracket says; memory as a whole falls less"
-    assert found["D4"].condition == "for digits conv sgd from N = 4; not for digits mlp sgd"
-    texts = "negligible (S0) at no b; slightly slower (S4) at no b; N times (S3) at b = 16"
-    assert found["D6"].condition == f"on b and the device: {texts}"
-    assert found["G4"].condition == "while the static part and the smallest micro-batch's activations fit"
-
-
 def test_the_largest_model_is_one_that_was_measured_within_the_budget() -> None:
     found = memory_and_time.largest_models(results(6400, 1000, FLAT, larger=(12_800, 30_000, 70_000)).measurements)
     conv = found[found["family"].str.contains("conv")].set_index("accumulation_steps")["larger"]
     assert conv[4] == pytest.approx(30_000 / 6400) and conv[16] == pytest.approx(30_000 / 6400), (
         "70,400 bytes hold 30,000 + 16,000"
     )
-
-
-def test_measures_are_the_rows() -> None:
-    found = {claim.id: claim.decide(results(6400, 100, LINEAR)) for claim in memory_and_time.CLAIMS}
-    assert found["D1"].measured == pytest.approx(12800 / 8000) and found["D1"].n == 3
-    assert found["D6"].measured == pytest.approx(4)
-    rows = results(6400, 100, LINEAR).measurements
-    assert memory_and_time.fitted(rows[rows["trial"] == "a"]) == pytest.approx((6400, 100))
-
-
-def test_the_figure_has_time_against_memory_per_b() -> None:
-    cost = memory_and_time.time_against_memory(results(6400, 100, LINEAR).measurements.query("trial == 'a'"))
-    assert cost["micro_batch"].tolist() == [4, 16, 64]
-    assert cost["total_bytes"].tolist() == [6800, 8000, 12800]
-    assert cost["slowdown"].tolist() == [4, 4, 1]
-    assert cost["static_bytes"].tolist() == pytest.approx([6400] * 3)

@@ -2,25 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pandas as pd
-import pytest
 
-from accumulation_harness.analysis import report
-from accumulation_harness.config import (
-    DataConfig,
-    HarnessConfig,
-    LastWindow,
-    Model,
-    OptimizerConfig,
-    OptimizerName,
-    TrackingConfig,
-    TrackingMode,
-    WorkloadConfig,
-)
-from accumulation_harness.experiments.muon.answers import EXPERIMENT, finding
-from accumulation_harness.sweep.experiment import run_one
+from accumulation_harness.experiments.muon.answers import finding
 
 ERRORS = {"permuted": (1e-7, 3e-3), "accumulated": (1e-7, 3e-3), "bfloat16_sum": (2e-3, 0.1), "per_micro_batch": (1e-7, 0.8)}
 
@@ -45,18 +29,3 @@ def test_the_finding_follows_the_numbers() -> None:
     assert "10-fold or more: no" in finding(rows(bfloat16_sum=(2e-3, 3e-3)))
     assert "at every N: no" in finding(rows().assign(orthogonalisations=4))
     assert "rounding: undecided" in finding(rows()[lambda table: table["trial"] == "float32-0"]), "one trial has no interval"
-
-
-@pytest.mark.slow
-def test_the_page_of_a_tiny_run(tmp_path: Path) -> None:
-    for seed in (0, 1):
-        run_one(HarnessConfig(
-            results=str(tmp_path / "results"), tracking=TrackingConfig(mode=TrackingMode.disabled), experiment="muon",
-            study="muon", workload=WorkloadConfig(model=Model.mlp, width=1), data=DataConfig(last_window=LastWindow.drop),
-            optimizer=OptimizerConfig(name=OptimizerName.custom, target="accumulation_harness.recipes.muon:MuonAndAdam", lr=0.02),
-            effective_batch=32, accumulation_steps=(4,), steps=5, seed=seed,
-        ))  # fmt: skip
-    assert report.main(["--results", str(tmp_path / "results"), "--out", str(tmp_path / "out")]) == 0
-    page = (tmp_path / "out" / "pages" / "muon.html").read_text()
-    assert EXPERIMENT.title.partition("'")[0] in page and "One orthogonalisation a window at every N: yes" in page
-    assert (tmp_path / "out" / "figures" / "muon-update-errors.svg").exists()

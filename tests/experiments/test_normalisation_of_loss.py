@@ -1,17 +1,11 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pandas as pd
 import pytest
 
-from accumulation_harness.analysis import load, report
+from accumulation_harness.analysis import load
 from accumulation_harness.analysis.question import ClaimResult
-from accumulation_harness.config import Data, Model, OptimizerConfig, OptimizerName, TrialConfig, WorkloadConfig, to_dict
-from accumulation_harness.config.identity import identity
 from accumulation_harness.experiments.normalisation_of_loss.answers import CLAIMS
-from accumulation_harness.measure import studies
-from accumulation_harness.results.store import Store
 
 Row = dict[str, object]
 EMPTY = pd.DataFrame({"experiment": []})
@@ -104,25 +98,3 @@ def test_rule_of_the_update(sgd: tuple[float, float] | None, adam: tuple[float, 
     found = {"sgd": sgd, "adam": adam}
     rows = [row for name, sizes in found.items() if sizes for row in (*update(name, 1, 1.0, 1.0), *update(name, 8, *sizes))]
     assert str(decide("A16", measurements=rows).verdict) == verdict
-
-
-def test_two_real_studies_and_the_page(tmp_path: Path) -> None:
-    for study, optimizer in (("epoch_tail", "sgd"), ("update_size", "sgd"), ("update_size", "adam")):
-        config = TrialConfig(
-            experiment="normalisation_of_loss", study=study, effective_batch=300, accumulation_steps=(2,), steps=1,
-            workload=WorkloadConfig(data=Data.digits, model=Model.mlp), optimizer=OptimizerConfig(name=OptimizerName(optimizer)),
-        )  # fmt: skip
-        with Store(tmp_path / "results").open_trial(config.experiment, identity(config), to_dict(config)) as writer:
-            writer.finish(studies.run(config, lambda step, rows: None))
-    own = load.read(tmp_path / "results")
-    verdicts = {claim.id: str(claim.decide(own).verdict) for claim in CLAIMS}
-    assert verdicts == {
-        "A3": "needs the full grid",
-        "A4": "needs the full grid",
-        "A9": "needs the full grid",
-        "A10": "needs the full grid",
-        "A16": "conditional",
-    }
-    report.write(tmp_path / "results", tmp_path / "out")
-    page = (tmp_path / "out" / "pages/normalisation_of_loss.html").read_text()
-    assert "What becomes of the remainder" in page and "normalisation_of_loss-update-size" in page

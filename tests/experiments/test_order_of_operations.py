@@ -76,14 +76,6 @@ def test_clipping_afterwards(arms: list[Row], verdict: str) -> None:
     assert str(decide("A13", arms).verdict) == verdict
 
 
-def test_the_condition_of_clipping_says_how_far_the_gradient_is_off() -> None:
-    harmless = INSIDE[1] | {"trajectory_error": 1e-7, "algebra_error": 7e-7}
-    apart = decide("A13", [*RIGHT, INSIDE[0], harmless, SCALED]).condition
-    assert apart == "where the gradient is off by 0.1 or more; not where by 7.0e-07 or less"
-    mixed = decide("A13", [*RIGHT, INSIDE[0], harmless | {"algebra_error": 0.3}, SCALED]).condition
-    assert mixed == "in 1 of 2 arms"
-
-
 def threshold(name: str, kind: str, factor: float, error: float, nth: float) -> Row:
     return {"study": "clipping_threshold", "arm": name, "threshold": kind, "accumulation_steps": 4, "factor": factor,
             "error": error, "error_of_nth": nth}  # fmt: skip

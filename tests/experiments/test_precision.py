@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from accumulation_harness.analysis import load, report
+from accumulation_harness.analysis import load
 from accumulation_harness.analysis.question import Ruling
-from accumulation_harness.config import Model, Precision, TrialConfig, WorkloadConfig, to_dict
-from accumulation_harness.config.identity import identity
 from accumulation_harness.experiments.precision.answers import (
-    EXPERIMENT,
     accuracy,
     mixed_precision,
     scaling_works,
     small_micro_batches,
 )
-from accumulation_harness.measure import studies
-from accumulation_harness.results.store import Store
 
 FULL = 1e-7
 Rows = list[dict[str, Any]]
@@ -138,25 +131,3 @@ def test_accuracies_are_paired_by_seed() -> None:
     found = cells.loc["bfloat16 N=4 - float32 full"]
     assert found["mean"] == pytest.approx(own.mean()) and found["n"] == 5
     assert found["high"] - found["mean"] == pytest.approx(2.776 * own.std(ddof=1) / math.sqrt(5), rel=1e-3)
-
-
-def test_the_page_of_a_real_run(tmp_path: Path) -> None:
-    small = TrialConfig(
-        experiment="precision", study="convergence", workload=WorkloadConfig(model=Model.mlp, width=1), effective_batch=8,
-        accumulation_steps=(2, 8), steps=2, permutations=30,
-    )  # fmt: skip
-    wrong, half = ("clip_before_unscale",), Precision.float16
-    configs = [
-        small,
-        dataclasses.replace(small, precision=half),
-        dataclasses.replace(small, study="accumulators"),
-        dataclasses.replace(small, study="loss_scaling", precision=half, faults=wrong),
-    ]
-    for config in configs:
-        with Store(tmp_path / "results").open_trial(config.experiment, identity(config), to_dict(config)) as writer:
-            writer.finish(studies.run(config, lambda step, rows, writer=writer: [writer.add(row) for row in rows]))  # type: ignore[misc]
-    page = (report.write(tmp_path / "results", tmp_path / "out").parent / "pages/precision.html").read_text()
-    assert EXPERIMENT.title in page
-    assert all(title in page for title in ("The accumulator", "Loss scaling over a window", "Mixed precision"))
-    names = {path.stem for path in (tmp_path / "out" / "figures").iterdir()}
-    assert names == {"precision-accumulators", "precision-ratios", "precision-accuracy"}

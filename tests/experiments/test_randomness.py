@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
-from accumulation_harness.analysis import load, report
+from accumulation_harness.analysis import load
 from accumulation_harness.analysis.question import Ruling
-from accumulation_harness.config import Model, TrialConfig, WorkloadConfig, to_dict
-from accumulation_harness.config.identity import identity
-from accumulation_harness.experiments.randomness.answers import EXPERIMENT, single_runs_differ
-from accumulation_harness.measure import studies
-from accumulation_harness.results.store import Store
+from accumulation_harness.experiments.randomness.answers import single_runs_differ
 
 
 def results(*, one: float = 0.5, several: float = 1.0, remedy: float = 1e-15, spread: float = 1.0, shift: float = 1.0,
@@ -56,14 +51,3 @@ def results(*, one: float = 0.5, several: float = 1.0, remedy: float = 1e-15, sp
 )
 def test_b6(changes: dict[str, Any], verdict: Ruling) -> None:
     assert single_runs_differ(results(**changes)).verdict == verdict
-
-
-def test_the_page_of_a_real_run(tmp_path: Path) -> None:
-    config = TrialConfig(
-        experiment="randomness", study="randomness", workload=WorkloadConfig(model=Model.mlp, width=1, dropout=0.5),
-        effective_batch=8, accumulation_steps=(2,), permutations=30,
-    )  # fmt: skip
-    with Store(tmp_path / "results").open_trial(config.experiment, identity(config), to_dict(config)) as writer:
-        writer.finish(studies.run(config, lambda step, rows: None))
-    page = (report.write(tmp_path / "results", tmp_path / "out").parent / "pages/randomness.html").read_text()
-    assert EXPERIMENT.title in page and "by sample (remedy)" in page and "It takes 200 draws" in page

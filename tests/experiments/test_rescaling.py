@@ -10,8 +10,7 @@ import pandas as pd
 import pytest
 
 from accumulation_harness.analysis import load
-from accumulation_harness.experiments.rescaling.answers import COPIED, CURVE, FINAL, MARGIN, WORDS, Effect, advice, effects, named
-from accumulation_harness.experiments.rescaling.figures import figure_rescaling
+from accumulation_harness.experiments.rescaling.answers import CURVE, FINAL, MARGIN, Effect, advice, effects
 from accumulation_harness.recipes.rescaling import Rescaling
 
 
@@ -79,15 +78,3 @@ def test_advice_is_what_all_settings_decide_alike() -> None:
     assert "leave: learning rate" in advice([one("a", 0.2), one("b", 0.1)])
     assert "learning rate times" not in advice([one("a", -0.2), one("b", 0.1)])
     assert "none follows" in advice([one("a", -0.2)])
-
-
-def test_the_figure_has_a_panel_per_setting_and_measure() -> None:
-    found = [(named(one.setting), str(one.what), one.measure, one.differences) for one in effects(results(-0.1))]
-    figure = figure_rescaling(found, MARGIN)
-    assert [axes.get_title() for axes in figure.axes] == [CURVE, FINAL]
-    (labels,) = {tuple(text.get_text() for text in figure.axes[0].get_yticklabels())}
-    assert labels == tuple(str(one) for one in Rescaling if one != Rescaling.copied)
-
-
-def test_the_rows_are_the_study_s_rescalings() -> None:
-    assert [COPIED, *WORDS] == list(Rescaling)

@@ -79,14 +79,3 @@ def test_nothing_planted_decides_nothing(results: Path, tmp_path: Path, make_tri
 def test_a_kind_that_was_not_planted_is_not_found(results: Path, make_trial) -> None:
     plant(make_trial, "float32", 0, {"scale": 0, "direction": 0})
     assert sensitivity.answer(load.from_store(results)).holds is False
-
-
-def test_the_page(results: Path, tmp_path: Path, make_trial) -> None:
-    for precision in ("float32", "float16"):
-        plant(make_trial, precision, 0, {"scale": 0, "direction": 1, "tensor": 2})
-    assert report.main(["--results", str(results), "--out", str(tmp_path)]) == 0
-    page = (tmp_path / "pages/sensitivity.html").read_text()
-    assert (tmp_path / "figures" / "sensitivity-rates.svg").exists()
-    assert "from 1e-6 in scale, 3e-6 in direction, 1e-5 in one tensor (target 1e-5)" in page.replace("\u2011", "-")
-    assert "What is found" in page
-    assert not (tmp_path / "faults.csv").exists()  # planted errors are no faults of the catalogue

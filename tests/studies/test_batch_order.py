@@ -14,8 +14,6 @@ from accumulation_harness.config import (
     Model,
     OptimizerConfig,
     OptimizerName,
-    ScheduleConfig,
-    ScheduleName,
     TrialConfig,
     WorkloadConfig,
 )
@@ -84,9 +82,3 @@ def test_the_small_batch_has_a_rate_of_its_own_after_the_switch(setting: Setting
     take_step(small, window)
     assert {group["lr"] for group in small.optimizer.param_groups} == {0.005}
     assert {int(state["step"]) for state in small.optimizer.state.values()} == {5}, "one step, and four of a quarter"
-
-
-def test_what_cannot_be_continued_is_refused() -> None:
-    validate(CONFIG)
-    with pytest.raises(ConfigError, match=r"schedule.name=cosine: expected constant"):
-        validate(TrialConfig(study="batch_order", schedule=ScheduleConfig(name=ScheduleName.cosine)))

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from accumulation_harness.config import (
-    ConfigError,
     Model,
     Norm,
     OptimizerConfig,
@@ -125,8 +124,3 @@ def test_group_norm_is_exact_at_every_n() -> None:
     rows = run(dataclasses.replace(CONFIG, norm=Norm.group))
     assert {row["arm"] for row in rows} == {"accumulated"} and len(rows) == 4
     assert max(row["gradient_error"] for row in rows) < EXACT
-
-
-def test_exact_differences_are_measured_in_float64() -> None:
-    with pytest.raises(ConfigError, match="precision"):
-        run(dataclasses.replace(CONFIG, precision=Precision.float32))

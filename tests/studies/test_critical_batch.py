@@ -8,17 +8,14 @@ import pytest
 import torch
 
 from accumulation_harness.config import (
-    ConfigError,
     DataConfig,
     LastWindow,
     Model,
     OptimizerConfig,
     OptimizerName,
-    ScheduleConfig,
     TrialConfig,
     WorkloadConfig,
 )
-from accumulation_harness.config.validation import validate
 from accumulation_harness.experiments.critical_batch import critical_batch
 from accumulation_harness.measure.lock_step import Setting
 
@@ -49,14 +46,3 @@ def test_a_seed_that_chooses_a_rate_trains_the_trunk_alone(monkeypatch: pytest.M
     branches = critical_batch.measurements(setting, lambda t, own: None)
     assert alone == {"arm": "trunk", "accumulation_steps": 4, "trunk_end": branches[0]["trunk_end"]}
     assert {row["arm"] for row in branches} == {"branch"}
-
-
-def test_what_has_no_branches_is_refused() -> None:
-    validate(CONFIG)
-    for change, told in (
-        ({"steps": 7}, "steps=7"),
-        ({"accumulation_steps": (1,)}, "accumulation_steps="),
-        ({"schedule": ScheduleConfig(warmup_steps=3)}, "schedule.warmup_steps=3"),
-    ):
-        with pytest.raises(ConfigError, match=told):
-            validate(dataclasses.replace(CONFIG, **change))

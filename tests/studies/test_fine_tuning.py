@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from accumulation_harness.config import ConfigError, Norm, OptimizerConfig, Precision, TrialConfig
+from accumulation_harness.config import Norm, OptimizerConfig, Precision, TrialConfig
 from accumulation_harness.measure import studies
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.recipes.determinism import choose_device
@@ -66,8 +66,3 @@ def test_frozen_statistics_make_accumulation_the_full_batch_and_moving_ones_do_n
         assert rows["frozen_statistics", num][LOSS] == pytest.approx(frozen, rel=SAME)
         assert rows["accumulated", num][LOSS] != pytest.approx(moving, rel=1e-4)
     assert len({frozen, moving, rows["trained", 1][LOSS]}) == 3
-
-
-def test_it_is_about_batch_norm() -> None:
-    with pytest.raises(ConfigError, match="norm"):
-        studies.run(TrialConfig(study="fine_tuning", norm=Norm.group), lambda step, rows: None)

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from accumulation_harness.config import ConfigError, Data, Model, Norm, Precision, Split, TrialConfig, WorkloadConfig
+from accumulation_harness.config import Data, Model, Norm, Precision, Split, TrialConfig, WorkloadConfig
 from accumulation_harness.experiments.gradient_noise.gradient_noise import SIZES, batch_variance, moments, sample_gradients
 from accumulation_harness.measure import studies
 from accumulation_harness.measure.lock_step import Setting
@@ -86,11 +86,6 @@ def test_a_training_and_what_is_seen_along_it() -> None:
         assert seen["loss"] == unseen["loss"], "looking disturbs nothing"
         squares = {name: unseen[name] for name in ("micro_batch_square", "window_square") if name in unseen}
         assert squares.items() <= seen.items() and bool(squares) == (seen["step"] % CONFIG.probe_every == 0)
-
-
-def test_it_takes_micro_batches() -> None:
-    with pytest.raises(ConfigError, match=r"accumulation_steps=\[1\]: expected two or more"):
-        studies.run(dataclasses.replace(CONFIG, accumulation_steps=(1,), split=Split.even), lambda step, rows: None)
 
 
 def test_the_training_keeps_its_precision() -> None:

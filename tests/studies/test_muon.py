@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from accumulation_harness.config import (
-    ConfigError,
     DataConfig,
     LastWindow,
     Model,
@@ -19,7 +18,6 @@ from accumulation_harness.config import (
     TrialConfig,
     WorkloadConfig,
 )
-from accumulation_harness.config.validation import validate
 from accumulation_harness.experiments.muon import muon
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.measure.trial import accumulated, full_batch
@@ -88,9 +86,3 @@ def test_orthogonalised_per_micro_batch_against_numpy(setting: Setting) -> None:
 
 def cosine(a: np.ndarray, b: np.ndarray) -> float:
     return float((a * b).sum() / np.linalg.norm(a) / np.linalg.norm(b))
-
-
-def test_another_optimizer_is_refused() -> None:
-    validate(CONFIG)
-    with pytest.raises(ConfigError, match=r"optimizer.label=sgd: expected target=accumulation_harness.recipes.muon:MuonAndAdam"):
-        validate(TrialConfig(study="muon"))

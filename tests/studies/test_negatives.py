@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from accumulation_harness.config import ConfigError, Contrast, Data, Model, Precision, TrialConfig, WorkloadConfig
+from accumulation_harness.config import Contrast, Precision, TrialConfig
 from accumulation_harness.measure import studies
 from tests.small_corpus import config, corpus
 
@@ -49,9 +49,3 @@ def test_with_dropout_the_masks_belong_to_samples(corpus: str) -> None:
     found = rows(config(corpus, dropout=0.2, study="negatives", precision=Precision.float64, methods=methods, steps=1))
     right, wrong = (found[name, 0] for name in methods)
     assert right["gradient_error"] <= EXACT and wrong["gradient_error"] > APART and "oracle_error" not in right
-
-
-def test_other_data_are_refused() -> None:
-    trial = TrialConfig(study="negatives", precision=Precision.float64, workload=WorkloadConfig(data=Data.pairs, model=Model.mlp))
-    with pytest.raises(ConfigError, match=r"workload\.data=pairs: expected docstrings"):
-        rows(trial)

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 
-from accumulation_harness.config import ConfigError, Model, Split, TrialConfig, WorkloadConfig
+from accumulation_harness.config import Model, Split, TrialConfig, WorkloadConfig
 from accumulation_harness.experiments.randomness.randomness import distribution, draw_distances
 from accumulation_harness.measure import studies
 
@@ -44,8 +42,3 @@ def test_single_runs_law_and_remedy() -> None:
         assert 0.5 < rows[layers, "accumulated"]["spread_ratio"] < 2
     assert rows[3, "accumulated"]["distance"] > 0.1, "layers take turns at the generator"
     assert all(row["noise"] > 0.05 for row in rows.values())
-
-
-def test_it_takes_dropout() -> None:
-    with pytest.raises(ConfigError, match=r"workload.dropout=0.0: expected a positive probability"):
-        studies.run(dataclasses.replace(CONFIG, workload=WorkloadConfig()), lambda step, rows: None)

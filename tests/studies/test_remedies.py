@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-import dataclasses
 import itertools
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from accumulation_harness.config import ConfigError, Norm, OptimizerConfig, Precision, TrialConfig
+from accumulation_harness.config import Norm, OptimizerConfig, Precision, TrialConfig
 from accumulation_harness.measure import studies
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.recipes.determinism import choose_device
@@ -76,8 +75,3 @@ def test_every_remedy_is_an_arm(arms: dict[str, studies.Row]) -> None:
         assert arms[name]["recalibrated_held_out_loss"] == pytest.approx(plain["recalibrated_held_out_loss"], rel=SAME)
         assert abs(arms[name]["held_out_loss"] / plain["held_out_loss"] - 1) > 0.01
     assert abs(plain["held_out_loss"] / full["held_out_loss"] - 1) > 1e-3
-
-
-def test_remedies_are_batch_norms() -> None:
-    with pytest.raises(ConfigError, match="norm"):
-        run(dataclasses.replace(CONFIG, norm=Norm.group))
