@@ -23,9 +23,9 @@ from accumulation_harness.config import (
 )
 from accumulation_harness.config.questions import VERDICTS, studies
 from accumulation_harness.config.validation import validate
-from tests.simgpu.trials import BASE, OF_STUDIES
+from tests.simgpu.cases import BASE, STUDIES
 
-TINY = OF_STUDIES | {VERDICTS: {}, "resumption": {}, "replicas": {}}
+TINY = STUDIES | {VERDICTS: {}, "resumption": {}, "replicas": {}}
 # Settings of which each study that needs something refuses one at least.
 ODD: tuple[dict[str, Any], ...] = (
     {"norm": Norm.group}, {"norm": Norm.batch}, {"split": Split.ragged}, {"steps": 2}, {"accumulation_steps": (1,)},
