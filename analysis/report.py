@@ -14,7 +14,8 @@ import pandas as pd
 from accumulation_harness.analysis import article, caveats, faults, ledger, load, site, tables
 from accumulation_harness.analysis.question import ReportWarning
 from accumulation_harness.config.questions import questions
-from accumulation_harness.results.record import MOST_TOLD, in_one_line, keep_others_out, told, write_atomically
+from accumulation_harness.results.record import MOST_TOLD, in_one_line, told
+from accumulation_harness.system.files import keep_others_out, write_atomically
 from accumulation_harness.system.processes import run_command
 
 

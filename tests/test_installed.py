@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from accumulation_harness.cli import COMMANDS
+from accumulation_harness.__main__ import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 OF_SWEEPS = ("rich", "pandas", "hydra", "wandb", "scipy", "sklearn", "scikit_learn", "matplotlib", "pyarrow", "omegaconf")
@@ -69,7 +69,7 @@ def installed(wheel: zipfile.ZipFile, folder: Path, hidden: tuple[str, ...] = ()
             if package.suffix != ".pth" and not (site / package.name).exists() and not package.name.lower().startswith(hidden):
                 (site / package.name).symlink_to(package)
     script = folder / "bin" / "accumulation-harness"
-    script.write_text(f"#!{folder}/bin/python\nimport sys\nfrom accumulation_harness.cli import main\nsys.exit(main())\n")
+    script.write_text(f"#!{folder}/bin/python\nimport sys\nfrom accumulation_harness.__main__ import main\nsys.exit(main())\n")
     script.chmod(0o755)
     return script
 
@@ -114,7 +114,7 @@ def test_a_wheel_takes_no_name_but_its_own(wheel: zipfile.ZipFile) -> None:
         "a report names a section of it"
     )
     (points,) = (wheel.read(name).decode() for name in wheel.namelist() if name.endswith("entry_points.txt"))
-    assert "accumulation-harness = accumulation_harness.cli:main" in points
+    assert "accumulation-harness = accumulation_harness.__main__:main" in points
     (about,) = (wheel.read(name).decode() for name in wheel.namelist() if name.endswith("METADATA"))
     needed = [line for line in about.splitlines() if line.startswith("Requires-Dist") and "extra" not in line]
     assert sorted(line.split()[1].partition(">")[0] for line in needed) == ["numpy", "torch", "typing-extensions"]

@@ -68,7 +68,7 @@ def run(config: TrialConfig, candidates: list[Candidate] | None = None) -> dict[
 )
 def test_correct_accumulation_is_equivalent(changes: dict[str, Any]) -> None:
     for name, row in run(dataclasses.replace(SHORT, **changes)).items():
-        assert (row["verdict"], row["cause"], row["reasons"]) == ("equivalent", "", []), name
+        assert (row["verdict"], row["cause"], row["reasons"]) == ("equivalent", "", ""), name
         assert row["algebra_error"] <= 1e-12 and row["counters_ok"]
 
 
@@ -131,7 +131,7 @@ def test_a_window_without_any_loss_term_is_refused_by_name() -> None:
 def test_training_that_explodes_is_inconclusive() -> None:
     exploding = dataclasses.replace(SHORT, optimizer=OptimizerConfig(lr=6e4), workload=WorkloadConfig(penalty=10.0))
     row = run(exploding)["accumulated-7"]
-    assert row["verdict"] == "inconclusive" and "non-finite" in row["reasons"][0]
+    assert row["verdict"] == "inconclusive" and "non-finite" in row["reasons"]
 
 
 @pytest.mark.parametrize("workload", [WorkloadConfig(), WorkloadConfig(dropout=0.2)], ids=["plain", "dropout"])

@@ -1,5 +1,51 @@
-"""`python -m accumulation_harness COMMAND ...`, as `accumulation-harness COMMAND ...`."""
+"""`accumulation-harness COMMAND ...`, or `python -m accumulation_harness COMMAND ...`: one command for all, in any folder."""
 
-from accumulation_harness.cli import main
+from __future__ import annotations
 
-main()
+import runpy
+import sys
+from importlib.util import find_spec
+
+from accumulation_harness.system.packages import versions
+
+COMMANDS = {
+    "run": ("accumulation_harness.sweep", "one trial, a sweep (-m), or a named grid (+experiment=NAME)"),
+    "report": ("accumulation_harness.analysis.report", "the page, the verdicts and the figures of stored results"),
+    "audit": ("accumulation_harness.audit", "whether accumulation changes what FILE.py:FUNCTION trains"),
+    "watch": ("accumulation_harness.watch", "`watch compare`: two reports of watched training runs, compared"),
+    "plan": ("accumulation_harness.measure.plan", "the micro-batch that fits a memory"),
+    "status": ("accumulation_harness.sweep.status", "where the trials of a store stand"),
+    "sync": ("accumulation_harness.analysis.sync", "upload the offline W&B runs of a store, and one run per sweep"),
+    "doctor": ("accumulation_harness.system.doctor", "what a report of a bug needs, and why a GPU is not seen"),
+    "lint": ("accumulation_harness.lint", "what source text tells, without running it"),
+}
+LIGHT = ("audit", "watch", "doctor", "lint")  # torch and numpy are enough
+OF_SWEEPS = ("hydra", "jinja2", "matplotlib", "omegaconf", "pandas", "pyarrow", "rich", "scipy", "sklearn", "wandb")
+
+
+def main() -> None:
+    """Run a command as `python -m` runs its module, with the arguments after its name; exit code 2 where there is none such."""
+    asked = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    if asked == "--version":
+        print(versions())
+    elif asked in ("-h", "--help"):
+        print("usage: accumulation-harness COMMAND ...")
+        print("\n".join(f"  {name:8} {what}" for name, (_, what) in COMMANDS.items()))
+    elif asked not in COMMANDS:
+        sys.exit(refused(f"accumulation-harness {asked}: expected one of {', '.join(COMMANDS)}"))
+    elif missing := [name for name in OF_SWEEPS if asked not in LIGHT and find_spec(name) is None]:
+        needed = ", ".join(missing)
+        sys.exit(refused(f"accumulation-harness {asked} needs {needed}: pip install 'accumulation-harness[sweep]'"))
+    else:
+        del sys.argv[1]
+        runpy.run_module(COMMANDS[asked][0], run_name="__main__", alter_sys=True)
+
+
+def refused(line: str) -> int:
+    """The exit code of bad input, which is told in a line."""
+    print(line, file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    main()

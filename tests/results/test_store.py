@@ -26,9 +26,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from accumulation_harness.config import ConfigError
-from accumulation_harness.results import record
-from accumulation_harness.results.record import keep_others_out, read_trial, write_record
+from accumulation_harness.results.record import read_trial, write_record
 from accumulation_harness.results.store import State, Store, StoreError, StoreWarning, TrialTaken
+from accumulation_harness.system import files
+from accumulation_harness.system.files import keep_others_out
 
 ROOT = Path(__file__).parents[2]
 DOUBLES = st.floats(allow_subnormal=True, allow_nan=True, allow_infinity=True)
@@ -122,7 +123,7 @@ def test_exception_is_kept_and_the_next_attempt_starts_from_nothing(store: Store
     assert (status.state, status.detail) == (State.failed, "ZeroDivisionError: the reason")
     assert "test_store.py" in json.loads((writer.folder / "failed.json").read_text())["traceback"]
     (writer.folder / "wandb").mkdir()
-    (writer.folder / f"trial.json.123{record.PARTIAL}").touch()
+    (writer.folder / f"trial.json.123{files.PARTIAL}").touch()
     with pytest.raises(KeyboardInterrupt), store.open_trial("e", "t", {}):
         raise KeyboardInterrupt
     assert states(store) == {"t": State.unfinished}, "an interrupt is no failure"
@@ -254,7 +255,7 @@ def test_full_disk_leaves_nothing_half_finished(store: Store, name: str, monkeyp
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         fsync(descriptor)
 
-    monkeypatch.setattr("accumulation_harness.results.record.os.fsync", failing)
+    monkeypatch.setattr("accumulation_harness.system.files.os.fsync", failing)
     with pytest.raises(StoreError, match="the disk is full"), store.open_trial("e", "t", {}) as writer:
         full["now"] = True
         writer.finish(SUMMARY)
@@ -271,12 +272,12 @@ def test_file_is_whole_before_it_is_seen(tmp_path: Path, monkeypatch: pytest.Mon
     def watched(source: Path, target: Path) -> None:
         seen.append((source.read_bytes(), target.read_bytes()))
         if len(seen) == 1:
-            record.write_atomically(path, b"theirs")
+            files.write_atomically(path, b"theirs")
         replace(source, target)
 
     path.write_bytes(b"old")
-    monkeypatch.setattr("accumulation_harness.results.record.os.replace", watched)
-    record.write_atomically(path, b"ours")
+    monkeypatch.setattr("accumulation_harness.system.files.os.replace", watched)
+    files.write_atomically(path, b"ours")
     assert seen == [(b"ours", b"old"), (b"theirs", b"old")]
     assert path.read_bytes() == b"ours" and [entry.name for entry in tmp_path.iterdir()] == ["trial.json"]
 

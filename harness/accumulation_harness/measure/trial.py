@@ -140,7 +140,7 @@ def judge_loop(config: TrialConfig, loop: Loop) -> Row:
     mine = dataclasses.replace(mine, loop=counted)
     row = run_trial(config, lambda step, rows: None, [Candidate("by hand", mine), *standard_candidates(config)]).arms[0]
     if num > 1 and max(forwards) == 1 and row["verdict"] in (Outcome.equivalent, Outcome.degraded):
-        return {**row, "verdict": str(Outcome.inconclusive), "reasons": [str(Doubt.not_accumulated)]}
+        return {**row, "verdict": str(Outcome.inconclusive), "reasons": str(Doubt.not_accumulated)}
     return row
 
 

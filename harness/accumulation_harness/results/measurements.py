@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from filelock import FileLock, Timeout
 
-from accumulation_harness.results.record import read_file, write_atomically
+from accumulation_harness.system.files import read_file, write_atomically
 
 FOLDER = ".measurements"
 CHECKSUM = hashlib.sha256().digest_size  # bytes at the start of a file

@@ -37,18 +37,16 @@ from typing_extensions import Self
 
 from accumulation_harness.config import ConfigError
 from accumulation_harness.results.record import (
-    PARTIAL,
     StoredTrial,
     StoreError,
     in_one_line,
-    read_file,
     read_steps,
     read_trial,
-    write_atomically,
     write_failed,
     write_record,
 )
 from accumulation_harness.system.enums import StrEnum
+from accumulation_harness.system.files import PARTIAL, read_file, write_atomically
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from accumulation_harness.results.record import read_file, write_atomically
+from accumulation_harness.system.files import read_file, write_atomically
 
 FOLDER = ".sweeps"
 

@@ -27,9 +27,9 @@ from typing import NamedTuple
 from accumulation_harness.config import ConfigError, HarnessConfig, NotReproducible
 from accumulation_harness.config.identity import identity
 from accumulation_harness.results import tracking
-from accumulation_harness.results.record import keep_others_out
 from accumulation_harness.results.store import State, Store, StoreWarning, TrialTaken
 from accumulation_harness.system import pace
+from accumulation_harness.system.files import keep_others_out
 from accumulation_harness.system.processes import die_with_parent, interrupts_blocked
 
 TrialFunction = Callable[[HarnessConfig], None]

@@ -13,9 +13,9 @@ from omegaconf import DictConfig
 
 from accumulation_harness.config import usage
 from accumulation_harness.config.compose import conf_dir, explain, is_bad_input, register_schema, to_config
-from accumulation_harness.results.record import keep_others_out
 from accumulation_harness.sweep import experiment
 from accumulation_harness.system import packages
+from accumulation_harness.system.files import keep_others_out
 from accumulation_harness.system.terminal import BAD_INPUT, one_line
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from accumulation_harness.audit.report.remedies import Status, remedy
 from accumulation_harness.judge.cause import MEANINGS, Cause
-from accumulation_harness.results.record import write_atomically
+from accumulation_harness.system.files import write_atomically
 from accumulation_harness.system.packages import version
 from accumulation_harness.watch.evidence import Finding
 

@@ -21,7 +21,6 @@ import torch
 import torch.multiprocessing as mp
 from typing_extensions import Self
 
-import accumulation_harness
 from accumulation_harness.audit.evidence import Run
 from accumulation_harness.audit.observe.runs import Job, Train, accepts, load_module, watch
 from accumulation_harness.audit.observe.sample import everything
@@ -141,8 +140,8 @@ def _our_modules_found() -> Iterator[None]:
 
     It imports the main module and `serve` before it is told `path`, from where this process would find them now.
     """
-    path, ours = list(sys.path), Path(accumulation_harness.__path__[0])
-    found = PathFinder.find_spec(accumulation_harness.__name__)
+    path, ours = list(sys.path), Path(__file__).parents[2]
+    found = PathFinder.find_spec(__name__.partition(".")[0])
     if found is None or found.origin is None or Path(found.origin).parent != ours:
         sys.path.insert(0, str(ours.parent))
     try:

@@ -18,7 +18,7 @@ from typing import Any
 
 from accumulation_harness.audit.evidence import Run
 from accumulation_harness.audit.observe.runs import Job
-from accumulation_harness.results.record import write_atomically
+from accumulation_harness.system.files import write_atomically
 
 FORMAT = b"accumulation-audit evidence 1\n"
 NAME = re.compile(r"rank-(\d{5})-of-(\d{5})\.evidence")

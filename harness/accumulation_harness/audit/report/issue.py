@@ -12,7 +12,7 @@ from accumulation_harness.audit.report.remedies import Status, remedy
 from accumulation_harness.audit.report.reproduction import NAME, Reproduction, reproduction
 from accumulation_harness.audit.report.subject import Subject
 from accumulation_harness.judge.cause import MEANINGS
-from accumulation_harness.results.record import write_atomically
+from accumulation_harness.system.files import write_atomically
 
 MOST_LINES = 300  # of a source file that is put into the issue
 

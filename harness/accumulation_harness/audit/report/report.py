@@ -10,7 +10,7 @@ from typing import Any
 from accumulation_harness.audit.report import json_document, junit, markdown, sarif, terminal
 from accumulation_harness.audit.report.conclusion import Conclusion
 from accumulation_harness.audit.request import Format, format_of
-from accumulation_harness.results.record import write_atomically
+from accumulation_harness.system.files import write_atomically
 
 TELLERS: Mapping[Format, Callable[[Conclusion], str]] = {
     "text": terminal.text,

@@ -1,0 +1,44 @@
+"""Files that are written whole or not at all, and read only where they are files."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from pathlib import Path
+
+PARTIAL = ".partial"  # suffix of a file that is being written aside, after a number that no other writer has
+
+
+def read_file(path: Path) -> bytes:
+    """Content of a regular file. OSError for anything else, at once: a pipe would wait, a device may have no end."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "Not a regular file", str(path))
+        return file.readall()
+
+
+def keep_others_out() -> None:
+    """Where the umask lets everybody write what this process and its children create, leave that to their user alone."""
+    if (mask := os.umask(0o022)) & 0o002:
+        os.umask(mask)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write aside, sync, and move into place: readers see the old file or the new one, also after a loss of power. OSError."""
+    aside = path.with_name(f"{path.name}.{secrets.randbits(48)}{PARTIAL}")  # processes in two containers may have one number
+    try:
+        with open(aside, "xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+    descriptor = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
