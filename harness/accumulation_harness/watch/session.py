@@ -125,12 +125,12 @@ class Watch:
         }
         patches.functions(wraps, [])
         for owner, name, wrap in (
-            (LRScheduler, "step", self._schedule),
+            (LRScheduler, "step", self._noting(Call.schedule, self._is_of)),
             (GradScaler, "scale", self._scaled),
-            (GradScaler, "unscale_", self._unscale),
+            (GradScaler, "unscale_", self._noting(Call.unscale, _unscales)),
             (GradScaler, "step", self._scaler_step),
-            (GradScaler, "update", self._scaler_update),
-            (AveragedModel, "update_parameters", self._averaged),
+            (GradScaler, "update", self._noting(Call.update_scale, lambda track, scaler, *_, **__: scaler.is_enabled())),
+            (AveragedModel, "update_parameters", self._noting(Call.average, _averages)),
             (DataLoader, "__iter__", self._epoch),
         ):
             patches.method(owner, name, wrap)
@@ -188,9 +188,8 @@ class Watch:
 
     def _grad(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         inputs = args[1] if len(args) > 1 else kwargs.get("inputs")
-        wanted = {id(t) for t in ([inputs] if isinstance(inputs, Tensor) else list(inputs or ()))}
-        own = any(id(p) in wanted for track in self.tracks for p in track.parameters)
-        if not own:  # a gradient penalty, say: no part of the sum
+        wanted = [inputs] if isinstance(inputs, Tensor) else list(inputs or ())
+        if not any(track.holds(wanted) for track in self.tracks):  # a gradient penalty, say: no part of the sum
             return original(*args, **kwargs)
         return self._differentiate(original, args, kwargs, args[0] if args else kwargs.get("outputs"))
 
@@ -224,8 +223,8 @@ class Watch:
         elif "parameters" in kwargs and not isinstance(kwargs["parameters"], Tensor):
             kwargs["parameters"] = list(kwargs["parameters"])
         given = args[0] if args else kwargs.get("parameters")
-        members = {id(p) for p in ([given] if isinstance(given, Tensor) else given or ())}
-        touched = [t for t in self.tracks if any(id(p) in members for p in t.parameters)]
+        members = [given] if isinstance(given, Tensor) else list(given or ())
+        touched = [track for track in self.tracks if track.holds(members)]
         for track in touched:
             track.before_clip()
             scaled = Call.unscale not in track.window.calls and any(b.scale is not None for b in track.window.backwards)
@@ -235,20 +234,23 @@ class Watch:
             track.after_clip()
         return result
 
-    def _schedule(self, original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        for track in self.tracks:
-            if getattr(scheduler, "optimizer", None) is track.optimizer:
-                track.window.calls.append(Call.schedule)
-                if (steps := laid_out(scheduler)) is not None:
-                    self.judge.laid_out.add(steps)
-        return original(scheduler, *args, **kwargs)
+    def _noting(self, call: Call, concerns: Callable[..., bool]) -> Callable[..., Any]:
+        """Note a call in the windows of the optimizers that it `concerns`, of which it is told with the call's own arguments."""
 
-    def _averaged(self, original: Callable[..., Any], averaged: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-        members = {id(p) for p in model.parameters()}
-        for track in self.tracks:
-            if any(id(p) in members for p in track.parameters):
-                track.window.calls.append(Call.average)
-        return original(averaged, model, *args, **kwargs)
+        def wrap(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            for track in self.tracks:
+                if concerns(track, *args, **kwargs):
+                    track.window.calls.append(call)
+            return result
+
+        return wrap
+
+    def _is_of(self, track: Track, scheduler: Any, *_: Any, **__: Any) -> bool:
+        concerned = getattr(scheduler, "optimizer", None) is track.optimizer
+        if concerned and (steps := laid_out(scheduler)) is not None:
+            self.judge.laid_out.add(steps)
+        return concerned
 
     def _epoch(self, original: Callable[..., Any], loader: Any) -> Any:
         if self.model.training and torch.is_grad_enabled():  # not an evaluation
@@ -281,19 +283,6 @@ class Watch:
         if scaler.is_enabled() and not self._paused:
             self._scale = scaler._scale.detach().clone()
         return result
-
-    def _unscale(self, original: Callable[..., Any], scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(scaler, optimizer, *args, **kwargs)
-        for track in self.tracks:
-            if track.optimizer is optimizer and scaler.is_enabled():
-                track.window.calls.append(Call.unscale)
-        return result
-
-    def _scaler_update(self, original: Callable[..., Any], scaler: Any, *args: Any, **kwargs: Any) -> Any:
-        for track in self.tracks:
-            if scaler.is_enabled():
-                track.window.calls.append(Call.update_scale)
-        return original(scaler, *args, **kwargs)
 
     def _scaler_step(self, original: Callable[..., Any], scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         mine = [track for track in self.tracks if track.optimizer is optimizer]
@@ -402,6 +391,14 @@ class Watch:
 def _is_training(module: nn.Module) -> bool:
     """Whether a forward is one that trains; inside a compiled one, outputs have no numbers yet."""
     return not torch.compiler.is_compiling() and module.training and torch.is_grad_enabled()
+
+
+def _unscales(track: Track, scaler: GradScaler, optimizer: Any) -> bool:
+    return scaler.is_enabled() and track.optimizer is optimizer
+
+
+def _averages(track: Track, averaged: AveragedModel, model: nn.Module) -> bool:
+    return track.holds(model.parameters())
 
 
 def _first_layer(model: nn.Module) -> nn.Module | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from accumulation_harness.watch.averages import Averages
 from accumulation_harness.watch.evidence import Call, MicroBatch, Ranks, Sketch, Window
@@ -116,6 +118,11 @@ class Track:
     def sharded(self) -> bool:
         """Whether parameters are shards, which are differentiated out of sight."""
         return any(hasattr(p, "to_local") for p in self.parameters)
+
+    def holds(self, tensors: Iterable[Tensor]) -> bool:
+        """Whether one of them is a parameter of the optimizer."""
+        own = {id(t) for t in tensors}
+        return any(id(p) in own for p in self.parameters)
 
     def add(self, place: int, gradient: Tensor) -> None:
         """A gradient on its way to `.grad`."""
@@ -234,13 +241,13 @@ class Track:
         self.num_windows += 1
         before_clip = opened.unclipped if opened.unclipped is not None else gradients
         assert before_clip is not None
-        host = Host()
-        parts = [_part(host, b) for b in opened.backwards]
-        ends = [host.sketch(before_clip), host.sketch(gradients), host.sketch(parameters), host.sketch(opened.first)]
-        ends.append(host.sketch(opened.clipped))
-        host.copy()
-        micro_batches = [part() for part in parts]
-        gradient, at_step, weights, first, clipped = (end() for end in ends)
+        differentiated = [
+            (b.contribution, b.before, b.after, b.scale, b.loss, [head.fits for head in b.heads or ()]) for b in opened.backwards
+        ]
+        ends = (before_clip, gradients, parameters, opened.first, opened.clipped)
+        parts, ends = on_host((differentiated, ends))
+        micro_batches = [_micro_batch(*part) for part in zip(opened.backwards, parts, strict=True)]
+        gradient, at_step, weights, first, clipped = map(_sketch, ends)
         assert gradient is not None
         norm = float(np.sqrt(np.square(gradient).mean(axis=1).sum()))
         for end in (gradient, at_step, clipped):
@@ -307,73 +314,52 @@ def gathered(parts: Sequence[MicroBatch], gradient: Sketch, *, sharded: bool) ->
     )
 
 
-class Host:
-    """Numbers that travel to the host together."""
-
-    def __init__(self) -> None:
-        self._tensors: list[Tensor] = []
-        self._numbers: list[np.ndarray[Any, Any]] = []
-
-    def number(self, tensor: Tensor | None) -> Any:
-        """A function that returns the number, once it has been copied."""
-        if tensor is None:
-            return lambda: float("nan")
-        place = self._put(tensor)
-        return lambda: float(self._numbers[place][0])
-
-    def sketch(self, sketched: Sketched | None) -> Any:
-        """A function that returns the sketch, zeros where there was no gradient."""
-        if sketched is None:
-            return lambda: None
-        places = [None if s is None else self._put(s) for s in sketched]
-        return lambda: np.stack([np.zeros(WIDTH) if place is None else self._numbers[place] for place in places])
-
-    def copy(self) -> None:
-        """One copy for each device."""
-        self._numbers = [np.empty(0)] * len(self._tensors)
-        for device in {t.device for t in self._tensors}:
-            places = [i for i, t in enumerate(self._tensors) if t.device == device]
-            whole = torch.cat([self._tensors[i].detach().reshape(-1).double() for i in places]).cpu().numpy()
-            sizes = np.cumsum([self._tensors[i].numel() for i in places])[:-1]
-            for i, part in zip(places, np.split(whole, sizes), strict=True):
-                self._numbers[i] = part
-
-    def _put(self, tensor: Tensor) -> int:
-        self._tensors.append(tensor)
-        return len(self._tensors) - 1
+def on_host(nest: Any) -> Any:
+    """The same nest with vectors in place of its tensors, one copy for each device."""
+    leaves, form = tree_flatten(nest)
+    tensors = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
+    for device in {t.device for t in tensors.values()}:
+        own = {i: t for i, t in tensors.items() if t.device == device}
+        whole = torch.cat([t.detach().reshape(-1).double() for t in own.values()]).cpu().numpy()
+        edges = np.cumsum([t.numel() for t in own.values()])[:-1]
+        for i, part in zip(own, np.split(whole, edges), strict=True):
+            leaves[i] = part
+    return tree_unflatten(leaves, form)
 
 
-def _part(host: Host, backward: Backward) -> Any:
-    sketches = [host.sketch(s) for s in (backward.contribution, backward.before, backward.after)]
-    scale, loss = host.number(backward.scale), host.number(backward.loss)
-    heads = [(head, {kind: [*map(host.number, form)] for kind, form in head.fits.items()}) for head in backward.heads or ()]
-
-    def made() -> MicroBatch:
-        contribution, before, after = (s() for s in sketches)
-        factor = 1.0 if backward.scale is None else scale()
-        slopes: list[Slope] | None = None
-        if backward.heads is not None:
-            slopes = [
-                _slope(head, {kind: Numbers(*(number() for number in form)) for kind, form in forms.items()})
-                for head, forms in heads
-            ]
-        return MicroBatch(
-            contribution=None if contribution is None else contribution / factor,
-            before=None if before is None else before / factor,
-            after=None if after is None else after / factor,
-            empty=backward.empty,
-            scale=factor,
-            slopes=slopes,
-            loss=loss() / factor,
-            calls=backward.calls,
-            lrs=backward.lrs,
-            fed=backward.fed,
-        )
-
-    return made
+def _sketch(found: Sequence[Sketch | None] | None) -> Sketch | None:
+    """Zeros where there was no gradient."""
+    return None if found is None else np.stack([np.zeros(WIDTH) if part is None else part for part in found])
 
 
-def _slope(head: Head, fits: Fits) -> Slope:
+def _number(found: Any) -> float:
+    return math.nan if found is None else float(found[0])
+
+
+def _micro_batch(backward: Backward, found: Sequence[Any]) -> MicroBatch:
+    """`found`: its numbers, on the host."""
+    *sketches, scale, loss, fits = found
+    factor = 1.0 if scale is None else _number(scale)
+    contribution, before, after = (None if s is None else s / factor for s in map(_sketch, sketches))
+    slopes: list[Slope] | None = None
+    if backward.heads is not None:
+        slopes = [_slope(head, forms) for head, forms in zip(backward.heads, fits, strict=True)]
+    return MicroBatch(
+        contribution=contribution,
+        before=before,
+        after=after,
+        empty=backward.empty,
+        scale=factor,
+        slopes=slopes,
+        loss=_number(loss) / factor,
+        calls=backward.calls,
+        lrs=backward.lrs,
+        fed=backward.fed,
+    )
+
+
+def _slope(head: Head, forms: Fits) -> Slope:
+    fits = {kind: Numbers(*map(_number, form)) for kind, form in forms.items()}
     return reported(fits, head.rows) if head.dtype is None else concluded(fits, head.rows, head.dtype)
 
 
