@@ -1,4 +1,4 @@
-"""Commands that are killed in every way: nothing of them is left."""
+"""Commands that end in every way: nothing of them is left."""
 
 from __future__ import annotations
 
@@ -6,179 +6,122 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
-from accumulation_harness.system import keeper
-from accumulation_harness.system.processes import LONGEST_FOLDER, _base
-from tests.chaos.processes import alive, check_nothing_is_left, surroundings
+ROOT = Path(__file__).parents[1]
+SETTLE_SECONDS = 5.0
 
-# A command with a child that is in no group of its, a temporary folder, and a fork that ends as any process does.
+# A command with a child that is in no group of its, one that dies with its parent, a temporary folder, and a fork.
 PROGRAM = """
-import os, subprocess, sys, tempfile, time
-from accumulation_harness.system.processes import run_command
+import multiprocessing, os, subprocess, sys, tempfile, time
+from accumulation_harness.system.processes import die_with_parent, run_command
+def wait():
+    die_with_parent()
+    print(os.getpid(), flush=True)
+    time.sleep(60)
 def main():
-    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    if not os.fork():
+        sys.exit(0)
+    detached = "import os, time; os.fork() and os._exit(0); time.sleep(60)"
+    subprocess.Popen([sys.executable, "-c", detached, os.getcwd()], start_new_session=True).wait()
+    multiprocessing.get_context("spawn").Process(target=wait, daemon=True).start()
     print(tempfile.mkdtemp(), flush=True)
-    time.sleep(float(sys.argv[1]))
+    time.sleep(60 if len(sys.argv) == 1 else 0.5)
     return 3
 if __name__ == "__main__":
     sys.exit(run_command(main))
 """
 
 
-class Command:
-    def __init__(self, folder: Path, seconds: float) -> None:
-        (folder / "program.py").write_text(PROGRAM)
-        self.folder = folder
-        self.process = subprocess.Popen(
-            [sys.executable, "program.py", str(seconds)],
-            cwd=folder,
-            env=surroundings(folder),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        assert self.process.stdout is not None
-        self.temporary = Path(self.process.stdout.readline().strip())
-
-    def others(self, role: str) -> list[int]:
-        return [one.pid for one in alive(self.folder) if one.role == role and one.pid != self.process.pid]
-
-
-Start = Callable[[float], Command]
-
-
 @pytest.fixture(autouse=True)
 def as_from_a_terminal() -> Iterator[None]:
     """A suite in the background, or under nohup, hands on to its processes that signals are ignored."""
-    former = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP)}
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    former = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGHUP)}
     yield
     for number, handler in former.items():
         signal.signal(number, handler)
 
 
+class Command:
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        (folder / "program.py").write_text(PROGRAM)
+        self.folder = folder
+        self.process = subprocess.Popen(
+            [sys.executable, "program.py", *arguments],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": f"{ROOT}/harness"},
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        assert self.process.stdout is not None
+        said = [self.process.stdout.readline().strip() for _ in range(1 if arguments else 2)]
+        self.temporary = next(Path(line) for line in said if not line.isdigit())
+        self.child = next((int(line) for line in said if line.isdigit()), None)
+
+    def left(self) -> list[psutil.Process]:
+        """Processes that were started in the folder, whoever their parents are."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.cwd() == str(self.folder) and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+
+Start = Callable[..., Command]
+
+
 @pytest.fixture
-def start() -> Iterator[Start]:
-    """Starts a command in a folder with a short name, as its temporary folder has to have."""
+def start(tmp_path: Path) -> Iterator[Start]:
     started: list[Command] = []
-    with tempfile.TemporaryDirectory() as folder:
 
-        def make(seconds: float) -> Command:
-            started.append(Command(Path(folder), seconds))
-            return started[-1]
+    def make(*arguments: str) -> Command:
+        started.append(Command(tmp_path, *arguments))
+        return started[-1]
 
-        yield make
-        while left := list(alive(Path(folder))):  # more than one look: a process in its exec is not seen
-            for one in left:
-                with suppress(ProcessLookupError):
-                    os.kill(one.pid, signal.SIGKILL)
-            time.sleep(0.05)
-        for command in started:
-            command.process.communicate()
+    yield make
+    for command in started:
+        for process in command.left():  # a daemon of a foreign program outlives SIGKILL
+            process.kill()
+        command.process.communicate()
+
+
+def eventually(ready: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while not ready() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return ready()
 
 
 def test_a_command_that_ends_has_cleared_up_before(start: Start) -> None:
-    command = start(0.1)
-    _, errors = command.process.communicate(timeout=20)
-    assert (command.process.returncode, errors) == (3, "")
-    assert not command.temporary.parent.exists()
-    assert not list(alive(command.folder))
+    command = start("0")
+    assert command.process.wait(30) == 3
+    assert not command.temporary.parent.exists() and not command.left()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 @pytest.mark.parametrize("to_group", [False, True])
-def test_nothing_is_left_of_a_command_that_is_killed(start: Start, number: int, to_group: bool) -> None:
-    command = start(60)
+def test_nothing_is_left_of_a_command_that_is_signalled(start: Start, number: int, to_group: bool) -> None:
+    command = start()
     (os.killpg if to_group else os.kill)(command.process.pid, number)
-    _, errors = command.process.communicate(timeout=20)
-    assert (command.process.returncode, errors) == (-number, "")
-    check_nothing_is_left(command.folder)
-    assert not command.temporary.parent.exists()
+    assert command.process.wait(30) == -number
+    assert eventually(lambda: not command.left()) and not command.temporary.parent.exists()
 
 
-def test_a_process_is_known_from_its_first_moment(tmp_path: Path) -> None:
-    """In its exec a process shows no environment: one in ten is met there, and only `_is_in_exec` does not overlook it."""
-    for _ in range(100):
-        process = subprocess.Popen(["sleep", "60"], env={"TMPDIR": str(tmp_path), "PATH": os.environ["PATH"]})
-        try:
-            [settings] = [settings for pid, settings in keeper._environments() if pid == process.pid]
-            assert keeper._is_in_exec(process.pid, settings) or keeper._is_inside(settings, str(tmp_path))
-        finally:
-            process.kill()
-            process.wait()
-
-
-def test_a_keeper_is_not_taken_for_a_process_in_its_exec(start: Start) -> None:
-    """It would wait for itself, and for those of other commands: a second at the end of every command."""
-    [its_keeper] = start(60).others("keeper")
-    assert [keeper._is_in_exec(pid, settings) for pid, settings in keeper._environments() if pid == its_keeper] == [False]
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_the_keeper_cannot_be_done_away_with(start: Start, number: int) -> None:
-    command = start(60)
-    [its_keeper] = command.others("keeper")
-    os.kill(its_keeper, number)
-    time.sleep(0.5)
-    assert command.others("keeper") and command.process.poll() is None
+@pytest.mark.parametrize("stopped", [False, True])
+def test_what_dies_with_its_parent_does_so_after_sigkill(start: Start, stopped: bool) -> None:
+    command = start()
+    assert command.child is not None
+    if stopped:
+        os.kill(command.child, signal.SIGSTOP)
     command.process.kill()
     command.process.wait()
-    check_nothing_is_left(command.folder)
-
-
-def test_what_is_stopped_is_ended_too(start: Start) -> None:
-    command = start(60)
-    for other in command.others("other"):
-        os.kill(other, signal.SIGSTOP)
-    os.killpg(command.process.pid, signal.SIGSTOP)
-    command.process.kill()
-    command.process.wait()
-    check_nothing_is_left(command.folder)
-
-
-def test_ctrl_c_while_python_imports_a_command(tmp_path: Path) -> None:
-    """At any import after the first of ours, which `-X importtime` tells when it is done."""
-    for module in (
-        "accumulation_harness.sweep.status",
-        "accumulation_harness.audit",
-        "accumulation_harness.analysis.report",
-        "accumulation_harness.sweep",
-    ):
-        arguments = [sys.executable, "-X", "importtime", "-m", module, "--help"]
-        process = subprocess.Popen(
-            arguments, env=surroundings(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        )
-        assert process.stderr is not None
-        while next(process.stderr, "harness").rpartition("|")[2].strip() != "harness":
-            pass
-        process.send_signal(signal.SIGINT)
-        told = process.communicate(timeout=20)[1]
-        assert process.returncode == -signal.SIGINT and "Traceback" not in told, module
-
-
-def test_a_temporary_folder_with_a_long_name_gives_way_to_a_short_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    for length in (LONGEST_FOLDER - 5, LONGEST_FOLDER - 4):  # /tmp/ before it
-        monkeypatch.setattr(tempfile, "tempdir", f"/tmp/{'x' * length}")
-        monkeypatch.setattr(os, "access", lambda folder, mode: True)
-        assert (_base() == "/tmp") == (length == LONGEST_FOLDER - 4)
-
-
-def test_too_few_descriptors_are_told(tmp_path: Path) -> None:
-    done = subprocess.run(
-        ["bash", "-c", f"ulimit -n 12; exec {sys.executable} -m accumulation_harness.sweep.status"],
-        env=surroundings(tmp_path),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=20,
-    )
-    assert (done.returncode, done.stderr) == (2, "ulimit -n 12: expected at least 32 open files\n")
+    assert eventually(lambda: command.child not in [process.pid for process in command.left()])

@@ -14,11 +14,30 @@ from accumulation_harness.audit import audit
 from accumulation_harness.audit.__main__ import main
 from accumulation_harness.audit.command import judge, parser
 from tests.audit.loops import right_loops, wrong_loops
-from tests.chaos.campaigns.audited_code import FILE
 
 RIGHT, WRONG = f"{right_loops.__file__}:sgd_divided_by_n", f"{wrong_loops.__file__}:mean_of_means"
 SIZES = ("--batch-size", "16", "--accumulation-steps", "4")
 EXEC = "import os; os.execv('/bin/true', ['true'])"
+FILE = """\
+import torch
+{at_import}
+
+def train(batch_size, accumulation_steps):
+    {before}
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.{optimizer}(model.parameters(), lr=0.1)
+    x = torch.randn(48, 4, generator=torch.Generator().manual_seed(1))
+    for step in range(3):
+        for k in range(accumulation_steps):
+            rows = x[step * 16 + k * batch_size :][:batch_size]
+            loss = (model(rows) - rows.sum(1, keepdim=True)).square().mean() / {divisor}
+            loss.backward()
+            {within}
+        optimizer.step()
+        optimizer.zero_grad()
+    {after}
+"""
 PARTS = {
     "at_import": "pass",
     "before": "pass",

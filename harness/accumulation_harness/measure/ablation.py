@@ -20,7 +20,6 @@ from accumulation_harness.recipes.recipe import Recipe, take_step
 from accumulation_harness.recipes.remedies import batch_norms
 from accumulation_harness.referee.gradients import relative_distance
 from accumulation_harness.referee.oracle import clipped, no_clipping, snapshot
-from accumulation_harness.system import pace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +63,6 @@ REMOVALS: dict[str, Removal] = {
 }
 # Convolutions are torch's own: cuDNN chooses its algorithm by the shape, another one for b samples than for B.
 ON_CUDA: dict[str, Removal] = {"cuDNN": with_changes(cudnn=False)}
-GAP = 3.0  # work of one gap, in optimizer steps
-WORK = GAP * (1 + len(REMOVALS))  # of an attribution in one window, as `pace` counts it
 
 
 def attribute(setting: Setting, recipe: Recipe, windows: Sequence[Tensor]) -> Mapping[str, float]:
@@ -96,7 +93,6 @@ def gap(setting: Setting, run: Run) -> float:
     watch = Watch(arm)
     with setting.randomness(), _convolutions(run.cudnn):
         take_step(arm, arm.workload.batch(run.ids))
-    pace.advance(GAP)
     if watch.gradient is None:
         return math.nan
     setting.shelf.settle([*tensors_of(arm), watch.gradient])

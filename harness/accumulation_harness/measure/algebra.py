@@ -29,7 +29,6 @@ from accumulation_harness.measure.update import entry_errors
 from accumulation_harness.recipes.recipe import Recipe
 from accumulation_harness.referee.oracle import no_clipping, snapshot
 from accumulation_harness.results.measurements import Measurement
-from accumulation_harness.system import pace
 
 RAN_AWAY = 1e38  # ||theta_full - theta_0|| beyond which nothing is compared: float32 ends there, float64's squares at 1e154
 ACTIVE = 0.5  # the clipping test's threshold, as a fraction of the first gradient's norm: active by construction
@@ -40,7 +39,6 @@ DEPENDS_ON = (
 )  # fmt: skip
 # Arms that are not ours may look at them.
 OTHERS_DEPEND_ON = ("faults", "methods", "precision", "loss_scale", "execution")
-STEP, PROBE = 2.0, 5.0  # work of an arm, in optimizer steps in the precision under test
 MOST_WARMUP = 50  # steps of a warm-up that are taken, with two beyond it
 
 
@@ -175,14 +173,6 @@ def is_probe(step: int, ids: Tensor, probe_every: int, effective_batch: int) -> 
     return step == 1 or step % probe_every == 0 or len(ids) < effective_batch
 
 
-def work(setting: Setting, windows: Sequence[Tensor]) -> float:
-    """What `measure` takes for one arm, as `pace` counts it, where none has to be followed."""
-    config, few = setting.config, _few(windows)
-    taken = [(t, ids) for run in (windows, few) for t, ids in enumerate(run)]
-    probes = sum(is_probe(t, ids, config.probe_every, config.effective_batch) for t, ids in taken)
-    return STEP * len(taken) + PROBE * probes
-
-
 def _few(windows: Sequence[Tensor], first: int = 2) -> list[Tensor]:
     """The `first` windows, and where there is one the first short window and its successor."""
     short = next((t for t, ids in enumerate(windows) if len(ids) < len(windows[0])), len(windows))
@@ -296,7 +286,6 @@ def _run(
         if watched:
             probe.before()
         records = lock.step(ids)
-        pace.advance(STEP * len(runs))
         if not (lock.movement <= RAN_AWAY and math.isfinite(records[REFERENCE].loss)):
             break
         for label, run in runs.items():
@@ -305,7 +294,6 @@ def _run(
             run.distances.append(math.nan if is_gone else distance)
             if watched and not is_gone:
                 run.seen.append(probe.after(label, ids, t, records[label].loss))
-                pace.advance(PROBE)
         if t == 0:
             for label, run in runs.items():
                 run.state_error = _state_error(lock, probe, label, run.signature)

@@ -27,14 +27,12 @@ from accumulation_harness.recipes.recipe import Arm, Recipe
 from accumulation_harness.referee.gradients import flatten, relative_distance
 from accumulation_harness.referee.oracle import WHOLE, Parts, State, no_clipping, snapshot, summed
 from accumulation_harness.results.measurements import Measurement
-from accumulation_harness.system import pace
 from accumulation_harness.workloads import Batch, nest
 
 DEPENDS_ON = (
     "workload", "norm", "optimizer", "schedule", "clip_norm", "ema_decay", "device", "effective_batch",
     "accumulation_steps", "split", "seed", "faults", "methods",
 )  # fmt: skip
-WORK = 6.0  # for one arm, as `pace` counts it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +97,6 @@ def measure(setting: Setting, recipes: Mapping[str, Recipe], windows: Sequence[T
         return dict.fromkeys(arms, unseen)
     found = {}
     for label, arm in arms.items():
-        pace.advance(WORK)
         after = _everything(arm)
         moved = len(after) != len(before[label]) or not all(map(torch.equal, after, before[label]))
         shelf.release()

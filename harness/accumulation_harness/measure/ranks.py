@@ -7,7 +7,6 @@ counted. Float64, on the CPU.
 from __future__ import annotations
 
 import pickle
-import shutil
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -244,7 +243,7 @@ def train(setting: Setting, way: Way, num: int, rank: int, world: int) -> Trace:
 
 def serve(rank: int, world: int, folder: str, setting: bytes, link: Connection) -> None:
     """The main function of a rank's process: join the others, answer jobs until there are none, or until one fails."""
-    guard = processes.die_with_parent(partial(shutil.rmtree, folder, ignore_errors=True))
+    processes.die_with_parent()
     torch.set_num_threads(1)
     store = f"file://{Path(folder) / 'store'}"  # a file, so no port has to be free
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT_S))
@@ -259,8 +258,8 @@ def serve(rank: int, world: int, folder: str, setting: bytes, link: Connection) 
             link.send_bytes(pickle.dumps(answer))
             if isinstance(answer, str):
                 return  # whoever waits for this rank in a collective sees the connection closed
-    except (EOFError, OSError):  # the parent is gone: to end here could overtake the guard, and leave the folder
-        guard.join()
+    except (EOFError, OSError):  # the parent is gone
+        return
     dist.destroy_process_group()
 
 

@@ -26,11 +26,8 @@ from accumulation_harness.recipes.recipe import Recipe
 from accumulation_harness.referee.gradients import Comparison, Decomposition, compare, decompose, relative_distance
 from accumulation_harness.referee.oracle import WHOLE, no_clipping, snapshot
 from accumulation_harness.results.measurements import Measurement
-from accumulation_harness.system import pace
 
 PERMUTATION_STREAM = 1  # of the trial's seed
-APART = 3.0  # work for an arm's first gradient and its parts, in optimizer steps
-WORK = APART + 6.0  # for one arm, as `pace` counts it, as most are decided after six permutations
 DEPENDS_ON = (
     "workload", "norm", "precision", "device", "execution", "effective_batch", "accumulation_steps", "split",
     "permutations", "seed",
@@ -80,13 +77,11 @@ def measure(
     for label, recipe in recipes.items():
         setting.shelf.release()
         apart[label] = _decomposed(lock, label, referee.parts(state, window, recipe.split(len(window))).parts)
-        pace.advance(APART)
     setting.shelf.release()
     generator = setting.generator(PERMUTATION_STREAM)
     errors: dict[str, list[float]] = {label: [] for label in recipes}
     for done in range(1, config.permutations + 1):
         lock.step(ids[torch.randperm(len(ids), generator=generator)])
-        pace.advance(len(recipes))
         for label, watch in lock.watches.items():
             if watch.gradient is not None:
                 errors[label].append(relative_distance(watch.gradient, exact))

@@ -28,7 +28,6 @@ from accumulation_harness.measure.trial import (
 from accumulation_harness.recipes import catalogue, contrastive, precision
 from accumulation_harness.recipes.determinism import choose_device, deterministic
 from accumulation_harness.results.measurements import Measurements
-from accumulation_harness.system import pace
 
 BANK_WINDOWS = 4  # in which a bank's gradient is held against its oracle
 
@@ -52,13 +51,8 @@ def run(config: TrialConfig, on_step: OnStep, shared: Measurements | None = None
             raise ConfigError("study", config.study, f"verdicts: the task does not compute in float64 ({setting.not_float64})")
         check_splits(setting, standard_candidates(config))
         check_terms(setting, list(setting.windows()))
-        pace.plan({config.study: config.steps})
 
-        def told(step: int, rows: list[Row]) -> None:
-            on_step(step, rows)
-            pace.advance(1)
-
-        rows = list(study.measurements(setting, told))
+        rows = list(study.measurements(setting, on_step))
     seconds = {config.study: time.perf_counter() - started}
     return {"arms": [], "measurements": rows, "environment": describe(device, named), "seconds": seconds}
 

@@ -20,7 +20,6 @@ from accumulation_harness.recipes.recipe import Arm, Recipe, evaluated
 from accumulation_harness.referee.oracle import clipped, snapshot
 from accumulation_harness.results.judged_arm import Ending
 from accumulation_harness.results.step_row import StepRow
-from accumulation_harness.system import pace
 
 Row = dict[str, Any]
 OnStep = Callable[[int, list[Row]], None]  # (optimizer step, one row per arm)
@@ -93,7 +92,6 @@ def train(
             )
             rows.append(row.known)
         on_step(t, rows)
-        pace.advance(len(records))
     return lock, distances
 
 

@@ -32,7 +32,6 @@ from accumulation_harness.recipes.micro_batch import Even, Ragged, SplitPlan, ha
 from accumulation_harness.recipes.recipe import Arm, Recipe
 from accumulation_harness.results.judged_arm import VerdictRow, to_stored
 from accumulation_harness.results.measurements import Measurement, Measurements
-from accumulation_harness.system import pace
 from accumulation_harness.workloads import Batch
 from accumulation_harness.workloads.build import smallest_micro_batch
 
@@ -171,7 +170,6 @@ def run_trial(
         assert len(recipes) == len(chosen) + 1, "candidates need distinct names"
         stream, probed = list(setting.windows(max(WINDOWS, config.steps))), algebra.windows_of(setting)
         check_terms(setting, [*stream, *probed])
-        pace.plan(planned_work(setting, len(recipes), probed))
         levels = Levels(setting, chosen, recipes, stream, probed, on_step, shared or Measurements())
         exact, rounded = levels.measured()
         lock, distances = levels.training
@@ -202,16 +200,6 @@ def _num_threads(setting: Setting, available: int) -> int:
     """One for a small model, which is slower on several, many times so beside other work; all that there are for a large one."""
     is_large = setting.config.workload.model == Model.resnet18 or num_bytes(setting.initial.parameters()) >= LARGE
     return available if is_large else 1
-
-
-def planned_work(setting: Setting, arms: int, probed: Sequence[Tensor]) -> dict[str, float]:
-    """What the phases of a trial of so many arms take, the reference among them, as `pace` counts it."""
-    config = setting.config
-    training = {"training": config.steps * (arms + config.nulls + 1.0)}
-    if setting.not_float64:
-        return training
-    exact = {"algebra": algebra.work(setting, probed), "rounding": rounding.WORK, "poison": poison.WORK}
-    return {phase: arms * work for phase, work in exact.items()} | training
 
 
 def check_splits(setting: Setting, candidates: Sequence[Candidate]) -> None:
@@ -284,7 +272,6 @@ class Levels:
         self._train_meanwhile(level1)
         first = self.shared.of(level1)
         right = [label for label, own in exact.items() if not (algebra_failures(own.algebra) or own.counters)]
-        pace.plan({"attribution": ablation.WORK * (len(exact) - len(right))})
         others = [partial(self._rounding_of, ids) for ids in self.stream[1:WINDOWS]]
         rounded = rounding.confirmed(first, right, self.setting.config.precision, others)
         self.clock.lap("rounding")
@@ -318,7 +305,6 @@ class Clock:
         now = time.perf_counter()
         self.laps[name] += now - self._last
         self._last = now
-        pace.end(name)
 
 
 def _beside_poison(result: AlgebraResult, windows: Mapping[str, PoisonedWindow], label: str) -> AlgebraResult:

@@ -11,13 +11,13 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -28,7 +28,6 @@ from accumulation_harness.config import ConfigError, HarnessConfig, NotReproduci
 from accumulation_harness.config.identity import identity
 from accumulation_harness.results import tracking
 from accumulation_harness.results.store import State, Store, StoreWarning, TrialTaken
-from accumulation_harness.system import pace
 from accumulation_harness.system.files import keep_others_out
 from accumulation_harness.system.processes import die_with_parent, interrupts_blocked
 
@@ -83,17 +82,14 @@ class RunsElsewhere(NamedTuple):
 
 @dataclass(kw_only=True)
 class Child:
-    """One trial's process, the pipe of its report and the pipe of what it prints."""
+    """One trial's process, the pipe of its report and the file of what it prints."""
 
     cell: Cell
     process: BaseProcess
     report: Connection
-    output: Connection
-    pace: Connection
+    output: Path
     gpu: str | None = None  # the only one that it sees; None where it sees all
-    share: float = 0.0  # of its work that is done, as far as it has told
-    tail: bytes = b""
-    finished: float = math.inf  # when its results were first seen
+    ended: float = math.inf  # when its results or its report were first seen
 
     @classmethod
     def start(cls, cell: Cell, run: TrialFunction, threads: int, gpu: str | None = None) -> Child:
@@ -103,61 +99,41 @@ class Child:
         """
         start_forkserver()  # again, where it was killed
         report, child_report = multiprocessing.Pipe(duplex=False)
-        output, child_output = multiprocessing.Pipe(duplex=False)
-        told, child_pace = multiprocessing.Pipe(duplex=False)
+        descriptor, output = tempfile.mkstemp(prefix="output-")
+        os.close(descriptor)
         process = multiprocessing.get_context("forkserver").Process(
-            target=_child_main, args=(run, cell.config, threads, gpu, child_report, child_output, child_pace), name=cell.trial
+            target=_child_main, args=(run, cell.config, threads, gpu, child_report, output), name=cell.trial
         )
         process.start()
         child_report.close()
-        child_output.close()
-        child_pace.close()
-        return cls(cell=cell, process=process, report=report, output=output, pace=told, gpu=gpu)
-
-    def read_output(self) -> None:
-        """Take what the child has printed, keep the end of it."""
-        chunk = os.read(self.output.fileno(), 65536)
-        if not chunk:
-            self.output.close()
-        self.tail = (self.tail + chunk)[-OUTPUT_TAIL:]
-
-    def read_pace(self) -> float:
-        """The share of its work that is done."""
-        with suppress(EOFError, OSError):
-            while self.pace.poll():
-                self.share = self.pace.recv()
-        return self.share
+        return cls(cell=cell, process=process, report=report, output=Path(output), gpu=gpu)
 
     def lingers(self) -> bool:
-        """Whether its results are stored for so long that it must hang: W&B's process can be stopped."""
-        if self.finished == math.inf and (self.cell.folder / "trial.json").exists():
-            self.finished = time.monotonic()
+        """Whether it has ended its work so long ago that it must hang: a thread is left, or W&B's process is stopped."""
+        if self.ended == math.inf and (self.report.poll() or (self.cell.folder / "trial.json").exists()):
+            self.ended = time.monotonic()
         allowed = tracking.finish_seconds(self.cell.config.tracking.mode) + LINGER_SECONDS
-        return time.monotonic() > self.finished + allowed
+        return time.monotonic() > self.ended + allowed
 
     def end(self) -> Done | RunsElsewhere | Failure:
         """What became of a process that is no longer alive."""
         self.process.join()
-        while not self.output.closed and self.output.poll():
-            self.read_output()
-        try:
+        report: object = None
+        with suppress(EOFError):
             report = self.report.recv() if self.report.poll() else None
-        except EOFError:
-            report = None
+        tail = self.output.read_bytes()[-OUTPUT_TAIL:].decode(errors="replace")
         self.close()
         if isinstance(report, (Done, RunsElsewhere, Failure)):
             return report
         if self.cell.store.is_running(self.cell.folder):  # the forkserver was killed, which tells us of its children's end
             return RunsElsewhere(State.running)
         code = self.process.exitcode
-        summary = _describe_exit(code if code is not None else 255)
-        return Failure(trial=self.cell.trial, summary=summary, details=self.tail.decode(errors="replace"))
+        return Failure(trial=self.cell.trial, summary=_describe_exit(code if code is not None else 255), details=tail)
 
     def close(self) -> None:
-        """Close all pipes."""
-        self.pace.close()
+        """Close the pipe, and remove what was printed."""
         self.report.close()
-        self.output.close()
+        self.output.unlink(missing_ok=True)
 
 
 def _describe_exit(code: int) -> str:
@@ -169,18 +145,13 @@ def _describe_exit(code: int) -> str:
 
 
 def _child_main(
-    run: TrialFunction,
-    config: HarnessConfig,
-    threads: int,
-    gpu: str | None,
-    report: Connection,
-    output: Connection,
-    told: Connection,
+    run: TrialFunction, config: HarnessConfig, threads: int, gpu: str | None, report: Connection, output: str
 ) -> None:
     """Run one trial and report how it ended; a crash shows as a process that ends without a report."""
-    for descriptor in (1, 2):  # also what libraries print; the parent's terminal belongs to the progress bar
-        os.dup2(output.fileno(), descriptor)
-    output.close()
+    descriptor = os.open(output, os.O_WRONLY | os.O_APPEND)
+    for number in (1, 2):  # also what libraries print; the parent's terminal belongs to the progress bar
+        os.dup2(descriptor, number)
+    os.close(descriptor)
     if os.environ.get(SAFE_PATH) == OURS:
         del os.environ[SAFE_PATH]  # what the trial starts is not ours
     if gpu is not None:
@@ -190,15 +161,7 @@ def _child_main(
     die_with_parent()
     if torch := sys.modules.get("torch"):  # preloaded
         torch.set_num_threads(threads)
-    os.set_blocking(told.fileno(), False)
-    pace.listen(partial(_tell, told))
     report.send(_attempt(run, config))
-
-
-def _tell(told: Connection, share: float) -> None:
-    """To a parent that may have stopped reading: what does not fit into the pipe is left out."""
-    with suppress(OSError):
-        told.send(share)
 
 
 def _attempt(run: TrialFunction, config: HarnessConfig) -> Done | RunsElsewhere | Failure:

@@ -49,14 +49,14 @@ from accumulation_harness.sweep.child import (
     TrialFunction,
     start_forkserver,
 )
-from accumulation_harness.sweep.progress import Progress, open_progress
+from accumulation_harness.sweep.progress import Progress
 from accumulation_harness.system import driver, processes
 
 GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
 SourceOf = Callable[[str, str, str | None], str]
 Custom = TypeVar("Custom", WorkloadConfig, OptimizerConfig)
 
-STOP_SECONDS = 8.0  # between a signal and the end of the command, whatever hangs
+STOP_SECONDS = 8  # between a signal and the end of the command, whatever hangs
 MOST_STARTS = 3  # of a trial's process, where the forkserver is killed meanwhile
 RETRY_SECONDS = 2.0  # how often a trial that another process runs is looked at
 
@@ -164,7 +164,7 @@ def _run(cells: Sequence[Cell], run: TrialFunction | None) -> Outcome:
     for store in {cell.store.root: cell.store for cell in cells}.values():
         sweeps.announce(store.root, [f"{cell.config.experiment}/{cell.trial}" for cell in cells if cell.store.root == store.root])
     threads = _num_threads(cells, len(places))
-    with _caught_signals() as caught, open_progress(total=len(cells), skipped=skipped) as progress:
+    with _caught_signals() as caught, Progress(total=len(cells), skipped=skipped) as progress:
         start_forkserver()
         queue = deque(longest_first(todo))
         pool = _Pool(run=run or run_one, places=places, threads=threads, progress=progress, todo=queue, skipped=skipped)
@@ -315,11 +315,7 @@ class _Pool:
 
     def wait(self, wakeup: int) -> None:
         """Until a child ends, a signal comes, or a second has passed."""
-        by_output = {child.output.fileno(): child for child in self.children if not child.output.closed}
-        sentinels = [child.process.sentinel for child in self.children]
-        for ready in wait([wakeup, *by_output, *sentinels], timeout=1.0):
-            if isinstance(ready, int) and ready in by_output:
-                by_output[ready].read_output()
+        wait([wakeup, *(child.process.sentinel for child in self.children)], timeout=1.0)
         for child in [child for child in self.children if not child.process.is_alive()]:
             self.children.remove(child)
             self.places.append(child.gpu)
@@ -367,7 +363,6 @@ class _Pool:
             running=len(self.children),
             failed=len(self.failures),
             elsewhere=len(self.taken),
-            under_way=sum(map(Child.read_pace, self.children)),
         )
 
 
@@ -402,32 +397,26 @@ def _caught_signals() -> Iterator[_Signals]:
     Outside the main thread, where Python has no signal handlers, nothing is caught.
     """
     readable, writable = os.pipe()
-    caught = _Signals(readable=readable)
+    caught, is_command = _Signals(readable=readable), processes.is_command()
 
     def handler(number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGALRM:
+            os.write(2, b"Stopped; the same command resumes.\n")
+            processes.leave(128 + caught.signals[0])
         if is_command and not caught.signals:
-            signal.setitimer(signal.ITIMER_REAL, STOP_SECONDS)
+            signal.alarm(STOP_SECONDS)
         caught.signals.append(number)
         os.write(writable, b"x")
 
-    def give_up(_number: int, _frame: FrameType | None) -> None:
-        os.write(2, b"Stopped; the same command resumes.\n")
-        processes.leave(128 + caught.signals[0])
-
     previous: dict[int, Any] = {}
-    is_command = processes.Command.running is not None
     if threading.current_thread() is threading.main_thread():
-        numbers = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
-            numbers.append(signal.SIGHUP)
-        previous = {number: signal.signal(number, handler) for number in numbers}
-        previous[signal.SIGALRM] = signal.signal(signal.SIGALRM, give_up)
+        heard = [number for number in processes.OF_A_TERMINAL if signal.getsignal(number) != signal.SIG_IGN]  # as under nohup
+        previous = {number: signal.signal(number, handler) for number in (*heard, signal.SIGALRM)}
     try:
         yield caught
     finally:
-        stays_deaf = is_command and caught.signals
         for number, old in previous.items():
-            if not stays_deaf:
+            if not (is_command and caught.signals):
                 signal.signal(number, old)
             elif number != signal.SIGALRM:
                 signal.signal(number, signal.SIG_IGN)

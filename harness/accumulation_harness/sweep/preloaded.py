@@ -7,10 +7,13 @@ memory in 0.1 s or more.
 """
 
 import gc
+import signal
 import sys
 from contextlib import suppress
 from importlib import import_module
 from types import TracebackType
+
+from accumulation_harness.system.processes import PR_SET_PDEATHSIG, prctl
 
 MODULES = (
     "torch",
@@ -32,6 +35,7 @@ def tell(kind: type[BaseException], error: BaseException, trace: TracebackType |
 
 
 sys.excepthook = tell
+prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # also where it is stopped when its command is killed
 gc.disable()
 for name in MODULES:
     with suppress(ImportError):  # a trial that needs it says so

@@ -2,88 +2,66 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from typing_extensions import Self
 
 if TYPE_CHECKING:
-    from rich.progress import Progress as RichProgress
-    from rich.progress import TaskID
+    from rich.progress import Progress as Bar
 
 LINE_SECONDS = 10.0  # at least so long between two plain lines
-LEAST_WORK = 0.02  # trials, before a time left is told
 
 
-class Progress(Protocol):
-    """Something that tells how far the trials are."""
+class Progress:
+    """How far the trials are; `skipped` ones are finished from the start and cost no time."""
 
-    def show(self, *, done: int, running: int, failed: int, elsewhere: int, under_way: float) -> None:
-        """The state of all trials: `elsewhere` are run by another process; `under_way`: of the running ones' work, in trials."""
-        ...
+    def __init__(self, *, total: int, skipped: int) -> None:
+        if skipped:
+            print(f"{skipped} of {total} trials are finished already.", flush=True)
+        self._total, self._skipped = total, skipped
+        self._began = time.monotonic()
+        self._next_line = self._began
+        self._bar: Bar | None = None
+        if sys.stdout.isatty():
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    def note(self, text: str) -> None:
-        """Print something that stays, on stderr."""
-        ...
+            columns = (
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.description}"),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+            )
+            self._bar = Progress(*columns, TimeRemainingColumn())
+            self._task = self._bar.add_task("starting", total=total, completed=skipped)
 
-
-@contextmanager
-def open_progress(*, total: int, skipped: int) -> Iterator[Progress]:
-    """A bar when stdout is a terminal, else lines; `skipped` trials are finished from the start and cost no time."""
-    if skipped:
-        print(f"{skipped} of {total} trials are finished already.", flush=True)
-    if not sys.stdout.isatty():
-        yield _Lines(total, skipped)
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-    from rich.progress import Progress as Rich
-
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), TextColumn("left"))
-    with Rich(*columns, TimeRemainingColumn()) as bar:
-        yield _Bar(bar, bar.add_task("starting", total=total, completed=skipped))
-
-
-@dataclass
-class _Bar:
-    bar: RichProgress
-    task: TaskID
-
-    def show(self, *, done: int, running: int, failed: int, elsewhere: int, under_way: float) -> None:
-        self.bar.update(self.task, completed=done + failed + under_way, description=_counts(running, failed, elsewhere))
+    def show(self, *, done: int, running: int, failed: int, elsewhere: int) -> None:
+        """The state of all trials: `elsewhere` are run by another process."""
+        ended, now = done + failed, time.monotonic()
+        counts = f"{running} running, {failed} failed" + (f", {elsewhere} run by another process" if elsewhere else "")
+        if self._bar is not None:
+            self._bar.update(self._task, completed=ended, description=counts)
+        elif now >= self._next_line:
+            self._next_line = now + LINE_SECONDS
+            elapsed, work = now - self._began, ended - self._skipped
+            left = f"about {clock((self._total - ended) * elapsed / work)} left" if work else "time left not known yet"
+            print(f"{ended}/{self._total} ended, {counts}, {clock(elapsed)} elapsed, {left}", flush=True)
 
     def note(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)  # rich puts it above the bar
-
-
-@dataclass
-class _Lines:
-    total: int
-    skipped: int
-    started: float = field(default_factory=time.monotonic)
-    last: float = -math.inf
-
-    def show(self, *, done: int, running: int, failed: int, elsewhere: int, under_way: float) -> None:
-        now = time.monotonic()
-        if now - self.last < LINE_SECONDS:
-            return
-        self.last = now
-        ended = done + failed
-        elapsed = now - self.started
-        work = ended - self.skipped + under_way  # in trials
-        left = (self.total - ended - under_way) * elapsed / work if work > LEAST_WORK else None
-        times = f"{clock(elapsed)} elapsed, " + (f"about {clock(left)} left" if left is not None else "time left not known yet")
-        so_far = f"{ended}/{self.total} ended" + (f" ({under_way:.0%} done)" if self.total == 1 and not ended else "")
-        print(f"{so_far}, {_counts(running, failed, elsewhere)}, {times}", flush=True)
-
-    def note(self, text: str) -> None:
+        """Print something that stays, on stderr; rich puts it above the bar."""
         print(text, file=sys.stderr, flush=True)
 
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
 
-def _counts(running: int, failed: int, elsewhere: int) -> str:
-    return f"{running} running, {failed} failed" + (f", {elsewhere} run by another process" if elsewhere else "")
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._bar is not None:
+            self._bar.stop()
 
 
 def clock(seconds: float) -> str:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import inspect
 import os
-import shutil
 import socket
 import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from importlib.machinery import PathFinder
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -104,7 +102,7 @@ def serve(
     rank: int, world: int, store: str, port: int, address: tuple[str, str], path: list[str], threads: int, link: Connection
 ) -> None:
     """The life of one rank: join the group, answer jobs until there are none."""
-    guard = processes.die_with_parent(partial(shutil.rmtree, Path(store).parent, ignore_errors=True))
+    processes.die_with_parent()
     sys.path[:] = path
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -128,8 +126,8 @@ def serve(
                 run = Run(batch_size=job.batch_size, accumulation_steps=job.accumulation_steps)
                 run.error = "".join(traceback.format_exception_only(error)).strip()
             link.send(run)
-    except (EOFError, OSError):  # the parent is gone: to end here could overtake the guard, and leave the folder
-        guard.join()
+    except (EOFError, OSError):  # the parent is gone
+        return
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
