@@ -190,7 +190,7 @@ EQUIVALENCE = {
     "norm=layer workload=digits": 2,
     "accumulation_steps=[2]": 78,
     "steps=10,20": 2 * 78,
-    "hydra.sweeper.size=quick": 78,
+    "hydra.sweeper.size=quick": 50,  # two seeds
 }
 
 
@@ -286,7 +286,7 @@ def test_real_trials_run_in_parallel_with_one_thread_each(tmp_path: Path) -> Non
     subprocess.run([*command[:4], "seed=2", *command[6:]], check=True)  # alone: several threads would slow down a small model
     trials = list(Store(tmp_path).trials())
     assert [trial.environment["threads"] for trial in trials] == [1, 1, 1]
-    assert all(trial.num_rows > 0 and trial.arms for trial in trials)
+    assert all(trial.arms and (trial.folder / "steps.parquet").exists() for trial in trials)
 
 
 @pytest.mark.slow
