@@ -28,6 +28,7 @@ from accumulation_harness.config import (
     compose,
 )
 from accumulation_harness.config.identity import identity
+from accumulation_harness.config.questions import grids
 from accumulation_harness.results.store import Store
 from accumulation_harness.sweep import experiment, run
 from accumulation_harness.sweep.child import Failure
@@ -215,8 +216,7 @@ def test_the_equivalence_grid(command: Command) -> None:
 
 @pytest.mark.slow
 def test_all_experiments_at_once(command: Command) -> None:
-    folder = Path(__file__).parents[1] / "conf" / "experiment"
-    names = {path.stem for path in folder.glob("*.yaml")} - {"all", "gpu"}
+    names = {*grids()}
     assert names == set(registered()) - {"released_trainers"}, "the one that is made of audits"
     _, together = command("+experiment=all", "hydra.sweeper.size=quick", "seed=0")
     one_by_one = [command(f"+experiment={name}", "hydra.sweeper.size=quick", "seed=0")[1] for name in sorted(names)]
