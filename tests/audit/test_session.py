@@ -42,7 +42,7 @@ def hooks() -> list[Any]:
     replaced = [getattr(owner, name) for owner, name in {**calls.functions(), **calls.methods(), **layers.functions()}]
     assert len(replaced) == 22
     imported = [sys.modules["tests.audit.loops.right_loops"].__dict__["clip_grad_norm_"]]
-    counts = [len(module._global_forward_hooks), len(module._global_forward_pre_hooks)]
+    counts = [len(module._global_forward_hooks), len(module._global_forward_pre_hooks), bool(module._has_any_global_hook())]
     counts += [len(optimizer._global_optimizer_pre_hooks), len(optimizer._global_optimizer_post_hooks)]
     return [*replaced, *imported, *counts]
 

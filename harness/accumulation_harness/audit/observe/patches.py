@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from torch.nn.modules.module import _global_forward_hooks_with_kwargs
+
 Wrap = Callable[..., Any]  # (original, *args, **kwargs) -> result
 Place = tuple[Any, str]  # owner, name
 COPIED = ("__name__", "__qualname__", "__doc__", "__module__")  # not `functools.wraps`: it would copy `hooked` and the like
@@ -15,7 +17,7 @@ class Patches:
     """What has been replaced so far; `restore` undoes it in reverse."""
 
     def __init__(self) -> None:
-        self._undo: list[Callable[[], None]] = []
+        self._undo: list[Callable[[], object]] = []
 
     def method(self, owner: type, name: str, wrap: Wrap) -> None:
         """Replace `owner.name` by a call of `wrap(original, *args, **kwargs)`."""
@@ -35,8 +37,8 @@ class Patches:
         self._undo.append(lambda: _replace(backwards, known, without))  # also in modules that were imported meanwhile
 
     def removing(self, handle: Any) -> None:
-        """Remove this hook on `restore` as well."""
-        self._undo.append(handle.remove)
+        """Remove this hook on `restore` as well, and what PyTorch keeps of a global one (`torch.compile` would warn of it)."""
+        self._undo += [lambda: _global_forward_hooks_with_kwargs.pop(handle.id, None), handle.remove]
 
     def restore(self) -> None:
         """Put everything back."""
