@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -77,5 +78,5 @@ def test_what_is_taken_is_as_asked_for_or_by_the_room_there_is(monkeypatch: pyte
         return type(Setting(dataclasses.replace(CONFIG, arms=arms), CPU).shelf)
 
     assert (taken(Arms.together), taken(Arms.one_by_one), taken(Arms.auto)) == (Shelf, FileShelf, Shelf)
-    monkeypatch.setattr("accumulation_harness.measure.shelf.available_bytes", lambda: 1000)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=1000))
     assert taken(Arms.auto) is FileShelf and taken(Arms.together) is Shelf

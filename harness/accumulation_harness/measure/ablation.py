@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from accumulation_harness.config import Precision
 from accumulation_harness.measure.lock_step import ArmChanges, Setting, Watch, tensors_of
 from accumulation_harness.measure.rounding import zero_lr
 from accumulation_harness.recipes.micro_batch import Even
 from accumulation_harness.recipes.recipe import Recipe, take_step
-from accumulation_harness.recipes.remedies import batch_norms
+from accumulation_harness.recipes.remedies import freeze
 from accumulation_harness.referee.gradients import relative_distance
 from accumulation_harness.referee.oracle import clipped, no_clipping, snapshot
 
@@ -114,12 +114,6 @@ def _convolutions(of_cudnn: bool) -> Iterator[None]:
         yield
     finally:
         kernels.enabled = before
-
-
-def freeze(model: nn.Module) -> None:
-    """Put every BatchNorm layer into evaluation mode."""
-    for layer in batch_norms(model):
-        layer.eval()
 
 
 def _nan_first(value: float) -> float:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -50,12 +48,3 @@ def card(device: torch.device) -> dict[str, Any]:
         "device_bytes": properties.total_memory,
         "tf32": accelerator.uses_tf32(),
     }
-
-
-def available_bytes() -> int:
-    """Memory that can be had without paging; all there is where the system does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -15,11 +15,11 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import torch
 from torch import Tensor, nn
 
 from accumulation_harness.config import Arms, ConfigError, TrialConfig
-from accumulation_harness.measure.environment import available_bytes
 
 M_MMAP_THRESHOLD = -3  # of malloc.h
 LEAST_BYTES = 2**18  # smaller tensors stay in memory
@@ -108,7 +108,7 @@ def choose_shelf(config: TrialConfig, model: nn.Module, device: torch.device) ->
         raise ConfigError("arms", config.arms, f"together or auto on device={device}: files hold tensors of the CPU")
     num_arms = 2 + len(config.accumulation_steps) * (1 + len(config.faults) + len(config.methods)) + config.nulls
     needed = num_arms * BYTES_OF_AN_ARM * sum(p.numel() for p in model.parameters())
-    is_large = device.type == "cpu" and needed > available_bytes() / 2
+    is_large = device.type == "cpu" and needed > psutil.virtual_memory().available / 2
     return FileShelf() if config.arms == Arms.one_by_one or (config.arms == Arms.auto and is_large) else Shelf()
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from accumulation_harness.config import ConfigError
 from accumulation_harness.recipes import precision
 from accumulation_harness.recipes.determinism import random_state, set_random_state
-from accumulation_harness.recipes.recipe import Arm, Recipe
+from accumulation_harness.recipes.recipe import Arm, Recipe, end_window, run
 from accumulation_harness.workloads import Batch, nest
 from accumulation_harness.workloads.contrastive import Representations
 
@@ -64,7 +64,7 @@ def temperature_repeated(recipe: Recipe) -> Recipe:
 
             loss = _objective(arm, nest.map_leaves(from_live, own), whole)
             arm.scaler.scale(loss).backward()
-            _end_micro_batch(arm)
+            run(arm.recipe.after_backward, arm)
         return _end_window(arm, window, loss)
 
     return dataclasses.replace(recipe, loop=loop)
@@ -86,14 +86,14 @@ def _cached(*, same_draws: bool) -> Callable[[Arm, Batch], Tensor]:
         slopes = torch.autograd.grad(arm.scaler.scale(loss), leaves, allow_unused=True, materialize_grads=True)
         del held, outputs
         arm.memory["held"] = slopes  # the graph of the loss, and the representations, are gone
-        _end_micro_batch(arm)
+        run(arm.recipe.after_backward, arm)
         edges = list(pairwise(accumulate((len(part) for part in parts), initial=0)))
         for position, (part, edge, state) in enumerate(zip(parts, edges, drawn, strict=True)):
             if same_draws:
                 set_random_state(state, arm.device)
             again = [leaf for leaf in nest.tensors(_forward(arm, part, position)) if leaf.is_floating_point()]
             _backward(again, slopes, slice(*edge), is_first=position == 0)
-            _end_micro_batch(arm)
+            run(arm.recipe.after_backward, arm)
         if same_draws:
             set_random_state(after, arm.device)
         arm.memory["held"] = ()
@@ -179,7 +179,7 @@ def banked(bank: Bank) -> Transform:
                 loss = bank.loss(arm, own, part) * (len(part) / len(window))
             arm.scaler.scale(loss).backward()
             bank.keep(arm, own, part)
-            _end_micro_batch(arm)
+            run(arm.recipe.after_backward, arm)
             losses.append(loss.detach())
         _add_penalty(arm)
         return _end_window(arm, window, torch.stack(losses).sum())
@@ -195,8 +195,7 @@ def _parts(arm: Arm, window: Batch) -> tuple[list[Batch], Batch]:
 
 def _forward(arm: Arm, part: Batch, position: int) -> Any:
     arm.position = position
-    for stage in arm.recipe.before_micro_batch:
-        stage(arm)
+    run(arm.recipe.before_micro_batch, arm)
     with precision.autocast(arm.precision, arm.device):
         return arm.recipe.forward(arm, part)
 
@@ -215,16 +214,8 @@ def _add_penalty(arm: Arm) -> None:
         arm.scaler.scale(penalty).backward()
 
 
-def _end_micro_batch(arm: Arm) -> None:
-    for stage in arm.recipe.after_backward:
-        stage(arm)
-
-
 def _end_window(arm: Arm, window: Batch, loss: Tensor) -> Tensor:
-    for stage in arm.recipe.at_boundary:
-        stage(arm)
-    arm.windows += 1
-    arm.samples += len(window)
+    end_window(arm, window)
     penalty: Tensor | float = arm.memory.pop("penalty", 0.0)
     return loss.detach().double() + penalty
 

@@ -156,6 +156,19 @@ class Arm:
         yield from zip(parts, self.recipe.normalise(terms, self.recipe.accumulation_steps), strict=True)
 
 
+def run(stages: Iterable[Stage], arm: Arm) -> None:
+    """Run the stages in order."""
+    for stage in stages:
+        stage(arm)
+
+
+def end_window(arm: Arm, window: Batch) -> None:
+    """Run the stages of the window's boundary, and count it."""
+    run(arm.recipe.at_boundary, arm)
+    arm.windows += 1
+    arm.samples += len(window)
+
+
 def take_step(arm: Arm, window: Batch) -> Tensor:
     """One optimizer step; returns the window's loss (0-dim, detached, on the device)."""
     if arm.recipe.loop is not None:
@@ -163,8 +176,7 @@ def take_step(arm: Arm, window: Batch) -> Tensor:
     contributions = []
     for position, (micro_batch, normaliser) in enumerate(arm.micro_batches(window)):
         arm.position = position
-        for stage in arm.recipe.before_micro_batch:
-            stage(arm)
+        run(arm.recipe.before_micro_batch, arm)
         with precision.autocast(arm.precision, arm.device):
             outputs = arm.recipe.forward(arm, micro_batch)
             loss = arm.workload.losses(outputs, micro_batch).sum() / normaliser
@@ -173,13 +185,9 @@ def take_step(arm: Arm, window: Batch) -> Tensor:
                 penalty = arm.workload.auxiliary(dict(arm.model.named_parameters()))
                 loss = loss + arm.recipe.auxiliary_share(own, normaliser).to(loss) * penalty
         arm.scaler.scale(loss).backward()  # gradients add up in .grad
-        for stage in arm.recipe.after_backward:
-            stage(arm)
+        run(arm.recipe.after_backward, arm)
         contributions.append(loss.detach().double())
-    for stage in arm.recipe.at_boundary:
-        stage(arm)
-    arm.windows += 1
-    arm.samples += len(window)
+    end_window(arm, window)
     return arm.recipe.report(contributions)
 
 

@@ -67,12 +67,7 @@ def frozen_statistics(recipe: Recipe) -> Recipe:
 
 def frozen(recipe: Recipe) -> Recipe:
     """The running statistics that the model has, for ever."""
-
-    def freeze(arm: Arm) -> None:
-        for layer in batch_norms(arm.model):
-            layer.eval()
-
-    return before(recipe, freeze)
+    return before(recipe, lambda arm: freeze(arm.model))
 
 
 def two_pass_statistics(recipe: Recipe) -> Recipe:
@@ -121,6 +116,12 @@ def before(recipe: Recipe, stage: Stage) -> Recipe:
 def whole(window_size: int) -> list[int]:
     """One micro-batch of everything."""
     return [window_size]
+
+
+def freeze(model: nn.Module) -> None:
+    """Put every BatchNorm layer into evaluation mode."""
+    for layer in batch_norms(model):
+        layer.eval()
 
 
 def batch_norms(model: nn.Module) -> list[_BatchNorm]:
