@@ -69,15 +69,15 @@ def _judged(config: TrialConfig, on_step: OnStep, shared: Measurements | None = 
     return {**result.summary, "arms": result.arms, "faults": catalogue.expected(config)}
 
 
-def by_design(config: TrialConfig, candidate: Candidate, reasons: list[str]) -> Row:
+def by_design(config: TrialConfig, candidate: Candidate, reasons: str) -> Row:
     """Cause and reasons of an arm with a bank: explained where an oracle reproduces its gradients, nameless where that fails."""
     device, exact = choose_device(config.device), dataclasses.replace(config, precision=Precision.float64)
     with deterministic(exact.precision, device):
         error = bank_error(Setting(exact, device), candidate.arm, candidate.recipe, full_batch(exact), BANK_WINDOWS)
     if error > ALGEBRA_GATE:
         wrong = f"with a bank, and {error:.0e} from the loss beside past representations that it should have"
-        return {"reasons": [wrong, *reasons]}
+        return {"reasons": f"{wrong}; {reasons}"}
     fits = error <= ALGEBRA_GATE  # not where there is no oracle
     shown = f"reproduced to {error:.0e} in {BANK_WINDOWS} windows" if fits else "no oracle reproduces this kind"
     sentence = f"{MEANINGS[Cause.memory_bank].sentence} ({shown})"
-    return {"cause": str(Cause.memory_bank), "explained": fits, "reasons": [sentence, *reasons]}
+    return {"cause": str(Cause.memory_bank), "explained": fits, "reasons": f"{sentence}; {reasons}"}
