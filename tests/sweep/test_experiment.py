@@ -17,7 +17,6 @@ import pytest
 
 from accumulation_harness.config import Device, HarnessConfig, Precision
 from accumulation_harness.config.identity import identity
-from accumulation_harness.results.mirror import flat_metrics
 from accumulation_harness.results.store import State, Store
 from accumulation_harness.sweep import experiment
 from accumulation_harness.sweep.child import Cell
@@ -131,6 +130,7 @@ FAILURES = {
     "leave": ("left with exit code 7 before it was finished", "output of trial 1"),
     "kill": ("killed by SIGKILL (by hand, or out of memory)", "output of trial 1"),
     "shout": ("RuntimeError: yyyy", "yyyy"),
+    "thread": ("RuntimeError: no such luck", "no such luck"),
 }
 
 
@@ -146,6 +146,8 @@ def test_a_failure_is_reported_and_the_others_go_on(sweep: Sweep, kind: str) -> 
     (record,) = sweep.results.rglob("failed.json")
     assert str(record) in errors
     assert detail in json.loads(record.read_text())["traceback"]
+    assert sweep.run("ok", "ok", "ok")[0] == 0 and set(sweep.states().values()) == {State.finished}
+    assert [seed for seed, _ in sweep.journal()].count(0) == 1, "what has finished does not run again"
 
 
 def test_a_failure_under_another_launcher_is_seen_too(sweep: Sweep) -> None:
@@ -153,13 +155,6 @@ def test_a_failure_under_another_launcher_is_seen_too(sweep: Sweep) -> None:
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 1 and "no such luck" in errors and "Traceback (most recent call last):\n  File" not in errors
     assert sweep.states() == {0: State.failed, 1: State.finished}
-
-
-def test_a_failed_trial_runs_again_the_others_do_not(sweep: Sweep) -> None:
-    assert sweep.run("ok", "raise")[0] == 1
-    assert sweep.run("ok", "ok")[0] == 0
-    assert [seed for seed, _ in sweep.journal()].count(0) == 1
-    assert sweep.states() == {0: State.finished, 1: State.finished}
 
 
 def test_a_setting_that_the_data_refutes_is_bad_input(sweep: Sweep) -> None:
@@ -316,11 +311,3 @@ def test_a_terminal_gets_a_bar_and_a_pipe_gets_lines(sweep: Sweep) -> None:
     assert output.splitlines()[0] == "1 of 2 trials are finished already."
     assert re.fullmatch(r"1/2 ended, 1 running, 0 failed, 0:0\d elapsed, time left not known yet", output.splitlines()[1])
     assert "\x1b" not in output
-
-
-def test_metrics_of_one_step_have_distinct_names() -> None:
-    rows = [
-        {"step": 0, "arm": arm, "accumulation_steps": n, "replicate": i, "loss": 1.0, "scale": 2.0}
-        for arm, n, i in [("full", 1, 0), ("accumulated", 2, 0), ("accumulated", 4, 0), ("null", 1, 0), ("null", 1, 1)]
-    ]
-    assert len(flat_metrics(rows)) == 10

@@ -10,9 +10,11 @@ import signal
 import sys
 import time
 from pathlib import Path
+from threading import Thread
 
 from accumulation_harness.config import ConfigError, HarnessConfig, to_dict
 from accumulation_harness.config.identity import identity
+from accumulation_harness.results import tracking
 from accumulation_harness.results.store import Store, TrialWriter
 from accumulation_harness.sweep import child, experiment
 
@@ -39,6 +41,9 @@ def behave(kind: str, folder: Path, writer: TrialWriter) -> None:
         case "wait":  # until the test says so
             wait_until((folder / "go").exists)
         case "raise":
+            raise RuntimeError("no such luck")
+        case "thread":  # that outlives the error, as those of data loaders do
+            Thread(target=time.sleep, args=(60,)).start()
             raise RuntimeError("no such luck")
         case "bad_input":
             raise ConfigError("data.root", "/nowhere", "a folder")
@@ -70,6 +75,6 @@ if __name__ == "__main__":
 
     experiment.run_one = tiny_trial
     child.PRELOAD = tuple(filter(None, os.environ.get("TINY_PRELOAD", "").split(",")))
-    experiment.GRACE_SECONDS = 0.5
+    experiment.GRACE_SECONDS = child.LINGER_SECONDS = tracking.LOG_SECONDS = 0.5
     experiment.RETRY_SECONDS = 0.2
     sys.exit(main())
