@@ -105,8 +105,9 @@ def test_columns_keep_gaps() -> None:
 
 
 def test_analysis_imports_no_torch() -> None:
-    code = "import sys, analysis.report, experiments.equivalence; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=Path(__file__).parents[2]).returncode == 0
+    code = "import sys, accumulation_harness.analysis.report, accumulation_harness.experiments.equivalence.answers"
+    code += "; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-W", "ignore", "-c", code]).returncode == 0
 
 
 EVIDENCE = {  # column of the arms -> where it lies in a stored arm's evidence
