@@ -150,10 +150,10 @@ def accuracy_over_b(material: Material) -> Section | None:
     if rows.empty:
         return None
     cells, costs = error_cells(rows), against_full(rows, MARGIN)
-    panels = [
-        (f"{named(model)}, B = {batch} (n = {int(own['n'].max())})", own)
+    panels = {
+        f"{named(model)}, B = {batch} (n = {int(own['n'].max())})": own
         for (model, batch), own in cells.groupby(["model", "effective_batch"], sort=False)
-    ]
+    }
     picture = Picture(
         "accuracy-over-b",
         figures.figure_accuracy(panels),
@@ -298,7 +298,7 @@ def _beside_wu_and_he(title: str, name: str, rows: pd.DataFrame) -> Section | No
         return None
     gains = gains.sort_values(["model", "b"], ascending=[True, False]).round({"gain": 9, "low": 9, "high": 9})  # points: no 4e-15
     growing = name == "growing-batch"
-    panels = [(f"{named(model)} (n = {int(own['n'].max())})", own) for model, own in cells.groupby("model", sort=False)]
+    panels = {f"{named(model)} (n = {int(own['n'].max())})": own for model, own in cells.groupby("model", sort=False)}
     picture = Picture(
         name,
         figures.figure_accuracy(panels),

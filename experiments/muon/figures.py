@@ -5,8 +5,8 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from accumulation_harness.analysis.figures.common import WIDTH
-from accumulation_harness.analysis.figures.style import BLUE, GREEN, GREY, VERMILLION, log_axis, new_figure, style
+from accumulation_harness.analysis.figures.forms import Curve, curves
+from accumulation_harness.analysis.figures.style import BLUE, GREEN, GREY, VERMILLION
 
 LABELS = {
     "permuted": ("full batch, rows permuted (null)", GREY, "s"),
@@ -18,14 +18,11 @@ LABELS = {
 
 def figure_muon(rows: pd.DataFrame) -> Figure:
     """Relative error of the update over that of the gradient, both root mean squares over windows; a mark per trial and N."""
-    with style():
-        figure = new_figure(WIDTH * 0.6, 3.0)
-        axes = figure.subplots()
-        log_axis(axes, "x", most=8)
-        log_axis(axes, "y", most=8)
-        for arm, (label, colour, mark) in LABELS.items():
-            own = rows[(rows["arm"] == arm) & (rows["update_error"] > 0) & (rows["gradient_error"] > 0)]
-            axes.plot(own["gradient_error"], own["update_error"], mark, color=colour, markersize=4, alpha=0.6, label=label)
-        axes.set(xlabel="gradient: relative error", ylabel="Muon's update: relative error")
-        figure.legend(loc="outside upper left", ncols=2, fontsize=8.5)
-    return figure
+    drawn = [
+        Curve(own["gradient_error"], own["update_error"],
+              {"color": colour, "marker": mark, "linestyle": "", "alpha": 0.6, "label": label})
+        for arm, (label, colour, mark) in LABELS.items()
+        for own in [rows[(rows["arm"] == arm) & (rows["update_error"] > 0) & (rows["gradient_error"] > 0)]]
+    ]  # fmt: skip
+    x, y = "gradient: relative error", "Muon's update: relative error"
+    return curves({"": drawn}, x, y, axes=("log", "log"), size=(5.6, 3.2), ncols=2)
