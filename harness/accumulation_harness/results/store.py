@@ -158,8 +158,9 @@ class Store:
     def status(self, experiment: str | None = None) -> Iterator[Status]:
         """Every trial that was begun, finished or not."""
         for folder in self._folders(experiment):
-            if any(os.path.lexists(path) for path in (folder / "trial.json", folder / "failed.json", self._lock_of(folder))):
-                yield self._status(folder)
+            status = self._status(folder)
+            if status.state != State.unfinished or self._lock_of(folder).exists():  # else it is no trial's
+                yield status
 
     def steps(self, trial: StoredTrial) -> pd.DataFrame:
         """The step rows of a finished trial, in the order they were written; StoreError when the file is not the one written."""
@@ -332,7 +333,7 @@ def to_parquet(rows: Sequence[Row]) -> bytes:
 
 def _is_name(name: str) -> bool:
     """Whether an experiment or a trial may have this name: not hidden, not that of a damaged one, and in UTF-8."""
-    is_text = not any("\ud800" <= letter <= "\udfff" for letter in name)
+    is_text = name.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in name)
     return bool(name) and not name.startswith(".") and _DAMAGED not in name and is_text
 
 
