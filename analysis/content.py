@@ -13,6 +13,8 @@ from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from accumulation_harness.judge.resampling import Interval
 
 TAKEN = ("claims", "reading", "provenance")  # ids of the page's own parts
@@ -138,3 +140,13 @@ def marked(text: str) -> Markup:
 def share(part: int, whole: int) -> str:
     """How many of how many, in words."""
     return f"{part} of {whole}"
+
+
+def counted(which: pd.Series[bool]) -> str:
+    """How many of these are true, in words."""
+    return share(int(which.sum()), len(which))
+
+
+def span(values: pd.Series[float]) -> str:
+    """The smallest to the largest."""
+    return f"{number(values.min())} to {number(values.max())}"

@@ -40,7 +40,7 @@ class Ruling(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimResult:
-    """What the results say of a claim: a row of the ledger. A conditional one names its condition, and no other has any."""
+    """What the results say of a claim: a row of the ledger. A conditional one names its condition, and no other keeps any."""
 
     verdict: Ruling
     condition: str = ""  # one phrase: when, or in what sense, the claim is true
@@ -50,7 +50,9 @@ class ClaimResult:
     explanation: str  # one sentence
 
     def __post_init__(self) -> None:
-        assert bool(self.condition) == (self.verdict == Ruling.conditional), f"{self.verdict} with condition {self.condition!r}"
+        if self.verdict != Ruling.conditional:
+            object.__setattr__(self, "condition", "")
+        assert self.condition or self.verdict != Ruling.conditional
 
 
 def undecided(reason: str, n: int) -> ClaimResult:

@@ -7,7 +7,7 @@ from functools import partial
 
 import pandas as pd
 
-from accumulation_harness.analysis.content import Section, Table, number
+from accumulation_harness.analysis.content import Section, Table, number, span
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
 from accumulation_harness.experiments.shared.recorded import recorded
@@ -31,16 +31,15 @@ def gradient_buffer_grows(results: Results) -> ClaimResult:
     few, many = nums[1], nums[-1]
     first, later = table[few] / table[1] - 1, table[many] / table[few] - 1
     once, keeps_on = (first > RISES).any(), (later > RISES).any()
-    verdict = Ruling.confirmed if keeps_on else Ruling.conditional if once else Ruling.refuted
     return ClaimResult(
-        verdict=verdict,
-        condition=f"once, from N = 1 to N = {few}, and constant from there" if verdict == Ruling.conditional else "",
-        measured=float(first.max()),
+        verdict=Ruling.confirmed if keeps_on else Ruling.conditional if once else Ruling.refuted,
+        condition=f"once, from N = 1 to N = {few}, and constant from there",
+        measured=first.max(),
         threshold=f"rise of the bytes alive at fixed b: more than {RISES:.0%} from N = 1 to {few}, from {few} to {many}",
         n=len(table),
-        explanation=f"At fixed b gradients and activations, where together they are most, take {number(first.min())} to "
-        f"{number(first.max())} more of themselves at N = {few} than at N = 1, where backward frees activations as gradients "
-        f"come, and {number(later.min())} to {number(later.max())} more at N = {many} than at N = {few}: the buffer is one of "
+        explanation="At fixed b gradients and activations, where together they are most, take "
+        f"{span(first)} more of themselves at N = {few} than at N = 1, where backward frees activations as gradients "
+        f"come, and {span(later)} more at N = {many} than at N = {few}: the buffer is one of "
         "the parameters' size, and it lives through the forwards from the second micro-batch on.",
     )
 
@@ -57,12 +56,11 @@ def bytes_per_parameter(results: Results) -> ClaimResult:
     close = (needed / TEXT_D7 - 1).abs() <= CLOSE
     right_pure, right_mixed = bool(close[pure].all()), bool(close[mixed].all())
     agreed = Ruling.confirmed if right_pure else Ruling.refuted
-    verdict = agreed if right_pure == right_mixed else Ruling.conditional
     where = "with weights, gradients and moments all in 16 bits" if right_pure else "with float32 weights"
     return ClaimResult(
-        verdict=verdict,
-        condition=where if verdict == Ruling.conditional else "",
-        measured=float(needed[pure].median()),
+        verdict=agreed if right_pure == right_mixed else Ruling.conditional,
+        condition=where,
+        measured=needed[pure].median(),
         threshold="10.4 GB within 2%",
         n=len(adam),
         explanation=f"Adam on a model cast to bfloat16 keeps {needed[pure].median() / 1.3:.4g} bytes per parameter: "
@@ -80,7 +78,7 @@ def adam_copies(results: Results) -> ClaimResult:
     copies = adam["state_bytes"] / adam["parameter_bytes"]
     return ClaimResult(
         verdict=Ruling.confirmed if copies.eq(2).all() else Ruling.refuted,
-        measured=float(copies.median()),
+        measured=copies.median(),
         threshold="2",
         n=len(adam),
         explanation=f"Adam's state is {copies.min():g} to {copies.max():g} times the parameters' bytes: the first and the second "
@@ -106,17 +104,16 @@ def cache_ruling(rows: pd.DataFrame) -> ClaimResult:
     filled, extra = each["cache_bytes"].min() > 0, each["not_saved_bytes"].max()
     words = {kind: ", ".join(filled[filled == kind].index) or "none" for kind in (True, False)}
     saves = filled & (extra > 0)
-    verdict = Ruling.confirmed if saves.all() else Ruling.refuted if not filled.any() else Ruling.conditional
     shared = ", which backward holds anyway, so that nothing is saved" if not saves.any() else ""
     return ClaimResult(
-        verdict=verdict,
-        condition=f"where training fills a cache{shared}" if verdict == Ruling.conditional else "",
-        measured=float(extra.max()),
+        verdict=Ruling.confirmed if saves.all() else Ruling.refuted if not filled.any() else Ruling.conditional,
+        condition=f"where training fills a cache{shared}",
+        measured=extra.max(),
         threshold="bytes of the cache that autograd does not hold anyway: above 0",
         n=len(rows),
-        explanation=f"A training forward with default settings fills a key-value cache, in proportion to b, in transformers "
-        f"{words[True]}; in {words[False]} it does not. At most {number(float(extra.max()))} of "
-        f"{number(float(rows['cache_bytes'].max()))} bytes are not held for backward as well. Recorded by "
+        explanation="A training forward with default settings fills a key-value cache, in proportion to b, in transformers "
+        f"{words[True]}; in {words[False]} it does not. At most {number(extra.max())} of "
+        f"{number(rows['cache_bytes'].max())} bytes are not held for backward as well. Recorded by "
         "scoreboard/key_value_cache.py, which needs the library; this row does not change with the trials.",
     )
 

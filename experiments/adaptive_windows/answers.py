@@ -6,7 +6,7 @@ import math
 
 import pandas as pd
 
-from accumulation_harness.analysis.content import Picture, Section, Table, Text, number, share
+from accumulation_harness.analysis.content import Picture, Section, Table, Text, counted, number, span
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
 from accumulation_harness.experiments.order_of_operations import figures as order_figures
@@ -36,15 +36,15 @@ def adapted(results: Results) -> ClaimResult:
     parted = other["distance"] > ANOTHER
     return ClaimResult(
         verdict=Ruling.refuted if not exact.all() else Ruling.conditional if parted.all() else Ruling.confirmed,
-        condition="at constant N·b" if exact.all() and parted.all() else "",
-        measured=float(same["distance"].max()),
+        condition="at constant N·b",
+        measured=same["distance"].max(),
         threshold=f"≤ {TRAJECTORY_GATE:.0e} at constant B, > {ANOTHER:g} at varying B",
         n=len(same) + len(other),
-        explanation=f"At constant B the trainings with changing N end where the full batch's does "
-        f"({share(int(exact.sum()), len(same))}, "
-        f"within {number(float(same['distance'].max()))}); where B changes they end elsewhere "
-        f"({share(int(parted.sum()), len(other))}, "
-        f"off by {number(float(other['distance'].min()))} to {number(float(other['distance'].max()))} of the way), also with a "
+        explanation="At constant B the trainings with changing N end where the full batch's does "
+        f"({counted(exact)}, "
+        f"within {number(same['distance'].max())}); where B changes they end elsewhere "
+        f"({counted(parted)}, "
+        f"off by {span(other['distance'])} of the way), also with a "
         "learning rate in proportion to B.",
     )
 
@@ -96,14 +96,14 @@ def imbalance(results: Results) -> ClaimResult:
         verdict = Ruling.conditional if worse else Ruling.refuted if kept else Ruling.undecided
     return ClaimResult(
         verdict=verdict,
-        condition="under a contrastive loss, whose negatives accumulation takes away" if verdict == Ruling.conditional else "",
+        condition="under a contrastive loss, whose negatives accumulation takes away",
         measured=change.estimate,
         threshold=f"change of |log(left / right)| of the towers' norms: above 0 (95%); 0 or within ±{EQUAL:g} refutes",
         n=len(towers),
         explanation="S4 speaks of query and passage encoders. Two towers under InfoNCE: the log ratio of their gradient norms "
         f"is {number(change.estimate)} larger under accumulation ({number(change.low)} to {number(change.high)}, means of "
         f"{len(towers)} trials). Losses of single samples: every tensor has the full batch's norm in "
-        f"{share(int(same.sum()), len(free))} windows, which follows from A1. Without a memory bank (F5c).",
+        f"{counted(same)} windows, which follows from A1. Without a memory bank (F5c).",
     )
 
 
@@ -133,7 +133,7 @@ def ways_to_adapt(material: Material) -> Section | None:
         return None
     cells = []
     for (arm, optimizer), own in rows.groupby(["arm", "optimizer"]):
-        spread = [f"{number(own[column].min())} to {number(own[column].max())}" for column in ("gradient_error", "distance")]
+        spread = [span(own[column]) for column in ("gradient_error", "distance")]
         cells.append((ARMS[str(arm)], str(optimizer), str(len(own)), *spread))
     head = ("windows", "optimizer", "n", "worst gradient error", "distance of the weights at the end")
     caption = (
@@ -155,7 +155,7 @@ def tensor_balance(material: Material) -> Section | None:
         "tensor-norms",
         order_figures.figure_tensor_norms(table),
         "Largest deviation of a tensor's gradient norm from the full batch's over N, with BatchNorm and without.",
-        f"Each dot is a window: the largest relative deviation of a tensor's norm at the same weights, in float64; "
+        "Each dot is a window: the largest relative deviation of a tensor's norm at the same weights, in float64; "
         f"{rows['trial'].nunique()} trials, {rows['step'].nunique()} points along training. Dashed: the gate.",
     )
     text = (

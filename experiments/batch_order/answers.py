@@ -95,13 +95,10 @@ def early_large_late_small(results: Results) -> ClaimResult:
     without = [one.excludes_benefit for one in usable]
     means = [statistics.mean_interval(one.differences).estimate for one in usable]
     worst = max(zip(means, usable, strict=True), key=lambda pair: pair[0])
-    verdict = over_settings(better, without)
     shown = "; ".join(f"{one.name}: {interval(pd.Series(one.differences))}, n = {len(one.differences)}" for one in usable)
     return ClaimResult(
-        verdict=verdict,
-        condition="on " + "; ".join(one.name for b, one in zip(better, usable, strict=True) if b)
-        if verdict == Ruling.conditional
-        else "",
+        verdict=over_settings(better, without),
+        condition="on " + "; ".join(one.name for b, one in zip(better, usable, strict=True) if b),
         measured=worst[0],
         threshold=f"test loss of large-then-small less small-then-large: below 0 by {MARGIN:g} nats or not",
         n=sum(len(one.differences) for one in usable),
@@ -140,7 +137,7 @@ def orders(material: Material) -> Section | None:
             one = own[own["arm"] == arm]
             if len(one):
                 difference = one["test_loss"] - small.reindex(one["seed"]).to_numpy()
-                cells.append((name, label[0], str(len(one)), number(float(one["lr"].iloc[0])),
+                cells.append((name, label[0], str(len(one)), number(one["lr"].iloc[0]),
                               "yes" if one["interior"].all() else "no: an end", number(one["test_loss"].mean()),
                               interval(difference.dropna()), number(statistics.detectable(difference.dropna().tolist())),
                               number(one["switch_loss"].mean())))  # fmt: skip

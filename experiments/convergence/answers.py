@@ -117,7 +117,7 @@ def endings(material: Material) -> Section | None:
         flat = [sum(abs(convergence.drift(curve)) < FLAT for curve in own[f"curve_{loss}_loss"])
                 for loss in ("probe", "validation")]  # fmt: skip
         cells.append((
-            setting_name(key[:4]), arm_name(*key[4:]), str(len(own)), number(float(own["rate"].iloc[0])),
+            setting_name(key[:4]), arm_name(*key[4:]), str(len(own)), number(own["rate"].iloc[0]),
             "yes" if own["interior"].all() else "no: an end",
             number(own["test_loss"].mean()), *_beside(beside.get(key), _is_tuned(judged, key)),
             number(own["recalibrated_test_loss"].astype(float).mean()), number(own["gap"].mean()),
@@ -218,15 +218,14 @@ def smoother_and_better(results: Results) -> ClaimResult:
     loss = [statistics.mean_interval(pair.differences(_test_loss), level=level) for pair in pairs]
     holds = [r.high < 0 and one.high < 0 for r, one in zip(rough, loss, strict=True)]
     fails = [r.low > 0 or one.low > -MARGIN for r, one in zip(rough, loss, strict=True)]
-    verdict = over_settings(holds, fails)
     told = "; ".join(
         f"{_beside_small(pair)}: roughness {math.exp(r.estimate):.2f} times ({math.exp(r.low):.2f} to {math.exp(r.high):.2f}), "
         f"test loss {estimated(one)}"
         for pair, r, one in zip(pairs, rough, loss, strict=True)
     )
     return ClaimResult(
-        verdict=verdict,
-        condition=_under(pairs, holds) if verdict == Ruling.conditional else "",
+        verdict=over_settings(holds, fails),
+        condition=_under(pairs, holds),
         measured=max(one.estimate for one in loss),
         threshold=f"roughness below 1 and test loss below 0: so; above 1, or a gain of {MARGIN:g} nats excluded: not so",
         n=_num(pairs),
@@ -248,15 +247,14 @@ def generalisation(results: Results) -> ClaimResult:
     same = [statistics.equivalence_p(pair.differences(_test_loss), MARGIN) < 1 - level for pair in pairs]
     neither = [flat and one for flat, one in zip(settled, same, strict=True)]
     said = [f"{text} {_under(pairs, who)}" for text, who in (("S4", better), ("S0", overfits)) if any(who)]
-    verdict = Ruling.conditional if said else Ruling.refuted if all(neither) else Ruling.undecided
     told = "; ".join(
         f"{_beside_small(pair)}: test loss {estimated(one)}, gap at the same weights {estimated(g)}"
         f"{'' if flat else f', validation loss still changing by {pair.change:.0%} in the last fifth: not judged'}"
         for pair, one, g, flat in zip(pairs, loss, gap, settled, strict=True)
     )
     return ClaimResult(
-        verdict=verdict,
-        condition=" and ".join(said) if verdict == Ruling.conditional else "",
+        verdict=Ruling.conditional if said else Ruling.refuted if all(neither) else Ruling.undecided,
+        condition=" and ".join(said),
         measured=max(one.estimate for one in loss),
         threshold=f"at a plateau (≤ {FLAT:.0%}): test loss below 0 (S4), above 0 with a larger gap (S0), or within ±{MARGIN:g} "
         "nats (TOST: neither)",

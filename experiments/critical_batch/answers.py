@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from accumulation_harness.analysis.content import Picture, Section, Table, Text, number
+from accumulation_harness.analysis.content import Picture, Section, Table, Text, counted, number
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Experiment, Material
 from accumulation_harness.config import TUNING_SEEDS
@@ -133,9 +133,9 @@ def along(material: Material) -> Section | None:
     head = ("setting", "samples before", "loss there", "n", "critical batch (median)", "at the largest batch tried", "rate",
             "inside the grid")  # fmt: skip
     cells = [
-        (Growth(key[:4], [], True, False).name, number(float(own["samples"].iloc[0])), number(own["start_loss"].mean()),
+        (Growth(key[:4], [], True, False).name, number(own["samples"].iloc[0]), number(own["start_loss"].mean()),
          str(len(own)),
-         number(own["critical"].median()), f"{int(own['censored'].sum())} of {len(own)}", number(float(own["lr"].iloc[0])),
+         number(own["critical"].median()), counted(own['censored']), number(own["lr"].iloc[0]),
          "yes" if own["interior"].all() else "no: an end")
         for key, own in rows.groupby([*SETTING, "point"])
     ]  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from accumulation_harness.analysis import sections, tables
-from accumulation_harness.analysis.content import number, share
+from accumulation_harness.analysis.content import counted, number, share
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Advice, Answer, Claim, ClaimResult, Experiment, Ruling, undecided
 from accumulation_harness.judge.cause import Cause
@@ -85,15 +85,14 @@ def same_update(results: Results) -> ClaimResult:
     if free.empty or bound.empty:
         return undecided("It takes arms with BatchNorm and without.", len(free) + len(bound))
     same, parted = free["verdict"].eq("equivalent"), bound["verdict"].eq("different")
-    verdict = Ruling.refuted if not same.any() else Ruling.confirmed if same.all() and not parted.any() else Ruling.conditional
     return ClaimResult(
-        verdict=verdict,
-        condition="without BatchNorm" if verdict == Ruling.conditional else "",
-        measured=float(free["algebra_error"].max()),
+        verdict=Ruling.refuted if not same.any() else Ruling.confirmed if same.all() and not parted.any() else Ruling.conditional,
+        condition="without BatchNorm",
+        measured=free["algebra_error"].max(),
         threshold=GATE,
         n=len(_own_algebra(free)) + len(_own_algebra(bound)),
-        explanation=f"The same without BatchNorm ({int(same.sum())} of {len(free)} arms, largest float64 difference measured "
-        f"here), another computation with it ({int(parted.sum())} of {len(bound)} arms). Trials in 16 bits repeat the float64 "
+        explanation=f"The same without BatchNorm ({counted(same)} arms, largest float64 difference measured "
+        f"here), another computation with it ({counted(parted)} arms). Trials in 16 bits repeat the float64 "
         "algebra of those in float32; n counts it once.",
     )
 
@@ -106,15 +105,14 @@ def only_approximates(results: Results) -> ClaimResult:
         return undecided("It takes arms with BatchNorm and without.", len(free) + len(bound))
     exact, off = free["algebra_error"] <= ALGEBRA_GATE, bound["algebra_error"] > ALGEBRA_GATE
     everywhere = exact.all() and not off.any()
-    verdict = Ruling.refuted if everywhere else Ruling.conditional if exact.any() else Ruling.confirmed
     return ClaimResult(
-        verdict=verdict,
-        condition="with BatchNorm; without it, accumulation is exact" if verdict == Ruling.conditional else "",
-        measured=float(free["algebra_error"].max()),
+        verdict=Ruling.refuted if everywhere else Ruling.conditional if exact.any() else Ruling.confirmed,
+        condition="with BatchNorm; without it, accumulation is exact",
+        measured=free["algebra_error"].max(),
         threshold=GATE,
         n=len(free) + len(bound),
-        explanation=f"{int(exact.sum())} of {len(free)} arms without BatchNorm agree with the full batch in float64; what is "
-        f"left in lower precision is rounding, no more than the full batch's own. {int(off.sum())} of {len(bound)} arms with "
+        explanation=f"{counted(exact)} arms without BatchNorm agree with the full batch in float64; what is "
+        f"left in lower precision is rounding, no more than the full batch's own. {counted(off)} arms with "
         "BatchNorm do not.",
     )
 
@@ -151,13 +149,13 @@ def eight_and_two(results: Results) -> ClaimResult:
     else:
         return undecided("A cell has arms that are equivalent and others that are not.", len(arms))
     words = ", ".join(
-        f"{'divided' if arm == 'accumulated' else 'undivided'}, norm {norm}: {int(own.eq('equivalent').sum())} of {len(own)}"
+        f"{'divided' if arm == 'accumulated' else 'undivided'}, norm {norm}: {counted(own.eq('equivalent'))}"
         for (arm, norm), own in cells.items()
     )
     return ClaimResult(
         verdict=verdict,
-        condition="with the mean loss divided by N, and without BatchNorm" if verdict == Ruling.conditional else "",
-        measured=float(arms.loc[(arms["arm"] == right[0]) & (arms["norm"] == right[1]), "algebra_error"].max()),
+        condition="with the mean loss divided by N, and without BatchNorm",
+        measured=arms.loc[(arms["arm"] == right[0]) & (arms["norm"] == right[1]), "algebra_error"].max(),
         threshold=GATE,
         n=len(arms),
         explanation=f"S2 writes the update as a plain sum, which is the undivided one. Equivalent under SGD: {words} arms.",
@@ -206,7 +204,7 @@ def may_i_accumulate(results: Results) -> Advice | None:
         "May I accumulate instead of a large batch?",
         "Yes, where no layer and no loss couples the samples" if len(same) == len(free) else "Not in every case",
         f"{share(len(same), len(free))} runs without BatchNorm are the same computation; largest difference of their gradients "
-        f"in double precision {number(float(same['algebra_error'].max()))}",
+        f"in double precision {number(same['algebra_error'].max())}",
         "Accumulate. Compare gradients and not losses when you check your own loop.",
         "equivalence",
     )

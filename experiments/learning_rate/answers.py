@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping
 
 import pandas as pd
 
-from accumulation_harness.analysis.content import Block, Picture, Section, Table, Text, estimated, number
+from accumulation_harness.analysis.content import Block, Picture, Section, Table, Text, estimated, number, span
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
 from accumulation_harness.experiments.learning_rate import rates as learning_rates
@@ -54,12 +54,12 @@ def rate_has_to_be_raised(results: Results) -> ClaimResult:
         verdict = Ruling.conditional if raised else Ruling.refuted if lower else Ruling.undecided
     return ClaimResult(
         verdict=verdict,
-        condition="against training with the small batch, never against the true batch" if verdict == Ruling.conditional else "",
+        condition="against training with the small batch, never against the true batch",
         measured=worst,
         threshold=f"≤ {TRAJECTORY_GATE:.0e} at the unchanged rate; must differ by ≥ {APART:g} at others",
         n=len(pairs) + len(rows),
         explanation=f"Never against the true batch: at its rate accumulation ends at its loss, to {number(worst)}; sqrt N and N "
-        f"times the rate are off by {number(float(other['difference'].min()))} or more "
+        f"times the rate are off by {number(other['difference'].min())} or more "
         f"({', '.join(sorted(set(same['optimizer'])))}; all learned). Against the small batch (B/b = "
         f"{learning_rates.batch_ratio(rows):g}, equal samples) the best rate is higher by a factor of {words}.",
     )
@@ -92,7 +92,7 @@ def linear_scaling_is_stable(results: Results) -> ClaimResult:
     )
     return ClaimResult(
         verdict=verdict,
-        condition=f"for {', '.join(stable)}; not for {', '.join(unstable)}" if verdict == Ruling.conditional else "",
+        condition=f"for {', '.join(stable)}; not for {', '.join(unstable)}",
         measured=max(one.estimate for one in each),
         threshold=f"training loss above the best rate's: ≤ {STABLE:g} nats ({level:.1%} intervals)",
         n=len(learning_rates.trained(results)),
@@ -109,7 +109,7 @@ def _excess_interval(differences: list[float], level: float) -> Interval:
 
 def _excess(table: pd.DataFrame, row: Mapping[Hashable, object], rule: str) -> str:
     own = table[(table["optimizer"] == row["optimizer"]) & (table["batch"] == row["batch"]) & (table["rule"] == rule)]
-    return number(float(own["excess"].iloc[0])) if len(own) else "beyond the grid"
+    return number(own["excess"].iloc[0]) if len(own) else "beyond the grid"
 
 
 def _intervals(differences: Mapping[str, list[float]]) -> dict[str, Interval]:
@@ -184,7 +184,7 @@ def true_batch(material: Material) -> Section | None:
     head = ("optimizer", "rate of the true batch", "factor", "seeds", "held-out loss off by, relative")
     cells = tuple(
         (str(optimizer), number(own["lr_full"].iloc[0]), f"{factor:g}", str(len(own)),
-         f"{number(own['difference'].median())} ({number(own['difference'].min())} to {number(own['difference'].max())})")
+         f"{number(own['difference'].median())} ({span(own['difference'])})")
         for (optimizer, factor), own in pairs.assign(factor=pairs["factor"].round(6)).groupby(["optimizer", "factor"])
     )  # fmt: skip
     caption = "Accumulation at 1, sqrt N and N times the rate, against the true batch, in float64: median (range) over seeds."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from accumulation_harness.analysis import tables
-from accumulation_harness.analysis.content import Picture, Section, Table, Text, number, share
+from accumulation_harness.analysis.content import Picture, Section, Table, Text, counted, number, span
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Advice, Claim, ClaimResult, Experiment, Material, Ruling, undecided
 from accumulation_harness.experiments.normalisation_of_loss import figures as normalisation_figures
@@ -50,15 +50,13 @@ def sum_of_gradients(results: Results) -> ClaimResult:
         return undecided("Some sums are the full batch's gradient and others are not.", len(summed) + len(means))
     return ClaimResult(
         verdict=verdict,
-        condition="for losses summed over the window's terms; of mean losses the sum is N times it"
-        if verdict == Ruling.conditional
-        else "",
-        measured=float(summed["gradient_error"].max()),
+        condition="for losses summed over the window's terms; of mean losses the sum is N times it",
+        measured=summed["gradient_error"].max(),
         threshold=f"≤ {ALGEBRA_GATE:.0e}; of mean losses |scale / N - 1| ≤ {SCALE_TOLERANCE:.0e}",
         n=len(summed) + len(means),
-        explanation=f"{share(int(exact.sum()), len(exact))} sums over the window's terms are the full batch's gradient, in "
-        f"float64. The sum of mean losses is N times it in {share(int((off <= SCALE_TOLERANCE).sum()), len(off))} arms "
-        f"(largest deviation from N: {number(float(off.max()))}).",
+        explanation=f"{counted(exact)} sums over the window's terms are the full batch's gradient, in "
+        f"float64. The sum of mean losses is N times it in {counted(off <= SCALE_TOLERANCE)} arms "
+        f"(largest deviation from N: {number(off.max())}).",
     )
 
 
@@ -77,13 +75,11 @@ def undivided_loop(results: Results) -> ClaimResult:
     refuted = parted.all() and off <= SCALE_TOLERANCE
     return ClaimResult(
         verdict=Ruling.refuted if refuted else Ruling.confirmed if same.all() else Ruling.conditional,
-        condition=""
-        if refuted or same.all()
-        else f"different for another cause in {share(int((~parted).sum()), len(wrong))} arms",
+        condition="" if refuted or same.all() else f"different for another cause in {counted(~parted)} arms",
         measured=off,
         threshold=f"|scale / N - 1| ≤ {SCALE_TOLERANCE:.0e}",
         n=len(wrong),
-        explanation=f"Without the division the gradient is N times the full batch's in {share(int(parted.sum()), len(wrong))} "
+        explanation=f"Without the division the gradient is N times the full batch's in {counted(parted)} "
         f"arms. At N = {few['accumulation_steps'].min()} the weights end off by {moved} times the way of the full batch (medians "
         f"after {few['steps'].max()} steps): Adam hides it.",
     )
@@ -103,13 +99,13 @@ def divided_by_n(results: Results) -> ClaimResult:
     least = uneven["gradient_error"]
     return ClaimResult(
         verdict=Ruling.refuted if not same.all() else Ruling.conditional if parted.any() else Ruling.confirmed,
-        condition="with equal weights in full windows" if same.all() and parted.any() else "",
-        measured=float(least.min()),
+        condition="with equal weights in full windows",
+        measured=least.min(),
         threshold=f"> {ALGEBRA_GATE:.0e} with unequal weights or short windows, ≤ with neither",
         n=len(even) + len(uneven),
-        explanation=f"Equal weights and full windows: {share(int(same.sum()), len(even))} arms are equivalent. Text, class "
-        f"weights, ignored labels or a short window: {share(int(parted.sum()), len(uneven))} arms are not, with gradients off by "
-        f"{number(float(least.min()))} to {number(float(least.max()))}.",
+        explanation=f"Equal weights and full windows: {counted(same)} arms are equivalent. Text, class "
+        f"weights, ignored labels or a short window: {counted(parted)} arms are not, with gradients off by "
+        f"{span(least)}.",
     )
 
 
@@ -127,8 +123,8 @@ def loop_over_the_loader(results: Results) -> ClaimResult:
     one = written.iloc[0]
     return ClaimResult(
         verdict=Ruling.conditional if lost.all() else Ruling.confirmed if not lost.any() else Ruling.refuted,
-        condition="where no epoch ends inside a window: S3's endless stream, not S0's and S1's epochs" if lost.all() else "",
-        measured=float(written["gradient_error"].median()),
+        condition="where no epoch ends inside a window: S3's endless stream, not S0's and S1's epochs",
+        measured=written["gradient_error"].median(),
         threshold=f"≤ {ALGEBRA_GATE:.0e}",
         n=len(written),
         explanation=f"Over two epochs with B = {one['effective_batch']}, N = {one['accumulation_steps']:.0f} it takes "
@@ -155,20 +151,17 @@ def update_over_n(results: Results) -> ClaimResult:
     times_n = (first[UNDIVIDED] / first["accumulated"])[plain] / first.loc[plain, "accumulation_steps"] - 1
     steady, hidden = (divided <= GROWTH).all(), (first[UNDIVIDED] / first["accumulated"])[adam] - 1
     grows = bool((times_n.abs() <= EXACT).all())
-    verdict = Ruling.confirmed if not steady else Ruling.conditional if grows else Ruling.refuted
     most = int(first["accumulation_steps"].max())
     return ClaimResult(
-        verdict=verdict,
-        condition="without the division by N, under an optimizer whose steps keep the scale (SGD, momentum)"
-        if verdict == Ruling.conditional
-        else "",
-        measured=float(divided.max()),
+        verdict=Ruling.confirmed if not steady else Ruling.conditional if grows else Ruling.refuted,
+        condition="without the division by N, under an optimizer whose steps keep the scale (SGD, momentum)",
+        measured=divided.max(),
         threshold=f"≤ {GROWTH:g} times the update of one micro-batch, up to N = {most}",
         n=len(first),
-        explanation=f"Divided, first update and mean over the first steps are {number(float(divided.min()))} to "
-        f"{number(float(divided.max()))} times those of one micro-batch, whatever N. Undivided the first is N times the divided "
-        f"one under SGD, the mean up to {number(float(undivided.max()))} times it; under Adam the first is the same within "
-        f"{number(float(hidden.abs().max()))}. Whether training becomes unstable is not tested.",
+        explanation="Divided, first update and mean over the first steps are "
+        f"{span(divided)} times those of one micro-batch, whatever N. Undivided the first is N times the divided "
+        f"one under SGD, the mean up to {number(undivided.max())} times it; under Adam the first is the same within "
+        f"{number(hidden.abs().max())}. Whether training becomes unstable is not tested.",
     )
 
 
@@ -180,7 +173,7 @@ CLAIMS = (
     Claim(
         id="A3",
         expects=Ruling.conditional,
-        rule=f"Of float64 gradients: confirmed when sums of summed and of mean losses are both the full batch's within "
+        rule="Of float64 gradients: confirmed when sums of summed and of mean losses are both the full batch's within "
         f"{ALGEBRA_GATE:.0e}, conditional when the former are and the latter are N times it, refuted when neither is.",
         decide=sum_of_gradients,
     ),
@@ -221,7 +214,7 @@ def when_n_is_right(material: Material) -> Section | None:
     rows = []
     for (workload, short, arm), own in arms.groupby(["workload", arms["short_windows"] > 0, "arm"], sort=True):
         verdicts = ", ".join(f"{count} {verdict}" for verdict, count in tables.verdict_counts(own).items())
-        errors = f"{number(own['gradient_error'].min())} to {number(own['gradient_error'].max())}"
+        errors = span(own["gradient_error"])
         name = FAULTS.get(str(arm), "divided by the window's weights")
         rows.append((_words(str(workload)), "with a short one" if short else "all full", name, str(len(own)), verdicts, errors))
     head = ("loss", "windows", "the loss is divided", "arms", "verdicts", "gradient error in float64")

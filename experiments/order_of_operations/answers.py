@@ -9,7 +9,7 @@ from functools import partial
 import pandas as pd
 
 from accumulation_harness.analysis import faults
-from accumulation_harness.analysis.content import Picture, Section, Table, Text, number, share
+from accumulation_harness.analysis.content import Picture, Section, Table, Text, counted, number, share, span
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
 from accumulation_harness.experiments.order_of_operations import figures as order_figures
@@ -53,13 +53,13 @@ def _judged(wrong: pd.DataFrame, right: pd.DataFrame, meaning: str) -> ClaimResu
     gap = wrong[["algebra_error", "trajectory_error"]].max(axis=1)
     return ClaimResult(
         verdict=Ruling.confirmed if parted.all() else Ruling.refuted if not parted.any() else Ruling.conditional,
-        condition=f"in {share(int(parted.sum()), len(wrong))} arms" if parted.any() and not parted.all() else "",
-        measured=float(gap.min()),
+        condition=f"in {counted(parted)} arms",
+        measured=gap.min(),
         threshold=GATE,
         n=len(wrong) + len(right),
-        explanation=f"{meaning}: {share(int(parted.sum()), len(wrong))} arms that do otherwise are different, by "
-        f"{number(float(gap.min()))} at least, and {share(sum(named), len(wrong))} are called by that name; the "
-        f"{len(right)} arms that do it once per window are equivalent, within {number(float(right['algebra_error'].max()))}.",
+        explanation=f"{meaning}: {counted(parted)} arms that do otherwise are different, by "
+        f"{number(gap.min())} at least, and {share(sum(named), len(wrong))} are called by that name; the "
+        f"{len(right)} arms that do it once per window are equivalent, within {number(right['algebra_error'].max())}.",
     )
 
 
@@ -83,7 +83,7 @@ def clip_afterwards(results: Results) -> ClaimResult:
     active = right["clipped_share"] > 0
     if not active.any() or active.all() or not arms["arm"].eq(Cause.clip_before_unscale).any():
         return undecided("It takes trials in which clipping is off and is active, and a loss scaler.", len(right))
-    clipping = share(int(active.sum()), len(active))
+    clipping = counted(active)
     meaning = f"Clipping once, after the last micro-batch and after unscaling (active in {clipping} trials)"
     names = (Cause.clip_per_micro_batch, Cause.clip_before_unscale)
     found = once_per_window(names, meaning, results)
@@ -100,13 +100,13 @@ def clip_afterwards(results: Results) -> ClaimResult:
     return dataclasses.replace(
         found,
         verdict=verdict,
-        condition=_where_it_matters(wrong["algebra_error"], matters) if verdict == Ruling.conditional else "",
-        measured=float(ends.min()),
+        condition=_where_it_matters(wrong["algebra_error"], matters),
+        measured=ends.min(),
         threshold=f"weights at the end, off by more than {NOTICEABLE:g} of the distance travelled in every other arm",
         n=len(wrong),
-        explanation=f"{found.explanation} Where clipping is active the weights end off by {number(float(ends.min()))} to "
-        f"{number(float(ends.max()))} of the distance covered, above {NOTICEABLE:g} in "
-        f"{share(int(matters.sum()), len(matters))} arms. "
+        explanation=f"{found.explanation} Where clipping is active the weights end off by "
+        f"{span(ends)} of the distance covered, above {NOTICEABLE:g} in "
+        f"{counted(matters)} arms. "
         "That it is critical for stability is not tested.",
     )
 
@@ -115,7 +115,7 @@ def _where_it_matters(gradients: pd.Series[float], matters: pd.Series[bool]) -> 
     """By how far the gradient is off, where that parts the arms that matter from the others; else how many do."""
     least, most = float(gradients[matters].min()), float(gradients[~matters].max())
     if least <= most:
-        return f"in {share(int(matters.sum()), len(matters))} arms"
+        return f"in {counted(matters)} arms"
     return f"where the gradient is off by {number(least)} or more; not where by {number(most)} or less"
 
 
@@ -136,12 +136,12 @@ def threshold(results: Results) -> ClaimResult:
     bound = moved and needs_n and breaks
     return ClaimResult(
         verdict=Ruling.confirmed if not unchanged else Ruling.conditional if bound else Ruling.refuted,
-        condition="where mean losses are summed, and not averaged" if unchanged and bound else "",
-        measured=float(rows.loc[averaged & same, "error"].max()),
+        condition="where mean losses are summed, and not averaged",
+        measured=rows.loc[averaged & same, "error"].max(),
         threshold=f"≤ {ALGEBRA_GATE:.0e} with the threshold unchanged",
         n=len(rows),
         explanation="Averaged gradients are clipped as the full batch's with the threshold unchanged, and not with c·N or c/N "
-        f"(off by {number(float(rows.loc[averaged & ~same & (rows['threshold'] == 'clipped'), 'error'].min()))} at least). Only "
+        f"(off by {number(rows.loc[averaged & ~same & (rows['threshold'] == 'clipped'), 'error'].min())} at least). Only "
         "sums of mean losses need c·N, and then have to be divided by N after all.",
     )
 
@@ -159,12 +159,12 @@ def checkpoints(results: Results) -> ClaimResult:
     counts = {name: share(sum(own), len(own)) for name, own in same.items()}
     return ClaimResult(
         verdict=Ruling.refuted if not belong else Ruling.conditional if saved else Ruling.confirmed,
-        condition="unless the window's gradients are saved, or the window is begun again" if belong and saved else "",
-        measured=float(lost.min()),
+        condition="unless the window's gradients are saved, or the window is begun again",
+        measured=lost.min(),
         threshold="0, bit by bit",
         n=len(rows),
         explanation=f"Resumed at a boundary {counts['at_boundary']} trainings end bit-identical, inside a window "
-        f"{counts['in_window']} (weights off by {number(float(lost.min()))} at least), unless the checkpoint holds the gradients "
+        f"{counts['in_window']} (weights off by {number(lost.min())} at least), unless the checkpoint holds the gradients "
         f"({counts['in_window_with_gradients']}) or the window is begun again ({counts['in_window_replayed']}).",
     )
 
@@ -229,7 +229,7 @@ def who_differs(material: Material) -> Section | None:
         parted = own["verdict"].eq("different")
         gap = own[["algebra_error", "trajectory_error"]].max(axis=1)
         causes = ", ".join(sorted(set(own["cause"])))
-        cells = (share(int(parted.sum()), len(own)), f"{number(gap.min())} to {number(gap.max())}", causes)
+        cells = (counted(parted), span(gap), causes)
         rows.append((WRONG[Cause(str(arm))], str(optimizer), *cells))
     caption = (
         f"Gates: {ALGEBRA_GATE:.0e} on gradients and state, {TRAJECTORY_GATE:.0e} on the float64 trajectory; the larger of the "
@@ -286,11 +286,11 @@ def thresholds(material: Material) -> Section | None:
     name = rows["factor"].case_when([(rows["factor"] == 1, "c"), (rows["factor"] > 1, "c·N"), (rows["factor"] < 1, "c / N")])
     cells = []
     for (arm, factor, kind), own in rows.assign(name=name).groupby(["arm", "name", "threshold"]):
-        ranges = [f"{number(own[column].min())} to {number(own[column].max())}" for column in ("error", "error_of_nth")]
+        ranges = [span(own[column]) for column in ("error", "error_of_nth")]
         cells.append((str(arm), str(factor), "below the norm" if kind == "clipped" else "above it", *ranges))
     head = ("mean losses", "threshold", "c is", "error", "error of the N-th part")
     caption = (
-        f"Relative distance of what the optimizer consumes to the full batch's gradient clipped at c; N = 2 to "
+        "Relative distance of what the optimizer consumes to the full batch's gradient clipped at c; N = 2 to "
         f"{rows['accumulation_steps'].max()}, {rows['trial'].nunique()} trials, float64. Where c clips, a sum under the "
         "unchanged threshold happens to be right: active clipping hides a missing division."
     )
@@ -310,8 +310,8 @@ def resumed(material: Material) -> Section | None:
     }
     cells = []
     for (arm, precision), own in rows.groupby(["arm", "precision"]):
-        spread = f"{number(own['distance'].min())} to {number(own['distance'].max())}"
-        cells.append((names[str(arm)], str(precision), share(int(own["identical"].sum()), len(own)), spread))
+        spread = span(own["distance"])
+        cells.append((names[str(arm)], str(precision), counted(own["identical"]), spread))
     head = ("checkpoint", "precision", "bit-identical", "distance of the weights")
     caption = (
         "Model, optimizer, schedule and scaler went through torch.save and torch.load into new objects, and trained to the end; "

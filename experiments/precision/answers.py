@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from accumulation_harness.analysis import tables
-from accumulation_harness.analysis.content import Block, Picture, Section, Table, Text, number, share
+from accumulation_harness.analysis.content import Block, Picture, Section, Table, Text, counted, number, span
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Advice, Claim, ClaimResult, Experiment, Material, Ruling, undecided
 from accumulation_harness.experiments.precision import figures as precision_figures
@@ -37,24 +37,22 @@ def small_micro_batches(results: Results) -> ClaimResult:
     clean = bool((wide < GROWTH).all()) and bool((small.loc[small["accumulator"] == "float32", "high"] <= NOTICEABLE).all())
     dirty = bool((narrow >= GROWTH).all())
     worst = {name: own["arm_error"].max() for name, own in small.groupby("accumulator")}
-    verdict = Ruling.conditional if clean and dirty else Ruling.refuted if clean else Ruling.confirmed
     forwards = every[(every["precision"] == "bfloat16") & (every["accumulator"] == "bfloat16")] if len(every) else every
     realistic = growth(forwards) if len(forwards) else pd.Series(dtype=float)
     added = (
-        f" With the forward in bfloat16 too, whose own error is larger, they grow {number(realistic.min())} to "
-        f"{number(realistic.max())}-fold."
+        f" With the forward in bfloat16 too, whose own error is larger, they grow {span(realistic)}-fold."
         if len(realistic)
         else ""
     )
     return ClaimResult(
-        verdict=verdict,
-        condition="where the sum is kept in 16 bits" if verdict == Ruling.conditional else "",
-        measured=float(wide.max()),
+        verdict=Ruling.conditional if clean and dirty else Ruling.refuted if clean else Ruling.confirmed,
+        condition="where the sum is kept in 16 bits",
+        measured=wide.max(),
         threshold=f"error at the largest N over that at the smallest above 1: below {GROWTH:g} in float32, above it in 16 bits",
         n=len(small),
-        explanation=f"From the smallest N to b ≤ {SMALL} the error of a float32 sum changes {number(wide.min())} to "
-        f"{number(wide.max())}-fold, that of sums in 16 bits {number(narrow.min())} to {number(narrow.max())}-fold. At b ≤ "
-        f"{SMALL} it is at most {number(worst['float32'])} in float32 ({number(ratio.min())} to {number(ratio.max())} times "
+        explanation=f"From the smallest N to b ≤ {SMALL} the error of a float32 sum changes "
+        f"{span(wide)}-fold, that of sums in 16 bits {span(narrow)}-fold. At b ≤ "
+        f"{SMALL} it is at most {number(worst['float32'])} in float32 ({span(ratio)} times "
         f"the full batch's own), {number(worst['float16'])} in float16 and {number(worst['bfloat16'])} in bfloat16.{added}",
     )
 
@@ -73,16 +71,15 @@ def scaling_works(results: Results) -> ClaimResult:
         return undecided("It takes accumulated arms, and arms in a wrong order beside them.", len(rows))
     works, tells = bool(good["right"].all()), not bool(wrong["right"].any())
     exact = accumulated[accumulated["width"] == "float64"]
-    verdict = Ruling.confirmed if works and tells else Ruling.refuted if not accumulated["right"].any() else Ruling.conditional
     return ClaimResult(
-        verdict=verdict,
-        condition="in some arms, or not told from a wrong order" if verdict == Ruling.conditional else "",
+        verdict=Ruling.confirmed if works and tells else Ruling.refuted if not accumulated["right"].any() else Ruling.conditional,
+        condition="in some arms, or not told from a wrong order",
         measured=max(exact["error"].max(), exact["error_after"].max()),
         threshold=f"error ≤ {ALGEBRA_GATE:.0e} in float64; a window that overflows: no step, scale halved once",
         n=len(rows),
-        explanation=f"Unscaled once, clipped then, updated once: {share(int(accumulated['right'].sum()), len(accumulated))} "
+        explanation=f"Unscaled once, clipped then, updated once: {counted(accumulated['right'])} "
         "accumulated arms have the full batch's gradient, and one infinite sample skips the whole window once and halves the "
-        f"scale once. {share(int((~wrong['right']).sum()), len(wrong))} arms in a wrong order fail "
+        f"scale once. {counted(~wrong['right'])} arms in a wrong order fail "
         f"({', '.join(sorted(set(wrong['arm'])))}).",
     )
 
@@ -137,12 +134,12 @@ def mixed_precision(results: Results) -> ClaimResult:
         verdict = Ruling.refuted if apart else Ruling.undecided
     return ClaimResult(
         verdict=verdict,
-        condition=f"on what was trained: {', '.join(tasks.index)}" if verdict == Ruling.conditional else "",
-        measured=float(farthest["mean"]),
+        condition=f"on what was trained: {', '.join(tasks.index)}",
+        measured=farthest["mean"],
         threshold=f"accuracy within ±{MARGIN:g} (TOST, 5%, Holm), error ratio ≤ {ROUNDING_GATE:g}",
         n=int(cells["n"].sum()),
-        explanation=f"Under autocast the accumulated gradient's error is {number(rounded['ratio'].min())} to "
-        f"{number(rounded['ratio'].max())} times the full batch's; {share(int((cells['tost_p'] < LEVEL).sum()), len(cells))} "
+        explanation="Under autocast the accumulated gradient's error is "
+        f"{span(rounded['ratio'])} times the full batch's; {counted(cells['tost_p'] < LEVEL)} "
         f"comparisons of accuracy are within ±{100 * MARGIN:g} point over {cells['n'].min()} seeds (farthest: "
         f"{100 * farthest['mean']:+.2f} points, 95% {100 * farthest['low']:+.2f} to {100 * farthest['high']:+.2f}, "
         f"{farthest['label']}). A difference of {100 * cells['detectable'].max():.2f} points would have been found (80% power).",
@@ -197,7 +194,7 @@ def accumulator_section(material: Material) -> Section | None:
         "The forward and every micro-batch's gradient are in float32; only the sum is kept in another format: "
         f"{rows['trial'].nunique()} trials of {rows['permutations'].min():.0f} orders of one window. The lines predict the error "
         "from independent roundings of the exact partial sums, without a free parameter: measured over predicted is "
-        f"{number(narrow['over'].min())} to {number(narrow['over'].max())} in 16 bits. Points above a line show swamping: what "
+        f"{span(narrow['over'])} in 16 bits. Points above a line show swamping: what "
         f"is added is below half a unit in the sum's last place and is lost. A sum of ones stops growing: {stopped}."
     )
     picture = Picture(
@@ -227,9 +224,9 @@ def scaling_section(material: Material) -> Section | None:
     if rows.empty:
         return None
     cells = tuple(
-        (str(arm), str(width), share(int(own["exact"].sum()), len(own)),
+        (str(arm), str(width), counted(own["exact"]),
          number(own["error"].max()), number(own["error_after"].max()),
-         _values(own["steps_when_hit"]), _values(own["scale_factor"]), share(int(own["right"].sum()), len(own)))
+         _values(own["steps_when_hit"]), _values(own["scale_factor"]), counted(own["right"]))
         for (arm, width), own in rows.groupby(["arm", "width"], sort=False)
     )  # fmt: skip
     head = ("arm", "width", "exact", "error", "error after", "steps when hit", "scale x", "right")
@@ -293,7 +290,7 @@ def does_half_precision_hold(results: Results) -> Advice | None:
     same = arms["verdict"] == "equivalent"
     return Advice(
         "Does it hold in float16 or bfloat16?",
-        "Yes, with a float32 accumulator" if same.all() else f"In {share(int(same.sum()), len(same))} runs",
+        "Yes, with a float32 accumulator" if same.all() else f"In {counted(same)} runs",
         f"Rounding error over that of the large batch, median (range): {'; '.join(told)}",
         "Keep parameters and .grad in float32 (autocast does). With float16: unscale once per window, then clip, then step; "
         "never update the scaler inside a window.",

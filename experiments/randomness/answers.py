@@ -34,11 +34,10 @@ def single_runs_differ(results: Results) -> ClaimResult:
     in_law = by_setting["mean_shift"].max() <= SHIFT and farthest <= SPREAD
     exact = bool((remedy["largest_distance"] <= ALGEBRA_GATE).all())
     everywhere, somewhere = apart[True].all() and apart[False].all(), apart[True].any() or apart[False].any()
-    verdict = Ruling.refuted if not somewhere else Ruling.confirmed if everywhere and in_law and exact else Ruling.conditional
     where = "with several dropout layers; with one and the same generator state, not" if not apart[True].all() else "in part"
     return ClaimResult(
-        verdict=verdict,
-        condition=where if verdict == Ruling.conditional else "",
+        verdict=Ruling.refuted if not somewhere else Ruling.confirmed if everywhere and in_law and exact else Ruling.conditional,
+        condition=where,
         measured=several,
         threshold=f"distance > {DIFFERS:g}; spread within {SPREAD:.0%}, means ≤ {SHIFT:g}; remedy ≤ {ALGEBRA_GATE:.0e}",
         n=len(rows),
