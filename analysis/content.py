@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
 from matplotlib.figure import Figure
@@ -49,6 +50,18 @@ class Table:
     caption: str
     folded: bool = False  # shown on demand
     kind = "table"
+
+
+def table(head: str, rows: Iterable[Sequence[Any]], caption: str, *, folded: bool = False) -> Table:
+    """A table from values; `head`: the names of its columns, between bars."""
+    return Table(tuple(head.split(" | ")), tuple(tuple(map(cell, row)) for row in rows), caption, folded)
+
+
+def cell(value: Any) -> str:
+    """A value as text: a count in full, another number as `number` writes it, an estimate with its interval."""
+    if hasattr(value, "estimate"):
+        return estimated(value)
+    return number(value) if isinstance(value, float) else str(value)
 
 
 @dataclass(frozen=True)

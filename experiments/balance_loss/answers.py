@@ -6,7 +6,7 @@ import math
 
 import pandas as pd
 
-from accumulation_harness.analysis.content import Picture, Section, Table, Text, number, share, yes_or_no
+from accumulation_harness.analysis.content import Picture, Section, Text, number, share, table, yes_or_no
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Experiment, Material
 from accumulation_harness.experiments.balance_loss.figures import LABELS, figure_balance
@@ -76,11 +76,12 @@ def losses(material: Material) -> Section | None:
     chosen = rows[rows["arm"].isin(LABELS)]
     if chosen.empty:
         return None
-    head = ("task", "way", "N", "b", "n", "loss less the window's", "by the formula", "router gradient off by")
-    cells = tuple(
-        (str(task), LABELS[str(arm)][0], str(num), f"{own['micro_batch'].iloc[0]:g}", str(len(own)),
-         interval(own["loss"] - own["window_loss"]), number(own["covariance"].mean()), _range(own["gradient_error"]))
+    head = "task | way | N | b | n | loss less the window's | by the formula | router gradient off by"
+    cells = (
+        (task, LABELS[str(arm)][0], num, f"{own['micro_batch'].iloc[0]:g}", len(own), interval(own["loss"] - own["window_loss"]),
+         own["covariance"].mean(), f"{number(off.median())} ({number(off.min())} to {number(off.max())})")
         for (task, arm, num), own in chosen.groupby(["workload", "arm", "accumulation_steps"])
+        for off in [own["gradient_error"]]
     )  # fmt: skip
     picture = Picture(
         "router-gradient",
@@ -90,11 +91,7 @@ def losses(material: Material) -> Section | None:
         "seeds, and their median.",
     )
     text = Text(f"{finding(chosen)} {advice(chosen)}")
-    return Section("One window", (text, picture, Table(head, cells, "Means with 95% t intervals; medians (range).")))
-
-
-def _range(values: pd.Series[float]) -> str:
-    return f"{number(values.median())} ({number(values.min())} to {number(values.max())})"
+    return Section("One window", (text, picture, table(head, cells, "Means with 95% t intervals; medians (range).")))
 
 
 def trained(material: Material) -> Section | None:
@@ -104,20 +101,17 @@ def trained(material: Material) -> Section | None:
         return None
     full = rows[rows["arm"] == "full"].set_index("trial")
     measures = ("held_out_loss", "load_entropy", "class_entropy")
-    head = ("task", "way", "N", "n", "held-out loss", "less the window's", "entropy of the load", "less",
-            "within a class", "less")  # fmt: skip
+    head = "task | way | N | n | held-out loss | less the window's | entropy of the load | less | within a class | less"
     cells = []
     for (task, arm, num), own in rows.groupby(["workload", "arm", "accumulation_steps"]):
-        differences = [own.set_index("trial")[name] - full[name].reindex(own["trial"]) for name in measures]
-        pairs = zip((number(own[name].mean()) for name in measures), map(interval, differences), strict=True)
-        way = LABELS.get(str(arm), ("window",))[0]
-        cells.append((str(task), way, str(num), str(len(own)), *(cell for pair in pairs for cell in pair)))
+        pairs = [(own[name].mean(), interval(own[name] - own["trial"].map(full[name]))) for name in measures]
+        cells.append((task, LABELS.get(str(arm), ("window",))[0], num, len(own), *(cell for pair in pairs for cell in pair)))
     caption = (
         "A router of 8 experts, linear classifiers of which one answers; SGD on cross-entropy and 0.1 times the balance "
         f"loss. Entropies in nats, at most ln 8 = {math.log(8):.2f}. Means and paired 95% t intervals, not corrected; far "
         "smaller than what the loss is for."
     )
-    return Section("After a training", (Table(head, tuple(cells), caption),))
+    return Section("After a training", (table(head, cells, caption),))
 
 
 EXPERIMENT = Experiment(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from accumulation_harness.analysis.content import Section, Table, number
+from accumulation_harness.analysis.content import Section, number, table
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Advice, Claim, ClaimResult, Experiment, Material, Ruling, undecided
 from accumulation_harness.experiments.batchnorm import sections as shown
@@ -133,18 +133,14 @@ def every_cell(material: Material) -> Section | None:
     cells = against_full(rows, MARGIN) if len(rows) else rows
     if cells.empty:
         return None
-    table = tuple(
-        (
-            *(str(row[name]) for name in ("model", "b", "accumulation_steps")),
-            number(row["mean"]),
-            f"{number(row['low'])} to {number(row['high'])}",
-            *(str(row["n"]), number(row["detectable"]), number(row["p_holm"])),
-        )
+    lines = (
+        (*(row[name] for name in ("model", "b", "accumulation_steps", "mean")), f"{number(row['low'])} to {number(row['high'])}",
+         *(row[name] for name in ("n", "detectable", "p_holm")))
         for row in cells.to_dict("records")
-    )
-    head = ("model", "b", "N", "points", "95% interval", "seeds", "would have been seen", "p (Holm)")
+    )  # fmt: skip
+    head = "model | b | N | points | 95% interval | seeds | would have been seen | p (Holm)"
     caption = "Points of held-out error above the full batch's at fixed B, paired by seed."
-    return Section("What each b and N costs", (Table(head, table, caption),))
+    return Section("What each b and N costs", (table(head, lines, caption),))
 
 
 def _cells(cells: pd.DataFrame) -> str:

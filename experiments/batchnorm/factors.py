@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from accumulation_harness.analysis.content import Section, Table, Text, number
+from accumulation_harness.analysis.content import Section, Text, table
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Material
 from accumulation_harness.experiments.batchnorm.sections import named, points
@@ -75,24 +75,18 @@ def b_and_n(material: Material) -> Section | None:
         "of b. Two-pass statistics move N alone: N micro-batches, the statistics of all B. With the full batch they are a 2 x 2 "
         "design, trained from the same seeds."
     )
-    head = ("model", "B", "b", "N", "seeds", "points lost by b", "t test, Holm", "points lost by N", f"within {MARGIN:g}: TOST p")
+    head = f"model | B | b | N | seeds | points lost by b | t test, Holm | points lost by N | within {MARGIN:g}: TOST p"
     caption = (
         "Held-out accuracy; each effect averaged over both values of the other factor, paired by seed, with its 95% t interval. "
         "A TOST p below 0.05 shows that N costs less than the margin; one above shows nothing."
     )
-    table = Table(head, tuple(_row(row) for row in cells.to_dict("records")), caption)
-    return Section("b or N?", (Text(how), Text(in_words(cells)), table))
+    rows = (
+        (named(row["model"]), row["effective_batch"], row["b"], row["effective_batch"] // row["b"], row["n"],
+         _effect(row, "b"), row["b_holm"], _effect(row, "n"), row["n_tost"])
+        for row in cells.to_dict("records")
+    )  # fmt: skip
+    return Section("b or N?", (Text(how), Text(in_words(cells)), table(head, rows, caption)))
 
 
-def _row(row: Mapping[Any, Any]) -> tuple[str, ...]:
-    effects = {
-        name: f"{points(row[f'{name}_mean'])} ({points(row[f'{name}_low'])} to {points(row[f'{name}_high'])})" for name in "bn"
-    }
-    place = (
-        named(row["model"]),
-        str(row["effective_batch"]),
-        str(row["b"]),
-        str(row["effective_batch"] // row["b"]),
-        str(row["n"]),
-    )
-    return (*place, effects["b"], number(row["b_holm"]), effects["n"], number(row["n_tost"]))
+def _effect(row: Mapping[Any, Any], name: str) -> str:
+    return f"{points(row[f'{name}_mean'])} ({points(row[f'{name}_low'])} to {points(row[f'{name}_high'])})"

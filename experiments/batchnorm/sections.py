@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 
+from accumulation_harness.analysis import content
 from accumulation_harness.analysis.caveats import DEFAULT_MOMENTUM
-from accumulation_harness.analysis.content import Picture, Section, Table, Text, estimated, number
+from accumulation_harness.analysis.content import Picture, Section, Text, estimated, number
 from accumulation_harness.analysis.question import Material
 from accumulation_harness.experiments.batchnorm import figures
 from accumulation_harness.experiments.batchnorm.tables import (
@@ -127,8 +127,8 @@ def remedies(material: Material) -> Section | None:
     columns = ["gradient_error", "split_error", "statistics_error", "effective_momentum", "forwards"]
     table = own.groupby("arm")[columns].median()
     table.loc["frozen_statistics", ["statistics_error", "effective_momentum"]] = float("nan")  # they do not move
-    cells = [(words, *(number(float(table[name][arm])) for name in columns), VERDICTS[arm]) for arm, words in WORDS.items()]
-    head = ("remedy", "gradient off", "depends on N", "running statistics off", "effective momentum", "forwards", "what it does")
+    cells = [(words, *table.loc[arm, columns].astype(float), VERDICTS[arm]) for arm, words in WORDS.items()]
+    head = "remedy | gradient off | depends on N | running statistics off | effective momentum | forwards | what it does"
     caption = (
         f"One window at the initial weights, b = {smallest}, medians over {own['trial'].nunique()} trials. Gradient off: "
         "relative distance to the full batch's BatchNorm gradient. Depends on N: distance to the same arm at N = 1. Running "
@@ -136,7 +136,7 @@ def remedies(material: Material) -> Section | None:
         "went through the model, over the window's. GroupNorm and LayerNorm have no batch statistics and are exact at every N "
         "(see their experiment); they are other models, with an accuracy of their own."
     )
-    return Section("Remedies side by side", (Table(head, tuple(cells), caption),))
+    return Section("Remedies side by side", (content.table(head, cells, caption),))
 
 
 def named(model: Any) -> str:
@@ -149,10 +149,10 @@ def accuracy_over_b(material: Material) -> Section | None:
     rows = trained(material.results, norm="batch")
     if rows.empty:
         return None
-    cells, costs = error_cells(rows), against_full(rows, MARGIN)
+    errors, costs = error_cells(rows), against_full(rows, MARGIN)
     panels = {
         f"{named(model)}, B = {batch} (n = {int(own['n'].max())})": own
-        for (model, batch), own in cells.groupby(["model", "effective_batch"], sort=False)
+        for (model, batch), own in errors.groupby(["model", "effective_batch"], sort=False)
     }
     picture = Picture(
         "accuracy-over-b",
@@ -165,14 +165,15 @@ def accuracy_over_b(material: Material) -> Section | None:
     inside, beyond = int((costs["tost_p"] < LEVEL).sum()), int(((costs["p_holm"] < LEVEL) & (costs["mean"] > MARGIN)).sum())
     text = (
         f"Of {len(costs)} cells {inside} are within {MARGIN:g} point of their full batch (TOST, 5%) and {beyond} lose more "
-        f"than that (paired t test, Holm, 5%). The smallest difference that these seeds would have found with a power of 80% is "
-        f"{number(costs['detectable'].min())} to {number(costs['detectable'].max())} points, cell by cell in the table. The "
-        "held-out loss lies farther from the full batch's than the permuted one's in every cell, including those whose mean is "
-        "unharmed: it is another training, whatever its mean says."
-        if (costs["apart_p"] < LEVEL).all()
-        else f"Of {len(costs)} cells {inside} are within {MARGIN:g} point of their full batch (TOST, 5%) and {beyond} lose "
-        "more than that (paired t test, Holm, 5%)."
+        "than that (paired t test, Holm, 5%)."
     )
+    if (costs["apart_p"] < LEVEL).all():
+        text += (
+            " The smallest difference that these seeds would have found with a power of 80% is "
+            f"{number(costs['detectable'].min())} to {number(costs['detectable'].max())} points, cell by cell in the table. The "
+            "held-out loss lies farther from the full batch's than the permuted one's in every cell, including those whose mean "
+            "is unharmed: it is another training, whatever its mean says."
+        )
     reach = (
         "What this does not show: other data, deeper nets, longer training. The nets are small, the test set has 297 images, "
         "and the learning rate was not tuned for each b. Wu & He (2018, read, not measured here) let ResNet-50 lose 0.1, 1.2, "
@@ -180,59 +181,36 @@ def accuracy_over_b(material: Material) -> Section | None:
         "of such nets."
     )
     head = (
-        "model",
-        "B",
-        "N",
-        "b",
-        "b H W",
-        "n",
-        "points lost",
-        "95% interval",
-        "in the weights alone",
-        "TOST p",
-        "t test, Holm",
-        "would have been seen",
-        "loss apart, times the null",
+        "model | B | N | b | b H W | n | points lost | 95% interval | in the weights alone | TOST p | t test, Holm | "
+        "would have been seen | loss apart, times the null"
     )
-    table = Table(
+    cells = (
+        (named(row["model"]), *(row[name] for name in ("effective_batch", "accumulation_steps", "b", "values", "n", "mean")),
+         f"{number(row['low'])} to {number(row['high'])}", _mean_and_interval(row["weights"]) if row["weights"] else "-",
+         *(row[name] for name in ("tost_p", "p_holm", "detectable", "apart")))
+        for row in costs.to_dict("records")
+    )  # fmt: skip
+    table = content.table(
         head,
-        tuple(_cost_row(row) for row in costs.to_dict("records")),
+        cells,
         "Held-out error above the full batch's. b H W: "
         "values of a channel in a micro-batch, in the BatchNorm layer that has the fewest. In the weights alone: with statistics "
         "of the whole training set in both (precise BatchNorm).",
     )
-    measured = costs[costs["values"].notna()]
-    over_values = (_over_values(measured),) if len(measured) else ()
-    return Section("Accuracy over b", (Text(text), picture, *over_values, table, Text(reach)))
+    return Section("Accuracy over b", (Text(text), picture, *_over_values(costs[costs["values"].notna()]), table, Text(reach)))
 
 
-def _over_values(costs: pd.DataFrame) -> Picture:
+def _over_values(costs: pd.DataFrame) -> list[Picture]:
     """The costs of all models over one axis: what a channel's statistics are taken over."""
-    return Picture(
+    if costs.empty:
+        return []
+    return [Picture(
         "cost-over-values",
         figures.figure_cost_over_values(costs),
         "Points of held-out error above the full batch's over the number of values per channel, b H W, for every model.",
         "Paired by seed; means and 95% t intervals. The axis counts the values of a channel in a micro-batch, in the layer that "
         "has the fewest. Models that lay on one curve would be parted by b H W alone; depth and data part them as well.",
-    )
-
-
-def _cost_row(row: Mapping[Any, Any]) -> tuple[str, ...]:
-    place = (
-        named(row["model"]),
-        *(str(row[name]) for name in ("effective_batch", "accumulation_steps", "b")),
-        number(row["values"]),
-        str(row["n"]),
-    )
-    interval = f"{number(row['low'])} to {number(row['high'])}"
-    weights = _mean_and_interval(row["weights"]) if row["weights"] else "-"
-    return (
-        *place,
-        number(row["mean"]),
-        interval,
-        weights,
-        *(number(row[name]) for name in ("tost_p", "p_holm", "detectable", "apart")),
-    )
+    )]  # fmt: skip
 
 
 def remedies_trained(material: Material) -> Section | None:
@@ -247,8 +225,8 @@ def remedies_trained(material: Material) -> Section | None:
         own = rows[rows["arm"] == arm]
         if len(own):
             fixed = arm == "frozen_statistics"  # its weights belong to the statistics that it froze
-            columns = (_mean_and_interval(own["kept"].tolist()), "-" if fixed else _mean_and_interval(own["again"].tolist()))
-            cells.append(("the full batch" if arm == "full" else WORDS[arm], *columns, str(len(own))))
+            again = "-" if fixed else _mean_and_interval(own["again"].tolist())
+            cells.append((WORDS.get(arm, "the full batch"), _mean_and_interval(own["kept"].tolist()), again, len(own)))
     plain, full = rows[rows["arm"] == "accumulated"].set_index("seed"), rows[rows["arm"] == "full"].set_index("seed")
     b, size = int(plain["micro_batch"].iloc[0]), int(plain["effective_batch"].iloc[0])
     lost = plain["kept"] - full["kept"]
@@ -260,14 +238,14 @@ def remedies_trained(material: Material) -> Section | None:
         f"the two, {_mean_and_interval((lost - weights).tolist())}, is the effect of the running statistics on the evaluation, "
         "and all that a corrected momentum can fix."
     )
-    head = ("remedy", "held-out error, %", "with the training set's statistics, %", "n")
+    head = "remedy | held-out error, % | with the training set's statistics, % | n"
     caption = (
         "Mean over seeds and 95% t interval. First column: evaluated with the running statistics that the arm kept. Second: "
         "the same weights, with statistics of the whole training set. Where the first is high and the second low, only the "
         "evaluation was wrong. Ghost BatchNorm in the full batch equals plain accumulation up to rounding, which training in "
         "float32 magnifies at this b: the two rows show by how much."
     )
-    return Section("Remedies, trained", (Text(text), Table(head, tuple(cells), caption)))
+    return Section("Remedies, trained", (Text(text), content.table(head, cells, caption)))
 
 
 def points(value: float) -> str:
@@ -310,14 +288,23 @@ def _beside_wu_and_he(title: str, name: str, rows: pd.DataFrame) -> Section | No
             else "One B; its largest b is the full batch."
         ),
     )
-    head = ("model", "b", "B", "n", "BatchNorm, %", "GroupNorm, %", "GroupNorm gains", "95% interval", "would have been seen",
-            "Wu & He: BatchNorm", "GroupNorm", "gain")  # fmt: skip
+    head = (
+        "model | b | B | n | BatchNorm, % | GroupNorm, % | GroupNorm gains | 95% interval | would have been seen | "
+        "Wu & He: BatchNorm | GroupNorm | gain"
+    )
+    table = (
+        (named(row["model"]), *(row[name] for name in ("b", "effective_batch", "n", "batch", "group", "gain")),
+         f"{number(row['low'])} to {number(row['high'])}", row["detectable"],
+         *((str(batch), str(group), f"{batch - group:.1f}") if batch else "---"))
+        for row in gains.to_dict("records")
+        for batch, group in [WU_HE.get(row["b"], (0, 0))]
+    )  # fmt: skip
     caption = (
         "Gain: BatchNorm's error minus GroupNorm's, in percentage points, paired by seed. Wu & He 2018: ResNet-50 on ImageNet, "
         "validation error; b is images per GPU on 8 GPUs. Only the shapes of the two curves can be compared."
     )
-    table = Table(head, tuple(_gain_row(row) for row in gains.to_dict("records")), caption)
-    return Section(title, (*(Text(_shape(str(model), own)) for model, own in gains.groupby("model", sort=False)), picture, table))
+    shapes = (Text(_shape(str(model), own)) for model, own in gains.groupby("model", sort=False))
+    return Section(title, (*shapes, picture, content.table(head, table, caption)))
 
 
 def _shape(model: str, gains: pd.DataFrame) -> str:
@@ -338,27 +325,19 @@ def _shape(model: str, gains: pd.DataFrame) -> str:
     )
 
 
-def _gain_row(row: Mapping[Any, Any]) -> tuple[str, ...]:
-    theirs = WU_HE.get(int(row["b"]))
-    published = ("-", "-", "-") if theirs is None else (str(theirs[0]), str(theirs[1]), f"{theirs[0] - theirs[1]:.1f}")
-    place = (named(row["model"]), str(row["b"]), str(row["effective_batch"]), str(row["n"]))
-    measured = (number(row["batch"]), number(row["group"]), number(row["gain"]), f"{number(row['low'])} to {number(row['high'])}")
-    return (*place, *measured, number(row["detectable"]), *published)
-
-
 def exact_at_every_n(material: Material) -> Section | None:
     """The gradient errors of every normalisation, over N."""
     rows = material.results.study(EXACT)
     if rows.empty:
         return None
     rows = rows[(rows["arm"] == "accumulated") & ((rows["norm"] != "batch") | (rows["momentum"] == DEFAULT_MOMENTUM))]
-    cells = [
-        (str(norm), named(model), f"{own['accumulation_steps'].min()} to {own['accumulation_steps'].max()}",
-         str(len(own)), number(own["gradient_error"].min()), number(own["gradient_error"].max()))
+    cells = (
+        (norm, named(model), f"{own['accumulation_steps'].min()} to {own['accumulation_steps'].max()}", len(own),
+         own["gradient_error"].min(), own["gradient_error"].max())
         for (norm, model), own in rows.groupby(["norm", "model"])
-    ]  # fmt: skip
-    head = ("norm", "model", "N", "arms", "gradient off, least", "most")
+    )  # fmt: skip
+    head = "norm | model | N | arms | gradient off, least | most"
     caption = (
         "Relative distance of the accumulated gradient to the full batch's in float64, at initial weights and after training."
     )
-    return Section("Exact at every N", (Table(head, tuple(cells), caption),))
+    return Section("Exact at every N", (content.table(head, cells, caption),))

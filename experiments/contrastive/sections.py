@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
+from itertools import combinations
 
 import pandas as pd
 
-from accumulation_harness.analysis.content import Picture, Section, Table, Text, estimated, number
+from accumulation_harness.analysis.content import Picture, Section, Text, estimated, number, table
 from accumulation_harness.analysis.question import Material
 from accumulation_harness.config import TUNING_SEEDS
 from accumulation_harness.experiments.contrastive.figures import figure_bytes, figure_gradients, figure_peaks
@@ -81,7 +80,7 @@ def differences(rows: pd.DataFrame, first: tuple[str, int | None], second: tuple
 
 def gradients_section(material: Material) -> Section | None:
     """How far each method's gradient is from the full batch's, over N."""
-    rows = material.results.study(EXACT)
+    rows = material.results.study(EXACT, ["oracle_error"])
     if rows.empty:
         return None
     plain = rows[(rows["dropout"] == 0)]
@@ -92,24 +91,21 @@ def gradients_section(material: Material) -> Section | None:
         "Left: distance of the gradient to the full batch's at the same weights, in float64, medians over probes and trials; "
         "what is exact lies at the bottom. Right: the loss that each method reports, whose bound is log b within micro-batches.",
     )
-    head = ("method", "loss", "dropout", "N", "gradient off, least", "most", "1 - cosine, median",
-            "temperature's gradient, times",
-            "oracle off, most", "forwards")  # fmt: skip
-    cells = tuple(_exact_row(key, own) for key, own in rows.groupby(["arm", "contrast", "dropout", "accumulation_steps"]))
+    head = (
+        "method | loss | dropout | N | gradient off, least | most | 1 - cosine, median | temperature's gradient, times | "
+        "oracle off, most | forwards"
+    )
+    cells = (
+        (words(str(arm)), contrast, f"{dropout:g}", num, own["gradient_error"].min(), own["gradient_error"].max(),
+         (1 - own["cosine"]).median(), own["temperature_ratio"].median(), own["oracle_error"].max(), own["forwards"].median())
+        for (arm, contrast, dropout, num), own in rows.groupby(["arm", "contrast", "dropout", "accumulation_steps"])
+    )  # fmt: skip
     caption = (
         "Probes along a training on the full batch, at its weights. The oracle is one forward of the whole window, with a "
         "table of all scores of which each row may see what the method lets it see; a dash where there is none. The "
         "temperature's gradient over the full batch's: 1 is right."
     )
-    return Section("One gradient", (picture, Table(head, cells, caption, folded=True)))
-
-
-def _exact_row(key: Any, own: pd.DataFrame) -> tuple[str, ...]:
-    arm, contrast, dropout, num = key
-    oracle = own["oracle_error"].max() if "oracle_error" in own else math.nan
-    values = (own["gradient_error"].min(), own["gradient_error"].max(), (1 - own["cosine"]).median(),
-              own["temperature_ratio"].median(), oracle, own["forwards"].median())  # fmt: skip
-    return (words(arm), str(contrast), f"{dropout:g}", str(num), *map(number, values))
+    return Section("One gradient", (picture, table(head, cells, caption, folded=True)))
 
 
 def retrieval_section(material: Material) -> Section | None:
@@ -124,33 +120,25 @@ def retrieval_section(material: Material) -> Section | None:
         "Mean over seeds and 95% t interval of the reciprocal rank among 1,000 held-out passages, after the same pairs. Left "
         "against the memory of a step (counted), right against the time of a window of B pairs over the full batch's.",
     )
-    head = ("method", "N", "b", "lr", "n", "recall@1, %", "@5", "@20", "reciprocal rank, %", "last quarter added",
-            "kB", "of these held",
-            "time over the full batch's", "forwards", "cosine to the full batch", "query over passage gradient")  # fmt: skip
-    cells = tuple(_trained_row(key, own) for key, own in rows.groupby(["arm", "accumulation_steps"]))
+    head = (
+        "method | N | b | lr | n | recall@1, % | @5 | @20 | reciprocal rank, % | last quarter added | kB | of these held | "
+        "time over the full batch's | forwards | cosine to the full batch | query over passage gradient"
+    )
+    shares = ["recall_1", "recall_5", "recall_20", "reciprocal_rank", "gain_of_last_quarter"]
+    cells = (
+        (words(str(arm)), num, f"{own['micro_batch'].iloc[0]:.0f}",
+         number(own["lr"].iloc[0]) + ("" if own["interior"].all() else " (an end)"), own["seed"].nunique(),
+         *(POINTS * own[shares].mean()), own["total_bytes"].median() / 1e3, own["held_bytes"].median() / 1e3,
+         own["slowness"].median(), own["forwards"].median(), own["cosine"].mean(), own["norm_ratio"].median())
+        for (arm, num), own in rows.groupby(["arm", "accumulation_steps"])
+    )  # fmt: skip
     caption = (
         "Means over seeds. Time: of a window, over the full batch's, the median of the trials that train both. Cosine: of the "
         "gradient with the full batch's at the method's own weights, second half of the training. Held: bytes of "
         "representations, their gradients and banks, beside the graph. An end: the best rate is the smallest or the largest "
         f"that was tried, and another may be better still. {LONGEST}"
     )
-    return Section("Recall, bytes, time", (Text(_advice(rows)), picture, Table(head, cells, caption)))
-
-
-def _trained_row(key: Any, own: pd.DataFrame) -> tuple[str, ...]:
-    arm, num = key
-    shares = (
-        POINTS * own[name].mean() for name in ("recall_1", "recall_5", "recall_20", "reciprocal_rank", "gain_of_last_quarter")
-    )
-    sizes = (
-        own["total_bytes"].median() / 1e3,
-        own["held_bytes"].median() / 1e3,
-        own["slowness"].median(),
-        own["forwards"].median(),
-    )
-    rate = number(own["lr"].iloc[0]) + ("" if own["interior"].all() else " (an end)")
-    about = (words(arm), str(num), f"{own['micro_batch'].iloc[0]:.0f}", rate, str(own["seed"].nunique()))
-    return (*about, *map(number, (*shares, *sizes, own["cosine"].mean(), own["norm_ratio"].median())))
+    return Section("Recall, bytes, time", (Text(_advice(rows)), picture, table(head, cells, caption)))
 
 
 def _advice(rows: pd.DataFrame) -> str:
@@ -201,13 +189,13 @@ def memory_section(material: Material) -> Section | None:
         f"Micro-batches of b = {b} pairs; weights, gradients, optimizer, banks and everything that operations make are counted, "
         "temporaries inside an operation are not. In less memory than its line a method cannot take the window.",
     )
-    table = rows.pivot_table(index="arm", columns="window", values="peak_bytes", aggfunc="median")
-    cells = tuple((words(str(arm)), *(number(size / 1e3) for size in own)) for arm, own in table.iterrows())
+    kilobytes = rows.pivot_table(index="arm", columns="window", values="peak_bytes", aggfunc="median") / 1e3
+    cells = ((words(str(arm)), *own) for arm, own in kilobytes.iterrows())
     caption = f"kB that live at the peak of a step at each window B, b = {b}."
     answer = f"In the memory that the full batch takes at B = {middle} ({number(full[middle] / 1e6)} MB), b = {b}: {told}."
     return Section(
         "The memory at which each method stops",
-        (Text(answer), picture, Table(("method", *(f"B = {size}" for size in sizes)), cells, caption)),
+        (Text(answer), picture, table(" | ".join(["method", *(f"B = {size}" for size in sizes)]), cells, caption)),
     )
 
 
@@ -220,27 +208,20 @@ def order_section(material: Material) -> Section | None:
     for num in sorted(set(rows.loc[rows["arm"] == "grad_cache", "accumulation_steps"])):
         present = [arm for arm in sorted(set(rows["arm"])) if arm.partition("@")[0] in PUBLISHED]
         ladder = sorted(present, key=lambda arm: PUBLISHED.index(arm.partition("@")[0]))
-        pairs = [
-            (low, high)
-            for i, low in enumerate(ladder)
-            for high in ladder[i + 1 :]
-            if low.partition("@")[0] != high.partition("@")[0]
-        ]
+        pairs = [(a, b) for a, b in combinations(ladder, 2) if a.partition("@")[0] != b.partition("@")[0]]
         for low, high in pairs:
             apart, n = difference(rows, (high, num), (low, num))
             least = statistics.detectable(differences(rows, (high, num), (low, num)))
             verdict = "reproduced" if apart.low > 0 else "reversed" if apart.high < 0 else "not told apart"
-            cells.append(
-                (f"{words(low)} < {words(high)}", str(num), str(n), number(apart.estimate),
-                 f"{number(apart.low)} to {number(apart.high)}", number(least), verdict)
-            )  # fmt: skip
-    head = ("published order", "N", "n", "points of reciprocal rank apart", "95% interval", "detectable", "here")
+            cells.append((f"{words(low)} < {words(high)}", num, n, apart.estimate,
+                          f"{number(apart.low)} to {number(apart.high)}", least, verdict))  # fmt: skip
+    head = "published order | N | n | points of reciprocal rank apart | 95% interval | detectable | here"
     caption = (
         "The order is that of Kim et al. 2024 (arXiv:2406.12356), which was read and not measured: dense retrievers that start "
         "from a pretrained encoder and move it slowly. Here towers start at random and move fast, so that a bank's "
         f"representations are older, in units of how far the weights have moved. {DETECTABLE}"
     )
-    return Section("The published order", (Table(head, tuple(cells), caption),))
+    return Section("The published order", (table(head, cells, caption),))
 
 
 def judged_section(material: Material) -> Section | None:
@@ -248,19 +229,16 @@ def judged_section(material: Material) -> Section | None:
     arms = material.arms
     if arms.empty:
         return None
-    cells = tuple(_judged_row(key, own) for key, own in arms.groupby(["arm", "accumulation_steps"]))
-    head = ("method", "N", "verdict", "cause", "explained", "gradient off in float64, most", "rounding over the full batch's")
+    cells = (
+        (words(str(arm)), num, f"{own['verdict'].eq(usual).sum()} of {len(own)} {usual}",
+         ", ".join(sorted(set(own["cause"]) - {""})) or "-", f"{own['explained'].sum()} of {len(own)}",
+         own["gradient_error"].max(), own["rounding_ratio"].median())
+        for (arm, num), own in arms.groupby(["arm", "accumulation_steps"])
+        for usual in own["verdict"].mode()[:1]
+    )  # fmt: skip
+    head = "method | N | verdict | cause | explained | gradient off in float64, most | rounding over the full batch's"
     caption = (
         f"Losses: {', '.join(sorted(set(arms['workload'])))}. A bank is meant to be another computation, so that `different` is "
         f"what it has to be; its oracle is in the table of gradients. Gate: {ALGEBRA_GATE:.0e}."
     )
-    return Section("Verdicts of the methods", (Table(head, cells, caption),))
-
-
-def _judged_row(key: Any, own: pd.DataFrame) -> tuple[str, ...]:
-    arm, num = key
-    usual = own["verdict"].mode()[0]
-    verdict = f"{(own['verdict'] == usual).sum()} of {len(own)} {usual}"
-    causes = ", ".join(sorted(set(own["cause"]) - {""})) or "-"
-    about = (words(str(arm)), str(num), verdict, causes, f"{own['explained'].sum()} of {len(own)}")
-    return (*about, number(own["gradient_error"].max()), number(own["rounding_ratio"].median()))
+    return Section("Verdicts of the methods", (table(head, cells, caption),))

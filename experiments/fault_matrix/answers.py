@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from accumulation_harness.analysis import faults, tables
-from accumulation_harness.analysis.content import Picture, Section, Table, Text, share
+from accumulation_harness.analysis.content import Picture, Section, Text, share, table
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Advice, Answer, Experiment, Material
 from accumulation_harness.analysis.rates import Rate, of_trials, percent, rate
@@ -156,13 +156,12 @@ def misses(material: Material) -> Section | None:
     title = "What was missed or called by a wrong name"
     if odd.empty:
         return Section(title, (Text(f"Nothing: all {len(rows)} arms are detected and named, and no other cause beside theirs."),))
-    listed = tuple(
+    listed = (
         (row["trial"], row["arm"], _what(row), f"{row['verdict']} {row['cause']}", row["reasons"])
         for row in odd.head(MAX_LISTED).to_dict("records")
     )
     more = f" The first {MAX_LISTED} are listed; faults.csv has all." if len(odd) > MAX_LISTED else ""
-    head = ("trial", "fault", "", "verdict", "evidence")
-    return Section(title, (Table(head, listed, f"{len(odd)} of {len(rows)} arms.{more}"),))
+    return Section(title, (table("trial | fault |  | verdict | evidence", listed, f"{len(odd)} of {len(rows)} arms.{more}"),))
 
 
 def _what(row: Mapping[Hashable, Any]) -> str:
@@ -180,20 +179,15 @@ def settings(material: Material) -> Section | None:
     for names, own in tables.in_order(rows).groupby(SETTING, sort=False):
         found = own[own["detected"]]
         detected, named, wrong = rate(own["detected"]), rate(found["named"]), int(found["confidently_wrong"].sum())
-        counts = (str(own["trial"].nunique()), _together(detected), percent(of_trials(own["detected"], own["trial"]).low))
-        listed.append((*map(str, names), *counts, _together(named), str(wrong), percent(rate(faults.shown(own)).share)))
-    head = (*SETTING, "trials", "detected", "of trials, at least (95%)", "named", "wrong name", "shown by the loss")
-    return Section(
-        "By setting",
-        (
-            Table(
-                head,
-                tuple(listed),
-                "Arms whose computation the fault changes. At least: lower end of the exact 95% interval of the share of "
-                "trials in which every fault is detected.",
-            ),
-        ),
+        low = percent(of_trials(own["detected"], own["trial"]).low)
+        seen = percent(rate(faults.shown(own)).share)
+        listed.append((*names, own["trial"].nunique(), _together(detected), low, _together(named), wrong, seen))
+    head = f"{' | '.join(SETTING)} | trials | detected | of trials, at least (95%) | named | wrong name | shown by the loss"
+    caption = (
+        "Arms whose computation the fault changes. At least: lower end of the exact 95% interval of the share of trials in which "
+        "every fault is detected."
     )
+    return Section("By setting", (table(head, listed, caption),))
 
 
 def _together(one: Rate) -> str:
@@ -206,7 +200,7 @@ def elsewhere(_material: Material) -> Section:
     rows = [(MEANINGS[cause].fault, cause, "inherent: a setting of the trial, diagnosed as its cause") for cause in INHERENT]
     rows += [(MEANINGS[cause].fault, cause, "on two processes: the experiment replicas") for cause in ON_RANKS]
     caption = f"{len(rows)} of the catalogue's faults have no arm here. Nothing above says anything of them."
-    return Section("Faults that are not here", (Table(("id", "cause", "why"), tuple(sorted(rows)), caption),))
+    return Section("Faults that are not here", (table("id | cause | why", sorted(rows), caption),))
 
 
 def is_my_trainer_right(results: Results) -> Advice | None:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pandas as pd
 
-from accumulation_harness.analysis.content import Picture, Section, Table, Text, number
+from accumulation_harness.analysis.content import Picture, Section, Table, Text, number, table
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
 from accumulation_harness.experiments.gradient_noise import figures as noise_figures
@@ -120,15 +120,8 @@ def variance_section(material: Material) -> Section | None:
     steps = sorted(set(own["step"]))
     chosen = sorted({steps[0], steps[len(steps) // 2], steps[-1]})
     per_size = rows.assign(off=rows["variance"] / rows["expected"]).groupby(["replacement", "batch"])["off"]
-    cells = tuple(
-        (
-            "with" if replacement else "without",
-            str(batch),
-            str(len(off)),
-            number(off.mean()),
-            number(off.min()),
-            number(off.max()),
-        )
+    cells = (
+        ("with" if replacement else "without", batch, len(off), off.mean(), off.min(), off.max())
         for (replacement, batch), off in per_size
     )
     picture = Picture(
@@ -139,12 +132,12 @@ def variance_section(material: Material) -> Section | None:
         f"{own['draws'].min()} batches a point. Lines: S/B and S/B·(D - B)/(D - 1), with S from the gradients of all "
         "samples; nothing is fitted.",
     )
-    head = ("replacement", "B", "points", "mean of measured/formula", "smallest", "largest")
+    head = "replacement | B | points | mean of measured/formula | smallest | largest"
     caption = (
         "Measured over predicted variance, over all trials and moments. It does not cover other data sets, or samples that "
         "depend on one another."
     )
-    return Section("The variance falls as 1/B", (picture, Table(head, cells, caption, folded=True)))
+    return Section("The variance falls as 1/B", (picture, table(head, cells, caption, folded=True)))
 
 
 def noise_section(material: Material) -> Section | None:
@@ -183,15 +176,15 @@ def _standing(rows: pd.DataFrame) -> Table:
     trace = estimates["noise_trace"] / rows.loc[estimates.index, "noise_trace"]
     square = estimates["gradient_square"] / rows.loc[estimates.index, "gradient_square"]
     error = number(float(rows["loop_error"].max()))
-    cells = tuple(
-        (name, str(len(ratio)), number(ratio.mean()), *(f"{ratio.quantile(q):.3f}" for q in (0.05, 0.5, 0.95)))
+    cells = (
+        (name, len(ratio), ratio.mean(), *(f"{ratio.quantile(q):.3f}" for q in (0.05, 0.5, 0.95)))
         for name, ratio in (("tr Σ", trace), ("|G|²", square))
     )
     caption = (
         f"The two-size estimate over the exact value at the same weights, {rows['windows'].min()} windows a point, drawn with "
         f"replacement. The loop's gradient is the mean of its samples' gradients to {error}, relative, in every window."
     )
-    return Table(("estimate", "points", "mean ratio", "5%", "median", "95%"), cells, caption)
+    return table("estimate | points | mean ratio | 5% | median | 95%", cells, caption)
 
 
 EXPERIMENT = Experiment(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from accumulation_harness.analysis.content import Picture, Section, Table, number, share
+from accumulation_harness.analysis.content import Picture, Section, number, share, table
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Advice, Claim, ClaimResult, Experiment, Material, Ruling, undecided
 from accumulation_harness.experiments.memory_and_time.figures import figure_cost_of_memory
@@ -256,28 +256,23 @@ def memory_table(material: Material) -> Section | None:
     rows = material.measurements
     if rows.empty:
         return None
-    head = ("model", "optimizer", "N", "b", "parameters", "gradients", "state", "activations", "kB in all", "samples/s")
+    head = "model | optimizer | N | b | parameters | gradients | state | activations | kB in all | samples/s"
     columns = ["workload", "model", "optimizer", "accumulation_steps"]
     middle = rows.groupby(columns, as_index=False)[[*TOTAL, "micro_batch", "total_bytes", "samples_per_second"]].median()
-    cells = tuple(
-        (
-            f"{row['workload']} {row['model']}", row["optimizer"], str(row["accumulation_steps"]), number(row["micro_batch"]),
-            *(number(row[name] / 1e3) for name in TOTAL), number(row["total_bytes"] / 1e3), number(row["samples_per_second"]),
-        )
+    cells = (
+        (f"{row['workload']} {row['model']}", row["optimizer"], row["accumulation_steps"], row["micro_batch"],
+         *(row[name] / 1e3 for name in (*TOTAL, "total_bytes")), row["samples_per_second"])
         for row in middle.to_dict("records")
     )  # fmt: skip
-    fits = tuple(
-        (" ".join(map(str, key)), number(static / 1e3), number(slope / 1e3))
+    fits = (
+        (" ".join(map(str, key)), *(number(size / 1e3) for size in fitted(own)))
         for key, own in rows.groupby(["workload", "model", "optimizer"])
-        for static, slope in [fitted(own)]
     )
-    return Section(
-        "Memory and time over the micro-batch",
-        (
-            Table(("model", "static part, kB", "kB per sample"), fits, "M = M_s + a·b, by least squares over b."),
-            Table(head, cells, "kB of each part (exact on a CPU), and samples per second; medians over trials.", folded=True),
-        ),
-    )
+    parts = "kB of each part (exact on a CPU), and samples per second; medians over trials."
+    return Section("Memory and time over the micro-batch", (
+        table("model | static part, kB | kB per sample", fits, "M = M_s + a·b, by least squares over b."),
+        table(head, cells, parts, folded=True),
+    ))  # fmt: skip
 
 
 def what_does_it_cost(results: Results) -> Advice | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from accumulation_harness.analysis.content import Picture, Section, Table, Text, number, yes_or_no
+from accumulation_harness.analysis.content import Picture, Section, Text, number, table, yes_or_no
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Experiment, Material
 from accumulation_harness.experiments.convergence.trainings import DETECTABLE
@@ -62,12 +62,14 @@ def updates(material: Material) -> Section | None:
     chosen = rows[rows["arm"].isin(LABELS)]
     if chosen.empty:
         return None
-    head = ("way", "N", "format", "trained", "trials", "orthogonalisations", "same to the bit", "gradient error", "update error",
-            "cosine", "length")  # fmt: skip
-    cells = tuple(
-        (LABELS[str(arm)][0], str(num), str(precision), f"{after} steps", str(len(own)), number(own["orthogonalisations"].mean()),
-         f"{own['same'].sum():.0f} of {own['windows'].sum():.0f}", _middle(own["gradient_error"]), _middle(own["update_error"]),
-         number(own["cosine"].mean()), number(own["length"].mean()))
+    head = (
+        "way | N | format | trained | trials | orthogonalisations | same to the bit | gradient error | update error | cosine | "
+        "length"
+    )
+    cells = (
+        (LABELS[str(arm)][0], num, precision, f"{after} steps", len(own), own["orthogonalisations"].mean(),
+         f"{own['same'].sum():.0f} of {own['windows'].sum():.0f}", own["gradient_error"].median(), own["update_error"].median(),
+         own["cosine"].mean(), own["length"].mean())
         for (arm, num, precision, after), own in chosen.groupby(["arm", "accumulation_steps", "precision", "after_steps"])
     )  # fmt: skip
     advice = Text(
@@ -85,11 +87,7 @@ def updates(material: Material) -> Section | None:
         "none does are left out.",
     )
     caption = "Errors: median over trials of the root mean square over windows. Muon computes in bfloat16 whatever the format."
-    return Section("One window", (advice, picture, Table(head, cells, caption)))
-
-
-def _middle(values: pd.Series[float]) -> str:
-    return number(float(values.median()))
+    return Section("One window", (advice, picture, table(head, cells, caption)))
 
 
 def trained(material: Material) -> Section | None:
@@ -98,18 +96,18 @@ def trained(material: Material) -> Section | None:
     if rows.empty:
         return None
     full = rows[rows["arm"] == "full"].set_index("trial")["held_out_loss"]
-    head = ("workload", "way", "N", "format", "n", "held-out loss", "less the full batch's", "detectable")
-    cells = tuple(
-        (str(workload), LABELS.get(str(arm), ("full batch",))[0], str(num), str(precision), str(len(own)),
-         number(own["held_out_loss"].mean()), interval(own["held_out_loss"] - full.loc[own["trial"]].to_numpy()),
-         number(detectable((own["held_out_loss"] - full.loc[own["trial"]].to_numpy()).tolist())))
+    rows = rows.assign(more=rows["held_out_loss"] - rows["trial"].map(full))
+    head = "workload | way | N | format | n | held-out loss | less the full batch's | detectable"
+    cells = (
+        (workload, LABELS.get(str(arm), ("full batch",))[0], num, precision, len(own), own["held_out_loss"].mean(),
+         interval(own["more"]), detectable(own["more"].tolist()))
         for (workload, arm, num, precision), own in rows.groupby(["workload", "arm", "accumulation_steps", "precision"])
     )  # fmt: skip
     caption = (
         "At one learning rate and number of windows: a shorter step might catch up at a larger one, which is not measured. Means "
         f"and paired 95% t intervals over seeds, not corrected. {DETECTABLE}"
     )
-    return Section("After a training", (Table(head, cells, caption),))
+    return Section("After a training", (table(head, cells, caption),))
 
 
 EXPERIMENT = Experiment(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from accumulation_harness.analysis.content import Section, Table, Text, number, share
+from accumulation_harness.analysis.content import Section, Text, number, share, table
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
 from accumulation_harness.judge.gates import ALGEBRA_GATE, TRAJECTORY_GATE
@@ -29,19 +29,18 @@ WORDS = {
 def synchronised_once(results: Results) -> ClaimResult:
     """D10: tests whether right ways to synchronise take the window's step, and wrong ones do not and are named."""
     rows = results.measurements
-    right, wrong = _parted(rows)
+    right, wrong = rows[rows["expected"] == ""], rows[rows["expected"] != ""]
     if set(right["unequal_terms"]) != {False, True} or wrong["expected"].nunique() < 2:
         return undecided("It takes equal and unequal numbers of loss terms per rank, and wrong ways of both kinds.", len(rows))
-    exact = _exact(right)
+    exact = (right["cause"] == "") & (right["trajectory_error"] <= TRAJECTORY_GATE)
+    exact &= right[["gradient_error", "rank_distance", "ends_apart"]].max(axis=1) <= ALGEBRA_GATE
     different = wrong["gradient_error"] > ALGEBRA_GATE
     named = wrong["cause"] == wrong["expected"]
+    holds = exact.all() and different.all()
+    verdict = Ruling.refuted if not holds else Ruling.confirmed if named.all() else Ruling.conditional
     return ClaimResult(
-        verdict=Ruling.refuted
-        if not (exact.all() and different.all())
-        else Ruling.confirmed
-        if named.all()
-        else Ruling.conditional,
-        condition="" if named.all() or not (exact.all() and different.all()) else "some wrong ways are found and not named",
+        verdict=verdict,
+        condition="some wrong ways are found and not named" if verdict == Ruling.conditional else "",
         measured=float(right["gradient_error"].max()),
         threshold=f"≤ {ALGEBRA_GATE:.0e} where synchronised, above it where not",
         n=len(rows),
@@ -79,15 +78,12 @@ def communication(results: Results) -> ClaimResult:
     by_n = (ratios["every"] == ratios["accumulation_steps"]).all()
     nothing = (ratios["true_batch"] == 1).all()
     numbers = ", ".join(f"{n:g}" for n in sorted(set(ratios["accumulation_steps"])))
+    four = (ratios["true_batch"] >= 4).all()
+    verdict = Ruling.confirmed if four else Ruling.conditional if by_n and nothing else Ruling.refuted
+    where = "against synchronising after every micro-batch; against the true batch nothing is saved"
     return ClaimResult(
-        verdict=Ruling.confirmed
-        if (ratios["true_batch"] >= 4).all()
-        else Ruling.conditional
-        if by_n and nothing
-        else Ruling.refuted,
-        condition="against synchronising after every micro-batch; against the true batch nothing is saved"
-        if by_n and nothing and not (ratios["true_batch"] >= 4).all()
-        else "",
+        verdict=verdict,
+        condition=where if verdict == Ruling.conditional else "",
         measured=float(ratios["every"].max()),
         threshold="N against every micro-batch, 1 against the true batch",
         n=len(ratios),
@@ -96,16 +92,6 @@ def communication(results: Results) -> ClaimResult:
         f"{_range(ratios['true_batch'])} times against the "
         "true batch on the same ranks: what is saved is what nobody had to send. Counted, not timed.",
     )
-
-
-def _parted(rows: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The rows of ways that are right in their setting, and the others."""
-    return rows[rows["expected"] == ""], rows[rows["expected"] != ""]
-
-
-def _exact(rows: pd.DataFrame) -> pd.Series[bool]:
-    gradients = (rows["cause"] == "") & (rows[["gradient_error", "rank_distance", "ends_apart"]].max(axis=1) <= ALGEBRA_GATE)
-    return gradients & (rows["trajectory_error"] <= TRAJECTORY_GATE)
 
 
 CLAIMS = (
@@ -132,7 +118,7 @@ def ways(material: Material) -> Section | None:
     rows = material.measurements
     if rows.empty:
         return None
-    head = ("way", "loss terms per rank", "expected", "named", "gradient off by", "scale", "ranks apart", "end of training")
+    head = "way | loss terms per rank | expected | named | gradient off by | scale | ranks apart | end of training"
     cells = []
     for arm, words in WORDS.items():
         for unequal, own in rows[rows["arm"] == arm].groupby("unequal_terms"):
@@ -150,7 +136,7 @@ def ways(material: Material) -> Section | None:
         "after three steps, relative to how far these moved."
     )
     caption = "Smallest to largest over all trials and N. Gradients: up to the first wrong window."
-    return Section("Ways to synchronise two ranks", (text, Table(head, tuple(cells), caption)))
+    return Section("Ways to synchronise two ranks", (text, table(head, cells, caption)))
 
 
 def wire(material: Material) -> Section | None:
@@ -159,16 +145,16 @@ def wire(material: Material) -> Section | None:
     if rows.empty:
         return None
     chosen = rows[rows["arm"].isin([*PAIRS, *PAIRS.values()])]
-    head = ("way", "N", "all-reduces of gradients per step", "bytes per parameter and step", "bytes of loss terms per step")
+    head = "way | N | all-reduces of gradients per step | bytes per parameter and step | bytes of loss terms per step"
     cells = []
     for (arm, n), own in chosen.groupby(["arm", "accumulation_steps"]):
         per = own["gradient_bytes"] / own["num_parameters"]
-        cells.append((WORDS[str(arm)], str(n), _range(own["reductions"]), _range(per), _range(own["count_bytes"])))
+        cells.append((WORDS[str(arm)], n, _range(own["reductions"]), _range(per), _range(own["count_bytes"])))
     caption = (
         "What one rank passes to all-reduces, in float64, counted in the process itself (for DistributedDataParallel in its "
         "communication hook). A ring sends 2(W - 1)/W of it. N = 1 is the true batch on the same ranks."
     )
-    return Section("Over the wire", (Table(head, tuple(cells), caption),))
+    return Section("Over the wire", (table(head, cells, caption),))
 
 
 def _range(values: pd.Series[float]) -> str:
