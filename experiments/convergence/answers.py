@@ -31,18 +31,13 @@ from accumulation_harness.experiments.convergence.trainings import (
     LEVEL,
     LONGEST,
     MARGIN,
-    NAMES,
     SETTING,
     Pair,
+    arm_name,
 )
 from accumulation_harness.experiments.convergence.wastefulness import Wasteful
 from accumulation_harness.experiments.momentum.states import interval
 from accumulation_harness.judge import statistics
-
-
-def arm_name(arm: object, num: object) -> str:
-    """An arm as the page calls it."""
-    return f"{NAMES.get(str(arm), str(arm))}{f', N = {num}' if int(str(num)) > 1 else ''}"
 
 
 def setting_name(key: tuple[object, ...]) -> str:

@@ -65,6 +65,11 @@ def trainings(results: Results) -> pd.DataFrame:
     return rows.assign(validation_loss=pd.Series(ends, index=rows.index, dtype=float).fillna(math.inf))
 
 
+def arm_name(arm: object, num: object) -> str:
+    """An arm as the page calls it."""
+    return f"{NAMES.get(str(arm), str(arm))}{f', N = {num}' if int(str(num)) > 1 else ''}"
+
+
 def last(curve: Sequence[float]) -> float:
     """The last value of a curve."""
     return float(curve[-1])

@@ -4,74 +4,50 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from accumulation_harness.analysis.faults import VISIBLE
-from accumulation_harness.analysis.figures.common import WIDTH
-from accumulation_harness.analysis.figures.style import (
-    INK,
-    SERIES,
-    VERMILLION,
-    key,
-    log_axis,
-    new_figure,
-    power_of_ten,
-    steps_axis,
-    style,
-)
-from accumulation_harness.analysis.tables import NORMS, optimizers_of
+from accumulation_harness.analysis.figures.panels import by_optimizer, panels
+from accumulation_harness.analysis.figures.style import DASHED, INK, SERIES, VERMILLION, log_axis, power_of_ten, steps_axis
+from accumulation_harness.analysis.tables import NORMS
 from accumulation_harness.judge.gates import ALGEBRA_GATE
 
-DASHES = ("-", (0, (4, 1.5)))
 EXACT = 1e-17  # where a difference of exactly zero is drawn
 BOTTOM = 1e-4  # relative: below, a curve lies on the correct one
 
 
 def figure_losses(steps: pd.DataFrame) -> Figure:
     """|loss / correct loss - 1| over the optimizer steps: a panel per optimizer, a line per wrong arm."""
-    optimizers = optimizers_of(steps)
     wrong = sorted(set(steps["arm"]) - {"accumulated", "full", "permuted"})
-    looks = {arm: (SERIES[i % len(SERIES)], DASHES[i // len(SERIES) % len(DASHES)]) for i, arm in enumerate(wrong)}
-    with style():
-        figure = new_figure(WIDTH, 4.2)
-        panels = figure.subplots(1, len(optimizers), sharey=True, squeeze=False)[0]
-        for axes, optimizer in zip(panels, optimizers, strict=True):
-            curves = steps[steps["optimizer"] == optimizer].pivot_table(index="step", columns="arm", values="loss")
-            for arm in wrong:
-                if arm in curves:
-                    apart = (curves[arm] / curves["accumulated"] - 1).abs()
-                    colour, dash = looks[arm]
-                    axes.plot(curves.index, np.maximum(apart, BOTTOM), color=colour, linestyle=dash, linewidth=1.1, label=arm)
-            axes.axhline(VISIBLE, color=INK, linewidth=1, linestyle=(0, (4, 3)))
-            log_axis(axes, "y")
-            axes.set(title=optimizer, xlabel="optimizer step")
-        panels[0].set_ylim(bottom=BOTTOM)  # after all lines: a limit stops the axes they share from growing
-        panels[0].set_ylabel("|loss / correct loss - 1|")
-        drawn = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-        drawn[f"visible in the loss ({VISIBLE:.0%} of it)"] = key("")
-        figure.legend(list(drawn.values()), list(drawn), loc="outside lower center", ncols=3)
-    return figure
+
+    def draw(axes: Axes, rows: pd.DataFrame) -> None:
+        curves = rows.pivot_table(index="step", columns="arm", values="loss")
+        for place, arm in enumerate(wrong):
+            if arm in curves:
+                apart = (curves[arm] / curves["accumulated"] - 1).abs().clip(lower=BOTTOM)
+                dash = "--" if place // len(SERIES) % 2 else "-"
+                axes.plot(curves.index, apart, dash, color=SERIES[place % len(SERIES)], linewidth=1.1, label=arm)
+        label = f"visible in the loss ({VISIBLE:.0%} of it)"
+        axes.axhline(VISIBLE, color=INK, linewidth=1, linestyle=DASHED, label=label)
+        log_axis(axes, "y")
+
+    y = "|loss / correct loss - 1|"
+    return panels(by_optimizer(steps), draw, 4.2, x="optimizer step", y=y)
 
 
 def figure_tensor_norms(table: pd.DataFrame) -> Figure:
     """Largest deviation of a tensor's norm over N: a dot per window, coloured by normalisation."""
     norms = [norm for norm in NORMS if norm in set(table["norm"])]
-    numbers = sorted(set(table["accumulation_steps"].astype(int)))  # among other studies the column has gaps
-    with style():
-        figure = new_figure(WIDTH, 3.2)
-        axes = figure.subplots()
+
+    def draw(axes: Axes, table: pd.DataFrame) -> None:
         log_axis(axes, "y", most=9)
         for place, norm in enumerate(norms):
             own = table[table["norm"] == norm]
             shifted = own["accumulation_steps"] * 1.1 ** (place - (len(norms) - 1) / 2)
             colour, mark = (VERMILLION, "X") if norm == "batch" else (SERIES[place], "o")
-            axes.plot(shifted, np.maximum(own["off"], EXACT), color=colour, marker=mark, markersize=4, linestyle="", alpha=0.7,
-                      label=f"norm {norm}")  # fmt: skip
-        axes.axhline(ALGEBRA_GATE, color=INK, linewidth=1, linestyle=(0, (4, 3)))
-        steps_axis(axes, numbers)
-        axes.set(xlabel="N", ylabel="largest |norm / full batch's - 1|")
-        handles: list[Artist] = list(axes.get_legend_handles_labels()[0])
-        handles.append(key(f"gate {power_of_ten(ALGEBRA_GATE)}"))
-        figure.legend(handles=handles, loc="outside upper left", ncols=len(handles))
-    return figure
+            axes.plot(shifted, np.maximum(own["off"], EXACT), mark, color=colour, markersize=4, alpha=0.7, label=f"norm {norm}")
+        axes.axhline(ALGEBRA_GATE, color=INK, linewidth=1, linestyle=DASHED, label=f"gate {power_of_ten(ALGEBRA_GATE)}")
+        steps_axis(axes, table["accumulation_steps"].astype(int).tolist())  # among other studies the column has gaps
+
+    return panels({"": table}, draw, 3.2, x="N", y="largest |norm / full batch's - 1|", ncols=len(norms) + 1)
