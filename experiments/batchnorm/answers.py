@@ -36,7 +36,7 @@ def sees_micro_batches(results: Results) -> ClaimResult:
     )
     return ClaimResult(
         verdict=verdict,
-        condition="as a fact; the micro-batch's statistics do not explain all of it" if verdict == Ruling.conditional else "",
+        condition="as a fact; the micro-batch's statistics do not explain all of it",
         measured=smallest,
         threshold=f"> {APART:g}, oracle {GATE} or 10 x its floor",
         n=len(rows),
@@ -54,15 +54,18 @@ def cannot_be_accumulated(results: Results) -> ClaimResult:
     left = float(pooled["gradient_error"].min())
     mended = float(exact[["gradient_error", "statistics_error"]].max().max())
     can_be_pooled, stays_off, can_be_exact = running <= ALGEBRA_GATE, left > APART, mended <= ALGEBRA_GATE
-    if can_be_pooled and stays_off and can_be_exact:
-        verdict = Ruling.conditional
-    else:
-        verdict = Ruling.refuted if can_be_pooled and not stays_off else Ruling.confirmed
-    passes = f"{exact['forwards'].min():.0f} to {exact['forwards'].max():.0f}" if exact["forwards"].nunique() > 1 else (
-        f"{exact['forwards'].max():.0f}")  # fmt: skip
+    verdict = (
+        Ruling.conditional
+        if can_be_pooled and stays_off and can_be_exact
+        else Ruling.refuted
+        if can_be_pooled and not stays_off
+        else Ruling.confirmed
+    )
+    least, most = exact["forwards"].min(), exact["forwards"].max()
+    passes = f"{most:.0f}" if least == most else f"{least:.0f} to {most:.0f}"
     return ClaimResult(
         verdict=verdict,
-        condition="in one pass: two passes over the window can" if verdict == Ruling.conditional else "",
+        condition="in one pass: two passes over the window can",
         measured=mended,
         threshold=f"pooled and two-pass {GATE}, one pass > {APART:g}",
         n=len(pooled) + len(exact),
@@ -108,17 +111,12 @@ def costs_accuracy(results: Results) -> ClaimResult:
         return undecided(f"It takes two b and {FEWEST_SEEDS} seeds.", n)
     harmed = cells["costs"]
     spared = ~harmed & (cells["tost_p"] < LEVEL)
-    settled = bool((harmed | spared).all())
-    if harmed.all():
-        verdict = Ruling.confirmed
-    elif spared.all():
-        verdict = Ruling.refuted
-    else:
-        verdict = Ruling.conditional if harmed.any() and spared.any() else Ruling.undecided
-    rest = "" if settled else f" {int((~harmed & ~spared).sum())} of {len(cells)} cells are settled neither way."
+    left = int((~harmed & ~spared).sum())
+    kinds = (harmed.all(), Ruling.confirmed), (spared.all(), Ruling.refuted), (harmed.any() and spared.any(), Ruling.conditional)
+    rest = f" {left} of {len(cells)} cells are settled neither way." if left else ""
     return ClaimResult(
-        verdict=verdict,
-        condition=_fates(cells, harmed, spared) if verdict == Ruling.conditional else "",
+        verdict=next((ruling for holds, ruling in kinds if holds), Ruling.undecided),
+        condition=_fates(cells, harmed, spared),
         measured=float(cells["mean"].max()),
         threshold=f"points of held-out error above 0 (Holm) in every cell: confirmed; within {MARGIN:g} (TOST) in every: refuted",
         n=n,

@@ -55,7 +55,7 @@ def any_loss(results: Results) -> ClaimResult:
     listed = ", ".join(f"{number(value)} at N = {num}" for num, value in over.items())
     return ClaimResult(
         verdict=verdict,
-        condition="where the negatives outside the micro-batch hardly count" if verdict == Ruling.conditional else "",
+        condition="where the negatives outside the micro-batch hardly count",
         measured=smallest,
         threshold=f"> {APART:g}, oracle ≤ {ALGEBRA_GATE:.0e}",
         n=len(plain),
@@ -95,7 +95,7 @@ def banks_beat_accumulation(results: Results) -> ClaimResult:
     edge = f"The best learning rate is at an end of those tried for: {', '.join(at_end)}. " if at_end else ""
     return ClaimResult(
         verdict=verdict,
-        condition=f"at {where}" if verdict == Ruling.conditional else "",
+        condition=f"at {where}",
         measured=min(one[2].estimate for one in found),
         threshold=f"confirmed > 0, refuted < {MARGIN:g} point, at every N",
         n=n,
@@ -149,7 +149,7 @@ def memory_for_time(results: Results) -> ClaimResult:
     beside, sizes = pd.Series(cached), " or ".join(bank.partition("@")[2] for bank in banks)
     return ClaimResult(
         verdict=verdict,
-        condition="for some sizes of the bank" if verdict == Ruling.conditional else "",
+        condition="for some sizes of the bank",
         measured=float(time.median()),
         threshold="bytes below the full batch's in every trial; more seconds than accumulation in most",
         n=len(saves),
@@ -186,7 +186,7 @@ def banks_balance(results: Results) -> ClaimResult:
     condition = f"at learning rates of {out}, where one bank is out of balance" if out else "in some trials"
     return ClaimResult(
         verdict=verdict,
-        condition=condition if verdict == Ruling.conditional else "",
+        condition=condition,
         measured=float(middle["two"]),
         threshold="|log ratio| of two banks below that of one, which is above log 1.5, in every trial",
         n=len(table),

@@ -45,7 +45,7 @@ def better_choice(results: Results) -> ClaimResult:
         verdict = Ruling.conditional if len(better) and (len(worse) or len(same)) else Ruling.undecided
     return ClaimResult(
         verdict=verdict,
-        condition=f"for {_cells(better)}; not for {_cells(pd.concat([worse, same]))}" if verdict == Ruling.conditional else "",
+        condition=f"for {_cells(better)}; not for {_cells(pd.concat([worse, same]))}",
         measured=float(gains["gain"].max()),
         threshold=f"gradient ≤ {ALGEBRA_GATE:.0e}; gain above 0 (Holm) in every cell: confirmed",
         n=len(own) + int(gains["n"].sum()),

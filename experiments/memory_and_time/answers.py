@@ -42,7 +42,7 @@ def falls_four_times(results: Results) -> ClaimResult:
     )
     return ClaimResult(
         verdict=verdict,
-        condition=where if verdict == Ruling.conditional else "",
+        condition=where,
         measured=float(factors.median()),
         threshold="4 within 2%",
         n=len(factors),
@@ -89,7 +89,7 @@ def models_become_larger(results: Results) -> ClaimResult:
     )
     return ClaimResult(
         verdict=verdict,
-        condition=f"for {where}; not for {', '.join(never)}" if verdict == Ruling.conditional else "",
+        condition=f"for {where}; not for {', '.join(never)}",
         measured=float(best.max()),
         threshold=f"largest model state within the full batch's memory, over the smallest model's: {LARGER:g} or more",
         n=len(rows),
@@ -108,7 +108,7 @@ def automatic_micro_batches(results: Results) -> ClaimResult:
     verdict = Ruling.refuted if not helped.any() else Ruling.conditional
     return ClaimResult(
         verdict=verdict,
-        condition="while the static part and the smallest micro-batch's activations fit" if verdict == Ruling.conditional else "",
+        condition="while the static part and the smallest micro-batch's activations fit",
         measured=float(floor.median()),
         threshold="memory at the smallest b over that at b = B: below 1 (helps); 0 would remove every such error",
         n=len(ends),
@@ -156,7 +156,7 @@ def cost_in_time(results: Results) -> ClaimResult:
     largest = cost[nums[-1]]
     return ClaimResult(
         verdict=verdict,
-        condition=f"on b and the device: {where}" if verdict == Ruling.conditional else "",
+        condition=f"on b and the device: {where}",
         measured=float(largest.median()),
         threshold=f"≤ {1 + NEGLIGIBLE:g} (S0), ≤ {SLIGHTLY:g} (S4), N within {N_TIMES:.0%} (S3); outside all of them: refuted",
         n=len(every),
@@ -236,19 +236,15 @@ def budget_figure(material: Material) -> Section | None:
         return None
     cost = time_against_memory(rows)
     panels = {f"{workload} {model}": own for (workload, model), own in cost.groupby(["workload", "model"])}
-    return Section(
-        "What a budget of memory costs in time",
-        (
-            Picture(
-                "memory_and_time",
-                figure_cost_of_memory(panels),
-                "Time of a window over the full batch's against the memory of a step, a point per micro-batch size",
-                "Each point is a size of micro-batch, labelled with b, at the same window B. A budget is a position on the "
-                "horizontal axis: the first point to its left is the largest measured b that fits, and its height is what "
-                "accumulating costs. `accumulation-harness plan memory=... effective_batch=...` answers for a model of yours.",
-            ),
-        ),
+    picture = Picture(
+        "memory_and_time",
+        figure_cost_of_memory(panels),
+        "Time of a window over the full batch's against the memory of a step, a point per micro-batch size",
+        "Each point is a size of micro-batch, labelled with b, at the same window B. A budget is a position on the "
+        "horizontal axis: the first point to its left is the largest measured b that fits, and its height is what "
+        "accumulating costs. `accumulation-harness plan memory=... effective_batch=...` answers for a model of yours.",
     )
+    return Section("What a budget of memory costs in time", (picture,))
 
 
 def memory_table(material: Material) -> Section | None:
