@@ -10,7 +10,7 @@ import pandas as pd
 
 from accumulation_harness.analysis import tables
 from accumulation_harness.analysis.content import Block, Cell, Matrix, Picture, Section, Table, Text, number, share
-from accumulation_harness.analysis.figures import common as figures
+from accumulation_harness.analysis.figures import judged as figures
 from accumulation_harness.analysis.question import Material
 from accumulation_harness.judge.gates import ALGEBRA_GATE, ROUNDING_GATE
 

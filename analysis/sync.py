@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 
 from accumulation_harness.analysis import load, tables
 from accumulation_harness.analysis.article import drawn_steps
-from accumulation_harness.analysis.figures import common as figures
+from accumulation_harness.analysis.figures import judged as figures
 from accumulation_harness.analysis.figures.style import style
 from accumulation_harness.config import ConfigError, TrackingConfig, TrackingMode
 from accumulation_harness.results import sweeps, tracking

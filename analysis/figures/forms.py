@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -44,7 +44,7 @@ def curves(
     size: tuple[float, float] = (WIDTH, 3.2),
     columns: int = 6,
     level: tuple[float, str] | None = None,
-    sharey: bool = True,
+    sharey: bool | Literal["row"] = True,
     ncols: int = 4,
     **limits: Any,
 ) -> Figure:
@@ -62,6 +62,8 @@ def curves(
                     log_axis(own, name, most=8)
             if level:
                 own.axhline(level[0], color=INK, linewidth=1, linestyle=DASHED, label=level[1])
+            if not drawn:
+                own.text(0.5, 0.5, "not run", transform=own.transAxes, ha="center")
             for curve in drawn:
                 look = {"markersize": 4.5, "linewidth": 1.2, **curve.look}
                 if curve.band is not None:

@@ -1,0 +1,216 @@
+"""The figures of judged arms, from tables to a matplotlib Figure: no global plotting state."""
+
+from __future__ import annotations
+
+from itertools import pairwise, product
+from typing import cast
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from accumulation_harness.analysis.figures.common import EXACT, WIDTH, to_the_ends
+from accumulation_harness.analysis.figures.forms import Curve, curves, mean_curve, median_curve
+from accumulation_harness.analysis.figures.style import (
+    BLUE,
+    DASHED,
+    GREEN,
+    GREY,
+    INK,
+    SERIES,
+    VERMILLION,
+    by_steps,
+    log_axis,
+    new_figure,
+    power_of_ten,
+    steps_axis,
+    style,
+)
+from accumulation_harness.analysis.tables import NORMS, PRECISIONS, facets
+from accumulation_harness.judge.gates import ALGEBRA_GATE
+
+MAX_MARKS = 150  # of one strip: more cannot be told apart, and would make the page heavy
+NULLS = ("null", "ulp")
+_Arm = tuple[str, int, int]  # its name, N and replicate
+
+
+def figure_algebra(arms: pd.DataFrame) -> Figure:
+    """Float64 difference of every arm, one strip per normalisation, with the gate and the oracle of BatchNorm."""
+    norms = [norm for norm in NORMS if norm in set(arms["norm"])]
+    with style():
+        figure = new_figure(WIDTH, 1.2 + 0.55 * len(norms))
+        axes = figure.subplots()
+        log_axis(axes, "x", most=10)
+        axes.axvspan(EXACT / 3, ALGEBRA_GATE, color=BLUE, alpha=0.06, linewidth=0)
+        axes.axvline(ALGEBRA_GATE, color=INK, linewidth=1, linestyle=(0, (4, 3)))
+        axes.text(ALGEBRA_GATE * 1.6, -0.62, f"gate {power_of_ten(ALGEBRA_GATE)}", va="center", color=INK)
+        for place, norm in enumerate(norms):
+            own = arms[arms["norm"] == norm]
+            accumulated, null = (own[own["arm"] == name] for name in ("accumulated", "permuted"))
+            good = accumulated["algebra_error"] <= ALGEBRA_GATE
+            _strip(axes, accumulated.loc[good, "algebra_error"], place - 0.06, BLUE, "o")
+            _strip(axes, accumulated.loc[~good, "algebra_error"], place - 0.06, VERMILLION, "X")
+            _strip(axes, null["algebra_error"], place + 0.3, GREY, "|")
+            if norm == "batch":
+                _strip(axes, accumulated["oracle_error"].dropna(), place - 0.06, GREEN, "D")
+        names = [f"{norm} (n = {int(((arms['norm'] == norm) & (arms['arm'] == 'accumulated')).sum())})" for norm in norms]
+        axes.set_yticks(range(len(norms)), names)
+        axes.set_ylim(len(norms) - 0.4, -0.85)
+        axes.set_xlim(EXACT / 3, 10)
+        axes.set_xlabel("relative difference to the full batch in float64 (gradients and optimizer state)")
+        axes.grid(axis="y", visible=False)
+        marks = [("o", BLUE, "accumulated, passes"), ("X", VERMILLION, "accumulated, fails"), ("|", GREY, "permuted full batch"),
+                 ("D", GREEN, "BatchNorm against its oracle")]  # fmt: skip
+        handles = [Line2D([], [], marker=mark, color=colour, linestyle="", label=label) for mark, colour, label in marks]
+        figure.legend(handles=handles, loc="outside upper left", ncols=4, handletextpad=0.2, columnspacing=1.4)
+    return figure
+
+
+def _strip(axes: Axes, errors: pd.Series[float], place: float, colour: str, mark: str) -> None:
+    """Marks along one line, slightly scattered; of many, evenly spaced ranks with both ends."""
+    values = np.sort(errors.dropna().to_numpy())
+    if len(values) > MAX_MARKS:
+        values = values[np.linspace(0, len(values) - 1, MAX_MARKS).round().astype(int)]
+    scatter = np.zeros(len(values)) if mark == "|" else 0.13 * np.sin(np.arange(len(values)) * 2.4)
+    size, edge = (6, 1.2) if mark == "|" else (4, 0)
+    at = np.clip(values, EXACT, None)
+    axes.plot(at, place + scatter, mark, color=colour, markersize=size, markeredgewidth=edge, alpha=0.75)
+
+
+def figure_gradient_error(arms: pd.DataFrame) -> Figure:
+    """Error of the gradient in the target precision over N: rows are precisions, columns models; the floor is drawn as a band."""
+    arms = arms[np.isfinite(arms["arm_error"])]
+    models, panels = facets(arms), dict[str, list[Curve]]()
+    for precision, model in product(_precisions(arms), models):
+        own = arms[(arms["precision"] == precision) & (arms["model"] == model)]
+        drawn = panels.setdefault(f"{model}\n{precision} (n = {own['trial'].nunique()})", [])
+        if own.empty:
+            continue
+        accumulated, null = (own[own["arm"] == name] for name in ("accumulated", "permuted"))
+        ends, full = [own["accumulation_steps"].min(), own["accumulation_steps"].max()], own["full_error"]
+        look = {"color": GREY, "label": "full batch: median, range"}
+        drawn.append(Curve(ends, [full.median()] * 2, look, band=([full.min()] * 2, [full.max()] * 2)))
+        for value in (null["arm_error"].min(), null["arm_error"].max()):
+            drawn.append(Curve(ends, [value] * 2, {"color": INK, "linestyle": ":", "label": "permuted full batch: range"}))
+        is_different = accumulated["verdict"] == "different"
+        for chosen, colour, mark, label in (
+            (accumulated[~is_different], BLUE, "o", "accumulated: median, range over trials"),
+            (accumulated[is_different], VERMILLION, "X", "the same, verdict different"),
+        ):
+            if len(chosen):
+                drawn.append(median_curve(chosen, "accumulation_steps", "arm_error", color=colour, marker=mark, label=label))
+    return curves(panels, "N", "‖g - g₆₄‖ / ‖g₆₄‖", columns=len(models), sharey="row", size=(WIDTH, 2.8))
+
+
+def figure_losses(steps: pd.DataFrame) -> Figure:
+    """Loss of every arm, and below it the distance to the full batch's, against the band of the null runs; columns are models."""
+    models, above, below = facets(steps), dict[str, list[Curve]](), dict[str, list[Curve]]()
+    colours = by_steps(steps.loc[steps["arm"] == "accumulated", "accumulation_steps"].tolist())
+    for model in models:
+        own = steps[steps["model"] == model]
+        table = own.pivot_table(index="step", columns=["arm", "accumulation_steps", "replicate"], values="loss")
+        full = table["full", 1, 0]
+        drawn = above.setdefault(f"{model}\n{own['optimizer'].iloc[0]}, seed {own['seed'].iloc[0]}", [])
+        for key, curve in table.items():
+            arm, n, _ = cast(_Arm, key)
+            if arm == "accumulated":
+                drawn.append(Curve(curve.index, curve, {"color": colours[n], "linewidth": 1, "label": f"N = {n}"}))
+        drawn.append(Curve(full.index, full, {"color": INK, "linestyle": DASHED, "label": "full batch"}))
+        below[f"{model}: |loss - full batch's|"] = _beside_null(table.sub(full, axis=0).abs(), colours)
+    figure = curves({**above, **below}, "optimizer step", "loss", axes=("linear", "linear"), columns=len(models), sharey="row")
+    for axes in figure.axes[len(models) :]:
+        log_axis(axes, "y")
+    return figure
+
+
+def figure_distances(steps: pd.DataFrame) -> Figure:
+    """Distance of the parameters to the full batch's, against the band of the null runs: rows are precisions, columns models."""
+    models, panels = facets(steps), dict[str, list[Curve]]()
+    colours = by_steps(steps.loc[steps["arm"] == "accumulated", "accumulation_steps"].tolist())
+    for precision, model in product(_precisions(steps), models):
+        own = steps[(steps["model"] == model) & (steps["precision"] == precision)]
+        table = own.pivot_table(index="step", columns=["arm", "accumulation_steps", "replicate"], values="parameter_distance")
+        panels[f"{model}\n{precision}"] = _beside_null(table, colours) if len(own) else []
+    size = (WIDTH, 2.8)
+    return curves(panels, "optimizer step", "distance d", axes=("linear", "log"), size=size, columns=len(models), sharey="row")
+
+
+def _precisions(rows: pd.DataFrame) -> list[str]:
+    return [name for name in PRECISIONS if name in set(rows["precision"])]
+
+
+def _beside_null(table: pd.DataFrame, colours: dict[int, str]) -> list[Curve]:
+    """Curves by N over the shaded band of the null runs; what is exactly zero is a gap."""
+    table = table.where(table > 0)
+    arms = table.columns.get_level_values("arm")
+    null, accumulated = table.loc[:, arms.isin(NULLS)].max(axis=1), table.loc[:, arms == "accumulated"]
+    lowest = min(null.min(), accumulated.min().min()) / 2
+    look = {"color": GREY, "linewidth": 0.6, "label": "band of the null runs"}
+    return [Curve(null.index, null, look, band=(lowest, null))] + [
+        Curve(curve.index, curve, {"color": colours[n], "linewidth": 0.9, "label": f"N = {n}"})
+        for key, curve in accumulated.items()
+        for _, n, _ in [cast(_Arm, key)]
+    ]
+
+
+def figure_batch_norm(arms: pd.DataFrame, l4: pd.DataFrame) -> Figure:
+    """BatchNorm over N: the difference and what is left of it against the Ghost-BatchNorm oracle; held-out loss beside it."""
+    accumulated, l4 = arms[arms["arm"] == "accumulated"], l4[l4["measure"] == "held_out_loss"]
+    gate = {"color": INK, "linestyle": DASHED, "label": f"gate {power_of_ten(ALGEBRA_GATE)}"}
+    steps = sorted(set(accumulated["accumulation_steps"]))
+    at = "accumulation_steps"
+    left = [
+        median_curve(accumulated, at, "gradient_error", color=VERMILLION, marker="X", label="to the full batch"),
+        median_curve(accumulated, at, "oracle_error", color=GREEN, marker="D", label="to Ghost BatchNorm, chunks of b = B/N"),
+        Curve(steps, [ALGEBRA_GATE] * len(steps), gate),
+    ]
+    right = []
+    for place, (names, own) in enumerate(l4.groupby(["workload", "optimizer", "precision"], sort=False)):
+        cells = own.assign(at=own[at].where(own["arm"] == "accumulated", 1) * 1.04**place)
+        label = f"{' '.join(map(str, names))} (n = {own['n'].max()})"
+        look = {"color": SERIES[place % len(SERIES)], "marker": "oDsv^P"[place % 6], "linestyle": "", "label": label}
+        right.append(mean_curve(cells, "at", **look))
+    panels = {"float64 gradient: relative difference": left,
+              "held-out loss less the full batch's, nats, 95%; 1: permuted": right}  # fmt: skip
+    figure = curves(panels, "N", "", axes=("steps", "linear"), sharey=False, size=(WIDTH, 3.8), ncols=3)
+    log_axis(figure.axes[0], "y", most=10)
+    steps_axis(figure.axes[1], [1, *steps])
+    return figure
+
+
+def figure_convergence(l4: pd.DataFrame, margin: float) -> Figure:
+    """L4 of the held-out loss, one row per configuration: mean difference and interval of every arm, with the margin."""
+    l4 = l4[l4["measure"] == "held_out_loss"]
+    precisions = _precisions(l4)
+    rows = list(dict.fromkeys(zip(l4["workload"], l4["norm"], l4["optimizer"], strict=True)))
+    colours = by_steps(l4.loc[l4["arm"] == "accumulated", "accumulation_steps"].tolist())
+    with style():
+        figure = new_figure(WIDTH, 1.3 + 0.36 * len(rows))
+        grid = figure.subplots(1, len(precisions), sharey=True, squeeze=False)
+        for axes, precision in zip(grid[0], precisions, strict=True):
+            own = l4[l4["precision"] == precision]
+            axes.axvspan(-margin, margin, color=BLUE, alpha=0.07, linewidth=0)
+            axes.axvline(0, color=INK, linewidth=0.8)
+            for place, (n, colour) in enumerate({0: GREY, **colours}.items()):
+                arm = own[(own["accumulation_steps"] == n) & (own["arm"] == "accumulated") if n else own["arm"] == "permuted"]
+                keys = zip(arm["workload"], arm["norm"], arm["optimizer"], strict=True)
+                at = [rows.index(key) + 0.8 * ((place + 0.5) / (len(colours) + 1) - 0.5) for key in keys]
+                look = {"fmt": "o" if n else "d", "markersize": 3, "linewidth": 0.9, "color": colour}
+                axes.errorbar(arm["mean"], at, xerr=to_the_ends(arm), **look)
+            axes.set_xscale("symlog", linthresh=margin / 20, linscale=0.6)
+            ticks = [-margin * 10, -margin, 0, margin, margin * 10]
+            axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+            axes.minorticks_off()
+            axes.set(title=precision, xlabel="held-out loss - full batch's (nats)")
+            axes.grid(axis="y", visible=False)
+            for above, below in pairwise(range(len(rows))):
+                axes.axhline((above + below) / 2, color="#e7eaee", linewidth=0.7)
+        grid[0, 0].set_yticks(range(len(rows)), [" ".join(row) for row in rows])
+        grid[0, 0].set_ylim(len(rows) - 0.4, -0.6)
+        handles = [Line2D([], [], color=colour, label=f"N = {n}", linewidth=2) for n, colour in colours.items()]
+        handles += [Line2D([], [], color=BLUE, alpha=0.12, linewidth=8, label="margin"),
+                    Line2D([], [], color=GREY, marker="d", linestyle="", label="permuted full batch")]  # fmt: skip
+        figure.legend(handles=handles, loc="outside upper left", ncols=len(handles), columnspacing=1.4, handlelength=1.4)
+    return figure
