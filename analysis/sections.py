@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from accumulation_harness.analysis import tables
-from accumulation_harness.analysis.content import Block, Cell, Matrix, Picture, Section, Table, Text, number, share
+from accumulation_harness.analysis.content import Block, Cell, Matrix, Picture, Section, Text, number, share, span, table
 from accumulation_harness.analysis.figures import judged as figures
 from accumulation_harness.analysis.question import Material
 from accumulation_harness.judge.gates import ALGEBRA_GATE, ROUNDING_GATE
@@ -24,21 +24,7 @@ MEANINGS = {
 }
 MAX_LISTED = 20
 MAX_FOLDED = 400
-L4_HEAD = (
-    "workload",
-    "norm",
-    "optimizer",
-    "precision",
-    "arm",
-    "measure",
-    "n",
-    "mean",
-    "95% interval",
-    "TOST p",
-    "times the null",
-    "p",
-    "Holm",
-)
+L4_HEAD = "workload | norm | optimizer | precision | arm | measure | n | mean | 95% interval | TOST p | times the null | p | Holm"
 TRAJECTORY_FACTOR = 10.0  # L3: d_t against the null
 
 
@@ -190,9 +176,8 @@ def batch_norm(material: Material) -> Section | None:
     rows = []
     for n, group in accumulated.groupby("accumulation_steps"):
         means = l4.loc[(l4["arm"] == "accumulated") & (l4["accumulation_steps"] == n), "mean"]
-        errors = (number(group["gradient_error"].median()), number(group["oracle_error"].max()))
-        counts = (str(n), str(group["micro_batch"].iloc[0]), str(len(group)))
-        rows.append((*counts, *errors, f"{number(means.min())} to {number(means.max())}"))
+        errors = (group["gradient_error"].median(), group["oracle_error"].max())
+        rows.append((n, group["micro_batch"].iloc[0], len(group), *errors, span(means)))
     text = (
         f"BatchNorm normalises with the statistics of the micro-batch: its {len(accumulated)} arms compute another function. A "
         "full batch that normalises in chunks of b (Ghost BatchNorm) reproduces their gradients and running statistics to "
@@ -211,9 +196,9 @@ def batch_norm(material: Material) -> Section | None:
         "statistics, which accumulation moves N times per step: in runs as short as these they catch up sooner. The page on "
         "BatchNorm compares the same weights with recalibrated statistics.",
     )
-    head = ("N", "b", "arms", "gradient difference, median", "oracle error, worst", "held-out loss - full batch's, means")
-    table = Table(head, tuple(rows), "The same in numbers; means over seeds, from the lowest configuration to the highest.")
-    return Section("BatchNorm", (Text(text), picture, table))
+    head = "N | b | arms | gradient difference, median | oracle error, worst | held-out loss - full batch's, means"
+    numbers = table(head, rows, "The same in numbers; means over seeds, from the lowest configuration to the highest.")
+    return Section("BatchNorm", (Text(text), picture, numbers))
 
 
 def convergence(material: Material) -> Section | None:
@@ -222,12 +207,15 @@ def convergence(material: Material) -> Section | None:
     cells = l4[(l4["measure"] == "held_out_loss") & (l4["arm"] == "accumulated") & (l4["n"] >= 2)]
     if cells.empty:
         return None
-    table = Table(
-        L4_HEAD,
-        tuple(_l4_row(row) for row in l4.head(MAX_FOLDED).to_dict("records")),
+    rows = (
+        (*(row[name] for name in ("workload", "norm", "optimizer", "precision")), _arm_name(row),
+         str(row["measure"]).removesuffix("_loss").replace("_", "-"), row["n"], row["mean"],
+         f"{number(row['low'])} to {number(row['high'])}", *(row[name] for name in ("tost_p", "apart", "apart_p", "apart_holm")))
+        for row in l4.head(MAX_FOLDED).to_dict("records")
+    )  # fmt: skip
+    caption = (
         f"Paired differences to the full batch; the first {min(MAX_FOLDED, len(l4))} of {len(l4)} rows. tail: mean loss of the "
-        "last tenth of the run.",
-        folded=True,
+        "last tenth of the run."
     )
     picture = Picture(
         "convergence",
@@ -236,7 +224,9 @@ def convergence(material: Material) -> Section | None:
         f"Mean over seeds and 95% t interval; shaded: the margin of ±{margin:g} nats, fixed beforehand "
         f"({material.experiment.margin_reason}). The axis is linear near zero and logarithmic beyond.",
     )
-    return Section("Convergence over seeds", (*(Text(line) for line in _l4_text(cells, margin)), picture, table))
+    return Section(
+        "Convergence over seeds", (*map(Text, _l4_text(cells, margin)), picture, table(L4_HEAD, rows, caption, folded=True))
+    )
 
 
 def _l4_text(cells: pd.DataFrame, margin: float) -> tuple[str, str]:
@@ -259,14 +249,6 @@ def _l4_text(cells: pd.DataFrame, margin: float) -> tuple[str, str]:
     return found, power
 
 
-def _l4_row(row: Mapping[Any, Any]) -> tuple[str, ...]:
-    names = [str(row[name]) for name in ("workload", "norm", "optimizer", "precision")]
-    interval = f"{number(row['low'])} to {number(row['high'])}"
-    measure = str(row["measure"]).removesuffix("_loss").replace("_", "-")
-    rest = (number(row[name]) for name in ("tost_p", "apart", "apart_p", "apart_holm"))
-    return (*names, _arm_name(row), measure, str(row["n"]), number(row["mean"]), interval, *rest)
-
-
 def unjudged(material: Material) -> Section:
     """Arms without a clear verdict, and why, leaving out those that are wrong on purpose."""
     arms = material.arms[~material.arms["fault"]]
@@ -274,14 +256,14 @@ def unjudged(material: Material) -> Section:
     title = "What could not be judged or explained"
     if unclear.empty:
         return Section(title, (Text(f"Nothing: all {len(arms)} arms have a verdict, and every difference a cause."),))
-    rows = tuple(
-        (str(row["trial"]), _arm_name(row), str(row["verdict"]), str(row["reasons"]))
+    rows = (
+        (row["trial"], _arm_name(row), row["verdict"], row["reasons"])
         for row in tables.in_order(unclear).head(MAX_LISTED).to_dict("records")
     )
     more = f" The first {MAX_LISTED} are listed; verdicts.csv has all." if len(unclear) > MAX_LISTED else ""
     counts = ", ".join(f"{count} {verdict}" for verdict, count in tables.verdict_counts(unclear).items())
-    table = Table(("trial", "arm", "verdict", "reason"), rows, f"{len(unclear)} of {len(arms)} arms: {counts}.{more}")
-    return Section(title, (table,))
+    caption = f"{len(unclear)} of {len(arms)} arms: {counts}.{more}"
+    return Section(title, (table("trial | arm | verdict | reason", rows, caption),))
 
 
 def _arm_name(row: Mapping[Any, Any]) -> str:
@@ -290,18 +272,18 @@ def _arm_name(row: Mapping[Any, Any]) -> str:
 
 def vacuity(material: Material) -> Section | None:
     """How often the conditions occurred under which faults show."""
-    table = tables.vacuity(material.arms)
-    if table.empty:
+    found = tables.vacuity(material.arms)
+    if found.empty:
         return None
-    rows = tuple(
-        (f"{row['workload']} {row['norm']}", str(row["n"]), share(row["clipped"], row["arms"]), share(row["short"], row["arms"]),
-         share(row["unequal"], row["arms"]), str(row["fewest_steps"]), number(row["floor"]))
-        for row in table.to_dict("records")
+    rows = (
+        (f"{row['workload']} {row['norm']}", row["n"],
+         *(share(row[name], row["arms"]) for name in ("clipped", "short", "unequal")), row["fewest_steps"], row["floor"])
+        for row in found.to_dict("records")
     )  # fmt: skip
-    head = ("model", "trials", "clipping active", "short windows", "unequal terms", "float64 steps, at least", "float64 floor")
+    head = "model | trials | clipping active | short windows | unequal terms | float64 steps, at least | float64 floor"
     caption = (
         "In how many accumulated arms the float64 test met what reveals faults: a window that was clipped, a window shorter than "
         "B, micro-batches with unequal numbers of loss terms. A zero means that the verdicts say nothing about that case. "
         "Floor: the difference of a permuted full batch, the least that can be told apart."
     )
-    return Section("Was the test able to fail?", (Table(head, rows, caption),))
+    return Section("Was the test able to fail?", (table(head, rows, caption),))

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from accumulation_harness.analysis.caveats import corrected
-from accumulation_harness.analysis.content import Section, Table, Text, number
+from accumulation_harness.analysis.content import Section, Table, Text, number, table
 from accumulation_harness.analysis.question import Material
 from accumulation_harness.experiments.batchnorm.sections import named, points
 from accumulation_harness.experiments.batchnorm.tables import WU_HE, forwards_of, gone_on, remedied
@@ -75,7 +75,7 @@ def _gone_on_table(model: str, size: int, rows: pd.DataFrame) -> Table:
         f"moving statistics ({number(rows.drop_duplicates('seed')['full'].mean())}%; mean and 95% t interval, paired by seed, "
         "not corrected for the number of cells). Frozen statistics cost no extra forward. The last two rows have no b."
     )
-    return Table(("training that goes on", *(f"b = {b}" for b in sizes)), cells, caption)
+    return table(" | ".join(["training that goes on", *(f"b = {b}" for b in sizes)]), cells, caption)
 
 
 def _in_words(model: str, rows: pd.DataFrame) -> str:
@@ -108,7 +108,7 @@ def _table(model: str, size: int, rows: pd.DataFrame, forwards: pd.Series[float]
         f"(n = {len(full)}). Cost: samples that go through the model, over the window's. Ghost BatchNorm takes the memory of "
         "the full batch, and is plain accumulation's mathematics: only rounding tells the two rows apart."
     )
-    return Table(("remedy", *(f"b = {b}" for b in sizes), "cost: forwards"), cells, caption)
+    return table(" | ".join(["remedy", *(f"b = {b}" for b in sizes), "cost: forwards"]), cells, caption)
 
 
 def _cell(rows: pd.DataFrame) -> str:
@@ -132,7 +132,7 @@ def _momenta() -> Table:
         "The momentum to set on every BatchNorm layer, 1 - (1 - m)^(1/N), computed and not measured: the running statistics then "
         "forget in a window what they forgot in a large batch's step. It changes evaluation alone; the gradient stays as it is."
     )
-    return Table(("in the large batch", *(f"N = {num}" for num in STEPS)), cells, caption)
+    return table(" | ".join(["in the large batch", *(f"N = {num}" for num in STEPS)]), cells, caption)
 
 
 SYNCHRONISED = (
