@@ -6,7 +6,7 @@ import math
 
 import pandas as pd
 
-from accumulation_harness.analysis.content import Picture, Section, Text, number, share, table, yes_or_no
+from accumulation_harness.analysis.content import Picture, Section, Text, number, share, span, table, yes_or_no
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Experiment, Material
 from accumulation_harness.experiments.balance_loss.figures import LABELS, figure_balance
@@ -35,7 +35,7 @@ def finding(rows: pd.DataFrame) -> str:
     nearer = _nearer(rows)
     return (
         f"Another loss per micro-batch: {yes_or_no(bool(another))} (formula to {number(identity)}, gradient off by "
-        f"{number(own.min())} to {number(own.max())}). "
+        f"{span(own)}). "
         f"Two passes exact: {yes_or_no(bool(exact))} (to {number(passes.max())}). "
         f"Buffered counts nearer than none, in the median over seeds: {share(int(nearer.sum()), len(nearer))} tasks and N."
     )
@@ -79,7 +79,7 @@ def losses(material: Material) -> Section | None:
     head = "task | way | N | b | n | loss less the window's | by the formula | router gradient off by"
     cells = (
         (task, LABELS[str(arm)][0], num, f"{own['micro_batch'].iloc[0]:g}", len(own), interval(own["loss"] - own["window_loss"]),
-         own["covariance"].mean(), f"{number(off.median())} ({number(off.min())} to {number(off.max())})")
+         own["covariance"].mean(), f"{number(off.median())} ({span(off)})")
         for (task, arm, num), own in chosen.groupby(["workload", "arm", "accumulation_steps"])
         for off in [own["gradient_error"]]
     )  # fmt: skip

@@ -35,12 +35,9 @@ def factors(results: Results) -> pd.DataFrame:
     chosen = rows[rows["arm"].isin(CORNERS)]
     key = ["model", "effective_batch", "b"]
     wide = chosen.pivot_table(index=[*key, "seed"], columns="arm", values="lost").reindex(columns=CORNERS).dropna()
-    effects = pd.DataFrame({
-        "of_b": (wide[GROUPS] + wide[BOTH] - wide[PARTS]) / 2,
-        "of_n": (wide[PARTS] + wide[BOTH] - wide[GROUPS]) / 2,
-    })  # fmt: skip
+    wide = wide.assign(of_b=(wide[GROUPS] + wide[BOTH] - wide[PARTS]) / 2, of_n=(wide[PARTS] + wide[BOTH] - wide[GROUPS]) / 2)
     found = []
-    for place, own in effects.groupby(key, sort=True):
+    for place, own in wide.groupby(key, sort=True):
         of_b, of_n = own["of_b"].tolist(), own["of_n"].tolist()
         b, n = statistics.mean_interval(of_b), statistics.mean_interval(of_n)
         found.append({

@@ -8,7 +8,7 @@ import pandas as pd
 
 from accumulation_harness.analysis import content
 from accumulation_harness.analysis.caveats import DEFAULT_MOMENTUM
-from accumulation_harness.analysis.content import Picture, Section, Text, estimated, number
+from accumulation_harness.analysis.content import Picture, Section, Text, estimated, number, span
 from accumulation_harness.analysis.question import Material
 from accumulation_harness.experiments.batchnorm import figures
 from accumulation_harness.experiments.batchnorm.tables import (
@@ -170,7 +170,7 @@ def accuracy_over_b(material: Material) -> Section | None:
     if (costs["apart_p"] < LEVEL).all():
         text += (
             " The smallest difference that these seeds would have found with a power of 80% is "
-            f"{number(costs['detectable'].min())} to {number(costs['detectable'].max())} points, cell by cell in the table. The "
+            f"{span(costs['detectable'])} points, cell by cell in the table. The "
             "held-out loss lies farther from the full batch's than the permuted one's in every cell, including those whose mean "
             "is unharmed: it is another training, whatever its mean says."
         )

@@ -13,6 +13,7 @@ EXACT, TRAINED, REMEDIED, GONE_ON = "batch_statistics", "convergence", "remedies
 MARGIN = 1.0  # of the equivalence tests, in percentage points of held-out error: three of the 297 held-out images
 LEVEL = tables.LEVEL  # of tests, Holm-corrected over their table
 WU_HE = {32: (23.6, 24.1), 16: (23.7, 24.2), 8: (24.8, 24.0), 4: (27.3, 24.2), 2: (34.7, 24.1)}  # b: BatchNorm, GroupNorm
+RECALIBRATED = "recalibrated_held_out_accuracy"
 CELL = ["model", "norm", "effective_batch", "accumulation_steps", "b"]
 
 
@@ -62,11 +63,11 @@ def growing_batch(rows: pd.DataFrame) -> pd.DataFrame:
 
 def error_cells(rows: pd.DataFrame) -> pd.DataFrame:
     """Held-out error over b (b = B: the full batch): mean over seeds and 95 % interval, per model, normalisation and batch."""
-    cells = []
     shown = _once(rows[rows["arm"].isin(["full", "accumulated"])])
-    for key, own in shown.groupby(CELL, sort=True):
-        interval = statistics.mean_interval(own["error"].tolist())
-        cells.append((*key, len(own), interval.estimate, interval.low, interval.high))
+    cells = [
+        {**dict(zip(CELL, key, strict=True)), **tables.paired_comparison(own["error"].tolist(), MARGIN)}
+        for key, own in shown.groupby(CELL, sort=True)
+    ]
     return pd.DataFrame(cells, columns=[*CELL, "n", "mean", "low", "high"])
 
 
@@ -91,9 +92,10 @@ def against_full(rows: pd.DataFrame, margin: float) -> pd.DataFrame:
         more=others["error"] - others["trial"].map(full["error"]),
         loss=others["held_out_loss"] - others["trial"].map(full["held_out_loss"]),
     )
-    again = others.get("recalibrated_held_out_accuracy", pd.Series(index=others.index, dtype=float)).astype(float)
-    full_again = full.get("recalibrated_held_out_accuracy", pd.Series(index=full.index, dtype=float)).astype(float)
-    values = others.get("values_per_channel", pd.Series(index=others.index, dtype=float)).astype(float)
+    again, full_again, values = (
+        part.get(name, pd.Series(index=part.index, dtype=float)).astype(float)
+        for part, name in ((others, RECALIBRATED), (full, RECALIBRATED), (others, "values_per_channel"))
+    )
     paired = paired.assign(weights=100 * (others["trial"].map(full_again) - again), values=values)
     null = paired[paired["arm"] == "permuted"].groupby("trial")["loss"].apply(list)
     for key, own in _once(paired[paired["arm"] == "accumulated"]).groupby(CELL, sort=True):
@@ -119,11 +121,10 @@ def between_norms(rows: pd.DataFrame) -> pd.DataFrame:
     found = []
     for key, own in wide.dropna(subset=["batch", "group"]).groupby(keys, sort=True):
         gain = (own["batch"] - own["group"]).tolist()
-        interval = statistics.mean_interval(gain)
+        compared = tables.paired_comparison(gain, MARGIN)
         found.append({
-            **dict(zip(keys, key, strict=True)), "n": len(own), "batch": own["batch"].mean(), "group": own["group"].mean(),
-            "gain": interval.estimate, "low": interval.low, "high": interval.high, "detectable": tables.resolution(gain)[1],
-            "p": statistics.t_test(gain), "tost_p": statistics.equivalence_p(gain, MARGIN),
+            **dict(zip(keys, key, strict=True)), **compared, "gain": compared["mean"], "p": statistics.t_test(gain),
+            "batch": own["batch"].mean(), "group": own["group"].mean(),
         })  # fmt: skip
     return pd.DataFrame(found)
 

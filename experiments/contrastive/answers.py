@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from accumulation_harness.analysis.content import estimated, number
+from accumulation_harness.analysis.content import estimated, number, span
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Advice, Claim, ClaimResult, Experiment, Ruling, over_settings, undecided
 from accumulation_harness.experiments.contrastive import sections as shown
@@ -139,13 +139,8 @@ def memory_for_time(results: Results) -> ClaimResult:
         cached += (own["seconds"] / cache["seconds"]).dropna().tolist()
         lighter += (own["total_bytes"] / cache["total_bytes"]).dropna().tolist()
     saves, time = pd.Series(saved), pd.Series(slower)
-    verdict = (
-        Ruling.refuted
-        if (saves >= 1).all()
-        else Ruling.confirmed
-        if (saves < 1).all() and (time > 1).mean() > 0.5
-        else Ruling.conditional
-    )
+    dearer = (saves < 1).all() and (time > 1).mean() > 0.5
+    verdict = Ruling.refuted if (saves >= 1).all() else Ruling.confirmed if dearer else Ruling.conditional
     beside, sizes = pd.Series(cached), " or ".join(bank.partition("@")[2] for bank in banks)
     return ClaimResult(
         verdict=verdict,
@@ -153,10 +148,10 @@ def memory_for_time(results: Results) -> ClaimResult:
         measured=float(time.median()),
         threshold="bytes below the full batch's in every trial; more seconds than accumulation in most",
         n=len(saves),
-        explanation=f"Bytes of a step are {number(saves.min())} to {number(saves.max())} times the full batch's and "
+        explanation=f"Bytes of a step are {span(saves)} times the full batch's and "
         f"{number(min(lighter))} to {number(max(lighter))} times GradCache's; a window takes {number(time.median())} times as "
-        f"long as accumulation (median, {number(time.min())} to {number(time.max())}) and {number(beside.median())} times as "
-        f"long as GradCache ({number(beside.min())} to {number(beside.max())}), by the size of the bank ({sizes} pairs).",
+        f"long as accumulation (median, {span(time)}) and {number(beside.median())} times as "
+        f"long as GradCache ({span(beside)}), by the size of the bank ({sizes} pairs).",
     )
 
 

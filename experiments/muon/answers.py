@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from accumulation_harness.analysis.content import Picture, Section, Text, number, table, yes_or_no
+from accumulation_harness.analysis.content import Picture, Section, Text, number, span, table, yes_or_no
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Experiment, Material
 from accumulation_harness.experiments.convergence.trainings import DETECTABLE
@@ -48,10 +48,10 @@ def finding(rows: pd.DataFrame) -> str:
     calls, errors = of["accumulated"]["orthogonalisations"], of["per_micro_batch"]["update_error"]
     words.append(
         f"One orthogonalisation a window at every N: {yes_or_no(bool((calls == 1).all()))}. Per micro-batch, another update: "
-        f"{yes_or_no(bool(errors.min() >= ANOTHER))} (off by {number(errors.min())} to {number(errors.max())}, with "
-        f"{number(of['per_micro_batch']['length'].min())} to {number(of['per_micro_batch']['length'].max())} of the length). "
+        f"{yes_or_no(bool(errors.min() >= ANOTHER))} (off by {span(errors)}, with "
+        f"{span(of['per_micro_batch']['length'])} of the length). "
         f"A sum in bfloat16 is lifted {LIFT:g}-fold or more: {yes_or_no(bool(of['bfloat16_sum']['lift'].min() >= LIFT))} "
-        f"({number(of['bfloat16_sum']['lift'].min())} to {number(of['bfloat16_sum']['lift'].max())} times the gradient's error)."
+        f"({span(of['bfloat16_sum']['lift'])} times the gradient's error)."
     )
     return "".join(words)
 

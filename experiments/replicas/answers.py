@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from accumulation_harness.analysis.content import Section, Text, number, share, table
+from accumulation_harness.analysis.content import Section, Text, number, share, span, table
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
 from accumulation_harness.judge.gates import ALGEBRA_GATE, TRAJECTORY_GATE
@@ -47,7 +47,7 @@ def synchronised_once(results: Results) -> ClaimResult:
         explanation=f"On two processes the ranks take the whole window's step in {share(int(exact.sum()), len(exact))} trainings "
         f"that average over all loss terms, with equal and unequal numbers of them per rank; "
         f"{share(int(different.sum()), len(wrong))} trainings with a wrong factor, or without synchronising the whole window, do "
-        f"not (off by {number(float(wrong['gradient_error'].min()))} to {number(float(wrong['gradient_error'].max()))}), and "
+        f"not (off by {span(wrong['gradient_error'])}), and "
         f"{share(int(named.sum()), len(wrong))} of them are called by their cause. The operation is an all-reduce.",
     )
 
