@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -27,7 +27,7 @@ def panels(
     x: str = "",
     y: str = "",
     columns: int = 0,
-    share: bool = True,
+    share: bool | Literal["row"] = True,
     width: float = WIDTH,
     ncols: int = 3,
 ) -> Figure:

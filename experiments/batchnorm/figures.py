@@ -34,7 +34,7 @@ def figure_gradient_over_b(rows: pd.DataFrame) -> Figure:
         for (model, after), own in rows.groupby(["model", "after_steps"], sort=False)
     }
     gate = (ALGEBRA_GATE, f"gate {power_of_ten(ALGEBRA_GATE)}")
-    return curves(panels, "micro-batch b", "‖a - g‖ / ‖g‖, float64", level=gate, ylim=(EXACT / 3, 300), ncols=5)
+    return curves(panels, "micro-batch b", "‖a - g‖ / ‖g‖, float64", level=gate, ylim=(EXACT / 3, 300), ncols=3)
 
 
 def figure_effective_momentum(plain: pd.DataFrame, corrected: pd.DataFrame) -> Figure:
