@@ -143,7 +143,7 @@ def test_without_cudnn_is_a_factor_of_the_gap_on_cuda(monkeypatch: pytest.Monkey
     run = ablation.Run(recipe=recipe, ids=torch.arange(8), precision=Precision.float32, clip_norm=None)
     before = torch.backends.cudnn.enabled
     ablation.gap(setting, run)
-    ablation.gap(setting, ablation.cudnn_off(setting, run))
+    ablation.gap(setting, ablation.ON_CUDA["cuDNN"](setting, run))
     assert seen == [before, False] and torch.backends.cudnn.enabled == before
     monkeypatch.setattr(ablation, "gap", lambda setting, run: 1.0 if run.cudnn else 0.1)
     for kind, share in (("cuda", 0.9), ("cpu", None)):

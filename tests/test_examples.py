@@ -25,7 +25,7 @@ def commands(text: str) -> list[list[str]]:
     lines = [
         line.partition("#")[0].split() for line in joined.splitlines() if line.strip().startswith("accumulation-harness run")
     ]
-    return [line[3:] for line in lines]
+    return [line[2:] for line in lines]
 
 
 def run(folder: Path, *arguments: str) -> dict[str, list[dict[str, Any]]]:

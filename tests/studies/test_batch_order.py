@@ -55,7 +55,7 @@ def test_an_order_alone_is_trained_as_beside_the_others(setting: Setting) -> Non
     alone = dataclasses.replace(CONFIG, trained_arm="small_then_large-4")
     found, every = ends(Setting(alone, torch.device("cpu"))), ends(setting)
     assert found == {"small_then_large": every["small_then_large"]}
-    with pytest.raises(ConfigError, match=r"trained_arm=large-4: expected null without study=learning_curves or batch_order"):
+    with pytest.raises(ConfigError, match=r"trained_arm=large-4: expected null without study=.*batch_order"):
         validate(dataclasses.replace(alone, study="critical_batch", trained_arm="large-4"))
 
 

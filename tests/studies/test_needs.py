@@ -14,6 +14,7 @@ from accumulation_harness.config import (
     Model,
     Norm,
     OptimizerConfig,
+    OptimizerName,
     Precision,
     ScheduleConfig,
     ScheduleName,
@@ -30,7 +31,7 @@ TINY = STUDIES | {VERDICTS: {}, "resumption": {}, "replicas": {}}
 ODD: tuple[dict[str, Any], ...] = (
     {"norm": Norm.group}, {"norm": Norm.batch}, {"split": Split.ragged}, {"steps": 2}, {"accumulation_steps": (1,)},
     {"precision": Precision.float32}, {"optimizer": OptimizerConfig()}, {"device": Device.cuda},
-    {"execution": Execution.cuda_graph},
+    {"execution": Execution.cuda_graph}, {"optimizer": OptimizerConfig(name=OptimizerName.custom, target="mine.py:Mine")},
     {"workload": WorkloadConfig(data=Data.pairs, model=Model.mlp)}, {"schedule": ScheduleConfig(name=ScheduleName.cosine)},
 )  # fmt: skip
 
