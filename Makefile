@@ -35,7 +35,7 @@ define sweep_and_report
 	$(BIN)/accumulation-harness report --results $(RESULTS) --out $(REPORTS) || exit $$?; done; exit $$failed
 endef
 
-report: $(VENV)/.ready  ## measure the core questions quickly and write reports/index.html, with recorded verdicts of the others (5 minutes)
+report: $(VENV)/.ready  ## measure the core questions quickly and write reports/index.html, with recorded verdicts of the others
 	$(call sweep_and_report,core,hydra.sweeper.size=quick)
 
 report-full: $(VENV)/.ready  ## measure every question with its full grid (hours; resumes)

@@ -112,12 +112,6 @@ def _excess(table: pd.DataFrame, row: Mapping[Hashable, object], rule: str) -> s
     return number(own["excess"].iloc[0]) if len(own) else "beyond the grid"
 
 
-def _intervals(differences: Mapping[str, list[float]]) -> dict[str, Interval]:
-    """95 % intervals of each optimizer's differences, corrected for reading all of them (Bonferroni)."""
-    level = 1 - LEVEL / max(1, len(differences))
-    return {name: statistics.mean_interval(own, level=level) for name, own in differences.items()}
-
-
 def best_batches(results: Results) -> ClaimResult:
     """G10: tests whether some batch outside 32 to 512 is better than every one inside that was trained."""
     rows = learning_rates.trained(results)

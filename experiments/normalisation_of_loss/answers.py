@@ -21,7 +21,6 @@ FAULTS: dict[str, str] = {  # arm -> how it divides
 }
 SCALE_TOLERANCE = 1e-9  # relative, of the scale of a float64 gradient against N
 EXACT = 1e-9  # relative, of float64 update norms at the same weights
-ADAM_TOLERANCE = 0.05  # relative: Adam's first step is lr·sign(g) up to eps; where the gradient is near eps, N shows a little
 # Allowed factor between the first update at N and at N = 1. A single micro-batch may have a small gradient, and under Adam more
 # samples reach more weights; under SGD an undivided update exceeds it from N = 4 on.
 GROWTH = 2.0
