@@ -39,6 +39,7 @@ MOST_WARNINGS = 3  # of one trial that are shown
 LINGER_SECONDS = 5.0  # of a process whose results are stored, after its mirror should have been closed
 OUTPUT_TAIL = 8192  # characters of a traceback, or of a dead child's output, that are kept
 LINE_LENGTH = 300  # characters of a line of either in the terminal
+UNTOLD = 255  # exit code that multiprocessing reports for a child of a forkserver that is gone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +90,7 @@ class Child:
     report: Connection
     output: Path
     gpu: str | None = None  # the only one that it sees; None where it sees all
+    server: int  # the forkserver that started it
     ended: float = math.inf  # when its results or its report were first seen
 
     @classmethod
@@ -106,7 +108,7 @@ class Child:
         )
         process.start()
         child_report.close()
-        return cls(cell=cell, process=process, report=report, output=Path(output), gpu=gpu)
+        return cls(cell=cell, process=process, report=report, output=Path(output), gpu=gpu, server=_server())
 
     def lingers(self) -> bool:
         """Whether it has ended its work so long ago that it must hang: a thread is left, or W&B's process is stopped."""
@@ -125,10 +127,10 @@ class Child:
         self.close()
         if isinstance(report, (Done, RunsElsewhere, Failure)):
             return report
-        if self.cell.store.is_running(self.cell.folder):  # the forkserver was killed, which tells us of its children's end
-            return RunsElsewhere(State.running)
         code = self.process.exitcode
-        return Failure(trial=self.cell.trial, summary=_describe_exit(code if code is not None else 255), details=tail)
+        if code == UNTOLD and _is_gone(self.server):  # which would have told; its children die with it, at once or a little later
+            return RunsElsewhere(State.running)
+        return Failure(trial=self.cell.trial, summary=_describe_exit(UNTOLD if code is None else code), details=tail)
 
     def close(self) -> None:
         """Close the pipe, and remove what was printed."""
@@ -219,6 +221,24 @@ def forkserver_at_work(*, start: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        if pid := forkserver._forkserver._forkserver_pid:  # type: ignore[attr-defined] # there is no public name for it
+        if pid := _server():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+def _server() -> int:
+    """The forkserver's process; 0 where there is none."""
+    return forkserver._forkserver._forkserver_pid or 0  # type: ignore[attr-defined] # there is no public name for it
+
+
+def _is_gone(process: int) -> bool:
+    """Whether a child of ours has ended. A process closes its pipes, by which we learn of its end, a moment before it ends."""
+    import psutil
+
+    deadline = time.monotonic() + 1.0
+    with suppress(psutil.NoSuchProcess):
+        while psutil.Process(process).status() != psutil.STATUS_ZOMBIE:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+    return True
