@@ -115,25 +115,23 @@ class Watch:
         """Begin to watch."""
         if self._patches is not None:
             return self
-        patches = self._patches = Patches()
-        wraps = {
-            (torch.autograd, "backward"): self._backward,
-            (torch.autograd, "grad"): self._grad,
-            (nn.utils, "clip_grad_norm_"): self._clip,
-            (nn.utils, "clip_grad_value_"): self._clip,
-            **self.heads.functions(),
-        }
-        patches.functions(wraps, [])
-        for owner, name, wrap in (
-            (LRScheduler, "step", self._noting(Call.schedule, self._is_of)),
-            (GradScaler, "scale", self._scaled),
-            (GradScaler, "unscale_", self._noting(Call.unscale, _unscales)),
-            (GradScaler, "step", self._scaler_step),
-            (GradScaler, "update", self._noting(Call.update_scale, lambda track, scaler, *_, **__: scaler.is_enabled())),
-            (AveragedModel, "update_parameters", self._noting(Call.average, _averages)),
-            (DataLoader, "__iter__", self._epoch),
-        ):
-            patches.method(owner, name, wrap)
+        patches = self._patches = Patches(own_thread=True)
+        patches.replace(
+            {
+                (torch.autograd, "backward"): self._backward,
+                (torch.autograd, "grad"): self._grad,
+                (nn.utils, "clip_grad_norm_"): self._clip,
+                (nn.utils, "clip_grad_value_"): self._clip,
+                (LRScheduler, "step"): self._noting(Call.schedule, self._is_of),
+                (GradScaler, "scale"): self._scaled,
+                (GradScaler, "unscale_"): self._noting(Call.unscale, _unscales),
+                (GradScaler, "step"): self._scaler_step,
+                (GradScaler, "update"): self._noting(Call.update_scale, lambda track, scaler, *_, **__: scaler.is_enabled()),
+                (AveragedModel, "update_parameters"): self._noting(Call.average, _averages),
+                (DataLoader, "__iter__"): self._epoch,
+                **self.heads.functions(),
+            }
+        )
         for track in self.tracks:
             track.refresh()
             patches.removing(track.optimizer.register_step_pre_hook(Hook(self._before_step)))
@@ -218,10 +216,6 @@ class Watch:
         return result
 
     def _clip(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if args and not isinstance(args[0], Tensor):
-            args = (list(args[0]), *args[1:])  # it may be a generator
-        elif "parameters" in kwargs and not isinstance(kwargs["parameters"], Tensor):
-            kwargs["parameters"] = list(kwargs["parameters"])
         given = args[0] if args else kwargs.get("parameters")
         members = [given] if isinstance(given, Tensor) else list(given or ())
         touched = [track for track in self.tracks if track.holds(members)]
@@ -300,6 +294,8 @@ class Watch:
         if track is None or self._paused:
             return
         self._stepping = track
+        if self._patches is not None:
+            self._patches.follow()
         if self._depth:  # an optimizer in the backward: the last micro-batch is not complete
             track.window.closure = track.stepped_inside = True
         track.refresh()

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from accumulation_harness.audit.observe.alive import alive
 from accumulation_harness.audit.observe.foreign import Foreign
 from accumulation_harness.audit.observe.observed import Observed
-from accumulation_harness.audit.observe.patches import Wrap
+from accumulation_harness.audit.observe.patches import Place, Wrap
 from accumulation_harness.audit.observe.shadows import Shadow
 
 KERAS, KERAS_BASE = "keras.src.backend.torch.optimizers.torch_parallel_optimizer", "keras.src.optimizers.base_optimizer"
 FASTAI = "fastai.optimizer"
-Patch = Callable[[type, str, Wrap], None]  # replaces one method until the end of the run
+Patch = Callable[[Mapping[Place, Wrap]], None]  # replaces methods until the end of the run
 
 
 class KerasAdapter:
@@ -32,8 +32,7 @@ class KerasAdapter:
             return
         base = module.TorchParallelOptimizer
         self.patched = True
-        self.patch(base, "_backend_update_step", self._step)
-        self.patch(sys.modules[KERAS_BASE].BaseOptimizer, "build", self._build)
+        self.patch({(base, "_backend_update_step"): self._step, (sys.modules[KERAS_BASE].BaseOptimizer, "build"): self._build})
         for item in alive():
             if issubclass(type(item), base) and getattr(item, "built", False):
                 self._foreign(item, item._trainable_variables)
@@ -77,8 +76,7 @@ class FastaiAdapter:
         if module is None or self.patched or not hasattr(module, "Optimizer"):
             return
         self.patched = True
-        self.patch(module.Optimizer, "__init__", self._init)
-        self.patch(module.Optimizer, "step", self._step)
+        self.patch({(module.Optimizer, "__init__"): self._init, (module.Optimizer, "step"): self._step})
 
     def look_back(self) -> None:
         """Find the optimizers that were made before anybody looked."""

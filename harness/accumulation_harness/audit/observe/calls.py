@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,8 +35,8 @@ class Calls:
         """`find_optimizers` adds the optimizers that were made before anybody watched."""
         self.observed, self.find_optimizers = observed, find_optimizers
 
-    def methods(self) -> Mapping[Place, Wrap]:
-        """(class, method) -> its wrapper."""
+    def wraps(self) -> Mapping[Place, Wrap]:
+        """(class, method) or (module, function) -> its wrapper."""
         return {
             (Optimizer, "add_param_group"): self._add_param_group,
             (Optimizer, "zero_grad"): self._noting_owner("zero_grad"),
@@ -47,15 +48,10 @@ class Calls:
             (GradScaler, "unscale_"): self._unscale,
             (GradScaler, "step"): self._scaler_step,
             (GradScaler, "update"): self._noting("update scale"),
-        }
-
-    def functions(self) -> Mapping[Place, Wrap]:
-        """(module, function) -> its wrapper."""
-        return {
             (torch.autograd, "backward"): self._backward,
             (torch.autograd, "grad"): self._grad,
-            (nn.utils, "clip_grad_norm_"): self._clip,
-            (nn.utils, "clip_grad_value_"): self._clip,
+            (nn.utils, "clip_grad_norm_"): partial(self._clip, "max_norm"),
+            (nn.utils, "clip_grad_value_"): partial(self._clip, "clip_value"),
         }
 
     def _noting(self, call: Call) -> Wrap:
@@ -191,18 +187,16 @@ class Calls:
 
     # -- between backward and step -----------------------------------------------------------------------------------
 
-    def _clip(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        names = ("parameters", "max_norm" if "norm" in original.__name__ else "clip_value")
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        if not isinstance(given["parameters"], Tensor):
-            given["parameters"] = list(given["parameters"])  # it may be a generator
+    def _clip(self, limit: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        given = {**dict(zip(("parameters", limit), args, strict=False)), **kwargs}
         parameters = given["parameters"]
-        observed, members = self.observed, {id(p) for p in tensors_in(parameters)}
+        observed = self.observed
+        members = {id(p) for p in ([parameters] if isinstance(parameters, Tensor) else parameters)}
         touched = [live for live in observed.live.values() if any(id(p) in members for p in live.parameters)]
-        before = [live.unclipped(by_value=names[1] == "clip_value") for live in touched]
-        result = original(**given) if len(args) <= len(names) else original(parameters, *args[1:], **kwargs)
+        before = [live.unclipped(by_value=limit == "clip_value") for live in touched]
+        result = original(*args, **kwargs)
         for live, gradient in zip(touched, before, strict=True):
-            live.clipped(gradient, float(given[names[1]]), observed.loss_scale)
+            live.clipped(gradient, float(given[limit]), observed.loss_scale)
         return result
 
     def _scale(self, original: Callable[..., Any], scaler: Any, *args: Any, **kwargs: Any) -> Any:

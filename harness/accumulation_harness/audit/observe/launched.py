@@ -134,7 +134,7 @@ class Launched:
             atexit.register(dist.destroy_process_group)
         self._joined = True
         namespaces = [f.__globals__ for f in self.functions.values() if f is not None and hasattr(f, "__globals__")]
-        self._patches.functions({(dist, "init_process_group"): _stays, (dist, "destroy_process_group"): _stays}, namespaces)
+        self._patches.replace({(dist, "init_process_group"): _stays, (dist, "destroy_process_group"): _stays}, namespaces)
 
 
 def _stays(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

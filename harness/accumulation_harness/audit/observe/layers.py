@@ -60,13 +60,10 @@ class Layers:
     def __init__(self, run: Run, disabled: frozenset[str]) -> None:
         self.run, self.disabled = run, disabled
 
-    def methods(self) -> Mapping[Place, Wrap]:
-        """(class, method) -> its wrapper."""
-        return {(kind, "forward"): self._recurrent for kind in RECURRENT}
-
-    def functions(self) -> Mapping[Place, Wrap]:
-        """Function -> its wrapper."""
+    def wraps(self) -> Mapping[Place, Wrap]:
+        """(class, method) or (module, function) -> its wrapper."""
         return {
+            **{(kind, "forward"): self._recurrent for kind in RECURRENT},
             (functional, "batch_norm"): self._batch_norm,
             (functional, "scaled_dot_product_attention"): self._attention,
             **{(functional, name): self._dropout for name in DROPOUTS},

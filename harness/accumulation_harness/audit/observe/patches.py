@@ -1,75 +1,173 @@
-"""Functions and methods replaced while a run is watched, wherever they have been imported, and put back afterwards."""
+"""Functions and methods replaced while somebody observes: once, wherever they have been imported, and put back after the last."""
 
 from __future__ import annotations
 
+import gc
 import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
+from threading import RLock, get_ident
+from types import CellType
 from typing import Any
 
+import torch
 from torch.nn.modules.module import _global_forward_hooks_with_kwargs
 
 Wrap = Callable[..., Any]  # (original, *args, **kwargs) -> result
 Place = tuple[Any, str]  # owner, name
+Namespace = dict[str, Any]
 COPIED = ("__name__", "__qualname__", "__doc__", "__module__")  # not `functools.wraps`: it would copy `hooked` and the like
+
+_places: dict[Place, Patched] = {}
+_lock = RLock()
 
 
 class Patches:
-    """What has been replaced so far; `restore` undoes it in reverse."""
+    """What one observer has replaced; in whatever order observers come and go, each takes only itself away."""
 
-    def __init__(self) -> None:
-        self._undo: list[Callable[[], object]] = []
+    def __init__(self, *, own_thread: bool = False) -> None:
+        """`own_thread`: calls of other threads pass by, until `follow` says that the observed run goes on in one of them."""
+        self.thread = get_ident() if own_thread else None
+        self._taken: list[Patched] = []
+        self._handles: list[Any] = []
 
-    def method(self, owner: type, name: str, wrap: Wrap) -> None:
-        """Replace `owner.name` by a call of `wrap(original, *args, **kwargs)`."""
-        original = getattr(owner, name)
-        setattr(owner, name, _wrapper(original, wrap))
-        self._undo.append(lambda: setattr(owner, name, original))
+    def replace(self, wraps: Mapping[Place, Wrap], namespaces: Iterable[Namespace] = ()) -> None:
+        """Call `wrap(original, *args, **kwargs)` for each of these functions of modules and methods of classes.
 
-    def functions(self, wraps: Mapping[Place, Wrap], namespaces: Iterable[dict[str, Any]]) -> None:
-        """Replace functions, also under the names by which other modules and `namespaces` have imported them."""
-        wrappers = {}
-        for (owner, name), wrap in wraps.items():
-            original = getattr(owner, name)
-            wrappers[id(original)] = (original, _wrapper(original, wrap))
-        known, without = list(namespaces), dict[int, int]()
-        _replace(wrappers, known, without)
-        backwards = {id(wrapper): (wrapper, original) for original, wrapper in wrappers.values()}
-        self._undo.append(lambda: _replace(backwards, known, without))  # also in modules that were imported meanwhile
+        Functions are replaced under the names, too, by which other modules and `namespaces` have imported them.
+        """
+        with _lock:
+            new = []
+            for place, wrap in wraps.items():
+                if place not in _places:
+                    _places[place] = Patched(place)
+                    new.append(_places[place])
+                _places[place].wraps += ((self, wrap),)
+                self._taken.append(_places[place])
+            spaces = [vars(module) for module in list(sys.modules.values()) if hasattr(module, "__dict__")]
+            _exchange(new, [*spaces, *namespaces])
+            _exchange((_places[place] for place in wraps), namespaces)
+
+    def follow(self) -> None:
+        """The observed run goes on in this thread."""
+        self.thread = get_ident()
 
     def removing(self, handle: Any) -> None:
         """Remove this hook on `restore` as well, and what PyTorch keeps of a global one (`torch.compile` would warn of it)."""
-        self._undo += [lambda: _global_forward_hooks_with_kwargs.pop(handle.id, None), handle.remove]
+        self._handles.append(handle)
+
+    def leave(self) -> None:
+        """Put back what nobody else observes; hooks stay, since torch may be about to call the next of them."""
+        with _lock:
+            taken, self._taken = self._taken, []
+            for patched in taken:
+                patched.wraps = tuple(pair for pair in patched.wraps if pair[0] is not self)
+            for patched in dict.fromkeys(taken):
+                if not patched.wraps:
+                    del _places[patched.place]
+                    patched.put_back()
 
     def restore(self) -> None:
         """Put everything back."""
-        while self._undo:
-            self._undo.pop()()
+        self.leave()
+        while self._handles:
+            handle = self._handles.pop()
+            _global_forward_hooks_with_kwargs.pop(handle.id, None)
+            handle.remove()
 
 
-def _replace(pairs: Mapping[int, tuple[Any, Any]], namespaces: Iterable[dict[str, Any]], without: dict[int, int]) -> None:
-    """In all imported modules and `namespaces`, the second of each pair in place of the first, whose identity is the key.
+class Patched:
+    """One name, what it stood for, and whom a call of it passes through, the last to come first."""
 
-    `without`: the sizes of namespaces that were found to hold none of them; those that have not grown are not looked at again.
-    """
-    spaces = {id(vars(module)): vars(module) for module in list(sys.modules.values()) if hasattr(module, "__dict__")}
-    spaces |= {id(space): space for space in namespaces}
-    for space in spaces.values():
-        if without.get(id(space)) == len(space):
+    __slots__ = ("is_own", "original", "place", "spaces", "wrapper", "wraps")
+
+    def __init__(self, place: Place) -> None:
+        owner, name = self.place = place
+        self.original, self.is_own = getattr(owner, name), name in vars(owner)  # or of a base class
+        self.wraps: tuple[tuple[Patches, Wrap], ...] = ()
+        self.wrapper = _wrapper(self)
+        self.spaces: list[Namespace] = []  # that hold the wrapper
+        if isinstance(owner, type):
+            setattr(owner, name, self.wrapper)
+
+    def here(self) -> Iterable[tuple[Patches, Wrap]]:
+        """Those that observe this thread; one that autograd has started for a device differentiates for any."""
+        me = get_ident()
+        found = [pair for pair in self.wraps if pair[0].thread in (None, me)]
+        if len(found) < len(self.wraps) and not any(thread.ident == me for thread in threading.enumerate()):
+            return self.wraps
+        return found
+
+    def put_back(self) -> None:
+        """Everywhere, also where the wrapper was stored meanwhile; what cannot be exchanged calls the original from now on."""
+        owner, name = self.place
+        if isinstance(owner, type) and vars(owner).get(name) is self.wrapper:
+            if self.is_own:
+                setattr(owner, name, self.original)
+            else:
+                delattr(owner, name)
+        for space in self.spaces:
+            _put(space, self.wrapper, self.original)
+        if sys.getrefcount(self.wrapper) > 2:  # its own, and the one that asks
+            for holder in gc.get_referrers(self.wrapper):
+                with suppress(Exception):  # an object that is no place for it
+                    _put_into(holder, self.wrapper, self.original)
+
+
+def _exchange(patched: Iterable[Patched], spaces: Iterable[Namespace]) -> None:
+    """Wrappers in place of the functions that they wrap."""
+    wanted = {id(one.original): one for one in patched if not isinstance(one.place[0], type)}
+    for space in spaces if wanted else ():
+        if wanted.keys().isdisjoint(map(id, list(space.values()))):  # nearly all of them
             continue
-        if pairs.keys().isdisjoint(map(id, list(space.values()))):  # nearly all of them
-            without[id(space)] = len(space)
-            continue
-        for name, value in list(space.items()):
-            found = pairs.get(id(value))
-            if found is not None and value is found[0]:
-                space[name] = found[1]
+        for value in list(space.values()):
+            if (one := wanted.get(id(value))) is not None:
+                _put(space, one.original, one.wrapper)
+                one.spaces.append(space)
 
 
-def _wrapper(original: Callable[..., Any], wrap: Wrap) -> Callable[..., Any]:
+def _put(space: Namespace, old: Any, new: Any) -> None:
+    for name, value in list(space.items()):
+        if value is old:
+            space[name] = new
+
+
+def _put_into(holder: Any, old: Any, new: Any) -> None:
+    """Into a namespace, a list, a closure, a partial function, or an object's attributes."""
+    if type(holder) is list:
+        holder[:] = [new if value is old else value for value in holder]
+    elif type(holder) is CellType:
+        holder.cell_contents = new
+    elif type(holder) is partial:
+        holder.__setstate__((new, holder.args, holder.keywords, holder.__dict__))  # type: ignore[attr-defined]
+    else:
+        space = holder if type(holder) is dict else holder.__dict__
+        if not {"__module__", "__doc__"} <= space.keys():  # a class is not written to behind its back
+            _put(space, old, new)
+
+
+def _wrapper(patched: Patched) -> Callable[..., Any]:
+    original = patched.original
+
     def call(*args: Any, **kwargs: Any) -> Any:
-        return wrap(original, *args, **kwargs)
+        if torch.compiler.is_compiling():
+            observers: Iterable[tuple[Patches, Wrap]] = patched.wraps
+        else:
+            observers = patched.here()
+            args, kwargs = tuple(map(_kept, args)), {name: _kept(value) for name, value in kwargs.items()}
+        called = original
+        for _, wrap in observers:
+            called = partial(wrap, called)
+        return called(*args, **kwargs)
 
     for name in COPIED:
         setattr(call, name, getattr(original, name, None))
     call.__wrapped__ = original  # type: ignore[attr-defined]
     return call
+
+
+def _kept(argument: Any) -> Any:
+    """A generator (of parameters, to be clipped) is read once, for all that look at it."""
+    return list(argument) if hasattr(type(argument), "__next__") else argument

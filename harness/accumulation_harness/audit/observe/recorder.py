@@ -58,8 +58,8 @@ class Recorder:
         self._calls = Calls(self.observed, self._find_optimizers)
         self._layers = Layers(run, intervention.disable)
         self._found: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # buffers as the window's first micro-batch found them
-        self._keras = KerasAdapter(self.observed, self._patches.method)
-        self._fastai = FastaiAdapter(self.observed, self._patches.method)
+        self._keras = KerasAdapter(self.observed, self._patches.replace)
+        self._fastai = FastaiAdapter(self.observed, self._patches.replace)
 
     def __enter__(self) -> Self:
         patches = self._patches
@@ -68,9 +68,7 @@ class Recorder:
             patches.removing(register_optimizer_step_post_hook(self._after_step))
             patches.removing(register_module_forward_pre_hook(self._enter))
             patches.removing(register_module_forward_hook(self._leave, with_kwargs=True, always_call=True))
-            for (owner, name), wrap in {**self._calls.methods(), **self._layers.methods()}.items():
-                patches.method(owner, name, wrap)
-            patches.functions({**self._calls.functions(), **self._layers.functions()}, self._namespaces)
+            patches.replace({**self._calls.wraps(), **self._layers.wraps()}, self._namespaces)
             self._fastai.look()
         except BaseException:
             patches.restore()
