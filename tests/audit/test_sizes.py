@@ -120,7 +120,7 @@ def test_a_fault_outside_the_sample_is_no_equivalence(monkeypatch: pytest.Monkey
     assert audit(spares, batch_size=16, accumulation_steps=(4,)).equivalent
     report = audit(spoils, batch_size=16, accumulation_steps=(4,))
     assert not report.equivalent and [f.cause for f in report.findings] == ["unexplained"]
-    monkeypatch.setattr("accumulation_harness.audit.observe.live.signed_sums", lambda parameters: np.ones(1))
+    monkeypatch.setattr("accumulation_harness.audit.observe.live.signed_sums", lambda own: np.ones(sample.signed_sums(own).size))
     assert audit(spoils, batch_size=16, accumulation_steps=(4,)).equivalent  # nothing else sees it
 
 
@@ -144,9 +144,8 @@ def watched(n: int, intervention: Intervention) -> Run:
 def test_a_run_holds_samples_and_each_of_them_once() -> None:
     run = watched(1, Intervention(leads=True))
     held = {id(v): v for v in vectors_in(run)}.values()
-    kept = sum(run.tracks[0].steps[0].kept)
-    sums = run.tracks[0].steps[0].sums
-    assert sums is not None and {v.size for v in held} <= {kept, sums.size}
+    first = run.tracks[0].steps[0]
+    assert first.sums is not None and {v.size for v in held} <= {sum(first.kept), first.sums.size}
     steps = len(run.tracks[0].steps)
     assert len(run.tracks[0].weights) == steps + 1
     # per step: gradient before and after clipping, weights after it, two moments, sums; and the weights before the first

@@ -17,8 +17,20 @@ from accumulation_harness.system.enums import StrEnum
 
 Vector = npt.NDArray[np.float64]
 Matrix = npt.NDArray[np.float64]
+SUMMED = 2**10  # elements of a signed sum
 FLOAT32 = 2.0**-24  # unit roundoff: half the distance from 1 to the next number
 overflow_is_expected = np.errstate(invalid="ignore", over="ignore")  # watched runs overflow, and are told about it elsewhere
+
+
+def norms_by(counts: Sequence[int], values: Vector) -> Vector:
+    """[tensors] The norm of each of the parts, of so many elements, that a vector [P] is made of."""
+    sizes = np.asarray(counts, dtype=np.int64)
+    found, filled = np.zeros(len(sizes)), sizes > 0
+    if filled.any():
+        starts = (np.cumsum(sizes) - sizes)[filled]
+        found[filled] = np.sqrt(np.add.reduceat(values * values, starts))
+    return found
+
 
 Start = Literal[
     "empty",  # no gradients
@@ -113,7 +125,7 @@ class Step:
     sums: Vector | None = None  # signed sums of all elements of the gradient, where the vectors are a sample
     gradient: Vector  # [P] as the optimizer left it
     total: Vector | None  # [P] sum of the window's contributions; None when there was no backward
-    spread: float  # ||sum_k |c_k|||, at least ||total||
+    spreads: tuple[float, ...]  # ||sum_k |c_k||| of each tensor
     lrs: tuple[float, ...]
     decays: tuple[float, ...]
     before: Vector  # [P] parameters
@@ -125,7 +137,7 @@ class Step:
     backwards: tuple[Backward, ...]
     clips: tuple[Clip, ...]
     calls: tuple[Call, ...]  # in the order of the window
-    roundoff: float = FLOAT32  # of the narrowest parameter
+    roundoffs: tuple[float, ...]  # of each tensor's format
     norm_updates: int = 0  # BatchNorm `num_batches_tracked`, summed, so far
     buffers: dict[str, Vector] = field(default_factory=dict)  # how far the model's buffers have moved, where they have
     shadows: tuple[Copy, ...] = ()  # EMA copies when the next window's first backward begins (or the run ends)
@@ -189,6 +201,7 @@ class Run:
     stopped: bool = False  # after as many optimizer steps as were asked for
     accumulator_roundoff: float = 0.0  # of the narrowest .grad
     roundoff: float = 0.0  # of the coarsest arithmetic seen (autocast, 16-bit parameters)
+    arithmetic: float = 0.0  # of that which no format of an optimizer's own tensors shows (autocast, models with copies)
     dropout_calls: int = 0
     norm_calls: int = 0
     forwards: int = 0
@@ -257,7 +270,8 @@ class Finding:
 class Intervention:
     """Nothing is changed by default: the function is only watched."""
 
-    perturb: float = 0.0  # move every parameter by this relative amount, with alternating signs, before each window
+    perturb: float = 0.0  # move every parameter by so many of its own roundings, with alternating signs, before each window
+    arithmetic: float = 0.0  # with `perturb`: a rounding is no less than this
     rounded_once: bool = False  # every operation in float32 is done in double precision, and its result rounded
     leads: bool = False  # other runs will follow this one: its weights are kept after every step
     follow: Run | None = None  # after step t, put the parameters this run had after step t: steps compare one by one

@@ -135,7 +135,7 @@ class ExtraRuns:
             leading = Intervention(disable=disable, leads=True)
             reference = self.runs.baseline(options, leading) if disable else self.family.reference
             follow = _following(reference, disable)
-            null = self.runs.baseline(options, replace(follow, perturb=reference.roundoff))
+            null = self.runs.baseline(options, replace(follow, perturb=1.0, arithmetic=reference.arithmetic))
             nulls = [null] if null.error is None else []
             nulls += [run for run in self.runs.permuted(options, follow) if self._is_null(run, reference, nulls)]
             self._grounds[disable] = reference, nulls
@@ -145,7 +145,7 @@ class ExtraRuns:
     def _further(compared: Sequence[Facts], reference: Run) -> dict[str, Any]:
         """How a further null is made where the difference may still be rounding; empty where it is none."""
         if _is_marginal(compared, reference.roundoff):
-            return {"perturb": FURTHER * reference.roundoff}
+            return {"perturb": FURTHER, "arithmetic": reference.arithmetic}
         off = [step.raw.distance for item in compared for step in item.steps if not step.gradients_agree]
         small = 0 < max(off, default=0.0) <= COARSE_GATE
         if reference.roundoff == FLOAT32 and (small or any(f.cause is Cause.unexplained for f in explained(compared))):
@@ -207,7 +207,7 @@ class ExtraRuns:
             return judged
         options, frozen = self.family.options, Intervention(freeze_weights=True, seek=self.family.reference.has_averages)
         reference, run = self.runs.baseline(options, frozen), self.runs.candidate(self.n, options, frozen)
-        null = self.runs.baseline(options, replace(frozen, perturb=reference.roundoff))
+        null = self.runs.baseline(options, replace(frozen, perturb=1.0, arithmetic=reference.arithmetic))
         if any(each.error is not None for each in (reference, run, null)):
             return judged
         again = facts(run, reference, Floor([null], drift=False))

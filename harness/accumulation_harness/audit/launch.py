@@ -100,6 +100,6 @@ def _make_references(runs: Runs, options: Mapping[str, Any]) -> Run:
     seek = reference.has_averages
     runs.baseline(options, Intervention(seek=seek))
     for intervention in (Intervention(seek=seek), Intervention(seek=seek, follow=reference)):
-        runs.baseline(options, replace(intervention, perturb=reference.roundoff))
+        runs.baseline(options, replace(intervention, perturb=1.0, arithmetic=reference.arithmetic))
         runs.permuted(options, intervention)
     return reference

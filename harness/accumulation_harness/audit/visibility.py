@@ -12,7 +12,7 @@ from accumulation_harness.audit.report import ArmResult
 from accumulation_harness.judge.cause import Cause
 
 FEWEST_STEPS = 3  # in which stale gradients, schedules and short windows show
-JUMPS = 1.0  # gate of an update, which is ten times what rounding alone did to it
+MOST = 0.5  # share of the elements whose update is known, below which nothing is said of what the optimizer makes
 
 
 def hidden(reference: Run, candidates: Mapping[int, Run], results: Sequence[ArmResult]) -> Iterator[str]:
@@ -127,9 +127,9 @@ def _updates(results: Sequence[ArmResult]) -> Iterator[str]:
     """Known no better in any arithmetic."""
     known: dict[str, float] = {}
     for result in results:
-        worst = max((step.update.gate for item in result.facts for step in item.steps), default=0.0)
-        known[result.arithmetic] = max(known.get(result.arithmetic, 0.0), worst)
-    if known and min(known.values()) > JUMPS:
+        least = min((step.update.known for item in result.facts for step in item.steps), default=1.0)
+        known[result.arithmetic] = min(known.get(result.arithmetic, 1.0), least)
+    if known and max(known.values()) < MOST:
         yield (
             "rounding alone changes the optimizer's update by a tenth or more (a basis of eigenvectors, say): gradients were "
             "compared, but not what it makes of them"

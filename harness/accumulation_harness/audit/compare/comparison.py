@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -25,27 +25,30 @@ from accumulation_harness.audit.compare.facts import (
     Window,
 )
 from accumulation_harness.audit.compare.fits import Fitted, by_rank, emptied_at_last, fits, giving, lost, narrow_format, rescaled
-from accumulation_harness.audit.compare.floors import Floor, Gates, beyond_rounding, gates, noisy
+from accumulation_harness.audit.compare.floors import COARSE_GATE, FACTOR, Floor, Gates, beyond_rounding, gates, noisy
 from accumulation_harness.audit.compare.windows import (
     clipped_once,
     compare_rows,
     consumed_distance,
     cosine,
+    counts_of,
     distance,
     effective,
     finite,
     judged,
     movement,
+    of_tensors,
     raw,
     sizes,
     slices,
     state_distance,
     stitched,
     until_not_finite,
-    update_distance,
+    update_distances,
+    views,
     without_preparation,
 )
-from accumulation_harness.audit.evidence import Call, Run, Step, Track, Vector, overflow_is_expected
+from accumulation_harness.audit.evidence import Call, Run, Step, Track, Vector, norms_by, overflow_is_expected
 from accumulation_harness.referee.gradients import compare
 
 
@@ -69,9 +72,19 @@ def run_facts(
         foreign=foreign,
         lr_moves_inside=any(len({b.lrs for b in s.backwards} | {s.lrs}) > 1 for s in mine),
         shadow_moves_inside=any(len({b.shadows for b in s.backwards if b.shadows}) > 1 for s in mine),
+        lr_gates=_rate_gates(theirs, nulls),
         shadow_distances=_shadow_distances(mine, theirs, nulls),
         resumed=track.resumed,
     )
+
+
+def _rate_gates(theirs: Sequence[Step], nulls: Sequence[Sequence[Step]]) -> tuple[float, ...]:
+    """How far the rates of equal computations are apart, which weights may have been made from; rates of a schedule are equal."""
+    found = [0.0]
+    for t, step in enumerate(theirs):
+        pairs = [(a, b) for null in nulls if t < len(null) for a, b in zip(null[t].lrs, step.lrs, strict=False) if b]
+        found.append(max([found[-1], *(FACTOR * abs(a / b - 1) for a, b in pairs)]))
+    return tuple(found[1:])
 
 
 def _seen(run: Run, track: Track, steps: Sequence[Step]) -> RunSeen:
@@ -191,7 +204,7 @@ def _track_facts(runs: tuple[Run, Run], floor: Floor, pair: tuple[Track, Track],
         raise ShapeError(f"{track.name} holds tensors of sizes {sizes(track)[:12]} instead of {sizes(other)[:12]}")
     mine, theirs = until_not_finite(*without_preparation(track, other))
     nulls = [effective(n.tracks[index]) for n in floor.nulls if len(n.tracks) == len(reference.tracks)]
-    noise = noisy(theirs, nulls, reference)
+    noise = noisy(theirs, nulls)
     allowed = gates(mine, theirs, nulls, noise, runs, drift=floor.drift)
     for t, (a, b) in enumerate(zip(mine, theirs, strict=False)):
         if a.gradient.shape != b.gradient.shape:
@@ -208,8 +221,16 @@ def _step_facts(track: str, candidate: Run, aligned: Aligned, allowed: Gates) ->
     t, before, nulls, n = aligned.step, aligned.before, aligned.nulls, candidate.accumulation_steps
     gate = allowed.gradient[t]
     mine, theirs = judged(aligned.mine, aligned.theirs, n, gate)
-    bounds = clipped_once(mine) == clipped_once(theirs)
-    a, g = (_to_one_limit(mine, theirs, gate), raw(theirs)) if bounds else (mine.gradient, theirs.gradient)
+    a, g = _judged_gradients(mine, theirs, gate)
+    tensors = {name: _compared(a[part], g[part]) for name, part in slices(mine).items()}
+    keep, only = aligned.keep, tuple[str, ...]()
+    if chosen := _alone(mine, theirs, a, g, allowed.tensors[t]):
+        places, gate = chosen
+        only = tuple(mine.tensors[place][0] for place in places)
+        keep = keep[np.concatenate([np.arange(*_edges(mine)[place : place + 2]) for place in places])]
+        a, g = of_tensors(replace(mine, gradient=a), places).gradient, of_tensors(replace(theirs, gradient=g), places).gradient
+        mine, theirs = of_tensors(mine, places), of_tensors(theirs, places)
+        before, nulls = of_tensors(before, places) if before else None, [of_tensors(null, places) for null in nulls]
     skipped = mine.skipped and theirs.skipped  # a GradScaler left both out
     apart, raw_apart = (0.0, 0.0) if skipped else (finite(consumed_distance(mine, theirs)), finite(distance(a, g)))
     consumed, unclipped = _compared(mine.gradient, theirs.gradient, apart), _compared(a, g, raw_apart)
@@ -224,7 +245,7 @@ def _step_facts(track: str, candidate: Run, aligned: Aligned, allowed: Gates) ->
         gate=gate,
         consumed=consumed,
         raw=unclipped,
-        window=_window(mine, theirs, aligned.keep),
+        window=_window(mine, theirs, keep),
         accumulator=_accumulator(mine, a, first=before is None, wrong=wrong),
         scaling=_scaling(mine, theirs),
         precision=_precision(mine, theirs, nulls, candidate, a, g, wrong=wrong),
@@ -235,15 +256,61 @@ def _step_facts(track: str, candidate: Run, aligned: Aligned, allowed: Gates) ->
         parts=fitted.right,
         taken=fitted.taken,
         by_rank=by_rank(mine, a, g, gate) if wrong and candidate.ranks > 1 and g.any() else RankSum(),
-        partly=fitted.partly,
-        update=Update(
-            distance=update_distance(mine, theirs, aligned.keep),
-            gate=allowed.update[t],
-            along_weights=_along(movement(mine) - movement(theirs), theirs.before, aligned.keep),
-            state_distance=state_distance(mine, theirs),
-            state_gate=allowed.state[t],
-        ),
-        tensors={name: _compared(a[part], g[part]) for name, part in slices(mine).items()},
+        only=only,
+        update=_update(aligned, allowed),
+        tensors=tensors,
+    )
+
+
+def _edges(step: Step) -> np.ndarray:
+    return np.cumsum([0, *counts_of(step)])
+
+
+def _judged_gradients(mine: Step, theirs: Step, gate: float) -> tuple[Vector, Vector]:
+    """Those before clipping, where both arms are clipped alike."""
+    bounds = clipped_once(mine) == clipped_once(theirs)
+    return (_to_one_limit(mine, theirs, gate), raw(theirs)) if bounds else (mine.gradient, theirs.gradient)
+
+
+def _alone(mine: Step, theirs: Step, a: Vector, g: Vector, allowed: Sequence[Vector]) -> tuple[tuple[int, ...], float] | None:
+    """The places of the tensors whose gradients differ, and the gate of these together; None where no other is known to agree."""
+    pairs = [(a, g), (mine.gradient, theirs.gradient), *([(mine.sums, theirs.sums)] if mine.sums is not None else [])]
+    if mine.skipped or theirs.skipped:
+        return None
+    for (x, y), (_, counts), known in zip(pairs, views(theirs), allowed, strict=False):
+        if x is None or y is None or x.shape != y.shape or not (np.isfinite(x).all() and np.isfinite(y).all()):
+            continue
+        sizes = norms_by(counts, y)
+        apart = norms_by(counts, x - y)
+        bounds = np.where(sizes > 0, known * sizes, known)
+        off = apart > bounds
+        agree = ~off & (sizes > 0) & (known <= COARSE_GATE)
+        if off.any() and agree.any():
+            size = float(np.linalg.norm(sizes[off]))
+            return tuple(np.flatnonzero(off).tolist()), float(np.linalg.norm(bounds[off])) / size if size else 0.0
+        if off.any():
+            return None
+    return None
+
+
+def _update(aligned: Aligned, allowed: Gates) -> Update:
+    """Of the tensor that is farthest beyond its gate."""
+    mine, theirs, keep, gates = aligned.mine, aligned.theirs, aligned.keep, allowed.update[aligned.step]
+    distances = update_distances(mine, theirs, keep)
+    off = np.flatnonzero(distances > gates)
+    worst = max(range(len(gates)), key=lambda i: distances[i] / gates[i] if gates[i] else distances[i], default=None)
+    if worst is None:
+        return Update()
+    of_these = keep & np.repeat(np.isin(np.arange(len(gates)), off), counts_of(theirs)) if len(off) else keep
+    others = len(off) < np.count_nonzero(np.isfinite(gates))
+    return Update(
+        distance=float(distances[worst]),
+        gate=float(gates[worst]),
+        only=tuple(theirs.tensors[i][0] for i in off) if others else (),
+        known=float(np.repeat(np.isfinite(gates), counts_of(theirs)).mean()),
+        along_weights=_along(movement(mine) - movement(theirs), theirs.before, of_these),
+        state_distance=state_distance(mine, theirs),
+        state_gate=allowed.state[aligned.step],
     )
 
 

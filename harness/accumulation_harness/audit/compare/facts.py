@@ -40,7 +40,7 @@ class Fits:
     times_ranks: float = inf  # g times the number of ranks
     over_ranks: float = inf
     line: float = inf  # a positive multiple of g
-    along_weights: float = inf  # a - g along the parameters, in the tensors that differ
+    along_weights: float = inf  # a - g along the parameters
     along_signs: float = inf  # a - g along their signs
     sum: float = inf  # s is g
     sum_over_n: float = inf  # s / N is g
@@ -50,13 +50,12 @@ class Fits:
     own_sum: float = inf  # a is s
     sums: float = inf  # s is the reference's own s
     sums_line: float = inf  # a positive multiple of that
-    stale: float = inf  # a is s and the gradient of the step before, or that of some tensors
+    stale: float = inf  # a is s and the gradient of the step before
     clipped_then_divided: float = inf  # the clipped sum, divided by N afterwards
     first: float = inf  # a positive multiple of what the first backward gave
     last: float = inf
     since_clear: float = inf  # of what the backwards gave since each tensor's gradient was cleared
     without_foreign: float = inf  # s without the backwards that reached other optimizers as well is g
-    some_times_n: float = inf  # g, times N in the tensors that differ
     clamped: float = inf  # the sum of what the backwards gave, clamped to some value after each; where a is not s
     clamped_parts: float = inf  # the sum of what they gave, each clamped to some value
 
@@ -223,8 +222,10 @@ class Probe:
 class Update:
     """What the optimizer made of its gradient, beside the reference's; gates are what rounding explains."""
 
-    distance: float = 0.0  # of the movements of the parameters
+    distance: float = 0.0  # of the movements of the parameters, in the tensor that is farthest beyond its gate
     gate: float = inf
+    only: tuple[str, ...] = ()  # the tensors that move otherwise, where others agree
+    known: float = 1.0  # share of the elements whose movement rounding does not decide
     along_weights: float = nan  # residual of the difference of movements outside the direction of the parameters
     state_distance: float = 0.0
     state_gate: float = inf
@@ -255,7 +256,7 @@ class StepFacts:
     parts: WeightedSum = WeightedSum()  # of the reference gradient on what the backwards gave: the right weights
     taken: WeightedSum = WeightedSum()  # of the gradient before clipping on the same: the weights they had in the step
     by_rank: RankSum = RankSum()
-    partly: tuple[str, ...] = ()  # tensors that differ (too large, pointing alike) while others agree
+    only: tuple[str, ...] = ()  # the tensors that differ, where others are known to agree: all vectors are of these alone
     probe: Probe = Probe()
     update: Update = Update()
     tensors: Mapping[str, Compared] = field(default_factory=dict)  # gradients before clipping, by the tensor's name
@@ -305,6 +306,7 @@ class RunFacts:
     never: int = 0  # rows of the reference's run that the candidate never saw
     foreign: int = 0  # rows of the candidate that the reference never saw
     lr_moves_inside: bool = False  # a learning rate changed between the backwards of a window
+    lr_gates: tuple[float, ...] = ()  # per step, how far rounding moves the learning rates; 0 for those of a schedule
     shadow_moves_inside: bool = False  # averaged copies of the weights did
     shadow_distances: tuple[tuple[int, float, float], ...] = ()  # (step, distance, gate) of these copies
     resumed: tuple[tuple[int, int], ...] = ()  # (step, backwards lost) where a new optimizer took over

@@ -5,20 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from accumulation_harness.audit.compare.facts import Fits, Format, RankSum, WeightedSum
-from accumulation_harness.audit.compare.windows import clipped_once, cosine, distance, off_line, raw, slices
+from accumulation_harness.audit.compare.windows import clipped_once, distance, off_line, raw, slices
 from accumulation_harness.audit.evidence import Backward, Run, Step, Vector
 from accumulation_harness.referee.gradients import decompose
 
 MOST_PARTS = 64  # micro-batch gradients decomposed into
 FEWEST = 4  # elements below which two directions are alike by chance
-ALIKE = 0.5  # cosine above which two gradients point alike
 DEPENDENT = 1e-6  # of the largest singular value of the parts, below which they make up each other
 LEFT_OVER = 10.0  # gates; a gradient of the step before that is smaller than this is rounding
 
@@ -29,7 +27,6 @@ class Fitted(NamedTuple):
     fits: Fits = Fits()
     right: WeightedSum = WeightedSum()  # the reference gradient by what the backwards gave
     taken: WeightedSum = WeightedSum()  # what the step took, by the same
-    partly: tuple[str, ...] = ()  # the tensors that differ, as `partly` finds them
 
 
 def fits(mine: Step, theirs: Step, before: Step | None, a: Vector, g: Vector, candidate: Run, gate: float) -> Fitted:
@@ -41,15 +38,14 @@ def fits(mine: Step, theirs: Step, before: Step | None, a: Vector, g: Vector, ca
         return Fitted()
     if not a.any():
         return Fitted(_of_nothing(mine, theirs, g))
-    differ = partly(mine, a, g, gate)
-    found = _of_gradient(mine, a, g, candidate, gate, differ)
+    found = _of_gradient(mine, a, g, candidate)
     total = mine.total
     if total is None or not np.isfinite(total).all():
-        return Fitted(found, partly=differ)
+        return Fitted(found)
     found = _of_sum(found, mine, theirs, before, a, g, candidate, gate)
     parts = [b.contribution for b in giving(mine) if b.contribution is not None]
     if not parts:
-        return Fitted(found, partly=differ)
+        return Fitted(found)
     right, taken = _decomposed(g, parts), _decomposed(a, parts)
     times, usual = _times(a, total, gate), _times(g, theirs.total, gate)
     right = replace(
@@ -58,9 +54,9 @@ def fits(mine: Step, theirs: Step, before: Step | None, a: Vector, g: Vector, ca
         as_added=min(1.0, times) / min(1.0, usual),  # what shortens may be a clip that nobody saw
     )
     found = _by_part(found, mine, a, g, parts)
-    if found.own_sum > gate:
+    if found.own_sum > gate and a.size >= FEWEST:  # one number is within any limit that it has
         found = replace(found, clamped=_clamped_sum(a, parts), clamped_parts=_clamped_parts(a, parts))
-    return Fitted(found, right, taken, differ)
+    return Fitted(found, right, taken)
 
 
 def _times(a: Vector, total: Vector | None, gate: float) -> float:
@@ -75,10 +71,10 @@ def giving(step: Step) -> list[Backward]:
     return [b for b in step.backwards if b.contribution is not None and b.finite and b.contribution.any()]
 
 
-def _of_gradient(mine: Step, a: Vector, g: Vector, candidate: Run, gate: float, differ: Sequence[str]) -> Fits:
-    """Predictions from the reference gradient alone. `differ`: the tensors that do, where others agree."""
+def _of_gradient(mine: Step, a: Vector, g: Vector, candidate: Run) -> Fits:
+    """Predictions from the reference gradient alone."""
     n, k, ranks, rows = candidate.accumulation_steps, len(mine.backwards), candidate.ranks, mine.num_rows
-    along_weights, along_signs = _penalties(mine, a, g, gate)
+    far = a.size >= FEWEST
     return Fits(
         times_n=distance(a, n * g),
         times_k=distance(a, (k or 1) * g),
@@ -90,18 +86,9 @@ def _of_gradient(mine: Step, a: Vector, g: Vector, candidate: Run, gate: float, 
         times_ranks=distance(a, ranks * g) if ranks > 1 else math.inf,
         over_ranks=distance(a, g / ranks) if ranks > 1 else math.inf,
         line=off_line(a, g),
-        along_weights=along_weights,
-        along_signs=along_signs,
-        some_times_n=_some_times(n, mine, a, g, differ),
+        along_weights=off_line(a - g, mine.before) if far else math.inf,
+        along_signs=off_line(a - g, np.sign(mine.before)) if far else math.inf,
     )
-
-
-def _some_times(n: int, mine: Step, a: Vector, g: Vector, differ: Sequence[str]) -> float:
-    """Distance from g that is N times too large in the tensors that differ, and in these alone."""
-    wanted, parts = g.copy(), slices(mine)
-    for name in differ:
-        wanted[parts[name]] *= n
-    return distance(a, wanted) if not np.array_equal(wanted, g) else math.inf
 
 
 def _of_sum(
@@ -122,20 +109,9 @@ def _of_sum(
         own_sum=distance(a, total),
         sums=distance(total, theirs.total if theirs.total is not None else g),
         sums_line=off_line(total, theirs.total if theirs.total is not None else g),
-        stale=min(
-            (distance(a, v + total) for v in map(partial(_left, mine, a - total), left) if _counts(v, g, gate)), default=math.inf
-        ),
+        stale=min((distance(a, v + total) for v in left if _counts(v, g, gate)), default=math.inf),
         clipped_then_divided=_clipped_then_divided(mine, n),
     )
-
-
-def _left(step: Step, more: Vector, before: Vector) -> Vector:
-    """What is left of the gradient of the step before: that of the tensors whose gradients have `more` of it than nothing."""
-    kept = np.zeros_like(before)
-    for part in slices(step).values():
-        if np.linalg.norm(more[part] - before[part]) < np.linalg.norm(more[part]):
-            kept[part] = before[part]
-    return kept
 
 
 def _clipped_then_divided(mine: Step, n: int) -> float:
@@ -260,34 +236,6 @@ def by_rank(mine: Step, a: Vector, g: Vector, gate: float) -> RankSum:
     made, width = weighted_sum(g, parts), len(locals_[0])
     weights = tuple(made.weights[i : i + width] for i in range(0, len(made.weights), width))
     return RankSum(weights=weights, residual=made.residual, condition=made.condition)
-
-
-def _penalties(mine: Step, a: Vector, g: Vector, gate: float) -> tuple[float, float]:
-    """Differences along the parameters and along their signs, in the tensors that differ at all; infinite in too few elements."""
-    size, apart = float(np.linalg.norm(g)), a - g
-    wrong = [part for part in slices(mine).values() if float(np.linalg.norm(apart[part])) > gate * size]
-    chosen = np.zeros(a.shape, dtype=bool)
-    for part in wrong:
-        chosen[part] = True
-    if int(chosen.sum()) < FEWEST:
-        return math.inf, math.inf
-    parameters = mine.before[chosen]
-    return off_line(apart[chosen], parameters), off_line(apart[chosen], np.sign(parameters))
-
-
-def partly(mine: Step, a: Vector, g: Vector, gate: float) -> tuple[str, ...]:
-    """The tensors that differ, where others agree; those that differ are larger than they should be and point alike."""
-    size = float(np.linalg.norm(g))
-    differ: list[str] = []
-    agree = 0
-    for name, part in slices(mine).items():
-        if float(np.linalg.norm((a - g)[part])) > gate * size:
-            if not (cosine(a[part], g[part]) > ALIKE and np.linalg.norm(a[part]) > np.linalg.norm(g[part])):
-                return ()
-            differ.append(name)
-        else:
-            agree += bool(np.linalg.norm(g[part]) > gate * size)  # what is all rounding agrees with anything
-    return tuple(differ) if agree else ()
 
 
 def narrow_format(a: Vector, g: Vector) -> Format | None:

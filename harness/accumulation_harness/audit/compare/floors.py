@@ -8,19 +8,30 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from accumulation_harness.audit.compare.windows import consumed_distance, distance, raw, state_distance, update_distance
-from accumulation_harness.audit.evidence import FLOAT32, Run, Step
+from accumulation_harness.audit.compare.windows import (
+    consumed_distance,
+    counts_of,
+    distance,
+    movement,
+    raw,
+    relative,
+    state_distance,
+    update_distances,
+    views,
+)
+from accumulation_harness.audit.evidence import FLOAT32, Run, Step, Vector, norms_by
 
 # A distance that rounding explains is at most this many times the largest one seen among equal computations. Correct loops were
 # seen at 0.02 to 1.2 times it (float32) and 0.2 times (bfloat16 autocast).
 FACTOR, COARSE_FACTOR = 10.0, 4.0
 COARSE_ROUNDOFF = 1e-5  # arithmetic rounded to more than this is coarse
 COARSE_GATE = 1e-2  # relative; in finer arithmetic, a gate above this leaves room for faults
-# Adam divides a gradient by its own size: an element below this many roundings of the largest one moves by noise, and no update,
-# state, buffer or average is known better than one part in so many.
-NOISE = 1e3
-LEAST = 1 / NOISE
+# An update is known to this, or in finer arithmetic than float32 to as many roundings; a buffer and an average likewise.
+LEAST, LEAST_ROUNDINGS = 1e-3, 2e4
+NOISE = 1e3  # Adam divides a gradient by its own size: an element below so many of its measured errors moves by noise
 DISAGREE = 0.01  # relative; an element about whose update equal computations disagree by more moves by noise
+BLAMED = 1e-6  # chance that a tensor of a right loop leaves its gate
+FEW = 0.8  # a deviation is at most this share of a typical one, times x, with a chance of x: the density of a normal one at 0
 
 
 @dataclass(frozen=True)
@@ -33,11 +44,12 @@ class Floor:
 
 @dataclass(frozen=True)
 class Gates:
-    """Per optimizer step, the largest distance that rounding explains."""
+    """Per optimizer step, the largest distance that rounding explains; of the whole vector, and of each tensor alone."""
 
     gradient: list[float]
-    update: list[float]
     state: list[float]
+    tensors: list[list[Vector]]  # per step and view of its gradients (`windows.views`): [tensors]
+    update: list[Vector]  # [tensors]
 
 
 def gates(
@@ -54,40 +66,123 @@ def gates(
     `runs`: candidate and reference; `noise`: per step, a mask [P] of the elements whose update is noise.
     """
     candidate, reference = runs
-    gradient, update, state = [], [], []
+    gradient, state = [], []
     moved: list[bool] = []
-    small = faint(theirs, reference)
     factor = COARSE_FACTOR if reference.roundoff > COARSE_ROUNDOFF else FACTOR
+    least = least_known(theirs[0]) if theirs else LEAST
     for t, step in enumerate(theirs):
         others = [null[t] for null in nulls if t < len(null)]
         own = mine[t] if t < len(mine) else step
         seen = [distance(raw(o), raw(step)) for o in others] + [consumed_distance(o, step) for o in others]
         moved.append(_worst(seen) > 0)
-        gradient.append(max(factor * _worst(seen), _summing(own, step, candidate, reference)))
-        keep = ~noise[t]
-        least = max(LEAST, gradient[t])  # an update is known no better than its gradient
-        apart = [update_distance(o, step, of) for o in others for of in (keep, ~small[t])]  # more than faint elements: see below
-        update.append(max(FACTOR * _worst(apart), least))
-        state.append(max(FACTOR * _worst([state_distance(o, step) for o in others]), least))
+        summing = _summing(own, step, candidate, reference)
+        size = float(np.linalg.norm(raw(step)))
+        gradient.append(max(factor * _worst(seen), float(np.linalg.norm(summing)) / size if 0 < size < math.inf else 0.0))
+        state.append(max(FACTOR * _worst([state_distance(o, step) for o in others]), least, gradient[t]))
     if len(gradient) > 1 and (drift or not moved[0]) and gradient[0] < gradient[1]:
-        gradient[0], update[0], state[0] = gradient[1], update[1], state[1]  # the first step may come before any perturbation
+        gradient[0], state[0] = gradient[1], state[1]  # the first step may come before any perturbation
     if drift and len(gradient) > 1:
-        gradient = list(np.maximum.accumulate(gradient))
-        update, state = list(np.maximum.accumulate(update)), list(np.maximum.accumulate(state))
-    return Gates(gradient, update, state)
+        gradient, state = list(np.maximum.accumulate(gradient)), list(np.maximum.accumulate(state))
+    tensors = [_of_views(t, mine, theirs, nulls, runs, factor, drift=drift) for t in range(len(theirs))]
+    update = [_of_updates(t, theirs, nulls, noise, factor, drift=drift) for t in range(len(theirs))]
+    known = [np.maximum(u, np.maximum(least, np.fmin(v[0], math.inf))) for u, v in zip(update, tensors, strict=True)]
+    return Gates(gradient, state, tensors, known)
 
 
-def _summing(mine: Step, theirs: Step, candidate: Run, reference: Run) -> float:
-    """Rounding of the sum itself: (terms) * u * ||sum_k |c_k|| / ||g||, u of the accumulator (Higham 1993)."""
-    size = float(np.linalg.norm(raw(theirs)))
-    if not mine.backwards and not theirs.backwards:  # weights were handed over: float32 weights, and an update seen through them
-        return max(LEAST, FACTOR * 2 * FLOAT32 * float(np.linalg.norm(theirs.before)) / size) if size else 0.0
-    count, total = len(mine.backwards), mine.spread
-    if not size or not count or not math.isfinite(size):
-        return 0.0
-    wide = max(candidate.accumulator_roundoff, reference.accumulator_roundoff)
-    rows = candidate.batch_size * candidate.accumulation_steps
-    return ((count + 1) * wide + rows * min(wide, FLOAT32)) * (total / size if math.isfinite(total) else 1.0)
+def least_known(step: Step) -> float:
+    """How well an update, a buffer or an average is known at best."""
+    coarsest = max(step.roundoffs, default=FLOAT32)
+    return min(LEAST, LEAST_ROUNDINGS * coarsest)
+
+
+def _pool(t: int, num: int, *, drift: bool) -> range:
+    """The steps whose errors tell of that of step `t`: all, or those before it where errors grow, and the first few."""
+    return range(min(num, max(t + 1, FIRST))) if drift else range(num)
+
+
+FIRST = 3  # steps that tell of each other's errors although these grow
+
+
+def _of_few(samples: Vector, factor: float) -> Vector:
+    """By how many times the largest of so few deviations another one may be larger, but for a chance of `BLAMED`."""
+    return np.maximum(factor, FEW * BLAMED ** -(1 / np.maximum(samples, 1.0)))
+
+
+def _of_views(
+    t: int,
+    mine: Sequence[Step],
+    theirs: Sequence[Step],
+    nulls: Sequence[Sequence[Step]],
+    runs: tuple[Run, Run],
+    factor: float,
+    *,
+    drift: bool,
+) -> list[Vector]:
+    """The gate of each tensor in each view of step `t`: errors of the nulls in all steps that tell of it, by their number."""
+    step, own = theirs[t], mine[t] if t < len(mine) else theirs[t]
+    roundoffs = np.array(step.roundoffs)
+    found = []
+    for view, (values, counts) in enumerate(views(step)):
+        sizes, errors, samples = norms_by(counts, values), np.zeros(len(counts)), np.zeros(len(counts))
+        for null in nulls:
+            for s in _pool(t, min(len(null), len(theirs)), drift=drift):
+                apart = _apart_in(view, null[s], theirs[s])
+                if apart is not None and apart.shape == errors.shape and apart.any():
+                    errors, samples = np.maximum(errors, apart), samples + np.array(counts)
+        errors = np.maximum(errors, roundoffs * sizes)
+        errors = np.where(sizes > 0, errors, np.maximum(errors, roundoffs * float(np.linalg.norm(sizes))))
+        allowed = np.maximum(_of_few(samples, factor) * errors, _summing(own, step, *runs) if view < 2 else 0.0)
+        gate = relative(allowed, sizes)
+        found.append(np.where(samples > 0, np.where(sizes > 0, gate, allowed), math.inf))
+    return found
+
+
+def _apart_in(view: int, null: Step, step: Step) -> Vector | None:
+    """[tensors] How far a null's gradients are from those of the step; None where they cannot be compared."""
+    a, b = views(null), views(step)
+    if view >= min(len(a), len(b)) or a[view][0].shape != b[view][0].shape:
+        return None
+    apart = norms_by(b[view][1], a[view][0] - b[view][0])
+    return apart if np.isfinite(apart).all() else None
+
+
+def _of_updates(
+    t: int,
+    theirs: Sequence[Step],
+    nulls: Sequence[Sequence[Step]],
+    noise: Sequence[np.ndarray],
+    factor: float,
+    *,
+    drift: bool,
+) -> Vector:
+    """The gate of each tensor's update in step `t`, but for the least one."""
+    worst, samples = np.zeros(len(theirs[t].tensors)), np.zeros(len(theirs[t].tensors))
+    for null in nulls:
+        for s in _pool(t, min(len(null), len(theirs)), drift=drift):
+            if len(theirs[s].tensors) == len(worst):
+                apart = update_distances(null[s], theirs[s], ~noise[s])
+                worst = np.maximum(worst, np.where(np.isfinite(apart), apart, 0.0))
+                samples = samples + norms_by(counts_of(theirs[s]), (~noise[s]).astype(float)) ** 2
+    jumps = (
+        norms_by(counts_of(theirs[t]), (noise[t] & (raw(theirs[t]) != 0)).astype(float)) ** 2 > np.array(counts_of(theirs[t])) / 2
+    )
+    return np.where(jumps, math.inf, _of_few(samples, factor) * worst)
+
+
+def _summing(mine: Step, theirs: Step, candidate: Run, reference: Run) -> Vector:
+    """[tensors] Rounding of the sum itself: (terms) * u * ||sum_k |c_k|||, u of the accumulator (Higham 1993)."""
+    u = (
+        np.maximum(mine.roundoffs, theirs.roundoffs)
+        if len(mine.roundoffs) == len(theirs.roundoffs)
+        else np.array(theirs.roundoffs)
+    )
+    if not mine.backwards and not theirs.backwards:  # weights were handed over: an update is seen through them
+        return FACTOR * 2 * u * norms_by(counts_of(theirs), theirs.before)
+    count, rows = len(mine.backwards), candidate.batch_size * candidate.accumulation_steps
+    spreads = np.array(mine.spreads)
+    if not count or spreads.shape != u.shape or not np.isfinite(spreads).all():
+        return np.zeros(len(theirs.tensors))
+    return np.asarray(((count + 1) * u + rows * np.minimum(u, FLOAT32)) * spreads)
 
 
 def beyond_rounding(seen: Sequence[float]) -> float:
@@ -99,28 +194,20 @@ def _worst(values: Sequence[float]) -> float:
     return max((v for v in values if math.isfinite(v)), default=0.0)
 
 
-def faint(theirs: Sequence[Step], reference: Run) -> list[np.ndarray]:
-    """Cumulative masks: elements with a gradient near its rounding.
-
-    Where the nulls disagree about the update of others, the step mixes elements and jumps (a basis of eigenvectors under
-    rounding): no element of it is known then.
-    """
+def noisy(theirs: Sequence[Step], nulls: Sequence[Sequence[Step]]) -> list[np.ndarray]:
+    """Cumulative masks [P]: elements whose update the nulls do not agree about, or whose gradient is near its measured error."""
     masks: list[np.ndarray] = []
-    for step in theirs:
-        gradient = np.abs(raw(step))
-        now = gradient < NOISE * reference.roundoff * (gradient.max(initial=0.0) if np.isfinite(gradient).all() else 0.0)
-        masks.append(masks[-1] | now if masks and masks[-1].shape == now.shape else now)
-    return masks
-
-
-def noisy(theirs: Sequence[Step], nulls: Sequence[Sequence[Step]], reference: Run) -> list[np.ndarray]:
-    """Cumulative masks: elements with a gradient near its rounding, or whose update the nulls do not agree about."""
-    masks: list[np.ndarray] = []
-    for t, (step, small) in enumerate(zip(theirs, faint(theirs, reference), strict=True)):
-        now = small.copy()
+    for t, step in enumerate(theirs):
+        now = np.zeros(step.before.shape, dtype=bool)
+        gradient, counts = np.abs(raw(step)), counts_of(step)
         for null in nulls:
-            if t < len(null) and null[t].after.shape == step.after.shape:
-                mine, own = null[t].after - null[t].before, step.after - step.before
-                now |= np.abs(mine - own) > DISAGREE * np.abs(own)
+            if t >= len(null) or null[t].after.shape != step.after.shape:
+                continue
+            mine, own = movement(null[t]), movement(step)
+            now |= np.abs(mine - own) > DISAGREE * np.abs(own)
+            apart = _apart_in(0, null[t], step)
+            if apart is not None and gradient.shape == now.shape:
+                errors = np.repeat(apart / np.sqrt(np.maximum(counts, 1)), counts)
+                now |= (gradient > 0) & (gradient < NOISE * errors)
         masks.append(masks[-1] | now if masks and masks[-1].shape == now.shape else now)
     return masks

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise, takewhile
 
 import numpy as np
 
 from accumulation_harness.audit.compare.facts import Rows
-from accumulation_harness.audit.evidence import Backward, Run, Step, Track, Vector
+from accumulation_harness.audit.evidence import SUMMED, Backward, Run, Step, Track, Vector, norms_by
 
 
 def effective(track: Track) -> list[Step]:
@@ -141,16 +142,16 @@ def movement(step: Step) -> Vector:
     return step.after - step.before
 
 
-def update_distance(mine: Step, theirs: Step, keep: np.ndarray) -> float:
-    """Distance of the two updates, elements that move by noise left out; a skipped step against a taken one is infinite."""
-    if mine.skipped != theirs.skipped:
-        return math.inf
-    if mine.before.shape != theirs.before.shape:
-        return math.inf
-    a, b = movement(mine)[keep], movement(theirs)[keep]
-    # a parameter is stored to u of its own size: no update is known better than that
-    known = float(np.linalg.norm(theirs.before[keep])) * 2 * theirs.roundoff
-    return 0.0 if float(np.linalg.norm(a - b)) <= known else finite(distance(a, b))
+def update_distances(mine: Step, theirs: Step, keep: np.ndarray) -> Vector:
+    """[tensors] Distance of the two updates, elements that move by noise left out; infinite where one was skipped.
+
+    A parameter is stored to u of its own size: no update is known better than that.
+    """
+    if mine.skipped != theirs.skipped or mine.before.shape != theirs.before.shape:
+        return np.full(len(theirs.tensors), math.inf)
+    a, b, counts = np.where(keep, movement(mine), 0.0), np.where(keep, movement(theirs), 0.0), counts_of(theirs)
+    apart, known = norms_by(counts, a - b), norms_by(counts, np.where(keep, theirs.before, 0.0)) * 2 * np.array(theirs.roundoffs)
+    return relative(np.where(apart <= known, 0.0, apart), norms_by(counts, b))
 
 
 def state_distance(mine: Step, theirs: Step) -> float:
@@ -171,17 +172,84 @@ def cosine(a: Vector, b: Vector) -> float:
 
 
 def off_line(a: Vector, direction: Vector) -> float:
-    """||a - its projection on direction|| / ||a||; infinite when they point in opposite directions or one is zero."""
-    if not cosine(a, direction) > 0:
+    """||a - its projection on direction|| / ||a||; infinite where they point in opposite directions, and of one number."""
+    if a.size < 2 or not cosine(a, direction) > 0:
         return math.inf
     rest = a - direction * (float(a @ direction) / float(direction @ direction))
     return float(np.linalg.norm(rest) / np.linalg.norm(a))
 
 
+def relative(apart: Vector, sizes: Vector) -> Vector:
+    """Distances of these sizes; infinite for NaN, and where the size alone is zero."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = np.where(apart == 0, 0.0, apart / sizes)
+    return np.asarray(np.where(np.isnan(found), math.inf, found))
+
+
+def counts_of(step: Step) -> tuple[int, ...]:
+    """Elements of each tensor in the vectors of a step."""
+    return step.kept or tuple(count for _, count in step.tensors)
+
+
 def slices(step: Step) -> dict[str, slice]:
     """Tensor's name -> where it lies in the vectors of a step."""
-    edges = np.cumsum([0, *(step.kept or (count for _, count in step.tensors))])
+    edges = np.cumsum([0, *counts_of(step)])
     return {name: slice(int(a), int(b)) for (name, _), a, b in zip(step.tensors, edges[:-1], edges[1:], strict=True)}
+
+
+def views(step: Step) -> list[tuple[Vector, tuple[int, ...]]]:
+    """What is compared of a step's gradients tensor by tensor, with the elements of each: before clipping, as taken, and sums."""
+    counts = counts_of(step)
+    sums = [(step.sums, tuple(-(-count // SUMMED) for _, count in step.tensors))] if step.sums is not None else []
+    return [(raw(step), counts), (step.gradient, counts), *sums]
+
+
+def of_tensors(step: Step, chosen: Sequence[int]) -> Step:
+    """The step as if its optimizer held these of its tensors alone."""
+    edges = np.cumsum([0, *counts_of(step)])
+    own = np.concatenate([np.arange(edges[i], edges[i + 1]) for i in chosen])
+    blocks = np.cumsum([0, *(-(-count // SUMMED) for _, count in step.tensors)])
+    summed = np.concatenate([np.arange(blocks[i], blocks[i + 1]) for i in chosen])
+    places = {place: k for k, place in enumerate(chosen)}
+
+    def cut(values: Vector | None) -> Vector | None:
+        return values[own] if values is not None and values.size == edges[-1] else values
+
+    def known(values: Vector) -> Vector:
+        return np.asarray(values[own])
+
+    backwards = tuple(
+        replace(
+            b,
+            contribution=cut(b.contribution),
+            moved=cut(b.moved),
+            local=cut(b.local),
+            locals=tuple(values[own] if values.size == edges[-1] else values for values in b.locals),
+            emptied=frozenset(places[place] for place in b.emptied if place in places),
+        )
+        for b in step.backwards
+    )
+    clips = tuple(
+        replace(
+            c, before=cut(c.before), size=c.size if c.size is not None or c.before is None else float(np.linalg.norm(c.before))
+        )
+        for c in step.clips
+    )
+    return replace(
+        step,
+        tensors=tuple(step.tensors[i] for i in chosen),
+        kept=tuple(step.kept[i] for i in chosen) if step.kept else (),
+        sums=None if step.sums is None else step.sums[summed],
+        gradient=known(step.gradient),
+        total=cut(step.total),
+        spreads=tuple(step.spreads[i] for i in chosen),
+        before=known(step.before),
+        after=known(step.after),
+        moved=cut(step.moved),
+        roundoffs=tuple(step.roundoffs[i] for i in chosen),
+        backwards=backwards,
+        clips=clips,
+    )
 
 
 RESTORED = 1e-3  # relative; gradients found by a resumed run are those that were saved

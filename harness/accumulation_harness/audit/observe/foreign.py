@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accumulation_harness.audit.evidence import Step, Track, Vector
+from accumulation_harness.audit.evidence import FLOAT32, Step, Track, Vector
 from accumulation_harness.audit.observe.sample import sample_of
 
 HANDED = "weights handed over"
@@ -46,11 +46,13 @@ class HandedWeights:
             raise ValueError("expected named weights, got none")
         if self.track.tensors and tensors != self.track.tensors:
             raise ValueError(f"expected the same named weights each time, {self.track.tensors[:8]}, got {tensors[:8]}")
+        formats = [np.asarray(value).dtype for _, value in sorted(weights.items())]
+        roundoffs = tuple(float(np.finfo(f).eps) / 2 if f.kind in "fc" else FLOAT32 for f in formats)
         sample = sample_of([torch.from_numpy(array) for array in arrays.values()])
         now = sample.pick(np.concatenate(list(arrays.values())))
         if self.last is not None:
             kept = () if sample.whole else sample.counts
-            self.track.steps.append(replace(_step(tensors, self.last, now), kept=kept))
+            self.track.steps.append(replace(_step(tensors, self.last, now), kept=kept, roundoffs=roundoffs))
         self.track.tensors, self.last = tensors, now
 
 
@@ -58,7 +60,8 @@ def _step(tensors: tuple[tuple[str, int], ...], before: Vector, after: Vector) -
     return Step(
         tensors=tensors,
         total=None,
-        spread=0.0,
+        spreads=(0.0,) * len(tensors),
+        roundoffs=(),
         gradient=before - after,
         lrs=(),
         decays=(),

@@ -44,6 +44,7 @@ class Forwards:
         self.inner: list[list[Tensor]] = []  # outputs by row inside each module under way; kept for a probe only
         self.depth = 0
         self.names: dict[int, str] = {}  # parameter id -> name
+        self.copied = 0.0  # roundoff of the models' narrowest parameter, which an optimizer may hold copies of
         self.norms: dict[int, _BatchNorm] = {}
         self.outermost: dict[int, nn.Module] = {}
         self.first_buffers: dict[str, Tensor] = {}
@@ -238,16 +239,22 @@ class Forwards:
         for name, parameter in module.named_parameters():
             self.names.setdefault(id(parameter), name)
             dtypes.add(parameter.dtype)
-        self.run.roundoff = max([self.run.roundoff, *map(roundoff, dtypes)])
+        self.copied = max([self.copied, *map(roundoff, dtypes)])
+        self.run.roundoff = max(self.run.roundoff, self.copied)
         self.run.float16 |= torch.float16 in dtypes
 
     def _note_arithmetic(self, args: tuple[Any, ...]) -> None:
         for device in ("cpu", "cuda"):
             if torch.is_autocast_enabled(device):
-                self.run.roundoff = max(self.run.roundoff, roundoff(torch.get_autocast_dtype(device)))
+                self._round_by(roundoff(torch.get_autocast_dtype(device)))
                 self.run.float16 |= torch.get_autocast_dtype(device) == torch.float16
         if accelerator.uses_tf32() and any(tensor.is_cuda and tensor.dtype == torch.float32 for tensor in tensors_in(list(args))):
-            self.run.roundoff = max(self.run.roundoff, accelerator.TF32_ROUNDOFF)
+            self._round_by(accelerator.TF32_ROUNDOFF)
+
+    def _round_by(self, roundoff: float) -> None:
+        """Operations are rounded so, whatever the format of the tensors."""
+        self.run.roundoff = max(self.run.roundoff, roundoff)
+        self.run.arithmetic = max(self.run.arithmetic, roundoff)
 
 
 def generators() -> Tensor:

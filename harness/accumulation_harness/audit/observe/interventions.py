@@ -12,7 +12,7 @@ from accumulation_harness.audit.evidence import Intervention, Step, Track, Vecto
 from accumulation_harness.audit.observe.live import LiveTrack
 from accumulation_harness.audit.observe.pooling import places
 from accumulation_harness.audit.observe.sample import BLOCK
-from accumulation_harness.audit.observe.tensors import dense, put, write
+from accumulation_harness.audit.observe.tensors import dense, put, roundoff, size, write
 
 
 def intervene(live: LiveTrack, what: Intervention, index: int, step: int) -> None:
@@ -29,7 +29,7 @@ def intervene(live: LiveTrack, what: Intervention, index: int, step: int) -> Non
     if track is not None and step < len(moving := _moving(track)):
         _follow(live, track, moving[step] if step >= 0 else -1)
     if what.perturb:
-        _perturb(live.parameters, what.perturb, step + 1)
+        _perturb(live.parameters, what, step + 1)
     if what.freeze_weights or track is not None or what.perturb:
         live.last_parameters = live.weights()
 
@@ -47,7 +47,7 @@ def _moving(track: Track) -> list[int]:
 
 
 def _sizes(tensors: Sequence[Tensor]) -> list[int]:
-    return [tensor.numel() for tensor in tensors]
+    return [size(tensor) for tensor in tensors]
 
 
 def _follow(live: LiveTrack, track: Track, step: int) -> None:
@@ -65,14 +65,14 @@ def _follow(live: LiveTrack, track: Track, step: int) -> None:
         put(live.parameters, wanted)
 
 
-def _perturb(parameters: Sequence[Tensor], size: float, seed: int) -> None:
-    """Multiply every element by 1 + size or 1 - size, in float64."""
+def _perturb(parameters: Sequence[Tensor], what: Intervention, seed: int) -> None:
+    """Multiply every element by 1 plus or minus so many roundings of its tensor's own format, in float64."""
     random = np.random.default_rng(seed)
     for p in parameters:
-        blocks = []
+        blocks, apart = [], what.perturb * max(roundoff(p.dtype), what.arithmetic)
         for block in dense(p).reshape(-1).split(BLOCK):
             signs = random.choice((-1.0, 1.0), size=block.numel())
-            moved = block.to("cpu", torch.float64) * torch.from_numpy(1 + size * signs)
+            moved = block.to("cpu", torch.float64) * torch.from_numpy(1 + apart * signs)
             blocks.append(moved.to(block.dtype))
         write(p, torch.cat(blocks))
 

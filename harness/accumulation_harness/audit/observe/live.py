@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from accumulation_harness.audit.evidence import (
-    FLOAT32,
     Backward,
     Call,
     Clip,
@@ -25,6 +24,7 @@ from accumulation_harness.audit.evidence import (
     Step,
     Track,
     Vector,
+    norms_by,
     overflow_is_expected,
 )
 from accumulation_harness.audit.observe.alive import PLAIN, readable
@@ -43,7 +43,7 @@ from accumulation_harness.audit.observe.sample import (
 )
 from accumulation_harness.audit.observe.shadows import Averages
 from accumulation_harness.audit.observe.starts import emptied_since, mark, start_of
-from accumulation_harness.audit.observe.tensors import dense, in_a_group, roundoff
+from accumulation_harness.audit.observe.tensors import dense, in_a_group, roundoff, size
 
 LONGEST = 400  # calls kept per window
 KEPT = 4  # windows whose contributions are kept: the first ones, as many with another number of backwards, and those asked for
@@ -115,7 +115,7 @@ class LiveTrack:
         names = [self.forwards.names.get(id(p), "parameter") for p in self.parameters]
         alone = Counter(names)
         shown = [name if alone[name] == 1 else f"{name} {i}" for i, name in enumerate(names)]
-        self.track.tensors = tuple((name, p.numel()) for name, p in zip(shown, self.parameters, strict=True))
+        self.track.tensors = tuple((name, size(p)) for name, p in zip(shown, self.parameters, strict=True))
 
     def note(self, call: Call) -> None:
         """Add to the order of calls of the window."""
@@ -162,7 +162,7 @@ class LiveTrack:
 
     def _may_copy(self, unowned: Sequence[Tensor]) -> bool:
         """Whether the optimizer's own tensors have room for these and little more; of one rank only, as ranks share them out."""
-        needed, own = sum(p.numel() for p in unowned), sum(p.numel() for p in self.parameters)
+        needed, own = sum(map(size, unowned)), sum(map(size, self.parameters))
         return 0 < needed <= own <= needed + PADDING and not in_a_group()
 
     @overflow_is_expected
@@ -269,7 +269,8 @@ class LiveTrack:
         if self._given is not None and self._given.shape == gradient.shape and not gradient.any():
             gradient, sums = self._given, None
         gradient = _shared(gradient, self._given)
-        coarsest = max((roundoff(p.dtype) for p in self.parameters), default=0.0)
+        roundoffs = tuple(roundoff(p.dtype) for p in self.parameters)
+        coarsest = max(roundoffs, default=0.0)
         self.run.accumulator_roundoff = max(self.run.accumulator_roundoff, coarsest)
         self.run.roundoff = max(self.run.roundoff, coarsest)
         after = self.weights()
@@ -290,7 +291,7 @@ class LiveTrack:
             sums=sums,
             gradient=gradient,
             total=_sum(parts),
-            spread=_spread(parts, like=gradient if window.through_model else None),
+            spreads=self._spreads(parts, like=gradient if window.through_model else None),
             lrs=self.lrs,
             decays=tuple(float(group.get("weight_decay") or 0.0) for group in self.optimizer.param_groups),
             before=self._before,
@@ -302,7 +303,7 @@ class LiveTrack:
             backwards=tuple(window.backwards),
             clips=tuple(window.clips),
             calls=tuple(window.calls),
-            roundoff=max(coarsest, FLOAT32),
+            roundoffs=roundoffs,
             buffers=self.forwards.buffer_movements(),
             norm_updates=self.forwards.norm_updates(),
         )
@@ -310,6 +311,15 @@ class LiveTrack:
         self.num_effective += step.effective
         self._before, self._given, self.last_parameters, self.last_gradient = None, None, after, gradient
         self.window = OpenWindow()
+
+    def _spreads(self, parts: Sequence[Vector], *, like: Vector | None) -> tuple[float, ...]:
+        """Of each tensor ||sum_k |c_k|||; in the size of `like` where parts were seen in the model."""
+        counts = self.sample.counts
+        if not parts:
+            return (0.0,) * len(counts)
+        spreads = norms_by(counts, parts[0] if len(parts) == 1 else np.sum([np.abs(part) for part in parts], axis=0))
+        total = float(np.linalg.norm(np.sum(parts, axis=0))) if like is not None else 0.0
+        return tuple((spreads if like is None or not total else spreads * (float(np.linalg.norm(like)) / total)).tolist())
 
     def _kept(self) -> bool:
         """Whether the contributions of the window that ends are kept: rules need those of a few windows only."""
@@ -373,17 +383,6 @@ def _sum(parts: Sequence[Vector]) -> Vector | None:
         return parts[0] if parts else None
     total: Vector = np.sum(parts, axis=0)
     return total
-
-
-def _spread(parts: Sequence[Vector], *, like: Vector | None) -> float:
-    """||sum_k |c_k|||; in the size of the gradient `like` where parts were seen in the model, maybe with a loss scale in them."""
-    if not parts:
-        return 0.0
-    if len(parts) == 1 and like is None:
-        return float(np.linalg.norm(parts[0]))
-    spread = float(np.linalg.norm(np.sum([np.abs(part) for part in parts], axis=0)))
-    total = float(np.linalg.norm(np.sum(parts, axis=0)))
-    return spread if like is None or not total else spread * float(np.linalg.norm(like)) / total
 
 
 def _state(optimizer: Optimizer | Foreign, parameters: Sequence[Tensor]) -> tuple[dict[str, Vector], float | None]:

@@ -184,6 +184,7 @@ def _of_parts(runs: Sequence[Run], groups: Sequence[Sequence[int]], like: Run | 
         reported=next((run.reported for run in runs if run.reported is not None), None),
         counts={key: value for run in reversed(runs) for key, value in run.counts.items()},
         roundoff=max(run.roundoff for run in runs),
+        arithmetic=max(run.arithmetic for run in runs),
         accumulator_roundoff=max(run.accumulator_roundoff for run in runs),
         dropout_calls=sum(run.dropout_calls for run in runs),
         norm_calls=sum(run.norm_calls for run in runs),
@@ -230,6 +231,10 @@ class Layout:
         """[P] One vector of each part, put together."""
         pieces = [np.split(v, _edges(tensors)[1:-1]) for v, tensors in zip(vectors, self.tensors, strict=True)]
         return np.concatenate([pieces[part][place] for part, place in self.order])
+
+    def in_order(self, numbers: Sequence[Sequence[float]]) -> tuple[float, ...]:
+        """Numbers of each part's tensors, put together."""
+        return tuple(numbers[part][place] for part, place in self.order)
 
     def join_known(self, vectors: Sequence[Vector | None]) -> Vector | None:
         """None unless every part has one of its own size."""
@@ -309,12 +314,12 @@ def _joined(steps: Sequence[Step], groups: Sequence[Sequence[int]], layout: Layo
             key: layout.join([step.state[key] for step in steps]) for key in first.state if all(key in s.state for s in steps)
         },
         total=layout.join_known([step.total for step in steps]),
-        spread=math.hypot(*(step.spread for step in steps)),
+        spreads=layout.in_order([step.spreads for step in steps]),
         moved=layout.join_moved([step.moved for step in steps]),
         skipped=any(step.skipped for step in steps),
         backwards=_joined_backwards(steps, layout, shared_out=shared_out),
         clips=_joined_clips(steps, layout),
-        roundoff=max(step.roundoff for step in steps),
+        roundoffs=layout.in_order([step.roundoffs for step in steps]),
         norm_updates=sum(step.norm_updates for step in steps),
         buffers={
             f"{name} of part {part}" if part else name: moved
@@ -327,7 +332,7 @@ def _joined(steps: Sequence[Step], groups: Sequence[Sequence[int]], layout: Layo
 
 def _without_contributions(step: Step) -> Step:
     backwards = tuple(replace(b, contribution=None, moved=None) for b in step.backwards)
-    return replace(step, total=None, spread=0.0, moved=None, backwards=backwards, clips=())
+    return replace(step, total=None, spreads=(0.0,) * len(step.tensors), moved=None, backwards=backwards, clips=())
 
 
 def _joined_backwards(steps: Sequence[Step], layout: Layout, *, shared_out: bool) -> tuple[Backward, ...]:

@@ -85,6 +85,8 @@ class Recorder:
         if self._handed.track.steps:
             tracks.append(self._handed.track)
         observed.run.probed = observed.forwards.probed(observed.loss_scale)
+        if observed.run.copies:
+            observed.run.arithmetic = max(observed.run.arithmetic, observed.forwards.copied)
         observed.run.tracks = tracks or [live.track for live in observed.lives if live.track.pending]
         observed.live.clear()
         observed.forwards.forget_models()

@@ -15,8 +15,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from accumulation_harness.audit.evidence import SUMMED as SUMMED
 from accumulation_harness.audit.evidence import Matrix, Vector
-from accumulation_harness.audit.observe.tensors import dense, in_a_group, write
+from accumulation_harness.audit.observe.tensors import dense, in_a_group, size, write
 from accumulation_harness.referee.gradients import Elements, norm
 
 
@@ -33,7 +34,7 @@ class Stored:
         file = self.store.file
         file.seek(self.start)
         for tensor, dtype in zip(tensors, self.formats, strict=True):
-            values = bytearray(file.read(tensor.numel() * dtype.itemsize))
+            values = bytearray(file.read(size(tensor) * dtype.itemsize))
             if values:
                 write(tensor, torch.frombuffer(values, dtype=dtype))
 
@@ -51,7 +52,7 @@ class Store:
     def add(self, tensors: Sequence[Tensor]) -> Stored:
         """Write these tensors behind those that are there. Raises OSError where there is no room."""
         try:
-            kept = Stored(self, self.file.seek(0, 2), tuple(tensor.dtype for tensor in tensors))
+            kept = Stored(self, self.file.seek(0, 2), tuple(tensor.dtype.to_real() for tensor in tensors))
             for tensor in tensors:
                 self.file.write(_bytes(dense(tensor)))
             self.file.flush()
@@ -68,7 +69,6 @@ def _bytes(tensor: Tensor) -> Any:
 WHOLE = 2**17  # elements of a model that is kept whole
 KEPT = 2**16  # elements kept of a larger one: norms are then known to about 1 %, factors and equality as before
 FEWEST = 64  # elements kept of a tensor at least: no lone scalar is lost
-SUMMED = 2**10  # elements of a signed sum
 BLOCK = 2**20  # elements looked at together, where all are looked at
 
 
@@ -129,7 +129,7 @@ _kept: list[bool] = []
 
 def sample_of(tensors: Iterable[Tensor]) -> Sample:
     """The sample of a model of these sizes."""
-    return _of_sizes(tuple(tensor.numel() for tensor in tensors), bool(_kept) or in_a_group())
+    return _of_sizes(tuple(map(size, tensors)), bool(_kept) or in_a_group())
 
 
 @lru_cache(maxsize=64)
@@ -194,14 +194,14 @@ def signed_sums(parameters: Iterable[Tensor]) -> Vector:
     They are linear in the elements, and the expectation of the square of their norm is that of the elements: two gradients that
     differ in any element differ in these as well, by as much.
     """
-    found = [_sums(p.grad, p.numel()) for p in parameters]
+    found = [_sums(p.grad, size(p)) for p in parameters]
     joined: Vector = torch.cat(found).numpy().copy() if found else np.zeros(0)
     return joined
 
 
-def _sums(tensor: Tensor | None, size: int) -> Tensor:
+def _sums(tensor: Tensor | None, count: int) -> Tensor:
     if tensor is None:
-        return torch.zeros(-(-size // SUMMED), dtype=torch.float64)
+        return torch.zeros(-(-count // SUMMED), dtype=torch.float64)
     flat = dense(tensor).reshape(-1)
     signs = _signs().to(flat.device)
     blocks = (block.double() for block in flat.split(BLOCK))

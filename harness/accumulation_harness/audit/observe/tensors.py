@@ -14,11 +14,17 @@ from accumulation_harness.audit.evidence import Vector
 
 
 def dense(tensor: Tensor) -> Tensor:
-    """The whole tensor, strided and local; for a DTensor this is a collective of all ranks."""
+    """The whole tensor, strided and local; for a DTensor this is a collective of all ranks. A complex one as pairs of reals."""
     tensor = tensor.detach()
     if hasattr(tensor, "full_tensor"):
         tensor = tensor.full_tensor()
-    return tensor.to_dense() if tensor.layout != torch.strided else tensor
+    tensor = tensor.to_dense() if tensor.layout != torch.strided else tensor
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def size(tensor: Tensor) -> int:
+    """Its number of elements, as `dense` gives them."""
+    return tensor.numel() * (1 + tensor.is_complex())
 
 
 def vector(tensors: Iterable[Tensor]) -> Vector:
@@ -33,8 +39,8 @@ def put(tensors: Sequence[Tensor], values: Vector) -> None:
     """Write `values` [P] into the tensors in order; into sharded ones each rank's own part."""
     start = 0
     for p in tensors:
-        write(p, torch.from_numpy(values[start : start + p.numel()]))
-        start += p.numel()
+        write(p, torch.from_numpy(values[start : start + size(p)]))
+        start += size(p)
 
 
 @torch.no_grad()
@@ -43,7 +49,8 @@ def write(tensor: Tensor, values: Tensor) -> None:
 
     Autograd is not told: a penalty on the weights may have been built before the first forward, and stands with the new ones.
     """
-    value = values.reshape(tensor.shape).to(tensor.device, tensor.dtype)
+    pairs = torch.view_as_complex(values.double().reshape(*tensor.shape, 2)) if tensor.is_complex() else values
+    value = pairs.reshape(tensor.shape).to(tensor.device, tensor.dtype)
     if hasattr(tensor, "device_mesh"):
         from torch.distributed.tensor import distribute_tensor
 
@@ -63,7 +70,7 @@ def in_a_group() -> bool:
 
 def roundoff(dtype: torch.dtype) -> float:
     """Unit roundoff: half the distance from 1 to the next number."""
-    return torch.finfo(dtype).eps / 2 if dtype.is_floating_point else 0.0
+    return torch.finfo(dtype).eps / 2 if dtype.is_floating_point or dtype.is_complex else 0.0
 
 
 def tensors_in(values: Any, depth: int = 3) -> Iterator[Tensor]:

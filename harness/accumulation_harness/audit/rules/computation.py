@@ -31,6 +31,7 @@ OF_THE_SUM = (  # what happens to gradients after a backward has given them
     Cause.clip_per_micro_batch,
     Cause.sum_rescaled_in_window,
 )
+ALIKE = 0.5  # cosine above which two gradients point alike
 CLEAR = 10.0  # gates; a difference without a prediction of its own is not named below
 
 
@@ -64,14 +65,7 @@ def _without_a_name(facts: StepFacts) -> str:
             "the model gives the same rows the same outputs, and the loss has other slopes there: it uses statistics of the "
             "micro-batch, or other targets"
         )
-    return "the gradients differ, and no known cause reproduces how" + _where(facts)
-
-
-def _where(facts: StepFacts) -> str:
-    """Names the tensors that differ, where others agree."""
-    size = {name: seen.distance for name, seen in facts.tensors.items()}
-    off = [name for name, distance in size.items() if not distance <= CLEAR * facts.gate]
-    return f"; only {', '.join(off[:4])} differ" if 0 < len(off) < len(size) else ""
+    return "the gradients differ, and no known cause reproduces how"
 
 
 def besides(facts: StepFacts, found: Sequence[Finding]) -> list[Finding]:
@@ -251,13 +245,12 @@ def _changed_before_step(facts: StepFacts) -> Named | None:
     if (
         not min(fits.scaled_sum, fits.sums) <= CLEAR * facts.gate  # the gate of signs, say, is not that of the sum
         or not CLEAR * facts.gate < fits.own_sum < math.inf
-        or fits.sum_line <= CLEAR * facts.gate
+        or (fits.sum_line <= CLEAR * facts.gate and not facts.only)
     ):
         return None
     message = "what the backwards give adds up to the reference's gradient, and is changed before the optimizer takes it"
     if known_weights(facts, facts.taken):
         message += f": micro-batches count {listed(facts.taken.weights)} times there"
-    message += _where(facts)
     return Cause.unexplained, {"distance_from_the_sum": fits.own_sum}, message
 
 
@@ -306,13 +299,15 @@ def _other_factors(facts: StepFacts) -> Named | None:
 
 
 def _some_tensors(facts: StepFacts) -> Named | None:
-    clear, rows = facts.raw.distance > CLEAR * facts.gate, facts.probe.by_row
+    """What differs is too large, and points as it should, in some tensors only."""
+    rows, seen = facts.probe.by_row, facts.raw
     if rows is not None and rows.residual > same_row(facts):  # the loss itself is another one
         return None
-    if not (facts.probe.made and clear and facts.partly and _undisturbed(facts)) or facts.layers.batch_norm:
+    if not (facts.probe.made and facts.only and seen.distance > CLEAR * facts.gate and seen.cosine > ALIKE and seen.scale > 1):
         return None
-    message = f"only {', '.join(facts.partly[:4])} differ: a term of the loss that reaches only them is not divided like the rest"
-    return Cause.auxiliary_loss_scale, {"tensors": facts.partly}, message
+    if not _undisturbed(facts) or facts.layers.batch_norm:
+        return None
+    return Cause.auxiliary_loss_scale, {}, "a term of the loss that reaches only some tensors is not divided like the rest"
 
 
 RULES = (

@@ -16,6 +16,7 @@ from accumulation_harness.audit.rules.whole_run import (
     buffers,
     counters,
     counts,
+    rate_gate,
     reported,
     same_rates,
     schedule,
@@ -35,7 +36,8 @@ def explain(run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
     for facts in steps:
         if facts.step >= limit and broken_off:
             break
-        pure = pure and same_rates(run.mine.lrs[facts.step], run.reference.lrs[facts.step])
+        rates = run.mine.lrs[facts.step], run.reference.lrs[facts.step]
+        pure = pure and same_rates(*rates, rate_gate(run, facts.step))
         said = explain_step(facts, judge_update=pure)
         pure = pure and facts.gradients_agree
         if broken_off and facts.window.rows == "unknown":  # a misplaced window explains it as well

@@ -7,6 +7,7 @@ A rule speaks only when the prediction of its cause reproduces what was seen wit
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -142,6 +143,21 @@ def explain_step(facts: StepFacts, *, judge_update: bool = True) -> list[Finding
     if facts.gradients_agree:
         found = found or _underflow(facts)
         return found or (_update(facts) if judge_update else [])
+    return [_where(facts, one) for one in _of_gradient(facts, found)]
+
+
+def _where(facts: StepFacts, found: Finding) -> Finding:
+    """With the tensors that differ, where others agree."""
+    names = ", ".join(facts.only[:4]) + (", ..." if len(facts.only) > 4 else "")
+    return (
+        replace(found, message=f"{found.message}; only {names} differ", evidence={**found.evidence, "tensors": facts.only})
+        if facts.only
+        else found
+    )
+
+
+def _of_gradient(facts: StepFacts, found: list[Finding]) -> list[Finding]:
+    """`found`: what was seen directly."""
     if found:
         return found + besides(facts, found)
     for rule in RULES:
@@ -184,6 +200,13 @@ def _scaled(facts: StepFacts) -> list[Finding]:
             return [at(facts, Cause.clip_before_unscale, "predicted", evidence, message)]
         if facts.consumed.distance <= facts.gate:
             message += "; active clipping hides it in this run"
+        if facts.only and cause is not Cause.short_window_divided_by_n:
+            if facts.gate < facts.fits.own_sum < math.inf:
+                return []  # not the backwards gave it
+            cause, message = (
+                Cause.auxiliary_loss_scale,
+                f"{message} there: a term of the loss that reaches only them is divided otherwise",
+            )
         return [at(facts, cause, "predicted", evidence, message)]
     return []
 
@@ -212,7 +235,7 @@ def _factors(facts: StepFacts) -> list[Factor]:
 def _miscounted(facts: StepFacts) -> list[Finding]:
     """A multiple of the independent reference at every N, N=1 as well: divided by another number of loss terms."""
     alone = facts.accumulation_steps == 1 or facts.probe.same_at_one
-    if not alone or not facts.fits.line <= facts.gate:
+    if not alone or facts.only or not facts.fits.line <= facts.gate:
         return []
     evidence = {"scale": facts.raw.scale, "cosine": facts.raw.cosine}
     message = f"the gradient is the reference's times {facts.raw.scale:.6g}: another number of loss terms is counted"
@@ -269,18 +292,6 @@ def _overwritten(facts: StepFacts) -> list[Finding]:
     return []
 
 
-def _some_times_n(facts: StepFacts) -> list[Finding]:
-    """Some tensors alone get the whole window's gradient in every micro-batch (a temperature, where features are cached)."""
-    if not facts.fits.some_times_n <= facts.gate or not facts.fits.own_sum <= facts.gate:
-        return []
-    n, names = facts.accumulation_steps, ", ".join(facts.partly[:4])
-    evidence = {"tensors": facts.partly, "factor": n, "fit": facts.fits.some_times_n, "distance": facts.raw.distance}
-    message = (
-        f"only {names} differ, and are {n} times too large: the loss reaches them in every micro-batch, and is not divided there"
-    )
-    return [at(facts, Cause.auxiliary_loss_scale, "predicted", evidence, message)]
-
-
 def _regulariser(facts: StepFacts) -> list[Finding]:
     """The difference is a multiple of the parameters, or of their signs: a penalty on them."""
     known = max(facts.gate / max(facts.raw.distance, facts.gate), facts.gate)  # a difference is known no better than its parts
@@ -295,7 +306,7 @@ def _regulariser(facts: StepFacts) -> list[Finding]:
 def _other_count(facts: StepFacts) -> list[Finding]:
     """A multiple of the reference by a ratio of small whole numbers: divided by another number of loss terms."""
     known = min(facts.gate, CERTAIN * max(facts.fits.line, facts.precision.roundoff))  # what is off the line is rounding
-    ratio = _ratio(facts.raw.scale, known) if facts.fits.line <= facts.gate else None
+    ratio = _ratio(facts.raw.scale, known) if facts.fits.line <= facts.gate and not facts.only else None
     if ratio is None or ratio == 1:
         return []
     evidence = {"scale": facts.raw.scale, "ratio": str(ratio), "cosine": facts.raw.cosine, "gate": facts.gate}
@@ -361,7 +372,8 @@ def _update(facts: StepFacts) -> list[Finding]:
     if update.state_distance > update.state_gate:
         message = "equal gradients, but the optimizer's state advanced differently"
         return [at(facts, Cause.optimizer_state_per_micro_batch, "update", evidence, message)]
-    return [at(facts, Cause.unexplained, "update", evidence, "equal gradients and state, but another update")]
+    message = "equal gradients and state, but another update" + (f" of {', '.join(update.only[:4])}" if update.only else "")
+    return [at(facts, Cause.unexplained, "update", evidence, message)]
 
 
 # By strength of evidence, the first that speaks: first what was counted or seen and leaves no number free (ranks, the optimizers
@@ -380,7 +392,6 @@ RULES = (
     weighted,
     _overwritten,
     clipped_aside,
-    _some_times_n,
     _underflow,
     _regulariser,
     _miscounted,

@@ -20,7 +20,7 @@ FEWEST_RATES = 3  # below which any two schedules are stretched ones of each oth
 def schedule(run: RunFacts) -> list[Finding]:
     """At most one finding; empty where the learning rates of all aligned steps are the reference's."""
     pairs = zip(run.mine.lrs, run.reference.lrs, strict=False)
-    first = next((i for i, (mine, theirs) in enumerate(pairs) if not same_rates(mine, theirs)), None)
+    first = next((i for i, (mine, theirs) in enumerate(pairs) if not same_rates(mine, theirs, rate_gate(run, i))), None)
     if first is None:
         return []
     evidence: dict[str, Any] = {
@@ -44,13 +44,18 @@ def schedule(run: RunFacts) -> list[Finding]:
     return [finding(run, first, cause, "schedule", evidence, message)]
 
 
-def same_rates(a: Sequence[float], b: Sequence[float]) -> bool:
+def same_rates(a: Sequence[float], b: Sequence[float], gate: float = 0.0) -> bool:
     """Whether two steps have the same learning rates, group by group."""
-    return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
+    return len(a) == len(b) and all(_same(x, y, max(gate, SAME_LR)) for x, y in zip(a, b, strict=True))
 
 
-def _same(a: float, b: float) -> bool:
-    return math.isclose(a, b, rel_tol=SAME_LR, abs_tol=1e-300) or (math.isnan(a) and math.isnan(b))
+def rate_gate(run: RunFacts, step: int) -> float:
+    """How far rounding moves the learning rates of a step; 0 where that is not known."""
+    return run.lr_gates[step] if step < len(run.lr_gates) else 0.0
+
+
+def _same(a: float, b: float, gate: float) -> bool:
+    return math.isclose(a, b, rel_tol=gate, abs_tol=1e-300) or (math.isnan(a) and math.isnan(b))
 
 
 def _runs_ahead(run: RunFacts) -> bool:
