@@ -7,7 +7,7 @@ from functools import partial
 
 import pandas as pd
 
-from accumulation_harness.analysis.content import Section, Table, number, span
+from accumulation_harness.analysis.content import Section, number, span, table
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
 from accumulation_harness.experiments.shared.recorded import recorded
@@ -226,19 +226,19 @@ def byte_table(material: Material) -> Section | None:
         return None
     per = rows.assign(**{name: rows[name] / rows["num_parameters"] for name in MODEL_STATE})
     grouped = per.groupby(["optimizer", "precision", "kept_in", "accumulation_steps"], as_index=False)[MODEL_STATE].median()
-    head = ("optimizer", "precision", "weights kept in", "N", "parameters", "gradients", "optimizer state")
+    head = "optimizer | precision | weights kept in | N | parameters | gradients | optimizer state"
     cells = tuple(
         (
             row["optimizer"],
             row["precision"],
             row["kept_in"],
-            str(row["accumulation_steps"]),
+            row["accumulation_steps"],
             *(f"{row[name]:.4g}" for name in MODEL_STATE),
         )
         for row in grouped.to_dict("records")
     )
     caption = "Bytes per parameter that stay from one micro-batch to the next, counted on the live tensors; medians over models."
-    return Section("Bytes that accumulation does not save", (Table(head, cells, caption, folded=True),))
+    return Section("Bytes that accumulation does not save", (table(head, cells, caption, folded=True),))
 
 
 EXPERIMENT = Experiment(

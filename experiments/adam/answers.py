@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from accumulation_harness.analysis.content import Picture, Section, Table, Text, number, span
+from accumulation_harness.analysis.content import Picture, Section, Text, number, span, table
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
 from accumulation_harness.experiments.momentum import figures
@@ -120,13 +120,15 @@ def missing_division(material: Material) -> Section | None:
         "arms."
     )
     chosen = rows[rows["optimizer"].eq("adam") & rows["clip_norm"].isna() & (rows["weight_decay"] == 0)]
-    head = ("optimizer", "eps", "weight decay", "clipping", "N", "n", "first step off by", "after 40 steps", "closed form",
-            "against the right gradient, rescaled")  # fmt: skip
+    head = (
+        "optimizer | eps | weight decay | clipping | N | n | first step off by | after 40 steps | "
+        "closed form | against the right gradient, rescaled"
+    )
     keys = ["optimizer", "eps", "weight_decay", "clip_norm", "accumulation_steps"]
     cells = tuple(
-        (str(own["optimizer"].iloc[0]), _eps(own), f"{own['weight_decay'].iloc[0]:g}", _clipping(own),
-         str(own["accumulation_steps"].iloc[0]), str(len(own)), _range(own["fault_error_first"]), _range(own["fault_error"]),
-         number(own["predicted_first"].median()), number(own["as_if_error"].max()))
+        (own["optimizer"].iloc[0], _eps(own), f"{own['weight_decay'].iloc[0]:g}", _clipping(own),
+         own["accumulation_steps"].iloc[0], len(own), _range(own["fault_error_first"]), _range(own["fault_error"]),
+         own["predicted_first"].median(), own["as_if_error"].max())
         for _, own in rows.groupby(keys, dropna=False)
     )  # fmt: skip
     caption = (
@@ -142,7 +144,7 @@ def missing_division(material: Material) -> Section | None:
         "Relative error of Adam's displacement without 1/N, over eps. Each point is a seed; the line is the closed form of the "
         "first step. Differences to the right gradient at eps/N that are exactly zero are drawn at the bottom.",
     )
-    return Section("A missing 1/N under Adam", (text, picture, Table(head, cells, caption)))
+    return Section("A missing 1/N under Adam", (text, picture, table(head, cells, caption)))
 
 
 def _eps(rows: pd.DataFrame) -> str:
@@ -171,10 +173,10 @@ def second_moment(material: Material) -> Section | None:
         f"gradients, the measured ratio is within {plain:.1%} of that, and within {drawn:.1%} when drawing without replacement "
         f"is taken into account ({len(rows)} cells; expected: {MOMENT_MARGIN:.0%})."
     )
-    head = ("steps before", "N", "b", "B_simple", "measured", "formula", "without replacement", "n")
+    head = "steps before | N | b | B_simple | measured | formula | without replacement | n"
     cells = tuple(
-        (str(after), str(num), str(own["micro_batch"].iloc[0]), number(own["noise_scale"].median()), _range(own["ratio"]),
-         number(own["predicted"].median()), number(own["predicted_without_replacement"].median()), str(len(own)))
+        (after, num, own["micro_batch"].iloc[0], own["noise_scale"].median(), _range(own["ratio"]),
+         own["predicted"].median(), own["predicted_without_replacement"].median(), len(own))
         for (after, num), own in rows.groupby(["after_steps", "accumulation_steps"])
     )  # fmt: skip
     picture = Picture(
@@ -184,7 +186,7 @@ def second_moment(material: Material) -> Section | None:
         "Sum of the second moment from micro-batches over that from windows, against the prediction from per-sample gradients.",
     )
     return Section(
-        "A second moment from micro-batches", (text, picture, Table(head, cells, "Medians (range) over seeds.", folded=True))
+        "A second moment from micro-batches", (text, picture, table(head, cells, "Medians (range) over seeds.", folded=True))
     )
 
 

@@ -6,7 +6,7 @@ import math
 
 import pandas as pd
 
-from accumulation_harness.analysis.content import Picture, Section, Table, Text, counted, number, span
+from accumulation_harness.analysis.content import Picture, Section, Text, counted, number, span, table
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
 from accumulation_harness.experiments.order_of_operations import figures as order_figures
@@ -134,14 +134,14 @@ def ways_to_adapt(material: Material) -> Section | None:
     cells = []
     for (arm, optimizer), own in rows.groupby(["arm", "optimizer"]):
         spread = [span(own[column]) for column in ("gradient_error", "distance")]
-        cells.append((ARMS[str(arm)], str(optimizer), str(len(own)), *spread))
-    head = ("windows", "optimizer", "n", "worst gradient error", "distance of the weights at the end")
+        cells.append((ARMS[str(arm)], optimizer, len(own), *spread))
+    head = "windows | optimizer | n | worst gradient error | distance of the weights at the end"
     caption = (
         f"Float64, {rows['samples'].max()} samples in the same order, N drawn at every window. Gradient error: distance to the "
         "mean over the arm's own window. Distance: to the weights trained at constant B, relative to how far these moved. With a "
         "varying B the gradients are right, but those of other windows, which is another training."
     )
-    return Section("N that changes from window to window", (Table(head, tuple(cells), caption),))
+    return Section("N that changes from window to window", (table(head, cells, caption),))
 
 
 def tensor_balance(material: Material) -> Section | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from accumulation_harness.analysis.content import Picture, Section, Table, Text, number
+from accumulation_harness.analysis.content import Picture, Section, Text, table
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, over_settings, undecided
 from accumulation_harness.experiments.batch_order.figures import LABELS, figure_orders
@@ -127,8 +127,9 @@ def orders(material: Material) -> Section | None:
     if rows.empty:
         return None
     found = contrasts(rows)
-    head = ("setting", "order", "n", "rate", "inside the grid", "test loss", "less small throughout", "detectable",
-            "validation loss at half")  # fmt: skip
+    head = (
+        "setting | order | n | rate | inside the grid | test loss | less small throughout | detectable | validation loss at half"
+    )
     cells = []
     for key, own in rows.groupby(SETTING):
         small = own[own["arm"] == "small"].set_index("seed")["test_loss"]
@@ -137,10 +138,10 @@ def orders(material: Material) -> Section | None:
             one = own[own["arm"] == arm]
             if len(one):
                 difference = one["test_loss"] - small.reindex(one["seed"]).to_numpy()
-                cells.append((name, label[0], str(len(one)), number(one["lr"].iloc[0]),
-                              "yes" if one["interior"].all() else "no: an end", number(one["test_loss"].mean()),
-                              interval(difference.dropna()), number(statistics.detectable(difference.dropna().tolist())),
-                              number(one["switch_loss"].mean())))  # fmt: skip
+                cells.append((name, label[0], len(one), one["lr"].iloc[0],
+                              "yes" if one["interior"].all() else "no: an end", one["test_loss"].mean(),
+                              interval(difference.dropna()), statistics.detectable(difference.dropna().tolist()),
+                              one["switch_loss"].mean()))  # fmt: skip
     advice = Text(
         f"{_finding(found)} {_advice(found)} Small batches take the rate over N, under Adam over sqrt(N): "
         "the one rate that is tuned for an order is that of its large batches. These tasks are small and their trainings short: "
@@ -152,8 +153,10 @@ def orders(material: Material) -> Section | None:
         "Test loss of the four orders of batch sizes at equal samples, by seed.",
         "Test loss at equal samples, each order at its tuned rate; a mark is a judging seed, bars are means.",
     )
-    table = Table(head, tuple(cells), f"Means; paired 95% t intervals. {DETECTABLE} {LONGEST}")
-    return Section("Small first or large first", (advice, picture, table))
+    return Section(
+        "Small first or large first",
+        (advice, picture, table(head, cells, f"Means; paired 95% t intervals. {DETECTABLE} {LONGEST}")),
+    )
 
 
 def _advice(found: list[Contrast]) -> str:

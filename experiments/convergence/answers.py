@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from accumulation_harness.analysis.content import Block, Picture, Section, Table, Text, estimated, number, plain
+from accumulation_harness.analysis.content import Block, Picture, Section, Table, Text, estimated, number, plain, table
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import (
     Advice,
@@ -69,20 +69,20 @@ def curves(material: Material) -> Section | None:
 
 
 def _targets_table(rows: pd.DataFrame, levels: tuple[float, ...]) -> Table:
-    head = ("arm", "target", "reached by", "samples", "optimizer steps", "seconds")
+    head = "arm | target | reached by | samples | optimizer steps | seconds"
     cells = []
     for key, own in rows.groupby(list(ARM)):
         for level in levels:
             found = {cost: convergence.reaches(own, level, cost) for cost in ("samples", "optimizer_steps", "seconds")}
             reached = sum(one.reached for one in found["samples"])
             medians = [_median(found[cost]) for cost in found]
-            cells.append((arm_name(*key), number(level), f"{reached} of {len(own)}", *medians))
+            cells.append((arm_name(*key), level, f"{reached} of {len(own)}", *medians))
     caption = (
         f"Median cost to {', '.join(f'{share:.0%}' for share in FRACTIONS)} of the way from the loss at the start to the "
         "full batch's last on the tuning seeds. Trainings that never arrive are censored (Kaplan and Meier); >: fewer than "
         "half arrived by then."
     )
-    return Table(head, tuple(cells), caption)
+    return table(head, cells, caption)
 
 
 def _median(found: list[convergence.Reach]) -> str:
@@ -103,20 +103,22 @@ def endings(material: Material) -> Section | None:
     if judged.empty:
         return None
     beside = {one.key: one for one in convergence.beside_full(judged)}
-    head = ("setting", "arm", "n", "rate", "inside the grid", "test loss", "less the full batch's", "detectable", "margin",
-            "verdict", "spread over the null's", "with recalibrated BatchNorm",
-            "gap to the probe loss", "mean loss over samples", "plateau: probe loss", "validation loss")  # fmt: skip
+    head = (
+        "setting | arm | n | rate | inside the grid | test loss | less the full batch's | detectable | "
+        "margin | verdict | spread over the null's | with recalibrated BatchNorm | gap to the probe loss | "
+        "mean loss over samples | plateau: probe loss | validation loss"
+    )
     cells = []
     for key, own in judged.groupby([*SETTING, *ARM]):
         areas = [convergence.area(*pair) for pair in zip(own["curve_samples"], own["curve_probe_loss"], strict=True)]
         flat = [sum(abs(convergence.drift(curve)) < FLAT for curve in own[f"curve_{loss}_loss"])
                 for loss in ("probe", "validation")]  # fmt: skip
         cells.append((
-            setting_name(key[:4]), arm_name(*key[4:]), str(len(own)), number(own["rate"].iloc[0]),
+            setting_name(key[:4]), arm_name(*key[4:]), len(own), own["rate"].iloc[0],
             "yes" if own["interior"].all() else "no: an end",
-            number(own["test_loss"].mean()), *_beside(beside.get(key), _is_tuned(judged, key)),
-            number(own["recalibrated_test_loss"].astype(float).mean()), number(own["gap"].mean()),
-            number(sum(areas) / len(areas)), *(f"{count} of {len(own)}" for count in flat),
+            own["test_loss"].mean(), *_beside(beside.get(key), _is_tuned(judged, key)),
+            own["recalibrated_test_loss"].astype(float).mean(), own["gap"].mean(),
+            sum(areas) / len(areas), *(f"{count} of {len(own)}" for count in flat),
         ))  # fmt: skip
     text = Text(
         "Each arm at its tuned rate, on seeds that tuned nothing; the seed draws the split, the initial weights and the "
@@ -127,8 +129,9 @@ def endings(material: Material) -> Section | None:
         "fall on after the validation loss has ended to. Where neither is flat, losses are those after these samples. "
         f"{LONGEST}"
     )
-    table = Table(head, tuple(cells), f"Means over the judging seeds; nats per loss term. {DETECTABLE}")
-    return Section("Where trainings end", (text, table))
+    return Section(
+        "Where trainings end", (text, table(head, cells, f"Means over the judging seeds; nats per loss term. {DETECTABLE}"))
+    )
 
 
 def _is_tuned(judged: pd.DataFrame, key: tuple[object, ...]) -> bool:
@@ -154,14 +157,16 @@ def waste(material: Material) -> Section | None:
     if not found:
         return None
     said = wastefulness.verdicts(found)
-    head = ("setting", "in place of N micro-batches of b", "n", "test loss less accumulation's", "detectable",
-            "samples to the last target",
-            "optimizer steps", "seconds", "seconds of the full batch", "accumulating is wasteful")  # fmt: skip
+    head = (
+        "setting | in place of N micro-batches of b | n | test loss less accumulation's | detectable | "
+        "samples to the last target | optimizer steps | seconds | seconds of the full batch | "
+        "accumulating is wasteful"
+    )
     cells = tuple(
-        (setting_name(one.setting), one.name, str(len(one.loss)), interval(pd.Series(one.loss)),
-         number(statistics.detectable(one.loss)),
+        (setting_name(one.setting), one.name, len(one.loss), interval(pd.Series(one.loss)),
+         statistics.detectable(one.loss),
          *(wastefulness.times(one.costs[cost]) for cost in wastefulness.COSTS), wastefulness.times(one.full_seconds),
-         str(verdict))
+         verdict)
         for one, verdict in zip(found, said, strict=True)
     )  # fmt: skip
     text = (
@@ -175,7 +180,7 @@ def waste(material: Material) -> Section | None:
         f"undecided, as below {FEWEST_SEEDS} seeds, and where a rate is at an end of the grid or a seed misses the target. "
         f"Seconds are of this machine and these small models. {DETECTABLE}"
     )
-    return Section("Is accumulating wasteful on one device?", (Text(text), Table(head, cells, caption)))
+    return Section("Is accumulating wasteful on one device?", (Text(text), table(head, cells, caption)))
 
 
 def rates(material: Material) -> Section | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from accumulation_harness.analysis.content import Picture, Section, Table, Text, counted, number
+from accumulation_harness.analysis.content import Picture, Section, Text, counted, number, table
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Experiment, Material
 from accumulation_harness.config import TUNING_SEEDS
@@ -130,12 +130,14 @@ def along(material: Material) -> Section | None:
         f"detectable {number(statistics.detectable(one.octaves))})."
         for one in found
     )
-    head = ("setting", "samples before", "loss there", "n", "critical batch (median)", "at the largest batch tried", "rate",
-            "inside the grid")  # fmt: skip
+    head = (
+        "setting | samples before | loss there | n | critical batch (median) | at the largest batch tried | "
+        "rate | inside the grid"
+    )
     cells = [
-        (Growth(key[:4], [], True, False).name, number(own["samples"].iloc[0]), number(own["start_loss"].mean()),
-         str(len(own)),
-         number(own["critical"].median()), counted(own['censored']), number(own["lr"].iloc[0]),
+        (Growth(key[:4], [], True, False).name, own["samples"].iloc[0], own["start_loss"].mean(),
+         len(own),
+         own["critical"].median(), counted(own['censored']), own["lr"].iloc[0],
          "yes" if own["interior"].all() else "no: an end")
         for key, own in rows.groupby([*SETTING, "point"])
     ]  # fmt: skip
@@ -150,8 +152,10 @@ def along(material: Material) -> Section | None:
         f"Largest batch whose branch ends within {TOLERANCE:.0%} of the smallest batch's loss; a line is a judging seed; a "
         "triangle is a lower bound.",
     )
-    table = Table(head, tuple(cells), f"Over the judging seeds; nats per loss term. {DETECTABLE} {LONGEST}")
-    return Section("Along a training", (text, picture, table))
+    return Section(
+        "Along a training",
+        (text, picture, table(head, cells, f"Over the judging seeds; nats per loss term. {DETECTABLE} {LONGEST}")),
+    )
 
 
 def advice(found: Sequence[Growth]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping
 
 import pandas as pd
 
-from accumulation_harness.analysis.content import Block, Picture, Section, Table, Text, estimated, number, span
+from accumulation_harness.analysis.content import Block, Picture, Section, Table, Text, estimated, number, span, table
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
 from accumulation_harness.experiments.learning_rate import rates as learning_rates
@@ -175,14 +175,14 @@ def true_batch(material: Material) -> Section | None:
     pairs = learning_rates.against_true_batch(material.results)
     if pairs.empty:
         return None
-    head = ("optimizer", "rate of the true batch", "factor", "seeds", "held-out loss off by, relative")
+    head = "optimizer | rate of the true batch | factor | seeds | held-out loss off by, relative"
     cells = tuple(
-        (str(optimizer), number(own["lr_full"].iloc[0]), f"{factor:g}", str(len(own)),
+        (optimizer, own["lr_full"].iloc[0], f"{factor:g}", len(own),
          f"{number(own['difference'].median())} ({span(own['difference'])})")
         for (optimizer, factor), own in pairs.assign(factor=pairs["factor"].round(6)).groupby(["optimizer", "factor"])
     )  # fmt: skip
     caption = "Accumulation at 1, sqrt N and N times the rate, against the true batch, in float64: median (range) over seeds."
-    return Section("Against the true batch: the same rate", (Table(head, cells, caption),))
+    return Section("Against the true batch: the same rate", (table(head, cells, caption),))
 
 
 def over_rates(material: Material) -> Section | None:
@@ -211,17 +211,17 @@ def over_rates(material: Material) -> Section | None:
 
 
 def _rule_table(results: Results) -> Table:
-    head = ("optimizer", "batch", "scaling from the smallest batch", "rate", "training loss", "at its best rate", "excess")
+    head = "optimizer | batch | scaling from the smallest batch | rate | training loss | at its best rate | excess"
     cells = tuple(
         (
-            str(row["optimizer"]),
+            row["optimizer"],
             f"{row['batch']:.0f}",
-            str(row["rule"]),
-            *(number(row[name]) for name in ("lr", "loss", "tuned", "excess")),
+            row["rule"],
+            *(row[name] for name in ("lr", "loss", "tuned", "excess")),
         )
         for row in learning_rates.scaled(results).to_dict("records")
     )  # fmt: skip
-    return Table(head, cells, "Rules for the learning rate at equal samples; nats per sample, means over seeds. -: NaN.")
+    return table(head, cells, "Rules for the learning rate at equal samples; nats per sample, means over seeds. -: NaN.")
 
 
 EXPERIMENT = Experiment(

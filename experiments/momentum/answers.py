@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from accumulation_harness.analysis.content import Picture, Section, Table, Text, number, span
+from accumulation_harness.analysis.content import Picture, Section, Text, number, span, table
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Advice, Claim, ClaimResult, Experiment, Material, Ruling, undecided
 from accumulation_harness.experiments.momentum import figures
@@ -198,17 +198,17 @@ def order(material: Material) -> Section | None:
     rows = rows[(rows["after_steps"] == ORDERED) & rows["arm"].isin(["reordered", "small_steps_reordered"])]
     if rows.empty:
         return None
-    head = ("model", "dropout", "arm", "n", "gradient", "state", "weights", "running statistics")
+    head = "model | dropout | arm | n | gradient | state | weights | running statistics"
     cells = []
     for (model, dropout, arm), own in rows.groupby([rows["workload"] + " " + rows["norm"], "dropout", "arm"]):
         errors = (own[name].max() for name in ("gradient_error", "state_error", "parameter_error", "buffer_error"))
-        cells.append((str(model), f"{dropout:g}", figures.LABELS[str(arm)], str(len(own)), *map(number, errors)))
+        cells.append((model, f"{dropout:g}", figures.LABELS[str(arm)], len(own), *map(number, errors)))
     caption = (
         f"The micro-batches of every window were taken in another order, each with its own samples, for {ORDERED} float64 steps. "
         "Shown: the largest relative difference to the usual order, over trials and N. Small steps are the control: their order "
         "matters."
     )
-    return Section("The order inside a window", (Table(head, tuple(cells), caption),))
+    return Section("The order inside a window", (table(head, cells, caption),))
 
 
 def memory(material: Material) -> Section | None:
@@ -217,10 +217,10 @@ def memory(material: Material) -> Section | None:
     if rows.empty:
         return None
     lives = optimizers.half_lives(rows)
-    head = ("optimizer", "state", "arm", "N", "half-life in samples", "predicted", "largest relative error", "n")
+    head = "optimizer | state | arm | N | half-life in samples | predicted | largest relative error | n"
     cells = tuple(
-        (str(optimizer), str(entry), figures.LABELS[str(arm)], str(num), number(own["half_life"].median()),
-         number(own["predicted"].median()), number((own["half_life"] / own["predicted"] - 1).abs().max()), str(len(own)))
+        (optimizer, entry, figures.LABELS[str(arm)], num, own["half_life"].median(),
+         own["predicted"].median(), (own["half_life"] / own["predicted"] - 1).abs().max(), len(own))
         for (optimizer, entry, num, arm), own in lives.groupby(["optimizer", "entry", "accumulation_steps", "arm"])
     )  # fmt: skip
     text = Text(
@@ -231,7 +231,7 @@ def memory(material: Material) -> Section | None:
     own = rows[rows["optimizer"] != "nesterov"]  # whose buffer is momentum's
     pictures = () if own.empty else (_memory_picture(own),)
     caption = "Half-life: the number of samples after which a weight has halved. Predicted: samples per step x ln 2 / -ln beta."
-    return Section("What the state remembers", (text, *pictures, Table(head, cells, caption, folded=True)))
+    return Section("What the state remembers", (text, *pictures, table(head, cells, caption, folded=True)))
 
 
 def _memory_picture(rows: pd.DataFrame) -> Picture:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from accumulation_harness.analysis.content import Picture, Section, Table, number
+from accumulation_harness.analysis.content import Picture, Section, Table, number, table
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Material
 from accumulation_harness.analysis.tables import place_of, resolution
@@ -161,8 +161,10 @@ def states_section(material: Material, rows: pd.DataFrame) -> Section | None:
 
 def state_table(rows: pd.DataFrame) -> Table:
     """Errors by model and optimizer: the largest of arms that have to agree, the smallest of those that have to differ."""
-    head = ("model", "optimizer", "N", "trials", "accumulated: state", "weights", "another order: state", "permuted full batch",
-            "state per micro-batch", "small steps")  # fmt: skip
+    head = (
+        "model | optimizer | N | trials | accumulated: state | weights | another order: state | "
+        "permuted full batch | state per micro-batch | small steps"
+    )
     cells = []
     models = rows["workload"] + " " + rows["norm"]
     for (model, optimizer), own in sorted(
@@ -173,19 +175,19 @@ def state_table(rows: pd.DataFrame) -> Table:
         stateless = right["state_error"].isna().all()
         small = "parameter_error_now" if stateless else "state_error_now"
         cells.append((
-            str(model), str(optimizer), ", ".join(str(n) for n in sorted(set(right["accumulation_steps"]))),
-            str(right["trial"].nunique()), number(right["state_error"].max()), number(right["parameter_error"].max()),
-            number(by_arm["reordered"]["state_error"].max()),
-            number(by_arm["permuted"]["parameter_error" if stateless else "state_error"].max()),
+            model, optimizer, ", ".join(str(n) for n in sorted(set(right["accumulation_steps"]))),
+            right["trial"].nunique(), right["state_error"].max(), right["parameter_error"].max(),
+            by_arm["reordered"]["state_error"].max(),
+            by_arm["permuted"]["parameter_error" if stateless else "state_error"].max(),
             "-" if stateless else number(by_arm[Cause.optimizer_state_per_micro_batch][small].min()),
-            number(by_arm["small_steps"][small].min()),
+            by_arm["small_steps"][small].min(),
         ))  # fmt: skip
     caption = (
         "Relative differences in float64. For accumulation, another order and the permuted full batch, the largest at any step, "
         "over trials and N; for the arms that have to differ, the smallest at the last step. SGD keeps no state: its weights are "
         "shown instead."
     )
-    return Table(head, tuple(cells), caption)
+    return table(head, cells, caption)
 
 
 def at_best_rate(rows: pd.DataFrame, by: Sequence[str], measure: str = "held_out_loss") -> pd.DataFrame:
@@ -213,22 +215,24 @@ def equal_table(results: Results) -> Table | None:
     rows = rows[rows["optimizer"] == "momentum"]
     if rows.empty:
         return None
-    head = ("batch", "learning rate", "momentum", "samples", "steps", "held-out loss", "accuracy",
-            "after as many steps as the window", "seeds")  # fmt: skip
+    head = (
+        "batch | learning rate | momentum | samples | steps | held-out loss | accuracy | "
+        "after as many steps as the window | seeds"
+    )
     cells = []
     for (batch, _, _), own in rows.groupby(["batch", "lr", "momentum"]):
         cells.append((
-            str(batch), number(own["lr"].iloc[0]), number(own["momentum"].iloc[0]),
+            batch, own["lr"].iloc[0], own["momentum"].iloc[0],
             f"{own['samples'].iloc[0]:.0f}", f"{own['optimizer_steps'].iloc[0]:.0f}",
             interval(own["held_out_loss"]), f"{own['held_out_accuracy'].mean():.1%}", interval(own["early_held_out_loss"]),
-            str(len(own)),
+            len(own),
         ))  # fmt: skip
     caption = (
         "Held-out loss in nats per sample, mean and 95% t interval over seeds. The column of the held-out loss compares at equal "
         "samples, the last but one at equal steps, where the small batch has seen 1/N of the samples. Holds for this model and "
         "length."
     )
-    return Table(head, tuple(cells), caption)
+    return table(head, cells, caption)
 
 
 def interval(values: pd.Series[float]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from accumulation_harness.analysis import tables
-from accumulation_harness.analysis.content import Picture, Section, Table, Text, counted, number, span
+from accumulation_harness.analysis.content import Picture, Section, Text, counted, number, span, table
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Advice, Claim, ClaimResult, Experiment, Material, Ruling, undecided
 from accumulation_harness.experiments.normalisation_of_loss import figures as normalisation_figures
@@ -215,13 +215,13 @@ def when_n_is_right(material: Material) -> Section | None:
         verdicts = ", ".join(f"{count} {verdict}" for verdict, count in tables.verdict_counts(own).items())
         errors = span(own["gradient_error"])
         name = FAULTS.get(str(arm), "divided by the window's weights")
-        rows.append((_words(str(workload)), "with a short one" if short else "all full", name, str(len(own)), verdicts, errors))
-    head = ("loss", "windows", "the loss is divided", "arms", "verdicts", "gradient error in float64")
+        rows.append((_words(str(workload)), "with a short one" if short else "all full", name, len(own), verdicts, errors))
+    head = "loss | windows | the loss is divided | arms | verdicts | gradient error in float64"
     caption = (
         "The mean of means is right for equal weights in full windows, dividing by the configured N in full windows: there both "
         "equal the division by the window's weights. Arms differ in optimizer, N and seed."
     )
-    return Section("When is 1/N the right divisor?", (Table(head, tuple(rows), caption),))
+    return Section("When is 1/N the right divisor?", (table(head, rows, caption),))
 
 
 def _words(workload: str) -> str:
@@ -241,19 +241,19 @@ def end_of_an_epoch(material: Material) -> Section | None:
         "complete": "steps at the last micro-batch, divides by the window",
     }
     values = ["steps", "windows", "leaked_samples", "unused_samples", "gradient_error"]
-    table = rows.groupby(["effective_batch", "tail_samples", "arm"])[values].median().reset_index()
+    medians = rows.groupby(["effective_batch", "tail_samples", "arm"])[values].median().reset_index()
     cells = [
-        (str(row["effective_batch"]), str(row["tail_samples"]), names[row["arm"]], f"{row['steps']:.0f} of {row['windows']:.0f}",
-         f"{row['leaked_samples']:.0f}", f"{row['unused_samples']:.0f}", number(row["gradient_error"]))
-        for row in table.to_dict("records")
+        (row["effective_batch"], row["tail_samples"], names[row["arm"]], f"{row['steps']:.0f} of {row['windows']:.0f}",
+         f"{row['leaked_samples']:.0f}", f"{row['unused_samples']:.0f}", row["gradient_error"])
+        for row in medians.to_dict("records")
     ]  # fmt: skip
-    head = ("B", "remainder", "loop", "steps taken", "leaked into the next epoch", "never used", "worst gradient error")
+    head = "B | remainder | loop | steps taken | leaked into the next epoch | never used | worst gradient error"
     caption = (
         f"Two epochs of 1,500 samples; medians over {rows['trial'].nunique()} trials. Each step's gradient is compared with the "
         "mean over the samples of its own window. Where B divides the epoch the four loops are the same: a divisible data set "
         "hides all of this. Clearing at the epoch's start makes every step right, but leaves samples out in every epoch."
     )
-    return Section("What becomes of the remainder", (Table(head, tuple(cells), caption),))
+    return Section("What becomes of the remainder", (table(head, cells, caption),))
 
 
 def update_size(material: Material) -> Section | None:

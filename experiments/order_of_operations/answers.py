@@ -9,7 +9,7 @@ from functools import partial
 import pandas as pd
 
 from accumulation_harness.analysis import faults
-from accumulation_harness.analysis.content import Picture, Section, Table, Text, counted, number, share, span
+from accumulation_harness.analysis.content import Picture, Section, Text, counted, number, share, span, table
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
 from accumulation_harness.experiments.order_of_operations import figures as order_figures
@@ -230,13 +230,13 @@ def who_differs(material: Material) -> Section | None:
         gap = own[["algebra_error", "trajectory_error"]].max(axis=1)
         causes = ", ".join(sorted(set(own["cause"])))
         cells = (counted(parted), span(gap), causes)
-        rows.append((WRONG[Cause(str(arm))], str(optimizer), *cells))
+        rows.append((WRONG[Cause(str(arm))], optimizer, *cells))
     caption = (
         f"Gates: {ALGEBRA_GATE:.0e} on gradients and state, {TRAJECTORY_GATE:.0e} on the float64 trajectory; the larger of the "
         "two differences is shown. The correct arms of the same trials are equivalent."
     )
-    head = ("done otherwise", "optimizer", "different", "by", "called")
-    return Section("What happens when it is done otherwise", (Table(head, tuple(rows), caption),))
+    head = "done otherwise | optimizer | different | by | called"
+    return Section("What happens when it is done otherwise", (table(head, rows, caption),))
 
 
 def in_the_loss(material: Material) -> Section | None:
@@ -287,14 +287,14 @@ def thresholds(material: Material) -> Section | None:
     cells = []
     for (arm, factor, kind), own in rows.assign(name=name).groupby(["arm", "name", "threshold"]):
         ranges = [span(own[column]) for column in ("error", "error_of_nth")]
-        cells.append((str(arm), str(factor), "below the norm" if kind == "clipped" else "above it", *ranges))
-    head = ("mean losses", "threshold", "c is", "error", "error of the N-th part")
+        cells.append((arm, factor, "below the norm" if kind == "clipped" else "above it", *ranges))
+    head = "mean losses | threshold | c is | error | error of the N-th part"
     caption = (
         "Relative distance of what the optimizer consumes to the full batch's gradient clipped at c; N = 2 to "
         f"{rows['accumulation_steps'].max()}, {rows['trial'].nunique()} trials, float64. Where c clips, a sum under the "
         "unchanged threshold happens to be right: active clipping hides a missing division."
     )
-    return Section("Which threshold", (Table(head, tuple(cells), caption, folded=True),))
+    return Section("Which threshold", (table(head, cells, caption, folded=True),))
 
 
 def resumed(material: Material) -> Section | None:
@@ -311,13 +311,13 @@ def resumed(material: Material) -> Section | None:
     cells = []
     for (arm, precision), own in rows.groupby(["arm", "precision"]):
         spread = span(own["distance"])
-        cells.append((names[str(arm)], str(precision), counted(own["identical"]), spread))
-    head = ("checkpoint", "precision", "bit-identical", "distance of the weights")
+        cells.append((names[str(arm)], precision, counted(own["identical"]), spread))
+    head = "checkpoint | precision | bit-identical | distance of the weights"
     caption = (
         "Model, optimizer, schedule and scaler went through torch.save and torch.load into new objects, and trained to the end; "
         "compared with the same training without interruption. Without dropout, whose generator would have to be saved too."
     )
-    return Section("Checkpoints", (Table(head, tuple(cells), caption),))
+    return Section("Checkpoints", (table(head, cells, caption),))
 
 
 EXPERIMENT = Experiment(

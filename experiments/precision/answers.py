@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from accumulation_harness.analysis import tables
-from accumulation_harness.analysis.content import Block, Picture, Section, Table, Text, counted, number, span
+from accumulation_harness.analysis.content import Block, Picture, Section, Text, counted, number, span, table
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Advice, Claim, ClaimResult, Experiment, Material, Ruling, undecided
 from accumulation_harness.experiments.precision import figures as precision_figures
@@ -207,13 +207,13 @@ def accumulator_section(material: Material) -> Section | None:
         "error.",
     )
     cells = tuple(
-        (str(name), str(n), str(int(own["micro_batch"].max())), str(len(own)), number(own["arm_error"].median()),
-         number(own["predicted_error"].median()), number(own["ratio"].min()), number(own["ratio"].max()))
+        (name, n, int(own["micro_batch"].max()), len(own), own["arm_error"].median(),
+         own["predicted_error"].median(), own["ratio"].min(), own["ratio"].max())
         for (name, n), own in rows.groupby(["accumulator", "accumulation_steps"])
     )  # fmt: skip
-    head = ("sum in", "N", "b, at most", "trials", "error", "independent roundings", "over full: least", "most")
+    head = "sum in | N | b, at most | trials | error | independent roundings | over full: least | most"
     caption = "Medians over trials. Sums in float16 carry a loss scale, as under GradScaler: this shows rounding, not underflow."
-    return Section("The accumulator", (Text(text), picture, Table(head, cells, caption, folded=True)))
+    return Section("The accumulator", (Text(text), picture, table(head, cells, caption, folded=True)))
 
 
 def scaling_section(material: Material) -> Section | None:
@@ -224,18 +224,18 @@ def scaling_section(material: Material) -> Section | None:
     if rows.empty:
         return None
     cells = tuple(
-        (str(arm), str(width), counted(own["exact"]),
-         number(own["error"].max()), number(own["error_after"].max()),
+        (arm, width, counted(own["exact"]),
+         own["error"].max(), own["error_after"].max(),
          _values(own["steps_when_hit"]), _values(own["scale_factor"]), counted(own["right"]))
         for (arm, width), own in rows.groupby(["arm", "width"], sort=False)
     )  # fmt: skip
-    head = ("arm", "width", "exact", "error", "error after", "steps when hit", "scale x", "right")
+    head = "arm | width | exact | error | error after | steps when hit | scale x | right"
     caption = (
         "Three windows, of which the second has one infinite sample. Clipping is active in each. error: the largest relative "
         "distance of the optimizer's gradient to float64's at the same weights. In float64 the scaler's algebra is exact; "
         "float16 is its real use. right: exact, and the second window skipped once, the scale halved once and nothing changed."
     )
-    return Section("Loss scaling over a window", (Table(head, cells, caption),))
+    return Section("Loss scaling over a window", (table(head, cells, caption),))
 
 
 def _values(column: pd.Series[float]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from accumulation_harness.analysis.content import Section, Table, Text, number
+from accumulation_harness.analysis.content import Section, Text, number, table
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
 from accumulation_harness.judge.gates import ALGEBRA_GATE
@@ -66,16 +66,16 @@ def masks_section(material: Material) -> Section | None:
     rows = material.measurements
     if rows.empty:
         return None
-    table = rows.groupby(["dropout_layers", "masks", "accumulation_steps"], as_index=False).agg(
+    means = rows.groupby(["dropout_layers", "masks", "accumulation_steps"], as_index=False).agg(
         trials=("trial", "nunique"), distance=("distance", "median"), largest=("largest_distance", "max"),
         shift=("mean_shift", "mean"), spread=("spread_ratio", "mean"),
     )  # fmt: skip
     cells = tuple(
-        (str(row["dropout_layers"]), WORDS[str(row["masks"])], str(row["accumulation_steps"]), str(row["trials"]),
-         *(number(row[name]) for name in ("distance", "largest", "shift", "spread")))
-        for row in table.to_dict("records")
+        (row["dropout_layers"], WORDS[str(row["masks"])], row["accumulation_steps"], row["trials"],
+         *(row[name] for name in ("distance", "largest", "shift", "spread")))
+        for row in means.to_dict("records")
     )  # fmt: skip
-    head = ("dropout layers", "masks drawn", "N", "trials", "distance", "largest", "difference of means", "spread / full's")
+    head = "dropout layers | masks drawn | N | trials | distance | largest | difference of means | spread / full's"
     text = (
         f"{rows['draws'].min()} draws of masks for one window at fixed weights. Dropout alone spreads the full batch's gradient "
         f"by {number(rows['noise'].median())} of its length. Each loop draws one mask per sample, whatever the weights; measured "
@@ -86,7 +86,7 @@ def masks_section(material: Material) -> Section | None:
         "means, spread: compared with independent draws of the full batch; 1 where the distribution is the same. Repeated masks "
         "have the right mean and the wrong spread."
     )
-    return Section("One gradient, many masks", (Text(text), Table(head, cells, caption)))
+    return Section("One gradient, many masks", (Text(text), table(head, cells, caption)))
 
 
 EXPERIMENT = Experiment(

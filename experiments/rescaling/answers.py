@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from accumulation_harness.analysis.content import Picture, Section, Table, Text, number
+from accumulation_harness.analysis.content import Picture, Section, Text, table
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Experiment, Material
 from accumulation_harness.experiments.convergence.trainings import DETECTABLE, FEWEST_SETTINGS, LEVEL
@@ -95,20 +95,10 @@ def rescaled_alone(material: Material) -> Section | None:
     found = effects(material.results)
     if not found:
         return None
-    head = (
-        "setting",
-        "rescaled",
-        "measure",
-        "difference to copied (95 %)",
-        "n",
-        "permutation p",
-        "Holm",
-        "detectable",
-        "verdict",
-    )
+    head = "setting | rescaled | measure | difference to copied (95 %) | n | permutation p | Holm | detectable | verdict"
     cells = tuple(
         (named(one.setting), WORDS[one.what], MEASURES[one.measure], interval(pd.Series(one.differences, dtype=float)),
-         str(len(one.differences)), number(one.p), number(one.adjusted_p), number(statistics.detectable(one.differences)),
+         len(one.differences), one.p, one.adjusted_p, statistics.detectable(one.differences),
          one.verdict)
         for one in found
     )  # fmt: skip
@@ -126,8 +116,9 @@ def rescaled_alone(material: Material) -> Section | None:
         "Difference to the large batch with everything copied, in logarithms of a loss, with its 95 % interval; dots are seeds; "
         f"left of 0 is better. The band is ±{MARGIN:g}.",
     )
-    table = Table(head, cells, f"Differences in logarithms of a loss. {DETECTABLE}")
-    return Section("One thing rescaled at a time", (text, picture, table))
+    return Section(
+        "One thing rescaled at a time", (text, picture, table(head, cells, f"Differences in logarithms of a loss. {DETECTABLE}"))
+    )
 
 
 def named(setting: tuple[Hashable, ...]) -> str:

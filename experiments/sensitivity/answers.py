@@ -7,7 +7,7 @@ import math
 import pandas as pd
 
 from accumulation_harness.analysis import faults, tables
-from accumulation_harness.analysis.content import Picture, Section, Table, number, share
+from accumulation_harness.analysis.content import Picture, Section, Table, share, table
 from accumulation_harness.analysis.question import Answer, Experiment, Material
 from accumulation_harness.analysis.rates import Rate, percent
 from accumulation_harness.experiments.fault_matrix import figures as fault_figures
@@ -92,13 +92,13 @@ def curves(material: Material) -> Section | None:
     return Section("What is found", (picture, _numbers(table)))
 
 
-def _numbers(table: pd.DataFrame) -> Table:
+def _numbers(found: pd.DataFrame) -> Table:
     rows = []
-    for row in table.to_dict("records"):
+    for row in found.to_dict("records"):
         one = Rate(row["k"], row["n"])
-        rows.append((row["precision"], row["kind"], number(row["size"]), share(one.k, one.n), percent(one.share), one.interval))
-    head = ("precision", "kind", "planted", "found", "share", "95% interval")
-    return Table(head, tuple(rows), "Found: judged different or degraded, and otherwise than the correct arm.", folded=True)
+        rows.append((row["precision"], row["kind"], row["size"], share(one.k, one.n), percent(one.share), one.interval))
+    head = "precision | kind | planted | found | share | 95% interval"
+    return table(head, rows, "Found: judged different or degraded, and otherwise than the correct arm.", folded=True)
 
 
 EXPERIMENT = Experiment(
