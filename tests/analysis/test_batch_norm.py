@@ -1,77 +1,130 @@
-"""The tables of accuracy over b, on rows made by hand."""
+"""The tables of accuracy over b, on the trials that are kept, against numpy and scipy."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
 
+from accumulation_harness.analysis.caveats import corrected
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.experiments.batchnorm.answers import and_with_batch_norm, batch_norm_losses
+from accumulation_harness.experiments.batchnorm.factors import factors
 from accumulation_harness.experiments.batchnorm.tables import (
     against_full,
     between_norms,
     error_cells,
     fixed_batch,
+    gone_on,
+    remedied,
     trained,
 )
-from tests.experiments.accuracy_rows import BATCH, LARGE, SEEDS, results, run_of, two_batches
+from tests.golden import kept_results
+
+KEPT = kept_results().of("batchnorm")
+
+
+def changed(rows: pd.DataFrame) -> Results:
+    return replace(KEPT, measurements=rows)
+
+
+def accuracies(study: str, arm: str, b: int, size: int = 32, norm: str = "batch") -> pd.Series:
+    rows = KEPT.study(study)
+    rows = rows[(rows["model"] == "mlp") & (rows["effective_batch"] == size) & (rows["norm"] == norm)]
+    own = rows[(rows["arm"] == arm) & (rows["micro_batch"] == b)]
+    return 100 * own.drop_duplicates("seed").set_index("seed")["held_out_accuracy"].sort_index()
 
 
 def test_costs_are_paired_with_the_full_batch_of_the_same_trial() -> None:
-    rows = trained(two_batches(BATCH, LARGE))
+    rows = trained(KEPT, norm="batch")
     table = against_full(rows, 1.0)
-    row = table[(table["effective_batch"] == 128) & (table["b"] == 4)].iloc[0]
-    pairs = [run_of("batch", LARGE, 128, seed) for seed in SEEDS]
-    error = {(seed, one["micro_batch"]): 100 * (1 - one["held_out_accuracy"]) for seed in SEEDS for one in pairs[seed][:-1]}
-    differences = np.array([error[seed, 4] - error[seed, 128] for seed in SEEDS])
-    test = stats.ttest_rel([error[seed, 4] for seed in SEEDS], [error[seed, 128] for seed in SEEDS])
+    (row,) = table.query("model == 'mlp' and effective_batch == 32 and b == 4").to_dict("records")
+    full, own = accuracies("convergence", "full", 32), accuracies("convergence", "accumulated", 4)
+    test = stats.ttest_rel(full[own.index], own)
     interval = test.confidence_interval()
-    assert (row["n"], row["accumulation_steps"]) == (6, 32)
-    assert row["mean"] == pytest.approx(differences.mean()) and row["p"] == pytest.approx(test.pvalue)
-    assert (row["low"], row["high"]) == pytest.approx((interval.low, interval.high))
-    assert row["apart"] > 1e3 and row["apart_p"] < 0.01 and (table["p_holm"] >= table["p"]).all(), (
-        "the permuted full batch moves the loss by 1e-6"
-    )
-    assert len(table) == 8 and len(error_cells(rows)) == 10
+    assert (row["n"], row["accumulation_steps"], row["p"]) == (len(own), 8, pytest.approx(test.pvalue))
+    assert (row["low"], row["mean"], row["high"]) == pytest.approx((interval.low, (full - own).mean(), interval.high))
+    assert (table["p_holm"] >= table["p"]).all()
 
 
 def test_a_training_that_two_grids_hold_counts_once() -> None:
-    rows = trained(two_batches(BATCH, LARGE))
+    rows = trained(KEPT, norm="batch")
     twice = pd.concat([rows, rows.assign(trial=rows["trial"] + "-again")], ignore_index=True)
     for table in (lambda given: against_full(given, 1.0), error_cells):
         pd.testing.assert_frame_equal(table(twice), table(rows))
 
 
 def test_advice_calls_a_b_costly_only_after_holm() -> None:
-    many = dict.fromkeys((32, 16, 8, 4), 3.0) | {2: 30.0}
-    made = two_batches(many, {128: 3.0} | {b: error for b, error in many.items() if b < 32})
-    rows = made.measurements
-    chosen = (rows["effective_batch"] == 128) & (rows["micro_batch"] == 8)
-    full = rows[(rows["effective_batch"] == 128) & (rows["arm"] == "full")].set_index("seed")["held_out_accuracy"]
-    lost = 0.001 * np.array([1.0, 2.0, 3.0, 4.0, 5.0, -1.0])  # p = 0.04 alone, and not among eight
-    rows.loc[chosen, "held_out_accuracy"] = [full[seed] - lost[seed] for seed in rows.loc[chosen, "seed"]]
-    empty = pd.DataFrame({"experiment": []})
-    made = Results(empty, rows, empty, ())
+    """p = 0.04 alone, and not among all cells."""
+    rows = KEPT.measurements.query("study == 'convergence' and norm == 'batch' and model == 'mlp' and seed < 6")
+    full = rows.query("arm == 'full'").set_index(["effective_batch", "seed"])["held_out_accuracy"]
+    loses = 0.001 * np.array([1.0, 2.0, 3.0, 4.0, 5.0, -1.0])
+    at = pd.MultiIndex.from_frame(rows[["effective_batch", "seed"]])
+    off = np.where(rows["micro_batch"] == 2, 0.3, np.where(rows["micro_batch"] == 8, loses[rows["seed"]], 0.0))
+    made = changed(rows.assign(held_out_accuracy=full[~full.index.duplicated()].reindex(at).to_numpy() - off))
     told = batch_norm_losses(made).set_index("b")
     assert told.loc[8, "low"] > 0 and not told.loc[8, "costs"] and told.loc[2, "costs"]
     advice = and_with_batch_norm(made)
     assert advice is not None and advice.action.startswith("It costs accuracy up to b = 2 ")
 
 
-def test_what_is_lost_in_the_weights_alone() -> None:
-    """Planted: with the training set's statistics b = 4 loses two points and all else nothing."""
-    rows = trained(two_batches(BATCH, LARGE))
-    assert against_full(rows, 1.0)["weights"].map(len).sum() == 0, "not measured"
-    again = rows.assign(recalibrated_held_out_accuracy=np.where(rows["b"] == 4, 0.95, 0.97))
-    for row in against_full(again, 1.0).itertuples():
-        assert row.weights == pytest.approx([2.0 if row.b == 4 else 0.0] * 6)
-
-
 def test_gains_are_paired_by_seed() -> None:
-    gains = between_norms(fixed_batch(trained(results()))).set_index("b")
-    assert gains.loc[2, "gain"] == pytest.approx(26, abs=0.5) and gains.loc[32, "gain"] == pytest.approx(-1, abs=0.5)
-    assert gains.loc[2, "low"] < gains.loc[2, "gain"] < gains.loc[2, "high"] and set(gains["n"]) == {6}
-    only = trained(results())
-    assert between_norms(only[only["norm"] == "batch"]).empty
+    rows = fixed_batch(trained(kept_results().of("groupnorm")))
+    gains = between_norms(rows)
+    own = rows[(rows["model"] == "mlp") & (rows["b"] == 2)].pivot_table(index="seed", columns="norm", values="error")
+    (row,) = gains.query("model == 'mlp' and b == 2").to_dict("records")
+    assert row["gain"] == pytest.approx((own["batch"] - own["group"]).mean()) and row["n"] == len(own)
+    assert between_norms(rows[rows["norm"] == "batch"]).empty
+
+
+def test_effects_of_b_and_n_are_those_of_a_least_squares_fit_of_the_2_x_2_design() -> None:
+    cells = factors(KEPT)
+    corners = {"full": (0, 0), "ghost_full_batch": (1, 0), "two_pass_statistics": (0, 1), "accumulated": (1, 1)}
+    (row,) = cells.query("model == 'mlp' and effective_batch == 32 and b == 2").to_dict("records")
+    own = {arm: accuracies("remedies", arm, 32 if arm == "full" else 2) for arm in corners}
+    design = np.array([corners[arm] for arm, values in own.items() for _ in values], dtype=float)
+    fitted = np.linalg.lstsq(
+        np.c_[np.ones(len(design)), design - design.mean(axis=0)], -np.concatenate([*own.values()]), rcond=None
+    )
+    assert (row["b_mean"], row["n_mean"]) == pytest.approx(tuple(fitted[0][1:])) and row["b_mean"] > 1
+    less = KEPT.measurements.query("not (study == 'remedies' and arm == 'two_pass_statistics' and seed == 0)")
+    assert set(factors(changed(less))["n"]) == {row["n"] - 1}, "a seed without all corners is left out"
+
+
+@pytest.mark.parametrize("arm", ["two_pass_statistics", "recalibrated", "group_norm"])
+def test_remedies_lose_to_the_large_batch_of_the_same_seed(arm: str) -> None:
+    full = accuracies("remedies", "full", 32)
+    rows = KEPT.study("remedies").query("model == 'mlp' and effective_batch == 32 and arm == 'accumulated' and micro_batch == 2")
+    own = {
+        "recalibrated": 100 * rows.set_index("seed")["recalibrated_held_out_accuracy"].sort_index(),
+        "group_norm": accuracies("convergence", "accumulated", 2, norm="group"),
+    }.get(arm, accuracies("remedies", arm, 2))
+    found = (
+        remedied(KEPT).query(f"model == 'mlp' and effective_batch == 32 and b == 2 and arm == '{arm}'").set_index("seed")["lost"]
+    )
+    pd.testing.assert_series_equal(found.sort_index(), (full - own).dropna(), check_names=False)
+
+
+@pytest.mark.parametrize("change", [{"steps": 48}, {"lr": 0.1}, {"effective_batch": 128}, {"model": "other"}, {"norm": "layer"}])
+def test_group_norm_of_another_training_is_no_pair(change: dict[str, object]) -> None:
+    rows = KEPT.measurements
+    group = (rows["study"] == "convergence") & (rows["norm"] == "group") & (rows["effective_batch"] == 32)
+    other = pd.concat([rows[(rows["study"] == "remedies") & (rows["effective_batch"] == 32)], rows[group].assign(**change)])
+    assert "group_norm" not in set(remedied(changed(other))["arm"])
+
+
+def test_training_that_goes_on_is_paired_with_the_full_batch_that_went_on() -> None:
+    own = gone_on(KEPT).query("model == 'mlp' and effective_batch == 32 and b == 2 and arm == 'frozen_statistics'")
+    full = accuracies("fine_tuning", "full", 32)
+    assert own.set_index("seed")["lost"].to_dict() == pytest.approx(
+        (full - accuracies("fine_tuning", "frozen_statistics", 2)).to_dict()
+    )
+
+
+@pytest.mark.parametrize("momentum, num, value", [(0.1, 2, 0.0513), (0.1, 16, 0.0066), (0.1, 1, 0.1)])
+def test_corrected_momenta_make_a_window_forget_as_a_step(momentum: float, num: int, value: float) -> None:
+    assert corrected(momentum, num) == pytest.approx(value, rel=0.01)
+    assert 1 - (1 - corrected(momentum, num)) ** num == pytest.approx(momentum)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from accumulation_harness.config import TUNING_SEEDS
 from accumulation_harness.experiments.convergence import trainings as convergence
-from accumulation_harness.experiments.convergence.trainings import Comparison, Reach, area, drift, median_reach, reach, roughness
+from accumulation_harness.experiments.convergence.trainings import Reach, area, drift, median_reach, reach, roughness
+from tests.golden import kept_results
 
 SAMPLES = [float(i) for i in range(0, 1010, 10)]
 
@@ -65,72 +67,35 @@ def test_the_censored_median_is_kaplan_and_meiers() -> None:
     assert median_reach([Reach(1, True), Reach(2, False), Reach(2, False)]) != 2  # a censored cost is not an arrival
 
 
-def rows(effect: float = 0.0, noise: float = 0.002, seeds: int = 10, best: float = 0.2) -> pd.DataFrame:
-    """Trials of one setting: test losses of a full batch, its null, its accumulation, and a small batch `effect` apart."""
-    draws = np.random.default_rng(5)
-    found: list[dict[str, Any]] = []
-    for seed in (*range(seeds), 100, 101):
-        base = 1 + 0.02 * draws.standard_normal()
-        for lr in (0.1, 0.2, 0.4):
-            penalty = abs(math.log2(lr / best))
-            for arm, num, shift in (("full", 1, 0.0), ("permuted", 1, 0.0), ("accumulated", 4, 0.0), ("small_batch", 4, effect)):
-                end = base + shift + penalty + (0 if arm == "full" else noise * draws.standard_normal())
-                curve = [end + (2 - end) * math.exp(-i / 8) for i in range(51)]
-                found.append({
-                    "workload": "mnist1d", "norm": "none", "optimizer": "sgd", "effective_batch": 64, "steps": 500, "arm": arm,
-                    "accumulation_steps": num, "seed": seed, "lr": lr, "test_loss": end, "validation_loss": end,
-                    "curve_probe_loss": curve, "curve_validation_loss": [*curve[:-1], end],
-                    "curve_samples": list(range(51)), "trial": f"{seed}-{lr}",
-                })  # fmt: skip
-    return pd.DataFrame(found)
+def test_what_computes_the_full_batch_has_its_rate_and_judging_seeds_have_no_say() -> None:
+    rows = convergence.trainings(kept_results().of("convergence"))
+    liar = (rows["seed"] < TUNING_SEEDS) | rows["arm"].isin(("permuted", "accumulated"))
+    lied = rows.assign(validation_loss=rows["validation_loss"].where(~liar, -rows["lr"]))
+    for table in (convergence.tuned, convergence.judged):
+        pd.testing.assert_frame_equal(table(lied).drop(columns="validation_loss", errors="ignore"),
+                                      table(rows).drop(columns="validation_loss", errors="ignore"))  # fmt: skip
+    best = convergence.tuned(rows).set_index(["workload", "norm", "arm", "accumulation_steps"])["lr"]
+    losses = rows[(rows["seed"] >= TUNING_SEEDS) & (rows["workload"] == "python_bytes") & (rows["arm"] == "full")]
+    assert best["python_bytes", "layer", "full", 1] == losses.groupby("lr")["validation_loss"].mean().idxmin()
+    assert convergence.judged(rows[rows["seed"] < TUNING_SEEDS]).empty
+    (levels,) = convergence.targets(rows[rows["workload"] == "python_bytes"]).values()
+    curves = losses[losses["lr"] == best["python_bytes", "layer", "full", 1]]["curve_probe_loss"]
+    start, end = (np.mean([curve[at] for curve in curves]) for at in (0, -1))
+    assert levels == pytest.approx([start - share * (start - end) for share in (0.5, 0.8, 0.95)])
 
 
-def compared(effect: float, **changes: Any) -> dict[str, Comparison]:
-    judged = convergence.judged(rows(effect, **changes))
-    return {str(one.key[4]): one.verdict for one in convergence.beside_full(judged)}
-
-
-def test_a_planted_effect_is_found_and_a_planted_nothing_is_not() -> None:
-    same = {"permuted": Comparison.same, "accumulated": Comparison.same}
-    assert compared(0.05) == same | {"small_batch": Comparison.worse}
-    assert compared(-0.05) == same | {"small_batch": Comparison.better}
-    assert compared(0.0) == same | {"small_batch": Comparison.same}
-    assert set(compared(0.01, noise=0.2).values()) == {Comparison.undecided}
-
-
-def test_a_rate_is_tuned_on_the_seeds_that_do_not_judge_and_must_lie_inside_the_grid() -> None:
-    inside = rows()
-    table = convergence.tuned(inside)
-    assert set(table["lr"]) == {0.2} and table["interior"].all()
-    liar = inside.assign(validation_loss=inside["validation_loss"] - 9 * ((inside["seed"] < 100) & (inside["lr"] == 0.4)))
-    assert set(convergence.tuned(liar)["lr"]) == {0.2}  # the judging seeds have no say
-    edge = convergence.tuned(rows(best=0.4))
-    assert set(edge["lr"]) == {0.4} and not edge["interior"].any()
-    assert set(convergence.judged(inside)["seed"]) == set(range(10))
-    assert convergence.judged(inside[inside["seed"] < 100]).empty
-
-
-def test_what_computes_the_full_batch_has_its_rate_whatever_its_own_trials_say() -> None:
-    everything = rows()
-    tuning, shares = everything["seed"] >= 100, everything["arm"].isin(("permuted", "accumulated"))
-    liar = everything.assign(validation_loss=everything["validation_loss"] - 9 * (tuning & shares & (everything["lr"] == 0.4)))
-    expected = convergence.judged(everything)
-    assert set(expected["arm"]) == {"full", "permuted", "accumulated", "small_batch"} and set(expected["lr"]) == {0.2}
-    for other in (liar, everything[~(tuning & shares)]):
-        pd.testing.assert_frame_equal(convergence.judged(other)[["arm", "seed", "lr"]], expected[["arm", "seed", "lr"]])
-
-
-def test_targets_come_from_the_tuning_seeds() -> None:
-    frame = rows()
-    (levels,) = convergence.targets(frame).values()
-    tuning = frame[(frame["seed"] >= 100) & (frame["arm"] == "full") & (frame["lr"] == 0.2)]
-    end = np.mean([curve[-1] for curve in tuning["curve_probe_loss"]])
-    assert levels == pytest.approx([2 - share * (2 - end) for share in (0.5, 0.8, 0.95)])
+def test_a_training_that_is_stored_twice_is_one_and_a_shorter_one_is_another() -> None:
+    kept = kept_results().of("convergence")
+    once = kept.measurements
+    for other in (once, once.assign(steps=3)):
+        twice = pd.concat([once, other.assign(trial=other["trial"] + "-again")], ignore_index=True)
+        pd.testing.assert_frame_equal(convergence.trainings(replace(kept, measurements=twice)), convergence.trainings(kept))
 
 
 def test_spread_is_measured_by_the_nulls() -> None:
-    frame = rows(noise=0.01)
-    wide = frame.assign(test_loss=frame["test_loss"] + 0.5 * (frame["arm"] == "accumulated") * (frame["seed"] % 2))
-    spreads = [{str(one.key[4]): one.spread for one in convergence.beside_full(convergence.judged(f))} for f in (frame, wide)]
-    assert spreads[0]["permuted"] == 1 and 0.4 < spreads[0]["accumulated"] < 2.5
-    assert spreads[1]["accumulated"] > 10
+    judged = convergence.judged(convergence.trainings(kept_results().of("convergence")))
+    moved = judged["test_loss"] + 0.5 * (judged["arm"] == "accumulated") * (judged["seed"] % 2)
+    spreads = [{(one.key[:4], one.key[4]): one.spread for one in convergence.beside_full(judged.assign(test_loss=loss))
+                if one.key[1] == "group"} for loss in (judged["test_loss"], moved)]  # fmt: skip
+    assert all(spread == 1 for (_, arm), spread in spreads[0].items() if arm == "permuted")
+    assert all(spread > 10 for (_, arm), spread in spreads[1].items() if arm == "accumulated")

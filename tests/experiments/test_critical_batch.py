@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
-import numpy as np
-import pandas as pd
 import pytest
 
-from accumulation_harness.analysis import load
-from accumulation_harness.experiments.critical_batch.answers import Growth, advice, critical_batch, critical_batches, growths
+from accumulation_harness.experiments.critical_batch.answers import Growth, critical_batch
 
 BATCHES = (4, 8, 16, 32, 64, 128, 256)
 RATE, NOISE, SAMPLES = 0.02, 0.5, 256  # eta = RATE sqrt(B); variance of a sample's gradient (added), or its share of g^2
@@ -45,54 +41,6 @@ def test_where_the_tolerance_is_crossed() -> None:
     assert critical_batch([(4, 1.0), (8, 1.01), (16, 1.03)]) == pytest.approx(8 * math.sqrt(2))
     assert critical_batch([(4, 1.0), (8, math.nan), (16, 1.0)]) == 4
     assert critical_batch([(4, 1.0), (8, 0.5), (16, 1.0)]) == 16
-
-
-def results(octaves: float, *, seeds: int = 6, spread: float = 0.1, best: float = 0.02) -> load.Results:
-    """Losses after branches whose critical batch is 16 at first and `octaves` more at the last of two points."""
-    rng = np.random.default_rng(0)
-    rows: list[dict[str, Any]] = []
-    for seed in (*range(seeds), 100):
-        for lr in (0.01, 0.02, 0.04):
-            for point in (0, 1):
-                middle = 4 + octaves * point + spread * rng.standard_normal()
-                branches = [
-                    {"trial": f"{seed}-{lr}", "study": "critical_batch", "workload": "digits", "norm": "none",
-                     "optimizer": "adam", "steps": 120,
-                     "effective_batch": 256, "lr": lr, "seed": seed, "batch": batch, "point": point, "samples": 1000 * point,
-                     "branch_samples": 1000, "start_loss": 1.0, "trunk_end": abs(math.log(lr / best)),
-                     "validation_loss": 1 + 0.02 * (math.log2(batch) - 2) / max(0.3, middle - 2)}
-                    for batch in BATCHES
-                ]  # fmt: skip
-                rows += branches if seed < 100 else [branches[0] | dict.fromkeys(("batch", "point", "validation_loss"))]
-    empty = pd.DataFrame(columns=["experiment", "trial"])
-    return load.Results(empty, pd.DataFrame(rows), empty, ())
-
-
-def test_shorter_trainings_of_the_same_store_are_others() -> None:
-    long, quick = (results(octaves).measurements.assign(steps=steps) for octaves, steps in ((2, 120), (-2, 30)))
-    empty = pd.DataFrame(columns=["experiment", "trial"])
-    both = load.Results(empty, pd.concat([quick, long], ignore_index=True), empty, ())
-    pd.testing.assert_frame_equal(critical_batches(both), critical_batches(results(2)))
-
-
-@pytest.mark.parametrize(
-    ("given", "verdict"),
-    [
-        (results(2), "grows"),
-        (results(-2), "shrinks"),
-        (results(0), "does not grow"),
-        (results(0, spread=1.0), "undecided"),
-        (results(2, seeds=4), "undecided"),
-        (results(2, best=0.04), "undecided"),
-    ],
-    ids=["planted", "the reverse", "nothing", "noise", "four seeds", "a rate at an end"],
-)
-def test_what_is_decided(given: load.Results, verdict: str) -> None:
-    (found,) = growths(critical_batches(given))
-    assert found.verdict == verdict
-    assert ("begin with a small batch" in advice([found, found])) is (verdict == "grows")
-    assert ("one batch size" in advice([found, found])) is (verdict == "does not grow")
-    assert "none follows" in advice([found])
 
 
 def test_a_lower_bound_is_no_evidence_of_no_growth() -> None:

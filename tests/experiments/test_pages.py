@@ -1,0 +1,83 @@
+"""Sections that are made of step rows, which are not kept: from tiny trials of their questions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from accumulation_harness.analysis import report
+from accumulation_harness.config import (
+    Data,
+    Model,
+    Norm,
+    OptimizerConfig,
+    OptimizerName,
+    Precision,
+    TrialConfig,
+    WorkloadConfig,
+    to_dict,
+)
+from accumulation_harness.config.identity import identity
+from accumulation_harness.experiments.order_of_operations.answers import _at_rest
+from accumulation_harness.measure import studies
+from accumulation_harness.results.store import Store
+
+MLP = TrialConfig(
+    workload=WorkloadConfig(data=Data.digits, model=Model.mlp, width=2), precision=Precision.float64, accumulation_steps=(4,),
+    optimizer=OptimizerConfig(name=OptimizerName.momentum, lr=0.02),
+)  # fmt: skip
+ADAM = OptimizerConfig(name=OptimizerName.adam, lr=0.002)
+NOISE = {
+    "norm": Norm.group,
+    "effective_batch": 40,
+    "steps": 6,
+    "probe_every": 3,
+    "permutations": 30,
+    "precision": Precision.float32,
+}
+ORDER = {"effective_batch": 48, "steps": 4, "optimizer": ADAM, "precision": Precision.float32}
+# question -> its trials, what its page then shows, and the verdicts of its claims
+TINY: dict[str, tuple[list[dict[str, Any]], tuple[str, ...], dict[str, str]]] = {
+    "momentum": (
+        [{"study": "optimizer_states", "steps": 50}, {"study": "optimizer_memory", "steps": 3, "optimizer": ADAM},
+         {"study": "batch_sizes", "effective_batch": 60, "accumulation_steps": (12,), "steps": 4}],
+        ("What the state remembers", "The order inside a window", "N small steps against one window"),
+        {"C1": "conditional", "C10": "confirmed"},
+    ),
+    "adam": (
+        [{"study": "optimizer_states", "steps": 200, "effective_batch": 16, "optimizer": ADAM}],
+        ("State and weights over 200 steps",), {"C3": "refuted"},
+    ),
+    "gradient_noise": (
+        [{"study": "gradient_noise", "seed": seed, **NOISE} for seed in (0, 1)], ("The noise scale along the training",), {},
+    ),
+    "order_of_operations": (
+        [{"study": "convergence", "faults": ("gradients_cleared_in_window",), **ORDER}, {"study": "resumption", **ORDER},
+         {"study": "clipping_threshold", **ORDER}],
+        ("Which of these you would have seen in the loss", "begun again"), {"A14": "conditional", "A15": "conditional"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_the_page_of_tiny_trials(name: str, tmp_path: Path) -> None:
+    trials, shown, verdicts = TINY[name]
+    for changes in trials:
+        config = replace(MLP, experiment=name, **changes)
+        with Store(tmp_path / "results").open_trial(name, identity(config), to_dict(config)) as writer:
+            writer.finish(studies.run(config, lambda step, rows: [writer.add(row) for row in rows]))
+    page = (report.write(tmp_path / "results", tmp_path / "out").parent / f"pages/{name}.html").read_text()
+    assert all(title in page for title in shown) and "A section that is missing" not in page
+    claims = pd.read_csv(tmp_path / "out" / "claims.csv", index_col="id")
+    assert claims.loc[[*verdicts], "verdict"].to_dict() == verdicts
+
+
+def test_arms_that_change_nothing_are_at_rest() -> None:
+    losses = {"accumulated": [1.0, 0.5], "full": [1.0, 0.5], "clip_per_micro_batch": [1.0, 0.5000001], "step_every": [1.0, 2.0]}
+    rows = [(arm, step, loss) for arm, own in losses.items() for step, loss in enumerate(own)]
+    steps = pd.DataFrame(rows, columns=["arm", "step", "loss"]).assign(trial="a")
+    assert set(steps[_at_rest(steps)]["arm"]) == {"clip_per_micro_batch"}

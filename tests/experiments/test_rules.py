@@ -1,0 +1,100 @@
+"""Every rule on the trials that are kept, with one thing otherwise: what would change its verdict, and what would leave it open.
+
+What the rules say of the trials as they are is in `tests/test_findings.py`.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.question import Claim, registered
+from accumulation_harness.experiments.balance_loss import answers as balance_loss
+from accumulation_harness.experiments.convergence import trainings, wastefulness
+from accumulation_harness.experiments.critical_batch import answers as critical_batch
+from accumulation_harness.experiments.groupnorm.answers import predicted
+from accumulation_harness.experiments.muon import answers as muon
+from accumulation_harness.experiments.rescaling import answers as rescaling
+from tests.golden import kept_results
+
+# rule, changes ("rows: column = expression", or "rows" to leave them out; several with "; " between), what is then said
+ROWS = [*csv.DictReader(Path(__file__).with_name("rules.csv").read_text().splitlines())]
+
+
+def by_claim(claim: Claim) -> Callable[[Results], str]:
+    return lambda results: str((found := claim.decide(results)).verdict) + (f": {found.condition}" if found.condition else "")
+
+
+def by_answer(name: str) -> Callable[[Results], str]:
+    decide = registered()[name].answer
+    assert decide is not None
+    return lambda results: str(decide(results.arms).holds)
+
+
+def of_convergence(results: Results) -> str:
+    rows = trainings.trainings(results)
+    judged = trainings.judged(rows)
+    beside = [f"{' '.join(map(str, one.key))}: {one.verdict}" for one in trainings.beside_full(judged)]
+    wasteful = Counter(wastefulness.verdicts(wastefulness.instead_of_accumulating(rows, judged)))
+    return f"{wasteful['yes']} wasteful, {wasteful['no']} not, {wasteful['undecided']} undecided, {', '.join(beside)}"
+
+
+def of_critical_batch(results: Results) -> str:
+    found = critical_batch.growths(critical_batch.critical_batches(results))
+    return " ".join([*sorted({one.verdict for one in found}), critical_batch.advice(found)])
+
+
+RULES = {f"{name} {claim.id}": by_claim(claim) for name, one in registered().items() for claim in one.claims} | {
+    "balance_loss": lambda results: balance_loss.finding(balance_loss.measured(results)),
+    "convergence": of_convergence,
+    "critical_batch": of_critical_batch,
+    "fault_matrix": by_answer("fault_matrix"),
+    "groupnorm": lambda results: str(predicted(results)),
+    "muon": lambda results: muon.finding(muon.measured(results, "update")),
+    "rescaling": lambda results: rescaling.advice(rescaling.effects(results)),
+    "sensitivity": by_answer("sensitivity"),
+}
+
+
+@cache
+def kept(question: str) -> Results:
+    return kept_results().of(question)
+
+
+def changed(frame: pd.DataFrame, where: str, change: str) -> pd.DataFrame:
+    """The frame without the rows `where` (a query of pandas), or with new values of a column in them."""
+    chosen = frame.query(where, engine="python").index
+    assert len(chosen), f"no row is {where}"
+    if not change:
+        return frame.drop(chosen)
+    name, _, expression = change.partition(" = ")
+    rows, column = frame.loc[chosen], frame[name].astype(object)
+    column.loc[chosen] = eval(expression, {"np": np}, {name: rows[name] for name in rows})
+    return frame.assign(**{name: column.infer_objects()})
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: " ".join(row.values()))
+def test_what_would_change_what_is_said(row: dict[str, str]) -> None:
+    own = kept(row["rule"].partition(" ")[0])
+    for step in row["changes"].split("; "):
+        where, _, change = step.partition(": ")
+        table = "measurements" if own.arms.empty or "study" in where else "arms"
+        own = replace(own, **{table: changed(getattr(own, table), where, change)})
+    told = RULES[row["rule"]](own)
+    assert told.startswith(row["said"]) if " " in row["rule"] else row["said"] in told, told
+
+
+def test_every_rule_that_reads_results_has_a_row() -> None:
+    assert {*RULES} - {row["rule"] for row in ROWS} == {
+        "equivalence A5", *(f"accounting {id}" for id in ("D3", "D8", "G5", "G6", "G7", "G8", "G9")),
+        *(f"released_trainers {id}" for id in ("G1", "G2", "G3")),
+    }  # fmt: skip
