@@ -96,25 +96,6 @@ def test_visibility_against_an_independent_computation(seed: int) -> None:
     assert faults.first_visible(losses, correct) == reference_first_visible(losses, correct)
 
 
-@pytest.mark.parametrize(
-    ("ratios", "first"),
-    [
-        (SAME, math.inf),
-        (LATE, 5),
-        ([0.5] * 12, 0),
-        ([1.04] * 12, math.inf),  # too little
-        ([1.0, 2.0, 2.0, 1.0] * 3, math.inf),  # never three in a row
-        ([1.0] * 10 + [2.0] * 2, math.inf),  # the run ends too early
-        ([1.0] * 9 + [2.0] * 3, 9),
-        ([1.0] * 3 + [math.nan] * 9, 3),
-        ([1.0, 1.2, 0.8, 1.2] + [1.0] * 8, 1),  # to either side
-        ([2.0] * 2, math.inf),
-    ],
-)
-def test_visible_from_which_step(ratios: list[float], first: float) -> None:
-    assert faults.first_visible([2 * ratio for ratio in ratios], [2.0] * len(ratios)) == first
-
-
 def write_report(results: Path, out: Path) -> list[dict[str, str]]:
     assert report.main(["--results", str(results), "--out", str(out)]) == 0
     return list(csv.DictReader(io.StringIO((out / "faults.csv").read_text())))

@@ -92,35 +92,6 @@ def test_a_different_arm_changes_headline_and_matrix(results: Path, out: Path, m
     assert "gradients differ" in page.text  # among what could not be explained
 
 
-@pytest.mark.parametrize("norm", ["none", "batch"])
-def test_a_null_that_fails_refutes_the_prediction(results: Path, out: Path, make_trial, norm: str) -> None:
-    make_trial(norm="none")
-    make_trial(norm="batch")
-    make_trial(norm=norm, seed=1, change={("permuted", 1): {"verdict": "degraded"}})
-    assert "The prediction did not hold." in make(results, out).text
-
-
-def test_an_unexplained_batch_norm_arm_refutes_the_prediction(results: Path, out: Path, make_trial) -> None:
-    make_trial(norm="none")
-    make_trial(norm="batch", change={("accumulated", 2): {"cause": "unexplained", "explained": False}})
-    page = make(results, out)
-    assert "1 of them explained exactly" in page.text
-    assert "The prediction did not hold." in page.text
-
-
-def test_nothing_is_decided_without_both_kinds_of_arms(results: Path, out: Path, make_trial) -> None:
-    make_trial(norm="none")
-    assert "The prediction is not decided" in make(results, out).text
-
-
-def test_an_arm_that_could_not_be_judged_leaves_the_prediction_open(results: Path, out: Path, make_trial) -> None:
-    make_trial(norm="batch")
-    make_trial(norm="none", change={("accumulated", 2): {"verdict": "inconclusive"}})
-    assert "The prediction is not decided" in make(results, out).text
-    make_trial(norm="group", change={("accumulated", 2): {"verdict": "degraded"}})
-    assert "The prediction did not hold." in make(results, out).text
-
-
 def test_the_page_fetches_and_runs_nothing(results: Path, out: Path, grid: list[str]) -> None:
     for page in write(results, out):
         assert not {"script", "iframe", "object", "embed", "base", "img"} & set(page.tags)

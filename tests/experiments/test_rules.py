@@ -57,11 +57,10 @@ RULES = {f"{name} {claim.id}": by_claim(claim) for name, one in registered().ite
     "balance_loss": lambda results: balance_loss.finding(balance_loss.measured(results)),
     "convergence": of_convergence,
     "critical_batch": of_critical_batch,
-    "fault_matrix": by_answer("fault_matrix"),
+    **{name: by_answer(name) for name in ("equivalence", "fault_matrix", "sensitivity")},
     "groupnorm": lambda results: str(predicted(results)),
     "muon": lambda results: muon.finding(muon.measured(results, "update")),
     "rescaling": lambda results: rescaling.advice(rescaling.effects(results)),
-    "sensitivity": by_answer("sensitivity"),
 }
 
 

@@ -10,8 +10,8 @@ import torch
 
 from accumulation_harness.config import Model, OptimizerConfig, Precision, Split, TrialConfig, WorkloadConfig
 from accumulation_harness.experiments.precision.accumulators import FORMATS, independent_roundings, stops_at, summed_in
-from accumulation_harness.measure import studies
 from accumulation_harness.recipes.recipe import Arm, take_step
+from tests.studies.by_hand import measured
 from tests.toy import make_arm
 
 CONFIG = TrialConfig(
@@ -60,11 +60,6 @@ def test_the_sum_is_rounded_after_every_backward(width: str, digits: int, precis
     assert not np.array_equal(sums[0][-1], sums[1][-1]), "the plain sum has more digits"
 
 
-def test_float32_is_left_alone() -> None:
-    recipe = make_arm(lambda size: [24]).recipe
-    assert summed_in(recipe, torch.float32, 4096.0) is recipe
-
-
 @pytest.mark.parametrize(("width", "stop"), [("bfloat16", 2**8), ("float16", 2**11), ("float32", 4096)])
 def test_ones_stop_at_two_to_the_digits(width: str, stop: int) -> None:
     assert stops_at(FORMATS[width]) == stop
@@ -82,7 +77,7 @@ def test_independent_roundings(width: str) -> None:
 
 
 def test_errors_by_accumulator() -> None:
-    rows = studies.run(CONFIG, lambda step, rows: None)["measurements"]
+    rows = measured(CONFIG)
     errors = {(row["accumulator"], row["accumulation_steps"]): row for row in rows if row["quantity"] == "error"}
     assert [row["stops_at"] for row in rows if row["quantity"] == "ones"] == [4096, 256, 2048]
     assert list(errors) == [(name, num) for name in FORMATS for num in (1, 5, 24)]

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from accumulation_harness.config import Data, Model, OptimizerConfig, OptimizerName, TrialConfig, WorkloadConfig
-from accumulation_harness.experiments.adaptive_windows.adaptive_windows import cut_windows
-from accumulation_harness.measure import studies
+from tests.studies.by_hand import measured
 
 MLP = WorkloadConfig(data=Data.digits, model=Model.mlp)
 
@@ -16,15 +14,10 @@ def test_changing_n_is_the_full_batch_only_at_constant_b(optimizer: OptimizerNam
         study="adaptive_windows", workload=MLP, effective_batch=60, accumulation_steps=(1, 2, 5, 15), steps=8,
         optimizer=OptimizerConfig(name=optimizer, lr=0.02), seed=3,
     )  # fmt: skip
-    rows = {row["arm"]: row for row in studies.run(config, lambda step, rows: None)["measurements"]}
+    rows = {row["arm"]: row for row in measured(config)}
     assert {row["samples"] for row in rows.values()} == {480} and rows["constant_batch"]["distinct_n"] > 1
     assert rows["constant_batch"]["distance"] <= 1e-9 and rows["constant_batch"]["gradient_error"] <= 1e-12
     assert rows["constant_divisor"]["gradient_error"] == pytest.approx(14 / 15, abs=1e-9), "N = 1 divided by 15"
     for name in ("varying_batch", "varying_batch_scaled_rate"):
         assert rows[name]["gradient_error"] <= 1e-12, "right gradients of other windows"
         assert rows[name]["distance"] > 1e-3
-
-
-def test_windows_are_cut_from_the_same_samples() -> None:
-    cut = cut_windows(torch.arange(10), [4, 3, 8, 8])
-    assert [len(part) for part in cut] == [4, 3, 3] and torch.equal(torch.cat(cut), torch.arange(10))

@@ -11,10 +11,8 @@ from accumulation_harness.experiments.balance_loss import balance_loss
 from accumulation_harness.experiments.balance_loss.balance_loss import (
     Mixture,
     buffered,
-    entropy,
     flat,
     own,
-    two_pass,
     window_balance,
 )
 from accumulation_harness.measure.lock_step import Setting
@@ -61,11 +59,3 @@ def test_two_passes_give_the_windows_gradient_and_the_others_do_not(setting: Set
     assert rows["buffered_counts", 4]["gradient_error"] > 1e-3
     full, exact, other = (rows[key]["held_out_loss"] for key in (("full", 1), ("two_passes", 4), ("per_micro_batch", 4)))
     assert exact == pytest.approx(full, rel=1e-10) and other != pytest.approx(full, rel=1e-8)
-
-
-def test_ways_and_entropy() -> None:
-    shares = [torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])]
-    assert own(shares)[1].tolist() == [0, 1]
-    assert [part.tolist() for part in buffered(shares)] == [[1, 0], [0.5, 0.5]]
-    assert [part.tolist() for part in two_pass(shares)] == [[0.5, 0.5]] * 2
-    assert entropy(torch.full((8,), 0.125)) == pytest.approx(np.log(8)) and entropy(shares[0]) == 0

@@ -25,6 +25,7 @@ from accumulation_harness.recipes.determinism import choose_device
 from accumulation_harness.recipes.micro_batch import windows
 from accumulation_harness.recipes.remedies import REMEDIES
 from accumulation_harness.referee.gradients import flatten, relative_distance
+from tests.studies.by_hand import measured
 
 EXACT = 1e-12
 CONFIG = TrialConfig(
@@ -36,7 +37,7 @@ Rows = list[studies.Row]
 
 
 def run(config: TrialConfig) -> Rows:
-    rows: Rows = studies.run(config, lambda step, rows: None)["measurements"]
+    rows: Rows = measured(config)
     return rows
 
 

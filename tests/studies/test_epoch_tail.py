@@ -3,14 +3,10 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-import torch
-from torch import nn
 
 from accumulation_harness.config import LastWindow, OptimizerConfig, OptimizerName, TrialConfig
 from accumulation_harness.measure import studies
-from accumulation_harness.measure.lock_step import Setting
-from accumulation_harness.recipes.determinism import choose_device
-from accumulation_harness.recipes.micro_batch import windows
+from tests.studies.by_hand import Loop, measured
 
 # Micro-batches of 75: an epoch of 1,500 has 20, which 3 do not divide: two are left over.
 CONFIG = TrialConfig(study="epoch_tail", effective_batch=225, accumulation_steps=(3,), seed=2)
@@ -18,7 +14,7 @@ GATE = 1e-12
 
 
 def run(config: TrialConfig) -> dict[str, studies.Row]:
-    return {row["arm"]: row for row in studies.run(config, lambda step, rows: None)["measurements"]}
+    return {row["arm"]: row for row in measured(config)}
 
 
 def test_steps_and_samples_of_the_loops_by_arithmetic() -> None:
@@ -39,19 +35,11 @@ def test_steps_and_samples_of_the_loops_by_arithmetic() -> None:
 def test_leaked_gradient_by_hand() -> None:
     """SGD with lr so small that the weights stand still: the leak adds the tail's gradient, divided by N, to the first window."""
     still = dataclasses.replace(CONFIG, optimizer=OptimizerConfig(name=OptimizerName.sgd, lr=1e-16))
-    setting = Setting(still, choose_device(still.device))
-    data, model = setting.exact, setting.initial.double()
-    stream = windows(data.num_samples, 75, still.seed, LastWindow.keep)
-    parts = [gradient(model, data.batch(next(stream))) for _ in range(40)]
-    first = sum(parts[20:23]) / 3
-    leaked = first + (parts[18] + parts[19]) / 3
-    expected = float(torch.linalg.vector_norm(leaked - first) / torch.linalg.vector_norm(first))
+    loop = Loop(still)
+    stream = loop.windows(75, LastWindow.keep)
+    parts = [loop.gradient(next(stream)) for _ in range(40)]
+    expected = float((parts[18] + parts[19]).norm() / sum(parts[20:23]).norm())
     assert run(still)["as_written"]["gradient_error"] == pytest.approx(expected, rel=1e-9)
-
-
-def gradient(model: nn.Module, batch) -> torch.Tensor:  # type: ignore[no-untyped-def]
-    loss = nn.functional.cross_entropy(model(batch.inputs), batch.targets)
-    return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(model.parameters()))])
 
 
 def test_without_a_remainder_the_four_loops_are_one() -> None:

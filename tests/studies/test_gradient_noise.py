@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from accumulation_harness.config import Data, Model, Norm, Precision, Split, TrialConfig, WorkloadConfig
+from accumulation_harness.config import Data, Model, Norm, Split, TrialConfig, WorkloadConfig
 from accumulation_harness.experiments.gradient_noise.gradient_noise import SIZES, batch_variance, moments, sample_gradients
 from accumulation_harness.measure import studies
 from accumulation_harness.measure.lock_step import Setting
@@ -60,14 +60,6 @@ def test_the_expected_variance_by_enumeration(size: int) -> None:
     assert moments(each)["noise_trace"] == pytest.approx(float(each.var(0, correction=0).sum()), rel=1e-12)
 
 
-def test_without_replacement_a_batch_has_no_sample_twice() -> None:
-    """All six of six are the population itself; with replacement they are not."""
-    each, generator = population(), torch.Generator().manual_seed(0)
-    whole = batch_variance(each, 6, 50, generator, replacement=False)
-    assert whole["variance"] < 1e-28 and whole["expected"] == 0 and whole["cosine"] == pytest.approx(1)
-    assert batch_variance(each, 6, 50, generator, replacement=True)["variance"] > 1e-2
-
-
 def test_a_training_and_what_is_seen_along_it() -> None:
     steps: list[list[studies.Row]] = []
     record = studies.run(CONFIG, lambda step, rows: steps.append(rows))
@@ -86,11 +78,3 @@ def test_a_training_and_what_is_seen_along_it() -> None:
         assert seen["loss"] == unseen["loss"], "looking disturbs nothing"
         squares = {name: unseen[name] for name in ("micro_batch_square", "window_square") if name in unseen}
         assert squares.items() <= seen.items() and bool(squares) == (seen["step"] % CONFIG.probe_every == 0)
-
-
-def test_the_training_keeps_its_precision() -> None:
-    losses = []
-    for precision in (Precision.float64, Precision.bfloat16):
-        config = dataclasses.replace(CONFIG, precision=precision, steps=1, probe_every=1)
-        studies.run(config, lambda step, rows: losses.append(rows[0]["loss"]))
-    assert losses[0] != losses[1] and losses[0] == pytest.approx(losses[1], rel=0.05)

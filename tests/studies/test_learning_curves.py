@@ -12,15 +12,13 @@ import pytest
 from accumulation_harness.config import (
     ConfigError,
     OptimizerConfig,
-    OptimizerName,
     Precision,
     ScheduleConfig,
     ScheduleName,
     TrialConfig,
 )
 from accumulation_harness.experiments.convergence import learning_curves
-from accumulation_harness.experiments.convergence.learning_curves import SMALL, SMALL_MEMORY, Samples, with_small_rate
-from accumulation_harness.experiments.momentum.optimizer_states import same_memory
+from accumulation_harness.experiments.convergence.learning_curves import SMALL, SMALL_MEMORY, Samples
 
 CONFIG = TrialConfig(
     optimizer=OptimizerConfig(lr=0.3), precision=Precision.float64, effective_batch=10, accumulation_steps=(2, 5), steps=7
@@ -76,19 +74,6 @@ def test_what_is_set_aside_is_never_trained_on(toy_setting) -> None:
     trained = {int(i) for ids in chosen.windows(setting) for i in ids}
     assert len(chosen.validation) == 2 and trained == set(range(24)) - set(chosen.validation.tolist())
     assert set(chosen.probe.tolist()) <= trained
-
-
-@pytest.mark.parametrize(
-    ("name", "lr", "beta"),
-    [(OptimizerName.sgd, 0.1, 0.9), (OptimizerName.momentum, 0.1, 0.9), (OptimizerName.adamw, 0.2, 0.95)],
-)
-def test_rates_and_memory_of_small_batches(name: OptimizerName, lr: float, beta: float) -> None:
-    own = OptimizerConfig(name=name, lr=0.4, beta2=0.95)
-    matched = with_small_rate(same_memory(own, 4), own.lr, 4)
-    factor = (1 - 0.9**0.25) / (1 - 0.9) if name == OptimizerName.momentum else 1
-    assert matched.lr == pytest.approx(lr * factor)
-    beta_of = matched.beta2 if name == OptimizerName.adamw else matched.momentum
-    assert 4 * math.log(0.5) / math.log(beta_of**4) == pytest.approx(math.log(0.5) / math.log(beta) * 4)  # half-life in samples
 
 
 def test_arms_that_choose_no_rate_are_not_trained_where_rates_are_chosen(toy_setting) -> None:

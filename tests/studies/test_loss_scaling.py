@@ -6,6 +6,7 @@ import pytest
 
 from accumulation_harness.config import Model, OptimizerConfig, OptimizerName, Precision, Split, TrialConfig, WorkloadConfig
 from accumulation_harness.measure import studies
+from tests.studies.by_hand import measured
 
 EXACT = 1e-12  # relative, float64
 HALF = 0.02  # relative, one gradient under float16 autocast
@@ -19,7 +20,7 @@ CONFIG = TrialConfig(
 @pytest.fixture(scope="module", params=[OptimizerName.sgd, OptimizerName.adam])
 def rows(request: pytest.FixtureRequest) -> list[studies.Row]:
     config = dataclasses.replace(CONFIG, optimizer=OptimizerConfig(name=request.param, lr=3e-3))
-    found: list[studies.Row] = studies.run(config, lambda step, rows: None)["measurements"]
+    found: list[studies.Row] = measured(config)
     return found
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from accumulation_harness.config import TrialConfig
-from accumulation_harness.measure import studies
+from tests.studies.by_hand import measured
 
 
 def test_rows_of_the_study() -> None:
     config = TrialConfig(study="memory_and_time", accumulation_steps=(4,), effective_batch=16, steps=2)
-    rows = studies.run(config, lambda step, rows: None)["measurements"]
+    rows = measured(config)
     assert [row["micro_batch"] for row in rows] == [16, 4]
     assert rows[0]["activation_bytes"] == pytest.approx(4 * rows[1]["activation_bytes"], rel=0.02)
     assert rows[0]["gradient_bytes"] == rows[1]["gradient_bytes"]

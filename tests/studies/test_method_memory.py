@@ -6,9 +6,9 @@ import torch
 from accumulation_harness.config import TrialConfig
 from accumulation_harness.experiments.contrastive.method_memory import of_sizes, peak
 from accumulation_harness.experiments.contrastive.retrieval import make_methods
-from accumulation_harness.measure import studies
 from accumulation_harness.measure.lock_step import Setting
 from tests.small_corpus import config, corpus
+from tests.studies.by_hand import measured
 
 __all__ = ["corpus"]
 METHODS = ("grad_cache", "dual_bank@8", "momentum_bank@8")
@@ -22,7 +22,7 @@ def trial(corpus: str) -> TrialConfig:
 
 @pytest.fixture(scope="module")
 def peaks(trial: TrialConfig) -> dict[tuple[str, int], int]:
-    rows = studies.run(trial, lambda step, rows: None)["measurements"]
+    rows = measured(trial)
     assert {row["micro_batch"] for row in rows} == {2} and all(row["window"] == 2 * row["accumulation_steps"] for row in rows)
     return {(row["arm"], row["window"]): row["peak_bytes"] for row in rows}
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from accumulation_harness.config import OptimizerConfig, OptimizerName, Precision, TrialConfig
-from accumulation_harness.measure import studies
+from tests.studies.by_hand import measured
 
 COPIES = {"sgd": 0, "momentum": 1, "nesterov": 1, "adam": 2, "adamw": 2}
 
@@ -15,7 +15,7 @@ def test_bytes_are_the_parameters_times_their_copies(optimizer: str, precision: 
         study="model_bytes", optimizer=OptimizerConfig(name=OptimizerName(optimizer)), precision=precision,
         effective_batch=24, accumulation_steps=(3, 24),
     )  # fmt: skip
-    *rows, cast = studies.run(config, lambda step, rows: None)["measurements"]
+    *rows, cast = measured(config)
     assert [(row["accumulation_steps"], row["micro_batch"]) for row in rows] == [(1, 24), (3, 8), (24, 1)]
     wide = 8 if precision == Precision.float64 else 4  # autocast keeps float32 weights, gradients and state
     for row in rows:

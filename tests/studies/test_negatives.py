@@ -5,6 +5,7 @@ import pytest
 from accumulation_harness.config import Contrast, Precision, TrialConfig
 from accumulation_harness.measure import studies
 from tests.small_corpus import config, corpus
+from tests.studies.by_hand import measured
 
 __all__ = ["corpus"]
 METHODS = (
@@ -20,7 +21,7 @@ EXACT, APART = 1e-12, 1e-3
 
 
 def rows(trial: TrialConfig) -> dict[tuple[str, int], studies.Row]:
-    found = studies.run(trial, lambda step, rows: None)["measurements"]
+    found = measured(trial)
     return {(row["arm"], row["after_steps"]): row for row in found}
 
 

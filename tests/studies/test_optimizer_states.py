@@ -109,24 +109,6 @@ def test_state_per_micro_batch_is_seen_at_its_size(toy_setting, make_numpy) -> N
     assert fault[2] == pytest.approx(0.9 * (1 - 0.9**4) * np.linalg.norm(g1) / np.linalg.norm(g2 + 0.9 * g1), rel=1e-10)
 
 
-def test_rows_of_every_step_and_checkpoint(toy_setting) -> None:
-    seen: list[int] = []
-    found = optimizer_states.measurements(
-        toy_setting(config(steps=51, accumulation_steps=(2, 5))), lambda step, rows: seen.extend(row["step"] for row in rows)
-    )
-    assert sorted(set(seen)) == list(range(51)) and len(seen) == 51 * 15
-    assert {row["after_steps"] for row in found} == {1, 50, 51}
-    assert {row["against"] for row in found if row["arm"] == "reordered"} == {"accumulated"}
-
-
-def test_errors_are_the_largest_so_far(toy_setting) -> None:
-    steps: list[dict[str, Any]] = []
-    found = optimizer_states.measurements(toy_setting(config(steps=20)), lambda step, rows: steps.extend(rows))
-    row = next(row for row in found if row["arm"] == "small_steps" and row["after_steps"] == 20)
-    own = [row["parameter_error"] for row in steps if row["arm"] == "small_steps"]
-    assert row["parameter_error"] == max(own) > row["parameter_error_now"] == own[-1]
-
-
 def test_batch_norm_couples_buffers_and_not_gradients() -> None:
     """On the digits: the toy has no normalisation."""
     record = studies.run(

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from accumulation_harness.config import Model, Split, TrialConfig, WorkloadConfig
-from accumulation_harness.experiments.randomness.randomness import distribution, draw_distances
-from accumulation_harness.measure import studies
+from accumulation_harness.experiments.randomness.randomness import distribution
+from tests.studies.by_hand import measured
 
 CONFIG = TrialConfig(
     study="randomness", workload=WorkloadConfig(model=Model.mlp, width=1, dropout=0.5), effective_batch=22,
@@ -27,14 +27,8 @@ def test_the_law_of_known_draws() -> None:
     assert distribution(normal(400, 2, 0, 0), normal(400, 1, 0, 1))["spread_ratio"] == pytest.approx(4, rel=0.05)
 
 
-def test_distances_are_draw_by_draw() -> None:
-    full = torch.eye(3, dtype=torch.float64)
-    found = draw_distances(full * torch.tensor([[1.1], [1.2], [1.5]]), full)
-    assert found["distance"] == pytest.approx(0.2) and found["largest_distance"] == pytest.approx(0.5) and found["draws"] == 3
-
-
 def test_single_runs_law_and_remedy() -> None:
-    rows = {(row["dropout_layers"], row["masks"]): row for row in studies.run(CONFIG, lambda step, rows: None)["measurements"]}
+    rows = {(row["dropout_layers"], row["masks"]): row for row in measured(CONFIG)}
     assert len(rows) == 6
     for layers in (1, 3):
         assert rows[layers, "masks_of_samples"]["largest_distance"] < 1e-12, "masks of samples: the same gradient"

@@ -47,13 +47,6 @@ def test_every_way_on_two_processes_and_the_page(tmp_path: Path) -> None:
     assert "Ways to synchronise two ranks" in page and "Over the wire" in page
 
 
-def test_what_a_way_should_be_called() -> None:
-    assert replicas.expected("ddp", True) is None
-    assert replicas.expected("mean_of_local_means", False) is None
-    assert replicas.expected("mean_of_local_means", True) == "replica_scale"
-    assert replicas.expected("ddp_synchronised_halfway", False) == "replicas_not_synchronised"
-
-
 def test_too_many_micro_batches_for_the_smallest_share() -> None:
     setting = Setting(TrialConfig(split=Split.ragged, accumulation_steps=(13,), steps=1, **SIZES), choose_device(Device.cpu))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="accumulation_steps=13: expected at most the 9 samples"):

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from accumulation_harness.config import OptimizerConfig, OptimizerName, Precision, ScheduleConfig, ScheduleName, TrialConfig
-from accumulation_harness.measure import studies
+from tests.studies.by_hand import measured
 
 CONFIG = TrialConfig(
     study="resumption", effective_batch=24, accumulation_steps=(4,), steps=5, seed=1,
@@ -17,7 +17,7 @@ CONFIG = TrialConfig(
 @pytest.mark.parametrize("optimizer", [OptimizerName.sgd, OptimizerName.adam])
 def test_gradients_of_the_window_are_all_that_a_checkpoint_lacks(optimizer: OptimizerName, precision: Precision) -> None:
     config = dataclasses.replace(CONFIG, optimizer=OptimizerConfig(name=optimizer), precision=precision)
-    rows = {row["arm"]: row for row in studies.run(config, lambda step, rows: None)["measurements"]}
+    rows = {row["arm"]: row for row in measured(config)}
     assert {name: row["identical"] for name, row in rows.items()} == {
         "at_boundary": True, "in_window": False, "in_window_with_gradients": True, "in_window_replayed": True
     }  # fmt: skip

@@ -10,10 +10,10 @@ from accumulation_harness.config import OptimizerConfig, OptimizerName, Precisio
 from accumulation_harness.experiments.adam import second_moment
 from accumulation_harness.experiments.adam.second_moment import Noise, exact_noise, square_per_micro_batch
 from accumulation_harness.experiments.gradient_noise import gradient_noise
-from accumulation_harness.measure import studies
 from accumulation_harness.measure.trial import accumulated, full_batch
 from accumulation_harness.recipes.recipe import take_step
 from tests.reference import softmax_regression_gradients
+from tests.studies.by_hand import measured
 
 CONFIG = TrialConfig(
     optimizer=OptimizerConfig(name=OptimizerName.adam, lr=0.01, beta2=0.9),
@@ -92,7 +92,7 @@ def test_ratio_on_the_digits_comes_near_the_formula(monkeypatch) -> None:
         accumulation_steps=(8,),
         steps=3,
     )
-    rows = studies.run(config, lambda step, rows: None)["measurements"]
+    rows = measured(config)
     assert [row["after_steps"] for row in rows] == [0, 1, 3]
     assert all(row["ratio"] == pytest.approx(row["predicted_without_replacement"], rel=0.08) for row in rows)
     assert all(row["ratio"] > 2 for row in rows)

@@ -3,14 +3,9 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-import torch
-import torch.nn.functional as F
 
 from accumulation_harness.config import LastWindow, OptimizerConfig, OptimizerName, TrialConfig
-from accumulation_harness.measure import studies
-from accumulation_harness.measure.lock_step import Setting
-from accumulation_harness.recipes.determinism import choose_device
-from accumulation_harness.recipes.micro_batch import windows
+from tests.studies.by_hand import Loop, measured
 
 CONFIG = TrialConfig(
     study="update_size", effective_batch=120, accumulation_steps=(2, 12), steps=2, seed=5,
@@ -19,19 +14,15 @@ CONFIG = TrialConfig(
 
 
 def first(config: TrialConfig) -> dict[tuple[str, int], float]:
-    rows = studies.run(config, lambda step, rows: None)["measurements"]
+    rows = measured(config)
     assert {row["micro_batch"] for row in rows} == {10}
     return {(row["arm"], row["accumulation_steps"]): row["first_update"] for row in rows}
 
 
 def test_sgd_moves_by_lr_times_the_gradient_of_the_window() -> None:
-    setting = Setting(CONFIG, choose_device(CONFIG.device))
-    model, data = setting.initial.double(), setting.exact
-    found = first(CONFIG)
+    loop, found = Loop(CONFIG), first(CONFIG)
     for num in (1, 2, 12):
-        batch = data.batch(next(windows(data.num_samples, 10 * num, CONFIG.seed, LastWindow.drop)))
-        gradients = torch.autograd.grad(F.cross_entropy(model(batch.inputs), batch.targets), list(model.parameters()))
-        norm = 0.03 * float(torch.linalg.vector_norm(torch.cat([g.reshape(-1) for g in gradients])))
+        norm = 0.03 * float(loop.gradient(next(loop.windows(10 * num, LastWindow.drop))).norm())
         assert found["accumulated", num] == pytest.approx(norm, rel=1e-11)
         assert found["loss_not_divided", num] == pytest.approx(num * norm, rel=1e-11)
 

@@ -1,0 +1,74 @@
+"""What a study measures, and the loop that everyone writes, of the same weights and windows in float64."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from accumulation_harness.config import LastWindow, TrialConfig
+from accumulation_harness.measure import studies
+from accumulation_harness.measure.lock_step import Setting
+from accumulation_harness.recipes.micro_batch import windows
+from tests.toy import CPU
+
+Rows = list[studies.Row]
+
+
+def measured(config: TrialConfig) -> Rows:
+    rows: Rows = studies.run(config, lambda step, rows: None)["measurements"]
+    return rows
+
+
+class Loop:
+    """A model and its data."""
+
+    def __init__(self, config: TrialConfig) -> None:
+        setting = Setting(config, CPU)
+        self.config, self.model, self.data = config, setting.initial.double(), setting.exact
+
+    def windows(self, size: int | None = None, last: LastWindow | None = None) -> Iterator[Tensor]:
+        config = self.config
+        return windows(self.data.num_samples, size or config.effective_batch, config.seed, last or config.data.last_window)
+
+    def loss(self, ids: Tensor) -> Tensor:
+        batch = self.data.batch(ids)
+        return F.cross_entropy(self.model(batch.inputs), batch.targets)
+
+    def gradient(self, ids: Tensor) -> Tensor:
+        """[P] of the mean loss."""
+        return torch.cat([g.reshape(-1) for g in torch.autograd.grad(self.loss(ids), list(self.model.parameters()))])
+
+    def train(self, parts: int = 1, *, is_frozen: bool = False) -> list[float]:
+        """The configured steps of SGD over windows in so many micro-batches; the losses of the windows."""
+        self.model.train(not is_frozen)  # the models have no dropout
+        own, losses = self.config.optimizer, []
+        momentum = own.momentum if own.name == "momentum" else 0.0
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=own.lr, momentum=momentum)
+        for ids in itertools.islice(self.windows(), self.config.steps):
+            optimizer.zero_grad()
+            each = [self.loss(part) / parts for part in ids.chunk(parts)]
+            for loss in each:
+                loss.backward()
+            optimizer.step()
+            losses.append(sum(float(loss.detach()) for loss in each))
+        return losses
+
+    def held_out(self) -> tuple[float, float]:
+        """Loss and accuracy."""
+        held = self.data.held_out
+        with torch.no_grad():
+            outputs = self.model.eval()(held.inputs)
+        return float(F.cross_entropy(outputs, held.targets)), float((outputs.argmax(1) == held.targets).double().mean())
+
+    def recalibrate(self) -> None:
+        """Give every BatchNorm the statistics of all training samples, in one batch."""
+        for layer in self.model.modules():
+            if isinstance(layer, torch.nn.BatchNorm2d):
+                layer.reset_running_stats()
+                layer.momentum = None  # the plain average, of one batch
+        with torch.no_grad():
+            self.model.train()(self.data.batch(torch.arange(self.data.num_samples)).inputs)
