@@ -20,26 +20,35 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from accumulation_harness.audit.request import ENDINGS, MAX_STEPS, Format, causes_of, format_of
+from accumulation_harness.audit.request import ENDINGS, MAX_STEPS, MAX_STEPS_OF_SCRIPT, Format, causes_of, format_of
 from accumulation_harness.system import dynamo
 from accumulation_harness.system.terminal import BAD_INPUT, one_line
 
 if TYPE_CHECKING:
-    from accumulation_harness.audit.observe.runs import Train
     from accumulation_harness.audit.report import Report
     from accumulation_harness.audit.report.subject import Subject
+    from accumulation_harness.audit.user_code.call import UserCode
 
+SETS = ("--set", "--set-env", "--set-file")
 SCRIPT_SECONDS = 60.0  # for the script of an issue, beside the time of the whole audit
 
 
 MERGE = "merge"  # first word of the command that judges the evidence of ranks
 DESCRIPTION = "Does gradient accumulation change what a training function computes, and why?"
-EPILOG = """exit code 0: equivalent, 1: different, 2: could not be run or judged
+EPILOG = (
+    """exit code 0: equivalent, 1: different, 2: could not be run or judged
+
+A script is run as it is, once for each way to cut a batch; what is behind -- is handed on:
+    accumulation-harness audit train.py --batch-size 16 --accumulation-steps 4 \
+        --set '--batch-size {batch_size} --grad-accum {accumulation_steps}' -- --config tiny.yaml
+"""
+    + """
 
 Ranks that another program starts write evidence (exit code 0 where it is written), which is judged later:
     torchrun --nproc-per-node 4 -m accumulation_harness.audit FILE.py:FUNCTION --batch-size 4 \
         --accumulation-steps 4 --evidence DIR
     accumulation-harness audit merge DIR"""
+)
 
 
 def parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
@@ -54,15 +63,34 @@ def _auditing() -> argparse.ArgumentParser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.set_defaults(merge=None)
+    made.set_defaults(merge=None, rest=())
     made.add_argument(
-        "train", metavar="FILE.py:FUNCTION", help="train(batch_size, accumulation_steps): seeds itself, a handful of steps"
+        "train",
+        nargs="?",
+        metavar="TARGET",
+        help="SCRIPT.py, a notebook, FILE.py:FUNCTION, FILE.py:Class.method or package.module:FUNCTION; a function is called as "
+        "train(batch_size, accumulation_steps) with the samples of a micro-batch and their number: train(16, 1) and train(4, 4)",
     )
     made.add_argument("--batch-size", type=int, required=True, help="samples per optimizer step (of one rank)")
     made.add_argument("--accumulation-steps", type=_numbers, required=True, metavar="N,N", help="micro-batches per step, as 4,16")
     made.add_argument("--reference", metavar="FILE.py:FUNCTION", help="an independent function to compare with")
     made.add_argument("--processes", type=int, default=1, help="ranks of torch.distributed (default 1)")
-    made.add_argument("--max-steps", type=int, default=MAX_STEPS, help=f"optimizer steps of a run (default {MAX_STEPS})")
+    steps = f"optimizer steps after which a run is ended (default {MAX_STEPS}, of a script {MAX_STEPS_OF_SCRIPT})"
+    made.add_argument("--max-steps", type=int, help=steps)
+    numbers = "{batch_size} (of a micro-batch), {accumulation_steps}, {total_batch}"
+    for option, form, what in (
+        ("--set", "WORDS", f"command line of the script, with {numbers}; may be repeated"),
+        ("--set-env", "NAME=VALUE", "variable of the environment, likewise"),
+        (
+            "--set-file",
+            "FILE:KEY=VALUE",
+            "value in a YAML, TOML, INI or JSON file that it reads, or of a name in a .py file, likewise",
+        ),
+    ):
+        made.add_argument(option, action="append", default=[], metavar=form, help=what)
+    made.add_argument(
+        "--in-place", action="store_true", help="run in this folder, where files are overwritten, not in a scratch one"
+    )
     made.add_argument(
         "--allow",
         type=_causes,
@@ -110,7 +138,13 @@ def _add_telling(made: argparse.ArgumentParser) -> None:
 def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     """What the command line asks for. Ends the process where it asks for what does not go together."""
     made = parser(arguments)
-    given = made.parse_args(arguments[1:] if arguments[:1] == [MERGE] else arguments)
+    own, rest = _apart(arguments)
+    given = made.parse_args(own[1:] if own[:1] == [MERGE] else own)
+    if given.merge is None and given.train is None:  # behind `--`, where it is taken for no option of ours
+        if not rest:
+            made.error("the following arguments are required: TARGET")
+        given.train, *rest = rest
+    given.rest = tuple(rest)
     if given.evidence is not None:
         asked = {
             "--processes": given.processes > 1,
@@ -124,6 +158,19 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     elif given.merge is None and given.replicas is not None:
         made.error("expected --replicas with --evidence alone")
     return given
+
+
+def _apart(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Our words, and those behind `--`; what --set is given may look like an option of ours."""
+    words = list(arguments)
+    end = words.index("--") if "--" in words else len(words)
+    own: list[str] = []
+    for word in words[:end]:
+        if own and own[-1] in SETS:
+            own[-1] += f"={word}"
+        else:
+            own.append(word)
+    return own, words[end + 1 :]
 
 
 def _folder(text: str) -> Path:
@@ -183,11 +230,9 @@ def judge(given: argparse.Namespace) -> tuple[int, str, str]:
     begun, said, remarks = time.monotonic(), "", ""
     subject = subject_of(given) if given.merge is None else None
     try:
-        from accumulation_harness.audit.observe.runs import load
         from accumulation_harness.audit.report import github
 
-        train = load(given.train) if given.merge is None else None
-        report = _merged(given) if train is None else replace(_audited(given, train), subject=subject)
+        report = _merged(given) if given.merge is not None else replace(_audited(given), subject=subject)
         said = report.told(given.format)
         remarks = github.tell(report)
         remarks += _written(given, report, time.monotonic() - begun)
@@ -207,21 +252,28 @@ def _merged(given: argparse.Namespace) -> Report:
     return replace(report, subject=replace(report.subject, packages=tuple(given.packages.split(","))))
 
 
-def _audited(given: argparse.Namespace, train: Train) -> Report:
+def _audited(given: argparse.Namespace) -> Report:
     from accumulation_harness.audit.session import audit
 
-    return audit(train, processes=given.processes, allow=given.allow, **_asked(given))
+    train, asked = _asked(given)
+    report = audit(train, processes=given.processes, allow=given.allow, **asked)
+    problems = tuple(problem.said_by(train.there(problem)) for problem in report.problems)
+    return replace(report, problems=problems, notes=(*report.notes, *train.remarks))
 
 
-def _asked(given: argparse.Namespace) -> dict[str, Any]:
-    """What an audit and a rank of one are both told."""
-    from accumulation_harness.audit.observe.runs import load
+def _asked(given: argparse.Namespace) -> tuple[UserCode, dict[str, Any]]:
+    """The code, and what an audit and a rank of one are both told."""
+    from accumulation_harness.audit.user_code.call import load
+    from accumulation_harness.audit.user_code.settings import Settings
 
-    return {
+    settings = Settings.of(given.set, given.set_env, given.set_file, given.rest)
+    train = load(given.train, settings, in_place=given.in_place)
+    most = MAX_STEPS if train.target.name else MAX_STEPS_OF_SCRIPT
+    return train, {
         "batch_size": given.batch_size,
         "accumulation_steps": given.accumulation_steps,
-        "reference": load(given.reference) if given.reference else None,
-        "max_steps": given.max_steps,
+        "reference": load(given.reference, in_place=given.in_place) if given.reference else None,
+        "max_steps": most if given.max_steps is None else given.max_steps,
         "progress": _tell,
     }
 
@@ -230,9 +282,9 @@ def _evidence(given: argparse.Namespace) -> tuple[int, str, str]:
     """Be one rank: exit code 0 once its evidence is written, whatever it shows (another one has torchrun end the other ranks)."""
     try:
         from accumulation_harness.audit.launch import record
-        from accumulation_harness.audit.observe.runs import load
 
-        path = record(load(given.train), evidence=given.evidence, replicas=given.replicas, **_asked(given))
+        train, asked = _asked(given)
+        path = record(train, evidence=given.evidence, replicas=given.replicas, **asked)
     except BaseException as error:  # reading the file can raise anything
         return BAD_INPUT, "", f"audit could not run: {_told(error)}\n"
     return 0, f"saved {path}\n", ""
@@ -259,8 +311,16 @@ def subject_of(given: argparse.Namespace) -> Subject:
         accumulation_steps=given.accumulation_steps,
         processes=given.processes,
         packages=tuple(given.packages.split(",")),
+        settings=_settings(given),
         folder=Path.cwd(),
     )
+
+
+def _settings(given: argparse.Namespace) -> tuple[str, ...]:
+    pairs = zip(SETS, (given.set, given.set_env, given.set_file), strict=True)
+    words = [word for option, texts in pairs for text in texts for word in (option, text)]
+    words += ["--in-place"] if given.in_place else []
+    return (*words, *(["--", *given.rest] if given.rest else []))
 
 
 def _written(given: argparse.Namespace, report: Report, seconds: float = 0.0) -> str:
@@ -310,6 +370,7 @@ def main(descriptor: int, arguments: Sequence[str]) -> None:
     if "PYTHONSAFEPATH" not in os.environ:  # our modules were to be found before the folder's
         sys.path.insert(0, os.getcwd())
     given = parsed(arguments)
+    os.dup2(2, 1)  # what the audited code prints is no result
     _import()
     answer = json.dumps(judge(given)).encode()
     with suppress(OSError):  # the audited code has closed it: then there is no answer

@@ -34,6 +34,9 @@ class Runs:
     independent: bool
     max_steps: int
     progress: Progress
+    total: bool = False  # the function is given the samples of an optimizer step in place of a micro-batch's
+    apart: bool = False  # its evaluations leave no trace on the random numbers of training
+    is_recorded: bool = False  # by ranks of another program: no other runs can be made
     _numbers: Iterator[int] = field(default_factory=partial(count, 1))
     _alone: list[Run] = field(default_factory=list)  # the first run of the independent function
 
@@ -53,6 +56,8 @@ class Runs:
             options=options,
             independent=independent,
             max_steps=self.max_steps,
+            total=self.total and not independent,
+            apart=self.apart,
         )
         self.progress(f"run {next(self._numbers)}: N={n}{_besides(options, intervention)}")
         run = pooled(self.runner.run(job), *self._alone)

@@ -77,7 +77,8 @@ def _subject(recorded: Recorded, folder: Path) -> Subject:
 
 
 def _runs(runner: Launched | Recorded, setting: Setting, progress: Progress | None) -> Runs:
-    return Runs(runner, setting.batch_size, setting.reference is not None, setting.max_steps, progress or (lambda line: None))
+    quiet = progress or (lambda line: None)
+    return Runs(runner, setting.batch_size, setting.reference is not None, setting.max_steps, quiet, is_recorded=True)
 
 
 def _make(runs: Runs, arms: Sequence[int]) -> None:

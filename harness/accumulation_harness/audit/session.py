@@ -16,6 +16,7 @@ from accumulation_harness.audit.compare.facts import Facts
 from accumulation_harness.audit.compare.floors import COARSE_GATE, Floor
 from accumulation_harness.audit.compare.vacuity import not_rounding, nothing_compared
 from accumulation_harness.audit.compare.windows import distance, stitched
+from accumulation_harness.audit.convention import other_rows, rows_of, takes_the_whole_batch, window_sizes
 from accumulation_harness.audit.evidence import Intervention, Run
 from accumulation_harness.audit.extra_runs import ExtraRuns, explained
 from accumulation_harness.audit.family import Family, Progress, Runs
@@ -82,12 +83,13 @@ class Session:
         self.runs, self.arms = runs, arms
         self.problems: list[Problem] = []
         self.unseen: list[str] = []  # what the runs that were made could not show
+        self.notes: list[str] = []  # how the function is called
         self.repeatable = True  # causes are named only for a function that does the same twice
         self.results: list[ArmResult] = []
 
     def report(self) -> Report:
         """Every arm, as trained and, where the functions take a `dtype`, in float64."""
-        families = [self._family({})]
+        families = [self._understood(self._family({}))]
         if families[0].reference.stopped:
             self.unseen.append(f"what comes after {self.runs.max_steps} optimizer steps: runs are ended there (max_steps)")
         if self.runs.accept_dtype() and not self.problems:
@@ -103,6 +105,7 @@ class Session:
             batch_size=self.runs.batch_size,
             results=tuple(self.results),
             problems=tuple(dict.fromkeys(self.problems)),
+            notes=tuple(self.notes),
             hidden=tuple(dict.fromkeys([*self.unseen, *hidden(families[0].reference, families[0].candidates, self.results)])),
         )
 
@@ -116,6 +119,52 @@ class Session:
             if not any(each[place].any() for each in run.terms):
                 which = f"term {place + 1} of {len(run.term_names)} of the loss ({name})"
                 self.unseen.append(f"{which} gave no gradient at all at optimizer step {last}: a fault in it cannot show")
+
+    # -- how the function takes its arguments --------------------------------------------------------------------------
+
+    def _understood(self, family: Family) -> Family:
+        """The family, of runs that call the function as it wants to be called: as its first run with N micro-batches shows."""
+        n = next((n for n in self.arms if n > 1), None)
+        if n is None or self.runs.is_recorded or self.problems or not family.reference.num_steps:
+            return family
+        run = family.candidates[n] = self._candidate(family, n)
+        size, one = self.runs.batch_size // n, family.reference
+        if takes_the_whole_batch(run, one) or (run.error is not None and not run.num_steps and size % n):
+            self._take_whole(family, n)
+        elif other_rows(run, one):
+            return self._apart(family, n)
+        return family
+
+    def _candidate(self, family: Family, n: int) -> Run:
+        return self.runs.candidate(n, family.options, Intervention(seek=family.reference.has_averages))
+
+    def _take_whole(self, family: Family, n: int) -> None:
+        """Give the function the whole batch, where it then makes the windows of N=1 of it."""
+        before, self.runs = self.runs, replace(self.runs, total=True)
+        run, size = self._candidate(family, n), self.runs.batch_size
+        if run.error is not None or window_sizes(run) != window_sizes(family.reference):
+            self.runs = before
+            return
+        family.candidates[n] = run
+        self.notes.append(
+            f"batch_size is the whole batch here: called with ({size // n}, {n}), the function cut {size // n} samples into {n} "
+            f"micro-batches; so it was called with ({size}, {n}), as {{total_batch}} says for a script"
+        )
+
+    def _apart(self, family: Family, n: int) -> Family:
+        """With evaluations that leave no trace on random numbers, where it then trains on the same rows at every N."""
+        before, self.runs = self.runs, replace(self.runs, apart=True)
+        if rows_of(self.runs.baseline(family.options, Intervention(leads=True))) != rows_of(family.reference):
+            apart = self._family(family.options)
+            run = apart.candidates[n] = self._candidate(apart, n)
+            if rows_of(run) == rows_of(apart.reference):
+                self.notes.append(
+                    "evaluation draws from the random numbers that training goes on with, and as many as its batches take: in "
+                    "reality, N changes the samples after each evaluation; here, every evaluation put the generators back"
+                )
+                return apart
+        self.runs = before
+        return family
 
     # -- the reference --------------------------------------------------------------------------------------------------
 
@@ -174,16 +223,16 @@ class Session:
                 where = f"gradients {off.consumed.distance:.2g} apart at step {off.step}" if off else "another number of steps"
                 self.repeatable = False
                 self._problem(
-                    f"the function is not deterministic: run twice with the same arguments, {where}; it must seed everything, "
-                    "take samples in a fixed order and build its model and optimizer anew"
+                    f"the function is not deterministic: run twice with the same arguments, {where}; it must seed everything "
+                    "(random.seed(0), numpy.random.default_rng(0), torch.manual_seed(0)), take samples in a fixed order and "
+                    "build its model and optimizer anew"
                 )
                 return
 
     # -- arms ------------------------------------------------------------------------------------------------------------
 
     def _arm(self, family: Family, n: int) -> None:
-        candidate = self.runs.candidate(n, family.options, Intervention(seek=family.reference.has_averages))
-        family.candidates[n] = candidate
+        candidate = family.candidates[n] = family.candidates.get(n) or self._candidate(family, n)
         self._unusable(candidate, n)
         if not candidate.num_steps:
             return

@@ -24,7 +24,7 @@ def postpone() -> None:
 
     if NAME not in sys.modules and (spec := importlib.util.find_spec(NAME)) is not None:
         stand_in = _StandIn(NAME)
-        stand_in.__spec__ = spec
+        stand_in.__spec__, stand_in.__file__ = spec, spec.origin  # which `inspect` asks of all modules
         sys.modules[NAME] = torch._dynamo = stand_in
         sys.meta_path.insert(0, _Loaded())
 

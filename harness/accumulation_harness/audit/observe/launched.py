@@ -6,18 +6,17 @@ import atexit
 import hashlib
 import inspect
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from typing_extensions import Self
 
 from accumulation_harness.audit.evidence import Run
-from accumulation_harness.audit.observe.patches import Patches
+from accumulation_harness.audit.observe.patches import Patches, group_stays
 from accumulation_harness.audit.observe.recorded import REFERENCE, Evidence, Key, Setting, key, name_of
 from accumulation_harness.audit.observe.runs import Job, Train, accepts, watch
 from accumulation_harness.audit.observe.sample import everything
@@ -134,13 +133,8 @@ class Launched:
             atexit.register(dist.destroy_process_group)
         self._joined = True
         namespaces = [f.__globals__ for f in self.functions.values() if f is not None and hasattr(f, "__globals__")]
-        self._patches.replace({(dist, "init_process_group"): _stays, (dist, "destroy_process_group"): _stays}, namespaces)
-
-
-def _stays(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """The group of all ranks is there for all runs; other groups come and go."""
-    group = args[0] if args else kwargs.get("group")
-    return original(*args, **kwargs) if isinstance(group, dist.ProcessGroup) and group is not dist.group.WORLD else None
+        names = ("init_process_group", "destroy_process_group")
+        self._patches.replace({(dist, name): group_stays for name in names}, namespaces)
 
 
 def _keeping(job: Job) -> Job:
@@ -185,12 +179,16 @@ def setting_of(
 
 
 def target(train: Train) -> str:
-    """FILE.py:FUNCTION."""
-    return f"{Path(inspect.getfile(train)).resolve()}:{train.__name__}"
+    """FILE.py:FUNCTION, or SCRIPT.py."""
+    return f"{_file(train)}:{getattr(train, 'function', train.__name__)}".removesuffix(":")
 
 
 def _source(train: Train) -> str:
-    return hashlib.sha256(Path(inspect.getfile(train)).read_bytes()).hexdigest()
+    return hashlib.sha256(_file(train).read_bytes()).hexdigest()
+
+
+def _file(train: Train) -> Path:
+    return Path(getattr(train, "source", None) or inspect.getfile(train)).resolve()
 
 
 def _accepted(train: Train | None) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from types import CellType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn.modules.module import _global_forward_hooks_with_kwargs
 
 Wrap = Callable[..., Any]  # (original, *args, **kwargs) -> result
@@ -171,3 +172,9 @@ def _wrapper(patched: Patched) -> Callable[..., Any]:
 def _kept(argument: Any) -> Any:
     """A generator (of parameters, to be clipped) is read once, for all that look at it."""
     return list(argument) if hasattr(type(argument), "__next__") else argument
+
+
+def group_stays(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Instead of `init_process_group` and `destroy_process_group`: the group of all ranks stays, others come and go."""
+    group = args[0] if args else kwargs.get("group")
+    return original(*args, **kwargs) if isinstance(group, dist.ProcessGroup) and group is not dist.group.WORLD else None

@@ -8,22 +8,25 @@ import socket
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from importlib.machinery import PathFinder
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.multiprocessing as mp
 from typing_extensions import Self
 
 from accumulation_harness.audit.evidence import Run
+from accumulation_harness.audit.observe.patches import Patches, group_stays
 from accumulation_harness.audit.observe.runs import Job, Train, accepts, load_module, watch
 from accumulation_harness.audit.observe.sample import everything
 from accumulation_harness.system import processes
 
+Address = tuple[str, str] | Train  # of a function in a file; other code is sent as it is
 PATIENCE_S = 600.0  # for one call of the function
 
 
@@ -55,10 +58,12 @@ class Ranks:
             whole = Job(**{**vars(job), "batch_size": job.batch_size * self.processes, "independent": False})
             with everything():
                 return [watch(self.reference, whole)]
-        with suppress(OSError):  # a rank that is gone is reported below
-            for connection in self.connections:
-                connection.send(job)
-        runs = [self._receive(connection, job) for connection in self.connections]
+        prepared = getattr(self.train, "prepared", None)  # of code that shares a folder between its ranks
+        with nullcontext() if prepared is None else prepared(job.batch_size, job.accumulation_steps):
+            with suppress(OSError):  # a rank that is gone is reported below
+                for connection in self.connections:
+                    connection.send(job)
+            runs = [self._receive(connection, job) for connection in self.connections]
         if any(run.error is not None for run in runs):
             self._stop()
             self._start()
@@ -99,7 +104,7 @@ class Ranks:
 
 
 def serve(
-    rank: int, world: int, store: str, port: int, address: tuple[str, str], path: list[str], threads: int, link: Connection
+    rank: int, world: int, store: str, port: int, address: Address, path: list[str], threads: int, link: Connection
 ) -> None:
     """The life of one rank: join the group, answer jobs until there are none."""
     processes.die_with_parent()
@@ -116,6 +121,7 @@ def serve(
         rank=rank,
         world_size=world,
     )
+    Patches().replace({(dist, name): group_stays for name in ("init_process_group", "destroy_process_group")}, ())
     train: Train | None = None
     try:
         while (job := link.recv()) is not None:
@@ -128,8 +134,8 @@ def serve(
             link.send(run)
     except (EOFError, OSError):  # the parent is gone
         return
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+    if dist.is_initialized():
+        dist.destroy_process_group(dist.group.WORLD)
 
 
 @contextmanager
@@ -148,8 +154,10 @@ def _our_modules_found() -> Iterator[None]:
         sys.path[:] = path
 
 
-def _address(train: Callable[..., Any]) -> tuple[str, str]:
+def _address(train: Train) -> Address:
     """(file, name) under which another process finds the function. Raises ValueError when it cannot."""
+    if hasattr(train, "prepared"):
+        return train
     name = getattr(train, "__qualname__", "")
     if not name.isidentifier():
         raise ValueError(
@@ -158,7 +166,9 @@ def _address(train: Callable[..., Any]) -> tuple[str, str]:
     return str(Path(inspect.getfile(train)).resolve()), name
 
 
-def _find(address: tuple[str, str]) -> Train:
+def _find(address: Address) -> Train:
+    if callable(address):
+        return address
     file, name = address
     function: Train = getattr(load_module(Path(file)), name)
     return function

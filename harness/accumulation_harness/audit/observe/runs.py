@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import os
+import random
 import threading
 import time
 import traceback
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 
 from accumulation_harness.audit.evidence import WATCH, Intervention, Run
+from accumulation_harness.audit.observe.evaluations import evaluations_apart
 from accumulation_harness.audit.observe.layers import RoundedOnce
 from accumulation_harness.audit.observe.recorder import EnoughSteps, Recorder
 from accumulation_harness.audit.observe.tensors import counts_in, losses_in
@@ -38,6 +40,8 @@ class Job:
     options: Mapping[str, Any] = field(default_factory=dict)  # `dtype`, `order_seed`
     independent: bool = False  # the function given as `reference`
     max_steps: int | None = None  # optimizer steps after which the run is ended
+    total: bool = False  # whether the function takes the samples of a whole optimizer step, and cuts them itself
+    apart: bool = False  # whether evaluations leave no trace on the random numbers of training
 
 
 QUICK = 1.0  # seconds of the processor; a collection of garbage takes a tenth of that
@@ -78,11 +82,12 @@ def watch(train: Train, job: Job, *, collect: bool = True) -> Run:
         gc.collect()
     run = Run(batch_size=job.batch_size, accumulation_steps=job.accumulation_steps)
     namespaces = [train.__globals__] if hasattr(train, "__globals__") else []
-    numpy_state = np.random.get_state()
+    numpy_state, python_state = np.random.get_state(), random.getstate()
     with _same_draws():
         try:
             recording = Recorder(run, job.intervention, namespaces, job.max_steps)
-            with this_process_goes_on(), _repeatable(), recording as recorder, _arithmetic(job.intervention):
+            aside = evaluations_apart() if job.apart else nullcontext()
+            with this_process_goes_on(), _repeatable(), aside, recording as recorder, _arithmetic(job.intervention):
                 result = _call(train, job, recorder)
             run.reported, run.counts = losses_in(result), counts_in(result)
         except KeyboardInterrupt:
@@ -93,6 +98,7 @@ def watch(train: Train, job: Job, *, collect: bool = True) -> Run:
             run.error = described(error, train)
         finally:
             np.random.set_state(numpy_state)
+            random.setstate(python_state)
     return run
 
 
@@ -136,7 +142,8 @@ def _call(train: Train, job: Job, recorder: Recorder) -> Any:
     options = dict(job.options)
     if accepts(train, "weights"):
         options["weights"] = recorder.hand_over
-    sizes = {"batch_size": job.batch_size, "accumulation_steps": job.accumulation_steps}
+    taken = job.batch_size * (job.accumulation_steps if job.total else 1)
+    sizes = {"batch_size": taken, "accumulation_steps": job.accumulation_steps}
     parameters = inspect.signature(train).parameters.values()
     if all(accepts(train, name) for name in sizes) or any(p.kind is p.VAR_KEYWORD for p in parameters):
         return train(**sizes, **options)
@@ -177,31 +184,13 @@ def described(error: BaseException, train: Train | None = None) -> str:
     said = " ".join("".join(traceback.format_exception_only(error)).split())
     if frames and frames[-1].filename.startswith(OURS) and _is_out_of_memory(error):
         return f"{said}; the audit ran out of memory, not the function: it keeps vectors of every optimizer step"
-    file = train.__code__.co_filename if train is not None and hasattr(train, "__code__") else None
-    own = [frame for frame in frames if frame.filename == file] or frames
+    file = getattr(getattr(train, "__code__", train), "co_filename", getattr(train, "file", None))
+    own = [frame for frame in frames if frame.filename == str(file)] or frames
     return said + (f" ({own[-1].filename}:{own[-1].lineno})" if own else "")
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
-
-
-def load(target: str) -> Callable[..., Any]:
-    """The function. Raises ValueError that says what was expected when it cannot be found."""
-    path, separator, name = target.rpartition(":")
-    if not separator or not path.endswith(".py") or not name:
-        raise ValueError(f"expected FILE.py:FUNCTION, got {target}")
-    file = Path(path).resolve()
-    if not file.is_file():
-        raise ValueError(f"expected a file, got {path}, which is not there")
-    try:
-        function = getattr(load_module(file), name, None)
-    except (Exception, SystemExit, GeneratorExit) as error:
-        raise ValueError(f"expected a file that can be imported, got {path}: {described(error)}") from error
-    if not callable(function):
-        raise ValueError(f"expected a function {name} in {path}, found none")
-    result: Callable[..., Any] = function
-    return result
 
 
 def load_module(file: Path) -> Any:

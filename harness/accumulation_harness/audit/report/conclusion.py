@@ -59,6 +59,12 @@ class Problem(str):
         made.accumulation_steps = accumulation_steps
         return made
 
+    def said_by(self, sentence: str) -> Problem:
+        """The same problem in other words."""
+        made = Problem(sentence)
+        made.accumulation_steps = self.accumulation_steps
+        return made
+
 
 @dataclass(frozen=True)
 class ArmResult:
@@ -111,6 +117,7 @@ class Conclusion:
     problems: tuple[Problem, ...]  # why something could not be judged; partial evidence is in `results`
     hidden: tuple[str, ...]  # what this run could not have shown, and what to change
     subject: Subject | None = None  # None: a function that was handed over in Python
+    notes: tuple[str, ...] = ()  # how the function was called, and what it did besides training
 
     @property
     def findings(self) -> tuple[Finding, ...]:

@@ -53,6 +53,8 @@ def text(conclusion: Conclusion) -> str:
         ]
     if conclusion.problems:
         parts += ["**What could not be judged**", listed(code(line) for line in conclusion.problems)]
+    if conclusion.notes:
+        parts += ["**Notes**", listed(escaped(line) for line in conclusion.notes)]
     if conclusion.hidden:
         hidden = listed(escaped(line) for line in conclusion.hidden)
         parts.append(f"<details><summary>What this run could not have shown</summary>\n\n{hidden}\n\n</details>")

@@ -100,7 +100,7 @@ class Reproduction:
 def reproduction(conclusion: Conclusion, seconds: float) -> Reproduction | None:
     """The first script that was run and showed a difference; None when none did. All of them together may take `seconds`."""
     subject, begun = conclusion.subject, time.monotonic()
-    if subject is None or subject.processes > 1 or not _importable(subject):
+    if subject is None or subject.processes > 1 or subject.settings or not _importable(subject):
         return None
     for difference in _differences(conclusion):
         left = seconds - (time.monotonic() - begun)

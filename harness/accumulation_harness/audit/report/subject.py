@@ -10,6 +10,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from accumulation_harness.audit.user_code.target import Target
 from accumulation_harness.system.packages import version
 
 TOOL = "accumulation-harness"
@@ -24,9 +25,13 @@ class Place:
 
     @classmethod
     def of(cls, target: str) -> Place:
-        """The place that FILE.py:FUNCTION names, there or not."""
-        path, _, function = target.rpartition(":")
-        return cls(Path(path or function).absolute(), function)
+        """The place that a target names, there or not; `function` is empty for a script."""
+        try:
+            named = Target.of(target)
+            return cls(named.file(), named.name)
+        except ValueError:
+            path, _, function = target.rpartition(":")
+            return cls(Path(path or function).absolute(), function)
 
     @property
     def source(self) -> str:
@@ -47,7 +52,8 @@ class Place:
     @property
     def definition(self) -> ast.FunctionDef | None:
         """The last `def` of that name; None when there is none."""
-        nodes = [node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef) and node.name == self.function]
+        name = self.function.rpartition(".")[2]
+        nodes = [node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef) and node.name == name]
         return max(nodes, key=lambda node: node.lineno, default=None)
 
     @property
@@ -80,6 +86,7 @@ class Subject:
     evidence: Path | None = None  # folder of what ranks have written that another program started
     replicas: int = 1  # of these ranks, those that take rows of their own
     packages: tuple[str, ...] = ()  # the audited one first
+    settings: tuple[str, ...] = ()  # words of the command that say how a script is told the two numbers
     folder: Path  # in which the command was called
 
     @property
@@ -88,8 +95,8 @@ class Subject:
         return self.shown(self.train)
 
     def shown(self, place: Place) -> str:
-        """FILE.py:FUNCTION of a place."""
-        return f"{place.seen_from(self.folder)}:{place.function}"
+        """FILE.py:FUNCTION of a place, or SCRIPT.py."""
+        return f"{place.seen_from(self.folder)}:{place.function}".removesuffix(":")
 
     @property
     def root(self) -> Path:
@@ -106,7 +113,7 @@ class Subject:
         words += ["--reference", self.shown(self.reference)] if self.reference else []
         if self.evidence is None:
             words += ["--processes", str(self.processes)] if self.processes > 1 else []
-            return shlex.join(words)
+            return shlex.join([*words, *self.settings])
         words += ["--replicas", str(self.replicas)] if self.replicas != self.processes else []
         merge = ["python", "-m", "accumulation_harness.audit", "merge", str(self.evidence)]
         return f"{shlex.join([*words, '--evidence', str(self.evidence)])} && {shlex.join(merge)}"

@@ -29,7 +29,11 @@ def _lines(conclusion: Conclusion) -> Iterator[str]:
         yield from _wrapped(f"    remedy: {MEANINGS[finding.cause].remedy} ({remedy_here(finding.cause)})")
     for finding in conclusion.allowed:
         yield from _wrapped(f"allowed: N={finding.accumulation_steps}{finding.since}: {finding.cause}: {finding.message}")
-    for title, lines in (("could not be judged", conclusion.problems), ("could not be seen", conclusion.hidden)):
+    for title, lines in (
+        ("could not be judged", conclusion.problems),
+        ("could not be seen", conclusion.hidden),
+        ("note", conclusion.notes),
+    ):
         for line in lines:
             yield from _wrapped(f"{title}: {line}")
 

@@ -1,0 +1,49 @@
+"""What a training function means by its two numbers, and what its evaluations do to the samples, as its first runs show."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from accumulation_harness.audit.evidence import Run
+
+
+def takes_the_whole_batch(run: Run, reference: Run) -> bool:
+    """Whether every window of `run` held 1/N of the reference's rows, in N parts: it has cut a micro-batch once more."""
+    n = run.accumulation_steps
+    mine, theirs = _windows(run), _windows(reference)
+    if not mine or not theirs:
+        return False
+    rows = max(sum(window) for window in theirs)
+    full = [window for window in mine if sum(window) * n == rows]
+    short = [window for window in mine if sum(window) * n < rows]  # ends of epochs
+    return (
+        rows % n**2 == 0
+        and all(len(window) == n and len(set(window)) == 1 for window in full)
+        and len(full) + len(short) == len(mine)
+        and len(full) > len(short)
+    )
+
+
+def window_sizes(run: Run) -> list[int]:
+    """Rows of every window."""
+    return [sum(window) for window in _windows(run)]
+
+
+def _windows(run: Run) -> list[list[int]]:
+    """Rows of the backwards of each window; empty where they were not seen."""
+    steps = [step for track in run.tracks[:1] for step in track.steps]
+    if any(b.rows is None for step in steps for b in step.backwards):
+        return []
+    return [[len(b.rows or ()) for b in step.backwards] for step in steps]
+
+
+def rows_of(run: Run) -> Counter[str]:
+    """All rows that its windows held; those that are computed from weights are left out."""
+    backwards = [b for track in run.tracks[:1] for step in track.steps for b in step.backwards if not b.computed]
+    return Counter(row for b in backwards for row in b.rows or ())
+
+
+def other_rows(run: Run, reference: Run) -> bool:
+    """Whether both trained on as many rows, and some of the run's are none of the reference's."""
+    mine, theirs = rows_of(run), rows_of(reference)
+    return bool(mine) and mine.total() == theirs.total() and not mine.keys() <= theirs.keys()

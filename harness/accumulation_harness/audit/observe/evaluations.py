@@ -1,0 +1,54 @@
+"""Evaluations that leave no trace on the random numbers of training."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+
+def _states() -> Callable[[], None]:
+    """What puts the generators back to where they are now."""
+    of_python, of_numpy, of_torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    of_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+
+    def restore() -> None:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+        torch.set_rng_state(of_torch)
+        if of_cuda:
+            torch.cuda.set_rng_state_all(of_cuda)
+
+    return restore
+
+
+@contextmanager
+def evaluations_apart() -> Iterator[None]:
+    """Inside, a model that goes from `eval()` back to `train()` has the generators put back to where they were before."""
+    original, held = nn.Module.train, dict[int, Callable[[], None]]()
+    inside = False  # a module hands the call on to its children
+
+    def train(self: nn.Module, mode: bool = True) -> Any:
+        nonlocal inside
+        if inside:
+            return original(self, mode)
+        inside = True
+        try:
+            if not mode and self.training:
+                held[id(self)] = _states()
+            elif mode and not self.training and (restore := held.pop(id(self), None)) is not None:
+                restore()
+            return original(self, mode)
+        finally:
+            inside = False
+
+    nn.Module.train = train  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.train = original  # type: ignore[method-assign]

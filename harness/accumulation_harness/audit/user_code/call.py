@@ -1,0 +1,337 @@
+"""One call of somebody's code, as if a process of its own had been started for it."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import inspect
+import logging
+import os
+import random
+import re
+import runpy
+import sys
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+import torch
+
+from accumulation_harness.audit.observe.runs import described
+from accumulation_harness.audit.request import SIZES
+from accumulation_harness.audit.user_code.scratch import Scratch, told
+from accumulation_harness.audit.user_code.settings import Settings, edited, filled, source_of
+from accumulation_harness.audit.user_code.target import NOTEBOOK, Target, module_of
+from accumulation_harness.audit.user_code.trackers import OFF, trackers_off
+
+ANEW = ("hydra", "absl", "gin", "sacred")  # libraries that keep what an earlier run has told them: each run imports its own
+INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+LAST_WORDS = 5  # lines of its standard error that are kept
+SCRIPT = inspect.Signature([inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in SIZES])
+
+
+class UserCode:
+    """A function of (batch_size, accumulation_steps) that starts somebody's code anew on every call.
+
+    Every call has fresh modules of the user's own, the environment, folder and command line that the settings say, and a scratch
+    folder unless `in_place`. Trackers are off.
+    """
+
+    def __init__(self, target: Target, settings: Settings, *, in_place: bool = False) -> None:
+        """Imports nothing, unless a function has to be asked for its parameters. Raises ValueError for what cannot be run."""
+        self.target, self.settings = target, settings
+        source = target.file()
+        self.root, self.dotted = module_of(source)
+        self.is_installed = any(part in str(source) for part in INSTALLED)
+        self.folder = Path.cwd()
+        originals = [self.folder] if self.is_installed else [self.folder, self.root]
+        if in_place and (settings.edits or source.suffix == NOTEBOOK):
+            raise ValueError("expected no --in-place with --set-file or a notebook: they need files of their own")
+        self.scratch = None if in_place else Scratch(originals)
+        self.source = source
+        self.file = self._here(source).with_suffix(".py")  # where it runs
+        self.function = target.name  # as the module or the class has it; empty for a script
+        self.__name__ = target.name or source.stem
+        self.is_rank = False
+        self.trackers: dict[str, None] = {}  # calls that were kept from starting something
+        self.written: dict[str, None] = {}
+        self.is_quiet = True  # until it runs for the first time
+        self.has_run = False
+        self.last_words: deque[str] = deque(maxlen=LAST_WORDS)
+        self.__signature__ = SCRIPT
+        if target.name:
+            with self._started([]):
+                self.__signature__ = self._signature(self._function())
+        elif not settings.texts:
+            raise ValueError(_asking(target, source))
+
+    def _here(self, path: Path) -> Path:
+        return path if self.scratch is None else self.scratch.here(path)
+
+    def __call__(self, batch_size: int, accumulation_steps: int, **options: Any) -> Any:
+        """What the code gives back; a script that leaves with exit code 0 has ended well."""
+        numbers = _numbers(batch_size, accumulation_steps)
+        self.is_quiet = self.has_run
+        self.has_run = True
+        with self._started(self.settings.arguments(numbers), numbers):
+            try:
+                if not self.target.name:
+                    return self._run()
+                function = self._function()
+                if self.settings.texts and not self._takes_sizes(inspect.signature(function)):
+                    return function()
+                named = all(name in self.__signature__.parameters for name in SIZES)
+                sizes = {name: numbers[name] for name in SIZES}
+                return function(**sizes, **options) if named else function(*sizes.values(), **options)
+            except SystemExit as end:
+                if end.code not in (None, 0):
+                    said = " ".join(" ".join(self.last_words).split())
+                    raise SystemExit(f"{end.code}; its last words were: {said}" if said else end.code) from end
+                return None
+
+    # -- what is run -------------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        """As `python FILE` does, or `python -m` what is named as a module or imports relatively."""
+        if self.target.is_file and "." not in self.dotted:
+            sys.path.insert(0, str(self.file.parent))
+            runpy.run_path(str(self.file), run_name="__main__")
+        else:
+            runpy.run_module(self._module_name, run_name="__main__", alter_sys=True)
+
+    @property
+    def _module_name(self) -> str:
+        return self.dotted if self.target.is_file else self.target.where
+
+    def _function(self) -> Callable[..., Any]:
+        """Imported now. Raises ValueError where it is not there."""
+        owner: Any = None
+        found: Any = self._imported()
+        for part in self.target.name.split("."):
+            owner, found = found, getattr(found, part, None)
+        if not callable(found):
+            raise ValueError(f"expected a function {self.target.name} in {self.target.where}, found none")
+        if inspect.isclass(owner) and isinstance(inspect.getattr_static(owner, found.__name__, None), FunctionType):
+            return _method(owner, found.__name__)
+        function: Callable[..., Any] = found
+        return function
+
+    def _imported(self) -> ModuleType:
+        if self.target.is_file and "." not in self.dotted:
+            sys.path.insert(0, str(self.file.parent))
+            spec = importlib.util.spec_from_file_location(f"audited_{self.file.stem}", self.file)
+            assert spec is not None and spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[spec.name] = module
+            spec.loader.exec_module(module)
+            return module
+        return importlib.import_module(self._module_name)
+
+    def _signature(self, function: Callable[..., Any]) -> inspect.Signature:
+        given = inspect.signature(function)
+        if self.settings.texts and not self._takes_sizes(given):
+            return SCRIPT
+        if not given.parameters:
+            raise ValueError(_asking(self.target, self.source))
+        bare = [
+            p.replace(annotation=p.empty, default=p.empty if p.default is p.empty else None) for p in given.parameters.values()
+        ]
+        return inspect.Signature(bare)  # which can be sent to ranks
+
+    def _takes_sizes(self, signature: inspect.Signature) -> bool:
+        """Whether the function itself is given the two numbers."""
+        required = [p for p in signature.parameters.values() if p.default is p.empty and p.kind is not p.VAR_POSITIONAL]
+        return any(p.kind is not p.VAR_KEYWORD for p in required)
+
+    # -- as if a process had been started ----------------------------------------------------------------------------------
+
+    @contextmanager
+    def _started(self, arguments: list[str], numbers: Mapping[str, int] | None = None) -> Iterator[None]:
+        with ExitStack() as stack:
+            scratch = self.scratch
+            before = {name for name in sys.modules if name.partition(".")[0] not in ANEW}
+            if scratch is not None:
+                if not self.is_rank:
+                    stack.enter_context(self._renewed(scratch, numbers or {}))
+                stack.enter_context(scratch.watched())
+            stack.callback(self._forget, before)
+            for keep in (_state_of_python, _state_of_torch, self._output):
+                stack.enter_context(keep())
+            stack.enter_context(trackers_off(lambda said: self.trackers.update({said: None})))
+            environment = {name: filled(text, numbers or {}) for name, text in self.settings.environment if numbers}
+            os.environ |= {**OFF, "HYDRA_FULL_ERROR": "1", **environment}
+            os.chdir(self._here(self.folder))
+            sys.argv = [str(self.file) if self.target.is_file else self.target.where, *arguments]
+            images = [str(self._here(Path(path))) if path else "" for path in sys.path]
+            sys.path[:] = [str(self._here(self.root)), *images, str(self._here(self.folder))]
+            sys.dont_write_bytecode = True  # a file that has been edited may have the time of the one before
+            importlib.invalidate_caches()
+            yield
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a rank of several is sent: the folder is prepared where it comes from, for all of them."""
+        return {**vars(self), "is_rank": True}
+
+    def prepared(self, batch_size: int, accumulation_steps: int) -> AbstractContextManager[None]:
+        """Inside, the scratch folder of one run is there for its ranks."""
+        return nullcontext() if self.scratch is None else self._renewed(self.scratch, _numbers(batch_size, accumulation_steps))
+
+    @contextmanager
+    def _renewed(self, scratch: Scratch, numbers: Mapping[str, int]) -> Iterator[None]:
+        """As the user's folder is, the notebook as a script, and files with the values of this run."""
+        scratch.renew()
+        texts: dict[Path, str] = {}
+        if self.source.suffix == NOTEBOOK:
+            texts[self.source] = source_of(self.source, self.target.name)
+        for edit in self.settings.edits if numbers else ():
+            text = texts.get(edit.file) or source_of(edit.file)
+            texts[edit.file] = edited(edit.file, text, edit.key, filled(edit.text, numbers))
+        for path, text in texts.items():
+            mine = scratch.here(path)
+            scratch.put(mine.with_suffix(".py") if path.suffix == NOTEBOOK else mine, text)
+        yield
+        self.written |= dict.fromkeys(scratch.written())
+
+    @contextmanager
+    def _output(self) -> Iterator[None]:
+        """What it prints goes to standard error, once: later runs print the same."""
+        streams = sys.stdout, sys.stderr
+        self.last_words.clear()
+        sys.stdout, sys.stderr = _Told(self, None), _Told(self, self.last_words)
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = streams
+
+    def _forget(self, before: set[str]) -> None:
+        """Modules of the user's own, and of libraries that keep what a run has told them, are imported anew by the next run."""
+        roots = [str(self._here(self.root)), str(self._here(self.folder))]
+        ours = __name__.partition(".")[0]
+        for name, module in [*sys.modules.items()]:
+            library = name.partition(".")[0]
+            if name not in before and library != ours and (library in ANEW or _is_of(module, roots)):
+                del sys.modules[name]
+        gc.collect()
+
+    def there(self, text: str) -> str:
+        """A text with the names that files have where their owner has them."""
+        return text if self.scratch is None else self.scratch.there(text)
+
+    @property
+    def remarks(self) -> list[str]:
+        """What is to be said of its surroundings, in lines."""
+        said = []
+        if self.written:
+            said.append(f"a run writes {told(list(self.written))}: into a scratch folder, which is gone")
+        if self.scratch is not None and self.scratch.outside:
+            said.append(f"a run writes outside of its working folder: {told(list(self.scratch.outside))}")
+        if self.trackers:
+            said.append(f"{', '.join(self.trackers)} started nothing: trackers are off during an audit")
+        return said
+
+
+def load(text: str, settings: Settings | None = None, *, in_place: bool = False) -> UserCode:
+    """The code that a text names. Raises ValueError, in a line, where it cannot be found or imported."""
+    target = Target.of(text)
+    try:
+        return UserCode(target, settings or Settings(), in_place=in_place)
+    except ValueError as error:
+        if str(error).startswith("expected "):
+            raise
+        raise ValueError(f"expected a file that can be imported, got {target.where}: {described(error)}") from error
+    except (Exception, SystemExit, GeneratorExit) as error:
+        raise ValueError(f"expected a file that can be imported, got {target.where}: {described(error)}") from error
+
+
+class _Told:
+    """A text stream whose lines are kept, and handed to standard error unless the code is quiet."""
+
+    def __init__(self, code: UserCode, kept: deque[str] | None) -> None:
+        self.code, self.kept, self.stream = code, kept, sys.__stderr__
+
+    def write(self, text: str) -> int:
+        if self.kept is not None:
+            self.kept.extend(line for line in text.splitlines() if line.strip())
+        if not self.code.is_quiet and self.stream is not None:
+            self.stream.write(text)
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def _numbers(batch_size: int, accumulation_steps: int) -> dict[str, int]:
+    total = batch_size * accumulation_steps
+    return {"batch_size": batch_size, "accumulation_steps": accumulation_steps, "total_batch": total}
+
+
+def _is_of(module: ModuleType, roots: Sequence[str]) -> bool:
+    """Whether it comes from one of these folders, and from no installed package in them."""
+    known = vars(module)  # nothing lazy is woken
+    places = [str(known.get("__file__") or "")] if known.get("__file__") else list(getattr(known.get("__path__"), "_path", ()))
+    return any(place.startswith(root + os.sep) for place in places for root in roots) and not any(
+        part in place for part in INSTALLED for place in places
+    )
+
+
+def _method(owner: type, name: str) -> Callable[..., Any]:
+    """A method of an object that is made for the call, with the two numbers where its class takes them."""
+    if all(size in inspect.signature(owner).parameters for size in SIZES):
+
+        def made_with(batch_size: int, accumulation_steps: int) -> Any:
+            return getattr(owner(batch_size=batch_size, accumulation_steps=accumulation_steps), name)()
+
+        return made_with
+    method: Callable[..., Any] = getattr(owner(), name)
+    return method
+
+
+def _asking(target: Target, source: Path) -> str:
+    """What is missing, with options of the source that look like it."""
+    text = source_of(source)
+    guesses = []
+    for word, placeholder in (("batch", "{batch_size}"), ("accum", "{accumulation_steps}")):
+        found = re.findall(rf"""["'](--[\w-]*{word}[\w-]*)["']""", text)
+        guesses.append(f"{found[0] if found else ('--batch-size' if word == 'batch' else '--accumulation-steps')} {placeholder}")
+    what = f"{target.where} is a script" if not target.name else f"{target.name} takes no (batch_size, accumulation_steps)"
+    return f"expected how it is told the two numbers, as --set '{' '.join(guesses)}' (or --set-env, --set-file): {what}"
+
+
+@contextmanager
+def _state_of_python() -> Iterator[None]:
+    """Command line, folder, environment, paths, main module, logging, warnings and random numbers are put back."""
+    root = logging.getLogger()
+    argv, path, folder, main = sys.argv, list(sys.path), os.getcwd(), sys.modules["__main__"]
+    environment, state, level, handlers = dict(os.environ), random.getstate(), root.level, list(root.handlers)
+    bytecode = sys.dont_write_bytecode
+    try:
+        with warnings.catch_warnings():
+            yield
+    finally:
+        sys.argv, sys.path[:], sys.modules["__main__"], sys.dont_write_bytecode = argv, path, main, bytecode
+        os.chdir(folder)
+        os.environ.clear()
+        os.environ.update(environment)
+        random.setstate(state)
+        root.setLevel(level)
+        root.handlers[:] = handlers
+
+
+@contextmanager
+def _state_of_torch() -> Iterator[None]:
+    """Default type and device, and a group of processes that the code made itself."""
+    dtype, joined = torch.get_default_dtype(), torch.distributed.is_available() and torch.distributed.is_initialized()
+    grad, threads = torch.is_grad_enabled(), torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(dtype)
+        torch.set_default_device(None)
+        torch.set_grad_enabled(grad)
+        torch.set_num_threads(threads)
+        if torch.distributed.is_available() and torch.distributed.is_initialized() and not joined:
+            torch.distributed.destroy_process_group()

@@ -1,0 +1,83 @@
+"""What a command names of somebody's code: a script, a module, a notebook, or a function or method in one of them."""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+EXPECTED = "SCRIPT.py, FILE.py:FUNCTION, package.module:FUNCTION or NOTEBOOK.ipynb"
+NOTEBOOK = ".ipynb"
+NO_PYTHON = ("%", "!", "?")  # how a line of a cell begins that the notebook's own interpreter reads
+
+
+@dataclass(frozen=True)
+class Target:
+    """`where` is a file or a dotted module; `name` a function or `Class.method` in it, or empty: the whole of it is run."""
+
+    where: str
+    name: str
+
+    @classmethod
+    def of(cls, text: str) -> Target:
+        """The target of a text. Raises ValueError for what can be none."""
+        place, colon, name = text.rpartition(":")
+        target = cls(place, name) if colon else cls(name, "")
+        dotted = target.where.replace("/", "").split(".")
+        if not (target.is_file or all(part.isidentifier() for part in target.where.split("."))) or not all(dotted):
+            raise ValueError(f"expected {EXPECTED}, got {text}")
+        if colon and not all(part.isidentifier() for part in name.split(".")):
+            raise ValueError(f"expected {EXPECTED}, got {text}")
+        return target
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it is named by its path."""
+        return self.where.endswith((".py", NOTEBOOK))
+
+    def file(self) -> Path:
+        """The absolute path of the source, found without importing anything. Raises ValueError where there is none."""
+        if self.is_file:
+            path = Path(self.where).expanduser().absolute()
+            if not path.is_file():
+                raise ValueError(f"expected a file, got {self.where}, which is not there")
+            return path
+        parts = self.where.split(".")
+        for root in [Path.cwd(), *map(Path, sys.path)]:
+            for end in (".py", "/__main__.py", "/__init__.py"):
+                if (path := root.joinpath(*parts[:-1], parts[-1] + end)).is_file():
+                    return path.absolute()
+        raise ValueError(f"expected {EXPECTED}; there is no module {self.where} in this folder or in an installed package")
+
+
+def module_of(file: Path) -> tuple[Path, str]:
+    """The folder from which a file is imported, and its dotted name: of a package where it is in one, or imports relatively."""
+    root, parts = file.parent, [file.stem]
+    if not (root / "__init__.py").is_file() and _imports_relatively(file):
+        root, parts = root.parent, [root.name, *parts]
+    while (root / "__init__.py").is_file() and root.name.isidentifier():
+        root, parts = root.parent, [root.name, *parts]
+    return root, ".".join(parts)
+
+
+def _imports_relatively(file: Path) -> bool:
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return False
+    return any(isinstance(node, ast.ImportFrom) and node.level for node in ast.walk(tree))
+
+
+def python_of(notebook: str, name: str = "") -> str:
+    """The code of a notebook's cells, without what only a notebook understands; up to the cell that defines `name`."""
+    cells = [cell["source"] for cell in json.loads(notebook)["cells"] if cell["cell_type"] == "code"]
+    kept = []
+    for source in cells:
+        lines = source if isinstance(source, list) else source.splitlines(keepends=True)
+        kept.append("".join("\n" if line.lstrip().startswith(NO_PYTHON) else line for line in lines))
+        head = name.partition(".")[0]
+        if head and any(line.startswith((f"def {head}(", f"class {head}")) for line in lines):
+            break
+    return "\n\n".join(kept) + "\n"

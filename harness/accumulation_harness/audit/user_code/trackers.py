@@ -1,0 +1,67 @@
+"""Trackers and hubs are left alone: what an audit runs is no experiment, and is sent nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial, wraps
+from typing import Any
+
+from accumulation_harness.audit.user_code.imports import Wrap, replaced
+
+LOCAL = "file:mlruns"  # in the scratch folder
+OFF = {  # variables of the environment that switch trackers off
+    "WANDB_MODE": "disabled",
+    "WANDB_SILENT": "true",
+    "NEPTUNE_MODE": "debug",
+    "CLEARML_OFFLINE_MODE": "1",
+    "SWANLAB_MODE": "disabled",
+    "MLFLOW_TRACKING_URI": LOCAL,
+}
+CALLS: dict[str, dict[str, Mapping[str, Any]]] = {  # module -> function -> keyword arguments, whatever the code gives
+    "wandb": {"init": {"mode": "disabled"}},
+    "mlflow": {"set_tracking_uri": {"uri": LOCAL}},
+    "comet_ml": {"Experiment.__init__": {"disabled": True}, "start": {"online": False}},
+    "neptune": {"init_run": {"mode": "debug"}},
+    "swanlab": {"init": {"mode": "disabled"}},
+}
+LEFT_OUT = {"wandb": ("login",), "swanlab": ("login",), "comet_ml": ("login",)}  # which would ask for a key
+UPLOADS = {"huggingface_hub.hf_api": ("HfApi.create_repo", "HfApi.create_commit")}  # all others end in these
+
+
+@contextmanager
+def trackers_off(tell: Callable[[str], None]) -> Iterator[None]:
+    """Inside, trackers do nothing, whatever mode the code itself asks for; `tell` gets the name of each call."""
+    changes: dict[str, dict[str, Wrap]] = {
+        module: {name: partial(_changed, f"{module}.{name}", tell, keywords) for name, keywords in functions.items()}
+        for module, functions in CALLS.items()
+    }
+    for module, functions in LEFT_OUT.items():
+        changes[module] |= {name: _left_out for name in functions}
+    for module, methods in UPLOADS.items():
+        changes[module] = {name: _refused for name in methods}
+    with replaced(changes):
+        yield
+
+
+def _changed(
+    said: str, tell: Callable[[str], None], keywords: Mapping[str, Any], original: Callable[..., Any]
+) -> Callable[..., Any]:
+    @wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        tell(said.removesuffix(".__init__"))
+        return original(*(args if "uri" not in keywords else ()), **{**kwargs, **keywords})
+
+    return call
+
+
+def _left_out(original: Callable[..., Any]) -> Callable[..., Any]:
+    return wraps(original)(lambda *args, **kwargs: True)
+
+
+def _refused(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        raise PermissionError(f"{original.__name__} was called: an audit uploads nothing; switch it off, as by push_to_hub=False")
+
+    return call

@@ -1,0 +1,2 @@
+eval_iters = 2
+max_iters = 100

@@ -1,0 +1,237 @@
+"""Scripts in other people's manner are audited as they are; the verdict is right for each, and for one with a planted fault."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+SCRIPTS = Path(__file__).parent / "scripts"
+ROOT = Path(__file__).parents[2]
+FLAGS = "--batch-size {batch_size} --gradient-accumulation-steps {accumulation_steps}"
+HF = "--per_device_train_batch_size {batch_size} --gradient_accumulation_steps {accumulation_steps}"
+TO_WANDB = ("--output_dir", "out", "--use_cpu", "--report_to", "wandb")
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A script, how it is told the numbers, and a fault: a text, what takes its place, and the name that it must get."""
+
+    target: str
+    words: Sequence[str]
+    old: str
+    new: str
+    cause: str
+    file: str = ""  # of the fault, if it is not the target
+    needs: Sequence[str] = ()
+    is_fast: bool = False
+
+    def plant(self, folder: Path) -> None:
+        file = folder / (self.file or self.target.partition(":")[0])
+        assert file.read_text().count(self.old) == 1
+        file.write_text(file.read_text().replace(self.old, self.new))
+
+
+CASES = {
+    "module-level code, globals and a configurator": Case(
+        target="train.py",
+        words=[
+            "--set=--batch_size={batch_size} --gradient_accumulation_steps={accumulation_steps}",
+            *("--", "config/small.py", "--learning_rate=0.01"),
+        ],
+        old="loss = loss / gradient_accumulation_steps",
+        new="pass",
+        cause="loss_not_divided",
+        is_fast=True,
+    ),
+    "argparse": Case(
+        target="by_argparse.py",
+        words=["--set", FLAGS, "--", "--epochs", "2"],
+        old="                scheduler.step()\n",
+        new="            scheduler.step()\n",
+        cause="schedule_per_micro_batch",
+    ),
+    "HfArgumentParser": Case(
+        target="by_dataclasses.py",
+        words=["--set", f"{HF} --max_steps 4"],
+        old="/ num_items_in_batch).backward()",
+        new="/ (labels[rows] != -100).sum() / len(window)).backward()",
+        cause="mean_of_means",
+        needs=["transformers"],
+    ),
+    "hydra": Case(
+        target="by_hydra.py",
+        words=["--set=trainer.batch_size={batch_size} trainer.accumulate_grad_batches={accumulation_steps}", "--", "seed=3"],
+        old="                optimizer.zero_grad()\n",
+        new="            optimizer.zero_grad()\n",
+        cause="gradients_cleared_in_window",
+        needs=["hydra"],
+    ),
+    "a YAML file that it reads": Case(
+        target="by_file.py",
+        words=[
+            "--set-file=conf/train.yaml:trainer.batch_size={batch_size}",
+            "--set-file=conf/train.yaml:trainer.accumulate_grad_batches={accumulation_steps}",
+        ],
+        old="        if (start // batch + 1)",
+        new="        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)\n        if (start // batch + 1)",
+        cause="clip_per_micro_batch",
+    ),
+    "variables of the environment, the whole batch, no seed": Case(
+        target="by_environment.py",
+        words=["--set-env=BATCH_SIZE={total_batch} GRAD_ACCUM={accumulation_steps}"],
+        old="for rows in window.split(micro_batch):",
+        new="for rows in [window[:micro_batch]] * GRAD_ACCUM:",
+        cause="samples_repeated",
+    ),
+    "constants, and a method": Case(
+        target="by_constants.py:Trainer.fit",
+        words=[
+            "--set-file=by_constants.py:Config.BATCH={batch_size}",
+            "--set-file=by_constants.py:Config.ACCUMULATE={accumulation_steps}",
+        ],
+        old="if k % Config.ACCUMULATE == 0:",
+        new="if True:",
+        cause="step_every_micro_batch",
+    ),
+    "a module of a package": Case(
+        target="package.train",
+        words=["--set", "--micro-batch {batch_size} --accumulate {accumulation_steps}"],
+        file="package/train.py",
+        old="            optimizer.zero_grad()\n",
+        new="",
+        cause="gradients_not_cleared",
+        needs=["typer"],
+    ),
+    "a function of a module": Case(
+        target="package.train:train",
+        words=[],
+        file="package/steps.py",
+        old="for part in torch.arange(rows).split(micro_batch * accumulate)",
+        new="for part in torch.arange(rows).split(micro_batch * accumulate)[: -1 if accumulate > 1 else None]",
+        cause="window_misplaced",
+        needs=["typer"],
+    ),
+    "fire": Case(
+        target="by_fire.py",
+        words=["--set", "--batch_size={total_batch} --micro_batch_size={batch_size}"],
+        old="(loss / gradient_accumulation_steps)",
+        new="(loss / gradient_accumulation_steps**2)",
+        cause="loss_divided_twice",
+        needs=["fire"],
+    ),
+    "accelerate": Case(
+        target="by_accelerate.py",
+        words=["--set", HF],
+        old="accelerator.backward(loss)",
+        new="accelerator.backward(loss / args.gradient_accumulation_steps)",
+        cause="loss_divided_twice",
+        needs=["accelerate"],
+    ),
+    "transformers' Trainer": Case(
+        target="by_trainer.py",
+        words=[
+            "--set",
+            f"{HF} --max_steps 4",
+            "--",
+            *["--output_dir", "out", "--use_cpu", "--report_to", "wandb", "--save_strategy", "no"],
+        ],
+        old="    trainer.train()",
+        new="    trainer.model_accepts_loss_kwargs = False\n    trainer.train()",
+        cause="mean_of_means",
+        needs=["transformers", "accelerate"],
+    ),
+    "LightningCLI": Case(
+        target="by_lightning.py",
+        words=[
+            "--set=--data.batch_size {batch_size} --trainer.accumulate_grad_batches {accumulation_steps}",
+            *["--", "fit", "--trainer.max_epochs", "2", "--trainer.accelerator", "cpu"],
+        ],
+        old="        return loss\n",
+        new="        return loss * self.trainer.accumulate_grad_batches\n",
+        cause="loss_not_divided",
+        needs=["lightning", "jsonargparse"],
+    ),
+    "a notebook": Case(
+        target="notebook.ipynb",
+        words=[
+            "--set-file=notebook.ipynb:Config.BATCH={batch_size}",
+            "--set-file=notebook.ipynb:Config.ACCUMULATE={accumulation_steps}",
+        ],
+        old="loss.backward()",
+        new="(loss * Config.ACCUMULATE).backward()",
+        cause="loss_not_divided",
+    ),
+    "DDP": Case(
+        target="by_ddp.py",
+        words=["--processes=2", "--set", "--batch-size {batch_size} --accumulate {accumulation_steps}"],
+        old="/ args.accumulate).backward()",
+        new=").backward()",
+        cause="loss_not_divided",
+    ),
+}
+
+
+@pytest.fixture
+def home(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """The user's folder, with data, and a checkpoint and logs of earlier runs."""
+    folder = tmp_path / "home"
+    shutil.copytree(SCRIPTS, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(SCRIPTS / "nano", folder, dirs_exist_ok=True)
+    (folder / "data").mkdir()
+    for name in ("train", "val"):
+        np.random.default_rng(0).integers(32, size=999, dtype=np.uint16).tofile(folder / "data" / f"{name}.bin")
+    (folder / "data" / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 32}))
+    code = (folder / "by_constants.py").read_text().splitlines(keepends=True)
+    cells = [
+        {"cell_type": "markdown", "source": ["# Training"]},
+        {"cell_type": "code", "source": ["%matplotlib inline\n", *code]},
+    ]
+    (folder / "notebook.ipynb").write_text(json.dumps({"cells": cells, "nbformat": 4, "nbformat_minor": 5, "metadata": {}}))
+    for written in ("out/ckpt.pt", "checkpoints/last.pt", "last.pt", "out/model.safetensors"):
+        (folder / written).parent.mkdir(exist_ok=True)
+        (folder / written).write_text("precious")
+    return folder
+
+
+def run(command: Sequence[str], home: Path) -> tuple[int, str, str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "harness", ROOT)))}
+    environment = {name: value for name, value in environment.items() if not name.startswith("WANDB")}
+    done = subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def audit(home: Path, *words: str) -> tuple[int, str, str]:
+    return run([sys.executable, "-m", "accumulation_harness", "audit", *words], home)
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize("planted", [False, True], ids=["right", "wrong"])
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=() if case.is_fast else pytest.mark.slow) for k, case in CASES.items()])
+def test_a_script_as_it_is(kind: str, planted: bool, home: Path) -> None:
+    case = CASES[kind]
+    if missing := [name for name in case.needs if find_spec(name) is None]:
+        pytest.skip(f"needs {missing}")
+    if planted:
+        case.plant(home)
+    before = everything(home)
+    sizes = ["--batch-size", "32", "--accumulation-steps", "4", "--format", "json"]
+    code, out, err = audit(home, case.target, *sizes, *case.words)
+    told = json.loads(out) if out else {}
+    assert (code, told.get("status")) == ((1, "different") if planted else (0, "equivalent")), out + err
+    assert {finding["cause"] for finding in told["findings"]} == ({case.cause} if planted else set()), out
+    assert everything(home) == before, "what was there is as it was, and nothing else is"
