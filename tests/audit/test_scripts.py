@@ -21,7 +21,6 @@ ROOT = Path(__file__).parents[2]
 FLAGS = "--batch-size {batch_size} --gradient-accumulation-steps {accumulation_steps}"
 HF = "--per_device_train_batch_size {batch_size} --gradient_accumulation_steps {accumulation_steps}"
 TO_WANDB = ("--output_dir", "out", "--use_cpu", "--report_to", "wandb")
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from accumulation_harness.judge.cause import Cause
 Format = Literal["text", "json", "markdown", "junit", "sarif"]
 ENDINGS: dict[str, Format] = {".sarif": "sarif", ".xml": "junit", ".md": "markdown", ".json": "json"}
 MAX_STEPS = 200  # optimizer steps of a run; a handful says as much
-MAX_STEPS_OF_SCRIPT = 20  # of one that is run as it is: its epochs and evaluations are those of real training
+MAX_STEPS_OF_SCRIPT = 8  # of one that is run as it is, with the evaluations of real training; all its windows are looked into
 SIZES = ("batch_size", "accumulation_steps")
 OFFERED = ("dtype", "order_seed", "weights")  # keyword parameters that a training function may have
 

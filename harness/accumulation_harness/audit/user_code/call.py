@@ -88,7 +88,7 @@ class UserCode:
                 sizes = {name: numbers[name] for name in SIZES}
                 return function(**sizes, **options) if named else function(*sizes.values(), **options)
             except SystemExit as end:
-                if end.code not in (None, 0):
+                if end.code not in (None, 0) or (self.target.name and not self.settings.texts):
                     said = " ".join(" ".join(self.last_words).split())
                     raise SystemExit(f"{end.code}; its last words were: {said}" if said else end.code) from end
                 return None
