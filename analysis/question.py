@@ -38,6 +38,9 @@ class Ruling(StrEnum):
     pending = "pending"  # no experiment of this project decides it yet
 
 
+CONFIRMED, REFUTED, CONDITIONAL, UNDECIDED = Ruling.confirmed, Ruling.refuted, Ruling.conditional, Ruling.undecided
+
+
 @dataclass(frozen=True, kw_only=True)
 class ClaimResult:
     """What the results say of a claim: a row of the ledger. A conditional one names its condition, and no other keeps any."""
@@ -69,7 +72,7 @@ def over_settings(holds: Sequence[bool], fails: Sequence[bool]) -> Ruling:
     return Ruling.conditional if any(holds) else Ruling.refuted
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Claim:
     """A claim of the literature and the rule that decides it; its text and sources are in the question's `claims.csv`."""
 
@@ -78,6 +81,11 @@ class Claim:
     rule: str  # in words, fixed before the run
     decide: Callable[[Results], ClaimResult]  # from the experiment's own results, which are never empty
     is_recorded: bool = False  # decided by what is kept with the project, whatever the results
+
+
+def claim(id: str, expects: Ruling, rule: str) -> Callable[[Callable[[Results], ClaimResult]], Claim]:
+    """A decorator that makes a claim of the function that decides it."""
+    return partial(Claim, id, expects, rule)
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 import pandas as pd
 
 from accumulation_harness.analysis.content import Section, number, span, table
 from accumulation_harness.analysis.load import Results
-from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from accumulation_harness.analysis.question import (
+    CONDITIONAL,
+    CONFIRMED,
+    REFUTED,
+    Claim,
+    ClaimResult,
+    Experiment,
+    Material,
+    Ruling,
+    claim,
+    undecided,
+)
 from accumulation_harness.experiments.shared.recorded import recorded
 
 ADAM = ("adam", "adamw")
@@ -21,6 +29,13 @@ RISES = 0.02  # relative: below, the bytes alive count as the same
 TEXT_D7 = 10.4  # GB
 
 
+@claim(
+    "D5",
+    CONDITIONAL,
+    "Of the bytes of gradients and activations that are alive together, at fixed b: confirmed when they rise by more than "
+    f"{RISES:.0%} from the smaller to the largest N above 1, conditional when from N = 1 to the next only, refuted when "
+    "never.",
+)
 def gradient_buffer_grows(results: Results) -> ClaimResult:
     """D5: tests whether what is alive at once grows with N at a fixed b: from N = 1 to the next, and from there on."""
     rows = results.measurements
@@ -32,7 +47,7 @@ def gradient_buffer_grows(results: Results) -> ClaimResult:
     first, later = table[few] / table[1] - 1, table[many] / table[few] - 1
     once, keeps_on = (first > RISES).any(), (later > RISES).any()
     return ClaimResult(
-        verdict=Ruling.confirmed if keeps_on else Ruling.conditional if once else Ruling.refuted,
+        verdict=CONFIRMED if keeps_on else CONDITIONAL if once else REFUTED,
         condition=f"once, from N = 1 to N = {few}, and constant from there",
         measured=first.max(),
         threshold=f"rise of the bytes alive at fixed b: more than {RISES:.0%} from N = 1 to {few}, from {few} to {many}",
@@ -44,6 +59,12 @@ def gradient_buffer_grows(results: Results) -> ClaimResult:
     )
 
 
+@claim(
+    "D7",
+    CONDITIONAL,
+    "Confirmed when Adam's bytes per parameter x 1.3e9 are 10.4 GB within 2% with weights in float32 and on a model cast to "
+    "16 bits, conditional when in one of the two, refuted when in neither.",
+)
 def bytes_per_parameter(results: Results) -> ClaimResult:
     """D7: compares the bytes of parameters, gradients and Adam's state for 1.3e9 parameters with the text's 10.4 GB."""
     rows = results.measurements
@@ -55,10 +76,10 @@ def bytes_per_parameter(results: Results) -> ClaimResult:
     needed = 1.3 * adam[MODEL_STATE].sum(axis=1) / adam["num_parameters"]
     close = (needed / TEXT_D7 - 1).abs() <= CLOSE
     right_pure, right_mixed = bool(close[pure].all()), bool(close[mixed].all())
-    agreed = Ruling.confirmed if right_pure else Ruling.refuted
+    agreed = CONFIRMED if right_pure else REFUTED
     where = "with weights, gradients and moments all in 16 bits" if right_pure else "with float32 weights"
     return ClaimResult(
-        verdict=agreed if right_pure == right_mixed else Ruling.conditional,
+        verdict=agreed if right_pure == right_mixed else CONDITIONAL,
         condition=where,
         measured=needed[pure].median(),
         threshold="10.4 GB within 2%",
@@ -69,6 +90,11 @@ def bytes_per_parameter(results: Results) -> ClaimResult:
     )
 
 
+@claim(
+    "D11",
+    CONFIRMED,
+    "Confirmed when Adam's state takes exactly twice the parameters' bytes in every trial, refuted otherwise.",
+)
 def adam_copies(results: Results) -> ClaimResult:
     """D11: compares the bytes of Adam's state with twice those of the parameters; S0's plural says how many in neither way."""
     rows = results.measurements
@@ -77,7 +103,7 @@ def adam_copies(results: Results) -> ClaimResult:
         return undecided("It takes trials with Adam.", 0)
     copies = adam["state_bytes"] / adam["parameter_bytes"]
     return ClaimResult(
-        verdict=Ruling.confirmed if copies.eq(2).all() else Ruling.refuted,
+        verdict=CONFIRMED if copies.eq(2).all() else REFUTED,
         measured=copies.median(),
         threshold="2",
         n=len(adam),
@@ -86,6 +112,12 @@ def adam_copies(results: Results) -> ClaimResult:
     )
 
 
+@claim(
+    "D3",
+    CONDITIONAL,
+    "Confirmed when a training forward fills a key-value cache, beyond what is saved for backward, in every recorded release "
+    "and way to train of transformers, refuted when in none there is a cache, conditional otherwise.",
+)
 def key_value_cache(results: Results) -> ClaimResult:
     """D3: tests whether a training forward of a released library fills a key-value cache, and how much of it is a cost."""
     return cache_ruling(recorded("key_value_cache"))
@@ -106,7 +138,7 @@ def cache_ruling(rows: pd.DataFrame) -> ClaimResult:
     saves = filled & (extra > 0)
     shared = ", which backward holds anyway, so that nothing is saved" if not saves.any() else ""
     return ClaimResult(
-        verdict=Ruling.confirmed if saves.all() else Ruling.refuted if not filled.any() else Ruling.conditional,
+        verdict=CONFIRMED if saves.all() else REFUTED if not filled.any() else CONDITIONAL,
         condition=f"where training fills a cache{shared}",
         measured=extra.max(),
         threshold="bytes of the cache that autograd does not hold anyway: above 0",
@@ -121,7 +153,7 @@ def cache_ruling(rows: pd.DataFrame) -> ClaimResult:
 # What was calculated, or stands in print ---------------------------------------------------------------------------------------
 
 
-def arithmetic(value: float, claimed: float, explanation: str, results: Results) -> ClaimResult:
+def arithmetic(value: float, claimed: float, explanation: str) -> ClaimResult:
     """A calculation of a text, repeated: right within `CLOSE`. Nothing is measured, and nothing counted."""
     right = abs(value / claimed - 1) <= CLOSE
     return ClaimResult(
@@ -133,90 +165,46 @@ def arithmetic(value: float, claimed: float, explanation: str, results: Results)
     )
 
 
-def not_testable(explanation: str, results: Results) -> ClaimResult:
-    """A claim that no run can decide, and why."""
-    return ClaimResult(verdict=Ruling.not_testable, measured=float("nan"), threshold="", n=0, explanation=explanation)
+def calculated(id: str, expects: Ruling, rule: str, value: float, claimed: float, explanation: str) -> Claim:
+    """A calculation of a text, repeated."""
+    return Claim(id, expects, rule, lambda results: arithmetic(value, claimed, explanation))
 
 
-def contradicted(explanation: str, results: Results) -> ClaimResult:
-    """A claim about a work whose own text says otherwise."""
-    return ClaimResult(verdict=Ruling.contradicted, measured=float("nan"), threshold="", n=0, explanation=explanation)
+def not_measured(id: str, verdict: Ruling, rule: str, explanation: str) -> Claim:
+    """A claim that no run can decide, or about a work whose own text says otherwise."""
+    finding = ClaimResult(verdict=verdict, measured=float("nan"), threshold="", n=0, explanation=explanation)
+    return Claim(id, verdict, rule, lambda results: finding)
 
 
-def claim(name: str, expects: Ruling, rule: str, decide: Callable[[Results], ClaimResult]) -> Claim:
-    """A claim with its rule."""
-    return Claim(id=name, expects=expects, rule=rule, decide=decide)
-
-
-CANNOT = {
-    "G5": "What a company runs in production leaves no trace that could be measured.",
-    "G7": "How a model was trained cannot be measured; its paper gives the batch, and does not say that it was accumulated.",
-}
-
-CLAIMS = (
-    claim(
-        "D3",
-        Ruling.conditional,
-        "Confirmed when a training forward fills a key-value cache, beyond what is saved for backward, in every recorded release "
-        "and way to train of transformers, refuted when in none there is a cache, conditional otherwise.",
-        key_value_cache,
+READ = (
+    calculated(
+        "D8", Ruling.right_by_arithmetic, "Right by arithmetic when 524288 / 8192 is 64; nothing is measured.",
+        524288 / 8192, 64, "524288 tokens are 64 micro-batches of 8192, exactly.",
     ),
-    claim(
-        "D5",
-        Ruling.conditional,
-        "Of the bytes of gradients and activations that are alive together, at fixed b: confirmed when they rise by more than "
-        f"{RISES:.0%} from the smaller to the largest N above 1, conditional when from N = 1 to the next only, refuted when "
-        "never.",
-        gradient_buffer_grows,
-    ),
-    claim(
-        "D7",
-        Ruling.conditional,
-        "Confirmed when Adam's bytes per parameter x 1.3e9 are 10.4 GB within 2% with weights in float32 and on a model cast to "
-        "16 bits, conditional when in one of the two, refuted when in neither.",
-        bytes_per_parameter,
-    ),
-    claim(
-        "D8",
-        Ruling.right_by_arithmetic,
-        "Right by arithmetic when 524288 / 8192 is 64; nothing is measured.",
-        partial(arithmetic, 524288 / 8192, 64, "524288 tokens are 64 micro-batches of 8192, exactly."),
-    ),
-    claim(
-        "D11",
-        Ruling.confirmed,
-        "Confirmed when Adam's state takes exactly twice the parameters' bytes in every trial, refuted otherwise.",
-        adam_copies,
-    ),
-    claim(
-        "G6",
-        Ruling.contradicted,
+    not_measured(
+        "G6", Ruling.contradicted, 
         "Contradicted by its source when the paper that it appeals to reports other hardware; read, not run.",
-        partial(
-            contradicted,
-            "BERT's paper (Devlin et al., 2019, arXiv 1810.04805, appendix A.2) reports Cloud TPUs in pod configuration: 16 "
-            "chips for the base model, 64 for the large one. That stands in print, and was not measured here.",
-        ),
+        "BERT's paper (Devlin et al., 2019, arXiv 1810.04805, appendix A.2) reports Cloud TPUs in pod configuration: 16 "
+        "chips for the base model, 64 for the large one. That stands in print, and was not measured here.",
     ),
-    claim(
-        "G8",
-        Ruling.wrong_by_arithmetic,
+    calculated(
+        "G8", Ruling.wrong_by_arithmetic,
         "Wrong by arithmetic when one GPU holds more words than the whole batch has tokens; nothing is measured.",
-        partial(
-            arithmetic,
-            16e6,
-            4e6,
-            "16M words on one GPU are already more than the 4M tokens of the whole batch, if a word is at least a token.",
-        ),
+        16e6, 4e6, "16M words on one GPU are already more than the 4M tokens of the whole batch, if a word is at least a token.",
     ),
-    claim(
-        "G9",
-        Ruling.right_by_arithmetic,
-        "Right by arithmetic when 70e9 parameters x 2 bytes are 140 GB; nothing is measured.",
-        partial(arithmetic, 70e9 * 2 / 1e9, 140, "At 2 bytes per parameter, weights alone."),
+    calculated(
+        "G9", Ruling.right_by_arithmetic, "Right by arithmetic when 70e9 parameters x 2 bytes are 140 GB; nothing is measured.",
+        70e9 * 2 / 1e9, 140, "At 2 bytes per parameter, weights alone.",
     ),
-    *(claim(name, Ruling.not_testable, "No run can decide it.", partial(not_testable, why)) for name, why in CANNOT.items()),
-)
+    not_measured(
+        "G5", Ruling.not_testable, "No run can decide it.",
+        "What a company runs in production leaves no trace that could be measured.",
+    ),
+    not_measured(
+        "G7", Ruling.not_testable, "No run can decide it.",
+        "How a model was trained cannot be measured; its paper gives the batch, and does not say that it was accumulated.",
+    ),
+)  # fmt: skip
 
 
 def byte_table(material: Material) -> Section | None:
@@ -251,6 +239,6 @@ EXPERIMENT = Experiment(
     "not, and that of D7 is where everything is kept in 16 bits.",
     rule="Bytes are counted on the live tensors of one window at N = 1, 2, 8, 32. Calculations have to agree within 2%, and "
     "count as calculated, not as measured. Claims about how somebody trained, or what a service does, are not testable here.",
-    claims=CLAIMS,
+    claims=(key_value_cache, gradient_buffer_grows, bytes_per_parameter, READ[0], adam_copies, *READ[1:]),
     sections=(byte_table,),
 )

@@ -6,7 +6,17 @@ import pandas as pd
 
 from accumulation_harness.analysis.content import Picture, Section, Text, number, span, table
 from accumulation_harness.analysis.load import Results
-from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from accumulation_harness.analysis.question import (
+    CONDITIONAL,
+    CONFIRMED,
+    REFUTED,
+    Claim,
+    ClaimResult,
+    Experiment,
+    Material,
+    claim,
+    undecided,
+)
 from accumulation_harness.experiments.momentum import figures
 from accumulation_harness.experiments.momentum import states as optimizers
 from accumulation_harness.experiments.momentum.answers import APART, LONG, states_evolve_otherwise
@@ -21,9 +31,25 @@ CLOSED_FORM = 1e-6  # relative difference between the first step and its formula
 MOMENT_MARGIN = 0.05  # relative; averaging over about 2,000 windows leaves 1 to 2 % in a ratio
 
 
+OWN_STATES = Claim(
+    "C3",
+    REFUTED,
+    f"Refuted when state and weights of Adam and AdamW equal the full batch's to {ALGEBRA_GATE:.0e} after {LONG} "
+    "float64 steps, and those of small-batch training and of a state advanced per micro-batch differ by "
+    f"{APART:.0e} or more.",
+    states_evolve_otherwise.decide,
+)
+
 # Rules -------------------------------------------------------------------------------------------------------------------------
 
 
+@claim(
+    "C11",
+    CONFIRMED,
+    f"Confirmed when training without 1/N takes the steps of the right gradient at eps/N, to {ALGEBRA_GATE:.0e}; when "
+    f"at eps ≤ {SMALL_EPS:.0e} it changes the first step by at most {HIDDEN:g} and the loss by at most {VISIBLE:g}; and when "
+    f"it changes SGD's step by {SHOWN:g} or more.",
+)
 def hides_missing_division(results: Results) -> ClaimResult:
     """C11: compares the missing 1/N with the right gradient at eps / N, and its effect at the default eps with that under SGD."""
     rows = of_study(results, "adam_scale")
@@ -42,7 +68,7 @@ def hides_missing_division(results: Results) -> ClaimResult:
     holds = exact <= ALGEBRA_GATE and unseen
     bits = int((free["as_if_error"] == 0).sum())
     return ClaimResult(
-        verdict=Ruling.confirmed if holds else Ruling.conditional if unseen else Ruling.refuted,
+        verdict=CONFIRMED if holds else CONDITIONAL if unseen else REFUTED,
         condition="not exactly as eps/N",
         measured=hidden,
         threshold=f"first step ≤ {HIDDEN:g}, loss ≤ {VISIBLE:g} off at eps ≤ {SMALL_EPS:.0e}; eps/N exact to {ALGEBRA_GATE:.0e}",
@@ -75,26 +101,6 @@ def revealed(rows: pd.DataFrame) -> str:
         if len(own)
     ]
     return f" Medians under {', '.join(parts)}." if parts else ""
-
-
-CLAIMS = (
-    Claim(
-        id="C3",
-        expects=Ruling.refuted,
-        rule=f"Refuted when state and weights of Adam and AdamW equal the full batch's to {ALGEBRA_GATE:.0e} after {LONG} "
-        "float64 steps, and those of small-batch training and of a state advanced per micro-batch differ by "
-        f"{APART:.0e} or more.",
-        decide=states_evolve_otherwise,
-    ),
-    Claim(
-        id="C11",
-        expects=Ruling.confirmed,
-        rule=f"Confirmed when training without 1/N takes the steps of the right gradient at eps/N, to {ALGEBRA_GATE:.0e}; when "
-        f"at eps ≤ {SMALL_EPS:.0e} it changes the first step by at most {HIDDEN:g} and the loss by at most {VISIBLE:g}; and when "
-        f"it changes SGD's step by {SHOWN:g} or more.",
-        decide=hides_missing_division,
-    ),
-)
 
 
 # Page --------------------------------------------------------------------------------------------------------------------------
@@ -202,6 +208,6 @@ EXPERIMENT = Experiment(
     f"step within {HIDDEN:g} and a loss within {VISIBLE:g} of the right ones. Before any verdict the right recipe, the closed "
     "form of the first step and SGD's factor of N have to be reproduced. The relation of the second moments has to hold within "
     f"{MOMENT_MARGIN:.0%}.",
-    claims=CLAIMS,
+    claims=(OWN_STATES, hides_missing_division),
     sections=(states, missing_division, second_moment),
 )

@@ -8,7 +8,17 @@ import pandas as pd
 
 from accumulation_harness.analysis.content import Picture, Section, Text, counted, number, span, table
 from accumulation_harness.analysis.load import Results
-from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from accumulation_harness.analysis.question import (
+    CONDITIONAL,
+    CONFIRMED,
+    REFUTED,
+    UNDECIDED,
+    ClaimResult,
+    Experiment,
+    Material,
+    claim,
+    undecided,
+)
 from accumulation_harness.experiments.order_of_operations import figures as order_figures
 from accumulation_harness.judge.gates import ALGEBRA_GATE, TRAJECTORY_GATE
 from accumulation_harness.judge.statistics import equivalence_p, mean_interval
@@ -25,6 +35,11 @@ ARMS = {
 }
 
 
+@claim(
+    "A18",
+    CONDITIONAL,
+    "Conditional when changing N is equivalent at constant B, and ends elsewhere where B changes.",
+)
 def adapted(results: Results) -> ClaimResult:
     """A18: tests whether a changing N is equivalent at constant B, and another training where B changes."""
     rows = results.study("adaptive_windows")
@@ -35,7 +50,7 @@ def adapted(results: Results) -> ClaimResult:
     exact = (same["gradient_error"] <= ALGEBRA_GATE) & (same["distance"] <= TRAJECTORY_GATE)
     parted = other["distance"] > ANOTHER
     return ClaimResult(
-        verdict=Ruling.refuted if not exact.all() else Ruling.conditional if parted.all() else Ruling.confirmed,
+        verdict=REFUTED if not exact.all() else CONDITIONAL if parted.all() else CONFIRMED,
         condition="at constant N·b",
         measured=same["distance"].max(),
         threshold=f"≤ {TRAJECTORY_GATE:.0e} at constant B, > {ANOTHER:g} at varying B",
@@ -75,6 +90,14 @@ def between_towers(rows: pd.DataFrame) -> pd.Series[float]:
     return change
 
 
+@claim(
+    "A17",
+    REFUTED,
+    "Of two towers under a contrastive loss, by trial: conditional on such a loss when the ratio of their gradient "
+    f"norms is farther from 1 under accumulation (95% interval), refuted when it is nearer or within {EQUAL:g} (TOST), "
+    "else undecided; where losses of single samples have every tensor's norm of the full batch, which the claim would need "
+    "to fail.",
+)
 def imbalance(results: Results) -> ClaimResult:
     """A17: compares the gradient norms of two towers under a contrastive loss, and of tensors under losses of single samples."""
     rows = results.study("tensor_norms", ("workload",))
@@ -91,9 +114,9 @@ def imbalance(results: Results) -> ClaimResult:
     worse = change.low > 0
     kept = change.high <= 0 or equivalence_p(towers, EQUAL) < 0.05
     if not same.all():
-        verdict = Ruling.confirmed if (free["aggravation"] > ANOTHER).all() and worse else Ruling.undecided
+        verdict = CONFIRMED if (free["aggravation"] > ANOTHER).all() and worse else UNDECIDED
     else:
-        verdict = Ruling.conditional if worse else Ruling.refuted if kept else Ruling.undecided
+        verdict = CONDITIONAL if worse else REFUTED if kept else UNDECIDED
     return ClaimResult(
         verdict=verdict,
         condition="under a contrastive loss, whose negatives accumulation takes away",
@@ -105,25 +128,6 @@ def imbalance(results: Results) -> ClaimResult:
         f"{len(towers)} trials). Losses of single samples: every tensor has the full batch's norm in "
         f"{counted(same)} windows, which follows from A1. Without a memory bank (F5c).",
     )
-
-
-CLAIMS = (
-    Claim(
-        id="A17",
-        expects=Ruling.refuted,
-        rule="Of two towers under a contrastive loss, by trial: conditional on such a loss when the ratio of their gradient "
-        f"norms is farther from 1 under accumulation (95% interval), refuted when it is nearer or within {EQUAL:g} (TOST), "
-        "else undecided; where losses of single samples have every tensor's norm of the full batch, which the claim would need "
-        "to fail.",
-        decide=imbalance,
-    ),
-    Claim(
-        id="A18",
-        expects=Ruling.conditional,
-        rule="Conditional when changing N is equivalent at constant B, and ends elsewhere where B changes.",
-        decide=adapted,
-    ),
-)
 
 
 def ways_to_adapt(material: Material) -> Section | None:
@@ -175,6 +179,6 @@ EXPERIMENT = Experiment(
     "scaled or not. The norm of every tensor's gradient is the full batch's, unless BatchNorm changes the function.",
     rule=f"In float64, gradients have to agree within {ALGEBRA_GATE:.0e}, and the weights at the end within "
     f"{TRAJECTORY_GATE:.0e} of how far they moved. What has to differ has to differ by more than {ANOTHER:g}.",
-    claims=CLAIMS,
+    claims=(imbalance, adapted),
     sections=(ways_to_adapt, tensor_balance),
 )

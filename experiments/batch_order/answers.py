@@ -9,7 +9,7 @@ import pandas as pd
 
 from accumulation_harness.analysis.content import Picture, Section, Text, table
 from accumulation_harness.analysis.load import Results
-from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, over_settings, undecided
+from accumulation_harness.analysis.question import REFUTED, ClaimResult, Experiment, Material, claim, over_settings, undecided
 from accumulation_harness.experiments.batch_order.figures import LABELS, figure_orders
 from accumulation_harness.experiments.convergence.trainings import (
     DETECTABLE,
@@ -83,6 +83,15 @@ def decisive(found: list[Contrast]) -> list[Contrast]:
     return usable if len(usable) >= FEWEST_SETTINGS else []
 
 
+@claim(
+    "C7",
+    REFUTED,
+    "Confirmed when large-then-small ends with a lower test loss than small-then-large in every setting (paired t test, "
+    f"Holm over settings, {LEVEL:g}); refuted when in every setting the one-sided 95% interval excludes that it is lower by "
+    f"{MARGIN:g} nats; conditional when each setting is one of both; else undecided. Both at equal samples, each at the rate "
+    f"tuned on other seeds, inside the grid, with {FEWEST_SEEDS} judging seeds or more, in two settings or more. It measures "
+    "which order ends better, not which batch pays at a point: that is what `critical_batch` measures.",
+)
 def early_large_late_small(results: Results) -> ClaimResult:
     """C7: compares large-then-small with small-then-large at equal samples, at tuned rates, paired by seed."""
     usable = decisive(contrasts(judged(results)))
@@ -105,20 +114,6 @@ def early_large_late_small(results: Results) -> ClaimResult:
         explanation=f"Test loss of large-then-small less small-then-large at equal samples, rates tuned for each: {shown}. "
         f"{power(max((one.differences for one in usable), key=statistics.detectable))}",
     )
-
-
-CLAIMS = (
-    Claim(
-        id="C7",
-        expects=Ruling.refuted,
-        rule="Confirmed when large-then-small ends with a lower test loss than small-then-large in every setting (paired t test, "
-        f"Holm over settings, {LEVEL:g}); refuted when in every setting the one-sided 95% interval excludes that it is lower by "
-        f"{MARGIN:g} nats; conditional when each setting is one of both; else undecided. Both at equal samples, each at the rate "
-        f"tuned on other seeds, inside the grid, with {FEWEST_SEEDS} judging seeds or more, in two settings or more. It measures "
-        "which order ends better, not which batch pays at a point: that is what `critical_batch` measures.",
-        decide=early_large_late_small,
-    ),
-)
 
 
 def orders(material: Material) -> Section | None:
@@ -186,6 +181,6 @@ EXPERIMENT = Experiment(
     "batch that pays grow along a training (arXiv 2505.23971)?",
     prediction="Small first is better: noise matters little while the gradient is large, and its average pays late.",
     rule=f"Paired by seed at equal samples, each order at its own tuned rate; a benefit is {MARGIN:g} nats of test loss or more.",
-    claims=CLAIMS,
+    claims=(early_large_late_small,),
     sections=(orders,),
 )

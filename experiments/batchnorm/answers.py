@@ -6,7 +6,18 @@ import pandas as pd
 
 from accumulation_harness.analysis.content import Section, number, table
 from accumulation_harness.analysis.load import Results
-from accumulation_harness.analysis.question import Advice, Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from accumulation_harness.analysis.question import (
+    CONDITIONAL,
+    CONFIRMED,
+    REFUTED,
+    UNDECIDED,
+    Advice,
+    ClaimResult,
+    Experiment,
+    Material,
+    claim,
+    undecided,
+)
 from accumulation_harness.experiments.batchnorm import sections as shown
 from accumulation_harness.experiments.batchnorm.factors import b_and_n, factors, in_words
 from accumulation_harness.experiments.batchnorm.tables import LEVEL, MARGIN, against_full, exact_rows, expected_momentum, trained
@@ -22,6 +33,12 @@ CONDITIONING = 10.0
 FEWEST_SEEDS = 4  # accuracies of 297 images are discrete: two or three seeds can agree by chance, as if nothing varied
 
 
+@claim(
+    "B1",
+    CONFIRMED,
+    f"Confirmed when every accumulated gradient is more than {APART:g} off the full batch's, and within the gate of L0 "
+    "of Ghost BatchNorm's (or within ten times what one unit in the last place changes it by, where that is more).",
+)
 def sees_micro_batches(results: Results) -> ClaimResult:
     """B1: compares accumulated gradients with the full batch's, and with those of a full batch normalised in the same chunks."""
     rows = exact_rows(results, "accumulated")
@@ -31,9 +48,7 @@ def sees_micro_batches(results: Results) -> ClaimResult:
     oracle = float(rows[["oracle_error", "oracle_statistics_error"]].max().max())
     limits = (CONDITIONING * rows["oracle_floor"]).clip(lower=ALGEBRA_GATE)
     explained = bool((rows["oracle_error"] <= limits).all() and (rows["oracle_statistics_error"] <= ALGEBRA_GATE).all())
-    verdict = (
-        Ruling.confirmed if smallest > APART and explained else Ruling.refuted if largest <= ALGEBRA_GATE else Ruling.conditional
-    )
+    verdict = CONFIRMED if smallest > APART and explained else REFUTED if largest <= ALGEBRA_GATE else CONDITIONAL
     return ClaimResult(
         verdict=verdict,
         condition="as a fact; the micro-batch's statistics do not explain all of it",
@@ -45,6 +60,12 @@ def sees_micro_batches(results: Results) -> ClaimResult:
     )
 
 
+@claim(
+    "B2",
+    CONDITIONAL,
+    "Conditional when pooled running statistics and the two-pass gradient are within the gate of L0 of the full "
+    "batch's, and the gradient of a single pass is not.",
+)
 def cannot_be_accumulated(results: Results) -> ClaimResult:
     """B2: tests what pooled running statistics and two-pass statistics each restore of the full batch."""
     pooled, exact = exact_rows(results, "window_statistics"), exact_rows(results, "two_pass_statistics")
@@ -55,11 +76,7 @@ def cannot_be_accumulated(results: Results) -> ClaimResult:
     mended = float(exact[["gradient_error", "statistics_error"]].max().max())
     can_be_pooled, stays_off, can_be_exact = running <= ALGEBRA_GATE, left > APART, mended <= ALGEBRA_GATE
     verdict = (
-        Ruling.conditional
-        if can_be_pooled and stays_off and can_be_exact
-        else Ruling.refuted
-        if can_be_pooled and not stays_off
-        else Ruling.confirmed
+        CONDITIONAL if can_be_pooled and stays_off and can_be_exact else REFUTED if can_be_pooled and not stays_off else CONFIRMED
     )
     least, most = exact["forwards"].min(), exact["forwards"].max()
     passes = f"{most:.0f}" if least == most else f"{least:.0f} to {most:.0f}"
@@ -76,6 +93,12 @@ def cannot_be_accumulated(results: Results) -> ClaimResult:
     )
 
 
+@claim(
+    "B5",
+    CONFIRMED,
+    f"Confirmed when effective momenta are within {ALGEBRA_GATE:.0e} of 1 - (1 - m)^N, corrected ones of m, and the "
+    "correction leaves the gradient as it was.",
+)
 def effective_momentum(results: Results) -> ClaimResult:
     """B5: compares how the buffers forget with 1 - (1 - m)^N and, under the corrected momentum, with m."""
     plain, corrected = (
@@ -90,7 +113,7 @@ def effective_momentum(results: Results) -> ClaimResult:
     same_gradient = float(corrected["change"].max()) <= ALGEBRA_GATE and float(corrected["gradient_error"].min()) > APART
     holds = off <= ALGEBRA_GATE and corrected_off <= ALGEBRA_GATE and same_gradient and telling > APART
     return ClaimResult(
-        verdict=Ruling.confirmed if holds else Ruling.refuted,
+        verdict=CONFIRMED if holds else REFUTED,
         measured=off,
         threshold=f"|measured - formula| {GATE}",
         n=len(plain) + len(corrected),
@@ -100,6 +123,13 @@ def effective_momentum(results: Results) -> ClaimResult:
     )
 
 
+@claim(
+    "B4",
+    CONDITIONAL,
+    "Over all models, b and N that were trained, each a cell, paired by seed: a cell loses when its error is above "
+    f"the full batch's (t test, Holm), and is spared when it does not and is within {MARGIN:g} point (TOST). Confirmed "
+    "when every cell loses, refuted when every cell is spared, conditional when some are each, else undecided.",
+)
 def costs_accuracy(results: Results) -> ClaimResult:
     """B4: tests what accumulation adds to the held-out error at b = 2 and b = 16, each at several N."""
     rows = trained(results, norm="batch")
@@ -112,10 +142,10 @@ def costs_accuracy(results: Results) -> ClaimResult:
     harmed = cells["costs"]
     spared = ~harmed & (cells["tost_p"] < LEVEL)
     left = int((~harmed & ~spared).sum())
-    kinds = (harmed.all(), Ruling.confirmed), (spared.all(), Ruling.refuted), (harmed.any() and spared.any(), Ruling.conditional)
+    kinds = (harmed.all(), CONFIRMED), (spared.all(), REFUTED), (harmed.any() and spared.any(), CONDITIONAL)
     rest = f" {left} of {len(cells)} cells are settled neither way." if left else ""
     return ClaimResult(
-        verdict=next((ruling for holds, ruling in kinds if holds), Ruling.undecided),
+        verdict=next((ruling for holds, ruling in kinds if holds), UNDECIDED),
         condition=_fates(cells, harmed, spared),
         measured=float(cells["mean"].max()),
         threshold=f"points of held-out error above 0 (Holm) in every cell: confirmed; within {MARGIN:g} (TOST) in every: refuted",
@@ -159,39 +189,6 @@ def _by_b(cells: pd.DataFrame) -> str:
     """The costs of each model at each b, over its N, to hundredths: an image is 0.3 points, and sums of zeros are not quite 0."""
     costs = cells.assign(mean=cells["mean"].round(2) + 0.0)
     return "; ".join(f"{model} b = {b}: {spread(own['mean'])}" for (model, b), own in costs.groupby(["model", "b"]))
-
-
-CLAIMS = (
-    Claim(
-        id="B1",
-        expects=Ruling.confirmed,
-        rule=f"Confirmed when every accumulated gradient is more than {APART:g} off the full batch's, and within the gate of L0 "
-        "of Ghost BatchNorm's (or within ten times what one unit in the last place changes it by, where that is more).",
-        decide=sees_micro_batches,
-    ),
-    Claim(
-        id="B2",
-        expects=Ruling.conditional,
-        rule="Conditional when pooled running statistics and the two-pass gradient are within the gate of L0 of the full "
-        "batch's, and the gradient of a single pass is not.",
-        decide=cannot_be_accumulated,
-    ),
-    Claim(
-        id="B4",
-        expects=Ruling.conditional,
-        rule="Over all models, b and N that were trained, each a cell, paired by seed: a cell loses when its error is above "
-        f"the full batch's (t test, Holm), and is spared when it does not and is within {MARGIN:g} point (TOST). Confirmed "
-        "when every cell loses, refuted when every cell is spared, conditional when some are each, else undecided.",
-        decide=costs_accuracy,
-    ),
-    Claim(
-        id="B5",
-        expects=Ruling.confirmed,
-        rule=f"Confirmed when effective momenta are within {ALGEBRA_GATE:.0e} of 1 - (1 - m)^N, corrected ones of m, and the "
-        "correction leaves the gradient as it was.",
-        decide=effective_momentum,
-    ),
-)
 
 
 def and_with_batch_norm(results: Results) -> Advice | None:
@@ -242,7 +239,7 @@ EXPERIMENT = Experiment(
     rule="Exact measurements in float64 decide on gradients and buffers. Accuracy is paired by seed with the full batch of the "
     f"same B, with an equivalence margin of {MARGIN:g} percentage point that was fixed beforehand (three of the 297 held-out "
     "images) and Holm's correction over cells.",
-    claims=CLAIMS,
+    claims=(sees_micro_batches, cannot_be_accumulated, costs_accuracy, effective_momentum),
     advice=and_with_batch_norm,
     sections=(
         which_remedy,

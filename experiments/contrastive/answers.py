@@ -9,7 +9,18 @@ import pandas as pd
 
 from accumulation_harness.analysis.content import estimated, number, span
 from accumulation_harness.analysis.load import Results
-from accumulation_harness.analysis.question import Advice, Claim, ClaimResult, Experiment, Ruling, over_settings, undecided
+from accumulation_harness.analysis.question import (
+    CONDITIONAL,
+    CONFIRMED,
+    REFUTED,
+    UNDECIDED,
+    Advice,
+    ClaimResult,
+    Experiment,
+    claim,
+    over_settings,
+    undecided,
+)
 from accumulation_harness.experiments.contrastive import sections as shown
 from accumulation_harness.experiments.contrastive.sections import EXACT, TRAINED, decided, difference
 from accumulation_harness.judge.gates import ALGEBRA_GATE
@@ -35,6 +46,14 @@ def of_one_corpus(decide: Callable[[Results], ClaimResult]) -> Callable[[Results
     return decided_on_one
 
 
+@claim(
+    "F1c",
+    REFUTED,
+    f"Refuted when every accumulated gradient is more than {APART:g} off the full batch's and within "
+    f"{ALGEBRA_GATE:.0e} of the oracle (scores masked to the micro-batches); confirmed when all are within the gate of the "
+    "full batch's.",
+)
+@of_one_corpus
 def any_loss(results: Results) -> ClaimResult:
     """F1c: compares accumulated gradients of losses with in-batch negatives with the full batch's, and with masked scores."""
     rows = results.study(EXACT, ["oracle_error"])
@@ -47,11 +66,11 @@ def any_loss(results: Results) -> ClaimResult:
     over = plain.groupby("accumulation_steps")["gradient_error"].median()
     explained = oracle <= ALGEBRA_GATE
     if smallest > APART and explained:
-        verdict = Ruling.refuted
+        verdict = REFUTED
     elif plain["gradient_error"].max() <= ALGEBRA_GATE:
-        verdict = Ruling.confirmed
+        verdict = CONFIRMED
     else:
-        verdict = Ruling.conditional
+        verdict = CONDITIONAL
     listed = ", ".join(f"{number(value)} at N = {num}" for num, value in over.items())
     return ClaimResult(
         verdict=verdict,
@@ -64,6 +83,15 @@ def any_loss(results: Results) -> ClaimResult:
     )
 
 
+@claim(
+    "F2c",
+    CONDITIONAL,
+    f"Banks of at most {EQUAL:g} times accumulation's bytes, each method at the learning rate that other seeds chose, "
+    f"at a plateau (the last quarter adds at most {PLATEAU:g} point), {FEWEST_SEEDS} seeds or more. Confirmed when the 95% "
+    f"interval of the paired difference of mean reciprocal ranks is above 0 at every N; refuted when below {MARGIN:g} point "
+    "at every N; conditional when each N is one of both; else, or with a rate at an end of the grid, undecided.",
+)
+@of_one_corpus
 def banks_beat_accumulation(results: Results) -> ClaimResult:
     """F2c: compares ContAccum with accumulation at the same b, where its bytes are nearly those of accumulation."""
     every = results.study(TRAINED)
@@ -89,7 +117,7 @@ def banks_beat_accumulation(results: Results) -> ClaimResult:
     better, no_better = [one[2].low > 0 for one in found], [one[2].high < MARGIN for one in found]
     compared = rows[rows["arm"].isin(["accumulated", *(one[0] for one in found)])]
     at_end = sorted({shown.words(arm) for arm in compared.loc[~compared["interior"].astype(bool), "arm"]})
-    verdict = Ruling.undecided if at_end else over_settings(better, no_better)
+    verdict = UNDECIDED if at_end else over_settings(better, no_better)
     where = "; ".join(f"N = {one[1]}, {shown.words(one[0])}" for one, is_so in zip(found, better, strict=True) if is_so)
     listed = "; ".join(f"N = {num}, {shown.words(arm)}: {estimated(apart)}" for arm, num, apart, *_ in found)
     edge = f"The best learning rate is at an end of those tried for: {', '.join(at_end)}. " if at_end else ""
@@ -104,6 +132,12 @@ def banks_beat_accumulation(results: Results) -> ClaimResult:
     )
 
 
+@claim(
+    "F3c",
+    REFUTED,
+    "Refuted when no tensor in any bank requires or has a gradient.",
+)
+@of_one_corpus
 def banks_hold_gradients(results: Results) -> ClaimResult:
     """F3c: looks at what the banks hold."""
     rows = results.study(EXACT, ["held_with_gradient", "bank_entries", "held_numbers_per_pair"])
@@ -112,7 +146,7 @@ def banks_hold_gradients(results: Results) -> ClaimResult:
         return undecided("It takes trials of study=negatives with a bank that is not empty.", 0)
     most = float(rows["held_with_gradient"].max())
     return ClaimResult(
-        verdict=Ruling.refuted if most == 0 else Ruling.confirmed,
+        verdict=REFUTED if most == 0 else CONFIRMED,
         measured=most,
         threshold="0 tensors with a gradient",
         n=len(rows),
@@ -121,6 +155,13 @@ def banks_hold_gradients(results: Results) -> ClaimResult:
     )
 
 
+@claim(
+    "F4c",
+    CONFIRMED,
+    "Confirmed when the bytes of a step are below the full batch's in every trial and a window takes longer than "
+    "accumulation in most; refuted when no bytes are saved.",
+)
+@of_one_corpus
 def memory_for_time(results: Results) -> ClaimResult:
     """F4c: compares bytes and seconds of ContAccum with those of the full batch, accumulation and GradCache."""
     rows = results.study(TRAINED)
@@ -140,7 +181,7 @@ def memory_for_time(results: Results) -> ClaimResult:
         lighter += (own["total_bytes"] / cache["total_bytes"]).dropna().tolist()
     saves, time = pd.Series(saved), pd.Series(slower)
     dearer = (saves < 1).all() and (time > 1).mean() > 0.5
-    verdict = Ruling.refuted if (saves >= 1).all() else Ruling.confirmed if dearer else Ruling.conditional
+    verdict = REFUTED if (saves >= 1).all() else CONFIRMED if dearer else CONDITIONAL
     beside, sizes = pd.Series(cached), " or ".join(bank.partition("@")[2] for bank in banks)
     return ClaimResult(
         verdict=verdict,
@@ -155,6 +196,14 @@ def memory_for_time(results: Results) -> ClaimResult:
     )
 
 
+@claim(
+    "F5c",
+    CONFIRMED,
+    "Confirmed when in every trial the ratio of the towers' gradient norms is nearer to 1 (in |log|) with two banks "
+    "than with one of the same size, whose ratio is off by more than 1.5; refuted when in none; else conditional on the "
+    "learning rates at which one bank's is that far off in the median.",
+)
+@of_one_corpus
 def banks_balance(results: Results) -> ClaimResult:
     """F5c: compares the ratio of the towers' gradient norms with one bank and with two of the same size."""
     rows = results.study(TRAINED)
@@ -171,10 +220,7 @@ def banks_balance(results: Results) -> ClaimResult:
         return undecided("It takes trials at two learning rates with one bank, two banks and none.", len(table))
     far = table.map(lambda ratio: abs(math.log(ratio)))
     nearer = far["two"] < far["one"]
-    if nearer.all() and (far["one"] > UNBALANCED).all():
-        verdict = Ruling.confirmed
-    else:
-        verdict = Ruling.conditional if nearer.any() else Ruling.refuted
+    verdict = CONFIRMED if nearer.all() and (far["one"] > UNBALANCED).all() else CONDITIONAL if nearer.any() else REFUTED
     middle = table.median()
     rates = far["one"].groupby(of_trial).median()
     out = ", ".join(f"{lr:g}" for lr in rates.index[rates > UNBALANCED])
@@ -188,48 +234,6 @@ def banks_balance(results: Results) -> ClaimResult:
         explanation=f"Norm of the query tower's gradient over the passage tower's, medians: {number(middle['one'])} with a bank "
         f"of passages, {number(middle['two'])} with two banks, {number(middle['none'])} with none (GradCache, the full batch).",
     )
-
-
-CLAIMS = (
-    Claim(
-        id="F1c",
-        expects=Ruling.refuted,
-        rule=f"Refuted when every accumulated gradient is more than {APART:g} off the full batch's and within "
-        f"{ALGEBRA_GATE:.0e} of the oracle (scores masked to the micro-batches); confirmed when all are within the gate of the "
-        "full batch's.",
-        decide=of_one_corpus(any_loss),
-    ),
-    Claim(
-        id="F2c",
-        expects=Ruling.conditional,
-        rule=f"Banks of at most {EQUAL:g} times accumulation's bytes, each method at the learning rate that other seeds chose, "
-        f"at a plateau (the last quarter adds at most {PLATEAU:g} point), {FEWEST_SEEDS} seeds or more. Confirmed when the 95% "
-        f"interval of the paired difference of mean reciprocal ranks is above 0 at every N; refuted when below {MARGIN:g} point "
-        "at every N; conditional when each N is one of both; else, or with a rate at an end of the grid, undecided.",
-        decide=of_one_corpus(banks_beat_accumulation),
-    ),
-    Claim(
-        id="F3c",
-        expects=Ruling.refuted,
-        rule="Refuted when no tensor in any bank requires or has a gradient.",
-        decide=of_one_corpus(banks_hold_gradients),
-    ),
-    Claim(
-        id="F4c",
-        expects=Ruling.confirmed,
-        rule="Confirmed when the bytes of a step are below the full batch's in every trial and a window takes longer than "
-        "accumulation in most; refuted when no bytes are saved.",
-        decide=of_one_corpus(memory_for_time),
-    ),
-    Claim(
-        id="F5c",
-        expects=Ruling.confirmed,
-        rule="Confirmed when in every trial the ratio of the towers' gradient norms is nearer to 1 (in |log|) with two banks "
-        "than with one of the same size, whose ratio is off by more than 1.5; refuted when in none; else conditional on the "
-        "learning rates at which one bank's is that far off in the median.",
-        decide=of_one_corpus(banks_balance),
-    ),
-)
 
 
 def and_with_in_batch_negatives(results: Results) -> Advice | None:
@@ -261,7 +265,7 @@ EXPERIMENT = Experiment(
     rule="Gradients are compared in float64 at the same weights. Recall is over 1,000 held-out passages of other modules, "
     "after the same pairs, paired by seed; learning rates are chosen for each method on seeds that do not decide. Bytes are "
     "counted.",
-    claims=CLAIMS,
+    claims=(any_loss, banks_beat_accumulation, banks_hold_gradients, memory_for_time, banks_balance),
     advice=and_with_in_batch_negatives,
     sections=(shown.retrieval_section, shown.memory_section, shown.order_section, shown.judged_section, shown.gradients_section),
 )

@@ -10,12 +10,14 @@ import pandas as pd
 from accumulation_harness.analysis.content import Block, Picture, Section, Table, Text, estimated, number, plain, table
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import (
+    CONDITIONAL,
+    REFUTED,
+    UNDECIDED,
     Advice,
-    Claim,
     ClaimResult,
     Experiment,
     Material,
-    Ruling,
+    claim,
     over_settings,
     undecided,
 )
@@ -209,6 +211,14 @@ def rates(material: Material) -> Section | None:
 # Rules -------------------------------------------------------------------------------------------------------------------------
 
 
+@claim(
+    "C8",
+    REFUTED,
+    "In settings with both rates inside the grid, at equal samples, paired by seed (Bonferroni over settings): it is so "
+    "where the full batch's curve of the probe loss is smoother than the smallest small batch's and its test loss lower "
+    f"(both intervals below 0), and not so where the curve is rougher or a gain of {MARGIN:g} nats is excluded. Confirmed "
+    "when so in every setting, refuted when not so in every one, conditional when each is one of both; else undecided.",
+)
 def smoother_and_better(results: Results) -> ClaimResult:
     """C8: compares the full batch's curve and test loss with those of the smallest small batch at equal samples."""
     pairs, level = _pairs(results)
@@ -234,6 +244,14 @@ def smoother_and_better(results: Results) -> ClaimResult:
     )
 
 
+@claim(
+    "C9",
+    REFUTED,
+    f"Of settings whose validation loss changes by at most {FLAT:.0%} over the last fifth: conditional when one of the "
+    "two articles is right in some, a lower test loss of the full batch (S4), or a higher one with a larger gap to the "
+    "training loss at the same weights (S0); refuted when no setting changes by "
+    f"more and all lie within ±{MARGIN:g} nats (TOST); else undecided. Bonferroni over settings.",
+)
 def generalisation(results: Results) -> ClaimResult:
     """C9: compares test loss, and its gap to the training loss at the same weights, of full batch and smallest small batch."""
     pairs, level = _pairs(results)
@@ -253,7 +271,7 @@ def generalisation(results: Results) -> ClaimResult:
         for pair, one, g, flat in zip(pairs, loss, gap, settled, strict=True)
     )
     return ClaimResult(
-        verdict=Ruling.conditional if said else Ruling.refuted if all(neither) else Ruling.undecided,
+        verdict=CONDITIONAL if said else REFUTED if all(neither) else UNDECIDED,
         condition=" and ".join(said),
         measured=max(one.estimate for one in loss),
         threshold=f"at a plateau (≤ {FLAT:.0%}): test loss below 0 (S4), above 0 with a larger gap (S0), or within ±{MARGIN:g} "
@@ -303,28 +321,6 @@ def _seen(pairs: Sequence[Pair]) -> str:
     return f"With 80% power a difference of {number(least)} nats would have been seen in any setting."
 
 
-CLAIMS = (
-    Claim(
-        id="C8",
-        expects=Ruling.refuted,
-        rule="In settings with both rates inside the grid, at equal samples, paired by seed (Bonferroni over settings): it is so "
-        "where the full batch's curve of the probe loss is smoother than the smallest small batch's and its test loss lower "
-        f"(both intervals below 0), and not so where the curve is rougher or a gain of {MARGIN:g} nats is excluded. Confirmed "
-        "when so in every setting, refuted when not so in every one, conditional when each is one of both; else undecided.",
-        decide=smoother_and_better,
-    ),
-    Claim(
-        id="C9",
-        expects=Ruling.refuted,
-        rule=f"Of settings whose validation loss changes by at most {FLAT:.0%} over the last fifth: conditional when one of the "
-        "two articles is right in some, a lower test loss of the full batch (S4), or a higher one with a larger gap to the "
-        "training loss at the same weights (S0); refuted when no setting changes by "
-        f"more and all lie within ±{MARGIN:g} nats (TOST); else undecided. Bonferroni over settings.",
-        decide=generalisation,
-    ),
-)
-
-
 def is_accumulating_wasteful(results: Results) -> Advice | None:
     """Of the experiment on convergence: small batches of b beside N accumulated micro-batches of b, where any decides."""
     rows = trainings.trainings(results.of("convergence"))
@@ -360,7 +356,7 @@ EXPERIMENT = Experiment(
     "split. Same means TOST within half the standard deviation of the full batch between seeds; different, a "
     f"Holm-corrected paired test; anything else is undecided, as is all below {FEWEST_SEEDS} judging seeds. Accumulating is "
     f"wasteful where the small batch takes fewer seconds to the last target and its test loss is not higher by {MARGIN:g} nats.",
-    claims=CLAIMS,
+    claims=(smoother_and_better, generalisation),
     advice=is_accumulating_wasteful,
     sections=(curves, endings, waste, rates),
 )

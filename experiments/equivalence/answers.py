@@ -7,7 +7,18 @@ import pandas as pd
 from accumulation_harness.analysis import sections, tables
 from accumulation_harness.analysis.content import counted, number, share
 from accumulation_harness.analysis.load import Results
-from accumulation_harness.analysis.question import Advice, Answer, Claim, ClaimResult, Experiment, Ruling, undecided
+from accumulation_harness.analysis.question import (
+    CONDITIONAL,
+    CONFIRMED,
+    REFUTED,
+    Advice,
+    Answer,
+    ClaimResult,
+    Experiment,
+    Ruling,
+    claim,
+    undecided,
+)
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.judge.gates import ALGEBRA_GATE
 
@@ -79,6 +90,11 @@ def _own_algebra(arms: pd.DataFrame) -> pd.DataFrame:
     return arms[wide] if wide.any() else arms
 
 
+@claim(
+    "A1",
+    CONDITIONAL,
+    "Conditional when arms without BatchNorm are equivalent and arms with it are not.",
+)
 def same_update(results: Results) -> ClaimResult:
     """A1: tests whether accumulated arms are equivalent, without BatchNorm and with it."""
     free, bound = _accumulated(results, batch_norm=False), _accumulated(results, batch_norm=True)
@@ -86,7 +102,7 @@ def same_update(results: Results) -> ClaimResult:
         return undecided("It takes arms with BatchNorm and without.", len(free) + len(bound))
     same, parted = free["verdict"].eq("equivalent"), bound["verdict"].eq("different")
     return ClaimResult(
-        verdict=Ruling.refuted if not same.any() else Ruling.confirmed if same.all() and not parted.any() else Ruling.conditional,
+        verdict=REFUTED if not same.any() else CONFIRMED if same.all() and not parted.any() else CONDITIONAL,
         condition="without BatchNorm",
         measured=free["algebra_error"].max(),
         threshold=GATE,
@@ -97,6 +113,12 @@ def same_update(results: Results) -> ClaimResult:
     )
 
 
+@claim(
+    "A2",
+    CONDITIONAL,
+    "Refuted when every arm agrees with the full batch within the gate of L0, confirmed when none without BatchNorm "
+    "does, conditional when those without BatchNorm do and those with it do not.",
+)
 def only_approximates(results: Results) -> ClaimResult:
     """A2: tests in which arms accumulation is exact in float64, and in which it only approximates; S1 excepts BatchNorm."""
     free, bound = (_own_algebra(_accumulated(results, batch_norm=kind)) for kind in (False, True))
@@ -106,7 +128,7 @@ def only_approximates(results: Results) -> ClaimResult:
     exact, off = free["algebra_error"] <= ALGEBRA_GATE, bound["algebra_error"] > ALGEBRA_GATE
     everywhere = exact.all() and not off.any()
     return ClaimResult(
-        verdict=Ruling.refuted if everywhere else Ruling.conditional if exact.any() else Ruling.confirmed,
+        verdict=REFUTED if everywhere else CONDITIONAL if exact.any() else CONFIRMED,
         condition="with BatchNorm; without it, accumulation is exact",
         measured=free["algebra_error"].max(),
         threshold=GATE,
@@ -117,6 +139,11 @@ def only_approximates(results: Results) -> ClaimResult:
     )
 
 
+@claim(
+    "A5",
+    Ruling.wrong_by_arithmetic,
+    "Wrong by arithmetic: B = N·b is a definition, by which trials are configured; nothing is measured.",
+)
 def no_relation(results: Results) -> ClaimResult:
     """A5: the relation is a definition, and the micro-batches of every trial are computed from it: nothing is measured."""
     return ClaimResult(
@@ -129,6 +156,13 @@ def no_relation(results: Results) -> ClaimResult:
     )
 
 
+@claim(
+    "A6",
+    CONDITIONAL,
+    f"B = 8 as 4 x 2 under SGD, {LEAST_SEEDS} seeds: divided and undivided, without BatchNorm and with it. Confirmed "
+    "when all four are equivalent, conditional when only the divided one without BatchNorm is and the others are different, "
+    "refuted when all are different.",
+)
 def eight_and_two(results: Results) -> ClaimResult:
     """A6: tests B = 8 as 4 x 2 under SGD, with the loss divided and undivided, without BatchNorm and with it."""
     arms = results.arms[results.arms["arm"].isin(["accumulated", UNDIVIDED]) & results.arms["norm"].isin(["none", "batch"])]
@@ -141,11 +175,11 @@ def eight_and_two(results: Results) -> ClaimResult:
     right = ("accumulated", "none")
     rest_apart = all(apart[cell] for cell in cells if cell != right)
     if all(same.values()):
-        verdict = Ruling.confirmed
+        verdict = CONFIRMED
     elif same[right] and rest_apart:
-        verdict = Ruling.conditional
+        verdict = CONDITIONAL
     elif all(apart.values()):
-        verdict = Ruling.refuted
+        verdict = REFUTED
     else:
         return undecided("A cell has arms that are equivalent and others that are not.", len(arms))
     words = ", ".join(
@@ -160,37 +194,6 @@ def eight_and_two(results: Results) -> ClaimResult:
         n=len(arms),
         explanation=f"S2 writes the update as a plain sum, which is the undivided one. Equivalent under SGD: {words} arms.",
     )
-
-
-CLAIMS = (
-    Claim(
-        id="A1",
-        expects=Ruling.conditional,
-        rule="Conditional when arms without BatchNorm are equivalent and arms with it are not.",
-        decide=same_update,
-    ),
-    Claim(
-        id="A2",
-        expects=Ruling.conditional,
-        rule="Refuted when every arm agrees with the full batch within the gate of L0, confirmed when none without BatchNorm "
-        "does, conditional when those without BatchNorm do and those with it do not.",
-        decide=only_approximates,
-    ),
-    Claim(
-        id="A5",
-        expects=Ruling.wrong_by_arithmetic,
-        rule="Wrong by arithmetic: B = N·b is a definition, by which trials are configured; nothing is measured.",
-        decide=no_relation,
-    ),
-    Claim(
-        id="A6",
-        expects=Ruling.conditional,
-        rule=f"B = 8 as 4 x 2 under SGD, {LEAST_SEEDS} seeds: divided and undivided, without BatchNorm and with it. Confirmed "
-        "when all four are equivalent, conditional when only the divided one without BatchNorm is and the others are different, "
-        "refuted when all are different.",
-        decide=eight_and_two,
-    ),
-)
 
 
 def may_i_accumulate(results: Results) -> Advice | None:
@@ -219,7 +222,7 @@ EXPERIMENT = Experiment(
     rule="The verdict of every single arm decides: float64 algebra and counters, then rounding in the target precision. One arm "
     "that falls otherwise refutes the prediction, one that cannot be judged leaves it open. "
     "Convergence over seeds is reported beside it and certifies nothing alone.",
-    claims=CLAIMS,
+    claims=(same_update, only_approximates, no_relation, eight_and_two),
     answer=answer,
     advice=may_i_accumulate,
     sections=(

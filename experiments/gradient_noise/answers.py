@@ -9,7 +9,16 @@ import pandas as pd
 
 from accumulation_harness.analysis.content import Picture, Section, Table, Text, number, table
 from accumulation_harness.analysis.load import Results
-from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from accumulation_harness.analysis.question import (
+    CONFIRMED,
+    REFUTED,
+    UNDECIDED,
+    ClaimResult,
+    Experiment,
+    Material,
+    claim,
+    undecided,
+)
 from accumulation_harness.experiments.gradient_noise import figures as noise_figures
 from accumulation_harness.experiments.gradient_noise import fits as noise
 from accumulation_harness.judge.resampling import Interval
@@ -36,6 +45,12 @@ def variances(rows: pd.DataFrame) -> pd.DataFrame:
     return own.assign(independent=own["variance"] / factor)
 
 
+@claim(
+    "C6",
+    CONFIRMED,
+    "Confirmed when the slope of log variance over log B is -1, with its 95% interval within "
+    f"{SLOPE_MARGIN:g} of it, for {FEWEST_DRAWS} draws or more of each size.",
+)
 def falls_as_one_over_b(results: Results) -> ClaimResult:
     """C6: compares the slope of log variance over log B with -1, also without replacement after division by (D - B)/(D - 1)."""
     rows = variances(results.measurements)
@@ -49,7 +64,7 @@ def falls_as_one_over_b(results: Results) -> ClaimResult:
     outside = all(one.low > -1 + SLOPE_MARGIN or one.high < -1 - SLOPE_MARGIN for one in kinds.values())
     drawn = kinds[True]
     return ClaimResult(
-        verdict=Ruling.confirmed if inside else Ruling.refuted if outside else Ruling.undecided,
+        verdict=CONFIRMED if inside else REFUTED if outside else UNDECIDED,
         measured=drawn.estimate,
         threshold=f"slope -1 ± {SLOPE_MARGIN:g}",
         n=int(rows["draws"].sum()),
@@ -98,17 +113,6 @@ def _by_setting(rows: pd.DataFrame, ratio: pd.Series) -> list[str]:
         f"{name}: {low:.2g} to {high:.2g} (n = {n:.0f})"
         for name, (low, high, n) in zip(ranges.index, ranges.to_numpy(), strict=True)
     ]
-
-
-CLAIMS = (
-    Claim(
-        id="C6",
-        expects=Ruling.confirmed,
-        rule="Confirmed when the slope of log variance over log B is -1, with its 95% interval within "
-        f"{SLOPE_MARGIN:g} of it, for {FEWEST_DRAWS} draws or more of each size.",
-        decide=falls_as_one_over_b,
-    ),
-)
 
 
 def variance_section(material: Material) -> Section | None:
@@ -197,6 +201,6 @@ EXPERIMENT = Experiment(
     "without bias.",
     rule="Per-sample gradients in float64 are the truth. The mean slope of log variance over log B has to be within "
     f"{SLOPE_MARGIN:g} of -1 with its 95% interval. The growth of the noise scale is shown, and decides nothing.",
-    claims=CLAIMS,
+    claims=(falls_as_one_over_b,),
     sections=(variance_section, noise_section),
 )

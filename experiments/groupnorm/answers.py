@@ -8,7 +8,17 @@ from typing import Any
 import pandas as pd
 
 from accumulation_harness.analysis.load import Results
-from accumulation_harness.analysis.question import Advice, Claim, ClaimResult, Experiment, Ruling, undecided
+from accumulation_harness.analysis.question import (
+    CONDITIONAL,
+    CONFIRMED,
+    REFUTED,
+    UNDECIDED,
+    Advice,
+    ClaimResult,
+    Experiment,
+    claim,
+    undecided,
+)
 from accumulation_harness.experiments.batchnorm import sections as shown
 from accumulation_harness.experiments.batchnorm.tables import EXACT, LEVEL, MARGIN, between_norms, fixed_batch, trained
 from accumulation_harness.judge.gates import ALGEBRA_GATE
@@ -22,6 +32,14 @@ EXTERNAL = (
 )
 
 
+@claim(
+    "B3",
+    CONDITIONAL,
+    "Over all models and b that were trained at one B, each a cell, paired by seed, Holm over cells: confirmed when "
+    "GroupNorm is exact and saves error in every cell, conditional when it saves some in some cells and in others loses or "
+    f"is within {MARGIN:g} point (TOST), refuted when it is not exact, or every cell is settled and it saves nothing in "
+    "any; else undecided.",
+)
 def better_choice(results: Results) -> ClaimResult:
     """B3: tests whether GroupNorm is exact at every N, and for which models and b at fixed B it saves error."""
     exact = results.study(EXACT)
@@ -38,11 +56,11 @@ def better_choice(results: Results) -> ClaimResult:
     same = gains[~told & (gains["tost_p"] < LEVEL)]
     settled = len(better) + len(worse) + len(same) == len(gains)
     if worst > ALGEBRA_GATE or (settled and better.empty):
-        verdict = Ruling.refuted
+        verdict = REFUTED
     elif len(better) == len(gains):
-        verdict = Ruling.confirmed
+        verdict = CONFIRMED
     else:
-        verdict = Ruling.conditional if len(better) and (len(worse) or len(same)) else Ruling.undecided
+        verdict = CONDITIONAL if len(better) and (len(worse) or len(same)) else UNDECIDED
     return ClaimResult(
         verdict=verdict,
         condition=f"for {_cells(better)}; not for {_cells(pd.concat([worse, same]))}",
@@ -86,19 +104,6 @@ def predicted(results: Results) -> bool | None:
     return all(verdicts)
 
 
-CLAIMS = (
-    Claim(
-        id="B3",
-        expects=Ruling.conditional,
-        rule="Over all models and b that were trained at one B, each a cell, paired by seed, Holm over cells: confirmed when "
-        "GroupNorm is exact and saves error in every cell, conditional when it saves some in some cells and in others loses or "
-        f"is within {MARGIN:g} point (TOST), refuted when it is not exact, or every cell is settled and it saves nothing in "
-        "any; else undecided.",
-        decide=better_choice,
-    ),
-)
-
-
 def is_group_norm_better(results: Results) -> Advice | None:
     """Of the experiment on GroupNorm."""
     rows = trained(results.of("groupnorm"))
@@ -129,7 +134,7 @@ EXPERIMENT = Experiment(
     rule="Float64 gradients decide on exactness. Differences of accuracy are paired by seed, and corrected for the number of "
     f"cells; the margin of equality is {MARGIN:g} percentage point. Of Wu & He's curves only the shape is compared: order, "
     "sign and place of the steepest rise.",
-    claims=CLAIMS,
+    claims=(better_choice,),
     predicted=predicted,
     advice=is_group_norm_better,
     sections=(shown.wu_and_he, shown.wu_and_he_growing, shown.exact_at_every_n),

@@ -9,7 +9,17 @@ import pandas as pd
 
 from accumulation_harness.analysis.content import Block, Picture, Section, Table, Text, estimated, number, span, table
 from accumulation_harness.analysis.load import Results
-from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from accumulation_harness.analysis.question import (
+    CONDITIONAL,
+    CONFIRMED,
+    REFUTED,
+    UNDECIDED,
+    ClaimResult,
+    Experiment,
+    Material,
+    claim,
+    undecided,
+)
 from accumulation_harness.experiments.learning_rate import rates as learning_rates
 from accumulation_harness.experiments.learning_rate.rates import RULES
 from accumulation_harness.experiments.momentum import figures
@@ -30,6 +40,14 @@ BEST_BATCHES = (32, 512)  # as S0 says
 # Rules -------------------------------------------------------------------------------------------------------------------------
 
 
+@claim(
+    "C4",
+    CONDITIONAL,
+    f"Only where the true batch learned (held-out loss ≤ {TRAINED:g}). Confirmed when accumulation at the true "
+    f"batch's rate ends at another loss, by more than {TRAJECTORY_GATE:.0e}; else conditional when under some optimizer "
+    "the best rate of the large batch exceeds the small batch's, whichever seed is left out; refuted when under none; "
+    "undecided between.",
+)
 def rate_has_to_be_raised(results: Results) -> ClaimResult:
     """C4: compares accumulation with the true batch at several rates, and the best rates of large and small batches."""
     pairs, rows = learning_rates.against_true_batch(results), learning_rates.trained(results)
@@ -48,10 +66,7 @@ def rate_has_to_be_raised(results: Results) -> ClaimResult:
     )
     raised = any(low > 1 for low, _ in ranges.values()) if ranges else max(ratios.values()) > 1
     lower = all(high <= 1 for _, high in ranges.values()) if ranges else max(ratios.values()) <= 1
-    if worst > TRAJECTORY_GATE:
-        verdict = Ruling.confirmed
-    else:
-        verdict = Ruling.conditional if raised else Ruling.refuted if lower else Ruling.undecided
+    verdict = CONFIRMED if worst > TRAJECTORY_GATE else CONDITIONAL if raised else REFUTED if lower else UNDECIDED
     return ClaimResult(
         verdict=verdict,
         condition="against training with the small batch, never against the true batch",
@@ -65,6 +80,14 @@ def rate_has_to_be_raised(results: Results) -> ClaimResult:
     )
 
 
+@claim(
+    "C5",
+    CONDITIONAL,
+    f"A cell is stable when the interval of its excess over the best rate's training loss ends below {STABLE:g} nats, "
+    f"unstable when it begins above, {LEAST_SEEDS} seeds, Bonferroni over cells, and neither when that best rate is on the "
+    "edge of the grid. Confirmed when all are stable, refuted when all are unstable, conditional when some are each, else "
+    "undecided.",
+)
 def linear_scaling_is_stable(results: Results) -> ClaimResult:
     """C5: compares the training loss under linear scaling with that at the batch's own best rate, paired by seed."""
     table = learning_rates.scaled(results)
@@ -80,11 +103,11 @@ def linear_scaling_is_stable(results: Results) -> ClaimResult:
     stable = [name for name, one, inside in zip(cells, each, closed, strict=True) if inside and one.high <= STABLE]
     unstable = [name for name, one, inside in zip(cells, each, closed, strict=True) if inside and one.low > STABLE]
     if len(stable) == len(cells):
-        verdict = Ruling.confirmed
+        verdict = CONFIRMED
     elif len(unstable) == len(cells):
-        verdict = Ruling.refuted
+        verdict = REFUTED
     else:
-        verdict = Ruling.conditional if stable and unstable else Ruling.undecided
+        verdict = CONDITIONAL if stable and unstable else UNDECIDED
     words = "; ".join(
         f"{name}: {', '.join(f'{rule} {_excess(table, row, rule)}' for rule in RULES)}"
         f"{' (best rate on the edge of the grid)' if row['on_edge'] else f' (linear: {number(one.low)} to {number(one.high)})'}"
@@ -112,6 +135,12 @@ def _excess(table: pd.DataFrame, row: Mapping[Hashable, object], rule: str) -> s
     return number(own["excess"].iloc[0]) if len(own) else "beyond the grid"
 
 
+@claim(
+    "G10",
+    REFUTED,
+    f"Read as: no batch outside {BEST_BATCHES[0]} to {BEST_BATCHES[1]} is better. Refuted when one is, against every "
+    "batch inside that was trained (paired intervals, Bonferroni); otherwise undecided, as one task confirms nothing of all.",
+)
 def best_batches(results: Results) -> ClaimResult:
     """G10: tests whether some batch outside 32 to 512 is better than every one inside that was trained."""
     rows = learning_rates.trained(results)
@@ -128,7 +157,7 @@ def best_batches(results: Results) -> ClaimResult:
     shown = [name for name, (_, one) in gains.items() if one.low > 0]
     words = "; ".join(f"{name}, B = {batch}: {estimated(one)}" for name, (batch, one) in gains.items())
     return ClaimResult(
-        verdict=Ruling.refuted if shown else Ruling.undecided,
+        verdict=REFUTED if shown else UNDECIDED,
         measured=max(one.estimate for _, one in gains.values()),
         threshold=f"held-out loss of every batch within {BEST_BATCHES[0]} to {BEST_BATCHES[1]} above that of one outside",
         n=len(rows),
@@ -136,35 +165,6 @@ def best_batches(results: Results) -> ClaimResult:
         f"nearest batch inside less that of the best outside, at equal samples, rates chosen by other seeds: {words}. Batches "
         f"tried: {', '.join(f'{batch:g}' for batch in sorted(rows['batch'].unique()))}.",
     )
-
-
-CLAIMS = (
-    Claim(
-        id="C4",
-        expects=Ruling.conditional,
-        rule=f"Only where the true batch learned (held-out loss ≤ {TRAINED:g}). Confirmed when accumulation at the true "
-        f"batch's rate ends at another loss, by more than {TRAJECTORY_GATE:.0e}; else conditional when under some optimizer "
-        "the best rate of the large batch exceeds the small batch's, whichever seed is left out; refuted when under none; "
-        "undecided between.",
-        decide=rate_has_to_be_raised,
-    ),
-    Claim(
-        id="C5",
-        expects=Ruling.conditional,
-        rule=f"A cell is stable when the interval of its excess over the best rate's training loss ends below {STABLE:g} nats, "
-        f"unstable when it begins above, {LEAST_SEEDS} seeds, Bonferroni over cells, and neither when that best rate is on the "
-        "edge of the grid. Confirmed when all are stable, refuted when all are unstable, conditional when some are each, else "
-        "undecided.",
-        decide=linear_scaling_is_stable,
-    ),
-    Claim(
-        id="G10",
-        expects=Ruling.refuted,
-        rule=f"Read as: no batch outside {BEST_BATCHES[0]} to {BEST_BATCHES[1]} is better. Refuted when one is, against every "
-        "batch inside that was trained (paired intervals, Bonferroni); otherwise undecided, as one task confirms nothing of all.",
-        decide=best_batches,
-    ),
-)
 
 
 # Page --------------------------------------------------------------------------------------------------------------------------
@@ -234,6 +234,6 @@ EXPERIMENT = Experiment(
     rule="The rates are octaves, the same for all batch sizes; the best has the lowest mean over seeds. Stable means within "
     f"{STABLE:g} nats of the best rate's training loss. Held-out losses are compared from {LEAST_SEEDS} seeds on. All of it "
     "holds for this model and length.",
-    claims=CLAIMS,
+    claims=(rate_has_to_be_raised, linear_scaling_is_stable, best_batches),
     sections=(true_batch, over_rates),
 )

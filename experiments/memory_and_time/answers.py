@@ -7,7 +7,17 @@ import pandas as pd
 
 from accumulation_harness.analysis.content import Picture, Section, number, share, table
 from accumulation_harness.analysis.load import Results
-from accumulation_harness.analysis.question import Advice, Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from accumulation_harness.analysis.question import (
+    CONDITIONAL,
+    CONFIRMED,
+    REFUTED,
+    Advice,
+    ClaimResult,
+    Experiment,
+    Material,
+    claim,
+    undecided,
+)
 from accumulation_harness.experiments.memory_and_time.figures import figure_cost_of_memory
 from accumulation_harness.results.cells import spread
 
@@ -25,6 +35,12 @@ def against_full(rows: pd.DataFrame, column: str, num: int) -> pd.Series:
     return (wide[1] / wide[num]).dropna() if {1, num} <= set(wide) else pd.Series(dtype=float)
 
 
+@claim(
+    "D1",
+    CONDITIONAL,
+    "Of what is alive at its most: confirmed when it falls 4 times (within 2%) at N = 4 in every trial; conditional "
+    "when the activations do in every trial, or all of it in some; refuted otherwise.",
+)
 def falls_four_times(results: Results) -> ClaimResult:
     """D1: tests whether memory at N = 4 is a fourth of the full batch's, and whether the activations alone are."""
     rows = results.measurements
@@ -34,7 +50,7 @@ def falls_four_times(results: Results) -> ClaimResult:
     if factors.empty:
         return undecided("It takes trials with N = 4.", 0)
     whole, part = factors >= 4 * (1 - CLOSE), activations >= 4 * (1 - CLOSE)
-    verdict = Ruling.confirmed if whole.all() else Ruling.conditional if part.all() or whole.any() else Ruling.refuted
+    verdict = CONFIRMED if whole.all() else CONDITIONAL if part.all() or whole.any() else REFUTED
     where = (
         f"in {share(int(whole.sum()), len(whole))} trials"
         if whole.any()
@@ -71,6 +87,12 @@ def largest_models(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(found, columns=["family", "accumulation_steps", "larger"])
 
 
+@claim(
+    "D4",
+    CONDITIONAL,
+    "The budget is what the smallest model of a kind takes at N = 1. Confirmed when for every kind some N makes room "
+    f"for a model whose state is {LARGER:g} times as large, conditional when for some kinds, refuted when for none.",
+)
 def models_become_larger(results: Results) -> ClaimResult:
     """D4: tests how much larger a model may be in the memory of the full batch, when its batch is accumulated."""
     rows = results.measurements
@@ -80,7 +102,7 @@ def models_become_larger(results: Results) -> ClaimResult:
     best = found.groupby("family")["larger"].max()
     first = found[found["larger"] >= LARGER].groupby("family")["accumulation_steps"].min()
     never = best.index.difference(first.index)
-    verdict = Ruling.confirmed if never.empty else Ruling.refuted if first.empty else Ruling.conditional
+    verdict = CONFIRMED if never.empty else REFUTED if first.empty else CONDITIONAL
     where = ", ".join(f"{family} from N = {num:g}" for family, num in first.items())
     found["told"] = [f"{times:.1f}" if times else "none" for times in found["larger"]]
     words = "; ".join(
@@ -98,6 +120,12 @@ def models_become_larger(results: Results) -> ClaimResult:
     )
 
 
+@claim(
+    "G4",
+    CONDITIONAL,
+    "A smaller b removes an error of memory between what is alive at b = B and at the smallest b. Conditional when that "
+    "range is not empty, refuted when it is; it cannot be confirmed, as something is alive at every b.",
+)
 def automatic_micro_batches(results: Results) -> ClaimResult:
     """G4: tests under which memory limits some micro-batch fits: what is alive at b = B down to the smallest b measured."""
     rows = results.measurements
@@ -105,7 +133,7 @@ def automatic_micro_batches(results: Results) -> ClaimResult:
         return undecided("It takes what is alive at once, at three N or more.", len(rows))
     ends = rows.groupby("trial")["alive_bytes"].agg(["min", "max"])
     helped, floor = (ends["min"] < ends["max"]), ends["min"] / ends["max"]
-    verdict = Ruling.refuted if not helped.any() else Ruling.conditional
+    verdict = REFUTED if not helped.any() else CONDITIONAL
     return ClaimResult(
         verdict=verdict,
         condition="while the static part and the smallest micro-batch's activations fit",
@@ -119,6 +147,11 @@ def automatic_micro_batches(results: Results) -> ClaimResult:
     )
 
 
+@claim(
+    "D2",
+    CONFIRMED,
+    "Confirmed when the activations times N are the full batch's, within 2%, at every N.",
+)
 def activations_fall(results: Results) -> ClaimResult:
     """D2: tests whether the activations at N are the full batch's over N, by the N that is farthest off."""
     rows = results.measurements
@@ -127,7 +160,7 @@ def activations_fall(results: Results) -> ClaimResult:
         factors = against_full(rows, "activation_bytes", num) / num
         worst = max(worst, float((factors - 1).abs().max()))
     return ClaimResult(
-        verdict=Ruling.confirmed if worst <= CLOSE else Ruling.refuted,
+        verdict=CONFIRMED if worst <= CLOSE else REFUTED,
         measured=worst,
         threshold="activations at N = 1 over N times those at N, less 1: 0 within 2%",
         n=len(rows),
@@ -138,6 +171,13 @@ def activations_fall(results: Results) -> ClaimResult:
 TEXTS = {"negligible (S0)": (0.0, 1 + NEGLIGIBLE), "slightly slower (S4)": (1 + NEGLIGIBLE, SLIGHTLY)}
 
 
+@claim(
+    "D6",
+    CONDITIONAL,
+    f"A window costs nothing up to {1 + NEGLIGIBLE:g} times the full batch's seconds (S0), little up to {SLIGHTLY:g} "
+    f"(S4), and N times within {N_TIMES:.0%} (S3). Confirmed when one text is right at every N, conditional when some are "
+    "at some, refuted when none is anywhere.",
+)
 def cost_in_time(results: Results) -> ClaimResult:
     """D6: compares the seconds of a window at N with the full batch's, and with what each of the three articles says of them."""
     rows = results.measurements
@@ -149,7 +189,7 @@ def cost_in_time(results: Results) -> ClaimResult:
     says["N times (S3)"] = every[(every["cost"] / every["num"] - 1).abs() <= N_TIMES]
     right = {text: len(cells) for text, cells in says.items()}
     alone = [text for text, count in right.items() if count == len(every)]
-    verdict = Ruling.confirmed if alone else Ruling.conditional if any(right.values()) else Ruling.refuted
+    verdict = CONFIRMED if alone else CONDITIONAL if any(right.values()) else REFUTED
     places = {text: _at(cells, size) for text, cells in says.items()}
     ranges = "; ".join(f"{text} in {share(right[text], len(every))} (at {place})" for text, place in places.items())
     where = "; ".join(f"{text} at {place}" for text, place in places.items())
@@ -171,45 +211,6 @@ def _at(cells: pd.DataFrame, size: int) -> str:
     """The micro-batches at which a text is right."""
     found = sorted({round(size / num) for num in cells["num"]})
     return f"b = {', '.join(map(str, found))}" if found else "no b"
-
-
-CLAIMS = (
-    Claim(
-        id="D1",
-        expects=Ruling.conditional,
-        rule="Of what is alive at its most: confirmed when it falls 4 times (within 2%) at N = 4 in every trial; conditional "
-        "when the activations do in every trial, or all of it in some; refuted otherwise.",
-        decide=falls_four_times,
-    ),
-    Claim(
-        id="D2",
-        expects=Ruling.confirmed,
-        rule="Confirmed when the activations times N are the full batch's, within 2%, at every N.",
-        decide=activations_fall,
-    ),
-    Claim(
-        id="D4",
-        expects=Ruling.conditional,
-        rule="The budget is what the smallest model of a kind takes at N = 1. Confirmed when for every kind some N makes room "
-        f"for a model whose state is {LARGER:g} times as large, conditional when for some kinds, refuted when for none.",
-        decide=models_become_larger,
-    ),
-    Claim(
-        id="D6",
-        expects=Ruling.conditional,
-        rule=f"A window costs nothing up to {1 + NEGLIGIBLE:g} times the full batch's seconds (S0), little up to {SLIGHTLY:g} "
-        f"(S4), and N times within {N_TIMES:.0%} (S3). Confirmed when one text is right at every N, conditional when some are "
-        "at some, refuted when none is anywhere.",
-        decide=cost_in_time,
-    ),
-    Claim(
-        id="G4",
-        expects=Ruling.conditional,
-        rule="A smaller b removes an error of memory between what is alive at b = B and at the smallest b. Conditional when that "
-        "range is not empty, refuted when it is; it cannot be confirmed, as something is alive at every b.",
-        decide=automatic_micro_batches,
-    ),
-)
 
 
 def fitted(rows: pd.DataFrame) -> tuple[float, float]:
@@ -300,7 +301,7 @@ EXPERIMENT = Experiment(
     "smaller b leaves the device less to do at once.",
     rule="The bytes of parameters, gradients, state and of what is saved for backward are counted (on CUDA: the allocator's "
     "peak). Seconds are medians over windows, with the N taken in turn.",
-    claims=CLAIMS,
+    claims=(falls_four_times, activations_fall, models_become_larger, cost_in_time, automatic_micro_batches),
     advice=what_does_it_cost,
     sections=(budget_figure, memory_table),
 )

@@ -6,7 +6,17 @@ import pandas as pd
 
 from accumulation_harness.analysis.content import Picture, Section, Text, number, span, table
 from accumulation_harness.analysis.load import Results
-from accumulation_harness.analysis.question import Advice, Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from accumulation_harness.analysis.question import (
+    CONDITIONAL,
+    CONFIRMED,
+    REFUTED,
+    Advice,
+    ClaimResult,
+    Experiment,
+    Material,
+    claim,
+    undecided,
+)
 from accumulation_harness.experiments.momentum import figures
 from accumulation_harness.experiments.momentum import states as optimizers
 from accumulation_harness.experiments.momentum.states import of_study
@@ -26,6 +36,13 @@ LEAST_SEEDS = 5  # for the comparison of Adam's beta2
 # Rules -------------------------------------------------------------------------------------------------------------------------
 
 
+@claim(
+    "C3",
+    REFUTED,
+    f"Refuted when state and weights of every accumulated arm equal the full batch's to {ALGEBRA_GATE:.0e} after {LONG} "
+    "float64 steps, and those of small-batch training and of a state advanced per micro-batch differ by "
+    f"{APART:.0e} or more.",
+)
 def states_evolve_otherwise(results: Results) -> ClaimResult:
     """C3: compares optimizer state and weights of every accumulated arm after 200 steps with arms that have to differ."""
     rows = optimizers.long_runs(results, LONG)
@@ -39,7 +56,7 @@ def states_evolve_otherwise(results: Results) -> ClaimResult:
     if not least >= APART:
         return undecided("An arm that has to differ did not: the comparison could not have seen it.", len(right))
     return ClaimResult(
-        verdict=Ruling.refuted if worst <= ALGEBRA_GATE else Ruling.confirmed,
+        verdict=REFUTED if worst <= ALGEBRA_GATE else CONFIRMED,
         measured=worst,
         threshold=f"≤ {ALGEBRA_GATE:.0e}; must differ by ≥ {APART:.0e}",
         n=len(right),
@@ -49,6 +66,14 @@ def states_evolve_otherwise(results: Results) -> ClaimResult:
     )
 
 
+@claim(
+    "C1",
+    CONDITIONAL,
+    f"Two halves, measured over {ORDERED} float64 steps: the bound, that another order of a window's micro-batches "
+    f"changes the loss by at most {BOUND:g}; and its reason, that order matters to state and weights or micro-batches "
+    f"weigh unequally in the state, by more than {ALGEBRA_GATE:.0e}. Confirmed when both hold, conditional when the bound "
+    "alone does, refuted when the bound does not. Small steps must feel the order.",
+)
 def older_micro_batches(results: Results) -> ClaimResult:
     """C1: tests whether the order inside a window matters, and whether its micro-batches weigh the same in the momentum."""
     reordered, small = optimizers.orders(results, ORDERED)
@@ -66,7 +91,7 @@ def older_micro_batches(results: Results) -> ClaimResult:
     stale = max(worst, float(spread.max()))
     cheap, fresh = cost <= BOUND, stale <= ALGEBRA_GATE
     return ClaimResult(
-        verdict=Ruling.refuted if not cheap else Ruling.conditional if fresh else Ruling.confirmed,
+        verdict=REFUTED if not cheap else CONDITIONAL if fresh else CONFIRMED,
         condition="as a bound; its reason, that some micro-batches are older, is refuted",
         measured=cost,
         threshold=f"change of the loss ≤ {BOUND:g}; order and weights ≤ {ALGEBRA_GATE:.0e}, must differ by ≥ {APART:.0e}",
@@ -79,6 +104,12 @@ def older_micro_batches(results: Results) -> ClaimResult:
     )
 
 
+@claim(
+    "C2",
+    CONDITIONAL,
+    "Conditional when the order changes neither gradients nor state nor weights, but does change running statistics and "
+    "random draws.",
+)
 def coupled_in_time(results: Results) -> ClaimResult:
     """C2: tests whether anything but running statistics and random draws couples a micro-batch to those before it."""
     reordered, small = optimizers.orders(results, ORDERED)
@@ -93,7 +124,7 @@ def coupled_in_time(results: Results) -> ClaimResult:
     buffers, draws = float(batch_norm["buffer_error_now"].min()), float(dropout["gradient_error"].min())
     apart = buffers >= APART and draws >= APART
     return ClaimResult(
-        verdict=Ruling.confirmed if worst > ALGEBRA_GATE else Ruling.conditional if apart else Ruling.refuted,
+        verdict=CONFIRMED if worst > ALGEBRA_GATE else CONDITIONAL if apart else REFUTED,
         condition="through running statistics and random draws alone",
         measured=worst,
         threshold=f"≤ {ALGEBRA_GATE:.0e} where nothing is carried over",
@@ -104,6 +135,13 @@ def coupled_in_time(results: Results) -> ClaimResult:
     )
 
 
+@claim(
+    "C10",
+    CONFIRMED,
+    "Confirmed when the measured half-life is beta's own times the samples per step, when beta^(1/N) gives N small "
+    f"steps the half-life of a window, and when it brings their path at least {CLOSER:g} times nearer to the window's in "
+    "every trial. The effect of Adam's beta2 on the loss at b = 2 is reported as well.",
+)
 def memory_in_samples(results: Results) -> ClaimResult:
     """C10: compares half-lives in samples, the paths of the weights and, where it was run, Adam's beta2 at a small batch."""
     lives = optimizers.half_lives(of_study(results, "optimizer_memory"))
@@ -125,7 +163,7 @@ def memory_in_samples(results: Results) -> ClaimResult:
     sentences += _beta2_in_words(adam)
     holds = error <= HALF_LIFE_ERROR and off <= HALF_LIFE_ERROR and nearest >= CLOSER
     return ClaimResult(
-        verdict=Ruling.confirmed if holds else Ruling.refuted if nearest < 1 else Ruling.conditional,
+        verdict=CONFIRMED if holds else REFUTED if nearest < 1 else CONDITIONAL,
         condition="" if holds or nearest < 1 else f"for half-lives; paths come {nearest:.2g} times nearer at least",
         measured=nearest,
         threshold=f"≥ {CLOSER:g} times nearer; half-lives within {HALF_LIFE_ERROR:.0e}",
@@ -146,42 +184,6 @@ def _beta2_in_words(differences: pd.DataFrame) -> list[str]:
         f"Adam at b = 2, loss under beta2 less that under beta2^(1/N): training, at the same rate, {words['training']}; "
         f"held-out, each at its best rate, {words['held_out']}."
     ]
-
-
-CLAIMS = (
-    Claim(
-        id="C1",
-        expects=Ruling.conditional,
-        rule=f"Two halves, measured over {ORDERED} float64 steps: the bound, that another order of a window's micro-batches "
-        f"changes the loss by at most {BOUND:g}; and its reason, that order matters to state and weights or micro-batches "
-        f"weigh unequally in the state, by more than {ALGEBRA_GATE:.0e}. Confirmed when both hold, conditional when the bound "
-        "alone does, refuted when the bound does not. Small steps must feel the order.",
-        decide=older_micro_batches,
-    ),
-    Claim(
-        id="C2",
-        expects=Ruling.conditional,
-        rule="Conditional when the order changes neither gradients nor state nor weights, but does change running statistics and "
-        "random draws.",
-        decide=coupled_in_time,
-    ),
-    Claim(
-        id="C3",
-        expects=Ruling.refuted,
-        rule=f"Refuted when state and weights of every accumulated arm equal the full batch's to {ALGEBRA_GATE:.0e} after {LONG} "
-        "float64 steps, and those of small-batch training and of a state advanced per micro-batch differ by "
-        f"{APART:.0e} or more.",
-        decide=states_evolve_otherwise,
-    ),
-    Claim(
-        id="C10",
-        expects=Ruling.confirmed,
-        rule="Confirmed when the measured half-life is beta's own times the samples per step, when beta^(1/N) gives N small "
-        f"steps the half-life of a window, and when it brings their path at least {CLOSER:g} times nearer to the window's in "
-        "every trial. The effect of Adam's beta2 on the loss at b = 2 is reported as well.",
-        decide=memory_in_samples,
-    ),
-)
 
 
 # Page --------------------------------------------------------------------------------------------------------------------------
@@ -326,7 +328,7 @@ EXPERIMENT = Experiment(
     f"{ALGEBRA_GATE:.0e} after {LONG} steps ({ORDERED} for orders). It counts only if small-batch training and a planted fault "
     f"(state advanced per micro-batch) differ by {APART:.0e} or more in the same trials. Comparisons of losses are paired by "
     "seed, and hold for this model and length.",
-    claims=CLAIMS,
+    claims=(older_micro_batches, coupled_in_time, states_evolve_otherwise, memory_in_samples),
     advice=do_i_change_rate_or_momentum,
     sections=(states, order, memory, small_steps, beta2),
 )

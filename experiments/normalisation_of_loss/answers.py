@@ -7,7 +7,17 @@ import pandas as pd
 from accumulation_harness.analysis import tables
 from accumulation_harness.analysis.content import Picture, Section, Text, counted, number, span, table
 from accumulation_harness.analysis.load import Results
-from accumulation_harness.analysis.question import Advice, Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from accumulation_harness.analysis.question import (
+    CONDITIONAL,
+    CONFIRMED,
+    REFUTED,
+    Advice,
+    ClaimResult,
+    Experiment,
+    Material,
+    claim,
+    undecided,
+)
 from accumulation_harness.experiments.normalisation_of_loss import figures as normalisation_figures
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.judge.gates import ALGEBRA_GATE
@@ -30,6 +40,12 @@ def _accumulated(arms: pd.DataFrame) -> pd.DataFrame:
     return arms[arms["arm"] == "accumulated"]
 
 
+@claim(
+    "A3",
+    CONDITIONAL,
+    "Of float64 gradients: confirmed when sums of summed and of mean losses are both the full batch's within "
+    f"{ALGEBRA_GATE:.0e}, conditional when the former are and the latter are N times it, refuted when neither is.",
+)
 def sum_of_gradients(results: Results) -> ClaimResult:
     """A3: tests whether sums of the window's summed losses, and sums of mean losses, give the full batch's gradient."""
     arms = results.arms
@@ -40,11 +56,11 @@ def sum_of_gradients(results: Results) -> ClaimResult:
     off = (means["scale"] / means["accumulation_steps"] - 1).abs()
     times_n, as_it_is = bool((off <= SCALE_TOLERANCE).all()), bool((means["gradient_error"] <= ALGEBRA_GATE).all())
     if exact.all() and as_it_is:
-        verdict = Ruling.confirmed
+        verdict = CONFIRMED
     elif exact.all() and times_n:
-        verdict = Ruling.conditional
+        verdict = CONDITIONAL
     elif not exact.any():
-        verdict = Ruling.refuted
+        verdict = REFUTED
     else:
         return undecided("Some sums are the full batch's gradient and others are not.", len(summed) + len(means))
     return ClaimResult(
@@ -59,6 +75,11 @@ def sum_of_gradients(results: Results) -> ClaimResult:
     )
 
 
+@claim(
+    "A4",
+    REFUTED,
+    "Refuted when every undivided arm is different, for that cause, and its gradient is N times the full batch's.",
+)
 def undivided_loop(results: Results) -> ClaimResult:
     """A4: tests whether the sum of mean losses gives N times the gradient, under every optimizer."""
     arms = results.arms[~results.arms["unequal_terms"]]
@@ -73,7 +94,7 @@ def undivided_loop(results: Results) -> ClaimResult:
     moved = ", ".join(f"{number(hidden[name])} under {name}" for name in sorted(hidden.index, key=tables.place_of))
     refuted = parted.all() and off <= SCALE_TOLERANCE
     return ClaimResult(
-        verdict=Ruling.refuted if refuted else Ruling.confirmed if same.all() else Ruling.conditional,
+        verdict=REFUTED if refuted else CONFIRMED if same.all() else CONDITIONAL,
         condition="" if refuted or same.all() else f"different for another cause in {counted(~parted)} arms",
         measured=off,
         threshold=f"|scale / N - 1| ≤ {SCALE_TOLERANCE:.0e}",
@@ -84,6 +105,11 @@ def undivided_loop(results: Results) -> ClaimResult:
     )
 
 
+@claim(
+    "A9",
+    CONDITIONAL,
+    "Conditional when dividing by N is equivalent with equal weights in full windows, and different otherwise.",
+)
 def divided_by_n(results: Results) -> ClaimResult:
     """A9: tests division by N with equal weights in full windows, with unequal weights, and in short windows."""
     arms = results.arms
@@ -97,7 +123,7 @@ def divided_by_n(results: Results) -> ClaimResult:
     same, parted = even["verdict"].eq("equivalent"), uneven["verdict"].eq("different")
     least = uneven["gradient_error"]
     return ClaimResult(
-        verdict=Ruling.refuted if not same.all() else Ruling.conditional if parted.any() else Ruling.confirmed,
+        verdict=REFUTED if not same.all() else CONDITIONAL if parted.any() else CONFIRMED,
         condition="with equal weights in full windows",
         measured=least.min(),
         threshold=f"> {ALGEBRA_GATE:.0e} with unequal weights or short windows, ≤ with neither",
@@ -108,6 +134,12 @@ def divided_by_n(results: Results) -> ClaimResult:
     )
 
 
+@claim(
+    "A10",
+    CONDITIONAL,
+    "Conditional when the loop misses steps and samples wherever an epoch has a remainder, and nothing where it has "
+    "none, as in an endless stream; confirmed when it never misses any; refuted when only some remainders cost any.",
+)
 def loop_over_the_loader(results: Results) -> ClaimResult:
     """A10: counts steps missed and samples leaked or dropped where the epoch does not end with a window."""
     rows = results.study("epoch_tail", ("tail_samples",))
@@ -121,7 +153,7 @@ def loop_over_the_loader(results: Results) -> ClaimResult:
         return undecided("The complete loop, or one over an epoch without remainder, is not exact.", len(rows))
     one = written.iloc[0]
     return ClaimResult(
-        verdict=Ruling.conditional if lost.all() else Ruling.confirmed if not lost.any() else Ruling.refuted,
+        verdict=CONDITIONAL if lost.all() else CONFIRMED if not lost.any() else REFUTED,
         condition="where no epoch ends inside a window: S3's endless stream, not S0's and S1's epochs",
         measured=written["gradient_error"].median(),
         threshold=f"≤ {ALGEBRA_GATE:.0e}",
@@ -133,6 +165,12 @@ def loop_over_the_loader(results: Results) -> ClaimResult:
     )
 
 
+@claim(
+    "A16",
+    CONDITIONAL,
+    "Of the first update and the mean of the first steps: confirmed when the divided one grows more than "
+    f"{GROWTH:g}-fold with N, conditional when only the undivided one does (N times, under SGD), refuted when neither does.",
+)
 def update_over_n(results: Results) -> ClaimResult:
     """A16: compares updates over N at a fixed micro-batch, divided and undivided: the first, and the mean of the first steps."""
     rows = results.study("update_size")
@@ -152,7 +190,7 @@ def update_over_n(results: Results) -> ClaimResult:
     grows = bool((times_n.abs() <= EXACT).all())
     most = int(first["accumulation_steps"].max())
     return ClaimResult(
-        verdict=Ruling.confirmed if not steady else Ruling.conditional if grows else Ruling.refuted,
+        verdict=CONFIRMED if not steady else CONDITIONAL if grows else REFUTED,
         condition="without the division by N, under an optimizer whose steps keep the scale (SGD, momentum)",
         measured=divided.max(),
         threshold=f"≤ {GROWTH:g} times the update of one micro-batch, up to N = {most}",
@@ -166,43 +204,6 @@ def update_over_n(results: Results) -> ClaimResult:
 
 def _named(first: pd.DataFrame, mean: pd.DataFrame) -> tuple[tuple[str, pd.DataFrame], ...]:
     return ("first", first), ("mean", mean)
-
-
-CLAIMS = (
-    Claim(
-        id="A3",
-        expects=Ruling.conditional,
-        rule="Of float64 gradients: confirmed when sums of summed and of mean losses are both the full batch's within "
-        f"{ALGEBRA_GATE:.0e}, conditional when the former are and the latter are N times it, refuted when neither is.",
-        decide=sum_of_gradients,
-    ),
-    Claim(
-        id="A4",
-        expects=Ruling.refuted,
-        rule="Refuted when every undivided arm is different, for that cause, and its gradient is N times the full batch's.",
-        decide=undivided_loop,
-    ),
-    Claim(
-        id="A9",
-        expects=Ruling.conditional,
-        rule="Conditional when dividing by N is equivalent with equal weights in full windows, and different otherwise.",
-        decide=divided_by_n,
-    ),
-    Claim(
-        id="A10",
-        expects=Ruling.conditional,
-        rule="Conditional when the loop misses steps and samples wherever an epoch has a remainder, and nothing where it has "
-        "none, as in an endless stream; confirmed when it never misses any; refuted when only some remainders cost any.",
-        decide=loop_over_the_loader,
-    ),
-    Claim(
-        id="A16",
-        expects=Ruling.conditional,
-        rule="Of the first update and the mean of the first steps: confirmed when the divided one grows more than "
-        f"{GROWTH:g}-fold with N, conditional when only the undivided one does (N times, under SGD), refuted when neither does.",
-        decide=update_over_n,
-    ),
-)
 
 
 def when_n_is_right(material: Material) -> Section | None:
@@ -307,7 +308,7 @@ EXPERIMENT = Experiment(
     "N·b does not divide the epoch. A divided update does not grow with N.",
     rule=f"Judged arms decide: the correct arm has to be equivalent (gradients within {ALGEBRA_GATE:.0e} in float64) and the "
     "faulty one different. Samples and steps of the loop are counted; its gradients are compared with a float64 referee's.",
-    claims=CLAIMS,
+    claims=(sum_of_gradients, undivided_loop, divided_by_n, loop_over_the_loader, update_over_n),
     advice=what_is_the_loss_divided_by,
     sections=(when_n_is_right, end_of_an_epoch, update_size),
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from functools import partial
 
 import pandas as pd
@@ -11,7 +10,17 @@ import pandas as pd
 from accumulation_harness.analysis import faults
 from accumulation_harness.analysis.content import Picture, Section, Text, counted, number, share, span, table
 from accumulation_harness.analysis.load import Results
-from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from accumulation_harness.analysis.question import (
+    CONDITIONAL,
+    CONFIRMED,
+    REFUTED,
+    Claim,
+    ClaimResult,
+    Experiment,
+    Material,
+    claim,
+    undecided,
+)
 from accumulation_harness.experiments.order_of_operations import figures as order_figures
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.judge.gates import ALGEBRA_GATE, TRAJECTORY_GATE
@@ -52,7 +61,7 @@ def _judged(wrong: pd.DataFrame, right: pd.DataFrame, meaning: str) -> ClaimResu
     named = [arm in faults.causes_of(cause) for arm, cause in zip(wrong["arm"], wrong["cause"], strict=True)]
     gap = wrong[["algebra_error", "trajectory_error"]].max(axis=1)
     return ClaimResult(
-        verdict=Ruling.confirmed if parted.all() else Ruling.refuted if not parted.any() else Ruling.conditional,
+        verdict=CONFIRMED if parted.all() else REFUTED if not parted.any() else CONDITIONAL,
         condition=f"in {counted(parted)} arms",
         measured=gap.min(),
         threshold=GATE,
@@ -63,19 +72,32 @@ def _judged(wrong: pd.DataFrame, right: pd.DataFrame, meaning: str) -> ClaimResu
     )
 
 
+@claim(
+    "A12",
+    CONDITIONAL,
+    "A prescription, tested by its aim: conditional on following the full batch when a schedule that counts optimizer steps "
+    "does, and every one that counts micro-batches does not; refuted when counting micro-batches does too.",
+)
 def schedule(results: Results) -> ClaimResult:
     """A12: tests what a schedule has to count if training is to follow the full batch, which counts its own steps."""
     found = once_per_window((Cause.schedule_per_micro_batch,), "The schedule counts optimizer steps", results)
-    if found.verdict != Ruling.confirmed:
+    if found.verdict != CONFIRMED:
         return found
     return dataclasses.replace(
         found,
-        verdict=Ruling.conditional,
+        verdict=CONDITIONAL,
         condition="where training shall follow the full batch's",
         explanation=f"{found.explanation} What a schedule should count is a prescription: the full batch's own counts its steps.",
     )
 
 
+@claim(
+    "A13",
+    CONDITIONAL,
+    "The correct arms have to be equivalent with clipping off and active. Of the arms that clip inside the window or before "
+    f"unscaling where clipping is active: confirmed when all end more than {NOTICEABLE:g} of the way off, conditional when "
+    f"some do, refuted when none does; of fewer than {FEWEST_ARMS} neither all nor none says anything.",
+)
 def clip_afterwards(results: Results) -> ClaimResult:
     """A13: tests clipping inside the window and before unscaling, with clipping off and active, and how much it changes."""
     arms = results.arms
@@ -87,7 +109,7 @@ def clip_afterwards(results: Results) -> ClaimResult:
     meaning = f"Clipping once, after the last micro-batch and after unscaling (active in {clipping} trials)"
     names = (Cause.clip_per_micro_batch, Cause.clip_before_unscale)
     found = once_per_window(names, meaning, results)
-    if found.verdict != Ruling.confirmed:
+    if found.verdict != CONFIRMED:
         return found
     wrong = arms[arms["arm"].isin(names) & arms["changes"] & arms["trial"].isin(right.loc[active, "trial"])]
     ends = wrong["trajectory_error"]
@@ -96,7 +118,7 @@ def clip_afterwards(results: Results) -> ClaimResult:
         return undecided(
             f"It takes {FEWEST_ARMS} arms in which clipping is active to say that all of them end off, or none.", len(wrong)
         )
-    verdict = Ruling.confirmed if matters.all() else Ruling.conditional if matters.any() else Ruling.refuted
+    verdict = CONFIRMED if matters.all() else CONDITIONAL if matters.any() else REFUTED
     return dataclasses.replace(
         found,
         verdict=verdict,
@@ -119,6 +141,11 @@ def _where_it_matters(gradients: pd.Series[float], matters: pd.Series[bool]) -> 
     return f"where the gradient is off by {number(least)} or more; not where by {number(most)} or less"
 
 
+@claim(
+    "A14",
+    CONDITIONAL,
+    "Conditional when averaged gradients need the threshold unchanged, and summed gradients N times the threshold.",
+)
 def threshold(results: Results) -> ClaimResult:
     """A14: tests which threshold clips averaged, and summed, gradients as the full batch's is clipped."""
     rows = _of(results, "clipping_threshold")
@@ -135,7 +162,7 @@ def threshold(results: Results) -> ClaimResult:
     breaks = (least[rows["threshold"] == "not_clipped"] > ADJUSTED).all()
     bound = moved and needs_n and breaks
     return ClaimResult(
-        verdict=Ruling.confirmed if not unchanged else Ruling.conditional if bound else Ruling.refuted,
+        verdict=CONFIRMED if not unchanged else CONDITIONAL if bound else REFUTED,
         condition="where mean losses are summed, and not averaged",
         measured=rows.loc[averaged & same, "error"].max(),
         threshold=f"≤ {ALGEBRA_GATE:.0e} with the threshold unchanged",
@@ -146,6 +173,12 @@ def threshold(results: Results) -> ClaimResult:
     )
 
 
+@claim(
+    "A15",
+    CONDITIONAL,
+    "Conditional when a checkpoint at the boundary resumes bit-identically, and one inside a window only with its gradients "
+    "or by beginning the window again.",
+)
 def checkpoints(results: Results) -> ClaimResult:
     """A15: tests whether trainings resumed at the boundary and inside a window end bit-identical."""
     rows = _of(results, "resumption")
@@ -158,7 +191,7 @@ def checkpoints(results: Results) -> ClaimResult:
     lost = rows.loc[rows["arm"] == "in_window", "distance"]
     counts = {name: share(sum(own), len(own)) for name, own in same.items()}
     return ClaimResult(
-        verdict=Ruling.refuted if not belong else Ruling.conditional if saved else Ruling.confirmed,
+        verdict=REFUTED if not belong else CONDITIONAL if saved else CONFIRMED,
         condition="unless the window's gradients are saved, or the window is begun again",
         measured=lost.min(),
         threshold="0, bit by bit",
@@ -174,48 +207,19 @@ def _of(results: Results, study: str) -> pd.DataFrame:
     return rows[rows["study"] == study].reset_index(drop=True) if "study" in rows else rows
 
 
-def claim(name: str, rule: str, decide: Callable[[Results], ClaimResult], expects: Ruling = Ruling.confirmed) -> Claim:
-    """A claim with its rule."""
-    return Claim(id=name, expects=expects, rule=rule, decide=decide)
-
-
 def _once(name: str, fault: Cause, meaning: str) -> Claim:
     rule = f"Confirmed when every arm with {WRONG[fault]} is different and the correct arms are equivalent."
-    return claim(name, rule, partial(once_per_window, (fault,), meaning))
+    return Claim(name, CONFIRMED, rule, partial(once_per_window, (fault,), meaning))
 
 
 CLAIMS = (
     _once("A7", Cause.gradients_cleared_in_window, "Gradients are cleared once per window"),
     _once("A8", Cause.step_every_micro_batch, "The optimizer steps once per window"),
     _once("A11", Cause.weight_decay_per_micro_batch, "Decay acts once per optimizer step"),
-    claim(
-        "A12",
-        "A prescription, tested by its aim: conditional on following the full batch when a schedule that counts optimizer steps "
-        "does, and every one that counts micro-batches does not; refuted when counting micro-batches does too.",
-        schedule,
-        Ruling.conditional,
-    ),
-    claim(
-        "A13",
-        "The correct arms have to be equivalent with clipping off and active. Of the arms that clip inside the window or before "
-        f"unscaling where clipping is active: confirmed when all end more than {NOTICEABLE:g} of the way off, conditional when "
-        f"some do, refuted when none does; of fewer than {FEWEST_ARMS} neither all nor none says anything.",
-        clip_afterwards,
-        Ruling.conditional,
-    ),
-    claim(
-        "A14",
-        "Conditional when averaged gradients need the threshold unchanged, and summed gradients N times the threshold.",
-        threshold,
-        Ruling.conditional,
-    ),
-    claim(
-        "A15",
-        "Conditional when a checkpoint at the boundary resumes bit-identically, and one inside a window only with its gradients "
-        "or by beginning the window again.",
-        checkpoints,
-        Ruling.conditional,
-    ),
+    schedule,
+    clip_afterwards,
+    threshold,
+    checkpoints,
 )
 
 

@@ -7,7 +7,18 @@ import pandas as pd
 from accumulation_harness.analysis import tables
 from accumulation_harness.analysis.content import Block, Picture, Section, Text, counted, number, span, table
 from accumulation_harness.analysis.load import Results
-from accumulation_harness.analysis.question import Advice, Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from accumulation_harness.analysis.question import (
+    CONDITIONAL,
+    CONFIRMED,
+    REFUTED,
+    UNDECIDED,
+    Advice,
+    ClaimResult,
+    Experiment,
+    Material,
+    claim,
+    undecided,
+)
 from accumulation_harness.experiments.precision import figures as precision_figures
 from accumulation_harness.experiments.precision.errors import NOTICEABLE, errors, growth, scaling
 from accumulation_harness.judge.gates import ALGEBRA_GATE, ROUNDING_GATE
@@ -25,6 +36,13 @@ HEAD_ROOM = 0.9  # accuracy of the reference: above, a task has little to lose
 # E1 ----------------------------------------------------------------------------------------------------------------------------
 
 
+@claim(
+    "E1",
+    CONDITIONAL,
+    f"What accumulates grows with N. Confirmed when the error of a float32 sum grows {GROWTH:g}-fold from the "
+    f"smallest N to b ≤ {SMALL}, or is above {NOTICEABLE:g} times the full batch's own rounding there; conditional when "
+    "that of sums in bfloat16 and float16 alone does; refuted when neither does.",
+)
 def small_micro_batches(results: Results) -> ClaimResult:
     """E1: compares the error at micro-batches of 1 or 2 with the full batch's own, by accumulator, the forward in float32."""
     every = errors(results.measurements)
@@ -45,7 +63,7 @@ def small_micro_batches(results: Results) -> ClaimResult:
         else ""
     )
     return ClaimResult(
-        verdict=Ruling.conditional if clean and dirty else Ruling.refuted if clean else Ruling.confirmed,
+        verdict=CONDITIONAL if clean and dirty else REFUTED if clean else CONFIRMED,
         condition="where the sum is kept in 16 bits",
         measured=wide.max(),
         threshold=f"error at the largest N over that at the smallest above 1: below {GROWTH:g} in float32, above it in 16 bits",
@@ -60,6 +78,12 @@ def small_micro_batches(results: Results) -> ClaimResult:
 # E2 ----------------------------------------------------------------------------------------------------------------------------
 
 
+@claim(
+    "E2",
+    CONFIRMED,
+    "Confirmed when every accumulated arm has the exact gradient and skips an overflowing window once, and no arm with "
+    "a wrong order does both.",
+)
 def scaling_works(results: Results) -> ClaimResult:
     """E2: tests whether every accumulated arm is as right as the full batch, and every wrong order is not."""
     if not {"study", "scale_factor"} <= set(results.measurements):
@@ -72,7 +96,7 @@ def scaling_works(results: Results) -> ClaimResult:
     works, tells = bool(good["right"].all()), not bool(wrong["right"].any())
     exact = accumulated[accumulated["width"] == "float64"]
     return ClaimResult(
-        verdict=Ruling.confirmed if works and tells else Ruling.refuted if not accumulated["right"].any() else Ruling.conditional,
+        verdict=CONFIRMED if works and tells else REFUTED if not accumulated["right"].any() else CONDITIONAL,
         condition="in some arms, or not told from a wrong order",
         measured=max(exact["error"].max(), exact["error_after"].max()),
         threshold=f"error ≤ {ALGEBRA_GATE:.0e} in float64; a window that overflows: no step, scale halved once",
@@ -114,6 +138,14 @@ def accuracy(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
+@claim(
+    "E3",
+    CONDITIONAL,
+    "When in 16 bits the rounding error of accumulated gradients is at most "
+    f"{ROUNDING_GATE:g} times the full batch's, and every paired difference of accuracy is within ±{MARGIN:g} (TOST, 5%, "
+    f"Holm): confirmed on two tasks or more, one of them with accuracies up to {HEAD_ROOM:g}, conditional on what was "
+    "trained with fewer. Refuted when an interval lies beyond the margin, else undecided.",
+)
 def mixed_precision(results: Results) -> ClaimResult:
     """E3: compares accumulated with full batches in 16 bits, in rounding error (L1) and in accuracy over seeds (L4), by task."""
     rows = results.measurements
@@ -128,10 +160,7 @@ def mixed_precision(results: Results) -> ClaimResult:
     farthest = cells.sort_values("mean", key=abs).iloc[-1]
     tasks = cells.groupby("task")["reference"].min()
     general = len(tasks) > 1 and bool((tasks <= HEAD_ROOM).any())
-    if no_rougher and close:
-        verdict = Ruling.confirmed if general else Ruling.conditional
-    else:
-        verdict = Ruling.refuted if apart else Ruling.undecided
+    verdict = (CONFIRMED if general else CONDITIONAL) if no_rougher and close else REFUTED if apart else UNDECIDED
     return ClaimResult(
         verdict=verdict,
         condition=f"on what was trained: {', '.join(tasks.index)}",
@@ -144,34 +173,6 @@ def mixed_precision(results: Results) -> ClaimResult:
         f"{100 * farthest['mean']:+.2f} points, 95% {100 * farthest['low']:+.2f} to {100 * farthest['high']:+.2f}, "
         f"{farthest['label']}). A difference of {100 * cells['detectable'].max():.2f} points would have been found (80% power).",
     )
-
-
-CLAIMS = (
-    Claim(
-        id="E1",
-        expects=Ruling.conditional,
-        rule=f"What accumulates grows with N. Confirmed when the error of a float32 sum grows {GROWTH:g}-fold from the "
-        f"smallest N to b ≤ {SMALL}, or is above {NOTICEABLE:g} times the full batch's own rounding there; conditional when "
-        "that of sums in bfloat16 and float16 alone does; refuted when neither does.",
-        decide=small_micro_batches,
-    ),
-    Claim(
-        id="E2",
-        expects=Ruling.confirmed,
-        rule="Confirmed when every accumulated arm has the exact gradient and skips an overflowing window once, and no arm with "
-        "a wrong order does both.",
-        decide=scaling_works,
-    ),
-    Claim(
-        id="E3",
-        expects=Ruling.conditional,
-        rule="When in 16 bits the rounding error of accumulated gradients is at most "
-        f"{ROUNDING_GATE:g} times the full batch's, and every paired difference of accuracy is within ±{MARGIN:g} (TOST, 5%, "
-        f"Holm): confirmed on two tasks or more, one of them with accuracies up to {HEAD_ROOM:g}, conditional on what was "
-        "trained with fewer. Refuted when an interval lies beyond the margin, else undecided.",
-        decide=mixed_precision,
-    ),
-)
 
 
 # Sections ----------------------------------------------------------------------------------------------------------------------
@@ -311,7 +312,7 @@ EXPERIMENT = Experiment(
     f"window once, and each wrong order has to fail. Accuracies have to lie within ±{MARGIN:g} by TOST.",
     margin=MARGIN,
     margin_reason="one point of accuracy, three of the 297 held-out images",
-    claims=CLAIMS,
+    claims=(small_micro_batches, scaling_works, mixed_precision),
     advice=does_half_precision_hold,
     sections=(accumulator_section, scaling_section, mixed_section),
 )

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from accumulation_harness.analysis.content import Section, Text, number, table
 from accumulation_harness.analysis.load import Results
-from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from accumulation_harness.analysis.question import (
+    CONDITIONAL,
+    CONFIRMED,
+    REFUTED,
+    ClaimResult,
+    Experiment,
+    Material,
+    claim,
+    undecided,
+)
 from accumulation_harness.judge.gates import ALGEBRA_GATE
 
 DIFFERS = 0.01  # relative distance of two different gradients: rounding is thirteen decades below
@@ -13,6 +22,12 @@ SHIFT = 2.0  # limit of the standardised difference of means, which is 1 where t
 FEWEST_DRAWS = 200
 
 
+@claim(
+    "B6",
+    CONFIRMED,
+    "Confirmed when single runs differ with one dropout layer and with several, their distribution is the same, and "
+    "masks drawn by sample make accumulation exact; refuted when no single run differs; conditional otherwise.",
+)
 def single_runs_differ(results: Results) -> ClaimResult:
     """B6: compares single gradients, their distribution over masks, and gradients whose masks belong to the samples."""
     rows = results.measurements
@@ -36,7 +51,7 @@ def single_runs_differ(results: Results) -> ClaimResult:
     everywhere, somewhere = apart[True].all() and apart[False].all(), apart[True].any() or apart[False].any()
     where = "with several dropout layers; with one and the same generator state, not" if not apart[True].all() else "in part"
     return ClaimResult(
-        verdict=Ruling.refuted if not somewhere else Ruling.confirmed if everywhere and in_law and exact else Ruling.conditional,
+        verdict=REFUTED if not somewhere else CONFIRMED if everywhere and in_law and exact else CONDITIONAL,
         condition=where,
         measured=several,
         threshold=f"distance > {DIFFERS:g}; spread within {SPREAD:.0%}, means ≤ {SHIFT:g}; remedy ≤ {ALGEBRA_GATE:.0e}",
@@ -49,15 +64,6 @@ def single_runs_differ(results: Results) -> ClaimResult:
     )
 
 
-CLAIMS = (
-    Claim(
-        id="B6",
-        expects=Ruling.confirmed,
-        rule="Confirmed when single runs differ with one dropout layer and with several, their distribution is the same, and "
-        "masks drawn by sample make accumulation exact; refuted when no single run differs; conditional otherwise.",
-        decide=single_runs_differ,
-    ),
-)
 WORDS = {"accumulated": "by the loop", "masks_of_samples": "by sample (remedy)", "masks_repeated": "repeated (wrong)"}
 
 
@@ -99,6 +105,6 @@ EXPERIMENT = Experiment(
     rule=f"Single gradients differ above {DIFFERS:g}. The distribution is the same when spreads agree within {SPREAD:.0%} and "
     f"the standardised difference of means stays below {SHIFT:g}; masks repeated in every micro-batch must fail that. The "
     f"remedy has to be within {ALGEBRA_GATE:.0e}.",
-    claims=CLAIMS,
+    claims=(single_runs_differ,),
     sections=(masks_section,),
 )

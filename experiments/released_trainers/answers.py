@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Ruling, undecided
+from accumulation_harness.analysis.question import CONDITIONAL, CONFIRMED, REFUTED, Claim, ClaimResult, Experiment, undecided
 from accumulation_harness.experiments.shared.recorded import recorded
 
 
@@ -20,11 +20,11 @@ def accelerate_handles(arms: pd.DataFrame) -> ClaimResult:
     if plain.empty or documented.empty:
         return undecided("It takes the audit of accelerate: make trainer NAME=accelerate.", len(arms))
     by_itself, by_hand = (bool(own["verdict"].eq("equivalent").all()) for own in (plain, documented))
-    verdict = Ruling.confirmed if by_itself else Ruling.conditional if by_hand else Ruling.refuted
+    verdict = CONFIRMED if by_itself else CONDITIONAL if by_hand else REFUTED
     return ClaimResult(
         verdict=verdict,
         condition="with unequal lengths or a short window only if the loss is summed and divided by hand, as documented"
-        if verdict == Ruling.conditional
+        if verdict == CONDITIONAL
         else "",
         measured=float(plain["distance"].max()),
         threshold="every arm of the plain loop equivalent; distance of its first gradient",
@@ -41,11 +41,11 @@ def lightning_handles(arms: pd.DataFrame, default: int | None = None) -> ClaimRe
         return undecided("It takes the audit of lightning: make trainer NAME=lightning.", len(arms))
     value = int(known["value"].iloc[-1]) if default is None else default
     right = arms["verdict"].eq("equivalent")
-    handled = Ruling.confirmed if right.all() else Ruling.conditional if right.any() else Ruling.refuted
-    verdict = Ruling.refuted if value == 1 else handled
+    handled = CONFIRMED if right.all() else CONDITIONAL if right.any() else REFUTED
+    verdict = REFUTED if value == 1 else handled
     return ClaimResult(
         verdict=verdict,
-        condition=f"equivalent in {_settings(arms[right])}" if verdict == Ruling.conditional else "",
+        condition=f"equivalent in {_settings(arms[right])}" if verdict == CONDITIONAL else "",
         measured=float(value),
         threshold="Trainer().accumulate_grad_batches above 1",
         n=len(arms),
@@ -64,10 +64,10 @@ def by_hand(arms: pd.DataFrame) -> ClaimResult:
         reason = "It takes the audit of a GradientTape loop: make trainer NAME=keras-by-hand. Keras' own option is another thing."
         return undecided(reason, len(arms))
     possible, everywhere = bool(one["divided"].all()), all(bool(own.all()) for own in one.values())
-    verdict = Ruling.refuted if not possible else Ruling.confirmed if everywhere else Ruling.conditional
+    verdict = REFUTED if not possible else CONFIRMED if everywhere else CONDITIONAL
     return ClaimResult(
         verdict=verdict,
-        condition="if the loop divides by N, and no epoch ends inside a window" if verdict == Ruling.conditional else "",
+        condition="if the loop divides by N, and no epoch ends inside a window" if verdict == CONDITIONAL else "",
         measured=float(arms.loc[arms["function"] == "divided", "largest_distance"].max()),
         threshold="distance of the weights, within the audit's gate",
         n=len(arms),
@@ -96,28 +96,28 @@ def _settings(arms: pd.DataFrame) -> str:
 
 CLAIMS = (
     Claim(
-        id="G1",
-        expects=Ruling.conditional,
-        rule="By itself means a plain loop inside `accumulate()`, with unequal lengths and a short window: confirmed when it is "
+        "G1",
+        CONDITIONAL,
+        "By itself means a plain loop inside `accumulate()`, with unequal lengths and a short window: confirmed when it is "
         "equivalent to the full batch, conditional when the documented recipe is and it is not, refuted when neither is.",
-        decide=lambda _: accelerate_handles(of("accelerate")),
+        lambda _: accelerate_handles(of("accelerate")),
         is_recorded=True,
     ),
     Claim(
-        id="G2",
-        expects=Ruling.refuted,
-        rule="A conjunction. Refuted when the default of accumulate_grad_batches is 1, an exact contradiction of its second "
+        "G2",
+        REFUTED,
+        "A conjunction. Refuted when the default of accumulate_grad_batches is 1, an exact contradiction of its second "
         "half; otherwise confirmed when every audited setting is equivalent, conditional when some are, and refuted when none "
         "is.",
-        decide=lambda _: lightning_handles(of("lightning")),
+        lambda _: lightning_handles(of("lightning")),
         is_recorded=True,
     ),
     Claim(
-        id="G3",
-        expects=Ruling.conditional,
-        rule="Of a GradientTape loop by hand: refuted when the divided sum is not the full batch, confirmed when the undivided "
+        "G3",
+        CONDITIONAL,
+        "Of a GradientTape loop by hand: refuted when the divided sum is not the full batch, confirmed when the undivided "
         "sum and both ways to treat a remainder are too, conditional otherwise.",
-        decide=lambda _: by_hand(of("keras-by-hand")),
+        lambda _: by_hand(of("keras-by-hand")),
         is_recorded=True,
     ),
 )

@@ -6,7 +6,16 @@ import pandas as pd
 
 from accumulation_harness.analysis.content import Section, Text, number, share, span, table
 from accumulation_harness.analysis.load import Results
-from accumulation_harness.analysis.question import Claim, ClaimResult, Experiment, Material, Ruling, undecided
+from accumulation_harness.analysis.question import (
+    CONDITIONAL,
+    CONFIRMED,
+    REFUTED,
+    ClaimResult,
+    Experiment,
+    Material,
+    claim,
+    undecided,
+)
 from accumulation_harness.judge.gates import ALGEBRA_GATE, TRAJECTORY_GATE
 
 # A way that synchronises once per window -> the same after every micro-batch.
@@ -26,6 +35,12 @@ WORDS = {
 }
 
 
+@claim(
+    "D10",
+    CONFIRMED,
+    f"Refuted when a right way to synchronise differs from the referee's step by more than {ALGEBRA_GATE:.0e}, or a "
+    "wrong one does not; confirmed when all wrong ones are named by their cause as well, conditional when some are not.",
+)
 def synchronised_once(results: Results) -> ClaimResult:
     """D10: tests whether right ways to synchronise take the window's step, and wrong ones do not and are named."""
     rows = results.measurements
@@ -37,7 +52,7 @@ def synchronised_once(results: Results) -> ClaimResult:
     different = wrong["gradient_error"] > ALGEBRA_GATE
     named = wrong["cause"] == wrong["expected"]
     holds = exact.all() and different.all()
-    verdict = Ruling.refuted if not holds else Ruling.confirmed if named.all() else Ruling.conditional
+    verdict = REFUTED if not holds else CONFIRMED if named.all() else CONDITIONAL
     return ClaimResult(
         verdict=verdict,
         condition="some wrong ways are found and not named",
@@ -69,6 +84,13 @@ def wire_ratios(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(pairs, ignore_index=True).dropna()
 
 
+@claim(
+    "D9",
+    CONDITIONAL,
+    "Gradient bytes per optimizer step are counted at the all-reduces. Confirmed when the true batch sends at least 4 "
+    "times as much as synchronising once per window; conditional when synchronising every micro-batch sends exactly N times "
+    "as much and the true batch exactly as much; refuted otherwise.",
+)
 def communication(results: Results) -> ClaimResult:
     """D9: compares the bytes sent with synchronising every micro-batch, and with the true batch on the same ranks."""
     rows = results.measurements
@@ -79,7 +101,7 @@ def communication(results: Results) -> ClaimResult:
     nothing = (ratios["true_batch"] == 1).all()
     numbers = ", ".join(f"{n:g}" for n in sorted(set(ratios["accumulation_steps"])))
     four = (ratios["true_batch"] >= 4).all()
-    verdict = Ruling.confirmed if four else Ruling.conditional if by_n and nothing else Ruling.refuted
+    verdict = CONFIRMED if four else CONDITIONAL if by_n and nothing else REFUTED
     where = "against synchronising after every micro-batch; against the true batch nothing is saved"
     return ClaimResult(
         verdict=verdict,
@@ -92,25 +114,6 @@ def communication(results: Results) -> ClaimResult:
         f"{_range(ratios['true_batch'])} times against the "
         "true batch on the same ranks: what is saved is what nobody had to send. Counted, not timed.",
     )
-
-
-CLAIMS = (
-    Claim(
-        id="D9",
-        expects=Ruling.conditional,
-        rule="Gradient bytes per optimizer step are counted at the all-reduces. Confirmed when the true batch sends at least 4 "
-        "times as much as synchronising once per window; conditional when synchronising every micro-batch sends exactly N times "
-        "as much and the true batch exactly as much; refuted otherwise.",
-        decide=communication,
-    ),
-    Claim(
-        id="D10",
-        expects=Ruling.confirmed,
-        rule=f"Refuted when a right way to synchronise differs from the referee's step by more than {ALGEBRA_GATE:.0e}, or a "
-        "wrong one does not; confirmed when all wrong ones are named by their cause as well, conditional when some are not.",
-        decide=synchronised_once,
-    ),
-)
 
 
 def ways(material: Material) -> Section | None:
@@ -173,6 +176,6 @@ EXPERIMENT = Experiment(
     rule="Two gloo processes in float64: every window has to agree with the referee within "
     f"{ALGEBRA_GATE:.0e}, and trainings have to end within {TRAJECTORY_GATE:.0e} of one process with the full batch. Bytes are "
     "counted, not timed.",
-    claims=CLAIMS,
+    claims=(communication, synchronised_once),
     sections=(ways, wire),
 )

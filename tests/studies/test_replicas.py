@@ -8,7 +8,7 @@ from accumulation_harness.analysis import load, report
 from accumulation_harness.config import ConfigError, Data, Device, Model, Split, TrialConfig, WorkloadConfig, to_dict
 from accumulation_harness.config.identity import identity
 from accumulation_harness.experiments.replicas import replicas
-from accumulation_harness.experiments.replicas.answers import CLAIMS
+from accumulation_harness.experiments.replicas.answers import EXPERIMENT
 from accumulation_harness.measure import studies
 from accumulation_harness.measure.lock_step import Setting
 from accumulation_harness.recipes.determinism import choose_device
@@ -41,7 +41,7 @@ def test_every_way_on_two_processes_and_the_page(tmp_path: Path) -> None:
             else:
                 assert row["gradient_error"] > 1e-3 and row["trajectory_error"] > 1e-3 and row["windows"] == 1
     own = load.read(tmp_path / "results")
-    assert {claim.id: str(claim.decide(own).verdict) for claim in CLAIMS} == {"D9": "conditional", "D10": "confirmed"}
+    assert {claim.id: str(claim.decide(own).verdict) for claim in EXPERIMENT.claims} == {"D9": "conditional", "D10": "confirmed"}
     report.write(tmp_path / "results", tmp_path / "out")
     page = (tmp_path / "out" / "pages/replicas.html").read_text()
     assert "Ways to synchronise two ranks" in page and "Over the wire" in page
