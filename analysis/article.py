@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -112,7 +113,9 @@ def _made(make: Callable[[Material], Section | None], material: Material) -> tup
     name = make.__name__.replace("_", " ")
 
     def made() -> tuple[Section | None, dict[str, Figure]]:
-        section = make(material)
+        section = None
+        with suppress(load.Unmeasured):
+            section = make(material)
         pictures = [block for block in (section.blocks if section else ()) if isinstance(block, Picture)]
         names = {picture.name: plain(f"{material.experiment.name}-{picture.name}") for picture in pictures}
         drawn = {one.name: Figure(names[one.name], style.to_svg(one.figure), one.alt) for one in pictures}

@@ -45,6 +45,10 @@ FLAGS = [name for kind in (VerdictRow, EvidenceRow, SettingColumns) for name, of
 _stored = itemgetter(*STORED_COLUMNS)
 
 
+class Unmeasured(LookupError):
+    """No trial of a study is finished."""
+
+
 @dataclass(frozen=True)
 class Missing:
     """A trial without a usable result."""
@@ -85,12 +89,19 @@ class Results:
         return sorted({*self.trials["experiment"]})
 
     def study(self, name: str, columns: Sequence[str] = ()) -> pd.DataFrame:
-        """The measurements of one study, without the columns of others; `columns` are there also when no trial is finished."""
-        rows = self.measurements
-        own = rows[rows["study"] == name] if "study" in rows else rows.iloc[:0]
-        own = own if own.empty else own.dropna(axis=1, how="all")
+        """The measurements of one study, without the columns of others; `columns` are there also when they are empty.
+
+        Raises Unmeasured where there are none.
+        """
+        if not self.has(name):
+            raise Unmeasured(name)
+        own = self.measurements[self.measurements["study"] == name].dropna(axis=1, how="all")
         own = own.astype({name: "int64" for name in own.columns if name in self.counts and own[name].notna().all()})
         return own.reindex(columns=[*own.columns, *(name for name in columns if name not in own)]).reset_index(drop=True)
+
+    def has(self, study: str) -> bool:
+        """Whether a trial of the study is finished."""
+        return study in set(self.measurements.get("study", ()))
 
     @property
     def is_empty(self) -> bool:

@@ -15,7 +15,7 @@ from typing import TypeVar
 import pandas as pd
 
 from accumulation_harness.analysis.content import Section
-from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.load import Results, Unmeasured
 from accumulation_harness.config.questions import FOLDER, questions
 from accumulation_harness.results.record import in_one_line
 
@@ -156,10 +156,13 @@ class ReportWarning(UserWarning):
 def made_of(make: Callable[[], Made], what: str, otherwise: Callable[[str], Made]) -> Made:
     """What `make` gives; where these results do not suffice for it, a ReportWarning that names `what`, and `otherwise(reason)`.
 
-    Any subset of an experiment's trials may be all there is: the parts of the page that it suffices for are made.
+    Any subset of an experiment's trials may be all there is: the parts of the page that it suffices for are made. A study without
+    any is no reason to warn.
     """
     try:
         return make()
+    except Unmeasured as study:
+        return otherwise(f"it takes trials of study={study}")
     except Exception as error:  # whatever numpy, pandas and matplotlib raise about too few numbers
         told = f"no finished trial has {error.args[0]}" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
         reason = in_one_line(told)

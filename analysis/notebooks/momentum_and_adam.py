@@ -19,7 +19,6 @@ from accumulation_harness.analysis.notebook import find_results
 from accumulation_harness.analysis.question import registered
 from accumulation_harness.experiments.momentum import figures as optimizer_figures
 from accumulation_harness.experiments.momentum import states as optimizers
-from accumulation_harness.experiments.momentum.states import of_study
 
 COMMAND = "accumulation-harness run +experiment=momentum hydra.sweeper.size=quick"
 RESULTS = find_results("momentum", "adam", command=f"{COMMAND}` and `{COMMAND.replace('momentum', 'adam')}")
@@ -39,7 +38,7 @@ for experiment in ("momentum", "adam"):
 # Relative differences to the full batch, largest over all steps so far. Arms that have to differ are beside those that must not.
 
 # %%
-states = of_study(results, "optimizer_states")
+states = optimizers.states(results)
 states.groupby(["optimizer", "arm", "after_steps"])[["gradient_error", "state_error", "parameter_error"]].max()
 
 # %%
@@ -54,7 +53,7 @@ Shown(optimizer_figures.figure_states(steps.merge(first[["trial", "optimizer"]],
 # is stale. Small steps forget N times faster, unless beta becomes beta^(1/N).
 
 # %%
-memory = of_study(results, "optimizer_memory")
+memory = results.study("optimizer_memory")
 Shown(optimizer_figures.figure_memory(memory))
 
 # %%

@@ -38,9 +38,9 @@ TEXT_D7 = 10.4  # GB
 )
 def gradient_buffer_grows(results: Results) -> ClaimResult:
     """D5: tests whether what is alive at once grows with N at a fixed b: from N = 1 to the next, and from there on."""
-    rows = results.measurements
-    table = rows.pivot_table(index="trial", columns="accumulation_steps", values="alive_bytes") if "alive_bytes" in rows else None
-    if table is None or table.shape[1] < 3 or 1 not in table:
+    rows = results.study("model_bytes")
+    table = rows.pivot_table(index="trial", columns="accumulation_steps", values="alive_bytes")
+    if table.shape[1] < 3 or 1 not in table:
         return undecided("It takes the bytes alive at N = 1 and at two larger N, at one b.", len(rows))
     nums = sorted(int(num) for num in rows["accumulation_steps"].unique())
     few, many = nums[1], nums[-1]
@@ -67,9 +67,9 @@ def gradient_buffer_grows(results: Results) -> ClaimResult:
 )
 def bytes_per_parameter(results: Results) -> ClaimResult:
     """D7: compares the bytes of parameters, gradients and Adam's state for 1.3e9 parameters with the text's 10.4 GB."""
-    rows = results.measurements
+    rows = results.study("model_bytes")
     adam = rows[rows["optimizer"].isin(ADAM)]
-    pure = adam["kept_in"] == "bfloat16" if "kept_in" in adam else pd.Series(dtype=bool)
+    pure = adam["kept_in"] == "bfloat16"
     mixed = ~pure & adam["precision"].isin(["float32", "bfloat16", "float16"])
     if not (pure.any() and mixed.any()):
         return undecided("It takes Adam with weights in float32, and on a model cast to 16 bits.", len(adam))
@@ -97,7 +97,7 @@ def bytes_per_parameter(results: Results) -> ClaimResult:
 )
 def adam_copies(results: Results) -> ClaimResult:
     """D11: compares the bytes of Adam's state with twice those of the parameters; S0's plural says how many in neither way."""
-    rows = results.measurements
+    rows = results.study("model_bytes")
     adam = rows[rows["optimizer"].isin(ADAM)]
     if adam.empty:
         return undecided("It takes trials with Adam.", 0)
@@ -209,9 +209,7 @@ READ = (
 
 def byte_table(material: Material) -> Section | None:
     """Bytes per parameter that stay from one micro-batch to the next."""
-    rows = material.measurements
-    if rows.empty:
-        return None
+    rows = material.results.study("model_bytes")
     per = rows.assign(**{name: rows[name] / rows["num_parameters"] for name in MODEL_STATE})
     grouped = per.groupby(["optimizer", "precision", "kept_in", "accumulation_steps"], as_index=False)[MODEL_STATE].median()
     head = "optimizer | precision | weights kept in | N | parameters | gradients | optimizer state"

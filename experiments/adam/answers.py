@@ -20,7 +20,6 @@ from accumulation_harness.analysis.question import (
 from accumulation_harness.experiments.momentum import figures
 from accumulation_harness.experiments.momentum import states as optimizers
 from accumulation_harness.experiments.momentum.answers import APART, LONG, states_evolve_otherwise
-from accumulation_harness.experiments.momentum.states import of_study
 from accumulation_harness.judge.gates import ALGEBRA_GATE
 
 SMALL_EPS = 1e-8  # PyTorch's default; smaller ones count as small too
@@ -52,7 +51,7 @@ OWN_STATES = Claim(
 )
 def hides_missing_division(results: Results) -> ClaimResult:
     """C11: compares the missing 1/N with the right gradient at eps / N, and its effect at the default eps with that under SGD."""
-    rows = of_study(results, "adam_scale")
+    rows = results.study("adam_scale", ["clip_norm"])
     free = rows[rows["clip_norm"].isna()]
     adam = free[free["optimizer"].isin(["adam", "adamw"]) & ((free["weight_decay"] == 0) | (free["optimizer"] == "adamw"))]
     usual, large = adam[adam["eps"] <= SMALL_EPS], adam[adam["eps"] > SMALL_EPS]
@@ -113,9 +112,7 @@ def states(material: Material) -> Section | None:
 
 def missing_division(material: Material) -> Section | None:
     """What the missing 1/N does to Adam's steps, by eps, weight decay and clipping."""
-    rows = of_study(material.results, "adam_scale")
-    if rows.empty:
-        return None
+    rows = material.results.study("adam_scale", ["clip_norm"])
     text = Text(
         "A sum of mean losses gives N times the gradient. Adam divides the first moment by the root of the second, so the factor "
         "cancels except in eps: N m / (N √v + eps) = m / (√v + eps/N). Training with the fault is therefore exactly right "
@@ -169,9 +166,7 @@ def _range(values: pd.Series[float]) -> str:
 
 def second_moment(material: Material) -> Section | None:
     """The second moment from micro-batches beside its formula."""
-    rows = of_study(material.results, "second_moment")
-    if rows.empty:
-        return None
+    rows = material.results.study("second_moment")
     plain, drawn = ((rows["ratio"] / rows[name] - 1).abs().max() for name in ("predicted", "predicted_without_replacement"))
     text = Text(
         "An optimizer that averages the squared gradient of every micro-batch (AdamA, arXiv 2305.19982) is not Adam on the "

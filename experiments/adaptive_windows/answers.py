@@ -43,7 +43,7 @@ ARMS = {
 def adapted(results: Results) -> ClaimResult:
     """A18: tests whether a changing N is equivalent at constant B, and another training where B changes."""
     rows = results.study("adaptive_windows")
-    if rows.empty or rows["distinct_n"].min() < 2:
+    if rows["distinct_n"].min() < 2:
         return undecided("It takes windows of several N.", len(rows))
     same = rows[rows["arm"] == "constant_batch"]
     other = rows[rows["arm"].str.startswith("varying_batch")]
@@ -100,9 +100,9 @@ def between_towers(rows: pd.DataFrame) -> pd.Series[float]:
 )
 def imbalance(results: Results) -> ClaimResult:
     """A17: compares the gradient norms of two towers under a contrastive loss, and of tensors under losses of single samples."""
-    rows = results.study("tensor_norms", ("workload",))
+    rows = results.study("tensor_norms")
     pairs = rows[rows["workload"] == "pairs"]
-    table = balance(rows[rows["workload"] != "pairs"]) if len(rows) else pd.DataFrame({"norm": []})
+    table = balance(rows[rows["workload"] != "pairs"])
     free, bound = table[table["norm"] != "batch"], table[table["norm"] == "batch"]
     if free.empty or bound.empty or pairs["trial"].nunique() < LEAST_SEEDS:
         return undecided(f"It takes gradients with and without BatchNorm, and {LEAST_SEEDS} trials with two towers.", len(table))
@@ -133,8 +133,6 @@ def imbalance(results: Results) -> ClaimResult:
 def ways_to_adapt(material: Material) -> Section | None:
     """Gradient errors and final distances of each way to change N."""
     rows = material.results.study("adaptive_windows")
-    if rows.empty:
-        return None
     cells = []
     for (arm, optimizer), own in rows.groupby(["arm", "optimizer"]):
         spread = [span(own[column]) for column in ("gradient_error", "distance")]
@@ -151,9 +149,7 @@ def ways_to_adapt(material: Material) -> Section | None:
 def tensor_balance(material: Material) -> Section | None:
     """Deviations of the tensors' gradient norms over N."""
     rows = material.results.study("tensor_norms")
-    if rows.empty:
-        return None
-    rows = rows[rows["workload"] != "pairs"] if "workload" in rows else rows
+    rows = rows[rows["workload"] != "pairs"]
     table = balance(rows)
     picture = Picture(
         "tensor-norms",

@@ -15,13 +15,11 @@ from accumulation_harness.experiments.momentum.states import interval
 from accumulation_harness.judge.gates import ALGEBRA_GATE
 
 APART = 1e-3  # relative error of the router's gradient that makes another loss: nine decades above the gate
-COLUMNS = ("trial", "workload", "steps", "seed", "arm", "accumulation_steps", "micro_batch", "loss", "window_loss", "covariance",
-           "gradient_error", "held_out_loss", "load_entropy", "class_entropy")  # fmt: skip
 
 
 def measured(results: Results) -> pd.DataFrame:
     """The study's rows; `identity_error`: how far the difference of the losses per micro-batch is from the covariance."""
-    rows = longest(results.study("balance_loss", COLUMNS), ["workload"])
+    rows = longest(results.study("balance_loss"), ["workload"])
     off = (rows["loss"] - rows["window_loss"] - rows["covariance"]).abs()
     return rows.assign(identity_error=off.where(rows["arm"] == "per_micro_batch"))
 
@@ -74,8 +72,6 @@ def losses(material: Material) -> Section | None:
     """Gradient error over N, the formula, and the advice."""
     rows = measured(material.results)
     chosen = rows[rows["arm"].isin(LABELS)]
-    if chosen.empty:
-        return None
     head = "task | way | N | b | n | loss less the window's | by the formula | router gradient off by"
     cells = (
         (task, LABELS[str(arm)][0], num, f"{own['micro_batch'].iloc[0]:g}", len(own), interval(own["loss"] - own["window_loss"]),
@@ -97,8 +93,6 @@ def losses(material: Material) -> Section | None:
 def trained(material: Material) -> Section | None:
     """Where trainings with each end."""
     rows = measured(material.results)
-    if rows.empty:
-        return None
     full = rows[rows["arm"] == "full"].set_index("trial")
     measures = ("held_out_loss", "load_entropy", "class_entropy")
     head = "task | way | N | n | held-out loss | less the window's | entropy of the load | less | within a class | less"

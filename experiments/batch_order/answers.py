@@ -25,8 +25,6 @@ from accumulation_harness.judge import statistics
 
 MARGIN = 0.02  # nats of test loss that a benefit has to have
 SETTING = ["workload", "norm", "optimizer", "effective_batch", "accumulation_steps"]
-COLUMNS = ("trial", *SETTING, "steps", "arm", "lr", "seed", "micro_batch", "samples", "switch_loss", "validation_loss",
-           "test_loss")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ class Contrast:
 
 def judged(results: Results) -> pd.DataFrame:
     """The rows of the judging seeds, each order at the rate with its lowest validation loss over the tuning seeds."""
-    rows = longest(results.study("batch_order", COLUMNS), SETTING)
+    rows = longest(results.study("batch_order"), SETTING)
     return at_tuned_rate(rows.drop_duplicates([*SETTING, "arm", "seed", "lr"]), [*SETTING, "arm"])  # alone, and beside the others
 
 

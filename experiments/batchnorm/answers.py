@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from accumulation_harness.analysis.content import Section, number, table
-from accumulation_harness.analysis.load import Results
+from accumulation_harness.analysis.load import Results, Unmeasured
 from accumulation_harness.analysis.question import (
     CONDITIONAL,
     CONFIRMED,
@@ -14,13 +13,21 @@ from accumulation_harness.analysis.question import (
     Advice,
     ClaimResult,
     Experiment,
-    Material,
     claim,
     undecided,
 )
 from accumulation_harness.experiments.batchnorm import sections as shown
 from accumulation_harness.experiments.batchnorm.factors import b_and_n, factors, in_words
-from accumulation_harness.experiments.batchnorm.tables import LEVEL, MARGIN, against_full, exact_rows, expected_momentum, trained
+from accumulation_harness.experiments.batchnorm.tables import (
+    LEVEL,
+    MARGIN,
+    REMEDIED,
+    TRAINED,
+    against_full,
+    exact_rows,
+    expected_momentum,
+    trained,
+)
 from accumulation_harness.experiments.batchnorm.which_remedy import from_a_trained_model, which_remedy
 from accumulation_harness.judge.gates import ALGEBRA_GATE
 from accumulation_harness.results.cells import spread
@@ -42,8 +49,6 @@ FEWEST_SEEDS = 4  # accuracies of 297 images are discrete: two or three seeds ca
 def sees_micro_batches(results: Results) -> ClaimResult:
     """B1: compares accumulated gradients with the full batch's, and with those of a full batch normalised in the same chunks."""
     rows = exact_rows(results, "accumulated")
-    if rows.empty:
-        return undecided("It takes trials of study=batch_statistics with norm=batch.", 0)
     smallest, largest = float(rows["gradient_error"].min()), float(rows["gradient_error"].max())
     oracle = float(rows[["oracle_error", "oracle_statistics_error"]].max().max())
     limits = (CONDITIONING * rows["oracle_floor"]).clip(lower=ALGEBRA_GATE)
@@ -69,8 +74,6 @@ def sees_micro_batches(results: Results) -> ClaimResult:
 def cannot_be_accumulated(results: Results) -> ClaimResult:
     """B2: tests what pooled running statistics and two-pass statistics each restore of the full batch."""
     pooled, exact = exact_rows(results, "window_statistics"), exact_rows(results, "two_pass_statistics")
-    if pooled.empty or exact.empty:
-        return undecided("It takes trials of study=batch_statistics with norm=batch.", 0)
     running = float(pooled["first_statistics_error"].max())
     left = float(pooled["gradient_error"].min())
     mended = float(exact[["gradient_error", "statistics_error"]].max().max())
@@ -105,8 +108,6 @@ def effective_momentum(results: Results) -> ClaimResult:
         exact_rows(results, "accumulated", all_momenta=True),
         exact_rows(results, "corrected_momentum", all_momenta=True),
     )
-    if plain.empty or corrected.empty:
-        return undecided("It takes trials of study=batch_statistics with norm=batch.", 0)
     off = float((plain["effective_momentum"] - expected_momentum(plain)).abs().max())
     corrected_off = float((corrected["effective_momentum"] - corrected["momentum"]).abs().max())
     telling = float((expected_momentum(plain) - plain["momentum"]).min())
@@ -132,10 +133,7 @@ def effective_momentum(results: Results) -> ClaimResult:
 )
 def costs_accuracy(results: Results) -> ClaimResult:
     """B4: tests what accumulation adds to the held-out error at b = 2 and b = 16, each at several N."""
-    rows = trained(results, norm="batch")
-    cells = against_full(rows, MARGIN) if len(rows) else rows
-    if cells.empty:
-        return undecided("It takes trials of study=convergence with norm=batch.", 0)
+    cells = against_full(trained(results, norm="batch"), MARGIN)
     n = int(cells["n"].sum())
     if cells["n"].min() < FEWEST_SEEDS or cells["b"].nunique() < 2:
         return undecided(f"It takes two b and {FEWEST_SEEDS} seeds.", n)
@@ -151,24 +149,9 @@ def costs_accuracy(results: Results) -> ClaimResult:
         threshold=f"points of held-out error above 0 (Holm) in every cell: confirmed; within {MARGIN:g} (TOST) in every: refuted",
         n=n,
         explanation=f"Points of held-out error above the full batch's at fixed B, mean over seeds: {_by_b(cells)}.{rest} "
-        f"{in_words(factors(results))} Small nets, 297 images, rates not tuned per cell; every cell is on the page of BatchNorm.",
+        f"{in_words(factors(results)) if results.has(REMEDIED) else ''} Small nets, 297 images, rates not tuned per cell; every "
+        "cell is on the page of BatchNorm.",
     )
-
-
-def every_cell(material: Material) -> Section | None:
-    """What accumulation adds to the held-out error in each cell, with its interval and what would have been seen."""
-    rows = trained(material.results, norm="batch")
-    cells = against_full(rows, MARGIN) if len(rows) else rows
-    if cells.empty:
-        return None
-    lines = (
-        (*(row[name] for name in ("model", "b", "accumulation_steps", "mean")), f"{number(row['low'])} to {number(row['high'])}",
-         *(row[name] for name in ("n", "detectable", "p_holm")))
-        for row in cells.to_dict("records")
-    )  # fmt: skip
-    head = "model | b | N | points | 95% interval | seeds | would have been seen | p (Holm)"
-    caption = "Points of held-out error above the full batch's at fixed B, paired by seed."
-    return Section("What each b and N costs", (table(head, lines, caption),))
 
 
 def _cells(cells: pd.DataFrame) -> str:
@@ -194,8 +177,6 @@ def _by_b(cells: pd.DataFrame) -> str:
 def and_with_batch_norm(results: Results) -> Advice | None:
     """Of the experiments on BatchNorm: accuracy lost over b."""
     lost = batch_norm_losses(results)
-    if lost.empty:
-        return None
     cells = [
         f"b = {row['b']}: {row['mean']:.1f} points ({row['low']:.1f} to {row['high']:.1f}; {row['model']}, "
         f"B = {row['effective_batch']})"
@@ -219,11 +200,10 @@ def batch_norm_losses(results: Results) -> pd.DataFrame:
 
     `costs`: whether some model and B loses at that b for certain, Holm-corrected over all.
     """
-    parts = [trained(results.of(name)) for name in ("batchnorm", "groupnorm")]
-    rows = pd.concat([part for part in parts if len(part)]) if any(map(len, parts)) else pd.DataFrame()
-    cells = against_full(rows[rows["norm"] == "batch"], MARGIN) if len(rows) else rows
-    if cells.empty:
-        return cells
+    parts = [trained(part, norm="batch") for name in ("batchnorm", "groupnorm") if (part := results.of(name)).has(TRAINED)]
+    if not parts:
+        raise Unmeasured(TRAINED)
+    cells = against_full(pd.concat(parts), MARGIN)
     most = cells.loc[cells.groupby("b")["mean"].idxmax(), ["b", "model", "effective_batch", "mean", "low", "high", "n"]]
     return most.assign(costs=most["b"].isin(cells[cells["costs"]]["b"]))
 
@@ -248,7 +228,6 @@ EXPERIMENT = Experiment(
         shown.running_statistics,
         shown.accuracy_over_b,
         b_and_n,
-        every_cell,
         shown.remedies,
         shown.remedies_trained,
     ),

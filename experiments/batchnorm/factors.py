@@ -30,8 +30,6 @@ def factors(results: Results) -> pd.DataFrame:
     Holm over the rows; `n_tost`: TOST of |effect of N| < MARGIN points.
     """
     rows = remedied(results)
-    if rows.empty:
-        return rows
     chosen = rows[rows["arm"].isin(CORNERS)]
     key = ["model", "effective_batch", "b"]
     wide = chosen.pivot_table(index=[*key, "seed"], columns="arm", values="lost").reindex(columns=CORNERS).dropna()

@@ -50,8 +50,6 @@ VERDICTS = {
 def gradient_over_b(material: Material) -> Section | None:
     """How far the gradient is off over the micro-batch size, and what of it is bias and what scatter."""
     rows = material.results.study(EXACT)
-    if rows.empty:
-        return None
     rows = rows[(rows["norm"] == "batch") & (rows["momentum"] == DEFAULT_MOMENTUM)]
     plain = exact_rows(material.results, "accumulated")
     influence = float(plain["influence"].max())
@@ -119,8 +117,6 @@ def running_statistics(material: Material) -> Section | None:
 def remedies(material: Material) -> Section | None:
     """What each remedy does to gradient and running statistics in one window."""
     rows = material.results.study(EXACT)
-    if rows.empty:
-        return None
     rows = rows[(rows["norm"] == "batch") & (rows["momentum"] == DEFAULT_MOMENTUM) & (rows["after_steps"] == 0)]
     smallest = int(rows["micro_batch"].min())
     own = rows[rows["micro_batch"] == smallest]
@@ -147,8 +143,6 @@ def named(model: Any) -> str:
 def accuracy_over_b(material: Material) -> Section | None:
     """Held-out error over the micro-batch size at fixed B, and what accumulation costs of it."""
     rows = trained(material.results, norm="batch")
-    if rows.empty:
-        return None
     errors, costs = error_cells(rows), against_full(rows, MARGIN)
     panels = {
         f"{named(model)}, B = {batch} (n = {int(own['n'].max())})": own
@@ -216,8 +210,6 @@ def _over_values(costs: pd.DataFrame) -> list[Picture]:
 def remedies_trained(material: Material) -> Section | None:
     """Held-out error of trainings with each remedy, at the smallest b."""
     rows = material.results.study(REMEDIED)
-    if rows.empty:
-        return None
     rows = rows[rows["arm"].isin(["full", "permuted"]) | (rows["micro_batch"] == rows["micro_batch"].min())]
     rows = rows.assign(kept=100 * (1 - rows["held_out_accuracy"]), again=100 * (1 - rows["recalibrated_held_out_accuracy"]))
     cells = []
@@ -259,14 +251,14 @@ def _mean_and_interval(values: list[float]) -> str:
 
 def wu_and_he(material: Material) -> Section | None:
     """BatchNorm and GroupNorm over b at fixed B, beside the figures of Wu & He (2018)."""
-    rows = trained(material.results)
-    return None if rows.empty else _beside_wu_and_he("At fixed B: only the normaliser changes", "fixed-batch", fixed_batch(rows))
+    rows = fixed_batch(trained(material.results))
+    return _beside_wu_and_he("At fixed B: only the normaliser changes", "fixed-batch", rows)
 
 
 def wu_and_he_growing(material: Material) -> Section | None:
     """The same with B growing with b, as Wu & He did it."""
-    rows = trained(material.results)
-    return None if rows.empty else _beside_wu_and_he("As they did it: B grows with b", "growing-batch", growing_batch(rows))
+    rows = growing_batch(trained(material.results))
+    return _beside_wu_and_he("As they did it: B grows with b", "growing-batch", rows)
 
 
 def _beside_wu_and_he(title: str, name: str, rows: pd.DataFrame) -> Section | None:
@@ -328,8 +320,6 @@ def _shape(model: str, gains: pd.DataFrame) -> str:
 def exact_at_every_n(material: Material) -> Section | None:
     """The gradient errors of every normalisation, over N."""
     rows = material.results.study(EXACT)
-    if rows.empty:
-        return None
     rows = rows[(rows["arm"] == "accumulated") & ((rows["norm"] != "batch") | (rows["momentum"] == DEFAULT_MOMENTUM))]
     cells = (
         (norm, named(model), f"{own['accumulation_steps'].min()} to {own['accumulation_steps'].max()}", len(own),

@@ -20,8 +20,6 @@ CELL = ["model", "norm", "effective_batch", "accumulation_steps", "b"]
 def exact_rows(results: Results, arm: str, *, all_momenta: bool = False) -> pd.DataFrame:
     """The measurements of one arm under BatchNorm (`study=batch_statistics`), at PyTorch's momentum unless all are asked for."""
     rows = _whole(results.study(EXACT))
-    if rows.empty:
-        return rows
     chosen = rows[(rows["norm"] == "batch") & (rows["arm"] == arm)]
     return chosen if all_momenta else chosen[chosen["momentum"] == DEFAULT_MOMENTUM]
 
@@ -37,8 +35,6 @@ def trained(results: Results, *, norm: str | None = None) -> pd.DataFrame:
     `norm`: the arms of this normalisation only.
     """
     rows = _whole(results.study(TRAINED))
-    if rows.empty:
-        return rows
     rows = rows if norm is None else rows[rows["norm"] == norm]
     return rows.assign(error=100 * (1 - rows["held_out_accuracy"]), b=rows["micro_batch"])
 
@@ -46,7 +42,7 @@ def trained(results: Results, *, norm: str | None = None) -> pd.DataFrame:
 def _whole(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows with numbers of samples and steps as integers, which gaps from other studies have turned into floats."""
     names = [name for name in ("accumulation_steps", "effective_batch", "micro_batch") if name in rows]
-    return rows if rows.empty else rows.astype(dict.fromkeys(names, int))
+    return rows.astype(dict.fromkeys(names, int))
 
 
 def fixed_batch(rows: pd.DataFrame) -> pd.DataFrame:
@@ -137,23 +133,19 @@ def remedied(results: Results) -> pd.DataFrame:
     `study=convergence`, same steps and rate).
     """
     rows = _whole(results.study(REMEDIED))
-    if rows.empty:
-        return rows
     rows = rows.assign(accuracy=100 * rows["held_out_accuracy"])
     plain = rows[rows["arm"] == "accumulated"]
     again = plain.assign(arm="recalibrated", accuracy=100 * plain["recalibrated_held_out_accuracy"])
-    other = trained(results, norm="group")
-    group = other[other["arm"] == "accumulated"].assign(arm="group_norm") if len(other) else other
-    group = group.assign(accuracy=100 - group["error"]) if len(group) else group
-    chosen = pd.concat([part for part in (rows[~rows["arm"].isin(["full", "permuted"])], again, group) if len(part)])
-    return _beside_full(chosen, rows)
+    parts = [rows[~rows["arm"].isin(["full", "permuted"])], again]
+    if results.has(TRAINED):
+        other = trained(results, norm="group")
+        parts.append(other[other["arm"] == "accumulated"].assign(arm="group_norm", accuracy=lambda own: 100 - own["error"]))
+    return _beside_full(pd.concat(parts), rows)
 
 
 def gone_on(results: Results) -> pd.DataFrame:
     """As `remedied`, of trainings that began at a trained model; what they lose is to the full batch that began there too."""
     rows = _whole(results.study(GONE_ON))
-    if rows.empty:
-        return rows
     rows = rows.assign(accuracy=100 * rows["held_out_accuracy"])
     return _beside_full(rows[rows["arm"] != "full"], rows)
 
@@ -168,7 +160,7 @@ def _beside_full(chosen: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
 
 def forwards_of(results: Results) -> pd.Series[float]:
     """Samples that went through the model over the window's, by model and arm, as `study=batch_statistics` counted them."""
-    rows = results.study(EXACT)
-    if rows.empty:
+    if not results.has(EXACT):
         return pd.Series(dtype=float)
+    rows = results.study(EXACT)
     return rows[rows["norm"] == "batch"].groupby(["model", "arm"])["forwards"].median()

@@ -43,9 +43,7 @@ STEPS = (2, 4, 8, 16, 32, 64)
 def which_remedy(material: Material) -> Section | None:
     """Points of accuracy lost over b with every remedy, what each costs, and the momenta."""
     rows = remedied(material.results)
-    rows = rows[rows["arm"].isin(WORDS)] if len(rows) else rows
-    if rows.empty:
-        return None
+    rows = rows[rows["arm"].isin(WORDS)]
     forwards = forwards_of(material.results)
     blocks: list[Text | Table] = []
     for (model, size), own in rows.groupby(["model", "effective_batch"]):
@@ -56,8 +54,6 @@ def which_remedy(material: Material) -> Section | None:
 def from_a_trained_model(material: Material) -> Section | None:
     """Points of accuracy lost over b where training goes on from a trained model, its statistics moving and frozen."""
     rows = gone_on(material.results)
-    if rows.empty:
-        return None
     return Section("And from a trained model?", (Text(FROM_TRAINED), *(
         _gone_on_table(str(model), int(str(size)), own) for (model, size), own in rows.groupby(["model", "effective_batch"])
     )))  # fmt: skip

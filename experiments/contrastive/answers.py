@@ -57,8 +57,8 @@ def of_one_corpus(decide: Callable[[Results], ClaimResult]) -> Callable[[Results
 def any_loss(results: Results) -> ClaimResult:
     """F1c: compares accumulated gradients of losses with in-batch negatives with the full batch's, and with masked scores."""
     rows = results.study(EXACT, ["oracle_error"])
-    rows = rows[rows["dropout"] == 0] if len(rows) else rows
-    plain = rows[rows["arm"] == "accumulated"] if len(rows) else rows
+    rows = rows[rows["dropout"] == 0]
+    plain = rows[rows["arm"] == "accumulated"]
     if plain.empty:
         return undecided("It takes trials of study=negatives.", 0)
     smallest, oracle = float(plain["gradient_error"].min()), float(plain["oracle_error"].max())
@@ -95,7 +95,7 @@ def any_loss(results: Results) -> ClaimResult:
 def banks_beat_accumulation(results: Results) -> ClaimResult:
     """F2c: compares ContAccum with accumulation at the same b, where its bytes are nearly those of accumulation."""
     every = results.study(TRAINED)
-    rows = decided(every) if len(every) else every
+    rows = decided(every)
     if rows.empty:
         return undecided("It takes trials of study=retrieval, and seeds that choose the learning rate.", len(every))
     found = []
@@ -166,7 +166,7 @@ def memory_for_time(results: Results) -> ClaimResult:
     """F4c: compares bytes and seconds of ContAccum with those of the full batch, accumulation and GradCache."""
     rows = results.study(TRAINED)
     # The median window of a bank that is used late is one without it.
-    banks = sorted({arm for arm in rows["arm"] if arm.startswith("dual_bank@") and "+" not in arm}) if len(rows) else []
+    banks = sorted({arm for arm in rows["arm"] if arm.startswith("dual_bank@") and "+" not in arm})
     if not banks:
         return undecided("It takes trials of study=retrieval with dual_bank.", 0)
     keys = ["trial", "accumulation_steps"]
@@ -207,7 +207,7 @@ def memory_for_time(results: Results) -> ClaimResult:
 def banks_balance(results: Results) -> ClaimResult:
     """F5c: compares the ratio of the towers' gradient norms with one bank and with two of the same size."""
     rows = results.study(TRAINED)
-    one = rows[rows["arm"].str.startswith("passage_bank@")] if len(rows) else rows
+    one = rows[rows["arm"].str.startswith("passage_bank@")]
     if one.empty:
         return undecided("It takes trials of study=retrieval with passage_bank.", 0)
     keys = ["trial", "accumulation_steps"]
@@ -239,8 +239,8 @@ def banks_balance(results: Results) -> ClaimResult:
 def and_with_in_batch_negatives(results: Results) -> Advice | None:
     """Of the experiment on contrastive losses: gradients over N, beside GradCache's."""
     rows = results.of("contrastive").study("negatives")
-    rows = rows[rows["dropout"] == 0] if len(rows) else rows
-    plain, cached = (rows[rows["arm"] == arm] if len(rows) else rows for arm in ("accumulated", "grad_cache"))
+    rows = rows[rows["dropout"] == 0]
+    plain, cached = (rows[rows["arm"] == arm] for arm in ("accumulated", "grad_cache"))
     if plain.empty or cached.empty:
         return None
     over = plain.groupby("accumulation_steps")["gradient_error"].median()

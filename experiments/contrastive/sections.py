@@ -47,8 +47,6 @@ def decided(rows: pd.DataFrame) -> pd.DataFrame:
     the trials that train both: others ran at other times. Where there is one learning rate alone, nothing is to be chosen;
     where there are several and no tuning seeds, nothing is left. Of several lengths in one store the longest trainings count.
     """
-    if rows.empty:
-        return rows
     rows = longest(rows, ["arm", "accumulation_steps"])
     full = rows[rows["arm"] == "full"].groupby("trial")["seconds"].first()
     beside = rows["seconds"] / rows["trial"].map(full)
@@ -81,8 +79,6 @@ def differences(rows: pd.DataFrame, first: tuple[str, int | None], second: tuple
 def gradients_section(material: Material) -> Section | None:
     """How far each method's gradient is from the full batch's, over N."""
     rows = material.results.study(EXACT, ["oracle_error"])
-    if rows.empty:
-        return None
     plain = rows[(rows["dropout"] == 0)]
     picture = Picture(
         "contrastive-gradients",
@@ -168,8 +164,6 @@ def largest_windows(rows: pd.DataFrame, budget: float) -> dict[str, int]:
 def memory_section(material: Material) -> Section | None:
     """The bytes that live in a step of each method over B, and the window at which each leaves a given memory."""
     rows = material.results.study(WEIGHED)
-    if rows.empty:
-        return None
     rows, b = rows[rows["arm"] != "permuted"], int(rows["micro_batch"].max())
     full = rows[rows["arm"] == "full"].groupby("window")["peak_bytes"].median()
     sizes = sorted(full.index)

@@ -51,7 +51,7 @@ def setting_name(key: tuple[object, ...]) -> str:
 def curves(material: Material) -> Section | None:
     """Mean and band of the probe loss over samples, steps and seconds, with what it took to the targets."""
     rows = convergence.trainings(material.results)
-    judged, levels = (convergence.judged(rows), convergence.targets(rows)) if len(rows) else (rows, {})
+    judged, levels = convergence.judged(rows), convergence.targets(rows)
     if judged.empty:
         return None
     blocks: list[Block] = []
@@ -101,7 +101,7 @@ def _median(found: list[convergence.Reach]) -> str:
 def endings(material: Material) -> Section | None:
     """Test loss, gap, area and plateau of every arm, and its test loss beside the full batch's."""
     rows = convergence.trainings(material.results)
-    judged = convergence.judged(rows) if len(rows) else rows
+    judged = convergence.judged(rows)
     if judged.empty:
         return None
     beside = {one.key: one for one in convergence.beside_full(judged)}
@@ -154,8 +154,7 @@ def _beside(one: convergence.Beside | None, is_tuned: bool) -> tuple[str, ...]:
 def waste(material: Material) -> Section | None:
     """Small batches of b in place of N accumulated micro-batches of b, and the advice."""
     rows = convergence.trainings(material.results)
-    judged = convergence.judged(rows) if len(rows) else rows
-    found = wastefulness.instead_of_accumulating(rows, judged) if len(judged) else []
+    found = wastefulness.instead_of_accumulating(rows, convergence.judged(rows))
     if not found:
         return None
     said = wastefulness.verdicts(found)
@@ -324,8 +323,7 @@ def _seen(pairs: Sequence[Pair]) -> str:
 def is_accumulating_wasteful(results: Results) -> Advice | None:
     """Of the experiment on convergence: small batches of b beside N accumulated micro-batches of b, where any decides."""
     rows = trainings.trainings(results.of("convergence"))
-    judged = trainings.judged(rows) if len(rows) else rows
-    found = wastefulness.instead_of_accumulating(rows, judged) if len(judged) else []
+    found = wastefulness.instead_of_accumulating(rows, trainings.judged(rows))
     said = wastefulness.verdicts(found)
     action = wastefulness.advice(found, said)
     told = [

@@ -17,7 +17,6 @@ from accumulation_harness.analysis.load import Results
 from accumulation_harness.config import TUNING_SEEDS
 from accumulation_harness.judge import statistics
 
-STUDY = "learning_curves"
 FRACTIONS = (0.5, 0.8, 0.95)  # of the way from the loss at the start to where the full batch ends on the tuning seeds
 FLAT = 0.01  # relative change of the probe loss over the last fifth, of a training at its plateau
 LEVEL = 0.05
@@ -28,9 +27,6 @@ DETECTABLE = "Detectable: the mean difference that a paired t test would have fo
 LONGEST = "Of several lengths in one store the longest trainings count."
 SETTING = ("workload", "norm", "optimizer", "effective_batch")
 ARM = ("arm", "accumulation_steps")
-CURVES = ("samples", "optimizer_steps", "seconds", "probe_loss", "validation_loss")
-COLUMNS = ("trial", *SETTING, "steps", *ARM, "seed", "lr", "rate", "step_samples", "test_loss", "test_accuracy", "gap",
-           "recalibrated_test_loss", "recalibrated_test_accuracy", *(f"curve_{name}" for name in CURVES))  # fmt: skip
 NAMES = {
     "full": "full batch",
     "accumulated": "accumulated",
@@ -60,7 +56,8 @@ class Comparison(StrEnum):
 
 def trainings(results: Results) -> pd.DataFrame:
     """Every arm of every trial, once; a loss that is not finite becomes infinite, so that no such rate is the best."""
-    rows = longest(results.study(STUDY, COLUMNS), SETTING).drop_duplicates([*SETTING, *ARM, "seed", "lr"])  # alone, and beside
+    rows = longest(results.study("learning_curves", ["recalibrated_test_loss"]), SETTING)
+    rows = rows.drop_duplicates([*SETTING, *ARM, "seed", "lr"])  # trained alone, and beside others
     ends = [last(curve) for curve in rows["curve_validation_loss"]]
     return rows.assign(validation_loss=pd.Series(ends, index=rows.index, dtype=float).fillna(math.inf))
 

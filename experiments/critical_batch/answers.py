@@ -28,8 +28,6 @@ from accumulation_harness.judge import statistics
 TOLERANCE = 0.02  # of the smallest batch's loss after the branch
 SAME = 0.5  # octaves within which a change is none
 SETTING = ["workload", "norm", "optimizer", "effective_batch"]
-COLUMNS = ("trial", *SETTING, "steps", "lr", "seed", "batch", "point", "samples", "branch_samples", "start_loss",
-           "validation_loss", "trunk_end")  # fmt: skip
 
 
 def critical_batch(losses: Sequence[tuple[float, float]], tolerance: float = TOLERANCE) -> float:
@@ -52,7 +50,7 @@ def critical_batches(results: Results) -> pd.DataFrame:
 
     Each setting at the rate whose trunk ends lowest on the tuning seeds; `interior`: whether it lies inside the grid.
     """
-    rows = longest(results.study("critical_batch", COLUMNS), SETTING)
+    rows = longest(results.study("critical_batch"), SETTING)
     tuning = rows[rows["seed"] >= TUNING_SEEDS]
     found = []
     for key, own in rows[rows["seed"] < TUNING_SEEDS].groupby(SETTING):

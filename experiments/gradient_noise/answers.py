@@ -53,8 +53,8 @@ def variances(rows: pd.DataFrame) -> pd.DataFrame:
 )
 def falls_as_one_over_b(results: Results) -> ClaimResult:
     """C6: compares the slope of log variance over log B with -1, also without replacement after division by (D - B)/(D - 1)."""
-    rows = variances(results.measurements)
-    if rows.empty or rows["draws"].min() < FEWEST_DRAWS or rows["batch"].nunique() < 3 or rows["trial"].nunique() < 2:
+    rows = variances(results.study("gradient_noise"))
+    if rows["draws"].min() < FEWEST_DRAWS or rows["batch"].nunique() < 3 or rows["trial"].nunique() < 2:
         return undecided(f"It takes {FEWEST_DRAWS} draws of three sizes or more, in two trials or more.", len(rows))
     corrected = noise.slopes(rows, "independent", AT)
     plain = noise.slopes(rows[~rows["replacement"].astype(bool)], "variance", AT)
@@ -117,9 +117,7 @@ def _by_setting(rows: pd.DataFrame, ratio: pd.Series) -> list[str]:
 
 def variance_section(material: Material) -> Section | None:
     """The variance of the batch gradient over B, beside both formulas."""
-    if material.measurements.empty:
-        return None
-    rows = variances(material.measurements)
+    rows = variances(material.results.study("gradient_noise"))
     own = rows[rows["trial"] == min(rows["trial"])]
     steps = sorted(set(own["step"]))
     chosen = sorted({steps[0], steps[len(steps) // 2], steps[-1]})
@@ -146,9 +144,7 @@ def variance_section(material: Material) -> Section | None:
 
 def noise_section(material: Material) -> Section | None:
     """The noise scale along each training, exact and estimated from micro-batches."""
-    rows = scales(material.measurements) if not material.measurements.empty else material.measurements
-    if rows.empty:
-        return None
+    rows = scales(material.results.study("gradient_noise"))
     steps = material.read_steps(sorted(set(rows["trial"])))
     panels: dict[str, list[tuple[pd.DataFrame, pd.DataFrame]]] = {}
     pooled = []

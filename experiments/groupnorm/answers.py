@@ -43,9 +43,8 @@ EXTERNAL = (
 def better_choice(results: Results) -> ClaimResult:
     """B3: tests whether GroupNorm is exact at every N, and for which models and b at fixed B it saves error."""
     exact = results.study(EXACT)
-    own = exact[exact["norm"].isin(["group", "layer"])] if len(exact) else exact
-    rows = trained(results)
-    gains = between_norms(fixed_batch(rows)) if len(rows) else rows
+    own = exact[exact["norm"].isin(["group", "layer"])]
+    gains = between_norms(fixed_batch(trained(results)))
     if own.empty or gains.empty or gains["b"].nunique() < 2 or gains["n"].min() < FEWEST_SEEDS:
         needed = f"It takes exact trials with GroupNorm, and {FEWEST_SEEDS} seeds trained with both at two b or more."
         return undecided(needed, len(own) + len(gains))
@@ -90,10 +89,8 @@ def _gain(row: Mapping[Hashable, Any]) -> str:
 
 def predicted(results: Results) -> bool | None:
     """The printed prediction: exact; for every model BatchNorm's error rises, most from b = 4 to 2, and GroupNorm's does not."""
-    rows = trained(results)
-    gains = between_norms(fixed_batch(rows)) if len(rows) else rows
-    exact = results.study(EXACT)
-    if gains.empty or exact.empty or not {2, 4} <= set(gains["b"]) or gains["b"].nunique() < 3:
+    gains, exact = between_norms(fixed_batch(trained(results))), results.study(EXACT)
+    if gains.empty or not {2, 4} <= set(gains["b"]) or gains["b"].nunique() < 3:
         return None
     verdicts = [bool((exact.loc[exact["norm"].isin(["group", "layer"]), "gradient_error"] <= ALGEBRA_GATE).all())]
     for _, own in gains.groupby(["model", "effective_batch"]):
@@ -106,8 +103,7 @@ def predicted(results: Results) -> bool | None:
 
 def is_group_norm_better(results: Results) -> Advice | None:
     """Of the experiment on GroupNorm."""
-    rows = trained(results.of("groupnorm"))
-    gains = between_norms(fixed_batch(rows)) if len(rows) else rows
+    gains = between_norms(fixed_batch(trained(results.of("groupnorm"))))
     if gains.empty:
         return None
     small = gains[gains["b"] == gains["b"].min()]

@@ -8,14 +8,13 @@ import pandas as pd
 
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.experiments.momentum import states as optimizers
-from accumulation_harness.experiments.momentum.states import of_study
 
 RULES = {"no": 0.0, "square root": 0.5, "linear": 1.0}  # scaling of the learning rate: its exponent of B / b
 
 
 def trained(results: Results) -> pd.DataFrame:
     """Trainings of every batch size at every rate and seed. A loss that is NaN becomes infinite, so that no such rate is best."""
-    rows = of_study(results, "batch_sizes")
+    rows = results.study("batch_sizes")
     losses = ["tail_loss", "held_out_loss", "tuning_loss", "judged_loss"]
     return rows.assign(**{name: rows[name].astype(float).fillna(math.inf) for name in losses})
 
@@ -74,7 +73,7 @@ def against_true_batch(results: Results) -> pd.DataFrame:
 
     A row per optimizer, seed and `factor` of the rate; the full batch's rate is the lowest that was trained.
     """
-    rows = of_study(results, "convergence")
+    rows = results.study("convergence")
     full = rows[rows["arm"] == "full"]
     base = full[full["lr"] == full.groupby("optimizer")["lr"].transform("min")]
     pairs = rows[rows["arm"] == "accumulated"].merge(base, on=["optimizer", "seed"], suffixes=("", "_full"))

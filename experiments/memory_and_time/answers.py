@@ -43,9 +43,7 @@ def against_full(rows: pd.DataFrame, column: str, num: int) -> pd.Series:
 )
 def falls_four_times(results: Results) -> ClaimResult:
     """D1: tests whether memory at N = 4 is a fourth of the full batch's, and whether the activations alone are."""
-    rows = results.measurements
-    if "alive_bytes" not in rows:
-        return undecided("It takes trials that measure what is alive at once.", len(rows))
+    rows = results.study("memory_and_time")
     factors, activations = (against_full(rows, name, 4) for name in ("alive_bytes", "activation_bytes"))
     if factors.empty:
         return undecided("It takes trials with N = 4.", 0)
@@ -95,8 +93,8 @@ def largest_models(rows: pd.DataFrame) -> pd.DataFrame:
 )
 def models_become_larger(results: Results) -> ClaimResult:
     """D4: tests how much larger a model may be in the memory of the full batch, when its batch is accumulated."""
-    rows = results.measurements
-    found = largest_models(rows) if "alive_bytes" in rows else pd.DataFrame(columns=["family", "accumulation_steps", "larger"])
+    rows = results.study("memory_and_time")
+    found = largest_models(rows)
     if found["family"].nunique() < 2:
         return undecided("It takes two kinds of model, each in several sizes.", len(found))
     best = found.groupby("family")["larger"].max()
@@ -128,8 +126,8 @@ def models_become_larger(results: Results) -> ClaimResult:
 )
 def automatic_micro_batches(results: Results) -> ClaimResult:
     """G4: tests under which memory limits some micro-batch fits: what is alive at b = B down to the smallest b measured."""
-    rows = results.measurements
-    if "alive_bytes" not in rows or rows["accumulation_steps"].nunique() < 3:
+    rows = results.study("memory_and_time")
+    if rows["accumulation_steps"].nunique() < 3:
         return undecided("It takes what is alive at once, at three N or more.", len(rows))
     ends = rows.groupby("trial")["alive_bytes"].agg(["min", "max"])
     helped, floor = (ends["min"] < ends["max"]), ends["min"] / ends["max"]
@@ -154,7 +152,7 @@ def automatic_micro_batches(results: Results) -> ClaimResult:
 )
 def activations_fall(results: Results) -> ClaimResult:
     """D2: tests whether the activations at N are the full batch's over N, by the N that is farthest off."""
-    rows = results.measurements
+    rows = results.study("memory_and_time")
     worst = 0.0
     for num in sorted(set(rows["accumulation_steps"]) - {1}):
         factors = against_full(rows, "activation_bytes", num) / num
@@ -180,7 +178,7 @@ TEXTS = {"negligible (S0)": (0.0, 1 + NEGLIGIBLE), "slightly slower (S4)": (1 + 
 )
 def cost_in_time(results: Results) -> ClaimResult:
     """D6: compares the seconds of a window at N with the full batch's, and with what each of the three articles says of them."""
-    rows = results.measurements
+    rows = results.study("memory_and_time")
     nums = sorted(set(rows["accumulation_steps"]) - {1})
     cost = {num: 1 / against_full(rows, "seconds", num) for num in nums}
     every = pd.concat([one.rename(num).to_frame("cost").assign(num=num) for num, one in cost.items()])
@@ -232,9 +230,7 @@ def time_against_memory(rows: pd.DataFrame) -> pd.DataFrame:
 
 def budget_figure(material: Material) -> Section | None:
     """The largest b for a budget of memory, and what it costs in time."""
-    rows = material.measurements
-    if rows.empty:
-        return None
+    rows = material.results.study("memory_and_time")
     cost = time_against_memory(rows)
     panels = {f"{workload} {model}": own for (workload, model), own in cost.groupby(["workload", "model"])}
     picture = Picture(
@@ -250,9 +246,7 @@ def budget_figure(material: Material) -> Section | None:
 
 def memory_table(material: Material) -> Section | None:
     """The parts of the memory over b, and the fit of M = M_s + a b, per model and optimizer."""
-    rows = material.measurements
-    if rows.empty:
-        return None
+    rows = material.results.study("memory_and_time")
     head = "model | optimizer | N | b | parameters | gradients | state | activations | kB in all | samples/s"
     columns = ["workload", "model", "optimizer", "accumulation_steps"]
     middle = rows.groupby(columns, as_index=False)[[*TOTAL, "micro_batch", "total_bytes", "samples_per_second"]].median()
@@ -275,8 +269,6 @@ def memory_table(material: Material) -> Section | None:
 def what_does_it_cost(results: Results) -> Advice | None:
     """Of the experiment on memory and time: over N at fixed B."""
     rows = results.of("memory_and_time").study("memory_and_time")
-    if rows.empty:
-        return None
     wide = rows.pivot_table(index="trial", columns="accumulation_steps", values=["total_bytes", "seconds"])
     told = [
         f"N = {num:.0f}: memory {spread(wide['total_bytes', num] / wide['total_bytes', 1])}, "

@@ -19,7 +19,6 @@ from accumulation_harness.analysis.question import (
 )
 from accumulation_harness.experiments.momentum import figures
 from accumulation_harness.experiments.momentum import states as optimizers
-from accumulation_harness.experiments.momentum.states import of_study
 from accumulation_harness.judge import statistics
 from accumulation_harness.judge.cause import Cause
 from accumulation_harness.judge.gates import ALGEBRA_GATE
@@ -79,7 +78,7 @@ def older_micro_batches(results: Results) -> ClaimResult:
     reordered, small = optimizers.orders(results, ORDERED)
     reordered, small = reordered[optimizers.uncoupled(reordered)], small[optimizers.uncoupled(small)]
     momentum = reordered[reordered["optimizer"] != "sgd"]
-    memory = of_study(results, "optimizer_memory")
+    memory = results.study("optimizer_memory")
     if momentum.empty or memory.empty:
         return undecided("It takes reordered windows and the weights in the state.", len(momentum))
     worst = optimizers.largest_error(reordered, "state_error", "parameter_error")
@@ -144,8 +143,8 @@ def coupled_in_time(results: Results) -> ClaimResult:
 )
 def memory_in_samples(results: Results) -> ClaimResult:
     """C10: compares half-lives in samples, the paths of the weights and, where it was run, Adam's beta2 at a small batch."""
-    lives = optimizers.half_lives(of_study(results, "optimizer_memory"))
-    paths = optimizers.path_ratios(of_study(results, "optimizer_states"), ORDERED)
+    lives = optimizers.half_lives(results.study("optimizer_memory"))
+    paths = optimizers.path_ratios(optimizers.states(results), ORDERED)
     if lives.empty or paths.empty:
         return undecided("It takes the weights in the state and paths of small steps.", len(lives))
     error = float((lives["half_life"] / lives["predicted"] - 1).abs().max())
@@ -159,8 +158,8 @@ def memory_in_samples(results: Results) -> ClaimResult:
         f"With the memory matched, {len(paths)} paths of small steps are {number(nearest)} times or more nearer to the window's "
         "than with the rate alone.",
     ]
-    adam = optimizers.beta2_differences(optimizers.beta2_trials(results))
-    sentences += _beta2_in_words(adam)
+    if results.has("batch_sizes"):
+        sentences += _beta2_in_words(optimizers.beta2_differences(optimizers.beta2_trials(results)))
     holds = error <= HALF_LIFE_ERROR and off <= HALF_LIFE_ERROR and nearest >= CLOSER
     return ClaimResult(
         verdict=CONFIRMED if holds else REFUTED if nearest < 1 else CONDITIONAL,
@@ -196,7 +195,7 @@ def states(material: Material) -> Section | None:
 
 def order(material: Material) -> Section | None:
     """What another order of the micro-batches changes."""
-    rows = of_study(material.results, "optimizer_states")
+    rows = optimizers.states(material.results)
     rows = rows[(rows["after_steps"] == ORDERED) & rows["arm"].isin(["reordered", "small_steps_reordered"])]
     if rows.empty:
         return None
@@ -215,9 +214,7 @@ def order(material: Material) -> Section | None:
 
 def memory(material: Material) -> Section | None:
     """The weights of past micro-batches in the optimizer state, and their half-lives."""
-    rows = of_study(material.results, "optimizer_memory")
-    if rows.empty:
-        return None
+    rows = material.results.study("optimizer_memory")
     lives = optimizers.half_lives(rows)
     head = "optimizer | state | arm | N | half-life in samples | predicted | largest relative error | n"
     cells = tuple(
@@ -248,7 +245,7 @@ def _memory_picture(rows: pd.DataFrame) -> Picture:
 
 def small_steps(material: Material) -> Section | None:
     """The paths of N small steps beside that of one window."""
-    rows = of_study(material.results, "optimizer_states")
+    rows = optimizers.states(material.results)
     paths = optimizers.path_ratios(rows, ORDERED)
     if paths.empty:
         return None
@@ -270,7 +267,7 @@ def small_steps(material: Material) -> Section | None:
         "optimizer, largest N. The lowest line jumps at the short windows that end the epochs: they are one whole step on fewer "
         "samples.",
     )
-    table = optimizers.equal_table(material.results)
+    table = optimizers.equal_table(material.results) if material.results.has("batch_sizes") else None
     return Section("N small steps against one window", (text, picture, table) if table else (text, picture))
 
 
@@ -300,10 +297,10 @@ def beta2(material: Material) -> Section | None:
 
 def do_i_change_rate_or_momentum(results: Results) -> Advice | None:
     """Of the experiments on momentum and Adam: state of the accumulated arms, and half-lives in samples."""
-    parts = [results.of(name) for name in ("momentum", "adam")]
-    right = pd.concat([optimizers.long_runs(part, 1) for part in parts if not part.is_empty] or [pd.DataFrame()])
-    if right.empty:
+    parts = [part for name in ("momentum", "adam") if (part := results.of(name)).has("optimizer_states")]
+    if not parts:
         return None
+    right = pd.concat([optimizers.long_runs(part, 1) for part in parts])
     error = optimizers.largest_error(right[right["arm"] == "accumulated"], "state_error", "parameter_error")
     return Advice(
         "Do I change learning rate, momentum or β₂?",

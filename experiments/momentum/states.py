@@ -16,25 +16,13 @@ from accumulation_harness.experiments.momentum import figures
 from accumulation_harness.judge import statistics
 from accumulation_harness.judge.cause import Cause
 
-ABOUT = ("trial", "workload", "norm", "dropout", "optimizer", "seed", "lr", "effective_batch", "accumulation_steps")
-ERRORS = ("gradient_error", "state_error", "parameter_error", "buffer_error")
-# What the rules and sections read of each study.
-COLUMNS = {
-    "optimizer_states": (*ABOUT, "arm", "after_steps", *ERRORS, *(f"{name}_now" for name in ERRORS), "loss", "loss_against"),
-    "optimizer_memory": (*ABOUT, "arm", "entry", "window", "position", "age", "weight", "residual"),
-    "batch_sizes": (*ABOUT, "momentum", "beta2", "batch", "tail_loss", "held_out_loss", "early_held_out_loss",
-                    "tuning_loss", "judged_loss"),
-    "convergence": (*ABOUT, "arm", "held_out_loss"),
-    "adam_scale": (*ABOUT, "eps", "weight_decay", "clip_norm", "right_error", "fault_error", "as_if_error", "fault_error_first",
-                   "predicted_first", "loss", "loss_undivided", "clipped_share"),
-    "second_moment": (*ABOUT, "after_steps", "noise_scale", "ratio", "predicted", "predicted_without_replacement"),
-}  # fmt: skip
+ERRORS = ("state_error", "buffer_error", "state_error_now", "buffer_error_now")  # empty without a state, or without BatchNorm
 BETAS = {"momentum_buffer": "momentum", "exp_avg": "beta1", "exp_avg_sq": "beta2"}
 
 
-def of_study(results: Results, study: str) -> pd.DataFrame:
-    """The measurements of one study, with all the columns that are read here."""
-    return results.study(study, COLUMNS[study])
+def states(results: Results) -> pd.DataFrame:
+    """What the study of optimizer states measured."""
+    return results.study("optimizer_states", ERRORS)
 
 
 def spread_in_window(memory: pd.DataFrame) -> pd.Series[float]:
@@ -92,13 +80,13 @@ def path_ratios(states: pd.DataFrame, after_steps: int) -> pd.DataFrame:
 
 def long_runs(results: Results, fewest_steps: int) -> pd.DataFrame:
     """Every arm after that many steps or more, where nothing but the gradient passes from sample to sample."""
-    rows = of_study(results, "optimizer_states")
+    rows = states(results)
     return rows[(rows["after_steps"] >= fewest_steps) & uncoupled(rows)]
 
 
 def orders(results: Results, after_steps: int) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Arms that took the micro-batches of a window in another order, after so many steps; small steps that did, as a control."""
-    rows = of_study(results, "optimizer_states")
+    rows = states(results)
     rows = rows[rows["after_steps"] == after_steps]
     return rows[rows["arm"] == "reordered"], rows[rows["arm"] == "small_steps_reordered"]
 
@@ -122,7 +110,7 @@ def smallest_difference(rows: pd.DataFrame) -> float:
 
 def beta2_trials(results: Results) -> pd.DataFrame:
     """Trainings under Adam at a small batch, with the window's beta2 and with beta2^(1/N)."""
-    rows = of_study(results, "batch_sizes")
+    rows = results.study("batch_sizes")
     return rows[(rows["optimizer"] == "adam") & (rows["accumulation_steps"] > 1)]
 
 
@@ -211,7 +199,7 @@ def power(differences: Sequence[float]) -> str:
 
 def equal_table(results: Results) -> Table | None:
     """N small steps and one window under momentum, at equal samples and at equal steps: means over seeds with 95 % intervals."""
-    rows = of_study(results, "batch_sizes")
+    rows = results.study("batch_sizes")
     rows = rows[rows["optimizer"] == "momentum"]
     if rows.empty:
         return None

@@ -15,13 +15,11 @@ from accumulation_harness.judge.statistics import detectable, ratio_of_means
 RATIO = 2.0  # of rounding, as in L1
 ANOTHER = 0.1  # relative error of the update that makes another update: some thirty roundings of bfloat16
 LIFT = 10.0  # from the gradient's relative error to the update's
-COLUMNS = ("trial", "workload", "precision", "seed", "quantity", "arm", "accumulation_steps", "after_steps", "windows",
-           "orthogonalisations", "same", "update_error", "gradient_error", "cosine", "length", "held_out_loss")  # fmt: skip
 
 
 def measured(results: Results, quantity: str) -> pd.DataFrame:
     """The study's rows of one quantity; `lift` is the update's error over the gradient's."""
-    rows = results.study("muon", COLUMNS)
+    rows = results.study("muon")
     rows = rows[rows["quantity"] == quantity]
     return rows.assign(lift=rows["update_error"].astype(float) / rows["gradient_error"].astype(float))
 
@@ -60,8 +58,6 @@ def updates(material: Material) -> Section | None:
     """The update of a window beside the full batch's, and the advice."""
     rows = measured(material.results, "update")
     chosen = rows[rows["arm"].isin(LABELS)]
-    if chosen.empty:
-        return None
     head = (
         "way | N | format | trained | trials | orthogonalisations | same to the bit | gradient error | update error | cosine | "
         "length"
@@ -93,8 +89,6 @@ def updates(material: Material) -> Section | None:
 def trained(material: Material) -> Section | None:
     """Where trainings end, beside the full batch's."""
     rows = measured(material.results, "training")
-    if rows.empty:
-        return None
     full = rows[rows["arm"] == "full"].set_index("trial")["held_out_loss"]
     rows = rows.assign(more=rows["held_out_loss"] - rows["trial"].map(full))
     head = "workload | way | N | format | n | held-out loss | less the full batch's | detectable"

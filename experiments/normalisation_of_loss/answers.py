@@ -142,7 +142,7 @@ def divided_by_n(results: Results) -> ClaimResult:
 )
 def loop_over_the_loader(results: Results) -> ClaimResult:
     """A10: counts steps missed and samples leaked or dropped where the epoch does not end with a window."""
-    rows = results.study("epoch_tail", ("tail_samples",))
+    rows = results.study("epoch_tail")
     tails, none = rows[rows["tail_samples"] > 0], rows[rows["tail_samples"] == 0]
     if tails.empty or none.empty:
         return undecided("It takes an epoch with a remainder and one without.", len(rows))
@@ -174,8 +174,6 @@ def loop_over_the_loader(results: Results) -> ClaimResult:
 def update_over_n(results: Results) -> ClaimResult:
     """A16: compares updates over N at a fixed micro-batch, divided and undivided: the first, and the mean of the first steps."""
     rows = results.study("update_size")
-    if rows.empty:
-        return undecided("It takes SGD and Adam.", 0)
     keys = ["trial", "optimizer", "accumulation_steps", "arm"]
     first, mean = (rows.set_index(keys)[name].unstack().reset_index() for name in ("first_update", "mean_update"))
     one = {name: frame[frame["accumulation_steps"] == 1].set_index("trial")["accumulated"] for name, frame in _named(first, mean)}
@@ -232,9 +230,7 @@ def _words(workload: str) -> str:
 
 def end_of_an_epoch(material: Material) -> Section | None:
     """What each loop does with the last micro-batches of an epoch."""
-    rows = material.results.study("epoch_tail", ("tail_samples",))
-    if rows.empty:
-        return None
+    rows = material.results.study("epoch_tail")
     names = {
         "as_written": "as tutorials write it",
         "cleared": "gradients cleared at the epoch's start",
@@ -260,8 +256,6 @@ def end_of_an_epoch(material: Material) -> Section | None:
 def update_size(material: Material) -> Section | None:
     """The size of the first update over N, divided and undivided."""
     rows = material.results.study("update_size")
-    if rows.empty:
-        return None
     picture = Picture(
         "update-size",
         normalisation_figures.figure_update_size(rows),

@@ -148,9 +148,7 @@ def _where_it_matters(gradients: pd.Series[float], matters: pd.Series[bool]) -> 
 )
 def threshold(results: Results) -> ClaimResult:
     """A14: tests which threshold clips averaged, and summed, gradients as the full batch's is clipped."""
-    rows = _of(results, "clipping_threshold")
-    if rows.empty:
-        return undecided("It takes thresholds that were tried.", 0)
+    rows = results.study("clipping_threshold")
     same, times_n = rows["factor"] == 1, rows["factor"] == rows["accumulation_steps"]
     averaged, summed = rows["arm"] == "averaged", rows["arm"] == "summed"
     unchanged = (rows.loc[averaged & same, "error"] <= ALGEBRA_GATE).all()
@@ -181,8 +179,8 @@ def threshold(results: Results) -> ClaimResult:
 )
 def checkpoints(results: Results) -> ClaimResult:
     """A15: tests whether trainings resumed at the boundary and inside a window end bit-identical."""
-    rows = _of(results, "resumption")
-    same: dict[str, list[bool]] = {str(arm): own.tolist() for arm, own in rows.groupby("arm")["identical"]} if len(rows) else {}
+    rows = results.study("resumption")
+    same = {str(arm): own.tolist() for arm, own in rows.groupby("arm")["identical"]}
     if len(same) < 4:
         return undecided("It takes checkpoints at the boundary and inside a window.", len(rows))
     never = not any(same["in_window"])
@@ -200,11 +198,6 @@ def checkpoints(results: Results) -> ClaimResult:
         f"{counts['in_window']} (weights off by {number(lost.min())} at least), unless the checkpoint holds the gradients "
         f"({counts['in_window_with_gradients']}) or the window is begun again ({counts['in_window_replayed']}).",
     )
-
-
-def _of(results: Results, study: str) -> pd.DataFrame:
-    rows = results.measurements
-    return rows[rows["study"] == study].reset_index(drop=True) if "study" in rows else rows
 
 
 def _once(name: str, fault: Cause, meaning: str) -> Claim:
@@ -245,9 +238,7 @@ def who_differs(material: Material) -> Section | None:
 
 def in_the_loss(material: Material) -> Section | None:
     """The loss curves of the wrong orders, and which of them can be seen there."""
-    rows = _of(material.results, "convergence")
-    if rows.empty:
-        return None
+    rows = material.results.study("convergence")
     trials = rows.drop_duplicates("trial").set_index("trial")["optimizer"]
     steps = material.read_steps(list(trials.index))
     steps = steps.assign(optimizer=steps["trial"].map(trials))
@@ -284,9 +275,7 @@ def _at_rest(steps: pd.DataFrame) -> pd.Series[bool]:
 
 def thresholds(material: Material) -> Section | None:
     """What the optimizer consumes under each clipping threshold."""
-    rows = _of(material.results, "clipping_threshold")
-    if rows.empty:
-        return None
+    rows = material.results.study("clipping_threshold")
     name = rows["factor"].case_when([(rows["factor"] == 1, "c"), (rows["factor"] > 1, "c·N"), (rows["factor"] < 1, "c / N")])
     cells = []
     for (arm, factor, kind), own in rows.assign(name=name).groupby(["arm", "name", "threshold"]):
@@ -303,9 +292,7 @@ def thresholds(material: Material) -> Section | None:
 
 def resumed(material: Material) -> Section | None:
     """Trainings resumed from each kind of checkpoint."""
-    rows = _of(material.results, "resumption")
-    if rows.empty:
-        return None
+    rows = material.results.study("resumption")
     names = {
         "at_boundary": "at the boundary",
         "in_window": "inside a window",

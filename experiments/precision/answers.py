@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from accumulation_harness.analysis import tables
-from accumulation_harness.analysis.content import Block, Picture, Section, Text, counted, number, span, table
+from accumulation_harness.analysis.content import Picture, Section, Text, counted, number, span, table
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import (
     CONDITIONAL,
@@ -45,9 +45,9 @@ HEAD_ROOM = 0.9  # accuracy of the reference: above, a task has little to lose
 )
 def small_micro_batches(results: Results) -> ClaimResult:
     """E1: compares the error at micro-batches of 1 or 2 with the full batch's own, by accumulator, the forward in float32."""
-    every = errors(results.measurements)
-    rows = every[every["precision"] == "float32"] if len(every) else every
-    small = rows[rows["micro_batch"] <= SMALL] if len(rows) else rows
+    every = errors(results)
+    rows = every[every["precision"] == "float32"]
+    small = rows[rows["micro_batch"] <= SMALL]
     if small.empty or rows["accumulation_steps"].nunique() < 2:
         return undecided("It takes micro-batches of 1 or 2 beside larger ones, with the forward in float32.", len(rows))
     wide, narrow = growth(rows[rows["accumulator"] == "float32"]), growth(rows[rows["accumulator"].isin(SIXTEEN)])
@@ -55,8 +55,7 @@ def small_micro_batches(results: Results) -> ClaimResult:
     clean = bool((wide < GROWTH).all()) and bool((small.loc[small["accumulator"] == "float32", "high"] <= NOTICEABLE).all())
     dirty = bool((narrow >= GROWTH).all())
     worst = {name: own["arm_error"].max() for name, own in small.groupby("accumulator")}
-    forwards = every[(every["precision"] == "bfloat16") & (every["accumulator"] == "bfloat16")] if len(every) else every
-    realistic = growth(forwards) if len(forwards) else pd.Series(dtype=float)
+    realistic = growth(every[(every["precision"] == "bfloat16") & (every["accumulator"] == "bfloat16")])
     added = (
         f" With the forward in bfloat16 too, whose own error is larger, they grow {span(realistic)}-fold."
         if len(realistic)
@@ -86,9 +85,7 @@ def small_micro_batches(results: Results) -> ClaimResult:
 )
 def scaling_works(results: Results) -> ClaimResult:
     """E2: tests whether every accumulated arm is as right as the full batch, and every wrong order is not."""
-    if not {"study", "scale_factor"} <= set(results.measurements):
-        return undecided("It takes trials of loss scaling.", 0)
-    rows = scaling(results.measurements)
+    rows = scaling(results)
     good, wrong = rows[rows["arm"].isin(["full", "accumulated"])], rows[~rows["arm"].isin(["full", "accumulated"])]
     accumulated = good[good["arm"] == "accumulated"]
     if accumulated.empty or wrong.empty:
@@ -111,15 +108,15 @@ def scaling_works(results: Results) -> ClaimResult:
 # E3 ----------------------------------------------------------------------------------------------------------------------------
 
 
-def accuracy(rows: pd.DataFrame) -> pd.DataFrame:
+def accuracy(results: Results) -> pd.DataFrame:
     """Differences of held-out accuracy, paired by seed: 16 bits - float32's full batch, and accumulated - full in one format.
 
     `mean`, `low`, `high` (Student t, 95 %), `tost_p` for MARGIN, `detectable` with 80 % power, `n` pairs.
     """
-    own = rows[(rows["study"] == "convergence") & rows["arm"].isin(["full", "accumulated"])]
-    task = own["workload"].astype(str) + " " + own["model"].astype(str) if {"workload", "model"} <= set(own) else "one model"
+    own = results.study("convergence")
+    own = own[own["arm"].isin(["full", "accumulated"])]
     found = []
-    for name, trained in own.assign(task=task).groupby("task"):
+    for name, trained in own.groupby(own["workload"] + " " + own["model"]):
         pivot = trained.pivot_table(index="seed", columns=["precision", "accumulation_steps"], values="held_out_accuracy")
         pairs = [(str(key[0]), int(key[1])) for key in pivot.columns.to_flat_index()]
         for precision, num in [pair for pair in pairs if pair[0] in SIXTEEN]:
@@ -148,10 +145,8 @@ def accuracy(rows: pd.DataFrame) -> pd.DataFrame:
 )
 def mixed_precision(results: Results) -> ClaimResult:
     """E3: compares accumulated with full batches in 16 bits, in rounding error (L1) and in accuracy over seeds (L4), by task."""
-    rows = results.measurements
-    rounded = errors(rows)
-    rounded = rounded[rounded["precision"].isin(SIXTEEN) & (rounded["accumulator"] == "float32")] if len(rounded) else rounded
-    cells = accuracy(rows) if {"study", "held_out_accuracy"} <= set(rows) else pd.DataFrame()
+    rounded, cells = errors(results), accuracy(results)
+    rounded = rounded[rounded["precision"].isin(SIXTEEN) & (rounded["accumulator"] == "float32")]
     if rounded.empty or cells.empty or cells["n"].min() < FEWEST_SEEDS:
         return undecided(f"It takes gradients in 16 bits, and {FEWEST_SEEDS} trainings of each format or more.", len(cells))
     no_rougher = bool((rounded["high"] <= ROUNDING_GATE).all())
@@ -180,8 +175,8 @@ def mixed_precision(results: Results) -> ClaimResult:
 
 def accumulator_section(material: Material) -> Section | None:
     """The error of the sum over N, by the format of the accumulator."""
-    rows = errors(material.measurements)
-    rows = rows[rows["precision"] == "float32"] if len(rows) else rows
+    rows = errors(material.results)
+    rows = rows[rows["precision"] == "float32"]
     if rows.empty:
         return None
     titles = rows["model"].astype(str) + ", B = " + rows["effective_batch"].astype(int).astype(str)
@@ -219,11 +214,7 @@ def accumulator_section(material: Material) -> Section | None:
 
 def scaling_section(material: Material) -> Section | None:
     """What each order of loss scaling does to three windows."""
-    if not {"study", "scale_factor"} <= set(material.measurements):
-        return None
-    rows = scaling(material.measurements)
-    if rows.empty:
-        return None
+    rows = scaling(material.results)
     cells = tuple(
         (arm, width, counted(own["exact"]),
          own["error"].max(), own["error_after"].max(),
@@ -244,30 +235,23 @@ def _values(column: pd.Series[float]) -> str:
 
 
 def mixed_section(material: Material) -> Section | None:
-    """Rounding and accuracy under autocast, accumulated beside full."""
-    blocks: list[Block] = []
-    rows = errors(material.measurements)
-    wide = rows[rows["accumulator"] == "float32"] if len(rows) else rows
-    if len(wide):
-        panels = {name: own for name in tables.PRECISIONS if len(own := wide[wide["precision"] == name])}
-        picture = Picture(
-            "ratios",
-            precision_figures.figure_ratios(panels, ROUNDING_GATE),
-            "Rounding error of accumulated gradients over the full batch's, per format of the forward, over N.",
-            "Error of the accumulated gradient over the full batch's, sums in float32, with bootstrap 95% intervals; dashed: the "
-            f"gate of {ROUNDING_GATE:g}. In 16 bits the forward's rounding is the whole error, and the same for both.",
-        )
-        blocks.append(picture)
-    blocks += _accuracy_blocks(material.measurements)
-    return Section("Mixed precision", tuple(blocks)) if blocks else None
+    """Rounding under autocast, accumulated beside full."""
+    rows = errors(material.results)
+    wide = rows[rows["accumulator"] == "float32"]
+    panels = {name: own for name in tables.PRECISIONS if len(own := wide[wide["precision"] == name])}
+    ratios = Picture(
+        "ratios",
+        precision_figures.figure_ratios(panels, ROUNDING_GATE),
+        "Rounding error of accumulated gradients over the full batch's, per format of the forward, over N.",
+        "Error of the accumulated gradient over the full batch's, sums in float32, with bootstrap 95% intervals; dashed: the "
+        f"gate of {ROUNDING_GATE:g}. In 16 bits the forward's rounding is the whole error, and the same for both.",
+    )
+    return Section("Mixed precision", (ratios,))
 
 
-def _accuracy_blocks(rows: pd.DataFrame) -> list[Block]:
-    if not {"study", "held_out_accuracy"} <= set(rows):
-        return []
-    cells = accuracy(rows)
-    if cells.empty:
-        return []
+def accuracy_section(material: Material) -> Section | None:
+    """Accuracy under autocast, accumulated beside full."""
+    cells = accuracy(material.results)
     caption = (
         f"Held-out accuracy, differences paired by seed (n = {cells['n'].min()}), mean and 95% interval; shaded: "
         f"±{100 * MARGIN:g} point. A paired t test would have found (5%, power 80%) differences of "
@@ -275,7 +259,8 @@ def _accuracy_blocks(rows: pd.DataFrame) -> list[Block]:
         "1,500 images: it does not show that large models train well in 16 bits."
     )
     alt = "Differences in held-out accuracy of 16-bit trainings to float32 and to their own full batch."
-    return [Picture("accuracy", precision_figures.figure_accuracy(cells, MARGIN), alt, caption)]
+    picture = Picture("accuracy", precision_figures.figure_accuracy(cells, MARGIN), alt, caption)
+    return Section("Accuracy in 16 bits", (picture,))
 
 
 def does_half_precision_hold(results: Results) -> Advice | None:
@@ -314,5 +299,5 @@ EXPERIMENT = Experiment(
     margin_reason="one point of accuracy, three of the 297 held-out images",
     claims=(small_micro_batches, scaling_works, mixed_precision),
     advice=does_half_precision_hold,
-    sections=(accumulator_section, scaling_section, mixed_section),
+    sections=(accumulator_section, scaling_section, mixed_section, accuracy_section),
 )

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pandas as pd
 
+from accumulation_harness.analysis.load import Results
 from accumulation_harness.judge.gates import ALGEBRA_GATE
 
 NOTICEABLE = 10.0  # times the full batch's own rounding: one decimal digit is lost
 FLOAT16_ERROR = 0.05  # relative, of one gradient under float16 autocast, in which a rounding can flip a ReLU
 
 
-def errors(rows: pd.DataFrame) -> pd.DataFrame:
+def errors(results: Results) -> pd.DataFrame:
     """The rows of the study `accumulators` that hold errors."""
-    return rows[rows["quantity"] == "error"] if "quantity" in rows else rows.iloc[:0]
+    rows = results.study("accumulators")
+    return rows[rows["quantity"] == "error"]
 
 
 def growth(rows: pd.DataFrame) -> pd.Series[float]:
@@ -22,13 +24,13 @@ def growth(rows: pd.DataFrame) -> pd.Series[float]:
     return ends["last"] / ends["first"]
 
 
-def scaling(rows: pd.DataFrame) -> pd.DataFrame:
+def scaling(results: Results) -> pd.DataFrame:
     """The rows of the study `loss_scaling`, with `right`: both finite windows are `exact`, the overflowing one skipped `once`.
 
     In float64, exact means within the gate of L0. In float16 a flipped ReLU can make even the full batch's error large: there an
     error is too large only above both FLOAT16_ERROR and NOTICEABLE times the full batch's.
     """
-    own = rows[rows["study"] == "loss_scaling"]
+    own = results.study("loss_scaling")
     exact = (own["steps"] == 1) & (own["steps_after"] == 1)
     for error in ("error", "error_after"):
         of_full = own[error].where(own["arm"] == "full").groupby([own["trial"], own["width"]]).transform("max").fillna(0.0)

@@ -30,7 +30,7 @@ FEWEST_DRAWS = 200
 )
 def single_runs_differ(results: Results) -> ClaimResult:
     """B6: compares single gradients, their distribution over masks, and gradients whose masks belong to the samples."""
-    rows = results.measurements
+    rows = results.study("randomness")
     if rows["draws"].min() < FEWEST_DRAWS or rows["trial"].nunique() < 2 or rows["dropout_layers"].nunique() < 2:
         return undecided(f"It takes {FEWEST_DRAWS} draws, two trials, and models with one dropout layer and several.", len(rows))
     plain, remedy, repeated = (rows[rows["masks"] == name] for name in ("accumulated", "masks_of_samples", "masks_repeated"))
@@ -69,9 +69,7 @@ WORDS = {"accumulated": "by the loop", "masks_of_samples": "by sample (remedy)",
 
 def masks_section(material: Material) -> Section | None:
     """Distances and spreads of gradients, by how the masks were drawn."""
-    rows = material.measurements
-    if rows.empty:
-        return None
+    rows = material.results.study("randomness")
     means = rows.groupby(["dropout_layers", "masks", "accumulation_steps"], as_index=False).agg(
         trials=("trial", "nunique"), distance=("distance", "median"), largest=("largest_distance", "max"),
         shift=("mean_shift", "mean"), spread=("spread_ratio", "mean"),

@@ -43,7 +43,7 @@ WORDS = {
 )
 def synchronised_once(results: Results) -> ClaimResult:
     """D10: tests whether right ways to synchronise take the window's step, and wrong ones do not and are named."""
-    rows = results.measurements
+    rows = results.study("replicas")
     right, wrong = rows[rows["expected"] == ""], rows[rows["expected"] != ""]
     if set(right["unequal_terms"]) != {False, True} or wrong["expected"].nunique() < 2:
         return undecided("It takes equal and unequal numbers of loss terms per rank, and wrong ways of both kinds.", len(rows))
@@ -93,7 +93,7 @@ def wire_ratios(rows: pd.DataFrame) -> pd.DataFrame:
 )
 def communication(results: Results) -> ClaimResult:
     """D9: compares the bytes sent with synchronising every micro-batch, and with the true batch on the same ranks."""
-    rows = results.measurements
+    rows = results.study("replicas")
     if not ({*PAIRS, *PAIRS.values()} <= set(rows["arm"]) and {1} < set(rows["accumulation_steps"])):
         return undecided("It takes several micro-batches and the true batch (N = 1) on the same ranks.", len(rows))
     ratios = wire_ratios(rows)
@@ -118,9 +118,7 @@ def communication(results: Results) -> ClaimResult:
 
 def ways(material: Material) -> Section | None:
     """Errors and named causes of every way to synchronise."""
-    rows = material.measurements
-    if rows.empty:
-        return None
+    rows = material.results.study("replicas")
     head = "way | loss terms per rank | expected | named | gradient off by | scale | ranks apart | end of training"
     cells = []
     for arm, words in WORDS.items():
@@ -144,9 +142,7 @@ def ways(material: Material) -> Section | None:
 
 def wire(material: Material) -> Section | None:
     """What each way sends."""
-    rows = material.measurements
-    if rows.empty:
-        return None
+    rows = material.results.study("replicas")
     chosen = rows[rows["arm"].isin([*PAIRS, *PAIRS.values()])]
     head = "way | N | all-reduces of gradients per step | bytes per parameter and step | bytes of loss terms per step"
     cells = []

@@ -27,8 +27,6 @@ FEWEST_SEEDS = 8  # fewer have no exact sign-flip p value below 0.05 after Holm 
 CURVE, FINAL = "curve", "final"
 MEASURES = {CURVE: "distance to the small batch's curve", FINAL: "validation loss at the end"}
 SETTING = ["workload", "norm", "effective_batch", "accumulation_steps", "steps", "lr"]
-LOSSES = tuple(f"{prefix}{name}" for prefix in ("", "ema_") for name in ("validation_loss", "probe_loss", "curve_distance"))
-COLUMNS = ("trial", "seed", "arm", *SETTING, *LOSSES)
 COPIED = "copied"
 WORDS = {  # by the arm's name
     "rate": "learning rate times sqrt(k)",
@@ -70,7 +68,7 @@ class Effect:
 
 def effects(results: Results) -> list[Effect]:
     """One per setting, measure and rescaling, with Holm's p values."""
-    rows, found = results.study("rescaling", COLUMNS), []
+    rows, found = results.study("rescaling"), []
     for key, own in rows.groupby(SETTING):
         for measure in MEASURES:
             raw = [Effect(key, what, measure, differences(own, what, measure)) for what in WORDS]
@@ -93,8 +91,6 @@ def differences(rows: pd.DataFrame, what: str, measure: str) -> tuple[float, ...
 def rescaled_alone(material: Material) -> Section | None:
     """Every rescaling's effect, the figure and the advice."""
     found = effects(material.results)
-    if not found:
-        return None
     head = "setting | rescaled | measure | difference to copied (95 %) | n | permutation p | Holm | detectable | verdict"
     cells = tuple(
         (named(one.setting), WORDS[one.what], MEASURES[one.measure], interval(pd.Series(one.differences, dtype=float)),
@@ -129,7 +125,7 @@ def named(setting: tuple[Hashable, ...]) -> str:
 
 def floors(results: Results) -> str:
     """How far curves are from the small batch's: copied, and by chance alone."""
-    rows = results.study("rescaling", COLUMNS)
+    rows = results.study("rescaling")
     return " ".join(
         f"{named(key)}: the copied setting's curve is {means.get('copied', float('nan')):.3f} from the small batch's, all "
         f"rescaled {means.get('all', float('nan')):.3f}, and the small batch with its steps in another order "

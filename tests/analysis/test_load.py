@@ -208,4 +208,7 @@ def test_whole_numbers_stay_whole_beside_a_study_without_them(results: Path) -> 
     counted = found.study("counted")
     assert [str(n) for n in counted["accumulation_steps"]] == ["8", "2"] and counted["share"].dtype == float
     assert found.of("counted").study("counted")["accumulation_steps"].dtype == int
-    assert "accumulation_steps" not in found.study("without") and found.study("gaps")["accumulation_steps"].isna().sum() == 1
+    assert "accumulation_steps" not in found.study("without") and found.has("gaps") and not found.has("other")
+    with pytest.raises(load.Unmeasured, match="other"):
+        found.study("other")
+    assert found.study("gaps")["accumulation_steps"].isna().sum() == 1

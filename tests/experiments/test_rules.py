@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from accumulation_harness.analysis import ledger
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Claim, registered
 from accumulation_harness.experiments.balance_loss import answers as balance_loss
@@ -31,7 +32,9 @@ ROWS = [*csv.DictReader(Path(__file__).with_name("rules.csv").read_text().splitl
 
 
 def by_claim(claim: Claim) -> Callable[[Results], str]:
-    return lambda results: str((found := claim.decide(results)).verdict) + (f": {found.condition}" if found.condition else "")
+    return lambda results: (
+        str((found := ledger._decide(claim, results)).verdict) + (f": {found.condition}" if found.condition else "")
+    )
 
 
 def by_answer(name: str) -> Callable[[Results], str]:
