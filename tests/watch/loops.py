@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from accumulation_harness.audit.observe.alive import readable
 from accumulation_harness.watch import Report, watch
 
 ROWS, FEATURES, CLASSES, N = 96, 10, 5, 4
@@ -87,4 +88,4 @@ class Loop:
 
     @property
     def weights(self) -> list[Tensor]:
-        return [p.detach().clone() for p in self.model.parameters()]
+        return [p.detach().clone() for p in self.model.parameters() if readable(p)]

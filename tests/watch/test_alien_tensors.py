@@ -201,15 +201,102 @@ def test_a_watch_passes_by_an_optimizer_state_that_it_does_not_know(depth: int) 
     assert report.causes == () and report.checked["sums"] == 6
 
 
-@pytest.mark.parametrize("part", ["__init__", "rate"])
-def test_a_look_for_averages_that_fails_ends_no_run(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: Any) -> None:
-        raise RuntimeError("planted")
+# -- parameters ---------------------------------------------------------------------------------------------------------
 
-    monkeypatch.setattr(f"accumulation_harness.watch.averages.Averages.{part}", fails)
-    report = watched_and_not(lambda: Loop(after_backward=Average(0.1).update))
-    assert report.causes == () and report.checked["sums"] == 6
-    assert any(line.startswith("averages of the weights") for line in report.unseen)
+
+class Logged(Tensor):
+    """A subclass that works, and notes every function that is called on it."""
+
+    calls: list[str] = []  # noqa: RUF012
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.calls.append(getattr(func, "__name__", str(func)))
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class Named(nn.Parameter):
+    """A parameter that has a name, and behaves as all do."""
+
+
+class Scaled(nn.Sequential):
+    """A network with a weight of any kind beside it."""
+
+    def __init__(self, weight: Any) -> None:
+        super().__init__(*network())
+        self.register_parameter("scale", None)
+        self._parameters["scale"] = weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        used = self.scale if type(self.scale) in (Logged, Named) else torch.ones(())
+        out: Tensor = super().forward(x) * used.as_subclass(Tensor)
+        return out
+
+
+def leaf(kind: type[Tensor]) -> Tensor:
+    return torch.ones(1).as_subclass(kind).requires_grad_()
+
+
+PARAMETERS: dict[str, tuple[Callable[[], Any], str]] = {
+    "adds nothing": (lambda: Named(torch.ones(1)), "equivalent"),
+    "logged": (lambda: leaf(Logged), "inconclusive"),
+    "wrapper": (lambda: Wrapper(torch.ones(1)), "inconclusive"),
+    "fake": (lambda: fake(torch.ones(1)), "inconclusive"),
+    "meta": (lambda: nn.Parameter(torch.ones(1, device="meta")), "inconclusive"),
+}
+
+
+@pytest.mark.parametrize("kind", PARAMETERS)
+def test_only_plain_parameters_are_looked_at(kind: str) -> None:
+    make, said = PARAMETERS[kind]
+    report = watched_and_not(lambda: Loop(model=Scaled(make())))
+    assert (report.verdict, report.causes) == (said, ()) and report.checked["sums"] == 6, str(report)
+    assert any("no plain tensors" in line for line in report.reasons) == (said == "inconclusive")
+    assert not any("the watch ended" in line for line in report.reasons)
+
+
+def test_nothing_is_called_on_a_subclass_that_the_run_does_not_call() -> None:
+    calls = []
+    for watches in (True, False):
+        loop = Loop(model=Scaled(leaf(Logged)))
+        Logged.calls.clear()
+        loop.watched() if watches else loop.run()
+        calls.append(list(Logged.calls))
+    assert calls[0] == calls[1] != []
+
+
+class Spectral(nn.Sequential):
+    """A network with complex weights."""
+
+    def __init__(self) -> None:
+        super().__init__(*network())
+        self.filter = nn.Parameter(torch.ones(6, dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = super().forward(torch.fft.irfft(torch.fft.rfft(x) * self.filter, n=x.shape[1]))
+        return out
+
+
+def clear_imaginary(loop: Loop) -> None:
+    assert isinstance(loop.model, Spectral)
+    if loop.k and loop.model.filter.grad is not None:
+        loop.model.filter.grad.imag.zero_()
+
+
+@pytest.mark.filterwarnings("error")
+def test_of_complex_weights_both_parts_are_looked_at() -> None:
+    assert watched_and_not(lambda: Loop(model=Spectral())).verdict == "equivalent"
+    report = Loop(model=Spectral(), before_backward=clear_imaginary).watched()
+    assert report.verdict == "inconclusive" and "the gradient is changed" in report.reasons[0], str(report)
+
+
+@pytest.mark.parametrize("device", ["cpu", None])
+def test_a_loss_function_that_a_mode_calls_again_is_one(device: str | None) -> None:
+    torch.set_default_device(device)
+    try:
+        assert Loop().watched().verdict == "equivalent"
+    finally:
+        torch.set_default_device(None)
 
 
 # -- the audit ----------------------------------------------------------------------------------------------------------

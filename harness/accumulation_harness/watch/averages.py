@@ -24,7 +24,7 @@ class Averages:
 
     def __init__(self, weights: Sequence[Tensor], known: Sequence[Tensor]) -> None:
         """`known`: gradients, the optimizer's state: what is no average."""
-        self.weights = [p for p in weights if readable(p) and p.requires_grad and p.numel() >= FEWEST]
+        self.weights = [p for p in weights if readable(p) and p.is_floating_point() and p.requires_grad and p.numel() >= FEWEST]
         shapes = {(p.shape, p.device) for p in self.weights}
         own = {id(t) for t in (*weights, *known)}
         self._before: list[tuple[weakref.ref[Tensor], Tensor]] = []

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from accumulation_harness.audit.observe.patches import Place
+from accumulation_harness.watch.fence import Fence, See
+from accumulation_harness.watch.sketch import is_plain
 from accumulation_harness.watch.slopes import Loss, Numbers, is_transformed, labelled, measured, received
 from accumulation_harness.watch.track import Head
 
@@ -30,9 +33,11 @@ def _arithmetic() -> torch.dtype | None:
 class Heads:
     """The logits of the micro-batch under way."""
 
-    def __init__(self) -> None:
+    def __init__(self, fence: Fence) -> None:
+        self.fence = fence
         self.detail = True
         self.paused = False
+        self._called = False  # a loss function is under way
         self._outputs: list[Head] = []
         self._losses: list[Head] = []
         self._fed = False
@@ -72,8 +77,8 @@ class Heads:
         if not self.paused:
             self.autocast, self._inside = _arithmetic(), True
 
-    def functions(self) -> Mapping[tuple[Any, str], Callable[..., Any]]:
-        """The loss functions, and their wrappers."""
+    def functions(self) -> Mapping[Place, See]:
+        """The loss functions, and who sees their calls."""
         return {
             (functional, "cross_entropy"): self._of_classes,
             (functional, "nll_loss"): self._of_classes,
@@ -82,12 +87,21 @@ class Heads:
             (functional, "binary_cross_entropy_with_logits"): self._elementwise(Loss.binary, BINARY),
         }
 
-    def _of_classes(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _result(self) -> Generator[None, Any, Any]:
+        """What a loss function has returned; None where it was called by itself, as for modes and subclasses of Tensor."""
+        inner, self._called = self._called, True
+        try:
+            loss = yield
+        finally:
+            self._called = inner
+        return None if inner else loss
+
+    def _of_classes(self, *args: Any, **kwargs: Any) -> Generator[None, Any, None]:
         given = {**dict(zip(CLASSES, args, strict=False)), **kwargs}
-        loss = original(*args, **kwargs)
+        loss = yield from self._result()
         z, target, weight = given.get("input"), given.get("target"), given.get("weight")
-        if not isinstance(z, Tensor) or not isinstance(target, Tensor) or z.dim() < 2:
-            return loss
+        if not is_plain(z) or not is_plain(target) or z.dim() < 2:
+            return
         ignore, detail = given.get("ignore_index", -100), self.detail
         classes, num = z.shape[1], z.numel() // z.shape[1]  # the hook must not keep the logits
 
@@ -101,21 +115,19 @@ class Heads:
             return labelled(found, y, classes) if detail else found
 
         self._follow(loss, given, Loss.cross_entropy, z.shape[0], numbers)
-        return loss
 
-    def _elementwise(self, kind: Loss, names: Sequence[str]) -> Callable[..., Any]:
-        def wrap(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _elementwise(self, kind: Loss, names: Sequence[str]) -> See:
+        def see(*args: Any, **kwargs: Any) -> Generator[None, Any, None]:
             given = {**dict(zip(names, args, strict=False)), **kwargs}
-            loss = original(*args, **kwargs)
+            loss = yield from self._result()
             z, target = given.get("input"), given.get("target")
             weighted = names is SQUARED and given.get("weight") is not None  # a mean over its weights
-            if isinstance(z, Tensor) and isinstance(target, Tensor) and not target.requires_grad and not weighted:
+            if is_plain(z) and is_plain(target) and not target.requires_grad and not weighted:
                 num = torch.broadcast_shapes(z.shape, target.shape).numel()
                 rows = z.shape[0] if z.dim() else 1
                 self._follow(loss, given, kind, rows, lambda u, of, reduction: received(u, of, reduction, num))
-            return loss
 
-        return wrap
+        return see
 
     def _follow(
         self,
@@ -127,7 +139,7 @@ class Heads:
     ) -> None:
         """Look at the gradient that a loss function's result receives."""
         old = given.get("size_average") is not None or given.get("reduce") is not None
-        if old or torch.compiler.is_compiling() or self.paused or not _is_followed(loss):
+        if old or self.paused or not _is_followed(loss):
             return
         value, reduction = loss.detach().clone(), given.get("reduction", "mean")
 
@@ -135,7 +147,7 @@ class Heads:
             if not self.paused:
                 self._losses.append(Head({kind: numbers(u, value, reduction)}, rows))
 
-        loss.register_hook(look)
+        loss.register_hook(self.fence.hook(look))
 
     def _look_at(self, z: Tensor) -> None:
         """Look at the slope of the loss at logits, if no loss function has told what it is."""
@@ -150,11 +162,11 @@ class Heads:
             if not self.paused and not self._losses:
                 self._outputs.append(Head(measured(logits, g.detach()), rows, _narrower(g.dtype, logits.dtype)))
 
-        z.register_hook(look)
+        z.register_hook(self.fence.hook(look))
 
 
 def _is_followed(tensor: Any) -> bool:
-    return isinstance(tensor, Tensor) and tensor.requires_grad and torch.is_grad_enabled() and not is_transformed(tensor)
+    return is_plain(tensor) and tensor.requires_grad and torch.is_grad_enabled() and not is_transformed(tensor)
 
 
 def _logits(output: Any) -> Iterator[Tensor]:

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from accumulation_harness.judge.cause import MEANINGS, Cause
 from accumulation_harness.watch.evidence import Finding, Rung, Sketch
+from accumulation_harness.watch.fence import is_ours, told
 from accumulation_harness.watch.heads import Heads
 from accumulation_harness.watch.sketch import WIDTH
 from accumulation_harness.watch.track import Sketched, Track
@@ -115,7 +116,7 @@ class Taken:
 
 
 class Unequal(ValueError):
-    """Batches that cannot be put together, or cut."""
+    """Batches that cannot be put together, or cut; or a loss that is none."""
 
 
 class Replay:
@@ -158,7 +159,9 @@ class Replay:
                 "the window does not fit into memory as one batch: let `loss` return its sum and its number of terms"
             )
         except Exception as error:
-            replayed.refused = f"the loss handed over failed: {type(error).__name__}: {error}".splitlines()[0][:200]
+            if is_ours(error):
+                raise
+            replayed.refused = f"the loss handed over failed: {told(error)}"
         return None
 
     def _pieces(self, window: Sequence[Any]) -> tuple[str, list[Any]]:
@@ -176,13 +179,13 @@ class Replay:
             p.grad = None
         terms = 0.0
         for piece in pieces:
-            loss = self.loss(self.model, piece)
-            if isinstance(loss, tuple):
-                loss, own = loss
+            given = self.loss(self.model, piece)
+            try:
+                loss, own = given if isinstance(given, tuple) else (given, 0)
                 terms += float(own)
-            if not isinstance(loss, Tensor) or loss.numel() != 1:
-                raise ValueError(f"expected one number, got {type(loss).__name__}")
-            loss.backward()
+                loss.backward()
+            except Exception as error:
+                raise Unequal(f"the loss handed over is no number that can be differentiated: {told(error)}") from error
         return _on_host(track.gradients()), terms
 
 

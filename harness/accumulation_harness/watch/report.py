@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from accumulation_harness.judge.cause import MEANINGS, Cause
 from accumulation_harness.system.files import write_atomically
 from accumulation_harness.system.packages import version
 from accumulation_harness.watch.evidence import Finding
+from accumulation_harness.watch.fence import Refused
 
 FORMAT = "accumulation-watch 1"
+SUFFIXES = (".json", ".md")
 PACKAGES = ("torch", "numpy", "transformers", "accelerate", "lightning", "trl", "deepspeed", "accumulation-harness")
 
 
@@ -33,6 +36,14 @@ class Report:
     checked: dict[str, int]  # windows whose sum, weights and replay were right
     metrics: dict[str, float]
     unseen: tuple[str, ...] = ()  # what no watch sees, or this one did not; also among the reasons
+
+    @classmethod
+    def ended(cls, reason: str) -> Report:
+        """Of a watch that could not even say what it had seen."""
+        return cls(
+            verdict=Status.inconclusive, windows=0, micro_batches={}, findings=(), reasons=(reason,), properties=(), checked={},
+            metrics={},
+        )  # fmt: skip
 
     @property
     def causes(self) -> tuple[Cause, ...]:
@@ -90,8 +101,8 @@ class Report:
     def save(self, path: str | Path) -> Path:
         """Write JSON, or a page for an issue where the name ends in `.md`; whole or not at all."""
         path = Path(path)
-        if path.suffix not in (".json", ".md"):
-            raise ValueError(f"{path}: expected a name that ends in .json or .md, got {path.suffix or 'none'}")
+        if path.suffix not in SUFFIXES:
+            raise Refused(f"{path}: expected a name that ends in {' or '.join(SUFFIXES)}, got {path.suffix or 'none'}")
         write_atomically(path, (self.issue() if path.suffix == ".md" else self.to_json() + "\n").encode())
         return path
 
@@ -119,7 +130,8 @@ class Report:
         return "\n".join(lines) + "\n"
 
 
-def versions() -> dict[str, str]:
+@cache
+def versions() -> Mapping[str, str]:
     """Of what is installed."""
     return {"python": platform.python_version()} | {name: found for name in PACKAGES if (found := version(name))}
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import EllipsisType
 from typing import Any, Protocol, TextIO, runtime_checkable
 from weakref import WeakSet
 
@@ -17,17 +20,19 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
 
-from accumulation_harness.audit.observe.patches import Patches
+from accumulation_harness.audit.observe.patches import Place
 from accumulation_harness.audit.report.remedies import Status
 from accumulation_harness.watch.calls import laid_out
 from accumulation_harness.watch.conclusion import concluded
 from accumulation_harness.watch.evidence import Call
+from accumulation_harness.watch.fence import Fence, See, entry
 from accumulation_harness.watch.heads import Heads
 from accumulation_harness.watch.judge import Judge
 from accumulation_harness.watch.replay import Batches, Loss, Replay, in_a_group, properties
-from accumulation_harness.watch.report import Report
+from accumulation_harness.watch.report import SUFFIXES, Report
+from accumulation_harness.watch.sketch import is_plain
 from accumulation_harness.watch.slopes import is_transforming
-from accumulation_harness.watch.track import Hook, Sketched, Track, versions
+from accumulation_harness.watch.track import Sketched, Track, versions
 
 FIRST = 4  # windows that are looked at closely when a watch begins, and after something was seen
 EVERY = 16  # and how often then
@@ -53,7 +58,8 @@ def watch(
     loss: Loss | None = None,
     accumulation_steps: int | None = None,
     log: Log | None = None,
-    tell: TextIO | None = sys.stderr,
+    tell: TextIO | EllipsisType | None = ...,
+    path: str | Path | None = None,
 ) -> Watch:
     """Watch the windows of a run, as a context manager or between `attach` and `detach`.
 
@@ -64,17 +70,27 @@ def watch(
         loss: `loss(model, batch)`: the loss of a batch as training on it alone would take it, not divided by the number of
             micro-batches; or its sum and its number of terms, with which a window is replayed in halves of its micro-batches.
         accumulation_steps: What the run is set to; otherwise its most frequent number of micro-batches.
-        log: Called after each window with `accumulation/*` metrics, as `wandb.log` takes them; or a TensorBoard writer, whose
-            `add_scalar` is called with each of them and the number of the window.
-        tell: Where a line goes as soon as something is wrong.
+        log: Called after each window with `accumulation/*` metrics; one that takes `commit`, as `wandb.log` does, with
+            `commit=False`: they go with the loop's own next row. Or a TensorBoard writer, whose `add_scalar` is called with each
+            of them and the number of the window.
+        tell: Where a line goes as soon as something is wrong: `sys.stderr` unless given.
+        path: Where the report is kept while the run goes on, as JSON or, where it ends in `.md`, as a page for an issue: written
+            whenever the verdict changes, every 16th window and at the end; of several ranks, by the first.
 
-    Raises ValueError for arguments that cannot be watched.
+    Raises ValueError for arguments that cannot be watched. Whatever fails later ends the watch, and not the run.
     """
     if every < 1:
         raise ValueError(f"every: expected at least 1, got {every}")
     if not isinstance(model, nn.Module):
         raise ValueError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
-    return Watch(model, _optimizers(optimizer), every, loss, accumulation_steps, log, tell)
+    if path is not None and Path(path).suffix not in SUFFIXES:
+        raise ValueError(f"path: expected a name that ends in {' or '.join(SUFFIXES)}, got {path}")
+    told = sys.stderr if isinstance(tell, EllipsisType) else tell
+    return Watch(model, _optimizers(optimizer), every, loss, accumulation_steps, log, told, None if path is None else Path(path))
+
+
+def _itself(seen: Watch) -> Watch:
+    return seen
 
 
 class Watch:
@@ -89,16 +105,20 @@ class Watch:
         accumulation_steps: int | None,
         log: Log | None,
         tell: TextIO | None,
+        path: Path | None,
     ) -> None:
-        self.model, self.every, self.log = model, every, log
-        self.tracks = [Track(i, optimizer, model) for i, optimizer in enumerate(optimizers)]
-        for track in self.tracks:
-            track.detach()
-        self._tell = tell
-        self.judge = Judge(accumulation_steps, tell)
-        self.heads, self.batches = Heads(), Batches(keep=loss is not None)
-        self.replay = Replay(model, loss) if loss is not None else None
-        self._patches: Patches | None = None
+        self.fence = Fence(self._ended)
+        self.model, self.optimizers, self.every, self.loss, self.log = model, optimizers, every, loss, log
+        self.path, self._tell = path, tell
+        self._begin(accumulation_steps)
+
+    @entry(lambda *_: None)
+    def _begin(self, accumulation_steps: int | None) -> None:
+        self.tracks = [Track(i, optimizer, self.model, self.fence) for i, optimizer in enumerate(self.optimizers)]
+        self.judge = Judge(accumulation_steps, self._tell)
+        self.heads, self.batches = Heads(self.fence), Batches(keep=self.loss is not None)
+        self.replay = Replay(self.model, self.loss) if self.loss is not None else None
+        self._options = {"commit": False} if _takes_commit(self.log) else {}
         self._depth = self._buffers = 0
         self._paused = False
         self._scale: Tensor | None = None
@@ -108,97 +128,123 @@ class Watch:
         self._state: list[Any] | None = None  # of the generators, before the forward under way
         self._draws = False  # whether a forward has drawn random numbers
         self._held: dict[int, tuple[Sketched, Sketched | None]] = {}
+        self._close_until = -1
+        self._kept: Status | None = None  # the verdict of the report at `path`
 
     # -- the outside -------------------------------------------------------------------------------------------------
 
+    @entry(_itself)
     def attach(self) -> Watch:
         """Begin to watch."""
-        if self._patches is not None:
+        if self.fence.is_open or self.fence.reason:
             return self
-        patches = self._patches = Patches(own_thread=True)
-        patches.replace(
-            {
-                (torch.autograd, "backward"): self._backward,
-                (torch.autograd, "grad"): self._grad,
-                (nn.utils, "clip_grad_norm_"): self._clip,
-                (nn.utils, "clip_grad_value_"): self._clip,
-                (LRScheduler, "step"): self._noting(Call.schedule, self._is_of),
-                (GradScaler, "scale"): self._scaled,
-                (GradScaler, "unscale_"): self._noting(Call.unscale, _unscales),
-                (GradScaler, "step"): self._scaler_step,
-                (GradScaler, "update"): self._noting(Call.update_scale, lambda track, scaler, *_, **__: scaler.is_enabled()),
-                (AveragedModel, "update_parameters"): self._noting(Call.average, _averages),
-                (DataLoader, "__iter__"): self._epoch,
-                **self.heads.functions(),
-            }
-        )
+        self.fence.open()
+        self.fence.patches.replace({place: self.fence.wrap(see) for place, see in self._seen().items()})
         for track in self.tracks:
-            track.refresh()
-            patches.removing(track.optimizer.register_step_pre_hook(Hook(self._before_step)))
-            patches.removing(track.optimizer.register_step_post_hook(Hook(self._after_step)))
-        patches.removing(self.model.register_forward_pre_hook(Hook(self._before_forward)))
-        patches.removing(self.model.register_forward_hook(Hook(self._after_forward), with_kwargs=True))
+            track.attach()
+            self.fence.hooked(track.optimizer.register_step_pre_hook, self._before_step)
+            self.fence.hooked(track.optimizer.register_step_post_hook, self._after_step)
+        self.fence.hooked(self.model.register_forward_pre_hook, self._before_forward)
+        self.fence.hooked(self.model.register_forward_hook, self._after_forward, with_kwargs=True)
         if (layer := _first_layer(self.model)) is not None:
-            patches.removing(layer.register_forward_pre_hook(Hook(self._inside)))
+            self.fence.hooked(layer.register_forward_pre_hook, self._inside)
         return self
 
+    @entry(lambda _: None)
     def detach(self) -> None:
         """Stop watching; the report stays."""
-        if self._patches is None:
+        if not self.fence.is_open:
             return
-        self._patches.restore()
-        self._patches = None
+        self.fence.close()
         for track in self.tracks:
             if track.window.backwards:
                 self.judge.left_over = len(track.window.backwards)
-            track.detach()
         self.judge.finish()
+        self._keep(last=True)
         found = self.report()
         if self._tell is not None and found.verdict is not Status.different:
             print(found.headline, file=self._tell, flush=True)
 
+    @entry(_itself)
     def __enter__(self) -> Watch:
         return self.attach()
 
+    @entry(lambda *_: None)
     def __exit__(self, *_: object) -> None:
         self.detach()
 
+    @entry(lambda _, batch: batch)
     def batch(self, batch: Any) -> Any:
         """Hand over the batch of the next micro-batch, for the replay; returns it."""
         self.batches.hand_over(batch)
         return batch
 
+    @entry(lambda seen, *_: Report.ended(seen.fence.reason))
     def report(self, path: str | Path | None = None) -> Report:
         """What is known now; also written to `path`, as JSON or, where it ends in `.md`, as a page for an issue."""
         found = concluded(self.judge)
+        lines = [track.unlooked for track in self.tracks if track.unlooked]
+        if lines:
+            verdict = Status.inconclusive if found.verdict is Status.equivalent else found.verdict
+            found = replace(found, verdict=verdict, reasons=(*lines, *found.reasons))
+        if self.fence.reason:
+            found = replace(found, verdict=Status.inconclusive, reasons=(self.fence.reason, *found.reasons))
         if path is not None:
             found.save(path)
         return found
 
+    @entry(lambda seen: Report.ended(seen.fence.reason).to_json())
     def to_json(self) -> str:
         """The report as JSON."""
         return self.report().to_json()
 
+    @entry(lambda _: dict[str, float]())
+    def metrics(self) -> dict[str, float]:
+        """`accumulation/*` of the last window, as far as there are numbers."""
+        return {name: value for name, value in self.judge.metrics().items() if value == value}
+
+    def _ended(self) -> None:
+        """Something has failed."""
+        self._keep(last=True)
+        if self._tell is not None:
+            print(f"accumulation: {self.fence.reason}; the run goes on", file=self._tell, flush=True)
+
     # -- what the loop calls -----------------------------------------------------------------------------------------
 
-    def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return self._differentiate(original, args, kwargs, args[0] if args else kwargs.get("tensors"))
+    def _seen(self) -> Mapping[Place, See]:
+        """What is replaced, and who sees its calls."""
+        return {
+            (torch.autograd, "backward"): self._backward,
+            (torch.autograd, "grad"): self._grad,
+            (nn.utils, "clip_grad_norm_"): self._clip,
+            (nn.utils, "clip_grad_value_"): self._clip,
+            (LRScheduler, "step"): self._noting(Call.schedule, self._is_of),
+            (GradScaler, "scale"): self._scaled,
+            (GradScaler, "unscale_"): self._noting(Call.unscale, _unscales),
+            (GradScaler, "step"): self._scaler_step,
+            (GradScaler, "update"): self._noting(Call.update_scale, lambda track, scaler, *_, **__: scaler.is_enabled()),
+            (AveragedModel, "update_parameters"): self._noting(Call.average, _averages),
+            (DataLoader, "__iter__"): self._epoch,
+            **self.heads.functions(),
+        }
 
-    def _grad(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _backward(self, *args: Any, **kwargs: Any) -> Generator[None, Any, None]:
+        yield from self._differentiate(args[0] if args else kwargs.get("tensors"))
+
+    def _grad(self, *args: Any, **kwargs: Any) -> Generator[None, Any, None]:
         inputs = args[1] if len(args) > 1 else kwargs.get("inputs")
         wanted = [inputs] if isinstance(inputs, Tensor) else list(inputs or ())
-        if not any(track.holds(wanted) for track in self.tracks):  # a gradient penalty, say: no part of the sum
-            return original(*args, **kwargs)
-        return self._differentiate(original, args, kwargs, args[0] if args else kwargs.get("outputs"))
+        if any(track.holds(wanted) for track in self.tracks):  # else a gradient penalty, say: no part of the sum
+            yield from self._differentiate(args[0] if args else kwargs.get("outputs"))
 
-    def _differentiate(self, original: Callable[..., Any], args: Any, kwargs: Any, root: Any) -> Any:
+    def _differentiate(self, root: Any) -> Generator[None, Any, None]:
         if self._depth or self._paused:  # checkpointing runs backward inside backward
-            return original(*args, **kwargs)
+            return
         self._depth += 1
         for track in self.tracks:
             track.before_backward()
         try:
-            result = original(*args, **kwargs)
+            yield
         except BaseException:
             for track in self.tracks:
                 track.abort()
@@ -207,15 +253,14 @@ class Watch:
             self._depth -= 1
         heads, fed, forwards = self.heads.taken()
         scale, self._scale = self._scale, None
-        loss = root.detach().clone() if isinstance(root, Tensor) and root.numel() == 1 else None
+        loss = root.detach().clone() if is_plain(root) and root.numel() == 1 else None
         reached = [track for track in self.tracks if track.after_backward(heads, scale, loss, fed=fed, forwards=forwards)]
         for track in reached:
             track.window.inside += self._stepping is track
             track.window.closure = track.window.closure or self._stepping is track
         self.batches.end(reached=bool(reached))
-        return result
 
-    def _clip(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _clip(self, *args: Any, **kwargs: Any) -> Generator[None, Any, None]:
         given = args[0] if args else kwargs.get("parameters")
         members = [given] if isinstance(given, Tensor) else list(given or ())
         touched = [track for track in self.tracks if track.holds(members)]
@@ -223,22 +268,20 @@ class Watch:
             track.before_clip()
             scaled = Call.unscale not in track.window.calls and any(b.scale is not None for b in track.window.backwards)
             track.window.calls.append(Call.clip_scaled if scaled else Call.clip)
-        result = original(*args, **kwargs)
+        yield
         for track in touched:
             track.after_clip()
-        return result
 
-    def _noting(self, call: Call, concerns: Callable[..., bool]) -> Callable[..., Any]:
+    def _noting(self, call: Call, concerns: Callable[..., bool]) -> See:
         """Note a call in the windows of the optimizers that it `concerns`, of which it is told with the call's own arguments."""
 
-        def wrap(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
+        def see(*args: Any, **kwargs: Any) -> Generator[None, Any, None]:
+            yield
             for track in self.tracks:
                 if concerns(track, *args, **kwargs):
                     track.window.calls.append(call)
-            return result
 
-        return wrap
+        return see
 
     def _is_of(self, track: Track, scheduler: Any, *_: Any, **__: Any) -> bool:
         concerned = getattr(scheduler, "optimizer", None) is track.optimizer
@@ -246,13 +289,13 @@ class Watch:
             self.judge.laid_out.add(steps)
         return concerned
 
-    def _epoch(self, original: Callable[..., Any], loader: Any) -> Any:
+    def _epoch(self, loader: Any) -> Generator[None, Any, None]:
         if self.model.training and torch.is_grad_enabled():  # not an evaluation
             for track in self.tracks:
                 if track.window.backwards and loader in self._loaders:
                     track.window.calls.append(Call.epoch)
             self._loaders.add(loader)
-        return original(loader)
+        yield
 
     def _inside(self, layer: nn.Module, args: Any) -> None:
         if _is_training(layer):
@@ -272,20 +315,18 @@ class Watch:
 
     # -- the loss scaler ---------------------------------------------------------------------------------------------
 
-    def _scaled(self, original: Callable[..., Any], scaler: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(scaler, *args, **kwargs)
+    def _scaled(self, scaler: Any, *_: Any, **__: Any) -> Generator[None, Any, None]:
+        yield
         if scaler.is_enabled() and not self._paused:
             self._scale = scaler._scale.detach().clone()
-        return result
 
-    def _scaler_step(self, original: Callable[..., Any], scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    def _scaler_step(self, scaler: Any, optimizer: Any, *_: Any, **__: Any) -> Generator[None, Any, None]:
         mine = [track for track in self.tracks if track.optimizer is optimizer]
         taken = [self._closed[track.index] for track in mine]
-        result = original(scaler, optimizer, *args, **kwargs)
+        yield
         for track, count in zip(mine, taken, strict=True):
             if self._closed[track.index] == count and track.window.backwards:
                 self._close(track, skipped=True)
-        return result
 
     # -- the step ----------------------------------------------------------------------------------------------------
 
@@ -294,8 +335,7 @@ class Watch:
         if track is None or self._paused:
             return
         self._stepping = track
-        if self._patches is not None:
-            self._patches.follow()
+        self.fence.patches.follow()
         if self._depth:  # an optimizer in the backward: the last micro-batch is not complete
             track.window.closure = track.stepped_inside = True
         track.refresh()
@@ -309,6 +349,7 @@ class Watch:
         if not any(map(callable, (*args, *kwargs.values()))):  # a closure may have a backward to come
             self._replay(track, gradients)
 
+    @entry(lambda *_: None)
     def closure_ran(self, optimizer: Optimizer) -> None:
         """A trainer says that the closure of the step under way has differentiated: `.grad` is complete."""
         track = self._track(optimizer)
@@ -352,8 +393,8 @@ class Watch:
         track.whole = track.detail or (self.replay is not None and self._is_replayed(track))
         self.heads.detail = any(t.detail for t in self.tracks)
         self._write()
-
-    _close_until = -1
+        self._keep()
+        self.fence.windows = max(t.num_windows for t in self.tracks)
 
     def _write(self) -> None:
         """Log the metrics of the last window."""
@@ -361,7 +402,15 @@ class Watch:
             for name, value in self.judge.metrics().items():
                 self.log.add_scalar(name, value, self.judge.windows)
         elif self.log is not None:
-            self.log(self.judge.metrics())
+            self.log(self.judge.metrics(), **self._options)
+
+    def _keep(self, *, last: bool = False) -> None:
+        """Write the report where somebody will look for it if the run does not end by itself."""
+        if self.path is not None and (not in_a_group() or torch.distributed.get_rank() == 0):
+            found = self.report()
+            if last or found.verdict is not self._kept or self.judge.windows % EVERY == 0:
+                found.save(self.path)
+                self._kept = found.verdict
 
     # -- the replay --------------------------------------------------------------------------------------------------
 
@@ -382,6 +431,14 @@ class Watch:
 
     def _track(self, optimizer: Any) -> Track | None:
         return next((track for track in self.tracks if track.optimizer is optimizer), None)
+
+
+def _takes_commit(log: Log | None) -> bool:
+    """Whether it is one of W&B's, which ends the loop's own step where it is not told to wait."""
+    try:
+        return log is not None and "commit" in inspect.signature(log).parameters  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # no function, or one that says nothing of itself
+        return False
 
 
 def _is_training(module: nn.Module) -> bool:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Sequence
-from typing import Any
+from functools import cache
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -17,13 +18,14 @@ from torch import Tensor
 BLOCK = 256  # elements that share a sign of S
 WIDTH = 8  # numbers per tensor
 SEED = 20250122
+OF_TENSORS = (Tensor.__torch_function__.__func__, torch._C._disabled_torch_function_impl)  # type: ignore[attr-defined]
 
 
 class Signs:
     """The +-1 vectors of one parameter."""
 
     def __init__(self, name: str, parameter: Tensor) -> None:
-        whole = int(parameter.numel())  # of a DTensor: of all its shards
+        whole = int(parameter.numel()) * (2 if parameter.is_complex() else 1)  # of a DTensor: of all its shards
         self.length = _length(whole)
         self.blocks = -(-whole // self.length)
         own = torch.Generator().manual_seed(zlib.crc32(name.encode()) + SEED)
@@ -59,19 +61,40 @@ def _length(numel: int) -> int:
 class Sketches:
     """The sketches of all parameters of an optimizer."""
 
-    def __init__(self, named: Iterable[tuple[str, Tensor]]) -> None:
-        self.signs = [Signs(name, parameter) for name, parameter in named]
+    def __init__(self, named: Iterable[tuple[str, Tensor, bool]]) -> None:
+        """Name, parameter, and whether it can be looked at."""
+        self.signs = [Signs(name, parameter if known else torch.empty(0)) for name, parameter, known in named]
 
     @torch.no_grad()
     def of(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """[T] sketches of [WIDTH]; None where there is no tensor."""
-        return [None if t is None else signs.of(t.detach()) for signs, t in zip(self.signs, tensors, strict=True)]
+        """[T] sketches of [WIDTH]; None where there is no tensor, or one of which nothing is known."""
+        return [signs.of(t.detach()) if is_known(t) else None for signs, t in zip(self.signs, tensors, strict=True)]
+
+
+def is_plain(tensor: Any) -> TypeGuard[Tensor]:
+    """Whether it is a tensor with numbers, of PyTorch's own classes or of one that adds no behaviour to them."""
+    kind: Any = type(tensor)
+    return _adds_nothing(kind) and not (tensor.is_meta or tensor.is_nested or tensor.is_quantized)
+
+
+def is_known(tensor: Any) -> TypeGuard[Tensor]:
+    """Whether it is plain or sharded: of all others, operations may raise, or mean something else."""
+    return is_plain(tensor) or (isinstance(tensor, Tensor) and hasattr(tensor, "to_local"))
+
+
+@cache
+def _adds_nothing(kind: Any) -> bool:
+    if not issubclass(kind, Tensor) or kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        return False
+    return getattr(kind.__torch_function__, "__func__", kind.__torch_function__) in OF_TENSORS
 
 
 def local_part(tensor: Any) -> tuple[Tensor, int]:
-    """What of a tensor is held here, dense, and the global index of its first element (of shards along the first dimension)."""
+    """What of a tensor is held here, dense and real, and the global index of its first element (of shards along dimension 0)."""
     if tensor.layout != torch.strided:
         tensor = tensor.to_dense()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
     if not hasattr(tensor, "to_local"):
         return tensor, 0
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset

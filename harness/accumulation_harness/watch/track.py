@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,7 +16,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from accumulation_harness.watch.averages import Averages
 from accumulation_harness.watch.evidence import Call, MicroBatch, Ranks, Sketch, Window
-from accumulation_harness.watch.sketch import WIDTH, Sketches, local_part
+from accumulation_harness.watch.fence import Fence
+from accumulation_harness.watch.sketch import WIDTH, Sketches, is_known, local_part
 from accumulation_harness.watch.slopes import Fits, Numbers, Slope, concluded, is_transformed, reported
 
 Sketched = list[Tensor | None]  # [T] of [WIDTH], on the device of the gradients
@@ -80,11 +81,12 @@ class Open:
 class Track:
     """Hooks on the parameters of one optimizer, and what they have shown of its open window."""
 
-    def __init__(self, index: int, optimizer: Optimizer, model: nn.Module) -> None:
-        self.index, self.optimizer = index, optimizer
+    def __init__(self, index: int, optimizer: Optimizer, model: nn.Module, fence: Fence) -> None:
+        self.index, self.optimizer, self.fence = index, optimizer, fence
         self.names = {id(p): name for name, p in model.named_parameters()}
         self.parameters: list[Tensor] = []
-        self._handles: dict[int, Any] = {}
+        self.known: list[bool] = []  # whether each can be looked at
+        self._hooked: set[int] = set()
         self._sums: Sketched = []
         self.window = Open()
         self.num_windows = 0
@@ -95,24 +97,33 @@ class Track:
         self._in_backward = False
         self.stepped_inside = False  # the backward under way
         self._marks: list[tuple[int, int]] = []
+
+    def attach(self) -> None:
+        """Begin."""
+        self._hooked.clear()
         self.refresh()
 
     def refresh(self) -> None:
         """Follow the optimizer's groups, and parameters that have been frozen or freed."""
         found = [p for group in self.optimizer.param_groups for p in group["params"]]
         if [id(p) for p in found] != [id(p) for p in self.parameters]:
-            self.parameters = found
-            self.sketches = Sketches((self.names.get(id(p), f"parameter {i}"), p) for i, p in enumerate(found))
+            self.parameters, self.known = found, [is_known(p) for p in found]
+            names = [self.names.get(id(p), f"parameter {i}") for i, p in enumerate(found)]
+            self.sketches = Sketches(zip(names, found, self.known, strict=True))
             self._sums = [None] * len(found)
+            self._hooked &= {id(p) for p in found}
         for i, p in enumerate(found):
-            if p.requires_grad and id(p) not in self._handles:
-                self._handles[id(p)] = p.register_hook(Hook(partial(self.add, i)))
+            if self.known[i] and id(p) not in self._hooked and p.requires_grad:
+                self.fence.hooked(p.register_hook, partial(self.add, i))
+                self._hooked.add(id(p))
 
-    def detach(self) -> None:
-        """Remove the hooks."""
-        for handle in self._handles.values():
-            handle.remove()
-        self._handles.clear()
+    @property
+    def unlooked(self) -> str:
+        """Which parameters cannot be looked at, in a sentence; empty where all can."""
+        kinds = {type(p).__name__ for p, known in zip(self.parameters, self.known, strict=True) if not known}
+        if not kinds:
+            return ""
+        return f"{self.known.count(False)} parameters are no plain tensors ({', '.join(sorted(kinds))}): not looked at"
 
     @property
     def sharded(self) -> bool:
@@ -129,6 +140,7 @@ class Track:
         if not self._in_backward or is_transformed(gradient):
             return
         self._reached = True
+        self.known[place] = self.known[place] and is_known(gradient)
         if not self.is_sketched(place):
             return
         found = self.sketches.signs[place].of(gradient.detach())
@@ -137,11 +149,16 @@ class Track:
 
     def is_sketched(self, place: int) -> bool:
         """Whether the open window looks at what micro-batches give to this tensor."""
-        return self.whole or len(self.parameters) < MANY or (place + self.num_windows) % SHARE == 0
+        return self.known[place] and (self.whole or len(self.parameters) < MANY or (place + self.num_windows) % SHARE == 0)
+
+    @property
+    def grads(self) -> list[Tensor | None]:
+        """`.grad` of each that can be looked at."""
+        return [p.grad if known else None for p, known in zip(self.parameters, self.known, strict=True)]
 
     def gradients(self) -> Sketched:
         """Sketches of `.grad` now."""
-        return self.sketches.of([p.grad for p in self.parameters])
+        return self.sketches.of(self.grads)
 
     @property
     def lrs(self) -> tuple[float, ...]:
@@ -157,7 +174,7 @@ class Track:
         if window.backwards:
             window.moved = window.moved or window.weights != versions(self.parameters)
             if window.averages is not None:
-                window.averaged, window.averages = None if window.moved else _rate(window.averages), None
+                window.averaged, window.averages = None if window.moved else window.averages.rate(), None
             window.state_moved = window.state_moved or window.state != versions(_state(self.optimizer))
         else:
             if not self.num_windows:
@@ -165,10 +182,10 @@ class Track:
             window.weights, window.state = versions(self.parameters), versions(_state(self.optimizer))
             window.first = self.sketches.of(self.parameters) if self.detail else None
         self.look_at_format()
-        self._empty = all(p.grad is None for p in self.parameters)
+        self._empty = all(g is None for g in self.grads)
         self._before = self.gradients() if self.detail and not self._empty else None
         self._sums = [None] * len(self.parameters)
-        self._marks = [_mark(p.grad) for p in self.parameters] if self.sharded else []
+        self._marks = [_mark(g) for g in self.grads] if self.sharded else []
         self._in_backward, self._reached = True, False
 
     def after_backward(
@@ -177,7 +194,7 @@ class Track:
         """Whether it reached this optimizer."""
         self._in_backward = False
         reached = self._reached
-        changed = bool(self._marks) and self._marks != [_mark(p.grad) for p in self.parameters]
+        changed = bool(self._marks) and self._marks != [_mark(g) for g in self.grads]
         stepped, self.stepped_inside = self.stepped_inside, False
         if stepped or (not reached and not self._marks):
             return False
@@ -194,22 +211,15 @@ class Track:
         self.window.calls.clear()
         self._sums, self._before = [None] * len(self.parameters), None
         if self.num_windows == AVERAGED and len(self.window.backwards) == 1 and not self.sharded:
-            self.window.averages = self._averages()
+            known = [p for p, is_known in zip(self.parameters, self.known, strict=True) if is_known]
+            self.window.averages = Averages(known, [*(g for g in self.grads if g is not None), *_state(self.optimizer)])
         self.window.unclipped = self.window.clipped = None
         return True
-
-    def _averages(self) -> Averages | None:
-        """What may be averages of the weights; None where the look failed: the run is worth more than what it would have told."""
-        grads = [p.grad for p in self.parameters if p.grad is not None]
-        try:
-            return Averages(self.parameters, [*grads, *_state(self.optimizer)])
-        except Exception:  # every report says that averages kept by hand may go unseen
-            return None
 
     def look_at_format(self) -> None:
         """Whether a sum of at least two micro-batches has been rounded to 16 bits."""
         if self.detail and not self.window.rounded and len(self.window.backwards) > 1:
-            self.window.rounded = _fits_16_bits(self.parameters)
+            self.window.rounded = _fits_16_bits(self.grads)
 
     def abort(self) -> None:
         """A backward raised."""
@@ -250,6 +260,10 @@ class Track:
         gradient, at_step, weights, first, clipped = map(_sketch, ends)
         assert gradient is not None
         norm = float(np.sqrt(np.square(gradient).mean(axis=1).sum()))
+        for m in micro_batches if not all(self.known) else ():  # also what was looked at before one was found to be unknown
+            for part in (m.contribution, m.before, m.after):
+                if part is not None:
+                    part[~np.array(self.known)] = 0
         for end in (gradient, at_step, clipped):
             if end is not None:
                 end[~sketched] = 0
@@ -264,7 +278,7 @@ class Track:
             parameters=weights,
             first=first,
             clipped=clipped,
-            narrow=any(p.grad is not None and p.grad.dtype in NARROW for p in self.parameters),
+            narrow=any(g is not None and g.dtype in NARROW for g in self.grads),
             rounded=opened.rounded,
             calls=tuple(opened.calls),
             skipped=skipped,
@@ -279,24 +293,6 @@ class Track:
             still=opened.still,
             buffers_moved=opened.buffers_moved,
         )
-
-
-class Hook:
-    """A hook that a copied or pickled parameter, optimizer or model leaves behind."""
-
-    def __init__(self, call: Callable[..., None] | None) -> None:
-        self.call = call
-
-    def __call__(self, *args: Any) -> None:
-        """Hand on what the hook is told."""
-        if self.call is not None:
-            self.call(*args)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Hook, (None,)
-
-    def __deepcopy__(self, memo: Any) -> Hook:
-        return Hook(None)
 
 
 def gathered(parts: Sequence[MicroBatch], gradient: Sketch, *, sharded: bool) -> Ranks:
@@ -369,13 +365,6 @@ def versions(tensors: Sequence[Tensor]) -> int:
         return sum(t._version for t in tensors if not t.is_inference())
 
 
-def _rate(averages: Averages) -> float | None:
-    try:
-        return averages.rate()
-    except Exception:  # as of `Track._averages`
-        return None
-
-
 def _state(optimizer: Optimizer) -> list[Tensor]:
     kept = [values for values in optimizer.state.values() if isinstance(values, Mapping)]
     return [t for values in kept for t in values.values() if isinstance(t, Tensor)]
@@ -393,11 +382,9 @@ def _minus(after: Sketched | None, before: Sketched | None) -> Sketched | None:
     return [a if b is None or a is None else a - b for a, b in zip(after, before, strict=True)]
 
 
-def _fits_16_bits(parameters: Sequence[Tensor]) -> str:
+def _fits_16_bits(gradients: Sequence[Tensor | None]) -> str:
     """The 16-bit format in which nearly all entries of wide gradients can be written: then they have been rounded to it."""
-    parts = [
-        local_part(p.grad)[0].reshape(-1)[:LOOKED_AT] for p in parameters if p.grad is not None and p.grad.dtype not in NARROW
-    ]
+    parts = [local_part(g)[0].reshape(-1)[:LOOKED_AT] for g in gradients if g is not None and g.dtype not in NARROW]
     if not parts:
         return ""
     with torch.no_grad():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from threading import RLock, get_ident
@@ -19,6 +19,7 @@ from torch.nn.modules.module import _global_forward_hooks_with_kwargs
 Wrap = Callable[..., Any]  # (original, *args, **kwargs) -> result
 Place = tuple[Any, str]  # owner, name
 Namespace = dict[str, Any]
+OWN_REFERENCES = 2  # to a wrapper: from its `Patched`, and as an argument of the function that counts
 COPIED = ("__name__", "__qualname__", "__doc__", "__module__")  # not `functools.wraps`: it would copy `hooked` and the like
 
 _places: dict[Place, Patched] = {}
@@ -49,7 +50,8 @@ class Patches:
                 self._taken.append(_places[place])
             spaces = [vars(module) for module in list(sys.modules.values()) if hasattr(module, "__dict__")]
             _exchange(new, [*spaces, *namespaces])
-            _exchange((_places[place] for place in wraps), namespaces)
+            if namespaces:  # where those that came before have not looked
+                _exchange((_places[place] for place in wraps), namespaces)
 
     def follow(self) -> None:
         """The observed run goes on in this thread."""
@@ -65,18 +67,20 @@ class Patches:
             taken, self._taken = self._taken, []
             for patched in taken:
                 patched.wraps = tuple(pair for pair in patched.wraps if pair[0] is not self)
-            for patched in dict.fromkeys(taken):
-                if not patched.wraps:
-                    del _places[patched.place]
-                    patched.put_back()
+            idle = [patched for patched in dict.fromkeys(taken) if not patched.wraps]
+            for patched in idle:
+                del _places[patched.place]
+                patched.put_back()
+            _put_back_elsewhere([patched for patched in idle if sys.getrefcount(patched.wrapper) > OWN_REFERENCES])
 
     def restore(self) -> None:
         """Put everything back."""
         self.leave()
         while self._handles:
             handle = self._handles.pop()
-            _global_forward_hooks_with_kwargs.pop(handle.id, None)
-            handle.remove()
+            with suppress(Exception):  # one that is no longer there
+                _global_forward_hooks_with_kwargs.pop(handle.id, None)
+                handle.remove()
 
 
 class Patched:
@@ -102,7 +106,7 @@ class Patched:
         return found
 
     def put_back(self) -> None:
-        """Everywhere, also where the wrapper was stored meanwhile; what cannot be exchanged calls the original from now on."""
+        """Wherever the wrapper was put."""
         owner, name = self.place
         if isinstance(owner, type) and vars(owner).get(name) is self.wrapper:
             if self.is_own:
@@ -111,10 +115,16 @@ class Patched:
                 delattr(owner, name)
         for space in self.spaces:
             _put(space, self.wrapper, self.original)
-        if sys.getrefcount(self.wrapper) > 2:  # its own, and the one that asks
-            for holder in gc.get_referrers(self.wrapper):
-                with suppress(Exception):  # an object that is no place for it
-                    _put_into(holder, self.wrapper, self.original)
+
+
+def _put_back_elsewhere(patched: Sequence[Patched]) -> None:
+    """Where wrappers were stored meanwhile; what cannot be exchanged calls the original from now on."""
+    wrappers = [one.wrapper for one in patched]
+    for holder in gc.get_referrers(*wrappers) if wrappers else ():
+        for one in patched:
+            with suppress(Exception):  # an object that is no place for it
+                if holder is not wrappers:
+                    _put_into(holder, one.wrapper, one.original)
 
 
 def _exchange(patched: Iterable[Patched], spaces: Iterable[Namespace]) -> None:
@@ -139,9 +149,9 @@ def _put_into(holder: Any, old: Any, new: Any) -> None:
     """Into a namespace, a list, a closure, a partial function, or an object's attributes."""
     if type(holder) is list:
         holder[:] = [new if value is old else value for value in holder]
-    elif type(holder) is CellType:
+    elif type(holder) is CellType and holder.cell_contents is old:
         holder.cell_contents = new
-    elif type(holder) is partial:
+    elif type(holder) is partial and holder.func is old:
         holder.__setstate__((new, holder.args, holder.keywords, holder.__dict__))  # type: ignore[attr-defined]
     else:
         space = holder if type(holder) is dict else holder.__dict__

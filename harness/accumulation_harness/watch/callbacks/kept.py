@@ -30,7 +30,7 @@ class KeptWatch:
 
     def metrics(self) -> dict[str, float]:
         """`accumulation/*` as far as there are numbers; none before training has begun."""
-        return {} if self.seen is None else {name: value for name, value in self.seen.judge.metrics().items() if value == value}
+        return {} if self.seen is None else dict(self.seen.metrics())
 
     def report(self) -> Report:
         """What is known now; raises ValueError before training has begun."""

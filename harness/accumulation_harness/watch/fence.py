@@ -1,0 +1,195 @@
+"""The fence around a watch: all that it does for a run passes here, and what fails inside ends the watch, never the run."""
+
+from __future__ import annotations
+
+import functools
+import sysconfig
+import traceback
+from collections.abc import Callable, Generator
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+import numpy
+import torch
+
+from accumulation_harness.audit.observe import patches
+from accumulation_harness.audit.observe.patches import Patches, Wrap
+
+P = ParamSpec("P")
+R = TypeVar("R")
+See = Callable[..., Generator[None, Any, None]]  # is called with the arguments of a call, and sent its result
+PACKAGE = Path(__file__).parents[1]
+LIBRARIES = (torch.__path__[0], numpy.__path__[0])
+STDLIB = sysconfig.get_paths()["stdlib"]
+PASSED_THROUGH = (__file__, patches.__file__)  # the user's calls go through these frames
+
+
+class Fence:
+    """What one watch has replaced and hooked, whether it goes on, and why it ended before it was told to."""
+
+    def __init__(self, ended: Callable[[], object]) -> None:
+        """`ended` is called when something has failed."""
+        self.patches, self._ended = Patches(own_thread=True), ended
+        self.is_open = False
+        self.reason = ""
+        self.windows = 0  # that have ended
+        self._hooks_under_way = 0
+
+    def open(self) -> None:
+        """The watch begins."""
+        self.patches.follow()
+        self.is_open = True
+
+    def close(self) -> None:
+        """It has ended: all hooks are deaf from now on, and everything is put back."""
+        self.is_open = False
+        self.patches.leave()
+        if not self._hooks_under_way:  # torch may be about to call the next one
+            self.patches.restore()
+
+    def run(self, call: Callable[..., R], *args: Any, **kwargs: Any) -> R | None:
+        """The result; None where it fails."""
+        try:
+            return call(*args, **kwargs)
+        except Exception as error:
+            self.fail(error)
+            return None
+
+    def fail(self, error: Exception) -> None:
+        """Something of ours has failed: the watch ends, and the run goes on."""
+        self.close()
+        if not self.reason:
+            self.reason = f"the watch ended at window {self.windows + 1}: {told(error)}"
+            with suppress(Exception):  # the stream that it is told to may be what has failed
+                self._ended()
+
+    def hook(self, call: Callable[..., object]) -> Hook:
+        """A hook that is deaf when the watch has ended."""
+        return Hook(self, call)
+
+    def hooked(self, register: Callable[..., Any], call: Callable[..., object], **options: Any) -> None:
+        """Register a hook that is removed when the watch ends."""
+        self.patches.removing(register(self.hook(call), **options))
+
+    def wrap(self, see: See) -> Wrap:
+        """What is called in place of a function: the function, with its own arguments, seen before and after."""
+
+        def wrapped(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or not self.is_open:  # a compiler traces the function alone
+                return original(*args, **kwargs)
+            seeing = self.run(_begun, see, *args, **kwargs)
+            try:
+                result = original(*args, **kwargs)
+            except BaseException:
+                if seeing is not None and self.is_open:
+                    self.run(seeing.close)
+                raise
+            if seeing is not None and self.is_open:
+                self.run(_ended, seeing, result)
+            return result
+
+        return wrapped
+
+    def heard(self, call: Callable[..., object], *args: Any) -> None:
+        """A hook was called."""
+        if self.is_open:
+            self._hooks_under_way += 1
+            try:
+                self.run(call, *args)
+            finally:
+                self._hooks_under_way -= 1
+
+
+class Hook:
+    """A hook; what is copied or stored of it does nothing, and needs no package of ours."""
+
+    __torch_unserializable__ = True  # of a tensor: torch need not warn that it is not stored
+
+    def __init__(self, fence: Fence, call: Callable[..., object]) -> None:
+        self.fence, self.call = fence, call
+
+    def __call__(self, *args: Any) -> None:
+        """Hand on what the hook is told, but for tensors that have no numbers yet."""
+        if not torch.compiler.is_compiling():
+            self.fence.heard(self.call, *args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (nullcontext(), "__exit__")  # takes anything, and does nothing
+
+
+class Refused(ValueError):
+    """An argument that the user gave to a method, which is told where it was given."""
+
+
+class Fenced(Protocol):
+    """Who has a fence."""
+
+    fence: Fence
+
+
+F = TypeVar("F", bound=Fenced)
+Method = Callable[Concatenate[F, P], R]
+
+
+def entry(otherwise: Method[F, P, R]) -> Callable[[Method[F, P, R]], Method[F, P, R]]:
+    """A method that the run calls by itself; `otherwise` gives its result where it fails."""
+
+    def decorate(method: Method[F, P, R]) -> Method[F, P, R]:
+        @functools.wraps(method)
+        def entered(self: F, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                result = method(self, *args, **kwargs)
+            except Refused:
+                raise
+            except Exception as error:
+                self.fence.fail(error)
+                result = otherwise(self, *args, **kwargs)
+            if self.fence.reason:
+                self.fence.close()  # also the hooks that were left when one of them failed
+            return result
+
+        return entered
+
+    return decorate
+
+
+def told(error: BaseException) -> str:
+    """What failed, in one line; and where in our code, if it was ours."""
+    try:
+        text = str(error).strip().splitlines() or [""]
+    except Exception:  # of an exception that cannot be told
+        text = [""]
+    where = [f"{Path(f.filename).name}:{f.lineno}" for f in traceback.extract_tb(error.__traceback__) if _is_ours(f.filename)]
+    return f"{type(error).__name__}: {text[0][:200]}" + (f" ({where[-1]})" if where and is_ours(error) else "")
+
+
+def is_ours(error: BaseException) -> bool:
+    """Whether the innermost code that is no library's is ours, and not what the user handed over."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if _is_ours(frame.filename):
+            return True
+        if frame.filename not in PASSED_THROUGH and not _is_of_a_library(frame.filename):
+            return False
+    return True
+
+
+def _is_of_a_library(filename: str) -> bool:
+    """Of those that our own code calls."""
+    of_python = filename.startswith(STDLIB) and "-packages" not in filename
+    return of_python or filename.startswith((*LIBRARIES, "<"))
+
+
+def _is_ours(filename: str) -> bool:
+    return filename not in PASSED_THROUGH and filename.startswith(str(PACKAGE))
+
+
+def _begun(see: See, *args: Any, **kwargs: Any) -> Generator[None, Any, None]:
+    seeing = see(*args, **kwargs)
+    next(seeing, None)
+    return seeing
+
+
+def _ended(seeing: Generator[None, Any, None], result: Any) -> None:
+    with suppress(StopIteration):
+        seeing.send(result)
