@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from accumulation_harness.audit.command import parsed, parser
 from accumulation_harness.config.compose import compose_trial
 
 ROOT = Path(__file__).parents[1]
@@ -74,6 +75,16 @@ def test_what_it_prints_is_what_a_run_prints(console: str, tmp_path: Path) -> No
 def _comparable(printed: str) -> str:
     """Without the digits of roundings, which differ between processors, and wherever lines are broken."""
     return " ".join(re.sub(r"\d(\.\d+)?e-\d+( to \d(\.\d+)?e-\d+)?", "rounding", printed).split())
+
+
+def test_the_skill_names_options_that_there_are() -> None:
+    skill = (ROOT / "skills" / "accumulation-harness" / "SKILL.md").read_text()
+    assert skill.startswith("---\nname: accumulation-harness\ndescription: ")
+    (command,) = re.findall(r"accumulation-harness audit (.*?)\n```", skill, re.S)
+    given = parsed(shlex.split(command.replace("\\\n", " ")))
+    assert given.format == "json" and given.set and given.rest
+    named = set(re.findall(r"`(--[a-z-]+)", skill))
+    assert {"--set-env", "--set-file", "--in-place", "--allow"} <= named <= set(parser()._option_string_actions)
 
 
 @pytest.mark.parametrize("line", re.findall(r"accumulation-harness run -m (.*)", README))

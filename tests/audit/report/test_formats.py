@@ -84,6 +84,25 @@ def test_json_has_a_row_per_arm_and_step(folder: Path, wrong: bool) -> None:
     assert len(read["steps"]) == 6 and all(tuple(row) == COLUMNS and row["equivalent"] != wrong for row in read["steps"])
 
 
+def test_json_says_what_each_micro_batch_counted_and_what_to_do_next(folder: Path, wrong: bool) -> None:
+    read = json.loads((folder / "a.json").read_text())
+    for arm in read["arms"] if wrong else ():
+        (weights,) = arm["weights"]
+        assert weights["taken"] == pytest.approx([1] * arm["accumulation_steps"])
+        assert weights["right"] == pytest.approx([1 / arm["accumulation_steps"]] * arm["accumulation_steps"])
+    assert ("must be gone" in read["next"]) == wrong and ("take data that the window" in read["next"]) != wrong
+    assert "audit loop.py:train --batch-size 8" in read["command"]
+
+
+def test_json_is_never_longer_than_an_agent_reads(folder: Path, wrong: bool) -> None:
+    report = Report(batch_size=8, results=(), problems=(Problem("x" * 10_000),) * 2, hidden=("y" * 3000,) * 40)
+    rows = json.loads((folder / "a.json").read_text())["steps"] * 500
+    many = type("Many", (Report,), {"steps": rows})(**vars(report))
+    told = many.told("json")
+    read = json.loads(told)
+    assert len(told) <= 64 * 1024 and read["steps_left_out"] == len(rows) - len(read["steps"]) > 0
+
+
 SUBJECT = Subject(
     train=Place.of("there is none.py:train"), batch_size=8, accumulation_steps=(2, 4), folder=Path.cwd(), packages=("torch",)
 )

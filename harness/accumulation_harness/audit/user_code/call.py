@@ -193,8 +193,10 @@ class UserCode:
         for path, text in texts.items():
             mine = scratch.here(path)
             scratch.put(mine.with_suffix(".py") if path.suffix == NOTEBOOK else mine, text)
-        yield
-        self.written |= dict.fromkeys(scratch.written())
+        try:
+            yield
+        finally:
+            self.written |= dict.fromkeys(scratch.written())
 
     @contextmanager
     def _output(self) -> Iterator[None]:
