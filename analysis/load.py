@@ -281,9 +281,15 @@ def _trial(trial: StoredTrial) -> dict[str, Any]:
         "found": sum(maker != f"{trial.experiment}/{trial.trial}" for maker in makers),
         "seconds": math.fsum(phases.values()),
         "device": str(environment.get("device", "unknown")),
-        "environment": " · ".join(_versions(environment)),
+        "environment": _in_a_line(json.dumps(environment)),
         **{f"seconds_{name}": value for name, value in phases.items()},
     }
+
+
+@lru_cache(maxsize=1024)
+def _in_a_line(environment: str) -> str:
+    """Of an environment in JSON, which many trials share."""
+    return " · ".join(_versions(json.loads(environment)))
 
 
 def _versions(environment: Mapping[str, Any]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 import warnings
 from collections import Counter
@@ -30,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("reports"), help="folder to write to (default: reports)")
     options = parser.parse_args(arguments)
     keep_others_out()
+    gc.set_threshold(200_000, 50, 100)  # thousands of records are read, and all of them kept
     try:
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always", ReportWarning)
