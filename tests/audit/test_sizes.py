@@ -143,7 +143,7 @@ def watched(n: int, intervention: Intervention) -> Run:
 
 def test_a_run_holds_samples_and_each_of_them_once() -> None:
     run = watched(1, Intervention(leads=True))
-    held = {id(v): v for v in vectors_in(run)}.values()
+    held = {id(v): v for v in vectors_in(run.tracks)}.values()
     first = run.tracks[0].steps[0]
     assert first.sums is not None and {v.size for v in held} <= {sum(first.kept), first.sums.size}
     steps = len(run.tracks[0].steps)

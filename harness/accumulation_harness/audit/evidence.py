@@ -85,7 +85,6 @@ class Backward:
     outside: bool  # whether random numbers were drawn since the step or backward before, but not inside a forward
     moved: Vector | None  # [P] movement of the parameters since the backward or step before, if any
     lrs: tuple[float, ...]
-    shadows: tuple[float, ...] = ()  # checksums of the EMA copies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,13 +106,22 @@ class Whole(Protocol):
         """Write them into tensors of the same sizes."""
 
 
-@dataclass(frozen=True)
-class Copy:
-    """An averaged copy of the parameters, from element `start` of their vector on."""
+Role = Literal["weight", "model", "optimizer", "schedule", "function", "scaler"]  # function: a schedule made of one
 
-    start: int
-    values: Vector
-    whole: Whole | None = None  # all elements, where `values` are a sample and other runs follow
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """What the audited code's variables led to in numbers, by path: `schedule.last_epoch`."""
+
+    states: Sequence[Mapping[str, Vector]] = ()  # as each window began, and at the end: what moved; of large tensors a sample
+    fixed: Mapping[str, Vector] = field(default_factory=dict)  # numbers that never moved
+    roles: Mapping[str, Role] = field(default_factory=dict)  # of the paths of what has one
+    numbers: frozenset[str] = frozenset()  # paths of numbers of Python's
+
+    def role(self, path: str) -> Role | None:
+        """Of the nearest object above a path that has one."""
+        above = [own for own in self.roles if path == own or path.startswith((f"{own}.", f"{own}["))]
+        return self.roles[max(above, key=len)] if above else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,10 +146,6 @@ class Step:
     clips: tuple[Clip, ...]
     calls: tuple[Call, ...]  # in the order of the window
     roundoffs: tuple[float, ...]  # of each tensor's format
-    norm_updates: int = 0  # BatchNorm `num_batches_tracked`, summed, so far
-    buffers: dict[str, Vector] = field(default_factory=dict)  # how far the model's buffers have moved, where they have
-    shadows: tuple[Copy, ...] = ()  # EMA copies when the next window's first backward begins (or the run ends)
-    shadow_updates: int = 0  # times they changed in this window
     shards: tuple[tuple[int, ...], ...] = ()  # tensors of each rank, where the parts of all ranks were joined
 
     @property
@@ -220,6 +224,7 @@ class Run:
         default_factory=list
     )  # of each addend by (output, row), likewise
     ranks: int = 1
+    held: Held = Held()
     copies: bool = False  # no optimizer holds the model's own parameters: they hold copies of them, or of a part
     sharded: bool = False  # each rank's optimizer holds a part of the weights, in plain tensors (FSDP1)
     parts: tuple[tuple[int, ...], ...] = ()  # ranks that hold one part each, where they started from different weights
@@ -229,11 +234,6 @@ class Run:
     def num_steps(self) -> int:
         """Optimizer steps of the optimizer that took most."""
         return max((len(track.steps) for track in self.tracks), default=0)
-
-    @property
-    def has_averages(self) -> bool:
-        """Whether averaged copies of the weights were seen: others are looked for only then, since they would stand alone."""
-        return any(step.shadows for track in self.tracks for step in track.steps)
 
 
 @dataclass(frozen=True)
@@ -275,10 +275,9 @@ class Intervention:
     rounded_once: bool = False  # every operation in float32 is done in double precision, and its result rounded
     leads: bool = False  # other runs will follow this one: its weights are kept after every step
     follow: Run | None = None  # after step t, put the parameters this run had after step t: steps compare one by one
-    seek: bool = True  # look for averaged copies of the weights, which takes a look at every object
-    averages: bool = False  # with `follow`: averaged copies as well, which then stay where they are while a window lasts
     freeze_weights: bool = False  # put the starting parameters back after every step: a cached forward then has the right ones
-    hold_buffers: bool = False  # every micro-batch starts with the buffers that the first one of its window found
+    hold: frozenset[str] = frozenset()  # paths of tensors that every micro-batch of a window finds as its first one did
+    shake: frozenset[str] = frozenset()  # paths of tensors that the second window finds otherwise than the first one left them
     keep: frozenset[int] = frozenset()  # windows whose contributions are kept, besides the usual ones
     terms: int | None = None  # window whose loss is taken apart into its addends, each differentiated alone
     probe: int | None = None  # window whose outputs and slopes are kept by row, and whose loss is asked whether it couples rows

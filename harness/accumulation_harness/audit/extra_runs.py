@@ -9,13 +9,12 @@ from typing import Any
 
 from accumulation_harness.audit.compare.comparison import ShapeError, facts
 from accumulation_harness.audit.compare.facts import Facts, Probe, StepFacts
-from accumulation_harness.audit.compare.floors import COARSE_GATE, Floor
+from accumulation_harness.audit.compare.floors import COARSE_GATE
 from accumulation_harness.audit.compare.probes import rows, separated, terms
 from accumulation_harness.audit.compare.vacuity import not_rounding, nothing_compared
 from accumulation_harness.audit.evidence import FLOAT32, Finding, Intervention, Layer, Run
 from accumulation_harness.audit.family import Family, Runs
 from accumulation_harness.audit.observe.live import KEPT
-from accumulation_harness.audit.observe.recorder import SHADOW_SEARCH
 from accumulation_harness.audit.rules.computation import ALMOST
 from accumulation_harness.audit.rules.finding import SAME_ROW
 from accumulation_harness.audit.rules.findings import explain, first_of_each, left_out
@@ -49,6 +48,11 @@ class Judged:
     def averages_differ(self) -> bool:
         """Whether averaged copies of the weights are updated per micro-batch."""
         return any(f.cause is Cause.ema_per_micro_batch for f in self.found)
+
+    @property
+    def agrees_when_held(self) -> bool:
+        """Whether no gradient differs while tensors that moved otherwise move once per window."""
+        return all(s.gradients_agree or s.probe.agrees_when_held for item in self.compared for s in item.steps)
 
     def learning(self, learn: Callable[[Probe], Probe]) -> Judged:
         """With what was learnt of the windows that differ."""
@@ -92,10 +96,10 @@ class ExtraRuns:
         judged = self._followed() or Judged(free, self.family.candidates[self.n])
         if later := _not_kept(judged):
             judged = self._followed(keep=later) or judged
-        if judged.open and judged.averages_differ and self._follows_averages(judged):
-            return judged.compared, [f for f in judged.found if not f.unreproduced]
-        if judged.open and any(step.layers.buffers for item in judged.compared for step in item.steps):
+        if judged.open and any(one.of_model or one.average for item in judged.compared for one in item.run.apart):
             judged = self._held(judged)
+            if judged.averages_differ and judged.agrees_when_held:  # the averages take part in the loss
+                return judged.compared, [f for f in judged.found if not f.unreproduced]
         if judged.open and not (judged.run.dropout_calls or judged.run.norm_calls):
             judged = self._probed(judged)
         if judged.open and not judged.averages_differ:
@@ -107,23 +111,22 @@ class ExtraRuns:
         *,
         disable: frozenset[Layer] = frozenset(),
         keep: frozenset[int] = frozenset(),
-        averages: bool = False,
-        hold_buffers: bool = False,
+        hold: frozenset[str] = frozenset(),
     ) -> Judged | None:
         """Candidate and nulls that follow the reference's parameters step by step; None when they cannot."""
         reference, nulls = self._ground(disable)
-        follow = replace(_following(reference, disable), keep=keep, averages=averages, hold_buffers=hold_buffers)
+        follow = replace(_following(reference, disable), keep=keep, hold=hold)
         run = self.runs.candidate(self.n, self.family.options, follow)
         if run.error is not None or reference.error is not None or not run.num_steps:
             return None
         try:
-            compared = facts(run, reference, Floor(nulls, drift=False))
+            compared = facts(run, reference, self.family.floor(nulls, drift=False))
             further = self._further(compared, reference) if nulls else {}
             if further and (disable, *further) not in self._tried:
                 self._tried.add((disable, *further))
                 more = self.runs.baseline(self.family.options, replace(_following(reference, disable), **further))
                 nulls += [more] if more.error is None else []
-                compared = facts(run, reference, Floor(nulls, drift=False))
+                compared = facts(run, reference, self.family.floor(nulls, drift=False))
         except ShapeError:
             return None
         return Judged(compared, run).learning(lambda probe: replace(probe, same_at_one=self.same_at_one))
@@ -155,17 +158,10 @@ class ExtraRuns:
     def _is_null(self, permuted: Run, reference: Run, nulls: Sequence[Run]) -> bool:
         return bool(nulls) and permuted.error is None and not_rounding(permuted, reference, nulls, drift=False) is None
 
-    def _follows_averages(self, judged: Judged) -> bool:
-        """Whether gradients agree once averaged copies of the weights are the reference's: then these take part in the loss."""
-        same = self._followed(averages=True)
-        if same is None:
-            return False
-        known = [(a, b) for a, b in _pairs(judged, same) if b.step >= SHADOW_SEARCH]
-        return all(b.gradients_agree for _, b in known) and not all(a.gradients_agree for a, _ in known)
-
     def _held(self, judged: Judged) -> Judged:
-        """Gradients that agree only while buffers move once per window come from a forward that moves and uses them."""
-        held = self._followed(hold_buffers=True)
+        """Gradients that agree only while some tensors move once per window come from a computation that moves and uses them."""
+        paths = frozenset(one.path for item in judged.compared for one in item.run.apart if one.of_model or one.average)
+        held = self._followed(hold=paths)
         if held is None:
             return judged
         agreeing = {(step.track, step.step) for item in held.compared for step in item.steps if step.gradients_agree}
@@ -181,7 +177,7 @@ class ExtraRuns:
         most = max(step.window.backwards for step in off)
         full = [step for step in off if step.window.backwards == most]
         window = max(full, key=lambda step: (step.raw.distance / step.gate if step.gate else math.inf, -step.step)).step
-        probe = Intervention(probe=window, disable=disable, leads=bool(disable), seek=bool(disable))
+        probe = Intervention(probe=window, disable=disable, leads=bool(disable))
         theirs = self.runs.baseline(self.family.options, probe)
         followed = theirs if disable else self.family.reference
         mine = self.runs.candidate(self.n, self.family.options, replace(probe, follow=followed))
@@ -205,12 +201,12 @@ class ExtraRuns:
         """Gradients that agree only while the weights stand still come from a cached forward."""
         if any(item.steps and not item.steps[0].gradients_agree for item in judged.compared):
             return judged
-        options, frozen = self.family.options, Intervention(freeze_weights=True, seek=self.family.reference.has_averages)
+        options, frozen = self.family.options, Intervention(freeze_weights=True)
         reference, run = self.runs.baseline(options, frozen), self.runs.candidate(self.n, options, frozen)
         null = self.runs.baseline(options, replace(frozen, perturb=1.0, arithmetic=reference.arithmetic))
         if any(each.error is not None for each in (reference, run, null)):
             return judged
-        again = facts(run, reference, Floor([null], drift=False))
+        again = facts(run, reference, self.family.floor([null], drift=False))
         agrees = all(step.gradients_agree for item in again for step in item.steps)
         return judged.learning(lambda probe: replace(probe, agrees_when_frozen=agrees))
 
@@ -261,7 +257,7 @@ class ExtraRuns:
 
 def _following(reference: Run, disable: frozenset[Layer]) -> Intervention:
     """A run that goes on from the reference's weights after every step."""
-    return Intervention(follow=reference, disable=disable, seek=reference.has_averages)
+    return Intervention(follow=reference, disable=disable)
 
 
 def _not_kept(judged: Judged) -> frozenset[int]:
@@ -306,7 +302,6 @@ def _coupling(n: int, suspect: Layer, with_it: Judged, without: Judged) -> Findi
         "without": what,
     }
     if suspect is Layer.batch_norm:
-        evidence["updates_of_running_statistics"] = [item.run.mine.norm_updates for item in with_it.compared]
-        evidence["reference_updates_of_running_statistics"] = [item.run.reference.norm_updates for item in with_it.compared]
+        evidence["buffers"] = a.layers.buffers
     message = f"the gradients differ by {a.raw.distance:.2g}; with {what} by {b.raw.distance:.2g}"
     return Finding(n, a.step, CAUSE_OF[suspect], evidence, message, "layers", a.track)

@@ -8,6 +8,7 @@ from functools import partial
 from itertools import count
 from typing import Any, Protocol
 
+from accumulation_harness.audit.compare.floors import Floor
 from accumulation_harness.audit.evidence import WATCH, Intervention, Run
 from accumulation_harness.audit.observe.pooling import pooled
 from accumulation_harness.audit.observe.runs import Job
@@ -82,6 +83,7 @@ def _besides(options: Mapping[str, Any], intervention: Intervention) -> str:
     said += ["weights moved by a rounding"] if intervention.perturb else []
     said += ["operations in double precision"] if intervention.rounded_once else []
     said += ["on the weights of N=1"] if intervention.follow else []
+    said += ["other values in buffers"] if intervention.shake else []
     said += ["weights put back after every step"] if intervention.freeze_weights else []
     said += [f"without {' and '.join(sorted(intervention.disable))}"] if intervention.disable else []
     said += ["its loss taken apart"] if intervention.probe is not None or intervention.terms is not None else []
@@ -96,6 +98,11 @@ class Family:
     reference: Run
     nulls: Sequence[Run] = ()
     candidates: dict[int, Run] = field(default_factory=dict)  # by N
+    forgotten: dict[str, bool] = field(default_factory=dict)  # path -> whether every forward writes anew what it finds there
+
+    def floor(self, nulls: Sequence[Run], *, drift: bool) -> Floor:
+        """What runs are compared by."""
+        return Floor(nulls, drift, frozenset(path for path, is_so in self.forgotten.items() if is_so))
 
     @property
     def arithmetic(self) -> str:

@@ -98,9 +98,8 @@ def _make(runs: Runs, arms: Sequence[int]) -> None:
 def _make_references(runs: Runs, options: Mapping[str, Any]) -> Run:
     """N=1, again, perturbed and permuted; the last two once more, on the weights of the first."""
     reference = runs.baseline(options, Intervention(leads=True))
-    seek = reference.has_averages
-    runs.baseline(options, Intervention(seek=seek))
-    for intervention in (Intervention(seek=seek), Intervention(seek=seek, follow=reference)):
+    runs.baseline(options)
+    for intervention in (Intervention(), Intervention(follow=reference)):
         runs.baseline(options, replace(intervention, perturb=1.0, arithmetic=reference.arithmetic))
         runs.permuted(options, intervention)
     return reference

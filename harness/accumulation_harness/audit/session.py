@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from accumulation_harness.audit.allowed import with_allowed
 from accumulation_harness.audit.compare.comparison import ShapeError, facts
 from accumulation_harness.audit.compare.facts import Facts
 from accumulation_harness.audit.compare.floors import COARSE_GATE, Floor
+from accumulation_harness.audit.compare.held import forgotten
 from accumulation_harness.audit.compare.vacuity import not_rounding, nothing_compared
 from accumulation_harness.audit.compare.windows import distance, stitched
 from accumulation_harness.audit.convention import other_rows, rows_of, takes_the_whole_batch, window_sizes
@@ -173,9 +173,8 @@ class Session:
         runs, reference = self.runs, self.runs.baseline(options, Intervention(leads=True))
         if self._unusable(reference, 1):
             return Family(options, reference)
-        watched = Intervention(seek=reference.has_averages)
-        again = runs.baseline(options, watched)
-        made = (again, runs.baseline(options, replace(watched, perturb=1.0, arithmetic=reference.arithmetic)))
+        again = runs.baseline(options)
+        made = (again, runs.baseline(options, Intervention(perturb=1.0, arithmetic=reference.arithmetic)))
         nulls = [run for run in made if run.error is None]
         if not nulls:
             self.repeatable = False
@@ -187,7 +186,7 @@ class Session:
     def _permuted(self, options: Mapping[str, Any], reference: Run, nulls: Sequence[Run]) -> list[Run]:
         """The reference with its samples in another order, where that is all that `order_seed` changes."""
         kept = []
-        for run in self.runs.permuted(options, Intervention(seek=reference.has_averages)):
+        for run in self.runs.permuted(options):
             besides = run.error or not_rounding(run, reference, nulls, drift=True)
             if besides is None:
                 kept.append(run)
@@ -237,11 +236,13 @@ class Session:
         if not candidate.num_steps:
             return
         try:
-            compared: Sequence[Facts] = facts(candidate, family.reference, Floor(family.nulls, drift=True))
+            compared: Sequence[Facts] = facts(candidate, family.reference, family.floor(family.nulls, drift=True))
         except ShapeError as error:
             self._problem(f"the model is not the one of N=1: {error}; it must not depend on the arguments", n)
             return
         self._check_start(candidate, family.reference)
+        if self.repeatable and self._learn_what_is_forgotten(family, compared):
+            compared = facts(candidate, family.reference, family.floor(family.nulls, drift=True))
         found = explained(compared) if self.repeatable else []
         self.runs.progress(f"N={n}, {family.arithmetic}: {_first_answer(compared)}")
         if self.repeatable and any(not step.agrees or step.gate > COARSE_GATE for item in compared for step in item.steps):
@@ -264,6 +265,15 @@ class Session:
             self._problem(empty, n)
         named, evidence = tuple(first_of_each(found)), _evidence(candidate)
         self.results.append(ArmResult(n, family.arithmetic, tuple(compared), named, evidence, empty=empty))
+
+    def _learn_what_is_forgotten(self, family: Family, compared: Sequence[Facts]) -> bool:
+        """Whether tensors of the model that move otherwise keep nothing of what they held."""
+        paths = {one.path for item in compared for one in item.run.apart if one.of_model} - family.forgotten.keys()
+        if not paths:
+            return False
+        run, usual = self.runs.baseline(family.options, Intervention(shake=frozenset(paths))).held, family.reference.held
+        family.forgotten |= {path: forgotten(path, run, usual) for path in paths}
+        return any(family.forgotten[path] for path in paths)
 
     def _agrees_as_trained(self, family: Family, n: int) -> bool:
         """Whether this is a finer arithmetic than the arm was trained in, where nothing differed."""

@@ -33,6 +33,7 @@ def hidden(reference: Run, candidates: Mapping[int, Run], results: Sequence[ArmR
     yield from _clipping(steps)
     yield from _cleared(steps)
     yield from _schedules(steps)
+    yield from _counters(results)
     yield from _updates(results)
     if reference.roundoff > COARSE_ROUNDOFF:
         yield (
@@ -121,6 +122,21 @@ def _cleared(steps: Sequence[Step]) -> Iterator[str]:
 def _schedules(steps: Sequence[Step]) -> Iterator[str]:
     if len({step.lrs for step in steps}) == 1:
         yield "the learning rate is constant: a schedule that advances per micro-batch cannot show"
+
+
+def _counters(results: Sequence[ArmResult]) -> Iterator[str]:
+    """Numbers of the loop's own that go with the micro-batches, and with the steps at N=1."""
+    for result in results:
+        told = [
+            one
+            for item in result.facts
+            for one in item.run.apart
+            if one.plain and one.role is None and one.times == result.accumulation_steps
+        ]
+        if told and not result.findings:
+            listed = ", ".join(map(str, told[:4]))
+            yield f"N={result.accumulation_steps}: {listed}: what depends on it later than this run goes cannot show"
+            return
 
 
 def _updates(results: Sequence[ArmResult]) -> Iterator[str]:

@@ -37,6 +37,7 @@ class Snapshot:
 
     values: Mapping[str, Value]  # by path: `model.layers.0.weight`, `optimizer.state[model.layers.0.weight].exp_avg`
     unread: tuple[str, ...]  # paths of tensors whose numbers cannot be had: subclasses, meta, quantised; and what is too far
+    paths: Mapping[int, str] = field(default_factory=dict)  # of the objects that were met, by identity, while they live
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def in_place(tensor: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def snapshot(roots: Mapping[str, object], keep: Callable[[Tensor], Tensor] = copied) -> Snapshot:
+def snapshot(roots: Mapping[str, object], keep: Callable[[Tensor], Tensor] = copied, most: int = MOST_OBJECTS) -> Snapshot:
     """All tensors, arrays and numbers that are reached from `roots`, each object under the first path that leads to it.
 
     Gradients are no state. An optimizer's state goes by the paths of its parameters, which a model among the roots names.
@@ -80,13 +81,14 @@ def snapshot(roots: Mapping[str, object], keep: Callable[[Tensor], Tensor] = cop
     Args:
         roots: By the name that paths begin with.
         keep: What is kept of a plain strided tensor.
+        most: How many objects are looked into, the nearest ones.
     """
-    found = _Search(keep)
+    found = _Search(keep, most)
     with torch._C.DisableTorchFunction():  # a mode of somebody's is not asked either
         for name, root in roots.items():
             found.visit(name, root)
         found.run()
-    return Snapshot(found.values, tuple(found.unread))
+    return Snapshot(found.values, tuple(found.unread), found.paths)
 
 
 def moved(before: Snapshot, after: Snapshot) -> dict[str, Difference]:
@@ -151,6 +153,7 @@ class _Search:
     """A walk from the roots, breadth first, so that what is near has the short path."""
 
     keep: Callable[[Tensor], Tensor]
+    most: int
     values: dict[str, Value] = field(default_factory=dict)
     unread: list[str] = field(default_factory=list)
     waiting: deque[tuple[str, Any]] = field(default_factory=deque)
@@ -158,7 +161,7 @@ class _Search:
     held: list[Any] = field(default_factory=list)  # so that no identity is given again
 
     def run(self) -> None:
-        while self.waiting and len(self.held) < MOST_OBJECTS:
+        while self.waiting and len(self.held) < self.most:
             path, item = self.waiting.popleft()
             for name, member in _members(path, item, self.paths):
                 self.visit(name, member)

@@ -12,6 +12,7 @@ import torch
 
 from accumulation_harness.audit.compare.facts import (
     Accumulator,
+    Apart,
     Compared,
     Facts,
     Layers,
@@ -25,7 +26,8 @@ from accumulation_harness.audit.compare.facts import (
     Window,
 )
 from accumulation_harness.audit.compare.fits import Fitted, by_rank, emptied_at_last, fits, giving, lost, narrow_format, rescaled
-from accumulation_harness.audit.compare.floors import COARSE_GATE, FACTOR, Floor, Gates, beyond_rounding, gates, noisy
+from accumulation_harness.audit.compare.floors import COARSE_GATE, FACTOR, Floor, Gates, gates, noisy
+from accumulation_harness.audit.compare.held import apart, laid_out_alike
 from accumulation_harness.audit.compare.windows import (
     clipped_once,
     compare_rows,
@@ -71,9 +73,8 @@ def run_facts(
         never=never,
         foreign=foreign,
         lr_moves_inside=any(len({b.lrs for b in s.backwards} | {s.lrs}) > 1 for s in mine),
-        shadow_moves_inside=any(len({b.shadows for b in s.backwards if b.shadows}) > 1 for s in mine),
         lr_gates=_rate_gates(theirs, nulls),
-        shadow_distances=_shadow_distances(mine, theirs, nulls),
+        laid_out_alike=laid_out_alike(candidate.held, reference.held),
         resumed=track.resumed,
     )
 
@@ -98,8 +99,6 @@ def _seen(run: Run, track: Track, steps: Sequence[Step]) -> RunSeen:
         schedule_calls=tuple(s.calls.count("schedule") for s in steps),
         horizon=run.horizon,
         state_steps=tuple(s.state_step for s in steps),
-        shadow_updates=tuple(s.shadow_updates for s in steps),
-        norm_updates=tuple(s.norm_updates for s in steps),
         losses=tuple(_window_loss(s) for s in steps),
         reported=run.reported,
         counts=run.counts,
@@ -141,34 +140,6 @@ def _count_rows(steps: Sequence[Step], mine: Counter[str], theirs: Counter[str])
     return tuple(repeated), sum(row not in mine for row in theirs), sum(row not in theirs for row in mine)
 
 
-def _shadow_distances(
-    mine: Sequence[Step], theirs: Sequence[Step], nulls: Sequence[Sequence[Step]]
-) -> tuple[tuple[int, float, float], ...]:
-    """(step, distance, gate) of the averaged copies, relative to how far the reference's have moved."""
-    found = []
-    for t, (step, wanted) in enumerate(zip(mine, theirs, strict=False)):
-        if not wanted.shadows or not _same_copies(step, wanted):
-            continue
-        starts = [theirs[0].before[c.start : c.start + c.values.size] for c in wanted.shadows]
-        if any(start.size != c.values.size for start, c in zip(starts, wanted.shadows, strict=True)):
-            continue  # parameters were emptied, as those of ZeRO-3 are between their uses
-        moved = [float(np.linalg.norm(c.values - start)) or math.inf for start, c in zip(starts, wanted.shadows, strict=True)]
-        others = [null[t] for null in nulls if t < len(null) and _same_copies(null[t], wanted)]
-        seen = [_apart(null, wanted, moved) for null in others]
-        found.append((t, _apart(step, wanted, moved), beyond_rounding(seen)))
-    return tuple(found)
-
-
-def _same_copies(mine: Step, theirs: Step) -> bool:
-    return [(c.start, c.values.size) for c in mine.shadows] == [(c.start, c.values.size) for c in theirs.shadows]
-
-
-def _apart(mine: Step, theirs: Step, moved: Sequence[float]) -> float:
-    """Largest distance of two averaged copies, each relative to how far it has `moved`."""
-    pairs = zip(mine.shadows, theirs.shadows, moved, strict=True)
-    return max(float(np.linalg.norm(a.values - b.values)) / size for a, b, size in pairs)
-
-
 @dataclass(frozen=True)
 class Aligned:
     """One optimizer step of the candidate and of the reference."""
@@ -195,10 +166,11 @@ def facts(candidate: Run, reference: Run, floor: Floor) -> list[Facts]:
     if len(mine) != len(theirs):
         raise ShapeError(f"{len(mine)} optimizers instead of {len(theirs)}")
     pairs = zip(mine, theirs, strict=True)
-    return [_track_facts((candidate, reference), floor, pair, index) for index, pair in enumerate(pairs)]
+    held = apart(candidate.held, reference.held, [null.held for null in floor.nulls], floor.forgotten)
+    return [_track_facts((candidate, reference), floor, pair, index, held) for index, pair in enumerate(pairs)]
 
 
-def _track_facts(runs: tuple[Run, Run], floor: Floor, pair: tuple[Track, Track], index: int) -> Facts:
+def _track_facts(runs: tuple[Run, Run], floor: Floor, pair: tuple[Track, Track], index: int, held: tuple[Apart, ...]) -> Facts:
     (candidate, reference), (track, other) = runs, pair
     if sizes(track) != sizes(other):
         raise ShapeError(f"{track.name} holds tensors of sizes {sizes(track)[:12]} instead of {sizes(other)[:12]}")
@@ -213,11 +185,13 @@ def _track_facts(runs: tuple[Run, Run], floor: Floor, pair: tuple[Track, Track],
     for t, (a, b) in enumerate(zip(mine, theirs, strict=False)):
         others = [null[t] for null in nulls if t < len(null)]
         aligned = Aligned(t, a, b, mine[t - 1] if t else None, others, ~noise[t])
-        steps.append(_step_facts(track.name, candidate, aligned, allowed))
-    return Facts(run_facts(runs, pair, (mine, theirs), nulls), tuple(steps))
+        buffers = tuple(one.path for one in held if one.of_model and one.window <= t + 1)
+        steps.append(_step_facts(track.name, candidate, aligned, allowed, buffers))
+    seen = run_facts(runs, pair, (mine, theirs), nulls)
+    return Facts(replace(seen, apart=held if index == 0 else ()), tuple(steps))
 
 
-def _step_facts(track: str, candidate: Run, aligned: Aligned, allowed: Gates) -> StepFacts:
+def _step_facts(track: str, candidate: Run, aligned: Aligned, allowed: Gates, buffers: tuple[str, ...]) -> StepFacts:
     t, before, nulls, n = aligned.step, aligned.before, aligned.nulls, candidate.accumulation_steps
     gate = allowed.gradient[t]
     mine, theirs = judged(aligned.mine, aligned.theirs, n, gate)
@@ -249,9 +223,7 @@ def _step_facts(track: str, candidate: Run, aligned: Aligned, allowed: Gates) ->
         accumulator=_accumulator(mine, a, first=before is None, wrong=wrong),
         scaling=_scaling(mine, theirs),
         precision=_precision(mine, theirs, nulls, candidate, a, g, wrong=wrong),
-        layers=Layers(
-            dropout=candidate.dropout_calls > 0, batch_norm=candidate.norm_calls > 0, buffers=_buffers(mine, theirs, nulls)
-        ),
+        layers=Layers(dropout=candidate.dropout_calls > 0, batch_norm=candidate.norm_calls > 0, buffers=buffers),
         fits=fitted.fits,
         parts=fitted.right,
         taken=fitted.taken,
@@ -331,7 +303,7 @@ def _compared(a: Vector, g: Vector, distance: float | None = None) -> Compared:
 
 
 def _window(mine: Step, theirs: Step, keep: np.ndarray) -> Window:
-    inside, usual = _moves_inside(mine), _moves_inside(theirs)
+    inside, usual, before = _moves_inside(mine), _moves_inside(theirs), _moved_before(mine, theirs)
     later = mine.backwards[1:]
     moved = np.sum(inside, axis=0) if inside else None
     apart = _otherwise(moved, np.sum(usual, axis=0), mine.before, keep) if moved is not None and usual else None
@@ -353,7 +325,8 @@ def _window(mine: Step, theirs: Step, keep: np.ndarray) -> Window:
         move_along_weights=cosine(moved, mine.before) if moved is not None else math.nan,
         moved_apart=_relative(apart, mine.before),
         apart_along_weights=cosine(apart, mine.before[keep]) if apart is not None else math.nan,
-        moved_before=_moved_before(mine, theirs),
+        moved_before=_relative(before, mine.before),
+        before_along_weights=cosine(before[before != 0], mine.before[before != 0]) if before is not None else math.nan,
     )
 
 
@@ -376,16 +349,16 @@ def _relative(apart: Vector | None, before: Vector) -> float:
     return float(np.linalg.norm(apart) / np.linalg.norm(before)) if apart is not None else 0.0
 
 
-def _moved_before(mine: Step, theirs: Step) -> float:
-    """How far something other than the optimizers moved the parameters since their steps before, relative to these.
+def _moved_before(mine: Step, theirs: Step) -> Vector | None:
+    """How much further something other than the optimizers moved the parameters since their steps before.
 
-    0 where the movements are the same but for what other weights make of them.
+    None where the movements are the same but for what other weights make of them.
     """
     a, b = (step.backwards[0].moved if step.backwards else None for step in (mine, theirs))
     if a is None and b is None:
-        return 0.0
+        return None
     moved, usual = (np.zeros_like(mine.before) if move is None else move for move in (a, b))
-    return _relative(_otherwise(moved, usual, mine.before), mine.before)
+    return _otherwise(moved, usual, mine.before)
 
 
 def _accumulator(mine: Step, a: Vector, *, first: bool, wrong: bool) -> Accumulator:
@@ -431,17 +404,6 @@ def _precision(
         lost=lost(mine, theirs, nulls),
         narrow=narrow_format(a, mine.total if mine.total is not None else g) if wrong else None,
     )
-
-
-def _buffers(mine: Step, theirs: Step, nulls: Sequence[Step]) -> tuple[str, ...]:
-    """The model's buffers that have moved otherwise than rounding explains."""
-    found = []
-    for name in {**mine.buffers, **theirs.buffers}:
-        wanted = theirs.buffers.get(name)
-        seen = [distance(n.buffers[name], wanted) for n in nulls if wanted is not None and name in n.buffers]
-        if wanted is None or name not in mine.buffers or distance(mine.buffers[name], wanted) > beyond_rounding(seen):
-            found.append(name)
-    return tuple(found)
 
 
 def _calls_after_last(step: Step) -> tuple[Call, ...]:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from math import inf, isinf, nan
 from typing import Literal
 
+from accumulation_harness.audit.evidence import Role
+
 Rows = Literal["same", "different", "unknown"]  # of a window, beside the reference's
 Format = Literal["bfloat16", "float16"]
 
@@ -106,6 +108,7 @@ class Window:
     move_along_weights: float = nan  # cosine of that movement with the parameters
     moved_apart: float = 0.0  # how far they moved there, beside the reference's; relative to them
     apart_along_weights: float = nan  # cosine of that difference with the parameters
+    before_along_weights: float = nan  # cosine of the next with the parameters that it is of
     moved_before: float = 0.0  # how far the parameters were moved since the step before, beside the reference's; relative to them
 
 
@@ -284,13 +287,37 @@ class RunSeen:
     schedule_calls: tuple[int, ...]
     horizon: float = 0.0  # steps for which the longest learning-rate schedule is laid out; 0 when unknown
     state_steps: tuple[float | None, ...] = ()  # the optimizer's own counter
-    shadow_updates: tuple[int, ...] = ()  # times that averaged copies of the weights changed
-    norm_updates: tuple[int, ...] = ()  # of running statistics, so far
     losses: tuple[float, ...] = ()  # differentiated, summed over the window
     reported: tuple[float, ...] | None = None  # losses that the function returned
     counts: Mapping[str, float] = field(default_factory=dict)  # steps, samples, tokens that it returned
     skipped: tuple[int, ...] = ()  # steps that a GradScaler left out
     broken_windows: tuple[int, ...] = ()  # steps whose window had a non-finite forward or gradient
+
+
+@dataclass(frozen=True)
+class Apart:
+    """Something that is held in numbers, by its path, and that moves otherwise than in the reference."""
+
+    path: str
+    window: int  # at whose beginning it is otherwise first
+    distance: float  # relative to how far the reference's has moved
+    gate: float
+    role: Role | None  # of what it belongs to
+    average: bool  # whether the reference's moves towards some weights, and nowhere else
+    number: tuple[float, float] | None  # here and in the reference, where it is one
+    times: float  # by which a number moves further than in the reference; 0 where unknown
+    plain: bool  # whether it is a number of Python's
+
+    def __str__(self) -> str:
+        """`schedule.last_epoch is 16 instead of 4`."""
+        if self.number is None:
+            return f"{self.path} is off by {self.distance:.2g} of its movement"
+        return f"{self.path} is {self.number[0]:g} instead of {self.number[1]:g}"
+
+    @property
+    def of_model(self) -> bool:
+        """Whether it is a tensor that a model holds besides its weights."""
+        return self.role == "model" and not self.plain and not self.average
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,8 +334,8 @@ class RunFacts:
     foreign: int = 0  # rows of the candidate that the reference never saw
     lr_moves_inside: bool = False  # a learning rate changed between the backwards of a window
     lr_gates: tuple[float, ...] = ()  # per step, how far rounding moves the learning rates; 0 for those of a schedule
-    shadow_moves_inside: bool = False  # averaged copies of the weights did
-    shadow_distances: tuple[tuple[int, float, float], ...] = ()  # (step, distance, gate) of these copies
+    apart: tuple[Apart, ...] = ()  # what else moved otherwise than in the reference
+    laid_out_alike: bool = True  # whether the numbers of schedules that never move are the reference's
     resumed: tuple[tuple[int, int], ...] = ()  # (step, backwards lost) where a new optimizer took over
 
 

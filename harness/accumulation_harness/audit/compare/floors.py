@@ -40,6 +40,7 @@ class Floor:
 
     nulls: Sequence[Run]
     drift: bool  # whether the runs go their own way (a null's distance then counts for all later steps)
+    forgotten: frozenset[str] = frozenset()  # paths of what every forward writes anew, whatever it finds there
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from accumulation_harness.audit.observe.alive import alive
 from accumulation_harness.audit.observe.foreign import Foreign
 from accumulation_harness.audit.observe.observed import Observed
 from accumulation_harness.audit.observe.patches import Place, Wrap
-from accumulation_harness.audit.observe.shadows import Shadow
 
 KERAS, KERAS_BASE = "keras.src.backend.torch.optimizers.torch_parallel_optimizer", "keras.src.optimizers.base_optimizer"
 FASTAI = "fastai.optimizer"
@@ -57,7 +56,6 @@ class KerasAdapter:
         given = live.sample.take(grads)
         result = original(optimizer, grads, variables, learning_rate)
         live.close(given)
-        live.averages.shadows = [Shadow(0, kept, live.sample) for kept in foreign.averages()]
         self.observed.settle(live)
         return result
 

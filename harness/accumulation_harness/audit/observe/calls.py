@@ -75,6 +75,8 @@ class Calls:
 
     def _schedule(self, original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         self.observed.note("schedule")
+        if not any(known is scheduler for known in self.observed.schedules):
+            self.observed.schedules.append(scheduler)
         lengths = [getattr(scheduler, name, None) for name in ("total_steps", "T_max", "total_iters")]
         run = self.observed.run
         run.horizon = max([run.horizon, *(float(n) for n in lengths if isinstance(n, (int, float)))])
@@ -92,6 +94,7 @@ class Calls:
         if observed.backward_depth:  # checkpointing runs backward inside backward
             return original(*args, **kwargs)
         self.find_optimizers()
+        observed.begin_window()
         observed.run.backwards += 1
         root = args[0] if args else kwargs.get("tensors")
         observed.run.float16 |= any(t.dtype == torch.float16 for t in tensors_in(root))
@@ -201,6 +204,8 @@ class Calls:
 
     def _scale(self, original: Callable[..., Any], scaler: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(scaler, *args, **kwargs)
+        if not any(known is scaler for known in self.observed.scalers):
+            self.observed.scalers.append(scaler)
         self.observed.loss_scale = float(scaler.get_scale())
         return result
 

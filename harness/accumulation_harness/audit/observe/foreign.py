@@ -25,11 +25,6 @@ class Foreign:
         self.param_groups: list[dict[str, Any]] = [{"params": list(parameters), "lr": 1.0, "weight_decay": 0.0}]
         self.state: Mapping[Tensor, dict[str, Any]] = {}
 
-    def averages(self) -> list[list[Tensor]]:
-        """Its moving averages of the weights."""
-        kept = getattr(self.optimizer, "_model_variables_moving_average", None) or []
-        return [[variable.value for variable in kept]] if kept else []
-
 
 class HandedWeights:
     """Makes a `Track` of snapshots; the update, with its sign turned, stands for the gradient."""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from accumulation_harness.audit.evidence import Row, Run, Vector
+from accumulation_harness.audit.evidence import Row, Run
 from accumulation_harness.audit.observe.rank_gradients import Unsharded
 from accumulation_harness.audit.observe.sample import by_position, looked_at
 from accumulation_harness.audit.observe.tensors import broken, dense, fingerprints, in_a_group, roundoff, tensors_in
@@ -45,9 +43,7 @@ class Forwards:
         self.depth = 0
         self.names: dict[int, str] = {}  # parameter id -> name
         self.copied = 0.0  # roundoff of the models' narrowest parameter, which an optimizer may hold copies of
-        self.norms: dict[int, _BatchNorm] = {}
         self.outermost: dict[int, nn.Module] = {}
-        self.first_buffers: dict[str, Tensor] = {}
         self.micro_batch = 0  # of the window under way
         self.before: Tensor | None = None  # generator state as the outermost forward began
         self.unsharded = Unsharded()
@@ -115,8 +111,6 @@ class Forwards:
         """The run is over: what it trained must not be taken for an averaged copy by the next one."""
         self.reset()
         self.outermost.clear()
-        self.norms.clear()
-        self.first_buffers.clear()
         self.watched.clear()
         self.inner.clear()
 
@@ -127,15 +121,12 @@ class Forwards:
             self.inner.clear()
         self.inner.append([])
         self._note_arithmetic(args)
-        if isinstance(module, _BatchNorm):
-            self.norms.setdefault(id(module), module)
         if self.depth == 1 and torch.is_grad_enabled():
             self._note_parameters(module)
             if id(module) not in self.outermost:
                 self.outermost[id(module)] = module
                 if in_a_group():
                     self.unsharded.know(module)
-                self.first_buffers |= {k: t.detach().clone() for k, t in self._buffers() if k not in self.first_buffers}
             self.before = generators()
             self.outside |= self.last is not None and not torch.equal(self.before, self.last)
             self.first = self.first or module
@@ -181,24 +172,6 @@ class Forwards:
             self.inner[-1].extend(found)
             self.made += found
         return found
-
-    def _buffers(self) -> Iterator[tuple[str, Tensor]]:
-        """Floating buffers of the outermost modules; sharded ones left out, since reading them is a collective."""
-        for place, module in enumerate(self.outermost.values()):
-            for name, buffer in module.named_buffers():
-                if buffer.is_floating_point() and not buffer.is_meta and not hasattr(buffer, "full_tensor"):
-                    yield (f"{name} of model {place}" if place else name), buffer
-
-    def buffer_movements(self) -> dict[str, Vector]:
-        """How far each buffer is from where it was before the first forward; those that stayed there are left out."""
-        first = self.first_buffers
-        moved = [(k, t) for k, t in self._buffers() if k in first and t.shape == first[k].shape and not torch.equal(t, first[k])]
-        return {key: looked_at([buffer]) - looked_at([first[key]]) for key, buffer in moved}
-
-    def norm_updates(self) -> int:
-        """Times that running statistics of BatchNorm were updated so far, all layers together."""
-        counters = (norm.num_batches_tracked for norm in self.norms.values())
-        return sum(int(counter) for counter in counters if counter is not None)
 
     def _watch_slopes(self, forward: RowsOfForward, outputs: list[Tensor]) -> None:
         rows = [row for row, _ in forward.rows]

@@ -34,13 +34,6 @@ def intervene(live: LiveTrack, what: Intervention, index: int, step: int) -> Non
         live.last_parameters = live.weights()
 
 
-def intervene_on_averages(live: LiveTrack, what: Intervention, index: int) -> None:
-    """Before a forward: put the averaged copies that the followed run had as this window began."""
-    track = _followed(what, index)
-    if track is not None and 0 < live.num_effective <= len(moving := _moving(track)):
-        live.averages.put(track.steps[moving[live.num_effective - 1]].shadows)
-
-
 def _moving(track: Track) -> list[int]:
     """Places of the steps that could move parameters: an optimizer may begin with one that only prepares (SOAP's basis)."""
     return [place for place, step in enumerate(track.steps) if step.effective]

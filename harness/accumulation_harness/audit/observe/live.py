@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,7 +41,6 @@ from accumulation_harness.audit.observe.sample import (
     signed_sums,
     size_of,
 )
-from accumulation_harness.audit.observe.shadows import Averages
 from accumulation_harness.audit.observe.starts import emptied_since, mark, start_of
 from accumulation_harness.audit.observe.tensors import dense, in_a_group, roundoff, size
 
@@ -90,7 +89,6 @@ class LiveTrack:
         self.store = Store() if what.leads else None
         self.track = Track(name=getattr(optimizer, "name", type(optimizer).__name__), tensors=())
         self.window = OpenWindow()
-        self.averages = Averages(self.track.steps, self.store)
         self.parameters: list[Tensor] = []
         self.sample = Sample((), ())  # the elements of the parameters that are kept
         self.inner: set[int] = set()  # parameters (ids) that other optimizers stepped inside this one's step
@@ -131,12 +129,6 @@ class LiveTrack:
         """Another optimizer has stepped inside this one's step."""
         self.inner.update({id(p) for p in self.parameters} & {id(p) for p in other.parameters})
 
-    def own_tensors(self) -> list[Tensor]:
-        """Tensors of the optimizer, and gradients: none of these is an average of weights."""
-        kept = [v for v in self.optimizer.state.values() if isinstance(v, Mapping)]  # some keep plain numbers beside them
-        state = [t for values in kept for t in values.values() if isinstance(t, Tensor)]
-        return state + [p.grad for p in self.parameters if p.grad is not None]
-
     def gradients(self) -> Vector:
         """[P] The gradients now. All ranks must agree on which are there when they are sharded."""
         return self.sample.take(p.grad for p in self.parameters)
@@ -153,7 +145,6 @@ class LiveTrack:
         self.refresh()
         found = _shared(self.gradients(), self.last_gradient)
         start = start_of(found, self.last_gradient, filled=self.window.filled)
-        self.averages.see(window_begun=bool(self.window.backwards))
         lost = start in ("cleared", "changed") and bool(self.window.backwards)
         emptied = emptied_since(found, self.last_gradient, self.sample) if lost else frozenset()
         self._begun = Begun(start, found, emptied, self._movement(), [mark(p) for p in self.parameters])
@@ -220,7 +211,6 @@ class LiveTrack:
             outside=forwards.outside,
             moved=begun.moved,
             lrs=self.lrs,
-            shadows=self.averages.checksums,
         )
 
     def reached_with(self, places: frozenset[int]) -> None:
@@ -239,7 +229,6 @@ class LiveTrack:
         """Take the parameters and gradients as the step begins."""
         self.refresh()
         self._moved = self._movement()
-        self.averages.see(window_begun=bool(self.window.backwards))
         self._before = self.last_parameters = self.weights()
         self._given = _shared(self.gradients(), self.last_gradient)
         if self.store is not None and not self.sample.whole and not self.track.weights:
@@ -304,8 +293,6 @@ class LiveTrack:
             clips=tuple(window.clips),
             calls=tuple(window.calls),
             roundoffs=roundoffs,
-            buffers=self.forwards.buffer_movements(),
-            norm_updates=self.forwards.norm_updates(),
         )
         self.track.steps.append(step)
         self.num_effective += step.effective
@@ -367,9 +354,7 @@ class LiveTrack:
 
     def finish(self) -> None:
         """The function has returned."""
-        self.averages.see(window_begun=bool(self.window.backwards))
         self.track.pending = self.window.backwards
-        self.averages.finish()
 
 
 def _shared(new: Vector, known: Vector | None) -> Vector:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from torch.optim.lr_scheduler import LambdaLR, MultiplicativeLR
 from torch.optim.optimizer import Optimizer
 
-from accumulation_harness.audit.evidence import Call, Intervention, Run
+from accumulation_harness.audit.evidence import Call, Intervention, Role, Run
 from accumulation_harness.audit.observe.foreign import Foreign
 from accumulation_harness.audit.observe.forwards import Forwards
 from accumulation_harness.audit.observe.interventions import intervene
 from accumulation_harness.audit.observe.live import LiveTrack
+from accumulation_harness.audit.observe.states import States
 
 
 class Observed:
@@ -20,6 +22,10 @@ class Observed:
     def __init__(self, run: Run, intervention: Intervention) -> None:
         self.run, self.intervention = run, intervention
         self.forwards = Forwards(run)
+        self.states = States(run, intervention)
+        self.schedules: list[object] = []  # that have advanced
+        self.scalers: list[object] = []
+        self.window_over = True  # whether nothing of the window that follows the last step has begun
         self.live: dict[int, LiveTrack] = {}  # by the optimizer's identity
         self.found: set[int] = set()  # of these, those that were there before the function was called
         self.loss_scale = 1.0  # of a GradScaler
@@ -65,8 +71,33 @@ class Observed:
         begun = self.run.backwards or any(live.window.backwards or live.track.steps for live in self.live.values())
         if id(optimizer) not in self.live and not begun:
             self.forwards.begin()
+            self.states.seen.clear()
+            self.window_over = True
             self.prepared.clear()
         self.add(optimizer)
+
+    def begin_window(self) -> None:
+        """Something of a window comes: what is held in numbers is looked at once."""
+        if self.window_over:
+            self.window_over = False
+            self.states.look(self.known)
+
+    @property
+    def known(self) -> dict[Role, list[object]]:
+        """What has a role in training."""
+        optimizers: list[object] = [live.optimizer for live in self.lives]
+        models: list[object] = [*self.forwards.outermost.values()]
+        weights: list[object] = [p for live in self.lives for p in live.parameters]
+        of_functions: list[object] = [one for one in self.schedules if isinstance(one, (LambdaLR, MultiplicativeLR))]
+        others = [one for one in self.schedules if not isinstance(one, (LambdaLR, MultiplicativeLR))]
+        return {
+            "model": models,
+            "optimizer": optimizers,
+            "schedule": others,
+            "function": of_functions,
+            "scaler": self.scalers,
+            "weight": weights,
+        }
 
     def note(self, call: Call) -> None:
         """Add to the order of calls of every optimizer's window."""
@@ -77,4 +108,5 @@ class Observed:
         """After a step of this optimizer: its window is over; put the weights that the intervention asks for."""
         if live is self.leading and not self.backward_depth:
             self.forwards.end_window()
+            self.window_over = True
         intervene(live, self.intervention, self.lives.index(live), live.num_effective - 1)

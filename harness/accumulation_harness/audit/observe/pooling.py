@@ -320,13 +320,6 @@ def _joined(steps: Sequence[Step], groups: Sequence[Sequence[int]], layout: Layo
         backwards=_joined_backwards(steps, layout, shared_out=shared_out),
         clips=_joined_clips(steps, layout),
         roundoffs=layout.in_order([step.roundoffs for step in steps]),
-        norm_updates=sum(step.norm_updates for step in steps),
-        buffers={
-            f"{name} of part {part}" if part else name: moved
-            for part, step in enumerate(steps)
-            for name, moved in step.buffers.items()
-        },
-        shadows=(),
     )
 
 

@@ -24,7 +24,7 @@ FORMAT = b"accumulation-audit evidence 1\n"
 NAME = re.compile(r"rank-(\d{5})-of-(\d{5})\.evidence")
 REFERENCE = "reference.evidence"  # runs of the independent function
 ADMITTED = {
-    "accumulation_harness.audit.evidence": {"Backward", "Clip", "Copy", "Row", "Run", "Step", "Track"},
+    "accumulation_harness.audit.evidence": {"Backward", "Clip", "Held", "Row", "Run", "Step", "Track"},
     "accumulation_harness.audit.observe.recorded": {"Evidence", "Setting"},
     "numpy": {"dtype", "ndarray"},
     **{f"numpy.{core}.numeric": {"_frombuffer"} for core in ("core", "_core")},
@@ -119,7 +119,7 @@ def _not_made(job: Job) -> tuple[str, ...]:
         "rows and terms of the loss, one by one (a probe)": what.probe is not None,
         "terms of the loss that give no gradient": what.terms is not None,
         "runs without dropout or batch statistics": bool(what.disable),
-        "averages of the weights, put back": what.averages,
+        "numbers that stand still while a window lasts, or are moved": bool(what.hold or what.shake),
         "weights that stand still": what.freeze_weights,
         "operations in double precision": what.rounded_once,
     }

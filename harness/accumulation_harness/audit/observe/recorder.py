@@ -10,24 +10,18 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils.weak import WeakTensorKeyDictionary
 from typing_extensions import Self
 
 from accumulation_harness.audit.evidence import WATCH, Intervention, Run
-from accumulation_harness.audit.observe import shadows
 from accumulation_harness.audit.observe.adapters import FastaiAdapter, KerasAdapter
 from accumulation_harness.audit.observe.alive import alive
 from accumulation_harness.audit.observe.calls import Calls
 from accumulation_harness.audit.observe.foreign import HandedWeights
-from accumulation_harness.audit.observe.interventions import intervene, intervene_on_averages
+from accumulation_harness.audit.observe.interventions import intervene
 from accumulation_harness.audit.observe.layers import Layers
-from accumulation_harness.audit.observe.live import LiveTrack
 from accumulation_harness.audit.observe.observed import Observed
 from accumulation_harness.audit.observe.patches import Patches
 from accumulation_harness.audit.observe.tensors import transforming
-
-SHADOW_SEARCH = 2  # optimizer steps after which averaged copies are looked for
-MOST_SEARCHES = 3  # times that is done, since it looks at every object; again where the loop has let go of the copies
 
 
 class EnoughSteps(BaseException):
@@ -57,7 +51,6 @@ class Recorder:
         self._patches = Patches()
         self._calls = Calls(self.observed, self._find_optimizers)
         self._layers = Layers(run, intervention.disable)
-        self._found: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # buffers as the window's first micro-batch found them
         self._keras = KerasAdapter(self.observed, self._patches.replace)
         self._fastai = FastaiAdapter(self.observed, self._patches.replace)
 
@@ -78,6 +71,7 @@ class Recorder:
     def __exit__(self, *_: object) -> None:
         self._patches.restore()
         observed = self.observed
+        observed.states.finish(observed.known)
         for place, live in enumerate(observed.lives):
             live.finish()
             live.track.place = place
@@ -107,17 +101,16 @@ class Recorder:
             return
         observed = self.observed
         forwards, intervention = observed.forwards, observed.intervention
-        if forwards.depth == 0 and intervention.averages:
-            for index, live in enumerate(observed.lives):
-                intervene_on_averages(live, intervention, index)
+        if forwards.depth == 0 and intervention.hold:
+            leading = observed.leading
+            observed.states.keep(first=leading is None or not leading.window.backwards)
         if forwards.depth == 0 and torch.is_grad_enabled():
             self._prepare(module)
+            observed.begin_window()
             observed.note("forward")
             leading = observed.leading
             forwards.micro_batch = len(leading.window.backwards) if leading else 0
             forwards.probing = intervention.probe == (len(leading.track.steps) if leading else 0)
-            if intervention.hold_buffers:
-                self._hold(module, first=forwards.micro_batch == 0)
         forwards.enter(module, args)
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
@@ -144,15 +137,6 @@ class Recorder:
                 continue
             observed.prepared.add(id(live.optimizer))
             intervene(live, observed.intervention, index, -1)
-
-    @torch.no_grad()
-    def _hold(self, module: nn.Module, *, first: bool) -> None:
-        """Keep the buffers that the first micro-batch of a window finds, and put them back before the others."""
-        for buffer in module.buffers():
-            if first:
-                self._found[buffer] = buffer.clone()
-            elif buffer in self._found:
-                buffer.copy_(self._found[buffer])
 
     def _find_optimizers(self) -> None:
         """Optimizers made before the function was called (once: it looks at every object)."""
@@ -191,7 +175,6 @@ class Recorder:
             if id(outer) in observed.live:
                 observed.live[id(outer)].stepped_inside(live)
         live.after_step(in_backward=observed.backward_depth > 0, loss_scale=observed.loss_scale)
-        self._look_for_shadows(live)
         observed.settle(live)
 
     def _count_step(self) -> None:
@@ -205,10 +188,3 @@ class Recorder:
     def _is_stepping(self, optimizer: Optimizer) -> bool:
         """Whether its step is under way: one that calls the step of its base class fires the hooks of both."""
         return any(other is optimizer for other in self._stepping)
-
-    def _look_for_shadows(self, live: LiveTrack) -> None:
-        averages, first = live.averages, len(live.track.steps) == SHADOW_SEARCH
-        let_go = any(shadow.is_let_go for shadow in averages.shadows)
-        if self.observed.intervention.seek and (first or (let_go and averages.num_searches < MOST_SEARCHES)):
-            others = [p for other in self.observed.live.values() for p in other.parameters]
-            averages.search(lambda: shadows.find(live.parameters, [*live.own_tensors(), *others]))

@@ -16,12 +16,11 @@ from accumulation_harness.audit.rules.whole_run import (
     buffers,
     counters,
     counts,
+    held,
     rate_gate,
     reported,
     same_rates,
     schedule,
-    shadows,
-    statistics,
     structure,
 )
 from accumulation_harness.judge.cause import Cause
@@ -46,8 +45,8 @@ def explain(run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
         if not facts.window.backwards and not facts.window.reference_backwards and not facts.agrees:
             break  # only weights were seen: later steps start from other weights
     if not broken_off:
-        found += schedule(run) + counters(run) + shadows(run) + statistics(run)
-        found = found or buffers(run, steps)
+        found += schedule(run) + counters(run) + held(run)
+        found = found or buffers(run)
         clean = not found and all(facts.agrees for facts in steps)
         found += reported(run) + counts(run) if clean else []
     return first_of_each(_told_apart(found, run, steps))
@@ -57,7 +56,7 @@ def left_out(compared: Sequence[Facts]) -> list[Finding]:
     """What `explain` looks at only where nothing else was found; empty where gradients or updates differ."""
     if not all(step.agrees for item in compared for step in item.steps):
         return []
-    return [one for item in compared for one in (*buffers(item.run, item.steps), *reported(item.run), *counts(item.run))]
+    return [one for item in compared for one in (*buffers(item.run), *reported(item.run), *counts(item.run))]
 
 
 def _told_apart(found: list[Finding], run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:

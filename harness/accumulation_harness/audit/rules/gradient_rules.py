@@ -64,10 +64,11 @@ def _moved(facts: StepFacts, evidence: dict[str, Any], shrinking: str, otherwise
 
 def _moved_before(facts: StepFacts) -> list[Finding]:
     apart = facts.window.moved_before
-    if facts.gradients_agree or apart <= MOVED * facts.precision.roundoff:
+    if apart <= MOVED * facts.precision.roundoff:
         return []
-    message = "something other than the optimizer has moved the parameters since its step before, otherwise than at N=1"
-    return [at(facts, Cause.unexplained, "seen", {"apart": apart, "distance": facts.raw.distance}, message)]
+    evidence = {"apart": apart, "cosine_with_parameters": facts.window.before_along_weights}
+    otherwise = "something other than the optimizer has moved the parameters since its step before, otherwise than at N=1"
+    return _moved(facts, evidence, "between steps something shrinks the parameters by more than at N=1", otherwise)
 
 
 def _clipped_while_scaled(facts: StepFacts) -> list[Finding]:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from accumulation_harness.audit.compare.facts import RunFacts, StepFacts
-from accumulation_harness.audit.evidence import Finding
+from accumulation_harness.audit.compare.facts import Apart, RunFacts, StepFacts
+from accumulation_harness.audit.evidence import Finding, Kind
 from accumulation_harness.audit.rules.finding import finding
 from accumulation_harness.judge.cause import Cause
 
@@ -245,46 +245,34 @@ def counters(run: RunFacts) -> list[Finding]:
     return [finding(run, first, Cause.optimizer_state_per_micro_batch, "seen", evidence, message)]
 
 
-def shadows(run: RunFacts) -> list[Finding]:
-    """Averaged copies of the weights. Copies that nothing updates are no averages."""
-    off = next((seen for seen in run.shadow_distances if seen[1] > seen[2]), None)
-    mine, theirs = run.mine.shadow_updates, run.reference.shadow_updates
-    if off is None or not any((*mine, *theirs)):
+def held(run: RunFacts) -> list[Finding]:
+    """What is held in numbers and moves otherwise: averages of the weights, a schedule that has not changed a rate so far."""
+    found = []
+    averages = [one for one in run.apart if one.average and one.role in (None, "model")]
+    if averages:
+        names = ", ".join(one.path for one in averages[:4]) + (", ..." if len(averages) > 4 else "")
+        first = min(averages, key=lambda one: one.window)
+        message = f"an average of the weights is updated per micro-batch: {names} ({first.distance:.2g} of the movement apart)"
+        found += [_apart(run, first, Cause.ema_per_micro_batch, "average", message)]
+    schedules = [one for one in run.apart if one.role == "schedule" and one.number is not None and one.times > 1]
+    if schedules and run.laid_out_alike and not schedule(run):
+        message = f"{schedules[0]}: the learning-rate schedule advances per micro-batch, and has not changed a rate so far"
+        found += [_apart(run, schedules[0], Cause.schedule_per_micro_batch, "schedule", message)]
+    return found
+
+
+def buffers(run: RunFacts) -> list[Finding]:
+    """Tensors that a model holds besides its weights, although the gradients agree."""
+    off = [one for one in run.apart if one.of_model]
+    if not off:
         return []
-    first, distance, gate = off
-    evidence = {
-        "distance": distance,
-        "gate": gate,
-        "updates_per_step": list(mine),
-        "reference_updates_per_step": list(theirs),
-        "what": "average",
-    }
-    more = run.shadow_moves_inside or sum(mine) > sum(theirs)
-    cause = Cause.ema_per_micro_batch if more else Cause.unexplained
-    message = "the averaged copy of the weights differs" + (": it is updated per micro-batch" if more else "")
-    return [finding(run, first, cause, "average", evidence, message)]
+    message = f"{'; '.join(map(str, off[:2]))}: the model's forward moves it once per micro-batch"
+    return [_apart(run, off[0], Cause.batch_statistics, "statistics", message)]
 
 
-def statistics(run: RunFacts) -> list[Finding]:
-    """Running statistics that are updated more often, although the gradients agree."""
-    pairs = list(zip(run.mine.norm_updates, run.reference.norm_updates, strict=False))
-    first = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
-    if first is None:
-        return []
-    updates = {"updates": list(run.mine.norm_updates), "reference_updates": list(run.reference.norm_updates)}
-    message = f"running statistics of BatchNorm are updated {pairs[first][0]} times by then, and {pairs[first][1]} times at N=1"
-    return [finding(run, first, Cause.batch_statistics, "statistics", {**updates, "what": "statistics"}, message)]
-
-
-def buffers(run: RunFacts, steps: Sequence[StepFacts]) -> list[Finding]:
-    """Buffers that the model's forward updates, although the gradients agree."""
-    off = next((facts for facts in steps if facts.layers.buffers), None)
-    if off is None:
-        return []
-    names = off.layers.buffers
-    message = f"equal gradients, but the model's buffers differ ({', '.join(names[:4])}): its forward updates them"
-    evidence = {"buffers": names, "what": "statistics"}
-    return [finding(run, off.step, Cause.batch_statistics, "statistics", evidence, message)]
+def _apart(run: RunFacts, one: Apart, cause: Cause, kind: Kind, message: str) -> Finding:
+    evidence = {"path": one.path, "distance": one.distance, "gate": one.gate, "numbers": one.number, "what": kind}
+    return finding(run, max(0, one.window - 1), cause, kind, evidence, message)
 
 
 def counts(run: RunFacts) -> list[Finding]:

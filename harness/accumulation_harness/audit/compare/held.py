@@ -1,0 +1,118 @@
+"""What two runs held in numbers as each window began, beside each other by path: shapes and names are nobody's guess."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from accumulation_harness.audit.compare.facts import Apart
+from accumulation_harness.audit.compare.floors import LEAST, beyond_rounding
+from accumulation_harness.audit.evidence import Held, Vector
+
+FEWEST = 4  # elements below which a number lies between two others by chance
+ON_THE_WAY = 1e-2  # share of a movement that does not lead towards the weights, below which it makes an average of them
+
+
+def apart(mine: Held, theirs: Held, nulls: Sequence[Held], forgotten: frozenset[str]) -> tuple[Apart, ...]:
+    """What moved otherwise than in the reference and in its nulls; `forgotten`: paths that are written anew in every forward.
+
+    What a run has not, or of another size, belongs to a micro-batch.
+    """
+    paths = dict.fromkeys(path for held in (theirs, mine) for values in held.states for path in values)
+    found = [_apart(path, mine, theirs, nulls) for path in paths if path not in forgotten]
+    return tuple(one for one in found if one is not None)
+
+
+def _value(held: Held, window: int, path: str) -> Vector | None:
+    values = held.states[window] if window < len(held.states) else {}
+    return values.get(path, held.fixed.get(path))
+
+
+def _apart(path: str, mine: Held, theirs: Held, nulls: Sequence[Held]) -> Apart | None:
+    role = theirs.role(path)
+    if role == "weight" or (role == "optimizer" and (first := _value(theirs, 0, path)) is not None and first.size > 1):
+        return None  # compared step by step
+    begun = None
+    for window in range(min(len(mine.states), len(theirs.states))):
+        a, b = _value(mine, window, path), _value(theirs, window, path)
+        others = [_value(null, window, path) for null in nulls if window < len(null.states)]
+        if a is None or b is None or any(other is None or other.shape != b.shape for other in others) or a.shape != b.shape:
+            begun = None
+            continue
+        begun = b if begun is None else begun
+        moved = float(np.linalg.norm(b - begun)) if begun.shape == b.shape else math.nan
+        distance = _relative(a - b, moved)
+        gate = beyond_rounding([_relative(other - b, moved) for other in others if other is not None])
+        if distance > gate:
+            number = (float(a[0]), float(b[0])) if a.size == 1 else None
+            average = b.size >= FEWEST and _is_average(path, theirs)
+            counts = path in theirs.numbers and _counts(path, mine, theirs)
+            return Apart(path, window, distance, gate, role, average, number, counts, path in theirs.numbers)
+    return None
+
+
+def _relative(difference: Vector, moved: float) -> float:
+    size = float(np.linalg.norm(difference))
+    return 0.0 if size == 0 or not math.isfinite(size) else size / moved if moved else math.inf
+
+
+def _is_average(path: str, held: Held) -> bool:
+    """Whether some weights are what it moves towards, at every window in which it moves."""
+    windows = range(len(held.states))
+    values = [_value(held, window, path) for window in windows]
+    weights = [[_value(held, window, own) for window in windows] for own, role in held.roles.items() if role == "weight"]
+    return any(_follows(values, of_one) for of_one in [*weights, [_joined(at) for at in zip(*weights, strict=True)]])
+
+
+def _joined(weights: Sequence[Vector | None]) -> Vector | None:
+    """All in one vector."""
+    known = [w for w in weights if w is not None]
+    return np.concatenate(known) if known and len(known) == len(weights) else None
+
+
+def _follows(values: Sequence[Vector | None], weights: Sequence[Vector | None]) -> bool:
+    moves = 0
+    for window in range(1, len(values)):
+        now, before = values[window], values[window - 1]
+        if now is None or before is None or now.shape != before.shape or np.array_equal(now, before):
+            continue
+        moves += 1
+        ways = [w - before for w in weights[window - 1 : window + 1] if w is not None and w.shape == before.shape]
+        if not any(_leads(now - before, way) for way in ways):
+            return False
+    return moves > 0
+
+
+def _leads(step: Vector, way: Vector) -> bool:
+    """Whether a movement is a part of the way; who goes all of it makes a copy."""
+    squared = float(way @ way)
+    part = float(step @ way) / squared if squared else 0.0
+    return 0 < part < 1 - ON_THE_WAY and float(np.linalg.norm(step - part * way)) <= ON_THE_WAY * float(np.linalg.norm(step))
+
+
+def _counts(path: str, mine: Held, theirs: Held) -> float:
+    """By how many times a number moves further than in the reference, from the first window to the last; 0 where unknown."""
+    last = min(len(mine.states), len(theirs.states)) - 1
+    ends = [_value(held, window, path) for held in (mine, theirs) for window in (0, last)]
+    a, b, c, d = ends
+    if a is None or b is None or c is None or d is None or not d[0] - c[0]:
+        return 0.0
+    return float((b[0] - a[0]) / (d[0] - c[0]))
+
+
+def laid_out_alike(mine: Held, theirs: Held) -> bool:
+    """Whether all numbers of the schedules that never move are the reference's."""
+    own = [path for path in {**theirs.fixed, **mine.fixed} if "schedule" in (theirs.role(path), mine.role(path))]
+    pairs = [(mine.fixed.get(path), theirs.fixed.get(path)) for path in own]
+    return all(a is not None and b is not None and np.array_equal(a, b, equal_nan=True) for a, b in pairs)
+
+
+SHAKEN = 2  # the window that begins after a forward has met other values
+
+
+def forgotten(path: str, shaken: Held, usual: Held) -> bool:
+    """Whether something is what it is in the usual run, although a forward has found another value in its place."""
+    a, b = _value(shaken, SHAKEN, path), _value(usual, SHAKEN, path)
+    return a is not None and b is not None and a.shape == b.shape and _relative(a - b, float(np.linalg.norm(b))) <= LEAST

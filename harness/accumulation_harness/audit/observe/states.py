@@ -1,0 +1,165 @@
+"""What a run holds in numbers at every window's start, by path: in its models, optimizers, schedules and local variables."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from types import CodeType, FrameType, FunctionType, MethodType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from accumulation_harness.audit.evidence import Held, Intervention, Role, Run, Vector
+from accumulation_harness.system.state import copied, in_place, snapshot
+
+MOST_OBJECTS = 20_000  # looked into at each look: the nearest ones
+KEPT = 1024  # elements kept of a tensor
+NOT_THEIRS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
+
+
+class States:
+    """Looks at all that the local variables of the audited code lead to, and writes what moved into the run."""
+
+    def __init__(self, run: Run, what: Intervention) -> None:
+        self.run, self.what = run, what
+        self.seen: list[dict[str, Vector]] = []
+        self.roles: dict[str, Role] = {}
+        self.numbers: set[str] = set()
+        self._roots: dict[str, object] = {}
+        self._elsewhere: dict[str, object] = {}  # what has a role, and no local variable leads to
+        self._held: dict[str, Tensor] = {}
+
+    def look(self, known: Mapping[Role, Sequence[object]]) -> None:
+        """A window begins. `known`: what has a role in training, wherever it is."""
+        self._roots = {**_locals(), **self._elsewhere}
+        paths = snapshot(self._roots, in_place, most=MOST_OBJECTS).paths
+        for role, objects in known.items():
+            for one in objects if role != "weight" else ():
+                if id(one) not in paths:
+                    self._elsewhere[f"{role} {len(self._elsewhere)}" if role in self._roots else role] = one
+        self._roots |= self._elsewhere
+        self._see(known)
+        if len(self.seen) == 2 and self.what.shake:
+            self._shake()
+
+    @torch.no_grad()
+    def _shake(self) -> None:
+        """Put other values in the place of these."""
+        for path, value in snapshot(self._roots, in_place, most=MOST_OBJECTS).values.items():
+            if path in self.what.shake and isinstance(value, Tensor):
+                value.add_(1 + value.abs())
+
+    def finish(self, known: Mapping[Role, Sequence[object]]) -> None:
+        """The function has returned: what its local variables held as the last window began is looked at once more."""
+        if not self.seen:
+            return
+        self._see(known)
+        first: dict[str, Vector] = {}
+        for values in self.seen:
+            first |= {path: value for path, value in values.items() if path not in first}
+        moved = {
+            path
+            for values in self.seen
+            for path, value in values.items()
+            if not np.array_equal(value, first[path], equal_nan=True)
+        }
+        fixed = {path: value for path, value in first.items() if path not in moved and value.size == 1}
+        states = [{path: value for path, value in values.items() if path in moved} for values in self.seen]
+        self.run.held = Held(states=states, fixed=fixed, roles=dict(self.roles), numbers=frozenset(self.numbers))
+        self._roots, self._elsewhere, self.seen, self._held = {}, {}, [], {}
+
+    def _see(self, known: Mapping[Role, Sequence[object]]) -> None:
+        found = snapshot(self._roots, _sampled, most=MOST_OBJECTS)
+        self.seen.append({path: _vector(value) for path, value in found.values.items()})
+        self.numbers |= {path for path, value in found.values.items() if not isinstance(value, Tensor)}
+        for role, objects in known.items():
+            self.roles |= {found.paths[id(one)]: role for one in objects if id(one) in found.paths}
+
+    @torch.no_grad()
+    def keep(self, *, first: bool) -> None:
+        """Keep what the first micro-batch of a window finds, and put it back before the others."""
+        now = snapshot({**_locals(), **self._elsewhere}, in_place if not first else copied, most=MOST_OBJECTS)
+        tensors = {path: value for path, value in now.values.items() if path in self.what.hold and isinstance(value, Tensor)}
+        if first:
+            self._held = tensors
+            return
+        for path, tensor in tensors.items():
+            if path in self._held and self._held[path].shape == tensor.shape:
+                tensor.copy_(self._held[path])
+
+
+def _vector(value: Any) -> Vector:
+    """In float64; a number as a vector of one element."""
+    if isinstance(value, Tensor):
+        return np.asarray(value.to("cpu", torch.float64).reshape(-1).numpy())
+    return np.array([value.real, value.imag] if isinstance(value, complex) else [value], dtype=np.float64)
+
+
+def _sampled(tensor: Tensor) -> Tensor:
+    """A few elements of a large tensor, the same places in all of that size."""
+    flat = tensor.detach().reshape(-1)
+    return (flat if len(flat) <= KEPT else flat[_places(len(flat)).to(flat.device)]).clone()
+
+
+@lru_cache(maxsize=64)
+def _places(count: int) -> Tensor:
+    return torch.from_numpy(np.sort(np.random.default_rng(count).choice(count, KEPT, replace=False)))
+
+
+def _locals() -> dict[str, object]:
+    """The local variables of the code under way, those of outer functions first; of methods, their objects."""
+    found: dict[str, object] = {}
+    for frame in reversed(_frames()):
+        for name, value in _variables(frame).items():
+            for path, one in _opened(name, value):
+                taken = path in found and found[path] is not one
+                found[f"{frame.f_code.co_name}().{path}" if taken else path] = one
+    return found
+
+
+def _frames() -> list[FrameType]:
+    """Those of the audited code, from the innermost one on; none in a thread of its own."""
+    frame: FrameType | None = sys._getframe()
+    found = []
+    while frame is not None and (frame.f_code.co_name, frame.f_code.co_filename) != CALL:
+        found += [] if _is_ours(frame.f_code) else [frame]
+        frame = frame.f_back
+    return found if frame is not None else []
+
+
+CALL = ("_call", str(Path(__file__).with_name("runs.py")))  # what calls the audited function
+
+
+@lru_cache(maxsize=4096)
+def _is_ours(code: CodeType) -> bool:
+    return code.co_filename.startswith(NOT_THEIRS)
+
+
+def _variables(frame: FrameType) -> dict[str, object]:
+    """Copied, and not kept by the frame: that would make them live longer. A module's own are left where they are."""
+    own = frame.f_locals
+    found = {name: value for name, value in own.items() if not name.startswith("__")}
+    if type(own) is dict and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        own.clear()
+    return found
+
+
+def _opened(path: str, value: object) -> Iterator[tuple[str, object]]:
+    """The value; in place of a method its object, of a function what it holds."""
+    if isinstance(value, MethodType):
+        yield path, value.__self__
+    elif isinstance(value, FunctionType):
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
+            try:
+                inside = cell.cell_contents
+            except ValueError:  # not yet assigned
+                continue
+            if not isinstance(inside, FunctionType):
+                yield from _opened(f"{path}.{name}", inside)
+    else:
+        yield path, value
