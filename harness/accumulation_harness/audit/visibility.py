@@ -9,6 +9,7 @@ from accumulation_harness.audit.compare.fits import emptied_at_last
 from accumulation_harness.audit.compare.floors import COARSE_ROUNDOFF
 from accumulation_harness.audit.evidence import Run, Step, Track
 from accumulation_harness.audit.report import ArmResult
+from accumulation_harness.audit.rules.finding import UNEQUAL
 from accumulation_harness.judge.cause import Cause
 
 FEWEST_STEPS = 3  # in which stale gradients, schedules and short windows show
@@ -34,6 +35,7 @@ def hidden(reference: Run, candidates: Mapping[int, Run], results: Sequence[ArmR
     yield from _cleared(steps)
     yield from _schedules(steps)
     yield from _counters(results)
+    yield from _rescaled(results)
     yield from _updates(results)
     if reference.roundoff > COARSE_ROUNDOFF:
         yield (
@@ -122,6 +124,18 @@ def _cleared(steps: Sequence[Step]) -> Iterator[str]:
 def _schedules(steps: Sequence[Step]) -> Iterator[str]:
     if len({step.lrs for step in steps}) == 1:
         yield "the learning rate is constant: a schedule that advances per micro-batch cannot show"
+
+
+def _rescaled(results: Sequence[ArmResult]) -> Iterator[str]:
+    """Gradients that the loop itself brings to some length: what they were before does not show in what is taken."""
+    for result in results:
+        for item in result.facts:
+            factors, given = [step.rescaled for step in item.steps], [step.given for step in item.steps]
+            one = len(factors) < 2 or (min(factors) > 0 and max(factors) - min(factors) <= UNEQUAL * max(factors))
+            if not one and not result.findings and all(abs(ratio - 1) > UNEQUAL for ratio in given):
+                what = f"what the backwards give is {given[0]:.4g} times that of N=1, and is brought to some length or sign"
+                yield f"N={result.accumulation_steps}: {what} before the step: a loss that is not divided cannot show"
+                return
 
 
 def _counters(results: Sequence[ArmResult]) -> Iterator[str]:

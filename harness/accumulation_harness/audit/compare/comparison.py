@@ -40,6 +40,7 @@ from accumulation_harness.audit.compare.windows import (
     judged,
     movement,
     of_tensors,
+    off_line,
     raw,
     sizes,
     slices,
@@ -227,11 +228,24 @@ def _step_facts(track: str, candidate: Run, aligned: Aligned, allowed: Gates, bu
         fits=fitted.fits,
         parts=fitted.right,
         taken=fitted.taken,
+        rescaled=_multiple(mine.gradient, mine.total, gate),
+        given=_ratio(mine.total, theirs.total),
         by_rank=by_rank(mine, a, g, gate) if wrong and candidate.ranks > 1 and g.any() else RankSum(),
         only=only,
         update=_update(aligned, allowed),
         tensors=tensors,
     )
+
+
+def _multiple(a: Vector, total: Vector | None, gate: float) -> float:
+    if total is None or total.shape != a.shape or not total.any() or off_line(a, total) > gate:
+        return math.nan
+    return float(a @ total) / float(total @ total)
+
+
+def _ratio(mine: Vector | None, theirs: Vector | None) -> float:
+    size = float(np.linalg.norm(theirs)) if theirs is not None else 0.0
+    return float(np.linalg.norm(mine)) / size if mine is not None and size else math.nan
 
 
 def _edges(step: Step) -> np.ndarray:

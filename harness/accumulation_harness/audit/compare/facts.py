@@ -258,6 +258,8 @@ class StepFacts:
     fits: Fits = Fits()
     parts: WeightedSum = WeightedSum()  # of the reference gradient on what the backwards gave: the right weights
     taken: WeightedSum = WeightedSum()  # of the gradient before clipping on the same: the weights they had in the step
+    rescaled: float = nan  # what the step took, as a multiple of what the backwards gave; NaN where it is none
+    given: float = nan  # ||s|| / ||reference's s||
     by_rank: RankSum = RankSum()
     only: tuple[str, ...] = ()  # the tensors that differ, where others are known to agree: all vectors are of these alone
     probe: Probe = Probe()

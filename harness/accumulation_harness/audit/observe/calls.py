@@ -27,13 +27,15 @@ from accumulation_harness.audit.observe.observed import Observed
 from accumulation_harness.audit.observe.patches import Place, Wrap
 from accumulation_harness.audit.observe.tensors import dense, in_a_group, tensors_in
 
+WITH_NORM = "clip_grads_with_norm_"  # not in older versions of torch
+
 
 class Calls:
     """Wrappers that note what they see in `observed`; each hands on its arguments and its result untouched."""
 
     def __init__(self, observed: Observed, find_optimizers: Callable[[], None]) -> None:
         """`find_optimizers` adds the optimizers that were made before anybody watched."""
-        self.observed, self.find_optimizers = observed, find_optimizers
+        self.observed, self.find_optimizers, self._clipping = observed, find_optimizers, False
 
     def wraps(self) -> Mapping[Place, Wrap]:
         """(class, method) or (module, function) -> its wrapper."""
@@ -52,6 +54,7 @@ class Calls:
             (torch.autograd, "grad"): self._grad,
             (nn.utils, "clip_grad_norm_"): partial(self._clip, "max_norm"),
             (nn.utils, "clip_grad_value_"): partial(self._clip, "clip_value"),
+            **({(nn.utils, WITH_NORM): partial(self._clip, "max_norm")} if hasattr(nn.utils, WITH_NORM) else {}),
         }
 
     def _noting(self, call: Call) -> Wrap:
@@ -191,13 +194,19 @@ class Calls:
     # -- between backward and step -----------------------------------------------------------------------------------
 
     def _clip(self, limit: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._clipping:  # one is made of the other
+            return original(*args, **kwargs)
         given = {**dict(zip(("parameters", limit), args, strict=False)), **kwargs}
         parameters = given["parameters"]
         observed = self.observed
         members = {id(p) for p in ([parameters] if isinstance(parameters, Tensor) else parameters)}
         touched = [live for live in observed.live.values() if any(id(p) in members for p in live.parameters)]
         before = [live.unclipped(by_value=limit == "clip_value") for live in touched]
-        result = original(*args, **kwargs)
+        self._clipping = True
+        try:
+            result = original(*args, **kwargs)
+        finally:
+            self._clipping = False
         for live, gradient in zip(touched, before, strict=True):
             live.clipped(gradient, float(given[limit]), observed.loss_scale)
         return result

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 from accumulation_harness.audit.compare.facts import Facts, RunFacts, StepFacts
 from accumulation_harness.audit.evidence import Finding
@@ -81,8 +82,18 @@ def _multiples(found: list[Finding], steps: Sequence[StepFacts]) -> list[Finding
     nameless = [f for f in found if f.nameless]
     if any(f.optimizer_step not in on_line for f in nameless):
         return [f for f in found if not _predicted(f, Cause.counter_wrong)]
+    if any(_predicted(f, Cause.counter_wrong) for f in found) and (factors := _rescaled_otherwise(steps)):
+        message = f"what the backwards give is taken times {factors}, step by step: it is not a count that is wrong"
+        otherwise: dict[str, Any] = {"cause": Cause.unexplained, "kind": "gradient", "message": message}
+        return [replace(f, **otherwise) if _predicted(f, Cause.counter_wrong) else f for f in found]
     counted = any(_predicted(f, Cause.counter_wrong) for f in found)
     return [f for f in found if not (counted and f in nameless)]
+
+
+def _rescaled_otherwise(steps: Sequence[StepFacts]) -> str:
+    """The factors by which steps took what their backwards gave, where these are not one; empty where they are, or unknown."""
+    factors = tuple(facts.rescaled for facts in steps)
+    return "" if any(math.isnan(f) or f <= 0 for f in factors) or equal(factors) else listed(factors)
 
 
 def _own_divisors(found: list[Finding], steps: Sequence[StepFacts]) -> list[Finding]:
