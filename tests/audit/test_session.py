@@ -40,7 +40,7 @@ def hooks() -> list[Any]:
     run = Run(batch_size=1, accumulation_steps=1)
     calls, layers = Calls(Observed(run, WATCH), lambda: None), Layers(run, frozenset())
     replaced = [getattr(owner, name) for owner, name in {**calls.wraps(), **layers.wraps()}]
-    assert len(replaced) == 25
+    assert len(replaced) == 26
     imported = [sys.modules["tests.audit.loops.right_loops"].__dict__["clip_grad_norm_"]]
     counts = [len(module._global_forward_hooks), len(module._global_forward_pre_hooks), bool(module._has_any_global_hook())]
     counts += [len(optimizer._global_optimizer_pre_hooks), len(optimizer._global_optimizer_post_hooks)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -136,7 +137,7 @@ class Session:
         return family
 
     def _candidate(self, family: Family, n: int) -> Run:
-        return self.runs.candidate(n, family.options, Intervention(seek=family.reference.has_averages))
+        return self.runs.candidate(n, family.options)
 
     def _take_whole(self, family: Family, n: int) -> None:
         """Give the function the whole batch, where it then makes the windows of N=1 of it."""
