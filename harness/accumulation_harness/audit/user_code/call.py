@@ -42,7 +42,7 @@ class UserCode:
     """
 
     def __init__(self, target: Target, settings: Settings, *, in_place: bool = False) -> None:
-        """Imports nothing, unless a function has to be asked for its parameters. Raises ValueError for what cannot be run."""
+        """Imports nothing yet. Raises ValueError for what is not there."""
         self.target, self.settings = target, settings
         source = target.file()
         self.root, self.dotted = module_of(source)
@@ -63,11 +63,22 @@ class UserCode:
         self.has_run = False
         self.last_words: deque[str] = deque(maxlen=LAST_WORDS)
         self.__signature__ = SCRIPT
-        if target.name:
+
+    def find(self) -> None:
+        """Ask a function for its parameters. Raises ValueError where it is not there, or the two numbers have no way in."""
+        if not self.target.name:
+            if not self.settings.texts:
+                raise ValueError(_asking(self.target, self.source))
+            return
+        try:
             with self._started([]):
-                self.__signature__ = self._signature(self._function())
-        elif not settings.texts:
-            raise ValueError(_asking(target, source))
+                function = self._function()
+        except (Exception, SystemExit, GeneratorExit) as error:
+            said = self.there(described(error))
+            raise ValueError(f"expected a file that can be imported, got {self.target.where}: {said}") from error
+        if function is None:
+            raise ValueError(f"expected a function {self.target.name} in {self.target.where}, found none")
+        self.__signature__ = self._signature(function)
 
     def _here(self, path: Path) -> Path:
         return path if self.scratch is None else self.scratch.here(path)
@@ -82,6 +93,7 @@ class UserCode:
                 if not self.target.name:
                     return self._run()
                 function = self._function()
+                assert function is not None
                 if self.settings.texts and not self._takes_sizes(inspect.signature(function)):
                     return function()
                 named = all(name in self.__signature__.parameters for name in SIZES)
@@ -107,14 +119,14 @@ class UserCode:
     def _module_name(self) -> str:
         return self.dotted if self.target.is_file else self.target.where
 
-    def _function(self) -> Callable[..., Any]:
-        """Imported now. Raises ValueError where it is not there."""
+    def _function(self) -> Callable[..., Any] | None:
+        """Imported now; None where it is not there."""
         owner: Any = None
         found: Any = self._imported()
         for part in self.target.name.split("."):
             owner, found = found, getattr(found, part, None)
         if not callable(found):
-            raise ValueError(f"expected a function {self.target.name} in {self.target.where}, found none")
+            return None
         if inspect.isclass(owner) and isinstance(inspect.getattr_static(owner, found.__name__, None), FunctionType):
             return _method(owner, found.__name__)
         function: Callable[..., Any] = found
@@ -238,15 +250,9 @@ class UserCode:
 
 def load(text: str, settings: Settings | None = None, *, in_place: bool = False) -> UserCode:
     """The code that a text names. Raises ValueError, in a line, where it cannot be found or imported."""
-    target = Target.of(text)
-    try:
-        return UserCode(target, settings or Settings(), in_place=in_place)
-    except ValueError as error:
-        if str(error).startswith("expected "):
-            raise
-        raise ValueError(f"expected a file that can be imported, got {target.where}: {described(error)}") from error
-    except (Exception, SystemExit, GeneratorExit) as error:
-        raise ValueError(f"expected a file that can be imported, got {target.where}: {described(error)}") from error
+    code = UserCode(Target.of(text), settings or Settings(), in_place=in_place)
+    code.find()
+    return code
 
 
 class _Told:

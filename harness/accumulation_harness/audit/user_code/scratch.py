@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 from accumulation_harness.audit.user_code.imports import replaced
 
-SOURCES = (".py", ".yaml", ".yml", ".json", ".toml", ".cfg", ".ini", ".ipynb", ".sh")  # copied, so that they are here
-LARGEST_SOURCE = 1 << 20
+LARGEST_COPY = 1 << 20  # bytes of a file; larger ones are linked
+MOST_COPIED = 1 << 26  # bytes in all
 MOST_IN_A_FOLDER = 500  # entries; a folder of more holds data, and is linked as a whole
 MOST = 5_000  # entries in all that are looked at
 APART = ("__pycache__", "node_modules", "site-packages", "wandb", "mlruns")  # folders that nobody needs one by one
@@ -51,10 +51,10 @@ _busy = threading.local()
 
 
 class Scratch:
-    """Images of folders: sources are copied, all else is linked, and becomes a copy before it is written to.
+    """Images of folders: small files are copied, others are linked, and become copies before they are written to.
 
     Files outside that were there before are not changed: what would do so raises PermissionError. New ones are told, and left.
-    Python's own calls are seen, and `torch.save`; what writes by code of its own (a database, HDF5) is not.
+    Python's own calls are seen, and `torch.save`; what writes by code of its own into a large file that was there is not.
     """
 
     def __init__(self, originals: Sequence[Path]) -> None:
@@ -65,7 +65,7 @@ class Scratch:
         self.images = {path: self.root / str(k) / (path.name or "root") for k, path in enumerate(roots)}
         self.passing = os.path.realpath(tempfile.gettempdir()) + os.sep
         self.outside: dict[str, None] = {}  # new files that were written elsewhere
-        self._sources: dict[str, tuple[int, int]] = {}
+        self._copies: dict[str, tuple[int, int]] = {}
 
     def here(self, path: Path) -> Path:
         """Where a file of the originals is in this folder; itself where it is in none."""
@@ -84,8 +84,8 @@ class Scratch:
         """Make the images as the originals are now; what an earlier run has written is gone."""
         with _quietly():
             shutil.rmtree(self.root, ignore_errors=True)
-            self._sources.clear()
-            left = [MOST]
+            self._copies.clear()
+            left = [MOST, MOST_COPIED]  # entries, bytes
             for original, image in self.images.items():
                 image.parent.mkdir(parents=True)
                 self._image(original, image, left)
@@ -95,7 +95,7 @@ class Scratch:
         with _quietly():
             path.unlink(missing_ok=True)
             path.write_text(text)
-            self._sources[str(path)] = _mark(path)
+            self._copies[str(path)] = _mark(path)
 
     def _image(self, original: Path, image: Path, left: list[int]) -> None:
         try:
@@ -113,9 +113,10 @@ class Scratch:
             with suppress(OSError):
                 if entry.is_dir(follow_symlinks=False) and not (entry.name.startswith(".") or entry.name in APART):
                     self._image(Path(entry.path), mine, left)
-                elif entry.name.endswith(SOURCES) and entry.is_file() and entry.stat().st_size <= LARGEST_SOURCE:
+                elif entry.is_file() and (size := entry.stat().st_size) <= min(LARGEST_COPY, left[1]):
+                    left[1] -= size
                     shutil.copy2(entry.path, mine)
-                    self._sources[str(mine)] = _mark(mine)
+                    self._copies[str(mine)] = _mark(mine)
                 else:
                     mine.symlink_to(entry.path)
 
@@ -127,7 +128,7 @@ class Scratch:
                 for folder, _, names in os.walk(image):
                     paths = [Path(folder, name) for name in names]
                     mine = [path for path in paths if not path.is_symlink() and path.is_file()]
-                    found += [str(path.relative_to(image)) for path in mine if self._sources.get(str(path)) != _mark(path)]
+                    found += [str(path.relative_to(image)) for path in mine if self._copies.get(str(path)) != _mark(path)]
         return sorted(found)
 
     # -- what is about to be written ----------------------------------------------------------------------------------------

@@ -1,0 +1,237 @@
+"""Somebody's code is started as its owner does, and its surroundings are left as they were: files, trackers, this process."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from accumulation_harness.audit.user_code import scratch
+from accumulation_harness.audit.user_code.call import UserCode, load
+from accumulation_harness.audit.user_code.settings import Settings, edited
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # the scripts close nothing
+NUMBERS = Settings(words=("{batch_size}", "{accumulation_steps}"))
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "home"
+    for name in ("out/ckpt.pt", "out/old/a.log", "data/x.bin", "runs/log.txt", "conf.yaml", "data.sqlite"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("mine\n")
+    (folder / "data.sqlite").unlink()
+    (tmp_path / "elsewhere.pt").write_text("mine")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def script(home: Path, text: str, settings: Settings = NUMBERS, *, in_place: bool = False) -> UserCode:
+    (home / "script.py").write_text(text)
+    return load("script.py", settings, in_place=in_place)
+
+
+@pytest.mark.parametrize(
+    ("deed", "written"),
+    [
+        ("open('out/ckpt.pt', 'w').write('new')", ["out/ckpt.pt"]),
+        ("open('runs/log.txt', 'a').write('more'); assert open('runs/log.txt').read() == 'mine\\nmore'", ["runs/log.txt"]),
+        ("import torch; torch.save({}, 'out/ckpt.pt')", ["out/ckpt.pt"]),
+        ("import torch; torch.save(obj={}, f=pathlib.Path('out') / 'ckpt.pt')", ["out/ckpt.pt"]),
+        ("os.makedirs('out', exist_ok=True); open('out/new.pt', 'w')", ["out/new.pt"]),
+        ("os.remove('out/ckpt.pt'); assert not os.path.exists('out/ckpt.pt')", []),
+        ("import shutil; shutil.rmtree('out'); os.mkdir('out'); open('out/b', 'w')", ["out/b"]),
+        ("os.rename('out', 'kept'); open('kept/old/a.log', 'w')", ["kept/ckpt.pt", "kept/old/a.log"]),
+        ("open('new', 'w'); os.replace('new', 'out/ckpt.pt')", ["out/ckpt.pt"]),
+        ("import sqlite3; c = sqlite3.connect('runs/log.db'); c.execute('create table t(a)'); c.close()", ["runs/log.db"]),
+        ("import numpy as n; n.memmap('data/x.bin', mode='r+', dtype='u1')[0] = 7", ["data/x.bin"]),
+        ("open(pathlib.Path(__file__).resolve().parent / 'out' / 'ckpt.pt', 'w').write('new')", ["out/ckpt.pt"]),
+        ("os.chdir('out'); open('ckpt.pt', 'w')", ["out/ckpt.pt"]),
+        ("assert open('data/x.bin').read() == 'mine\\n'", []),
+        ("import subprocess; subprocess.run('echo new > runs/new.txt', shell=True)", ["runs/new.txt"]),
+    ],
+)
+@pytest.mark.parametrize("largest", [1 << 20, 0], ids=["copied", "linked"])
+def test_files_are_read_from_the_folder_and_written_to_another(
+    home: Path, deed: str, written: list[str], largest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not largest and "__file__" in deed:
+        pytest.skip("no script is so large that it is linked")
+    monkeypatch.setattr(scratch, "LARGEST_COPY", largest)
+    code = script(home, f"import os, pathlib\n{deed}\n")
+    before = everything(home)
+    for _ in range(2):  # the second finds nothing of the first
+        code(4, 1)
+    assert everything(home) == before
+    assert set(written) - {"kept/ckpt.pt"} <= set(code.written) <= {*written, *(["script.py"] if not largest else [])}
+
+
+@pytest.mark.parametrize("deed", ["open({path!r}, 'w')", "import torch; torch.save(1, {path!r})", "os.remove({path!r})"])
+@pytest.mark.parametrize("place", ["out/ckpt.pt", "../elsewhere.pt"])
+def test_what_is_named_by_its_whole_path_is_not_changed(
+    home: Path, deed: str, place: str, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path_factory.mktemp("temporary")))  # what is in there is nobody's
+    code = script(home, f"import os\n{deed.format(path=str((home / place).resolve()))}\n")
+    before = everything(home)
+    with pytest.raises(
+        PermissionError, match="audit changes no files: name a place inside the working folder, or use --in-place"
+    ):
+        code(4, 1)
+    assert everything(home) == before
+
+
+def test_in_place_is_the_folder_itself(home: Path) -> None:
+    script(home, "open('out/ckpt.pt', 'w').write('new')", in_place=True)(4, 1)
+    assert (home / "out/ckpt.pt").read_text() == "new"
+
+
+def test_trackers_are_off_and_nothing_is_uploaded(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand-ins in the place of trackers: what they are called with is what the code would have started."""
+    monkeypatch.setattr(sys, "path", [str(home), *sys.path])
+    for name in ("mlflow", "neptune", "swanlab"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        (home / f"{name}.py").write_text(
+            "calls = []\n"
+            "def init(**given): calls.append(given)\n"
+            "init_run = init\n"
+            "def set_tracking_uri(uri): calls.append(uri)\n"
+            "def login(key): raise SystemError\n"
+        )
+    code = script(
+        home,
+        "import os, mlflow, neptune, swanlab\n"
+        "mlflow.set_tracking_uri('http://tracker'); assert mlflow.calls == ['file:mlruns']\n"
+        "neptune.init_run(mode='async'); assert neptune.calls == [{'mode': 'debug'}]\n"
+        "swanlab.login('key'); swanlab.init(mode='cloud'); assert swanlab.calls == [{'mode': 'disabled'}]\n"
+        "assert os.environ['WANDB_MODE'] == 'disabled'\n",
+    )
+    code(4, 1)
+    assert "trackers are off" in " ".join(code.remarks) and list(code.trackers) == [
+        "mlflow.set_tracking_uri", "neptune.init_run", "swanlab.init"
+    ]  # fmt: skip
+    assert "WANDB_MODE" not in os.environ
+
+
+def test_uploads_to_a_hub_are_refused_in_a_line(home: Path) -> None:
+    pytest.importorskip("huggingface_hub")
+    code = script(home, "from huggingface_hub import HfApi\nHfApi(token='no').create_repo('me/model')")
+    with pytest.raises(PermissionError, match="an audit uploads nothing; switch it off, as by push_to_hub=False"):
+        code(4, 1)
+
+
+def test_this_process_is_as_before(home: Path) -> None:
+    (home / "own.py").write_text("state = []\n")
+    code = script(
+        home,
+        "import logging, os, random, sys, torch, own\n"
+        "assert sys.argv[1:] == ['rest', '2', '3'] and __name__ == '__main__' and sys.modules['__main__'].own is own\n"
+        "assert own.state == [], 'modules are fresh'\n"
+        "own.state.append(1); sys.path.append('x'); os.environ['X'] = '1'; os.chdir('/'); random.seed(5)\n"
+        "torch.set_default_dtype(torch.float64); torch.set_grad_enabled(False); logging.basicConfig(level=1)\n"
+        "sys.exit(0)\n",
+        Settings(words=NUMBERS.words, rest=("rest",)),
+    )
+
+    def seen() -> list[object]:
+        import logging
+        import random
+
+        import torch
+
+        logged = (logging.root.level, list(logging.root.handlers))
+        names = [sys.argv, list(sys.path), os.getcwd(), dict(os.environ), sys.modules["__main__"], set(sys.modules) - {"own"}]
+        return [*names, *logged, random.getstate(), torch.get_default_dtype(), torch.is_grad_enabled(), sys.stdout]
+
+    code(2, 3)
+    before = seen()
+    code(2, 3)
+    assert seen() == before and "own" not in sys.modules
+
+
+def test_last_words_are_told(home: Path) -> None:
+    code = script(home, "import argparse\nargparse.ArgumentParser().parse_args()")
+    with pytest.raises(SystemExit, match=r"2; its last words were: .*unrecognized arguments: 4 1"):
+        code(4, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "key", "expected"),
+    [
+        ("a.yaml", "a:\n  b: 8  # rows\nb: 1\n", "a.b", "a:\n  b: 16  # rows\nb: 1\n"),
+        ("a.yml", "b: 1\na:\n    c: {x: 1}\n    'b': 8\n", "a.b", "b: 1\na:\n    c: {x: 1}\n    'b': 16\n"),
+        ("a.toml", "b = 1\n[a]\nb = 8 # rows\n", "a.b", "b = 1\n[a]\nb = 16 # rows\n"),
+        ("a.ini", "[other]\nb = 1\n[a]\nb=8\n", "a.b", "[other]\nb = 1\n[a]\nb=16\n"),
+        ("a.json", '{"a": {"b": 8}}', "a.b", '{\n  "a": {\n    "b": 16\n  }\n}'),
+        ("a.py", "b = 1\nclass a:\n    b: int = (8 +\n 1)  # ä\n", "a.b", "b = 1\nclass a:\n    b: int = (16)  # ä\n"),
+        ("a.py", "x = 'ä'; b = 8\nb = 9\n", "b", "x = 'ä'; b = 16\nb = 9\n"),
+    ],
+)
+def test_a_value_in_a_file_is_exchanged(name: str, text: str, key: str, expected: str) -> None:
+    assert edited(Path(name), text, key, "16") == expected
+    with pytest.raises(ValueError, match=r"expected a\.x"):
+        edited(Path(name), text, "a.x", "16")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((["--bs {batch_size}"], [], []), "expected two of {batch_size}"),
+        (([], ["BATCH"], []), "expected NAME={batch_size}, got BATCH"),
+        (([], [], ["conf.yaml=8"]), "expected FILE.yaml:KEY={batch_size}, got conf.yaml"),
+        (([], [], ["no.yaml:a={batch_size}"]), "expected a file, got no.yaml"),
+    ],
+)
+def test_settings_that_cannot_be_meant(home: Path, arguments: tuple[list[str], ...], words: str) -> None:
+    with pytest.raises(ValueError, match="expected") as error:
+        Settings.of(*arguments, [])
+    assert words in str(error.value)
+
+
+PACKAGE = {"pkg/__init__.py": "", "pkg/near.py": "N = 3", "loose/near.py": "N = 3"}
+RELATIVE = "from .near import N\nclass A:\n    @staticmethod\n    def s(batch_size, accumulation_steps): return N\n"
+RELATIVE += "    def m(self, batch_size, accumulation_steps): return N\n"
+RELATIVE += "class B:\n    def __init__(self, batch_size, accumulation_steps): self.n = batch_size\n    def m(self): return N\n"
+RELATIVE += "def main():\n    import sys\n    return len(sys.argv)\ndef f(size, steps, lr=1): return N\n"
+
+
+@pytest.mark.parametrize(
+    "target", ["pkg/a.py:f", "pkg.a:f", "loose/a.py:f", "pkg.a:A.s", "pkg/a.py:A.m", "pkg.a:B.m", "pkg.a:main"]
+)
+def test_functions_and_methods_are_found(home: Path, target: str) -> None:
+    for name, text in {**PACKAGE, "pkg/a.py": RELATIVE, "loose/a.py": RELATIVE}.items():
+        (home / name).parent.mkdir(exist_ok=True)
+        (home / name).write_text(text)
+    code = load(target, NUMBERS if target.endswith("main") else None)
+    assert code(4, 2) == code(4, 2) == 3
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        (
+            "script.py",
+            "--set '--batch {batch_size} --accumulate {accumulation_steps}' (or --set-env, --set-file): script.py is a script",
+        ),
+        ("script.py:main", "main takes no (batch_size, accumulation_steps)"),
+        ("script.py:other", "expected a function other in script.py, found none"),
+        ("no.py", "expected a file, got no.py, which is not there"),
+        ("no.module:f", "there is no module no.module in this folder"),
+        ("a b", "expected SCRIPT.py, FILE.py:FUNCTION, package.module:FUNCTION or NOTEBOOK.ipynb, got a b"),
+        ("notebook.ipynb:train", "takes no (batch_size"),
+    ],
+)
+def test_what_is_missing_is_asked_for(home: Path, target: str, words: str) -> None:
+    (home / "script.py").write_text("options = ['--batch', '--accumulate']\ndef main(): pass\n")
+    cells = [{"cell_type": "code", "source": "!pip install x\ndef train(): pass"}, {"cell_type": "code", "source": "1 / 0"}]
+    (home / "notebook.ipynb").write_text(json.dumps({"cells": cells}))
+    with pytest.raises(ValueError, match="expected") as error:
+        load(target)
+    assert words in str(error.value)
