@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -188,6 +188,11 @@ def resolution(differences: Sequence[float]) -> tuple[float, float]:
     one_sided = float(special.stdtrit(len(values) - 1, 1 - LEVEL))
     found = statistics.detectable(differences, level=LEVEL, power=POWER)
     return abs(float(values.mean())) + one_sided * error, found
+
+
+def cells(rows: pd.DataFrame, keys: Sequence[str], of: Callable[[pd.DataFrame], Mapping[str, Any]]) -> pd.DataFrame:
+    """One row per group of `keys`, in their order: the keys, and what `of` makes of the group's rows."""
+    return pd.DataFrame([{**dict(zip(keys, key, strict=True)), **of(own)} for key, own in rows.groupby([*keys])])
 
 
 def vacuity(arms: pd.DataFrame) -> pd.DataFrame:

@@ -6,15 +6,15 @@ forward (N = 1), two-pass statistics normalise all of B in N micro-batches. With
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 
+from accumulation_harness.analysis import tables
 from accumulation_harness.analysis.content import Section, Text, table
 from accumulation_harness.analysis.load import Results
 from accumulation_harness.analysis.question import Material
-from accumulation_harness.experiments.batchnorm.sections import named, points
+from accumulation_harness.experiments.batchnorm.sections import in_points, named
 from accumulation_harness.experiments.batchnorm.tables import LEVEL, MARGIN, remedied
 from accumulation_harness.judge import statistics
 
@@ -26,7 +26,7 @@ def factors(results: Results) -> pd.DataFrame:
     """Points of held-out accuracy that b and N cost, each averaged over both values of the other; a row per model, B and b.
 
     With the loss l(g, N) to the full batch of the same seed, for statistics over g samples: of b, (l(b, 1) + l(b, N) -
-    l(B, N)) / 2; of N, (l(B, N) + l(b, N) - l(b, 1)) / 2. `b_*`, `n_*`: mean and 95 % t interval over seeds; `b_holm`: t test,
+    l(B, N)) / 2; of N, (l(B, N) + l(b, N) - l(b, 1)) / 2. `of_b`, `of_n`: mean and 95 % t interval over seeds; `b_holm`: t test,
     Holm over the rows; `n_tost`: TOST of |effect of N| < MARGIN points.
     """
     rows = remedied(results)
@@ -34,16 +34,15 @@ def factors(results: Results) -> pd.DataFrame:
     key = ["model", "effective_batch", "b"]
     wide = chosen.pivot_table(index=[*key, "seed"], columns="arm", values="lost").reindex(columns=CORNERS).dropna()
     wide = wide.assign(of_b=(wide[GROUPS] + wide[BOTH] - wide[PARTS]) / 2, of_n=(wide[PARTS] + wide[BOTH] - wide[GROUPS]) / 2)
-    found = []
-    for place, own in wide.groupby(key, sort=True):
+
+    def effects(own: pd.DataFrame) -> dict[str, Any]:
         of_b, of_n = own["of_b"].tolist(), own["of_n"].tolist()
-        b, n = statistics.mean_interval(of_b), statistics.mean_interval(of_n)
-        found.append({
-            **dict(zip(key, place, strict=True)), "n": len(own),
-            "b_mean": b.estimate, "b_low": b.low, "b_high": b.high, "b_p": statistics.t_test(of_b),
-            "n_mean": n.estimate, "n_low": n.low, "n_high": n.high, "n_tost": statistics.equivalence_p(of_n, MARGIN),
-        })  # fmt: skip
-    frame = pd.DataFrame(found)
+        return {
+            "n": len(own), "of_b": statistics.mean_interval(of_b), "b_p": statistics.t_test(of_b),
+            "of_n": statistics.mean_interval(of_n), "n_tost": statistics.equivalence_p(of_n, MARGIN),
+        }  # fmt: skip
+
+    frame = tables.cells(wide, key, effects)
     return frame if frame.empty else frame.assign(b_holm=statistics.holm(frame["b_p"].fillna(1.0).tolist()))
 
 
@@ -51,7 +50,7 @@ def in_words(cells: pd.DataFrame) -> str:
     """In how many cells b costs accuracy, and in how many N is shown to cost none."""
     if cells.empty:
         return "b and N were not moved apart."
-    costly = cells[(cells["b_holm"] < LEVEL) & (cells["b_mean"] > 0)]
+    costly = cells[(cells["b_holm"] < LEVEL) & (cells["of_b"].map(lambda one: one.estimate) > 0)]
     same = int((cells["n_tost"] < LEVEL).sum())
     sizes = ", ".join(f"{named(model)} at b = {', '.join(map(str, own['b']))}" for model, own in costly.groupby("model"))
     return (
@@ -77,11 +76,7 @@ def b_and_n(material: Material) -> Section | None:
     )
     rows = (
         (named(row["model"]), row["effective_batch"], row["b"], row["effective_batch"] // row["b"], row["n"],
-         _effect(row, "b"), row["b_holm"], _effect(row, "n"), row["n_tost"])
+         in_points(row["of_b"]), row["b_holm"], in_points(row["of_n"]), row["n_tost"])
         for row in cells.to_dict("records")
     )  # fmt: skip
     return Section("b or N?", (Text(how), Text(in_words(cells)), table(head, rows, caption)))
-
-
-def _effect(row: Mapping[Any, Any], name: str) -> str:
-    return f"{points(row[f'{name}_mean'])} ({points(row[f'{name}_low'])} to {points(row[f'{name}_high'])})"

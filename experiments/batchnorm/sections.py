@@ -26,6 +26,7 @@ from accumulation_harness.experiments.batchnorm.tables import (
     trained,
 )
 from accumulation_harness.judge import statistics
+from accumulation_harness.judge.resampling import Interval
 
 WORDS = {
     "accumulated": "none",
@@ -243,6 +244,12 @@ def remedies_trained(material: Material) -> Section | None:
 def points(value: float) -> str:
     """A number of points to a hundredth: no 4e-15."""
     return number(round(value, 2) + 0.0)
+
+
+def in_points(one: Interval) -> str:
+    """An estimate with its interval, in points."""
+    mean, low, high = map(points, (one.estimate, one.low, one.high))
+    return f"{mean} ({low} to {high})"
 
 
 def _mean_and_interval(values: list[float]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 
 from accumulation_harness.analysis import tables
@@ -19,7 +21,7 @@ CELL = ["model", "norm", "effective_batch", "accumulation_steps", "b"]
 
 def exact_rows(results: Results, arm: str, *, all_momenta: bool = False) -> pd.DataFrame:
     """The measurements of one arm under BatchNorm (`study=batch_statistics`), at PyTorch's momentum unless all are asked for."""
-    rows = _whole(results.study(EXACT))
+    rows = results.study(EXACT)
     chosen = rows[(rows["norm"] == "batch") & (rows["arm"] == arm)]
     return chosen if all_momenta else chosen[chosen["momentum"] == DEFAULT_MOMENTUM]
 
@@ -34,15 +36,9 @@ def trained(results: Results, *, norm: str | None = None) -> pd.DataFrame:
 
     `norm`: the arms of this normalisation only.
     """
-    rows = _whole(results.study(TRAINED))
+    rows = results.study(TRAINED, [RECALIBRATED, "values_per_channel"])
     rows = rows if norm is None else rows[rows["norm"] == norm]
     return rows.assign(error=100 * (1 - rows["held_out_accuracy"]), b=rows["micro_batch"])
-
-
-def _whole(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows with numbers of samples and steps as integers, which gaps from other studies have turned into floats."""
-    names = [name for name in ("accumulation_steps", "effective_batch", "micro_batch") if name in rows]
-    return rows.astype(dict.fromkeys(names, int))
 
 
 def fixed_batch(rows: pd.DataFrame) -> pd.DataFrame:
@@ -60,11 +56,7 @@ def growing_batch(rows: pd.DataFrame) -> pd.DataFrame:
 def error_cells(rows: pd.DataFrame) -> pd.DataFrame:
     """Held-out error over b (b = B: the full batch): mean over seeds and 95 % interval, per model, normalisation and batch."""
     shown = _once(rows[rows["arm"].isin(["full", "accumulated"])])
-    cells = [
-        {**dict(zip(CELL, key, strict=True)), **tables.paired_comparison(own["error"].tolist(), MARGIN)}
-        for key, own in shown.groupby(CELL, sort=True)
-    ]
-    return pd.DataFrame(cells, columns=[*CELL, "n", "mean", "low", "high"])
+    return tables.cells(shown, CELL, lambda own: tables.paired_comparison(own["error"].tolist(), MARGIN))
 
 
 def _once(rows: pd.DataFrame) -> pd.DataFrame:
@@ -81,26 +73,24 @@ def against_full(rows: pd.DataFrame, margin: float) -> pd.DataFrame:
     the training set in both (precise BatchNorm), what is lost in the weights alone; empty where that was not measured. `values`:
     how many values of a channel the statistics of a micro-batch are taken over, b H W, in the layer that has the fewest; or NaN.
     """
-    found = []
-    full = rows[rows["arm"] == "full"].set_index(["trial"])
-    others = rows[rows["arm"] != "full"]
-    paired = others.assign(
-        more=others["error"] - others["trial"].map(full["error"]),
-        loss=others["held_out_loss"] - others["trial"].map(full["held_out_loss"]),
-    )
-    again, full_again, values = (
-        part.get(name, pd.Series(index=part.index, dtype=float)).astype(float)
-        for part, name in ((others, RECALIBRATED), (full, RECALIBRATED), (others, "values_per_channel"))
-    )
-    paired = paired.assign(weights=100 * (others["trial"].map(full_again) - again), values=values)
+    full, others = rows[rows["arm"] == "full"].set_index("trial"), rows[rows["arm"] != "full"]
+
+    def more(column: str) -> pd.Series[float]:
+        above: pd.Series[float] = others[column].astype(float) - others["trial"].map(full[column]).astype(float)
+        return above
+
+    paired = others.assign(more=more("error"), loss=more("held_out_loss"), weights=-100 * more(RECALIBRATED))
     null = paired[paired["arm"] == "permuted"].groupby("trial")["loss"].apply(list)
-    for key, own in _once(paired[paired["arm"] == "accumulated"]).groupby(CELL, sort=True):
-        compared = tables.paired_comparison(own["more"].tolist(), margin)
+
+    def compared(own: pd.DataFrame) -> dict[str, Any]:
         apart, apart_p = statistics.stands_apart(own["loss"].tolist(), [null.get(trial, []) for trial in own["trial"]])
-        p = statistics.t_test(own["more"].tolist())
-        found.append({**dict(zip(CELL, key, strict=True)), **compared, "apart": apart, "apart_p": apart_p, "p": p,
-                      "weights": own["weights"].dropna().tolist(), "values": float(own["values"].min())})  # fmt: skip
-    frame = pd.DataFrame(found)
+        costs = own["more"].tolist()
+        return {
+            **tables.paired_comparison(costs, margin), "apart": apart, "apart_p": apart_p, "p": statistics.t_test(costs),
+            "weights": own["weights"].dropna().tolist(), "values": float(own["values_per_channel"].min()),
+        }  # fmt: skip
+
+    frame = tables.cells(_once(paired[paired["arm"] == "accumulated"]), CELL, compared)
     if frame.empty:
         return frame
     frame = frame.assign(p_holm=statistics.holm(frame["p"].fillna(1.0).tolist()))
@@ -114,15 +104,13 @@ def between_norms(rows: pd.DataFrame) -> pd.DataFrame:
     wide = shown.pivot_table(index=[*keys, "seed"], columns="norm", values="error").reset_index()
     if not {"batch", "group"} <= set(wide.columns):
         return pd.DataFrame()
-    found = []
-    for key, own in wide.dropna(subset=["batch", "group"]).groupby(keys, sort=True):
-        gain = (own["batch"] - own["group"]).tolist()
-        compared = tables.paired_comparison(gain, MARGIN)
-        found.append({
-            **dict(zip(keys, key, strict=True)), **compared, "gain": compared["mean"], "p": statistics.t_test(gain),
-            "batch": own["batch"].mean(), "group": own["group"].mean(),
-        })  # fmt: skip
-    return pd.DataFrame(found)
+
+    def compared(own: pd.DataFrame) -> dict[str, Any]:
+        gains = (own["batch"] - own["group"]).tolist()
+        found = tables.paired_comparison(gains, MARGIN)
+        return {**found, "gain": found["mean"], "p": statistics.t_test(gains), **own[["batch", "group"]].mean()}
+
+    return tables.cells(wide.dropna(subset=["batch", "group"]), keys, compared)
 
 
 def remedied(results: Results) -> pd.DataFrame:
@@ -132,7 +120,7 @@ def remedied(results: Results) -> pd.DataFrame:
     "recalibrated" (plain accumulation with the training set's statistics at its weights) and "group_norm" (from
     `study=convergence`, same steps and rate).
     """
-    rows = _whole(results.study(REMEDIED))
+    rows = results.study(REMEDIED)
     rows = rows.assign(accuracy=100 * rows["held_out_accuracy"])
     plain = rows[rows["arm"] == "accumulated"]
     again = plain.assign(arm="recalibrated", accuracy=100 * plain["recalibrated_held_out_accuracy"])
@@ -145,7 +133,7 @@ def remedied(results: Results) -> pd.DataFrame:
 
 def gone_on(results: Results) -> pd.DataFrame:
     """As `remedied`, of trainings that began at a trained model; what they lose is to the full batch that began there too."""
-    rows = _whole(results.study(GONE_ON))
+    rows = results.study(GONE_ON)
     rows = rows.assign(accuracy=100 * rows["held_out_accuracy"])
     return _beside_full(rows[rows["arm"] != "full"], rows)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -9,7 +11,7 @@ import pandas as pd
 from accumulation_harness.analysis.caveats import corrected
 from accumulation_harness.analysis.content import Section, Table, Text, number, table
 from accumulation_harness.analysis.question import Material
-from accumulation_harness.experiments.batchnorm.sections import named, points
+from accumulation_harness.experiments.batchnorm.sections import in_points, named
 from accumulation_harness.experiments.batchnorm.tables import WU_HE, forwards_of, gone_on, remedied
 from accumulation_harness.judge import statistics
 
@@ -60,18 +62,23 @@ def from_a_trained_model(material: Material) -> Section | None:
 
 
 def _gone_on_table(model: str, size: int, rows: pd.DataFrame) -> Table:
-    sizes = sorted({int(b) for b in rows["b"]} - {size})
-    cells = tuple(
-        (words, *(_cell(own if arm in WHOLE else own[own["b"] == b]) for b in sizes))
-        for arm, words in FROM_THERE.items()
-        for own in [rows[rows["arm"] == arm]]
-    )
     caption = (
         f"{named(model).capitalize()}, B = {size}: held-out accuracy in %, and points lost to the full batch that goes on with "
         f"moving statistics ({number(rows.drop_duplicates('seed')['full'].mean())}%; mean and 95% t interval, paired by seed, "
         "not corrected for the number of cells). Frozen statistics cost no extra forward. The last two rows have no b."
     )
-    return table(" | ".join(["training that goes on", *(f"b = {b}" for b in sizes)]), cells, caption)
+    return _over_b("training that goes on", FROM_THERE, rows, sorted({*rows["b"]} - {size}), caption)
+
+
+def _over_b(what: str, words: Mapping[str, str], rows: pd.DataFrame, sizes: list[int], caption: str, **more: Any) -> Table:
+    """A row for each arm, a column for each b; `more`: other columns, each from the arm."""
+    cells = (
+        (told, *(_cell(own if arm in WHOLE else own[own["b"] == b]) for b in sizes), *(of(arm) for of in more.values()))
+        for arm, told in words.items()
+        for own in [rows[rows["arm"] == arm]]
+        if len(own)
+    )
+    return table(" | ".join([what, *(f"b = {b}" for b in sizes), *more]), cells, caption)
 
 
 def _in_words(model: str, rows: pd.DataFrame) -> str:
@@ -91,12 +98,6 @@ def _in_words(model: str, rows: pd.DataFrame) -> str:
 
 
 def _table(model: str, size: int, rows: pd.DataFrame, forwards: pd.Series[float]) -> Table:
-    sizes = sorted(int(b) for b in set(rows["b"]))
-    cells = tuple(
-        (words, *(_cell(rows[(rows["arm"] == arm) & (rows["b"] == b)]) for b in sizes), _cost(model, arm, forwards))
-        for arm, words in WORDS.items()
-        if (rows["arm"] == arm).any()
-    )
     full = rows.drop_duplicates("seed")["full"]
     caption = (
         f"{named(model).capitalize()}, B = {size}: held-out accuracy in %, and points lost to the large batch (mean and 95% t "
@@ -104,7 +105,8 @@ def _table(model: str, size: int, rows: pd.DataFrame, forwards: pd.Series[float]
         f"(n = {len(full)}). Cost: samples that go through the model, over the window's. Ghost BatchNorm takes the memory of "
         "the full batch, and is plain accumulation's mathematics: only rounding tells the two rows apart."
     )
-    return table(" | ".join(["remedy", *(f"b = {b}" for b in sizes), "cost: forwards"]), cells, caption)
+    cost = {"cost: forwards": partial(_cost, model, forwards)}
+    return _over_b("remedy", WORDS, rows, sorted({*rows["b"]}), caption, **cost)
 
 
 def _cell(rows: pd.DataFrame) -> str:
@@ -112,12 +114,10 @@ def _cell(rows: pd.DataFrame) -> str:
 
 
 def _points(values: list[Any]) -> str:
-    interval = statistics.mean_interval(values)
-    mean, low, high = map(points, (interval.estimate, interval.low, interval.high))
-    return f"{mean} ({low} to {high}; n = {len(values)})"
+    return f"{in_points(statistics.mean_interval(values))[:-1]}; n = {len(values)})"
 
 
-def _cost(model: str, arm: str, forwards: pd.Series[float]) -> str:
+def _cost(model: str, forwards: pd.Series[float], arm: str) -> str:
     key = (model, AS_PLAIN.get(arm, arm))
     return "not measured" if key not in forwards.index else f"{number(float(forwards[key]))}{EXTRA.get(arm, '')}"
 
